@@ -1,0 +1,48 @@
+"""dkfm: exact, explicit, finite-dimensional feature maps of any kernel, built and applied with Dask.
+
+Everything is imported where it is first used, so that ``import dkfm`` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dkfm import kernels
+    from dkfm.estimators import ExactFeatureMap, KernelPCA, load
+    from dkfm.gram import build_gram
+    from dkfm.scoring import ScoreReport, batch_score, open_scores
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ExactFeatureMap",
+    "KernelPCA",
+    "ScoreReport",
+    "batch_score",
+    "build_gram",
+    "kernels",
+    "load",
+    "open_scores",
+]
+
+_HOMES = {
+    "ExactFeatureMap": "dkfm.estimators",
+    "KernelPCA": "dkfm.estimators",
+    "ScoreReport": "dkfm.scoring",
+    "batch_score": "dkfm.scoring",
+    "build_gram": "dkfm.gram",
+    "load": "dkfm.estimators",
+    "open_scores": "dkfm.scoring",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "kernels":
+        return import_module("dkfm.kernels")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'dkfm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

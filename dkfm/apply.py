@@ -1,0 +1,71 @@
+"""The tile loop: rows through a model.
+
+Rows are taken a tile at a time, so that no temporary grows with their number. Two tilings of the same rows differ by at
+most ``64 eps (sum |k| |W| + |b|)``; the same tiling on the same threads gives the same bits.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from dkfm import links
+from dkfm.kernels.base import Prepared
+from dkfm.kernels.rows import Array
+from dkfm.model import Model
+from dkfm.tiling import row_slices
+
+__all__ = ["Scorer", "prepare", "tile_rows"]
+
+_TILE_VALUES = 2**20
+"""A kernel block of 8 MB stays near the processor."""
+
+
+def tile_rows(n: int) -> int:
+    """Return the rows of a tile against n landmarks: 256 to 1,024.
+
+    >>> tile_rows(100), tile_rows(2048), tile_rows(10**6)
+    (1024, 512, 256)
+    """
+    return min(1024, max(256, _TILE_VALUES // n))
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model with its landmarks prepared; immutable, shared by the threads of a process."""
+
+    model: Model
+    block: Prepared
+
+    def __call__(self, name: str, Z: Array, rows: int | None = None) -> Array:
+        """Return the output of one head for checked rows.
+
+        Parameters
+        ----------
+        name : str
+            The head.
+        Z : ndarray of shape (n, d), float64, finite
+        rows : int, optional
+            Rows of a tile; by default `tile_rows` of the number of landmarks.
+
+        Returns
+        -------
+        ndarray of shape (n, width), float64
+        """
+        head = self.model.head(name)
+        link = links.by_name(head.link)
+        out = np.empty((len(Z), head.width))
+        for tile in row_slices(len(Z), rows or tile_rows(len(self.model.landmarks))):
+            product = self.block(Z[tile]) @ head.weights
+            if head.offset is not None:
+                product -= head.offset
+            if head.rotation is not None:
+                product *= head.rotation
+                product = product @ head.weights.T
+            out[tile] = link(product, partial(self.model.kernel.diagonal, Z[tile]))
+        return out
+
+
+def prepare(model: Model) -> Scorer:
+    """Prepare the landmarks once for any number of rows."""
+    return Scorer(model, model.kernel.prepare(model.landmarks))

@@ -1,0 +1,69 @@
+"""Every exception and warning of dkfm. Each message is a sentence: what was expected, what came, what to do."""
+
+__all__ = [
+    "BudgetError",
+    "ClusterError",
+    "DamagedStoreError",
+    "DkfmError",
+    "DkfmWarning",
+    "IncompleteStoreError",
+    "InvalidInputError",
+    "KernelError",
+    "MissingExtraError",
+    "NotPSDError",
+    "StoreError",
+    "StoreExistsError",
+    "UnsupportedStoreError",
+]
+
+
+class DkfmError(Exception):
+    """Base of every error that dkfm raises on purpose."""
+
+
+class InvalidInputError(DkfmError, ValueError):
+    """Rows, parameters or a source that cannot be used as they are."""
+
+
+class KernelError(DkfmError, ValueError):
+    """A kernel with impossible parameters, or one that returned something that is not a kernel block."""
+
+
+class NotPSDError(KernelError):
+    """A Gram matrix with an eigenvalue more negative than rounding explains."""
+
+
+class BudgetError(DkfmError, MemoryError):
+    """Work refused before it starts, because it would not fit; the message has both numbers."""
+
+
+class StoreError(DkfmError):
+    """A Gram, model or output on disk that cannot be used."""
+
+
+class StoreExistsError(StoreError, FileExistsError):
+    """A path that holds something already; it was left untouched."""
+
+
+class IncompleteStoreError(StoreError):
+    """A store without its completion marker."""
+
+
+class DamagedStoreError(StoreError):
+    """A store whose bytes are not the bytes that dkfm wrote."""
+
+
+class UnsupportedStoreError(StoreError):
+    """A store that this version does not read: newer, of another kind, or not of dkfm's format."""
+
+
+class ClusterError(DkfmError, RuntimeError):
+    """A cluster that did not do all the work, or cannot."""
+
+
+class MissingExtraError(DkfmError, ImportError):
+    """An optional dependency that is not installed; the message names the extra."""
+
+
+class DkfmWarning(UserWarning):
+    """Something was dropped or changed in a way the result shows."""

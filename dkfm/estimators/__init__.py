@@ -1,0 +1,50 @@
+"""scikit-learn estimators: parameters, validation and fitted attributes; the numerics are below."""
+
+from pathlib import Path
+
+from dkfm import store
+from dkfm.errors import UnsupportedStoreError
+from dkfm.estimators.base import KernelEstimator
+from dkfm.estimators.feature_map import ExactFeatureMap
+from dkfm.estimators.kernel_pca import KernelPCA
+from dkfm.record import load_record
+
+__all__ = ["ExactFeatureMap", "KernelEstimator", "KernelPCA", "load"]
+
+_REGISTRY: dict[str, type[KernelEstimator]] = {"ExactFeatureMap": ExactFeatureMap, "KernelPCA": KernelPCA}
+
+
+def load(path: str | Path) -> KernelEstimator:
+    """Load a fitted estimator that `save` wrote; a stranger's store is data, never code.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    ExactFeatureMap or KernelPCA
+
+    Raises
+    ------
+    IncompleteStoreError
+        No completion marker.
+    DamagedStoreError
+        A byte changed.
+    UnsupportedStoreError
+        Newer, or not a model of dkfm's.
+
+    Examples
+    --------
+    >>> import dkfm, numpy as np, tempfile
+    >>> X = np.random.default_rng(0).normal(size=(50, 3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dkfm.KernelPCA(2, kernel=dkfm.kernels.Gaussian(2.0)).fit(X).save(folder + "/model")
+    ...     dkfm.load(folder + "/model").eigenvalues_.shape
+    (2,)
+    """
+    record = load_record(store.local_path(path).absolute())
+    try:
+        return _REGISTRY[record.estimator]._from_record(record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnsupportedStoreError(f"{path} is not an estimator that dkfm can read: {error!r}.") from error

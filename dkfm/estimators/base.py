@@ -1,0 +1,151 @@
+"""What every estimator of dkfm shares: validation, scoring of arrays and dask arrays, stores."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dkfm import apply, gram, lazy, preflight, store
+from dkfm.certificate import Certificate
+from dkfm.errors import InvalidInputError, KernelError
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.rows import Array, as_rows
+from dkfm.model import Model
+from dkfm.record import Record, save_record
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+__all__ = ["KernelEstimator"]
+
+
+class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Base of the estimators: a kernel, training rows, and a model fitted to them."""
+
+    kernel: Kernel
+    workspace: str | Path | None
+    tile_rows: int | None
+    on_indefinite: str
+    model_: Model
+    certificate_: Certificate
+    n_features_in_: int
+
+    _output: ClassVar[str]
+    _stored: ClassVar[tuple[str, ...]]
+    """Constructor parameters that a store keeps, beside the kernel."""
+
+    def _begin(self, X: object) -> tuple[Kernel, Array]:
+        """Check everything that can be checked before the first tile; return the resolved kernel and the landmarks."""
+        if not isinstance(self.kernel, Kernel):
+            raise KernelError(f"kernel must be a kernel of dkfm.kernels, and is {self.kernel!r}.")
+        if self.on_indefinite not in ("raise", "clip"):
+            raise InvalidInputError(f'on_indefinite must be "raise" or "clip", and is {self.on_indefinite!r}.')
+        rows = as_rows(X)
+        validate_data(self, X, reset=True, skip_check_array=True)
+        preflight.require_driver(*rows.shape)
+        return self.kernel.resolve(rows), np.array(rows, order="C")
+
+    def _gram(self, kernel: Kernel, landmarks: Array) -> Array:
+        return gram.driver_gram(kernel, landmarks, tile_rows=self.tile_rows, workspace=self.workspace)
+
+    @property
+    def kernel_(self) -> Kernel:
+        """The kernel as fitted, every parameter resolved."""
+        return self.model_.kernel
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.model_.head(self._output).width
+
+    def transform(self, X: object) -> Array | da.Array:
+        """Return the output of the fitted model for rows X.
+
+        Parameters
+        ----------
+        X : array-like or dask array of shape (n, d)
+
+        Returns
+        -------
+        ndarray, or lazy dask array with the row chunks of X, of shape (n, width), float64
+
+        Raises
+        ------
+        InvalidInputError
+            Rows that are not finite real numbers, or another number of columns than in fit.
+        """
+        return self._score(self._output, X)
+
+    def _score(self, output: str, X: object) -> Array | da.Array:
+        check_is_fitted(self, "model_")
+        if hasattr(X, "__dask_graph__") and hasattr(X, "map_blocks"):
+            return lazy.transform(self._carried(), self.model_, output, X)  # type: ignore[arg-type]  # dask has no types
+        rows = as_rows(X)
+        if rows.shape[1] != self.n_features_in_:
+            raise InvalidInputError(
+                f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input."
+            )
+        validate_data(self, X, reset=False, skip_check_array=True)
+        return apply.prepare(self.model_)(output, rows)
+
+    def _carried(self) -> lazy.Carried | lazy.Spilled:
+        model, carried = getattr(self, "_carried_model", (None, None))
+        if carried is None or model is not self.model_:
+            carried = lazy.carry(self._record(), self.workspace)
+            self._carried_model = (self.model_, carried)
+        return carried
+
+    def __getstate__(self) -> dict[str, object]:
+        # What a graph refers to belongs to this process; a copy makes its own.
+        state: dict[str, object] = super().__getstate__()
+        return {key: value for key, value in state.items() if key != "_carried_model"}
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the fitted estimator to a Zarr store, without pickle; `dkfm.load` reads it.
+
+        Parameters
+        ----------
+        path : str or Path
+            Must not exist, or be empty.
+        overwrite : bool
+            Whether a model of dkfm's that is there is replaced; nothing else ever is.
+
+        Raises
+        ------
+        StoreExistsError
+            Something is there; it is left untouched.
+        KernelError
+            The kernel is a function of yours.
+        """
+        check_is_fitted(self, "model_")
+        save_record(store.local_path(path).absolute(), self._record(), overwrite=overwrite)
+
+    def _record(self) -> Record:
+        fitted: dict[str, object] = {
+            "certificate": asdict(self.certificate_),
+            "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
+        }
+        parameters = {name: getattr(self, name) for name in self._stored}
+        return Record(type(self).__name__, parameters, fitted, self._fitted_arrays(), self.model_)
+
+    def _fitted_arrays(self) -> dict[str, Array]:
+        raise AssertionError("every estimator names its fitted arrays")
+
+    @classmethod
+    def _from_record(cls, record: Record) -> KernelEstimator:
+        """Bring a fitted estimator back from what `_record` made."""
+        estimator = cls(kernel=record.model.kernel, **{name: record.parameters[name] for name in cls._stored})
+        estimator.model_ = record.model
+        estimator.n_features_in_ = record.model.landmarks.shape[1]
+        estimator.certificate_ = Certificate.of(record.fitted["certificate"])
+        names = record.fitted["feature_names"]
+        if names:
+            estimator.feature_names_in_ = np.asarray(names, dtype=object)
+        for name, values in record.arrays.items():
+            setattr(estimator, f"{name}_", values)
+        return estimator

@@ -1,0 +1,244 @@
+"""What dkfm accepts from a store, decided from its metadata alone, before anything of it is opened or read.
+
+Promises: nothing is unpickled, no link is followed inside a store, no codec outside the list runs, no array is larger
+than its files. A stranger's store is data, not code.
+"""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, UnsupportedStoreError
+from dkfm.tiling import count
+
+__all__ = [
+    "MARKER",
+    "ArrayInfo",
+    "files",
+    "is_own_file",
+    "read_array",
+    "read_group",
+    "read_json",
+    "read_marker",
+    "require_chunks",
+]
+
+VERSIONS = {"gram": 1, "model": 1, "scores": 1}
+"""The newest layout of each kind of store; this version reads these and writes these."""
+
+MARKER = "_COMPLETE"
+"""Written last: a store without it is not finished."""
+
+_MAX_JSON = 2**26
+_OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
+_SOURCE_CODECS = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
+_TYPES = {"float64": 8, "float32": 4, "int64": 8}
+_SOURCE_TYPES = {
+    **_TYPES,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "uint64": 8,
+    "bool": 1,
+}
+_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
+_OWN = re.compile(rf"^(zarr\.json|{MARKER}|[a-z0-9_.]+/zarr\.json|[a-z0-9_.]+/c(/[0-9]+)*)$")
+_CRC_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """Shape, chunk shape and dtype of an array, as its metadata states them."""
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: str
+
+    @property
+    def chunk_file_bytes(self) -> int:
+        """Bytes of every chunk file of an array that dkfm wrote: chunks are whole and not compressed."""
+        return prod(self.chunks) * _TYPES[self.dtype] + _CRC_BYTES
+
+    def chunk_names(self) -> Iterator[str]:
+        """Return the file name of every chunk, relative to the array."""
+        names = ["c"]
+        for length, chunk in zip(self.shape, self.chunks, strict=True):
+            names = [f"{name}/{i}" for name in names for i in range(count(length, chunk))]
+        return iter(names)
+
+
+def files(root: Path) -> Iterator[str]:
+    """Yield the path of each file below `root`, relative to it; refuse links and whatever is not a plain file."""
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                mode = entry.stat(follow_symlinks=False).st_mode
+                relative = Path(entry.path).relative_to(root).as_posix()
+                if stat.S_ISDIR(mode):
+                    folders.append(Path(entry.path))
+                elif not stat.S_ISREG(mode):
+                    raise UnsupportedStoreError(f"{root} holds {relative}, which is a link or not a plain file.")
+                elif not _PARTIAL.search(relative):  # what a killed writer left; no reader sees it
+                    yield relative
+
+
+def is_own_file(relative: str) -> bool:
+    """Whether a path inside a store is one that dkfm writes."""
+    return _OWN.match(relative) is not None
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read a small JSON object."""
+    try:
+        if path.stat().st_size > _MAX_JSON:
+            raise UnsupportedStoreError(f"{path} has {path.stat().st_size} bytes; metadata are below {_MAX_JSON}.")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UnsupportedStoreError(f"{path} is missing, so {path.parent} is not a store that dkfm reads.") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedStoreError(f"{path} is not valid JSON ({error}).") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from None
+    if not isinstance(value, dict):
+        raise DamagedStoreError(f"{path} must hold a JSON object.")
+    return value
+
+
+def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
+    """Return dkfm's own attributes of a store, checked for kind and version.
+
+    Parameters
+    ----------
+    root : Path
+    kind : str, optional
+        "gram", "model" or "scores"; any of them without it.
+
+    Raises
+    ------
+    UnsupportedStoreError
+        Not a store of dkfm's, of another kind, or newer than this version.
+    """
+    if not root.is_dir():
+        raise StoreError(f"There is no store at {root}.")
+    metadata = read_json(root / "zarr.json")
+    attributes = metadata.get("attributes")
+    own = attributes.get("dkfm") if isinstance(attributes, Mapping) else None
+    if (
+        set(metadata) - {"attributes", "zarr_format", "node_type", "consolidated_metadata"}
+        or metadata.get("zarr_format") != 3
+        or metadata.get("node_type") != "group"
+        or metadata.get("consolidated_metadata") is not None
+        or not isinstance(own, dict)
+        or str(own.get("kind")) not in VERSIONS
+    ):
+        raise UnsupportedStoreError(f"{root} is not a store that dkfm wrote.")
+    own["kind"] = str(own["kind"])
+    if kind is not None and own["kind"] != kind:
+        raise UnsupportedStoreError(f"{root} is a dkfm {own['kind']} store, and a {kind} store is needed.")
+    newest = VERSIONS[own["kind"]]
+    if own.get("version") != newest:
+        raise UnsupportedStoreError(
+            f"{root} has format {own.get('version')} of a dkfm {own['kind']} store and this version reads format "
+            f"{newest}; install the dkfm that wrote it."
+        )
+    return own
+
+
+def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
+    """Return what an array's metadata state, once every field of them is one that dkfm accepts.
+
+    Parameters
+    ----------
+    path : Path
+        The array's folder.
+    source : bool
+        Whether it is a user's input, for which compressed chunks and more dtypes are accepted.
+    """
+    metadata = read_json(path / "zarr.json")
+    shape, chunks = _sizes(metadata.get("shape")), _sizes(_inner(metadata, "chunk_grid", "chunk_shape"))
+    known = _SOURCE_TYPES if source else _TYPES
+    refusal = None
+    if metadata.get("zarr_format") != 3 or metadata.get("node_type") != "array":
+        refusal = "it is not a Zarr version 3 array"
+    elif str(metadata.get("data_type")) not in known:
+        refusal = f"its data type is {metadata.get('data_type')!r}"
+    elif shape is None or chunks is None or len(shape) != len(chunks) or 0 in chunks:
+        refusal = "its shape and chunks are not those of a regular grid"
+    elif metadata.get("storage_transformers"):
+        refusal = "it has storage transformers"
+    elif not _codecs_known(metadata.get("codecs"), source):
+        refusal = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
+    elif not source and not _is_own_layout(metadata):
+        refusal = "its fill value or chunk keys are not those that dkfm writes"
+    if refusal is not None:
+        raise UnsupportedStoreError(f"The array {path} is refused: {refusal}.")
+    assert shape is not None and chunks is not None  # noqa: S101, PT018  # checked above; this tells the type checker
+    return ArrayInfo(shape, chunks, str(metadata["data_type"]))
+
+
+def _is_own_layout(metadata: Mapping[str, object]) -> bool:
+    fill = -1 if metadata.get("data_type") == "int64" else "NaN"
+    return (
+        metadata.get("fill_value") == fill
+        and _inner(metadata, "chunk_key_encoding", "separator") == "/"
+        and metadata.get("attributes") in (None, {})
+    )
+
+
+def _inner(metadata: Mapping[str, object], key: str, inner: str) -> object:
+    part = metadata.get(key)
+    configuration = part.get("configuration") if isinstance(part, Mapping) else None
+    expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[key]
+    named = isinstance(part, Mapping) and part.get("name") == expected
+    return configuration.get(inner) if named and isinstance(configuration, Mapping) else None
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or not 0 < len(value) <= 4:
+        return None
+    if any(isinstance(v, bool) or not isinstance(v, int) or not 0 <= v < 2**48 for v in value):
+        return None
+    return tuple(value)
+
+
+def _codecs_known(codecs: object, source: bool) -> bool:
+    if not isinstance(codecs, list) or not all(isinstance(codec, Mapping) for codec in codecs):
+        return False
+    if not source:
+        return [(codec.get("name"), codec.get("configuration") or {}) for codec in codecs] == _OWN_CODECS
+    for codec in codecs:
+        inner = codec.get("configuration")
+        nested = [inner[k] for k in ("codecs", "index_codecs") if k in inner] if isinstance(inner, Mapping) else []
+        if codec.get("name") not in _SOURCE_CODECS or not all(_codecs_known(n, True) for n in nested):
+            return False
+    return True
+
+
+def require_chunks(path: Path, info: ArrayInfo) -> None:
+    """Raise unless every chunk file of one of dkfm's own arrays is there with its exact size."""
+    for name in info.chunk_names():
+        try:
+            size = (path / name).stat().st_size
+        except FileNotFoundError:
+            raise DamagedStoreError(f"{path} has lost its chunk {name}.") from None
+        if size != info.chunk_file_bytes:
+            raise DamagedStoreError(
+                f"The chunk {name} of {path} has {size} bytes and must have {info.chunk_file_bytes}."
+            )
+
+
+def read_marker(root: Path) -> dict[str, object]:
+    """Return the content of the completion marker."""
+    if not (root / MARKER).is_file():
+        raise IncompleteStoreError(f"{root} has no {MARKER} marker: whatever wrote it did not finish.")
+    return read_json(root / MARKER)

@@ -1,0 +1,239 @@
+"""The Gram matrix as Dask tasks: lower-triangle tiles, each written with its mirror image into chunked Zarr.
+
+A tile is one chunk, so no two tasks touch the same file; a killed build goes on tile by tile.
+"""
+
+import hashlib
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import zarr
+
+from dkfm import budget, formats, preflight, store, tiling
+from dkfm.clusters import executor, find_client
+from dkfm.errors import DamagedStoreError, InvalidInputError, KernelError, StoreError, StoreExistsError
+from dkfm.job import run
+from dkfm.kernels import config
+from dkfm.kernels.base import Kernel, checked_block
+from dkfm.kernels.rows import Array
+from dkfm.sources import MemorySource, Source, ZarrSource, open_source, read_finite
+from dkfm.store import ZarrArray, local_path
+from dkfm.workers import limit_blas
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["TILE_ROWS", "build_gram", "driver_gram"]
+
+TILE_ROWS = 2048
+"""A tile of 34 MB: long enough a task, small enough for any worker. A Gram of one tile is computed in place."""
+
+
+def build_gram(
+    kernel: Kernel,
+    X: object,
+    path: str | Path,
+    *,
+    tile_rows: int | None = None,
+    client: "Client | None" = None,
+    progress: bool = False,
+) -> ZarrArray:
+    """Compute the Gram matrix K = k(X, X) into chunked Zarr; run again after a kill, it goes on where it was.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    X : array-like of shape (N, d), path, or zarr.Array
+        Training rows; read tile by tile from where they are. A path ends in .npy, or is a Zarr store, or
+        store.zarr/array.
+    path : str or Path
+        Where the store is made; it must be empty, or hold an earlier build of the same kernel and rows.
+    tile_rows : int, optional
+        Rows and columns of a tile, which is one chunk; 2,048 by default.
+    client : distributed.Client, optional
+        By default the current one, else threads of this process. Its workers must see `path`.
+    progress : bool
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    zarr.Array of shape (N, N), float64
+        Symmetric to the last bit.
+
+    Raises
+    ------
+    InvalidInputError
+        Rows that are not finite real numbers in two dimensions; the message has the row.
+    KernelError
+        The kernel returned a wrong shape, NaN or infinity.
+    StoreExistsError
+        `path` holds something else; it is left untouched.
+    BudgetError
+        A tile is too large for a worker, or the matrix for the disk.
+
+    Examples
+    --------
+    >>> import dkfm, numpy as np, tempfile
+    >>> X = np.random.default_rng(0).normal(size=(100, 3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     K = dkfm.build_gram(dkfm.kernels.Gaussian(2.0), X, folder + "/gram.zarr", tile_rows=40)
+    ...     K.shape, K.chunks, float(K[7, 7])
+    ((100, 100), (40, 40), 1.0)
+    """
+    root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
+    rows = _checked_tile_rows(tile_rows)
+    identity = _identity(kernel, source, rows)
+    rows = _claim(root, identity, rows, explicit=tile_rows is not None)
+    if not (root / formats.MARKER).exists():
+        n, d = source.shape
+        preflight.require_disk(root, budget.gram_bytes(n, rows))
+        source = _shared_source(source, root, rows) if client is not None else source
+        pairs = list(tiling.lower_tiles(n, rows))
+        with executor(client) as running:
+            have = preflight.task_budget(client, running.threads)
+            remedy = f"use tile_rows <= {budget.tile_rows_within(have, d)}, or fewer threads, or more memory"
+            budget.require(budget.gram_task_bytes(rows, d), have, f"A tile of {rows} rows", remedy)
+            tasks = ((kernel, source, str(root), pair, rows) for pair in pairs)
+            run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+        store.complete(root, {"tiles": len(pairs)})
+    return store.open_array(root, "gram")
+
+
+def _checked_tile_rows(tile_rows: object) -> int:
+    if tile_rows is None:
+        return TILE_ROWS
+    if isinstance(tile_rows, bool) or not isinstance(tile_rows, int | np.integer) or tile_rows < 1:
+        raise InvalidInputError(f"tile_rows must be a positive integer, and is {tile_rows!r}.")
+    return int(tile_rows)
+
+
+def _identity(kernel: Kernel, source: Source, rows: int) -> dict[str, object]:
+    """Return what a Gram matrix is of; every row is read, and refused if it is not finite."""
+    if not isinstance(kernel, Kernel):
+        raise KernelError(f"kernel must be a dkfm kernel, and is {kernel!r}.")
+    try:
+        name: object = config.to_config(kernel)
+    except KernelError:
+        name = uuid.uuid4().hex  # code has no identity that can be compared: such a build is never resumed
+    sums = hashlib.sha256()
+    for part in tiling.row_slices(source.shape[0], max(1, min(rows, 2**22 // source.shape[1]))):
+        sums.update(np.ascontiguousarray(read_finite(source, part)).data)
+    return {"kernel": name, "rows": sums.hexdigest(), "shape": list(source.shape)}
+
+
+def _claim(root: Path, identity: dict[str, object], rows: int, explicit: bool) -> int:
+    """Create the store or recognise an earlier build in it; return the rows of its tiles."""
+    n = int(identity["shape"][0])  # type: ignore[index]  # a list of two integers, made above
+    if not (root / "zarr.json").exists():
+        store.create(root, "gram", {"identity": identity, "tile_rows": min(rows, n)})
+    try:
+        found = formats.read_group(root, "gram")
+    except StoreError:
+        raise StoreExistsError(f"{root} holds something that is not a Gram of dkfm's; it was left untouched.") from None
+    if found.get("identity") != identity:
+        raise StoreExistsError(f"{root} holds the Gram of another kernel or other rows; it was left untouched.")
+    built = found.get("tile_rows")
+    if not isinstance(built, int) or built < 1:
+        raise DamagedStoreError(f"{root} does not say the rows of its tiles.")
+    if explicit and built != min(rows, n) and not (root / formats.MARKER).exists():
+        raise StoreExistsError(f"{root} was begun with tile_rows={built}; go on with that, not {rows}.")
+    if not (root / "gram" / "zarr.json").exists():
+        store.add_array(zarr.open_group(root, mode="r+", zarr_format=3), "gram", (n, n), (built, built))
+    return built
+
+
+def _shared_source(source: Source, root: Path, rows: int) -> Source:
+    """Put rows that only this process has beside the Gram, where every worker can read them."""
+    if not isinstance(source, MemorySource):
+        return source
+    if not (root / "rows" / "zarr.json").exists():
+        group = zarr.open_group(root, mode="r+", zarr_format=3)
+        store.add_array(group, "rows", source.shape, (min(rows, source.shape[0]), source.shape[1]))
+    shared = store.open_array(root, "rows", "r+")
+    for part in tiling.row_slices(source.shape[0], rows):
+        shared[part] = source.read(part)
+    return ZarrSource.open(root / "rows")
+
+
+def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int], rows: int) -> tuple[int, int]:
+    """Compute one tile and write it and its mirror image, unless both are there and sound."""
+    limit_blas()
+    n, (i, j) = source.shape[0], pair
+    row, column = tiling.row_slice(i, n, rows), tiling.row_slice(j, n, rows)
+    array = store.open_array(Path(root), "gram", "r+")
+    if not (_is_sound(array, root, pair, row, column) and _is_sound(array, root, (j, i), column, row)):
+        X = read_finite(source, row)
+        Y = X if i == j else read_finite(source, column)
+        block = checked_block(kernel, X, Y, (row.start, column.start))
+        array[row, column] = block
+        if i != j:
+            array[column, row] = block.T
+    return pair
+
+
+def _is_sound(array: ZarrArray, root: str, pair: tuple[int, int], row: slice, column: slice) -> bool:
+    """Whether a tile's file is there and reads back: its checksum is right and every value is finite."""
+    if not (Path(root) / "gram" / "c" / str(pair[0]) / str(pair[1])).exists():
+        return False
+    try:
+        return bool(np.isfinite(array[row, column]).all())
+    except (ValueError, RuntimeError, OSError):
+        return False
+
+
+def driver_gram(
+    kernel: Kernel,
+    X: Array,
+    *,
+    tile_rows: int | None = None,
+    workspace: str | Path | None = None,
+    client: "Client | None" = None,
+) -> Array:
+    """Return the Gram matrix in this process's memory, in Fortran order, its lower triangle filled.
+
+    One tile is computed in place. More go through `build_gram`, below `workspace` under a name made of kernel and
+    rows, so that another fit finds them; without a workspace, in a temporary directory.
+    """
+    rows = _checked_tile_rows(tile_rows)
+    if len(X) <= rows:
+        return checked_block(kernel, X, X).T
+    with _place(kernel, X, rows, workspace) as path:
+        build_gram(kernel, X, path, tile_rows=rows, client=client)
+        return _read_lower(path)
+
+
+@contextmanager
+def _place(kernel: Kernel, X: Array, rows: int, workspace: str | Path | None) -> Iterator[Path]:
+    if workspace is None:
+        folder = Path(tempfile.mkdtemp(prefix="dkfm-gram-"))
+        try:
+            yield folder / "gram.zarr"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    identity = repr(sorted(_identity(kernel, MemorySource(X), rows).items()))
+    yield local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
+
+
+def _read_lower(root: Path) -> Array:
+    array = store.open_array(root, "gram")
+    n, rows = array.shape[0], array.chunks[0]
+    K = np.empty((n, n), order="F")
+    for i, j in tiling.lower_tiles(n, rows):
+        row, column = tiling.row_slice(i, n, rows), tiling.row_slice(j, n, rows)
+        try:
+            # The mirror image of a tile lies in the order of K's memory.
+            K.T[column, row] = array[column, row]
+        except (ValueError, RuntimeError, OSError) as error:
+            raise DamagedStoreError(
+                f"Tile ({j}, {i}) of {root} cannot be read; delete {root} and build again: {error}"
+            ) from error
+        if not np.isfinite(K[row, column]).all():
+            raise DamagedStoreError(f"Tile ({j}, {i}) of {root} is missing; delete {root} and build again.")
+    return K

@@ -1,0 +1,113 @@
+"""Dask arrays through a model, lazily, with exact shape, chunks and dtype.
+
+A small model travels in the graph as one key; a larger one is written once and opened by path in the workers.
+"""
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dkfm import apply, store
+from dkfm.clusters import inside_worker
+from dkfm.errors import InvalidInputError
+from dkfm.kernels.rows import Array, as_rows
+from dkfm.model import Model
+from dkfm.record import Record, save_record
+from dkfm.workers import cached_scorer, limit_blas, saved_scorer
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+__all__ = ["SMALL_MODEL", "Carried", "Spilled", "carry", "transform"]
+
+SMALL_MODEL = 5_000_000
+"""Bytes up to which a model travels in the graph."""
+
+
+class Carried:
+    """A model inside a graph, under its token."""
+
+    def __init__(self, model: Model) -> None:
+        from dask.base import tokenize
+
+        heads = [(n, h.weights, h.offset, h.rotation, h.link) for n, h in model.heads.items()]
+        self.token: str = tokenize(repr(model.kernel), model.landmarks, heads)
+        self._model = model
+
+    def scorer(self) -> apply.Scorer:
+        """Return the prepared model, made once per process."""
+        return cached_scorer(self.token, lambda: apply.prepare(self._model))
+
+
+class Spilled:
+    """A model in a store of its own, which lives as long as the estimator or a graph that needs it."""
+
+    def __init__(self, record: Record, workspace: str | Path | None) -> None:
+        parent = None if workspace is None else store.local_path(workspace).absolute()
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix="dkfm-model-", dir=parent)
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._path = str(Path(folder) / "model")
+        self.token = save_record(Path(self._path), record)
+
+    def __reduce__(self) -> tuple[type["_Opened"], tuple[str, str]]:
+        # A copy on a worker must not remove the files when it goes.
+        return _Opened, (self._path, self.token)
+
+    def scorer(self) -> apply.Scorer:
+        """Return the prepared model, read once per process."""
+        return saved_scorer(self._path, self.token)
+
+
+class _Opened:
+    """A spilled model as a worker knows it: a path and a digest."""
+
+    def __init__(self, path: str, token: str) -> None:
+        self._path, self.token = path, token
+
+    def scorer(self) -> apply.Scorer:
+        """Return the prepared model, read once per process."""
+        return saved_scorer(self._path, self.token)
+
+
+def carry(record: Record, workspace: str | Path | None) -> Carried | Spilled:
+    """Return the model of a record in the form that suits its size."""
+    return Carried(record.model) if record.model.nbytes < SMALL_MODEL else Spilled(record, workspace)
+
+
+def transform(carried: Carried | Spilled, model: Model, name: str, Z: "da.Array") -> "da.Array":
+    """Return one output of a model for a dask array of rows (n, d), as a lazy dask array (n, width).
+
+    Row chunks stay as they are, unknown ones too. The rows of a block that is not finite raise when it is computed.
+    """
+    from dask.delayed import delayed
+
+    d = model.landmarks.shape[1]
+    if Z.ndim != 2 or Z.shape[1] != d:
+        raise InvalidInputError(f"The dask array has shape {Z.shape} and the model was fitted with {d} columns.")
+    if Z.dtype.kind not in "biuf":
+        raise InvalidInputError(f"The dask array must hold real numbers, and its dtype is {Z.dtype}.")
+    shared = delayed(carried, name=f"dkfm-model-{carried.token}", traverse=False)
+    scores: da.Array = Z.rechunk({1: -1}).map_blocks(
+        _score_block,
+        shared,
+        output=name,
+        width=model.head(name).width,
+        dtype=np.float64,
+        chunks=(Z.chunks[0], (model.head(name).width,)),
+        meta=np.empty((0, 0)),
+    )
+    return scores
+
+
+def _score_block(block: Array, carried: Carried | Spilled, output: str, width: int) -> Array:
+    if len(block) == 0:
+        return np.empty((0, width))
+    if inside_worker():  # elsewhere the threads are the user's
+        limit_blas()
+    return carried.scorer()(output, as_rows(block, "A block of rows"))

@@ -1,0 +1,42 @@
+"""The closed registry of a head's last step: from the product of a tile to what the user asked for."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dkfm.errors import UnsupportedStoreError
+from dkfm.kernels.rows import Array
+
+__all__ = ["IDENTITY", "RESIDUAL", "Link", "by_name", "is_scalar"]
+
+Link = Callable[[Array, Callable[[], Array]], Array]
+"""(product (n, q), a function that computes the diagonal k(z, z) (n,)) -> result (n, width)."""
+
+IDENTITY = "identity"
+RESIDUAL = "residual"
+
+
+def _identity(product: Array, diagonal: Callable[[], Array]) -> Array:
+    return product
+
+
+def _residual(product: Array, diagonal: Callable[[], Array]) -> Array:
+    """``k(z, z) - |phi(z)|^2``, clipped at 0: the squared distance of z from the span of the landmarks."""
+    difference: Array = diagonal() - np.einsum("ij,ij->i", product, product)
+    np.maximum(difference, 0.0, out=difference)
+    return difference[:, np.newaxis]
+
+
+_REGISTRY: dict[str, Link] = {IDENTITY: _identity, RESIDUAL: _residual}
+
+
+def by_name(name: object) -> Link:
+    """Return a link; a name that is not in the registry is refused."""
+    if not isinstance(name, str) or name not in _REGISTRY:
+        raise UnsupportedStoreError(f"There is no link {name!r}; dkfm knows {', '.join(sorted(_REGISTRY))}.")
+    return _REGISTRY[name]
+
+
+def is_scalar(name: str) -> bool:
+    """Whether a link gives one number a row, whatever the width of the product."""
+    return name == RESIDUAL

@@ -1,0 +1,60 @@
+"""Checks before the first task: what memory and disk are there, and whether the plan fits."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dkfm import budget
+from dkfm.errors import BudgetError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["available_memory", "require_disk", "require_driver", "task_budget"]
+
+_SHARE = 0.6
+"""A worker above this share of its limit starts to spill; above 0.8 it is paused for ever, silently."""
+
+
+def available_memory() -> int:
+    """Return the bytes that this process may still take: of the machine, and of its container's limit."""
+    import psutil
+    from distributed.system import MEMORY_LIMIT
+
+    here = psutil.Process(os.getpid()).memory_info().rss
+    return int(min(psutil.virtual_memory().available, MEMORY_LIMIT - here))
+
+
+def require_driver(n: int, d: int) -> None:
+    """Raise a BudgetError unless this process can hold the root of an N x N Gram matrix."""
+    if n > budget.LARGEST_ROOT:
+        raise BudgetError(
+            f"An exact root of N = {n} training rows is beyond LAPACK's {budget.LARGEST_ROOT}; fit fewer rows."
+        )
+    have = available_memory()
+    remedy = f"the largest N that fits is {budget.largest_n(have, d)}"
+    budget.require(budget.fit_bytes(n, d), have, f"The root of N = {n} training rows", remedy)
+
+
+def require_disk(path: Path, need: int) -> None:
+    """Raise a BudgetError unless the file system of `path` has room."""
+    folder = next(parent for parent in (path, *path.parents) if parent.exists())
+    have = shutil.disk_usage(folder).free
+    budget.require(need, have, f"The Gram matrix at {path}", "choose a larger disk or fewer training rows")
+
+
+def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
+    """Return the bytes that one task may take where every thread runs one, beside `shared` bytes of the process.
+
+    It is the least of all workers; without a client, of this process and its number of threads.
+    """
+    if client is None:
+        return (available_memory() - shared) // threads
+    limits: list[tuple[int, int]] = list(client.run(_worker_limits).values())
+    return min((int(_SHARE * limit) - shared) // nthreads for limit, nthreads in limits)
+
+
+def _worker_limits(dask_worker) -> tuple[int, int]:  # type: ignore[no-untyped-def]  # distributed has no types
+    limit = dask_worker.memory_manager.memory_limit or available_memory()
+    return limit, dask_worker.state.nthreads

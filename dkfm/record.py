@@ -1,0 +1,207 @@
+"""A fitted estimator to a store and back, without pickle.
+
+The marker lists the SHA-256 of every file, so one changed byte anywhere is found.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkfm import formats, links, store
+from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError
+from dkfm.kernels import config
+from dkfm.kernels.rows import Array, as_rows
+from dkfm.model import Head, Model
+
+__all__ = ["Record", "load_record", "save_record"]
+
+_CHUNK_BYTES = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What a model store holds: the model, and what the estimator that made it needs to come back.
+
+    Attributes
+    ----------
+    estimator : str
+        Its name in the closed registry of estimators.
+    parameters, fitted : mapping
+        Plain JSON values.
+    arrays : mapping of str to ndarray
+        Fitted arrays beside the model's.
+    model : Model
+    digest : str
+        Of every byte of the store; empty before it is saved.
+    """
+
+    estimator: str
+    parameters: Mapping[str, object]
+    fitted: Mapping[str, object]
+    arrays: Mapping[str, Array]
+    model: Model
+    digest: str = ""
+
+
+def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
+    """Write a model store and return its digest; nothing is pickled.
+
+    Raises
+    ------
+    StoreExistsError
+        Something is there.
+    KernelError
+        A kernel that is code, not a value of dkfm's registry.
+    """
+    arrays: dict[str, Array] = {"landmarks": record.model.landmarks, **record.arrays}
+    names: dict[int, str] = {}
+
+    def name_of(array: Array | None) -> str | None:
+        if array is None:
+            return None
+        name = names.setdefault(id(array), f"head.{len(names)}")
+        arrays[name] = array
+        return name
+
+    heads = {
+        name: {
+            "weights": name_of(head.weights),
+            "offset": name_of(head.offset),
+            "rotation": name_of(head.rotation),
+            "link": head.link,
+        }
+        for name, head in record.model.heads.items()
+    }
+    attributes = {
+        "estimator": record.estimator,
+        "parameters": record.parameters,
+        "fitted": record.fitted,
+        "kernel": config.to_config(record.model.kernel),
+        "heads": heads,
+        "arrays": sorted(record.arrays),
+    }
+    group = store.create(path, "model", attributes, overwrite=overwrite)
+    for name, values in arrays.items():
+        rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
+        chunks = (rows, *(max(1, length) for length in values.shape[1:]))
+        store.add_array(group, name, values.shape, chunks)[...] = values
+    sums = {name: _sha256(path / name, sync=True) for name in sorted(formats.files(path))}
+    digest = _manifest_digest(sums)
+    store.complete(path, {"files": sums, "digest": digest})
+    return digest
+
+
+def _sha256(path: Path, *, sync: bool = False) -> str:
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _manifest_digest(sums: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+
+
+def load_record(path: Path, digest: str | None = None) -> Record:
+    """Read a model store, once every byte of it has been checked.
+
+    Parameters
+    ----------
+    path : Path
+    digest : str, optional
+        What it must be: the digest of the model that the caller means.
+
+    Raises
+    ------
+    StoreError
+        No store, unfinished, damaged, newer, or not of dkfm's format; the subclass tells.
+    """
+    attributes = formats.read_group(path, "model")
+    found = _require_intact(path)
+    if digest is not None and found != digest:
+        raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
+    try:
+        return _read(path, attributes, found)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {error}") from error
+
+
+def _require_intact(path: Path) -> str:
+    """Compare every file with the marker's list; return the digest of the list."""
+    marker = formats.read_marker(path)
+    sums = marker.get("files")
+    if not isinstance(sums, dict) or _manifest_digest(sums) != marker.get("digest"):
+        raise DamagedStoreError(f"The marker {path / formats.MARKER} is damaged.")
+    present = set(formats.files(path)) - {formats.MARKER}
+    different = present.symmetric_difference(sums)
+    if different:
+        raise DamagedStoreError(f"{path} has lost or gained {min(different)} since it was written.")
+    for name in sorted(present):
+        if _sha256(path / name) != sums[name]:
+            raise DamagedStoreError(f"{path / name} is not what dkfm wrote: a byte of it changed.")
+    return str(marker["digest"])
+
+
+def _read(path: Path, attributes: dict[str, object], digest: str) -> Record:
+    kernel = config.from_config(attributes["kernel"])
+    stored: dict[str, Array] = {}
+
+    def array(name: object) -> Array | None:
+        if name is None:
+            return None
+        if not isinstance(name, str) or "/" in name or name.startswith("."):
+            raise UnsupportedStoreError(f"{path} names an array {name!r}.")
+        if name not in stored:
+            formats.require_chunks(path / name, formats.read_array(path / name))
+            stored[name] = np.asarray(store.open_array(path, name)[...])
+        return stored[name]
+
+    landmarks = as_rows(array("landmarks"), "landmarks")
+    heads = {
+        str(name): _head(array(h["weights"]), array(h["offset"]), array(h["rotation"]), h["link"], len(landmarks))
+        for name, h in _items(attributes["heads"])
+    }
+    extra = {str(name): _present(array(name)) for name in _list(attributes["arrays"])}
+    return Record(
+        estimator=str(attributes["estimator"]),
+        parameters=dict(_items(attributes["parameters"])),
+        fitted=dict(_items(attributes["fitted"])),
+        arrays=extra,
+        model=Model(kernel, landmarks, heads),
+        digest=digest,
+    )
+
+
+def _head(weights: Array | None, offset: Array | None, rotation: Array | None, link: object, n: int) -> Head:
+    links.by_name(link)
+    weights = _present(weights)
+    vectors = [v for v in (offset, rotation) if v is not None]
+    if weights.ndim != 2 or len(weights) != n or any(v.shape != weights.shape[1:] for v in vectors):
+        raise UnsupportedStoreError("A head's weights, offset and rotation do not fit the landmarks or each other.")
+    return Head(weights, offset, rotation, str(link))
+
+
+def _present(array: Array | None) -> Array:
+    if array is None:
+        raise UnsupportedStoreError("An array that every model has is missing.")
+    return array
+
+
+def _items(value: object) -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        raise UnsupportedStoreError("A model's attributes are not what dkfm writes.")
+    return list(value.items())
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise UnsupportedStoreError("A model's attributes are not what dkfm writes.")
+    return value

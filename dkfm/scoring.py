@@ -1,0 +1,273 @@
+"""Millions of rows through a saved model: plan, tasks that own whole chunks, receipts, completion marker.
+
+A task carries two paths, a digest and a slice; the model is opened once per worker process.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm import apply, budget, outputs, preflight, tiling
+from dkfm.clusters import executor, find_client
+from dkfm.errors import InvalidInputError
+from dkfm.job import run
+from dkfm.kernels.rows import Array
+from dkfm.model import Model
+from dkfm.record import load_record
+from dkfm.sources import MemorySource, Source, open_source, read_finite
+from dkfm.store import local_path
+from dkfm.workers import limit_blas, saved_scorer
+
+if TYPE_CHECKING:
+    import dask.array as da
+    from distributed import Client
+
+__all__ = [
+    "Plan",
+    "Savable",
+    "ScoreReport",
+    "batch_score",
+    "main_output",
+    "open_scores",
+    "plan",
+    "score_chunk",
+]
+
+_TASK_VALUES = 2**28
+"""Kernel values of a task: about a second of work."""
+
+_TASK_BYTES = 2**27
+"""Rows in and scores out of a task."""
+
+
+class Savable(Protocol):
+    """An estimator that writes itself to a store."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the model."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a scoring job will do; plain numbers, made before anything is written."""
+
+    rows: int
+    columns: int
+    width: int
+    chunk_rows: int
+    chunks: int
+    task_bytes: int
+    model_bytes: int
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """What a finished scoring job did."""
+
+    path: str
+    rows: int
+    invalid_rows: int
+    chunks: int
+    seconds: float
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows divided by the seconds from the first task to the last."""
+        return self.rows / self.seconds if self.seconds > 0 else float("inf")
+
+
+def plan(model: Model, output: str, source: Source, chunk_rows: int | None = None) -> Plan:
+    """Plan a job: chunks of about a second, in step with the chunks of the source.
+
+    Raises
+    ------
+    InvalidInputError
+        The source has another number of columns than the model.
+    """
+    (n, d), rows = model.landmarks.shape, source.shape[0]
+    if source.shape[1] != d:
+        raise InvalidInputError(f"{source.name} has {source.shape[1]} columns and the model was fitted with {d}.")
+    width = model.head(output).width
+    if chunk_rows is None:
+        wanted = min(_TASK_VALUES // n, _TASK_BYTES // (16 * (d + width)))
+        step = source.chunk_rows if source.chunk_rows <= wanted else 1
+        chunk_rows = max(1, wanted // step * step)
+    chunk_rows = min(chunk_rows, rows)
+    task = budget.score_task_bytes(chunk_rows, d, n, width, apply.tile_rows(n))
+    weights = (model.nbytes - model.landmarks.nbytes) // 8
+    return Plan(rows, d, width, chunk_rows, tiling.count(rows, chunk_rows), task, budget.model_bytes(n, d, weights))
+
+
+def batch_score(
+    model: "str | Path | Savable",
+    source: object,
+    destination: str | Path,
+    *,
+    output: str | None = None,
+    client: "Client | None" = None,
+    on_invalid: str = "raise",
+    chunk_rows: int | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> ScoreReport:
+    """Score the rows of a source through a model into a Zarr output.
+
+    Parameters
+    ----------
+    model : path or fitted estimator
+        A saved model, or an estimator, which is saved for the time of the job.
+    source : path, zarr.Array or array-like of shape (n, d)
+        Where the rows are: a .npy file, a Zarr store, or store.zarr/array. On a cluster every worker must see it.
+    destination : str or Path
+        Where the output is made; it must not exist.
+    output : str, optional
+        Which output of the model: by default "scores" of a KernelPCA and "features" of a map; "residual" of a map.
+    client : distributed.Client, optional
+        By default the current one, else threads of this process.
+    on_invalid : {"raise", "nan"}
+        A row with NaN or infinity stops the job before its chunk is written, or scores NaN and is counted.
+    chunk_rows : int, optional
+        Rows of a task, which is one chunk of the output.
+    overwrite : bool
+        Whether an earlier output of dkfm's at `destination` is replaced.
+    progress : bool
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    ScoreReport
+
+    Raises
+    ------
+    InvalidInputError, StoreError, BudgetError, ClusterError
+        In one sentence each; the output is then without its marker, and no reader takes it for finished.
+
+    Examples
+    --------
+    >>> import dkfm, numpy as np, tempfile
+    >>> X = np.random.default_rng(0).normal(size=(300, 5))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dkfm.KernelPCA(2, kernel=dkfm.kernels.Gaussian(3.0)).fit(X[:100]).save(folder + "/model")
+    ...     report = dkfm.batch_score(folder + "/model", X, folder + "/scores.zarr", progress=False)
+    ...     report.rows, dkfm.open_scores(folder + "/scores.zarr").shape
+    (300, (300, 2))
+    """
+    if on_invalid not in ("raise", "nan"):
+        raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {on_invalid!r}.')
+    if chunk_rows is not None and (isinstance(chunk_rows, bool) or chunk_rows < 1):
+        raise InvalidInputError(f"chunk_rows must be a positive integer, and is {chunk_rows!r}.")
+    target, client = local_path(destination).absolute(), find_client(client)
+    with _saved(model) as path, _on_disk(source, client) as rows:
+        record = load_record(path)
+        name = main_output(record.model) if output is None else output
+        job = plan(record.model, name, rows, chunk_rows)
+        with executor(client) as running:
+            have = preflight.task_budget(client, running.threads, job.model_bytes)
+            remedy = "use a smaller chunk_rows, fewer threads, or more memory"
+            budget.require(job.task_bytes, have, f"A scoring task of {job.chunk_rows} rows", remedy)
+            shape = (job.rows, job.width)
+            outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite)
+            common = (str(path), record.digest, rows, str(target), name, on_invalid)
+            slices = enumerate(tiling.row_slices(job.rows, job.chunk_rows))
+            start = time.perf_counter()
+            tasks = ((*common, chunk, part) for chunk, part in slices)
+            receipts = run(running, "dkfm-score", score_chunk, tasks, job.chunks, progress)
+            seconds = time.perf_counter() - start
+        made = [receipt for receipt in receipts if isinstance(receipt, outputs.Receipt)]
+        outputs.complete(target, made)
+    return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in made), job.chunks, seconds)
+
+
+def main_output(model: Model) -> str:
+    """Return the first output of a model, the one it is made for."""
+    return next(iter(model.heads))
+
+
+@contextmanager
+def _saved(model: "str | Path | Savable") -> Iterator[Path]:
+    if isinstance(model, str | os.PathLike):
+        yield local_path(model).absolute()
+        return
+    if not hasattr(model, "save"):
+        raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
+    folder = Path(tempfile.mkdtemp(prefix="dkfm-model-"))
+    try:
+        model.save(folder / "model")
+        yield folder / "model"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _on_disk(source: object, client: "Client | None") -> Iterator[Source]:
+    """Yield the rows; those of an array in memory are put where the workers of a client can read them."""
+    rows = open_source(source, "source")
+    if client is None or not isinstance(rows, MemorySource):
+        yield rows
+        return
+    folder = Path(tempfile.mkdtemp(prefix="dkfm-rows-"))
+    try:
+        np.save(folder / "rows.npy", rows.array)
+        yield open_source(folder / "rows.npy")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def score_chunk(
+    model: str,
+    digest: str,
+    source: Source,
+    target: str,
+    output: str,
+    on_invalid: str,
+    chunk: int,
+    rows: slice,
+) -> outputs.Receipt:
+    """Score the rows of one chunk, write it, and return its receipt."""
+    limit_blas()
+    score = saved_scorer(model, digest)
+    if on_invalid == "raise":
+        scores = score(output, read_finite(source, rows))
+        finite = np.isfinite(scores)
+        if not finite.all():
+            row = rows.start + int(finite.all(axis=1).argmin())
+            raise InvalidInputError(f"Row {row} of {source.name} overflows the kernel: its scores are not finite.")
+    else:
+        scores = _score_valid(score, output, source.read(rows))
+    return outputs.write_chunk(Path(target), output, chunk, rows, scores)
+
+
+def _score_valid(score: apply.Scorer, output: str, Z: Array) -> Array:
+    valid: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(Z), axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = score(output, np.where(valid[:, np.newaxis], Z, 0.0))
+    scores[~(valid & np.isfinite(scores).all(axis=1))] = np.nan
+    return scores
+
+
+def open_scores(path: str | Path) -> "da.Array":
+    """Open a finished output as a lazy dask array of shape (n, width).
+
+    Raises
+    ------
+    StoreError
+        Nothing there, not finished, or a chunk lost, cut short or without a receipt.
+
+    Examples
+    --------
+    See `batch_score`.
+    """
+    import dask.array as da
+
+    _, array = outputs.open_complete(local_path(path).absolute())
+    scores: da.Array = da.from_zarr(array)
+    return scores

@@ -1,0 +1,169 @@
+"""Rows of an array, a .npy file or a Zarr array behind one small interface.
+
+A source on disk is a value of a few words: it travels in a task, and opens its file where it is read.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from dkfm import formats
+from dkfm.errors import InvalidInputError
+from dkfm.kernels.rows import Array, require_finite
+from dkfm.store import local_path
+
+__all__ = ["MemorySource", "NpySource", "Source", "ZarrSource", "open_source", "read_finite"]
+
+
+class Source(Protocol):
+    """Rows (n, d) that are read by slices."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that are best read together; 1 where it does not matter."""
+
+    def read(self, rows: slice) -> Array:
+        """Return some rows as float64, not checked for NaN."""
+
+
+@dataclass(frozen=True, eq=False)
+class MemorySource:
+    """Rows of an array in this process."""
+
+    array: Array
+    name: str = "X"
+    chunk_rows: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.array.shape
+
+    def read(self, rows: slice) -> Array:
+        """Return a view of some rows."""
+        return self.array[rows]
+
+
+@dataclass(frozen=True)
+class NpySource:
+    """Rows of a .npy file, memory-mapped, never unpickled."""
+
+    path: Path
+    shape: tuple[int, int]
+    chunk_rows: int = 1
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    @classmethod
+    def open(cls, path: Path) -> "NpySource":
+        """Read the header of a file."""
+        return cls(path, _two_dimensional(_map(path), str(path)))
+
+    def read(self, rows: slice) -> Array:
+        """Return some rows as float64."""
+        return np.asarray(_map(self.path)[rows], dtype=np.float64)
+
+
+def _map(path: Path) -> npt.NDArray[np.generic]:
+    try:
+        return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInputError(f"{path} cannot be read as a .npy file: {reason}.") from None
+
+
+@dataclass(frozen=True)
+class ZarrSource:
+    """Rows of an array in a Zarr version 3 store; its codecs are checked before it is opened."""
+
+    path: Path
+    shape: tuple[int, int]
+    chunk_rows: int
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    @classmethod
+    def open(cls, path: Path) -> "ZarrSource":
+        """Read the metadata of an array, or of the only array of a group."""
+        if not (path / "zarr.json").is_file():
+            raise InvalidInputError(f"There is no Zarr version 3 array at {path}.")
+        if formats.read_json(path / "zarr.json").get("node_type") == "group":
+            arrays = sorted(p.parent.name for p in path.glob("*/zarr.json"))
+            if len(arrays) != 1:
+                held = ", ".join(arrays) or "none"
+                raise InvalidInputError(f"{path} is a group; name one of its arrays as {path}/NAME ({held}).")
+            path = path / arrays[0]
+        info = formats.read_array(path, source=True)
+        if len(info.shape) != 2 or 0 in info.shape:
+            raise InvalidInputError(f"{path} must hold rows and columns, and its shape is {info.shape}.")
+        return cls(path, (info.shape[0], info.shape[1]), info.chunks[0])
+
+    def read(self, rows: slice) -> Array:
+        """Return some rows as float64."""
+        try:
+            return np.asarray(zarr.open_array(self.path, mode="r", zarr_format=3)[rows], dtype=np.float64)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise InvalidInputError(
+                f"Rows {rows.start} to {rows.stop} of {self.path} cannot be read: {error}"
+            ) from error
+
+
+def open_source(data: object, name: str = "X") -> Source:
+    """Return a source for an array, a path, or a Zarr array on the local file system.
+
+    Paths end in ``.npy``, or are a Zarr store, or ``store.zarr/array``.
+
+    Raises
+    ------
+    InvalidInputError
+        Nothing there, or something that does not hold rows of real numbers.
+    """
+    if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
+        return ZarrSource.open(Path(data.store.root) / data.path)
+    if hasattr(data, "__dask_graph__"):
+        raise InvalidInputError("A dask collection is not a source; it belongs to transform(), which stays lazy.")
+    if isinstance(data, str | os.PathLike):
+        path = local_path(data).absolute()
+        if not path.exists():
+            raise InvalidInputError(f"There is no {path}.")
+        if path.is_dir():
+            return ZarrSource.open(path)
+        if path.suffix == ".npy":
+            return NpySource.open(path)
+        raise InvalidInputError(f"{path} is neither a .npy file nor a Zarr store.")
+    array = np.asarray(data)
+    return MemorySource(np.asarray(array.reshape(_two_dimensional(array, name)), dtype=np.float64), name)
+
+
+def _two_dimensional(array: npt.NDArray[np.generic], name: str) -> tuple[int, int]:
+    if array.dtype.kind not in "biuf" or array.ndim != 2 or 0 in array.shape:
+        raise InvalidInputError(
+            f"{name} must hold real numbers in rows and columns, and has shape {array.shape}, dtype {array.dtype}."
+        )
+    return array.shape[0], array.shape[1]
+
+
+def read_finite(source: Source, rows: slice) -> Array:
+    """Read some rows and raise with the number of the first that is not finite."""
+    values = source.read(rows)
+    require_finite(values, source.name, rows.start)
+    return values
