@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkfm.apply import Scorer
-from dkfm.errors import InvalidInputError, UnsupportedStoreError
+from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
 from dkfm.kernels.rows import Array
 
 __all__ = ["Certificate", "of_components", "of_map"]
@@ -40,6 +40,11 @@ class Certificate:
         if not isinstance(stored, dict) or set(stored) != {"error", "relative_error", "pairs"}:
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
         return cls(float(stored["error"]), float(stored["relative_error"]), int(stored["pairs"]))
+
+    def require(self, fitted: "Certificate") -> None:
+        """Raise a CertificateError where this, measured anew, is worse than rounding differs between machines."""
+        if self.error > 10 * fitted.error + 1e-14 or self.relative_error > 10 * fitted.relative_error + 1e-14:
+            raise CertificateError(f"The model measures {self}, and measured {fitted} when it was fitted.")
 
     def __str__(self) -> str:
         return f"{self.error:.1e} of max |k|, {self.relative_error:.1e} of sqrt(k(x,x) k(z,z)), {self.pairs:,} pairs"

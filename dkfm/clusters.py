@@ -1,9 +1,10 @@
 """Where tasks run: a Dask client, or a pool of threads in this process; both behind three methods."""
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dkfm.errors import ClusterError
@@ -158,9 +159,20 @@ def _cancelled(running: Executor) -> Iterator[Executor]:
         running.cancel()
 
 
-def local_cluster() -> "AbstractContextManager[LocalCluster]":
+@contextmanager
+def local_cluster() -> Iterator["LocalCluster"]:
     """Start a cluster on this machine: one worker process with a thread a core; it listens on loopback alone."""
     from dask.system import CPU_COUNT
     from distributed import LocalCluster
 
-    return LocalCluster(n_workers=1, threads_per_worker=CPU_COUNT, host="127.0.0.1", dashboard_address="127.0.0.1:0")
+    with (
+        tempfile.TemporaryDirectory(prefix="dkfm-cluster-") as scratch,
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=CPU_COUNT,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            local_directory=scratch,
+        ) as cluster,
+    ):
+        yield cluster

@@ -2,6 +2,7 @@
 
 __all__ = [
     "BudgetError",
+    "CertificateError",
     "ClusterError",
     "DamagedStoreError",
     "DkfmError",
@@ -59,6 +60,10 @@ class UnsupportedStoreError(StoreError):
 
 class ClusterError(DkfmError, RuntimeError):
     """A cluster that did not do all the work, or cannot."""
+
+
+class CertificateError(DkfmError):
+    """A model that no longer does what it did when it was fitted."""
 
 
 class MissingExtraError(DkfmError, ImportError):

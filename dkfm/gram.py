@@ -4,6 +4,7 @@ A tile is one chunk, so no two tasks touch the same file; a killed build goes on
 """
 
 import hashlib
+import json
 import shutil
 import tempfile
 import uuid
@@ -29,7 +30,7 @@ from dkfm.workers import limit_blas
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["TILE_ROWS", "build_gram", "driver_gram"]
+__all__ = ["TILE_ROWS", "build_gram", "driver_gram", "workspace_path"]
 
 TILE_ROWS = 2048
 """A tile of 34 MB: long enough a task, small enough for any worker. A Gram of one tile is computed in place."""
@@ -203,22 +204,27 @@ def driver_gram(
     rows = _checked_tile_rows(tile_rows)
     if len(X) <= rows:
         return checked_block(kernel, X, X).T
-    with _place(kernel, X, rows, workspace) as path:
+    with _place(kernel, X, workspace) as path:
         build_gram(kernel, X, path, tile_rows=rows, client=client)
         return _read_lower(path)
 
 
+def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
+    """Return where a fit with this workspace keeps, and looks for, the Gram matrix of these rows."""
+    identity = json.dumps(_identity(kernel, open_source(X), TILE_ROWS), sort_keys=True)
+    return local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
+
+
 @contextmanager
-def _place(kernel: Kernel, X: Array, rows: int, workspace: str | Path | None) -> Iterator[Path]:
-    if workspace is None:
-        folder = Path(tempfile.mkdtemp(prefix="dkfm-gram-"))
-        try:
-            yield folder / "gram.zarr"
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+def _place(kernel: Kernel, X: Array, workspace: str | Path | None) -> Iterator[Path]:
+    if workspace is not None:
+        yield workspace_path(kernel, X, workspace)
         return
-    identity = repr(sorted(_identity(kernel, MemorySource(X), rows).items()))
-    yield local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
+    folder = Path(tempfile.mkdtemp(prefix="dkfm-gram-"))
+    try:
+        yield folder / "gram.zarr"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read_lower(root: Path) -> Array:

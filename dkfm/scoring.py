@@ -42,8 +42,8 @@ __all__ = [
     "score_chunk",
 ]
 
-_TASK_VALUES = 2**28
-"""Kernel values of a task: about a second of work."""
+_TASK_VALUES = 2**25
+"""Kernel values of a task: half a second of work, and some hundred times the scheduler's share."""
 
 _TASK_BYTES = 2**27
 """Rows in and scores out of a task."""

@@ -18,7 +18,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 from dkfm import formats
 from dkfm.errors import StoreError, StoreExistsError
 
-__all__ = ["ZarrArray", "add_array", "complete", "create", "local_path", "open_array"]
+__all__ = ["ZarrArray", "add_array", "complete", "create", "local_path", "open_array", "require_free"]
 
 if TYPE_CHECKING:
     from zarr.core.metadata import ArrayV3Metadata
@@ -43,13 +43,25 @@ def create(path: Path, kind: str, attributes: Json, *, overwrite: bool = False) 
     StoreExistsError
         Something is there; it is left untouched.
     """
-    if (path.exists() or path.is_symlink()) and not (path.is_dir() and not any(formats.files(path))):
+    if _is_taken(path):
         _remove_own(path, kind, overwrite)
     own = {"dkfm": {**attributes, "kind": kind, "version": formats.VERSIONS[kind]}}
     try:
         return zarr.create_group(path, zarr_format=3, attributes=own)
     except OSError as error:
         raise StoreError(f"Nothing can be written at {path}: {error.strerror}.") from None
+
+
+def require_free(path: Path) -> None:
+    """Raise a StoreExistsError where there is something already: known before hours of work, not after."""
+    if _is_taken(path):
+        raise StoreExistsError(f"{path} holds something already; it was left untouched.")
+
+
+def _is_taken(path: Path) -> bool:
+    if path.is_dir():
+        return any(formats.files(path))
+    return path.exists() or path.is_symlink()
 
 
 def _remove_own(path: Path, kind: str, overwrite: bool) -> None:

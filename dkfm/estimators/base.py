@@ -105,6 +105,31 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         state: dict[str, object] = super().__getstate__()
         return {key: value for key, value in state.items() if key != "_carried_model"}
 
+    def verify(self, X: object = None) -> Certificate:
+        """Measure the certificate anew.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d), optional
+            For a feature map, new points to pair with the training points; by default training points alone.
+
+        Returns
+        -------
+        Certificate
+
+        Raises
+        ------
+        CertificateError
+            It is more than ten times worse than at fit: weights, landmarks or kernel are not what they were.
+        """
+        check_is_fitted(self, "model_")
+        measured = self._measure(None if X is None else as_rows(X))
+        measured.require(self.certificate_)
+        return measured
+
+    def _measure(self, Z: Array | None) -> Certificate:
+        raise AssertionError("every estimator measures itself")
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the fitted estimator to a Zarr store, without pickle; `dkfm.load` reads it.
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm import apply, certificate, spectrum
+from dkfm import apply, spectrum
+from dkfm.certificate import Certificate, of_map
 from dkfm.estimators.base import KernelEstimator
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array
@@ -109,7 +110,7 @@ class ExactFeatureMap(KernelEstimator):
             found = spectrum.factor(self._gram(kernel, landmarks), self.rcond, self.on_indefinite)
             self.eigenvalues_, self.dropped_ = found.eigenvalues, found.dropped
             self.model_ = Model(kernel, landmarks, spectrum.heads(found, self.basis))
-            self.certificate_ = certificate.of_map(apply.prepare(self.model_))
+            self.certificate_ = self._measure(None)
         return self
 
     @property
@@ -141,6 +142,9 @@ class ExactFeatureMap(KernelEstimator):
         ndarray or lazy dask array of shape (n,)
         """
         return self._score("residual", X)[:, 0]
+
+    def _measure(self, Z: Array | None) -> Certificate:
+        return of_map(apply.prepare(self.model_), Z)
 
     def _fitted_arrays(self) -> dict[str, Array]:
         check_is_fitted(self, "model_")

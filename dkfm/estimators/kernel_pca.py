@@ -7,7 +7,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from dkfm import apply, certificate, pca
+from dkfm import apply, pca
+from dkfm.certificate import Certificate, of_components
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator
 from dkfm.kernels.base import Kernel
@@ -99,7 +100,7 @@ class KernelPCA(KernelEstimator):
             found = pca.components(self._gram(kernel, landmarks), q, self.on_indefinite)
             self.eigenvalues_ = found.eigenvalues
             self.model_ = Model(kernel, landmarks, {"scores": Head(found.weights, found.offset)})
-            self.certificate_ = certificate.of_components(apply.prepare(self.model_), self.eigenvalues_)
+            self.certificate_ = self._measure(None)
         return self
 
     def fit_transform(self, X: object, y: object = None) -> Array:
@@ -111,6 +112,11 @@ class KernelPCA(KernelEstimator):
     def eigenvectors_(self) -> Array:
         """Eigenvectors of the centred Gram matrix, (N, q)."""
         return self.model_.heads["scores"].weights * np.sqrt(self.eigenvalues_)
+
+    def _measure(self, Z: Array | None) -> Certificate:
+        if Z is not None:
+            raise InvalidInputError("Components are measured on their training rows alone; give no other points.")
+        return of_components(apply.prepare(self.model_), self.eigenvalues_)
 
     def _fitted_arrays(self) -> dict[str, Array]:
         return {"eigenvalues": self.eigenvalues_}

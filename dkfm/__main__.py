@@ -1,0 +1,6 @@
+"""``python -m dkfm``."""
+
+from dkfm.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The command line: parse, call the public functions, print. A named error is one sentence on standard error."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from dkfm import __version__
+from dkfm.errors import ClusterError, DkfmError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["main"]
+
+
+class _Group(click.Group):
+    """Exit code 0: done; 1: a named error, said in one sentence; 2: wrong usage."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except DkfmError as error:
+            click.echo(f"{type(error).__name__}: {error}", err=True)
+            ctx.exit(1)
+
+
+_SCHEDULER = click.option(
+    "--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, threads of this process."
+)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dkfm")
+def main() -> None:
+    """Exact, explicit feature maps of any kernel, built and applied with Dask."""
+
+
+@contextmanager
+def _client(address: str | None) -> "Iterator[Client | None]":
+    if address is None:
+        yield None
+        return
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout=10)
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"There is no scheduler at {address}: {error}") from None
+    with client:
+        yield client
+
+
+def _parameters(values: tuple[str, ...]) -> dict[str, float]:
+    parameters = {}
+    for value in values:
+        name, _, number = value.partition("=")
+        try:
+            parameters[name] = int(number) if number.lstrip("-").isdigit() else float(number)
+        except ValueError:
+            raise click.UsageError(f"--param takes NAME=NUMBER, and got {value!r}.") from None
+    return parameters
+
+
+@main.command()
+@click.argument("train")
+@click.argument("model")
+@click.option("--method", type=click.Choice(["features", "pca"]), default="pca", show_default=True)
+@click.option("--basis", type=click.Choice(["symmetric", "spectral"]), default="symmetric", show_default=True)
+@click.option("--kernel", default="gaussian", show_default=True, help="gaussian, laplacian, polynomial, linear.")
+@click.option("--param", multiple=True, metavar="NAME=NUMBER", help="A kernel parameter; may be repeated.")
+@click.option("--components", type=click.IntRange(min=1), help="Components of a pca; all by default.")
+@click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
+@click.option("--workspace", metavar="DIR", help="Keep the Gram matrix here, for another fit.")
+@_SCHEDULER
+def fit(
+    train: str,
+    model: str,
+    method: str,
+    basis: str,
+    kernel: str,
+    param: tuple[str, ...],
+    components: int | None,
+    tile_rows: int | None,
+    workspace: str | None,
+    scheduler: str | None,
+) -> None:
+    """Fit a model to the rows of TRAIN (.npy, or a Zarr store) and save it at MODEL."""
+    from dkfm import preflight, store
+    from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelPCA
+    from dkfm.kernels import config
+    from dkfm.sources import open_source
+
+    chosen = config.by_name(kernel, _parameters(param))
+    estimator: KernelEstimator
+    if method == "features":
+        estimator = ExactFeatureMap(chosen, basis=basis, tile_rows=tile_rows, workspace=workspace)
+    else:
+        estimator = KernelPCA(components, kernel=chosen, tile_rows=tile_rows, workspace=workspace)
+    store.require_free(store.local_path(model).absolute())
+    source = open_source(train)
+    preflight.require_driver(*source.shape)
+    with _client(scheduler):
+        estimator.fit(source.read(slice(0, source.shape[0])))
+    estimator.save(model)
+    click.echo(f"{model}: {chosen!r}, {source.shape[0]} landmarks, certificate {estimator.certificate_}")
+
+
+@main.command()
+@click.argument("model")
+@click.argument("input")
+@click.argument("output")
+@click.option("--output", "name", metavar="NAME", help="scores, features or residual; by default what MODEL is for.")
+@click.option("--on-invalid", type=click.Choice(["raise", "nan"]), default="raise", show_default=True)
+@click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")
+@_SCHEDULER
+def score(
+    model: str,
+    input: str,  # noqa: A002  # click names the argument after what the user reads
+    output: str,
+    name: str | None,
+    on_invalid: str,
+    chunk_rows: int | None,
+    overwrite: bool,
+    scheduler: str | None,
+) -> None:
+    """Score the rows of INPUT (.npy, or a Zarr store) through MODEL into a Zarr store at OUTPUT."""
+    from dkfm.scoring import batch_score
+
+    with _client(scheduler) as client:
+        report = batch_score(
+            model,
+            input,
+            output,
+            output=name,
+            client=client,
+            on_invalid=on_invalid,
+            chunk_rows=chunk_rows,
+            overwrite=overwrite,
+        )
+    invalid = f", {report.invalid_rows:,} of them invalid" if report.invalid_rows else ""
+    click.echo(f"{output}: {report.rows:,} rows{invalid}, {report.rows_per_second:,.0f} rows per second")
+
+
+@main.command()
+@click.argument("path")
+@click.option("--against", metavar="INPUT", help="Pair a feature map's landmarks with these rows.")
+def verify(path: str, against: str | None) -> None:
+    """Measure a model's certificate anew, or read every chunk of an output against its receipt."""
+    from dkfm import formats, outputs, store
+    from dkfm.errors import InvalidInputError
+    from dkfm.estimators import load
+    from dkfm.sources import open_source
+
+    root = store.local_path(path).absolute()
+    if formats.read_group(root)["kind"] == "scores":
+        if against is not None:
+            raise InvalidInputError("--against belongs to a model; an output is verified against its receipts.")
+        click.echo(f"{path}: {outputs.verify(root):,} rows, every chunk as it was written")
+        return
+    estimator = load(path)
+    points = None
+    if against is not None:
+        source = open_source(against)
+        points = source.read(slice(0, min(source.shape[0], 512)))
+    click.echo(f"{path}: certificate {estimator.verify(points)}")
+
+
+@main.command()
+@click.argument("path")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def info(path: str, as_json: bool) -> None:
+    """Say what a store of dkfm's is."""
+    from dkfm.inspection import describe
+
+    facts = describe(path)
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    width = max(len(key) for key in facts)
+    for key, value in facts.items():
+        click.echo(f"{key:<{width}}  {value}")
+
+
+@main.command()
+@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Rows to score.")
+@click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Where everything is put.")
+def demo(rows: int, directory: str) -> None:
+    """Run the main job on real digits, on a cluster of this machine."""
+    from dkfm.demo import run
+
+    run(directory, rows, click.echo)

@@ -1,0 +1,167 @@
+"""The main job on real digits, from a Gram matrix to a scored data set, on a cluster of this machine."""
+
+import json
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm import budget, plotting, tiling
+from dkfm.clusters import local_cluster
+from dkfm.errors import InvalidInputError, MissingExtraError, StoreExistsError
+from dkfm.estimators import ExactFeatureMap, KernelPCA
+from dkfm.gram import build_gram, workspace_path
+from dkfm.kernels import Gaussian
+from dkfm.kernels.rows import Array
+from dkfm.scoring import batch_score, open_scores
+
+__all__ = ["run"]
+
+KERNEL = Gaussian(2.0)
+"""On pixels scaled to [0, 1]."""
+
+TRAINING, TILE, COMPONENTS, NEIGHBOURS = 1000, 250, 20, 5
+_SIDE = 8
+_NOISE = 0.05
+_CHUNK = 10_000
+_SEED = 2024
+_MARK = "dkfm-demo.json"
+
+
+@dataclass(frozen=True)
+class Digits:
+    """scikit-learn's bundled handwritten digits, pixels in [0, 1], in a seeded order."""
+
+    train: Array
+    train_labels: npt.NDArray[np.int64]
+    held_out: Array
+    held_out_labels: npt.NDArray[np.int64]
+
+    @classmethod
+    def load(cls) -> "Digits":
+        """Read the 1,797 images and split off the first 1,000 of a seeded order."""
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)
+        order = np.random.default_rng(_SEED).permutation(len(images))
+        first, rest = order[:TRAINING], order[TRAINING:]
+        return cls(images[first] / 16, labels[first], images[rest] / 16, labels[rest])
+
+
+def run(directory: str | Path, rows: int, say: Callable[[str], None]) -> None:
+    """Run the demo in a directory and say, line by line, what came out.
+
+    Parameters
+    ----------
+    directory : str or Path
+        Made, or one that an earlier demo made, which is emptied.
+    rows : int
+        How many rows to score.
+    say : callable
+        Gets each line.
+
+    Raises
+    ------
+    StoreExistsError
+        The directory holds something that no demo wrote; it is left untouched.
+    """
+    from distributed import Client
+
+    if rows < 1:
+        raise InvalidInputError(f"The demo scores at least one row, and --rows is {rows}.")
+    folder = _start_clean(Path(directory).absolute())
+    digits = Digits.load()
+    with local_cluster() as cluster, Client(cluster) as client:
+        say(f"dashboard     {client.dashboard_link}")
+        seconds = _seconds(
+            lambda: build_gram(KERNEL, digits.train, workspace_path(KERNEL, digits.train, folder), tile_rows=TILE)
+        )
+        tiles = len(list(tiling.lower_tiles(TRAINING, TILE)))
+        say(f"Gram          {tiles} tiles of {TILE} x {TILE} in {seconds:.1f} s")
+        phi = ExactFeatureMap(KERNEL, tile_rows=TILE, workspace=folder).fit(digits.train)
+        phi.save(folder / "features")
+        say(f"rank          {phi.rank_} of {TRAINING}, condition {phi.condition_:.1e}")
+        say(f"certificate   {phi.certificate_}")
+        pca = KernelPCA(COMPONENTS, kernel=KERNEL, tile_rows=TILE, workspace=folder).fit(digits.train)
+        pca.save(folder / "components")
+        _write_rows(folder / "rows.zarr", digits.held_out, rows)
+        report = batch_score(folder / "components", folder / "rows.zarr", folder / "scores.zarr", client=client)
+        say(f"scored        {report.rows:,} rows, {report.rows_per_second:,.0f} rows per second")
+        peaks = [_peak_memory(), *client.run(_peak_memory).values()]
+        say(f"peak memory   driver {budget.megabytes(peaks[0])}, worker {budget.megabytes(max(peaks[1:]))}")
+    train, held_out = np.asarray(pca.transform(digits.train)), np.asarray(pca.transform(digits.held_out))
+    accuracy = _accuracy(train, digits.train_labels, held_out, digits.held_out_labels)
+    say(f"accuracy      {accuracy:.4f} of {NEIGHBOURS} nearest neighbours on {len(held_out)} untouched digits")
+    _draw(folder, phi, held_out, digits.held_out_labels)
+    shape = open_scores(folder / "scores.zarr").shape
+    say(f"files         {folder}: features and components (models), rows.zarr, scores.zarr {shape}")
+
+
+def _start_clean(folder: Path) -> Path:
+    mark = folder / _MARK
+    if folder.exists() and not folder.is_dir():
+        raise StoreExistsError(f"{folder} is not a directory; choose another with --dir.")
+    if folder.exists() and any(folder.iterdir()):
+        if not mark.is_file():
+            raise StoreExistsError(f"{folder} holds something that no demo wrote; choose another with --dir.")
+        written = ["features", "components", "rows.zarr", "scores.zarr", "spectrum.png", "components.png"]
+        for path in [*(folder / name for name in written), *folder.glob("gram-*.zarr")]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.write_text(json.dumps({"about": "made by dkfm demo, which empties this folder when it runs again"}))
+    return folder
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _write_rows(path: Path, images: Array, rows: int) -> None:
+    """Write the scoring set, chunk by chunk: held-out digits shifted by up to one pixel, with seeded noise."""
+    import zarr
+
+    array = zarr.create_array(path, shape=(rows, images.shape[1]), chunks=(_CHUNK, images.shape[1]), dtype="float64")
+    for part in tiling.row_slices(rows, _CHUNK):
+        array[part] = _shifted(images, part.stop - part.start, np.random.default_rng([_SEED, part.start]))
+
+
+def _shifted(images: Array, count: int, rng: np.random.Generator) -> Array:
+    padded = np.pad(images.reshape(-1, _SIDE, _SIDE), ((0, 0), (1, 1), (1, 1)))
+    which, down, right = rng.integers(len(images), size=count), *rng.integers(3, size=(2, count))
+    span = np.arange(_SIDE)
+    shifted = padded[which[:, None, None], (down[:, None] + span)[:, :, None], (right[:, None] + span)[:, None, :]]
+    noisy: Array = shifted.reshape(count, -1) + _NOISE * rng.normal(size=(count, _SIDE * _SIDE))
+    return noisy
+
+
+def _peak_memory() -> int:
+    """Return the largest resident size that this process ever had, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _accuracy(
+    train: Array, train_labels: npt.NDArray[np.int64], test: Array, test_labels: npt.NDArray[np.int64]
+) -> float:
+    from sklearn.neighbors import KNeighborsClassifier
+
+    return float(KNeighborsClassifier(NEIGHBOURS).fit(train, train_labels).score(test, test_labels))
+
+
+def _draw(folder: Path, phi: ExactFeatureMap, scores: Array, labels: npt.NDArray[np.int64]) -> None:
+    try:
+        plotting.save_picture(plotting.spectrum(phi.eigenvalues_), folder / "spectrum.png")
+        plotting.save_picture(plotting.components(scores, labels), folder / "components.png")
+    except MissingExtraError:
+        return  # pictures are for those who have Matplotlib

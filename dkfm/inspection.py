@@ -1,0 +1,61 @@
+"""What a store is, in a few plain facts."""
+
+from pathlib import Path
+
+from dkfm import formats, outputs, store
+from dkfm.errors import StoreError
+from dkfm.kernels import config
+from dkfm.record import load_record
+
+__all__ = ["describe"]
+
+
+def describe(path: str | Path) -> dict[str, object]:
+    """Return the facts of a Gram, a model or an output, as plain JSON values.
+
+    Raises
+    ------
+    StoreError
+        Nothing there, or nothing of dkfm's.
+    """
+    root = store.local_path(path).absolute()
+    attributes = formats.read_group(root)
+    kind = str(attributes["kind"])
+    facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
+    return facts | {"gram": _gram, "model": _model, "scores": _scores}[kind](root, attributes)
+
+
+def _gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    info = formats.read_array(root / "gram")
+    identity = attributes.get("identity")
+    return {
+        "kernel": identity.get("kernel") if isinstance(identity, dict) else None,
+        "shape": list(info.shape),
+        "tile_rows": info.chunks[0],
+        "complete": (root / formats.MARKER).exists(),
+    }
+
+
+def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    record = load_record(root)
+    n, d = record.model.landmarks.shape
+    return {
+        "estimator": record.estimator,
+        "kernel": config.to_config(record.model.kernel),
+        "landmarks": n,
+        "columns": d,
+        "outputs": {name: head.width for name, head in record.model.heads.items()},
+        "parameters": dict(record.parameters),
+        "certificate": record.fitted.get("certificate"),
+        "bytes": record.model.nbytes,
+        "digest": record.digest,
+    }
+
+
+def _scores(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    facts = {key: attributes.get(key) for key in ("output", "model", "source")}
+    try:
+        _, array = outputs.open_complete(root)
+    except StoreError as error:
+        return facts | {"complete": False, "reason": str(error)}
+    return facts | {"complete": True, "shape": list(array.shape), "chunk_rows": array.chunks[0]}
