@@ -10,12 +10,13 @@ from functools import partial
 import numpy as np
 
 from dkfm import links
+from dkfm.errors import KernelError
 from dkfm.kernels.base import Prepared
 from dkfm.kernels.rows import Array
 from dkfm.model import Model
 from dkfm.tiling import row_slices
 
-__all__ = ["Scorer", "prepare", "tile_rows"]
+__all__ = ["Scorer", "finite_scores", "prepare", "tile_rows"]
 
 _TILE_VALUES = 2**20
 """A kernel block of 8 MB stays near the processor."""
@@ -51,21 +52,33 @@ class Scorer:
         Returns
         -------
         ndarray of shape (n, width), float64
+            Not finite in a row that overflows the kernel.
         """
         head = self.model.head(name)
         link = links.by_name(head.link)
         out = np.empty((len(Z), head.width))
-        for tile in row_slices(len(Z), rows or tile_rows(len(self.model.landmarks))):
-            product = self.block(Z[tile]) @ head.weights
-            if head.offset is not None:
-                product -= head.offset
-            if head.rotation is not None:
-                product *= head.rotation
-                product = product @ head.weights.T
-            out[tile] = link(product, partial(self.model.kernel.diagonal, Z[tile]))
+        with np.errstate(over="ignore", invalid="ignore"):  # `finite_scores` tells
+            for tile in row_slices(len(Z), rows or tile_rows(len(self.model.landmarks))):
+                product = self.block(Z[tile]) @ head.weights
+                if head.offset is not None:
+                    product -= head.offset
+                if head.rotation is not None:
+                    product *= head.rotation
+                    product = product @ head.weights.T
+                out[tile] = link(product, partial(self.model.kernel.diagonal, Z[tile]))
         return out
 
 
 def prepare(model: Model) -> Scorer:
     """Prepare the landmarks once for any number of rows."""
     return Scorer(model, model.kernel.prepare(model.landmarks))
+
+
+def finite_scores(score: Scorer, name: str, Z: Array, what: str, first_row: int = 0) -> Array:
+    """Return the output of one head, or raise with the number of the first row that overflows the kernel."""
+    scores = score(name, Z)
+    finite = np.isfinite(scores)
+    if not finite.all():
+        row = first_row + int(np.logical_and.reduce(finite, axis=1).argmin())
+        raise KernelError(f"Row {row} of {what} overflows {score.model.kernel!r}: its {name} are not finite.")
+    return scores

@@ -162,17 +162,18 @@ def _cancelled(running: Executor) -> Iterator[Executor]:
 @contextmanager
 def local_cluster() -> Iterator["LocalCluster"]:
     """Start a cluster on this machine: one worker process with a thread a core; it listens on loopback alone."""
+    import dask
     from dask.system import CPU_COUNT
     from distributed import LocalCluster
 
     with (
         tempfile.TemporaryDirectory(prefix="dkfm-cluster-") as scratch,
+        dask.config.set({"temporary-directory": scratch}),  # the scheduler's too, which has no parameter for it
         LocalCluster(
             n_workers=1,
             threads_per_worker=CPU_COUNT,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
-            local_directory=scratch,
         ) as cluster,
     ):
         yield cluster

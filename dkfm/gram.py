@@ -163,18 +163,19 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
 
 
 def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int], rows: int) -> tuple[int, int]:
-    """Compute one tile and write it and its mirror image, unless both are there and sound."""
+    """Compute one tile and write it and its mirror image, each unless it is there and sound."""
     limit_blas()
     n, (i, j) = source.shape[0], pair
     row, column = tiling.row_slice(i, n, rows), tiling.row_slice(j, n, rows)
     array = store.open_array(Path(root), "gram", "r+")
-    if not (_is_sound(array, root, pair, row, column) and _is_sound(array, root, (j, i), column, row)):
+    images = [(pair, row, column)] if i == j else [(pair, row, column), ((j, i), column, row)]
+    missing = [image for image in images if not _is_sound(array, root, *image)]
+    if missing:
         X = read_finite(source, row)
         Y = X if i == j else read_finite(source, column)
         block = checked_block(kernel, X, Y, (row.start, column.start))
-        array[row, column] = block
-        if i != j:
-            array[column, row] = block.T
+        for image, first, second in missing:
+            array[first, second] = block if image == pair else block.T
     return pair
 
 

@@ -110,4 +110,5 @@ def _score_block(block: Array, carried: Carried | Spilled, output: str, width: i
         return np.empty((0, width))
     if inside_worker():  # elsewhere the threads are the user's
         limit_blas()
-    return carried.scorer()(output, as_rows(block, "A block of rows"))
+    what = "a block of rows"
+    return apply.finite_scores(carried.scorer(), output, as_rows(block, what), what)

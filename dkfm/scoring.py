@@ -97,6 +97,8 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
     if source.shape[1] != d:
         raise InvalidInputError(f"{source.name} has {source.shape[1]} columns and the model was fitted with {d}.")
     width = model.head(output).width
+    if width == 0:
+        raise InvalidInputError(f"This model has no {output}: its training rows do not vary.")
     if chunk_rows is None:
         wanted = min(_TASK_VALUES // n, _TASK_BYTES // (16 * (d + width)))
         step = source.chunk_rows if source.chunk_rows <= wanted else 1
@@ -236,11 +238,7 @@ def score_chunk(
     limit_blas()
     score = saved_scorer(model, digest)
     if on_invalid == "raise":
-        scores = score(output, read_finite(source, rows))
-        finite = np.isfinite(scores)
-        if not finite.all():
-            row = rows.start + int(finite.all(axis=1).argmin())
-            raise InvalidInputError(f"Row {row} of {source.name} overflows the kernel: its scores are not finite.")
+        scores = apply.finite_scores(score, output, read_finite(source, rows), source.name, rows.start)
     else:
         scores = _score_valid(score, output, source.read(rows))
     return outputs.write_chunk(Path(target), output, chunk, rows, scores)

@@ -38,6 +38,8 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     _output: ClassVar[str]
     _stored: ClassVar[tuple[str, ...]]
     """Constructor parameters that a store keeps, beside the kernel."""
+    _arrays: ClassVar[tuple[str, ...]]
+    """Fitted arrays that a store keeps, beside the model's; without their last underscore."""
 
     def _begin(self, X: object) -> tuple[Kernel, Array]:
         """Check everything that can be checked before the first tile; return the resolved kernel and the landmarks."""
@@ -84,6 +86,8 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         check_is_fitted(self, "model_")
         if hasattr(X, "__dask_graph__") and hasattr(X, "map_blocks"):
             return lazy.transform(self._carried(), self.model_, output, X)  # type: ignore[arg-type]  # dask has no types
+        if hasattr(X, "__dask_graph__"):
+            raise InvalidInputError("Of the dask collections a dask array is transformed; see its to_dask_array().")
         rows = as_rows(X)
         if rows.shape[1] != self.n_features_in_:
             raise InvalidInputError(
@@ -91,7 +95,7 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
                 f"{self.n_features_in_} features as input."
             )
         validate_data(self, X, reset=False, skip_check_array=True)
-        return apply.prepare(self.model_)(output, rows)
+        return apply.finite_scores(apply.prepare(self.model_), output, rows, "X")
 
     def _carried(self) -> lazy.Carried | lazy.Spilled:
         model, carried = getattr(self, "_carried_model", (None, None))
@@ -156,10 +160,8 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
         }
         parameters = {name: getattr(self, name) for name in self._stored}
-        return Record(type(self).__name__, parameters, fitted, self._fitted_arrays(), self.model_)
-
-    def _fitted_arrays(self) -> dict[str, Array]:
-        raise AssertionError("every estimator names its fitted arrays")
+        arrays = {name: getattr(self, f"{name}_") for name in self._arrays}
+        return Record(type(self).__name__, parameters, fitted, arrays, self.model_)
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
@@ -171,6 +173,6 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         names = record.fitted["feature_names"]
         if names:
             estimator.feature_names_in_ = np.asarray(names, dtype=object)
-        for name, values in record.arrays.items():
-            setattr(estimator, f"{name}_", values)
+        for name in cls._arrays:
+            setattr(estimator, f"{name}_", record.arrays[name])
         return estimator

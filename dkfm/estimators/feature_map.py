@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from sklearn.utils.validation import check_is_fitted
-
 from dkfm import apply, spectrum
 from dkfm.certificate import Certificate, of_map
 from dkfm.estimators.base import KernelEstimator
@@ -81,6 +79,7 @@ class ExactFeatureMap(KernelEstimator):
     dropped_: Array
     _output: ClassVar[str] = "features"
     _stored: ClassVar[tuple[str, ...]] = ("basis", "rcond", "on_indefinite")
+    _arrays: ClassVar[tuple[str, ...]] = ("eigenvalues", "dropped")
 
     def __init__(
         self,
@@ -145,7 +144,3 @@ class ExactFeatureMap(KernelEstimator):
 
     def _measure(self, Z: Array | None) -> Certificate:
         return of_map(apply.prepare(self.model_), Z)
-
-    def _fitted_arrays(self) -> dict[str, Array]:
-        check_is_fitted(self, "model_")
-        return {"eigenvalues": self.eigenvalues_, "dropped": self.dropped_}

@@ -71,6 +71,7 @@ class KernelPCA(KernelEstimator):
     eigenvalues_: Array
     _output: ClassVar[str] = "scores"
     _stored: ClassVar[tuple[str, ...]] = ("n_components", "on_indefinite")
+    _arrays: ClassVar[tuple[str, ...]] = ("eigenvalues",)
 
     def __init__(
         self,
@@ -117,6 +118,3 @@ class KernelPCA(KernelEstimator):
         if Z is not None:
             raise InvalidInputError("Components are measured on their training rows alone; give no other points.")
         return of_components(apply.prepare(self.model_), self.eigenvalues_)
-
-    def _fitted_arrays(self) -> dict[str, Array]:
-        return {"eigenvalues": self.eigenvalues_}

@@ -40,6 +40,8 @@ class Kernel(ABC):
     array([[1.5 , 1.48]])
     """
 
+    __array_ufunc__ = None  # a NumPy scalar leaves arithmetic to the kernel
+
     @abstractmethod
     def block(self, X: Array, Y: Array) -> Array:
         """Return k(X, Y), a fresh (n, m) float64 array, for finite float64 rows X (n, d) and Y (m, d)."""
@@ -133,7 +135,8 @@ def checked_block(kernel: Kernel, X: Array, Y: Array, first: tuple[int, int] = (
 
     `first` holds the numbers of the first row of X and of Y in the whole, for the message.
     """
-    block = kernel.block(X, Y)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        block = kernel.block(X, Y)
     if X is Y:
         mirror_lower(block)
     if not np.isfinite(block).all():

@@ -41,7 +41,7 @@ def negative_squared_distances(landmarks: Array, g: float) -> Prepared:
         x_norms = squared_norms(X)
         left = np.column_stack([np.sqrt(2 * g) * X, np.ones(len(X)), -g * x_norms])
         exponent: Array = left @ right.T
-        _recompute_near(exponent, X, Y, x_norms, y_norms, g)
+        _recompute_near(exponent, Z, landmarks, x_norms, y_norms, g)
         np.minimum(exponent, 0.0, out=exponent)
         return exponent
 
@@ -49,7 +49,7 @@ def negative_squared_distances(landmarks: Array, g: float) -> Prepared:
 
 
 def _recompute_near(exponent: Array, X: Array, Y: Array, x_norms: Array, y_norms: Array, g: float) -> None:
-    """Replace, in place, the exponents of near pairs by those of their differences."""
+    """Replace, in place, the exponents of near pairs by those of the differences of their rows as they came."""
     # One pass finds the few rows that have a near landmark at all.
     candidates = np.flatnonzero(exponent.max(axis=1) >= -g * _NEAR * (x_norms + y_norms.max()))
     for i in candidates:

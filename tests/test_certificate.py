@@ -1,0 +1,79 @@
+"""The certificate is able to fail: each kind of damage shows."""
+
+import numpy as np
+import pytest
+
+from dkfm import apply, kernels, pca, spectrum
+from dkfm.certificate import Certificate, of_components, of_map
+from dkfm.errors import CertificateError, InvalidInputError
+from dkfm.model import Head, Model
+
+KERNEL = kernels.Gaussian(1.5)
+
+
+@pytest.fixture
+def fitted(rng):
+    X = rng.normal(size=(120, 4))
+    return Model(KERNEL, X, spectrum.heads(spectrum.factor(np.asfortranarray(KERNEL(X))), "spectral"))
+
+
+def damaged(model, weights=None, landmarks=None, kernel=None):
+    head = model.heads["features"]
+    heads = {"features": Head(head.weights if weights is None else weights)}
+    return Model(kernel or model.kernel, model.landmarks if landmarks is None else landmarks, heads)
+
+
+def test_an_exact_map_is_certified_on_training_and_on_new_points(fitted, rng):
+    for Z in (None, rng.normal(size=(1000, 4))):
+        found = of_map(apply.prepare(fitted), Z)
+        assert found.error < 1e-12
+        assert found.relative_error < 1e-12
+        assert found.pairs == 120 * (120 if Z is None else 512)
+
+
+def test_one_weight_changed_by_a_millionth_fails(fitted):
+    weights = fitted.heads["features"].weights.copy()
+    i, j = np.unravel_index(np.argmax(np.abs(weights)), weights.shape)
+    weights[i, j] *= 1 + 1e-6
+    good, bad = of_map(apply.prepare(fitted)), of_map(apply.prepare(damaged(fitted, weights)))
+    good.require(good)
+    with pytest.raises(CertificateError, match="when it was fitted"):
+        bad.require(good)
+
+
+def test_moved_landmarks_or_another_kernel_fail(fitted):
+    good = of_map(apply.prepare(fitted))
+    moved = fitted.landmarks.copy()
+    moved[3] += 1e-6
+    for bad in (damaged(fitted, landmarks=moved), damaged(fitted, kernel=kernels.Gaussian(1.5 + 1e-6))):
+        with pytest.raises(CertificateError):
+            of_map(apply.prepare(bad)).require(good)
+
+
+def test_components_with_a_damaged_offset_or_weight_fail(rng):
+    X = rng.normal(size=(80, 3))
+    found = pca.components(np.asfortranarray(KERNEL(X)), 4)
+    model = lambda w, b: apply.prepare(Model(KERNEL, X, {"scores": Head(w, b)}))  # noqa: E731
+    good = of_components(model(found.weights, found.offset), found.eigenvalues)
+    assert good.error < 1e-13
+    for bad in (model(found.weights, found.offset + 1e-5), model(found.weights * (1 + 1e-6), found.offset)):
+        with pytest.raises(CertificateError):
+            of_components(bad, found.eigenvalues).require(good)
+
+
+def test_small_self_similarities_count_in_the_second_number(rng):
+    X = rng.normal(size=(50, 30)) * np.logspace(0, -3, 50)[:, None]
+    k = kernels.Linear()
+    model = Model(k, X, {"features": Head(spectrum.factor(np.asfortranarray(k(X))).whitening * (1 + 1e-9))})
+    found = of_map(apply.prepare(model))
+    assert found.relative_error >= found.error > 1e-10
+
+
+def test_a_zero_kernel_is_exact_and_a_nonzero_answer_to_it_is_not():
+    zero = Model(kernels.Linear(), np.zeros((3, 2)), {"features": Head(np.ones((3, 2)))})
+    assert of_map(apply.prepare(zero)) == Certificate(0.0, 0.0, 9)
+
+
+def test_points_of_another_width_are_refused(fitted):
+    with pytest.raises(InvalidInputError, match="5 columns and the model was fitted with 4"):
+        of_map(apply.prepare(fitted), np.ones((2, 5)))

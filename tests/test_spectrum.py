@@ -1,0 +1,117 @@
+"""The inverse root: rank, policy for kernels that are not PSD, exactness."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles
+from dkfm import apply, kernels, spectrum
+from dkfm.certificate import of_map
+from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError
+from dkfm.model import Model
+
+
+def gram(kernel, X):
+    return np.asfortranarray(kernel(X))
+
+
+def test_eigh_works_in_place_from_the_lower_triangle(rng):
+    A = rng.normal(size=(60, 60))
+    K = np.asfortranarray(A + A.T)
+    truth = np.linalg.eigvalsh(K)
+    K[np.triu_indices(60, 1)] = np.nan
+    values, vectors = spectrum.eigh_lower(K)
+    np.testing.assert_allclose(values, truth, atol=1e-12)
+    assert np.shares_memory(vectors, K)
+
+
+@pytest.mark.parametrize("basis", spectrum.BASES)
+def test_k1_on_mnist_is_exact_to_thirteen_digits(mnist_247, basis):
+    k = kernels.Polynomial(9, scale=1 / 784)
+    found = spectrum.factor(gram(k, mnist_247))
+    certificate = of_map(apply.prepare(Model(k, mnist_247, spectrum.heads(found, basis))))
+    assert len(found.eigenvalues) == 1500
+    assert certificate.error < 1e-13
+    assert certificate.relative_error < 1e-8  # values span ten orders of magnitude
+
+
+@pytest.mark.parametrize("basis", spectrum.BASES)
+def test_k1_on_doubled_mnist_has_half_the_rank(mnist_247, basis):
+    k, X = kernels.Polynomial(9, scale=1 / 784), np.repeat(mnist_247, 2, axis=0)
+    found = spectrum.factor(gram(k, X))
+    certificate = of_map(apply.prepare(Model(k, X, spectrum.heads(found, basis))))
+    assert len(found.eigenvalues) == 1500
+    assert certificate.error < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kernel", "X", "rank"),
+    [
+        (kernels.Linear(), np.random.default_rng(0).normal(size=(80, 6)), 6),
+        (kernels.Gaussian(0.5), np.repeat(np.random.default_rng(0).normal(size=(40, 3)), 3, axis=0), 40),
+        (kernels.Polynomial(2), np.random.default_rng(0).normal(size=(80, 3)), 6),
+        (kernels.Constant(3.0), np.zeros((5, 1)), 1),
+        (kernels.Linear(), np.zeros((5, 2)), 0),
+        (1e-10 * kernels.Gaussian(0.5), np.random.default_rng(0).normal(size=(50, 3)), 50),
+    ],
+)
+def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
+    found = spectrum.factor(gram(kernel, X))
+    assert len(found.eigenvalues) == rank
+    assert len(found.dropped) == len(X) - rank
+    for basis in spectrum.BASES:
+        certificate = of_map(apply.prepare(Model(kernel, X, spectrum.heads(found, basis))))
+        assert certificate.error < 1e-13
+
+
+def test_the_symmetric_map_is_the_dense_formula_in_both_of_its_forms(rng):
+    Z = rng.normal(size=(20, 3))
+    for sigma, explicit in ((0.2, True), (1.0, False)):
+        X = rng.normal(size=(100, 3))
+        k = kernels.Gaussian(sigma)
+        heads = spectrum.heads(spectrum.factor(gram(k, X)), "symmetric")
+        assert (heads["features"].rotation is None) == explicit
+        found = apply.prepare(Model(k, X, heads))("features", Z)
+        truth = oracles.symmetric_map(oracles.gaussian(X, X, sigma), oracles.gaussian(X, Z, sigma))
+        np.testing.assert_allclose(found, truth, atol=1e-8)
+
+
+def test_an_indefinite_kernel_is_refused_with_both_ends_of_its_spectrum(rng):
+    sigmoid = kernels.Function(lambda X, Y: np.tanh(2 * X @ Y.T - 1))
+    X = rng.normal(size=(50, 3))
+    values = np.linalg.eigvalsh(sigmoid(X))
+    with pytest.raises(NotPSDError) as caught:
+        spectrum.factor(gram(sigmoid, X))
+    assert f"{values[0]:.4g}"[:5] in str(caught.value)
+    assert f"{values[-1]:.4g}"[:5] in str(caught.value)
+
+
+def test_clipping_drops_the_negative_part_and_warns(rng):
+    sigmoid, X = kernels.Function(lambda X, Y: np.tanh(2 * X @ Y.T - 1)), rng.normal(size=(50, 3))
+    with pytest.warns(DkfmWarning, match="lambda_min"):
+        found = spectrum.factor(gram(sigmoid, X), on_indefinite="clip")
+    assert found.n_negative > 0
+    assert (found.eigenvalues > 2 * -found.dropped.min()).all()
+
+
+def test_rcond_replaces_the_relative_cut(rng):
+    k, X = kernels.Gaussian(3.0), rng.normal(size=(60, 2))
+    found = spectrum.factor(gram(k, X), rcond=1e-3)
+    assert found.eigenvalues[-1] > 1e-3 * found.eigenvalues[0] >= found.dropped[0]
+
+
+@pytest.mark.parametrize(("basis", "rcond"), [("polar", None), ("symmetric", 2.0), ("spectral", -1e-3)])
+def test_unknown_parameters_are_refused(basis, rcond):
+    with pytest.raises(InvalidInputError, match=r"basis must|rcond must"):
+        spectrum.require_parameters(basis, rcond)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_signs_do_not_depend_on_the_last_bit(seed):
+    rng = np.random.default_rng(seed)
+    V = rng.normal(size=(9, 4))
+    V[[2, 5]] = [[3.0], [-3.0]]  # two entries of the same magnitude: the first decides
+    noise = 1 + 1e-12 * rng.normal(size=V.shape)
+    np.testing.assert_array_equal(spectrum.fix_signs(V), spectrum.fix_signs(V * noise))
+    np.testing.assert_array_equal(spectrum.fix_signs(-V), -spectrum.fix_signs(V))
