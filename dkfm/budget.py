@@ -21,8 +21,8 @@ __all__ = [
 ]
 
 _VALUE = 8
-_OVERHEAD = 64 * 2**20
-"""Thread stacks, BLAS buffers, the allocator's slack: once per process."""
+_OVERHEAD = 2**27
+"""Thread stacks, BLAS buffers, and what the allocator keeps of the tiles that passed through it."""
 
 LARGEST_ROOT = 32_766
 """LAPACK's divide and conquer asks for 1 + 6N + 2N^2 values, counted in 32 bits."""

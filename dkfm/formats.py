@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -67,12 +68,14 @@ class ArrayInfo:
         """Bytes of every chunk file of an array that dkfm wrote: chunks are whole and not compressed."""
         return prod(self.chunks) * _TYPES[self.dtype] + _CRC_BYTES
 
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks along each axis."""
+        return tuple(count(length, chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
+
     def chunk_names(self) -> Iterator[str]:
-        """Return the file name of every chunk, relative to the array."""
-        names = ["c"]
-        for length, chunk in zip(self.shape, self.chunks, strict=True):
-            names = [f"{name}/{i}" for name in names for i in range(count(length, chunk))]
-        return iter(names)
+        """Yield the file name of every chunk, relative to the array."""
+        return ("/".join(["c", *map(str, place)]) for place in product(*map(range, self.grid)))
 
 
 def files(root: Path) -> Iterator[str]:
@@ -226,6 +229,9 @@ def _codecs_known(codecs: object, source: bool) -> bool:
 
 def require_chunks(path: Path, info: ArrayInfo) -> None:
     """Raise unless every chunk file of one of dkfm's own arrays is there with its exact size."""
+    present = sum(1 for name in files(path) if name != "zarr.json")
+    if present != prod(info.grid):  # told first: a stranger's shape may have more chunks than there are numbers
+        raise DamagedStoreError(f"{path} has {present} chunks and must have {prod(info.grid)}.")
     for name in info.chunk_names():
         try:
             size = (path / name).stat().st_size

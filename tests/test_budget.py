@@ -1,0 +1,76 @@
+"""Predictions: monotone, invertible, and held against the measured peak of a real fit."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkfm import budget, preflight
+from dkfm.errors import BudgetError
+
+
+@given(st.integers(2**27, 2**45), st.integers(1, 5000))
+def test_largest_n_is_the_largest_that_fits(available, d):
+    n = budget.largest_n(available, d)
+    assert n == 0 or budget.fit_bytes(n, d) <= available
+    assert n == budget.LARGEST_ROOT or budget.fit_bytes(n + 1, d) > available
+
+
+@given(st.integers(2**20, 2**40), st.integers(1, 5000))
+def test_the_tile_that_is_recommended_fits(available, d):
+    rows = budget.tile_rows_within(available, d)
+    assert rows == 1 or budget.gram_task_bytes(rows, d) <= available
+    assert budget.gram_task_bytes(rows + 2, d) > available
+
+
+def test_a_refusal_has_both_numbers_and_the_largest_n(monkeypatch):
+    monkeypatch.setattr(preflight, "available_memory", lambda: 10**9)
+    need = budget.fit_bytes(10_000, 50)
+    with pytest.raises(BudgetError, match=rf"{need} bytes.*1000000000 bytes.*largest N that fits is 5") as caught:
+        preflight.require_driver(10_000, 50)
+    assert str(budget.largest_n(10**9, 50)) in str(caught.value)
+
+
+def test_a_fit_that_does_not_fit_is_refused_before_the_first_tile(monkeypatch, tmp_path, rng):
+    import dkfm
+
+    monkeypatch.setattr(preflight, "available_memory", lambda: 140 * 2**20)
+    X = rng.normal(size=(1000, 2))
+    with pytest.raises(BudgetError, match="largest N"):
+        dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(), tile_rows=100, workspace=tmp_path / "w").fit(X)
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_root_beyond_lapacks_integers_is_refused():
+    with pytest.raises(BudgetError, match="32766"):
+        preflight.require_driver(40_000, 2)
+
+
+MEASURE = """
+import json, resource, sys, threading
+import numpy as np
+import dkfm
+from dkfm import budget
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+n, d = 4000, 50
+estimator = {"features": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0)),
+             "explicit": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(1.0)),
+             "pca": lambda: dkfm.KernelPCA(20, kernel=dkfm.kernels.Gaussian(5.0))}[sys.argv[1]]()
+X = np.random.default_rng(0).normal(size=(n, d))
+type(estimator)(kernel=estimator.kernel, tile_rows=64).fit(X[:200])  # imports and pools are there before
+before = peak()
+estimator.fit(X)
+print(json.dumps({"peak": peak() - before, "predicted": budget.fit_bytes(n, d)}))
+"""
+
+
+@pytest.mark.parametrize("kind", ["features", "explicit", "pca"])
+def test_the_drivers_peak_is_at_most_the_prediction_and_at_least_two_thirds_of_it(kind):
+    found = json.loads(subprocess.check_output([sys.executable, "-c", MEASURE, kind], text=True))
+    assert found["peak"] <= found["predicted"] <= 1.5 * found["peak"], found

@@ -1,0 +1,272 @@
+"""Stores: validated before anything of them is read, complete or refused, and nothing of others is touched."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dkfm
+import laws
+from dkfm import formats, kernels, store
+from dkfm.errors import (
+    DamagedStoreError,
+    DkfmError,
+    IncompleteStoreError,
+    KernelError,
+    StoreError,
+    StoreExistsError,
+    UnsupportedStoreError,
+)
+
+ESTIMATORS = [
+    dkfm.ExactFeatureMap(kernels.Gaussian(2.0)),
+    dkfm.ExactFeatureMap(kernels.Gaussian(0.3)),
+    dkfm.ExactFeatureMap(kernels.Linear(), basis="spectral"),
+    dkfm.KernelPCA(3, kernel=kernels.Gaussian(2.0) + 0.5 * kernels.Polynomial(2)),
+    dkfm.KernelPCA(),
+]
+
+
+@pytest.fixture
+def rows(rng):
+    return rng.normal(size=(40, 3))
+
+
+@pytest.fixture
+def saved(rows, tmp_path):
+    dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(rows).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(path, change):
+    metadata = json.loads(path.read_text())
+    change(metadata)
+    path.write_text(json.dumps(metadata))
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
+def test_a_loaded_estimator_is_the_saved_one(estimator, rows, rng, tmp_path):
+    laws.store_laws(estimator.fit(rows), rng.normal(size=(9, 3)), tmp_path / "model")
+
+
+def test_attributes_survive_a_store(rows, tmp_path):
+    phi = dkfm.ExactFeatureMap(kernels.Linear(), basis="spectral").fit(rows)
+    phi.save(tmp_path / "m")
+    loaded = dkfm.load(tmp_path / "m")
+    assert (loaded.rank_, loaded.n_negative_, loaded.condition_) == (phi.rank_, phi.n_negative_, phi.condition_)
+    np.testing.assert_array_equal(loaded.dropped_, phi.dropped_)
+    np.testing.assert_array_equal(loaded.residual(rows), phi.residual(rows))
+    loaded.save(tmp_path / "again")
+    assert dkfm.load(tmp_path / "again").basis == "spectral"
+
+
+def test_a_model_holds_no_pickle_and_every_chunk_has_a_checksum(saved):
+    for path in saved.rglob("zarr.json"):
+        metadata = json.loads(path.read_text())
+        if metadata["node_type"] == "array":
+            assert [codec["name"] for codec in metadata["codecs"]] == ["bytes", "crc32c"]
+            assert metadata["fill_value"] == "NaN"
+
+
+def test_an_existing_path_is_refused_and_left_untouched(saved, rows, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    before = contents(tmp_path)
+    fitted = dkfm.KernelPCA(1).fit(rows)
+    for name in ("model", "file", "folder", "link"):
+        for overwrite in (False, name != "model"):
+            with pytest.raises(StoreExistsError):
+                fitted.save(tmp_path / name, overwrite=overwrite)
+    assert contents(tmp_path) == before
+
+
+def test_overwrite_replaces_a_model_but_not_one_with_a_strangers_file(saved, rows):
+    fitted = dkfm.KernelPCA(1).fit(rows)
+    (saved / "notes.txt").write_text("mine")
+    before = contents(saved)
+    with pytest.raises(StoreExistsError, match=r"notes\.txt"):
+        fitted.save(saved, overwrite=True)
+    assert contents(saved) == before
+    (saved / "notes.txt").unlink()
+    fitted.save(saved, overwrite=True)
+    np.testing.assert_array_equal(dkfm.load(saved).transform(rows), fitted.transform(rows))
+
+
+def test_a_model_without_its_marker_is_refused(saved):
+    (saved / "_COMPLETE").unlink()
+    with pytest.raises(IncompleteStoreError, match="_COMPLETE"):
+        dkfm.load(saved)
+
+
+def test_a_newer_model_is_refused_with_both_versions(saved):
+    edit(saved / "zarr.json", lambda m: m["attributes"]["dkfm"].update(version=2))
+    with pytest.raises(UnsupportedStoreError, match=r"format 2 .*reads format 1"):
+        dkfm.load(saved)
+
+
+def test_a_store_of_another_kind_is_refused(rows, tmp_path):
+    dkfm.build_gram(kernels.Linear(), rows, tmp_path / "gram")
+    with pytest.raises(UnsupportedStoreError, match="gram store, and a model store"):
+        dkfm.load(tmp_path / "gram")
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "foreign"])
+def test_what_is_no_store_is_refused(name, tmp_path):
+    import zarr
+
+    (tmp_path / "empty").mkdir()
+    zarr.create_group(tmp_path / "foreign", attributes={"mine": True})
+    with pytest.raises(StoreError):
+        dkfm.load(tmp_path / name)
+
+
+def test_any_changed_byte_of_any_file_is_found(saved, rng):
+    files = [p for p in saved.rglob("*") if p.is_file()]
+    assert len(files) >= 9
+    for path in files:
+        original = path.read_bytes()
+        for position in {0, len(original) - 1, *rng.integers(len(original), size=12).tolist()}:
+            changed = bytearray(original)
+            changed[position] ^= 1 << int(rng.integers(8))
+            path.write_bytes(bytes(changed))
+            with pytest.raises(StoreError):
+                dkfm.load(saved)
+        path.write_bytes(original)
+    dkfm.load(saved)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "delete", "extra", "link", "outside"])
+def test_lost_gained_cut_or_linked_files_are_found(saved, damage, tmp_path):
+    chunk = saved / "landmarks" / "c" / "0" / "0"
+    if damage == "truncate":
+        os.truncate(chunk, 20)
+    elif damage == "delete":
+        chunk.unlink()
+    elif damage == "extra":
+        (saved / "landmarks" / "c" / "1").mkdir()
+        (saved / "landmarks" / "c" / "1" / "0").write_bytes(b"x")
+    elif damage == "link":
+        shutil.copy(chunk, tmp_path / "copy")
+        chunk.unlink()
+        chunk.symlink_to(tmp_path / "copy")
+    else:
+        shutil.move(saved / "landmarks", tmp_path / "landmarks")
+        (saved / "landmarks").symlink_to(tmp_path / "landmarks")
+    with pytest.raises((DamagedStoreError, UnsupportedStoreError)):
+        dkfm.load(saved)
+
+
+HOSTILE = {
+    "pickle filter": lambda m: m["codecs"].insert(0, {"name": "numcodecs.pickle"}),
+    "unknown codec": lambda m: m.update(codecs=[{"name": "bytes", "configuration": {"endian": "little"}}]),
+    "compression bomb": lambda m: m["codecs"].append({"name": "zstd", "configuration": {"level": 1}}),
+    "petabytes": lambda m: m.update(shape=[2**46, 3]),
+    "huge chunk": lambda m: m["chunk_grid"]["configuration"].update(chunk_shape=[2**46, 3]),
+    "zero chunk": lambda m: m["chunk_grid"]["configuration"].update(chunk_shape=[0, 3]),
+    "negative shape": lambda m: m.update(shape=[-1, 3]),
+    "text shape": lambda m: m.update(shape="many"),
+    "five axes": lambda m: m.update(shape=[1] * 5),
+    "version 2": lambda m: m.update(zarr_format=2),
+    "object dtype": lambda m: m.update(data_type={"name": "object"}),
+    "fill that is data": lambda m: m.update(fill_value=0.0),
+    "dotted keys": lambda m: m["chunk_key_encoding"]["configuration"].update(separator="."),
+    "transformers": lambda m: m.update(storage_transformers=[{"name": "x"}]),
+    "grid of lists": lambda m: m.update(chunk_grid=[1, 2]),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(saved, change):
+    edit(saved / "landmarks" / "zarr.json", change)
+    with pytest.raises((UnsupportedStoreError, DamagedStoreError)):
+        formats.require_chunks(saved / "landmarks", formats.read_array(saved / "landmarks"))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)
+    )
+)
+@settings(max_examples=60)
+def test_json_that_is_not_the_schemas_is_refused_by_name(tmp_path_factory, value):
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "zarr.json").write_text(json.dumps(value))
+    for read in (formats.read_group, formats.read_array):
+        with pytest.raises(DkfmError):
+            read(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "\xff"])
+def test_text_that_is_not_json_is_refused(tmp_path, text):
+    (tmp_path / "zarr.json").write_text(text)
+    with pytest.raises(DkfmError):
+        formats.read_group(tmp_path)
+
+
+def _forge(saved, change):
+    """Change a model's attributes and make the marker agree, as a stranger could."""
+    from dkfm.record import _manifest_digest, _sha256
+
+    edit(saved / "zarr.json", lambda m: change(m["attributes"]["dkfm"]))
+    sums = {n: _sha256(saved / n) for n in sorted(formats.files(saved)) if n != "_COMPLETE"}
+    (saved / "_COMPLETE").write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
+
+
+FORGED = {
+    "estimator": lambda a: a.update(estimator="os.system"),
+    "kernel": lambda a: a.update(kernel={"name": "function", "function": "os:system"}),
+    "kernel parameter": lambda a: a["kernel"].update(sigma=-1),
+    "link": lambda a: a["heads"]["scores"].update(link="eval"),
+    "path out": lambda a: a["heads"]["scores"].update(weights="../../secret"),
+    "absolute path": lambda a: a["heads"]["scores"].update(weights="/etc/passwd"),
+    "heads": lambda a: a.update(heads=3),
+    "no heads": lambda a: a.pop("heads"),
+    "arrays": lambda a: a.update(arrays="eigenvalues"),
+    "fitted": lambda a: a.update(fitted=[]),
+    "certificate": lambda a: a["fitted"].update(certificate=[1]),
+    "parameters": lambda a: a.update(parameters={}),
+    "wrong weights": lambda a: a["heads"]["scores"].update(weights="eigenvalues"),
+    "missing weights": lambda a: a["heads"]["scores"].update(weights=None),
+}
+
+
+@pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)
+def test_a_strangers_model_is_data_and_what_is_not_is_refused_by_name(saved, change):
+    _forge(saved, change)
+    with pytest.raises((UnsupportedStoreError, KernelError)):
+        dkfm.load(saved)
+
+
+def test_a_model_with_a_function_cannot_be_saved_and_leaves_nothing(rows, tmp_path):
+    fitted = dkfm.KernelPCA(1, kernel=kernels.Function(lambda X, Y: X @ Y.T)).fit(rows)
+    with pytest.raises(KernelError, match="never code"):
+        fitted.save(tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_url_is_refused_by_name(rows):
+    with pytest.raises(StoreError, match="s3://bucket/m"):
+        dkfm.KernelPCA(1).fit(rows).save("s3://bucket/m")
+
+
+def test_a_killed_writers_partial_file_is_no_part_of_a_store(saved):
+    (saved / f"zarr.json.{'0' * 32}.partial").write_text("half")
+    dkfm.load(saved)
+
+
+def test_a_missing_chunk_reads_as_nan_and_zeros_are_written(tmp_path):
+    group = store.create(tmp_path / "s", "scores", {})
+    array = store.add_array(group, "x", (4, 2), (2, 2))
+    array[:2] = 0.0
+    assert (tmp_path / "s" / "x" / "c" / "0" / "0").exists()
+    assert np.isnan(array[2:]).all()
