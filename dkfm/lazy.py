@@ -96,8 +96,8 @@ def transform(carried: Carried | Spilled, model: Model, name: str, Z: "da.Array"
     scores: da.Array = Z.rechunk({1: -1}).map_blocks(
         _score_block,
         shared,
-        output=name,
-        width=model.head(name).width,
+        head=name,
+        head_width=model.head(name).width,
         dtype=np.float64,
         chunks=(Z.chunks[0], (model.head(name).width,)),
         meta=np.empty((0, 0)),
@@ -105,10 +105,10 @@ def transform(carried: Carried | Spilled, model: Model, name: str, Z: "da.Array"
     return scores
 
 
-def _score_block(block: Array, carried: Carried | Spilled, output: str, width: int) -> Array:
+def _score_block(block: Array, carried: Carried | Spilled, head: str, head_width: int) -> Array:
     if len(block) == 0:
-        return np.empty((0, width))
+        return np.empty((0, head_width))
     if inside_worker():  # elsewhere the threads are the user's
         limit_blas()
     what = "a block of rows"
-    return apply.finite_scores(carried.scorer(), output, as_rows(block, what), what)
+    return apply.finite_scores(carried.scorer(), head, as_rows(block, what), what)

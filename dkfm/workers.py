@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from threadpoolctl import ThreadpoolController, threadpool_limits
+from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
 
 from dkfm import apply
 from dkfm.record import load_record
@@ -23,10 +23,27 @@ _limits: threadpool_limits | None = None
 _users = 0
 
 
-def _blas() -> ThreadpoolController:
+def _limit_to_one() -> threadpool_limits:
     import scipy.linalg  # noqa: F401  # SciPy brings a BLAS of its own, which a limit must find loaded
 
-    return ThreadpoolController().select(user_api="blas")
+    with _control():
+        return ThreadpoolController().select(user_api="blas").limit(limits=1)
+
+
+def _restore(limits: threadpool_limits) -> None:
+    with _control():
+        limits.restore_original_limits()
+
+
+@contextmanager
+def _control() -> Iterator[None]:
+    """Let this thread set the limits: from threadpoolctl 3.8 on, any but the first that did is silently ignored."""
+    release = getattr(OpenBLASController, "clear_controlling_thread", lambda force: None)
+    release(force=True)
+    try:
+        yield
+    finally:
+        release(force=True)
 
 
 def limit_blas() -> None:
@@ -34,7 +51,7 @@ def limit_blas() -> None:
     global _limits  # noqa: PLW0603  # one limit a process is what BLAS has
     with _lock:
         if _limits is None:
-            _limits = _blas().limit(limits=1)
+            _limits = _limit_to_one()
 
 
 @contextmanager
@@ -42,19 +59,18 @@ def single_blas_thread() -> Iterator[None]:
     """Give BLAS one thread while any thread of this process is inside, and the former number after the last."""
     global _users, _limits  # noqa: PLW0603  # counted: nested limits in threads restore the wrong number
     with _lock:
-        owner = _users > 0 or _limits is None
-        if owner:
+        counted = _users > 0 or _limits is None  # else a worker in this process has limited it for good
+        if counted:
             limit_blas()
             _users += 1
     try:
         yield
     finally:
         with _lock:
-            if owner:
-                _users -= 1
-                if _users == 0 and _limits is not None:
-                    _limits.restore_original_limits()
-                    _limits = None
+            _users -= counted
+            if counted and _users == 0 and _limits is not None:
+                _restore(_limits)
+                _limits = None
 
 
 @contextmanager
@@ -65,13 +81,13 @@ def all_blas_threads() -> Iterator[None]:
     if limited is None:
         yield
         return
-    limited.restore_original_limits()
+    _restore(limited)
     try:
         yield
     finally:
         with _lock:
             if _limits is limited:
-                _blas().limit(limits=1)
+                _limit_to_one()
 
 
 def cached_scorer(digest: str, make: Callable[[], apply.Scorer]) -> apply.Scorer:

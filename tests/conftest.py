@@ -63,14 +63,19 @@ def client():
         yield connected
 
 
-@pytest.fixture(scope="module")
-def threaded_client():
-    """A real scheduler with workers inside this process."""
+@pytest.fixture
+def threaded_client(tmp_path):
+    """A real scheduler with workers inside this process, whose BLAS limit is lifted at the end."""
     import dask
     from distributed import Client
 
+    from dkfm import workers
+
     with (
-        dask.config.set({"temporary-directory": str(os.environ.get("TMPDIR", "/tmp"))}),
+        dask.config.set({"temporary-directory": str(tmp_path)}),
         Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as connected,
     ):
         yield connected
+    if workers._limits is not None:
+        workers._restore(workers._limits)
+        workers._limits = None

@@ -105,8 +105,9 @@ class ExactFeatureMap(KernelEstimator):
         """
         spectrum.require_parameters(self.basis, self.rcond)
         kernel, landmarks = self._begin(X)
+        held = [self._gram(kernel, landmarks)]  # popped, so that nothing here keeps N^2 values alive
         with all_blas_threads():
-            found = spectrum.factor(self._gram(kernel, landmarks), self.rcond, self.on_indefinite)
+            found = spectrum.factor(held.pop(), self.rcond, self.on_indefinite)
             self.eigenvalues_, self.dropped_ = found.eigenvalues, found.dropped
             self.model_ = Model(kernel, landmarks, spectrum.heads(found, self.basis))
             self.certificate_ = self._measure(None)

@@ -97,8 +97,9 @@ class KernelPCA(KernelEstimator):
         if q is not None and (isinstance(q, bool) or not isinstance(q, int | np.integer) or q < 1):
             raise InvalidInputError(f"n_components must be a positive integer or None, and is {q!r}.")
         kernel, landmarks = self._begin(X)
+        held = [self._gram(kernel, landmarks)]  # popped, so that nothing here keeps N^2 values alive
         with all_blas_threads():
-            found = pca.components(self._gram(kernel, landmarks), q, self.on_indefinite)
+            found = pca.components(held.pop(), q, self.on_indefinite)
             self.eigenvalues_ = found.eigenvalues
             self.model_ = Model(kernel, landmarks, {"scores": Head(found.weights, found.offset)})
             self.certificate_ = self._measure(None)

@@ -1,0 +1,119 @@
+"""The command line, as a user types it: exit codes, one sentence on standard error, the README's words."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkfm
+from dkfm.cli import main
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    np.save("train.npy", rng.normal(size=(80, 3)))
+    np.save("test.npy", rng.normal(size=(50, 3)))
+    return lambda line: CliRunner().invoke(main, line.split())
+
+
+def test_a_pca_is_fitted_scored_verified_and_described(run):
+    result = run("fit train.npy model --method pca --kernel gaussian --param sigma=2 --components 4 --tile-rows 30")
+    assert result.exit_code == 0, result.output
+    assert "Gaussian(sigma=2.0), 80 landmarks, certificate" in result.stdout
+    result = run("score model test.npy scores.zarr --chunk-rows 20")
+    assert result.exit_code == 0, result.output
+    assert "scores.zarr: 50 rows" in result.stdout
+    found = dkfm.open_scores("scores.zarr").compute()
+    np.testing.assert_allclose(found, dkfm.load("model").transform(np.load("test.npy")), atol=1e-12)
+    assert "certificate" in run("verify model").stdout
+    assert "50 rows, every chunk" in run("verify scores.zarr").stdout
+    facts = json.loads(run("info model --json").stdout)
+    assert (facts["estimator"], facts["landmarks"], facts["outputs"]) == ("KernelPCA", 80, {"scores": 4})
+    assert json.loads(run("info scores.zarr --json").stdout)["shape"] == [50, 4]
+    assert "KernelPCA" in run("info model").stdout
+
+
+def test_features_in_both_bases_and_residuals_are_scored(run):
+    for basis in ("symmetric", "spectral"):
+        assert run(f"fit train.npy {basis} --method features --basis {basis} --kernel linear").exit_code == 0
+        assert run(f"verify {basis} --against test.npy").exit_code == 0
+    assert run("score spectral test.npy f.zarr").exit_code == 0
+    assert run("score spectral test.npy r.zarr --output residual").exit_code == 0
+    assert dkfm.open_scores("f.zarr").shape == (50, 3)
+    assert dkfm.open_scores("r.zarr").shape == (50, 1)
+
+
+def test_a_workspace_keeps_the_gram_and_info_tells_of_it(run, tmp_path):
+    line = "fit train.npy {} --kernel gaussian --param sigma=2 --tile-rows 30 --workspace w"
+    assert run(line.format("a")).exit_code == 0
+    (kept,) = tmp_path.glob("w/gram-*.zarr")
+    times = [p.stat().st_mtime_ns for p in kept.rglob("c/*/*")]
+    assert run(line.format("b")).exit_code == 0
+    assert [p.stat().st_mtime_ns for p in kept.rglob("c/*/*")] == times
+    facts = json.loads(run(f"info {kept} --json").stdout)
+    assert (facts["kind"], facts["shape"], facts["complete"]) == ("gram", [80, 80], True)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("fit none.npy model", "There is no"),
+        ("fit train.npy model --kernel gausian", "near it: gaussian"),
+        ("fit train.npy model --param sigma=-1", "sigma > 0"),
+        ("fit train.npy model --param width=1", "and not width"),
+        ("fit train.npy model --kernel sum", "no name of its own"),
+        ("fit nan.npy model", "row 5 contains NaN"),
+        ("fit flat.npy model", "rows and columns"),
+        ("fit train.npy taken", "left untouched"),
+        ("score none test.npy out", "There is no store"),
+        ("score taken test.npy out", "not"),
+        ("info none", "There is no store"),
+        ("verify none", "There is no store"),
+    ],
+)
+def test_a_named_error_is_one_sentence_on_standard_error_and_exit_code_1(run, line, words, tmp_path):
+    rows = np.load("train.npy")
+    np.save("flat.npy", rows[0])
+    rows[5, 1] = np.nan
+    np.save("nan.npy", rows)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    result = run(line)
+    assert result.exit_code == 1, result.output
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "line", ["", "fit", "fly", "fit train.npy model --param sigma", "fit train.npy m --components 0", "demo --rows 0"]
+)
+def test_wrong_usage_exits_with_2(run, line):
+    assert run(line).exit_code == 2
+
+
+def test_on_invalid_nan_counts_the_rows(run):
+    rows = np.load("test.npy")
+    rows[7] = np.nan
+    np.save("bad.npy", rows)
+    run("fit train.npy model --kernel gaussian --param sigma=2 --components 2")
+    assert run("score model bad.npy out").exit_code == 1
+    result = run("score model bad.npy out --on-invalid nan --overwrite")
+    assert result.exit_code == 0
+    assert "1 of them invalid" in result.stdout
+
+
+def test_a_scheduler_is_used_when_named(run, client):
+    address = client.scheduler.address
+    assert run(f"fit train.npy model --kernel linear --tile-rows 30 --scheduler {address}").exit_code == 0
+    assert run(f"score model test.npy out --scheduler {address} --chunk-rows 10").exit_code == 0
+    assert dkfm.open_scores("out").shape == (50, 3)
+
+
+def test_version_and_help():
+    assert dkfm.__version__ in CliRunner().invoke(main, ["--version"]).output
+    assert "demo" in CliRunner().invoke(main, ["-h"]).output

@@ -1,0 +1,178 @@
+"""Real clusters on loopback, and the pieces that run tasks: window, BLAS threads, caches."""
+
+import threading
+import urllib.request
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import dask.array as da
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+import dkfm
+from dkfm import apply, clusters, job, kernels, workers
+from dkfm.errors import ClusterError, InvalidInputError, KernelError
+from dkfm.model import Head, Model
+
+K = kernels.Gaussian(2.0)
+
+
+def blas_threads():
+    import scipy.linalg  # noqa: F401  # its BLAS must be loaded to be seen
+
+    return {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
+
+
+def test_the_main_job_runs_on_a_cluster_without_a_warning(client, tmp_path, rng):
+    X, Z = rng.normal(size=(300, 5)), rng.normal(size=(1000, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gram = dkfm.build_gram(K, X, tmp_path / "gram", tile_rows=100)
+        np.testing.assert_array_equal(gram[:], dkfm.build_gram(K, X, tmp_path / "here", tile_rows=100, client=None)[:])
+        pca = dkfm.KernelPCA(3, kernel=K, tile_rows=100).fit(X)
+        phi = dkfm.ExactFeatureMap(K, tile_rows=100).fit(X)
+        report = dkfm.batch_score(pca, Z, tmp_path / "scores", chunk_rows=100, progress=False)
+        lazy = phi.transform(da.from_array(Z, chunks=(100, 5))).compute()
+    assert report.chunks == 10
+    np.testing.assert_allclose(dkfm.open_scores(tmp_path / "scores").compute(), pca.transform(Z), atol=1e-11)
+    np.testing.assert_allclose(lazy, phi.transform(Z), atol=1e-9)
+    assert client.run(blas_threads) == {address: {1} for address in client.nthreads()}
+
+
+def test_the_dashboard_answers_and_everything_listens_on_loopback_alone(client):
+    assert client.dashboard_link.startswith("http://127.0.0.1:")
+    assert urllib.request.urlopen(client.dashboard_link, timeout=20).status == 200
+    import psutil
+
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    listening = {c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}
+
+
+def test_errors_of_tasks_on_a_cluster_keep_their_names(client, tmp_path, rng):
+    Z = rng.normal(size=(50, 3))
+    Z[33] = np.nan
+    pca = dkfm.KernelPCA(1, kernel=K).fit(rng.normal(size=(20, 3)))
+    with pytest.raises(InvalidInputError, match="row 33"):
+        dkfm.batch_score(pca, Z, tmp_path / "s", chunk_rows=10, progress=False)
+    bad = kernels.Function(lambda X, Y: np.full((len(X), len(Y)), np.inf))
+    with pytest.raises(KernelError, match="returned inf"):
+        dkfm.build_gram(bad, rng.normal(size=(50, 3)), tmp_path / "g", tile_rows=10)
+
+
+def test_workers_inside_this_process_give_the_root_its_threads_back(threaded_client, tmp_path, rng, monkeypatch):
+    from dkfm import spectrum
+
+    seen = []
+    factor = spectrum.factor
+    monkeypatch.setattr(spectrum, "factor", lambda *a: seen.append(blas_threads()) or factor(*a))
+    before = blas_threads()
+    for _ in range(2):
+        dkfm.ExactFeatureMap(K, tile_rows=50).fit(rng.normal(size=(120, 3)))
+        assert blas_threads() == {1}, "tasks that ran here keep one BLAS thread"
+    assert seen == [before, before]
+
+
+def test_a_fit_inside_a_task_computes_in_place(threaded_client, rng):
+    X = rng.normal(size=(60, 3))
+
+    def fit(rows):
+        return dkfm.KernelPCA(2, kernel=K, tile_rows=20).fit(rows).eigenvalues_
+
+    found = threaded_client.submit(fit, X).result()
+    np.testing.assert_allclose(found, dkfm.KernelPCA(2, kernel=K).fit(X).eigenvalues_, rtol=1e-12)
+
+
+def test_an_asynchronous_client_is_refused_by_name():
+    class Client:
+        asynchronous = True
+
+    with pytest.raises(ClusterError, match="asynchronous"):
+        clusters.ClientExecutor(Client())
+
+
+def test_a_cluster_that_ends_early_is_an_error_and_not_a_short_result():
+    class Dying(clusters.ThreadExecutor):
+        def as_completed(self):
+            yield from list(super().as_completed())[:2]
+
+    running = Dying(2)
+    with pytest.raises(ClusterError, match="finished 2 of 5"):
+        job.run(running, "dkfm-test", abs, ((i,) for i in range(5)), 5, progress=False)
+    running.cancel()
+
+
+def test_the_window_is_bounded_and_every_task_runs_once():
+    taken, running, most, lock = [], 0, 0, threading.Lock()
+
+    def tasks():
+        for i in range(50):
+            taken.append(i)
+            yield (i,)
+
+    def work(i):
+        nonlocal running, most
+        with lock:
+            most = max(most, len(taken) - i)
+        return i
+
+    with clusters.executor(None) as executor:
+        found = job.run(executor, "dkfm-test", work, tasks(), 50, progress=False)
+        assert most <= 3 * executor.threads + executor.threads
+    assert sorted(found) == list(range(50))
+
+
+def test_a_failed_task_ends_the_job_and_the_pool():
+    def work(i):
+        if i == 7:
+            raise InvalidInputError("Seven.")
+        return i
+
+    before = threading.active_count()
+    with pytest.raises(InvalidInputError, match="Seven"), clusters.executor(None) as executor:
+        job.run(executor, "dkfm-test", work, ((i,) for i in range(50)), 50, progress=False)
+    assert threading.active_count() == before
+
+
+def test_blas_threads_are_one_inside_and_as_before_outside_also_when_nested_in_threads():
+    before = blas_threads()
+    barrier = threading.Barrier(4)
+
+    def nested(_):
+        with workers.single_blas_thread():
+            barrier.wait(10)
+            inside = blas_threads()
+            barrier.wait(10)
+        return inside
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == {1} for found in pool.map(nested, range(4)))
+    assert blas_threads() == before
+
+
+def test_a_prepared_model_is_made_once_per_process_and_few_are_kept():
+    made = []
+
+    def make():
+        made.append(1)
+        return apply.prepare(Model(K, np.ones((1, 1)), {"scores": Head(np.ones((1, 1)))}))
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: workers.cached_scorer("test-digest", make), range(50)))
+    assert len(made) == 1
+    assert len({id(scorer) for scorer in found}) == 1
+    for i in range(10):
+        workers.cached_scorer(f"test-{i}", make)
+    assert len(workers._scorers) <= workers._KEPT_MODELS
+    workers._scorers.clear()
+
+
+def test_no_scheduler_at_an_address_is_a_named_error():
+    from click.testing import CliRunner
+
+    from dkfm.cli import main
+
+    result = CliRunner().invoke(main, ["score", "m", "i", "o", "--scheduler", "tcp://127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert "There is no scheduler at tcp://127.0.0.1:1" in result.output
