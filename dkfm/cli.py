@@ -152,8 +152,6 @@ def verify(path: str, against: str | None) -> None:
     """Measure a model's certificate anew, or read every chunk of an output against its receipt."""
     from dkfm import formats, outputs, store
     from dkfm.errors import InvalidInputError
-    from dkfm.estimators import load
-    from dkfm.sources import open_source
 
     root = store.local_path(path).absolute()
     if formats.read_group(root)["kind"] == "scores":
@@ -161,6 +159,9 @@ def verify(path: str, against: str | None) -> None:
             raise InvalidInputError("--against belongs to a model; an output is verified against its receipts.")
         click.echo(f"{path}: {outputs.verify(root):,} rows, every chunk as it was written")
         return
+    from dkfm.estimators import load
+    from dkfm.sources import open_source
+
     estimator = load(path)
     points = None
     if against is not None:

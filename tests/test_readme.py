@@ -1,0 +1,67 @@
+"""The README is the manual: its commands, examples, numbers and names are those of the code."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dkfm
+from dkfm import budget
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+SHELL = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    np.save(tmp_path / "train.npy", rng.normal(size=(200, 5)))
+    np.save(tmp_path / "test.npy", rng.normal(size=(500, 5)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_every_python_example_runs_as_a_script(number, folder):
+    # What a notebook may do at the top, a script that starts processes must guard.
+    code = PYTHON[number].replace("1_000_000", "20_000").replace("3000", "300")
+    guarded = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in code.splitlines())
+    (folder / "example.py").write_text(guarded)
+    subprocess.run([sys.executable, "example.py"], cwd=folder, check=True, timeout=120)
+
+
+def test_every_shell_example_runs_in_order(folder):
+    (lines,) = SHELL
+    for line in lines.strip().splitlines():
+        program, *arguments = line.split()
+        assert program == "dkfm"
+        subprocess.run([sys.executable, "-m", "dkfm", *arguments], cwd=folder, check=True, timeout=120)
+    assert dkfm.open_scores(folder / "scores.zarr").shape == (500, 20)
+
+
+def test_there_are_a_notebook_and_a_batch_example_of_about_ten_lines():
+    assert len(PYTHON) == 2
+    assert all(len([line for line in code.splitlines() if line.strip()]) <= 11 for code in PYTHON)
+
+
+def test_the_first_screen_has_the_two_commands():
+    first = TEXT.splitlines()[:24]
+    assert "    python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/dkfm demo" in first
+    assert "    python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/pytest" in first
+
+
+def test_the_table_of_limits_is_what_the_budget_predicts():
+    rows = re.findall(r"^\| ([\d,]+) \| ([\d.]+) GB \|", TEXT, re.M)
+    assert len(rows) == 6
+    for n, gigabytes in rows:
+        assert f"{budget.fit_bytes(int(n.replace(',', '')), 50) / 1e9:.2g}" == f"{float(gigabytes):.2g}"
+
+
+def test_the_module_map_is_the_package():
+    table = TEXT[TEXT.index("## Modules") :]
+    named = set(re.findall(r"`(\w+)`", table))
+    there = {p.stem for p in (ROOT / "dkfm").glob("*.py")} | {"kernels", "estimators"}
+    assert named == {name for name in there if not name.startswith("__")}
