@@ -111,7 +111,9 @@ def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
     """Open one array of a store whose metadata have been accepted; writing keeps chunks of zeros."""
     formats.read_array(path / name)
     array: ZarrArray = zarr.open_array(path / name, mode="r" if mode == "r" else "r+", zarr_format=3)
-    return array.with_config({"write_empty_chunks": True})
+    # What Array.with_config does, which only later versions of Zarr have.
+    written = zarr.AsyncArray(array.metadata, array.store_path, {"write_empty_chunks": True, "order": "C"})
+    return zarr.Array(written)
 
 
 def complete(path: Path, content: Json) -> None:

@@ -44,7 +44,7 @@ def mnist_247():
         from sklearn.datasets import fetch_openml
 
         try:
-            images, labels = fetch_openml("mnist_784", return_X_y=True, as_frame=False, n_retries=1, delay=0.0)
+            images, labels = fetch_openml("mnist_784", return_X_y=True, as_frame=False, n_retries=1, delay=0.1)
         except Exception as error:
             pytest.skip(f"MNIST is neither in DKFM_MNIST nor on OpenML: {error}")
         labels = labels.astype(np.uint8)
