@@ -9,7 +9,7 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import zarr
@@ -112,8 +112,8 @@ def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
     formats.read_array(path / name)
     array: ZarrArray = zarr.open_array(path / name, mode="r" if mode == "r" else "r+", zarr_format=3)
     # What Array.with_config does, which only later versions of Zarr have.
-    written = zarr.AsyncArray(array.metadata, array.store_path, {"write_empty_chunks": True, "order": "C"})
-    return zarr.Array(written)
+    metadata = cast("ArrayV3Metadata", array.metadata)
+    return zarr.Array(zarr.AsyncArray(metadata, array.store_path, {"write_empty_chunks": True, "order": "C"}))
 
 
 def complete(path: Path, content: Json) -> None:
