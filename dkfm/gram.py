@@ -36,6 +36,10 @@ TILE_ROWS = 2048
 """A tile of 34 MB: long enough a task, small enough for any worker. A Gram of one tile is computed in place."""
 
 
+_READ_VALUES = 2**22
+"""Values read at a time where rows are only looked at."""
+
+
 def build_gram(
     kernel: Kernel,
     X: object,
@@ -88,21 +92,23 @@ def build_gram(
     ((100, 100), (40, 40), 1.0)
     """
     root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
-    rows = _checked_tile_rows(tile_rows)
-    identity = _identity(kernel, source, rows)
-    rows = _claim(root, identity, rows, explicit=tile_rows is not None)
-    if not (root / formats.MARKER).exists():
-        n, d = source.shape
+    identity = _identity(kernel, source)
+    rows = _rows_begun(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
+    if (root / formats.MARKER).exists():
+        return store.open_array(root, "gram")
+    n, d = source.shape
+    with executor(client) as running:
+        have = preflight.task_budget(client, running.threads)
+        remedy = f"use tile_rows <= {budget.tile_rows_within(have, d)}, or fewer threads, or more memory"
+        budget.require(budget.gram_task_bytes(rows, d), have, f"A tile of {rows} rows", remedy)
         preflight.require_disk(root, budget.gram_bytes(n, rows))
-        source = _shared_source(source, root, rows) if client is not None else source
+        _begin(root, identity, n, rows)
+        readable = source if client is None else _shared_source(source, root, rows)
         pairs = list(tiling.lower_tiles(n, rows))
-        with executor(client) as running:
-            have = preflight.task_budget(client, running.threads)
-            remedy = f"use tile_rows <= {budget.tile_rows_within(have, d)}, or fewer threads, or more memory"
-            budget.require(budget.gram_task_bytes(rows, d), have, f"A tile of {rows} rows", remedy)
-            tasks = ((kernel, source, str(root), pair, rows) for pair in pairs)
-            run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
-        store.complete(root, {"tiles": len(pairs)})
+        tasks = ((kernel, readable, str(root), pair, rows) for pair in pairs)
+        run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+    formats.require_chunks(root / "gram", formats.read_array(root / "gram"))
+    store.complete(root, {"tiles": len(pairs)})
     return store.open_array(root, "gram")
 
 
@@ -114,7 +120,7 @@ def _checked_tile_rows(tile_rows: object) -> int:
     return int(tile_rows)
 
 
-def _identity(kernel: Kernel, source: Source, rows: int) -> dict[str, object]:
+def _identity(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return what a Gram matrix is of; every row is read, and refused if it is not finite."""
     if not isinstance(kernel, Kernel):
         raise KernelError(f"kernel must be a dkfm kernel, and is {kernel!r}.")
@@ -123,30 +129,36 @@ def _identity(kernel: Kernel, source: Source, rows: int) -> dict[str, object]:
     except KernelError:
         name = uuid.uuid4().hex  # code has no identity that can be compared: such a build is never resumed
     sums = hashlib.sha256()
-    for part in tiling.row_slices(source.shape[0], max(1, min(rows, 2**22 // source.shape[1]))):
+    for part in tiling.row_slices(source.shape[0], max(1, _READ_VALUES // source.shape[1])):
         sums.update(np.ascontiguousarray(read_finite(source, part)).data)
     return {"kernel": name, "rows": sums.hexdigest(), "shape": list(source.shape)}
 
 
-def _claim(root: Path, identity: dict[str, object], rows: int, explicit: bool) -> int:
-    """Create the store or recognise an earlier build in it; return the rows of its tiles."""
-    n = int(identity["shape"][0])  # type: ignore[index]  # a list of two integers, made above
-    if not (root / "zarr.json").exists():
-        store.create(root, "gram", {"identity": identity, "tile_rows": min(rows, n)})
+def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) -> int | None:
+    """Return the tile rows of an earlier build of the same Gram at a path; None where there is nothing."""
+    if not store.is_taken(root):
+        return None
     try:
         found = formats.read_group(root, "gram")
     except StoreError:
         raise StoreExistsError(f"{root} holds something that is not a Gram of dkfm's; it was left untouched.") from None
     if found.get("identity") != identity:
         raise StoreExistsError(f"{root} holds the Gram of another kernel or other rows; it was left untouched.")
-    built = found.get("tile_rows")
-    if not isinstance(built, int) or built < 1:
+    begun, n = found.get("tile_rows"), int(identity["shape"][0])  # type: ignore[index]  # a list made above
+    if not isinstance(begun, int) or begun < 1:
         raise DamagedStoreError(f"{root} does not say the rows of its tiles.")
-    if explicit and built != min(rows, n) and not (root / formats.MARKER).exists():
-        raise StoreExistsError(f"{root} was begun with tile_rows={built}; go on with that, not {rows}.")
+    unfinished = not (root / formats.MARKER).exists()
+    if unfinished and tile_rows is not None and begun != min(_checked_tile_rows(tile_rows), n):
+        raise StoreExistsError(f"{root} was begun with tile_rows={begun}; go on with that, not {tile_rows}.")
+    return begun
+
+
+def _begin(root: Path, identity: dict[str, object], n: int, rows: int) -> None:
+    """Make what of the store is not there yet."""
+    if not store.is_taken(root):
+        store.create(root, "gram", {"identity": identity, "tile_rows": rows})
     if not (root / "gram" / "zarr.json").exists():
-        store.add_array(zarr.open_group(root, mode="r+", zarr_format=3), "gram", (n, n), (built, built))
-    return built
+        store.add_array(zarr.open_group(root, mode="r+", zarr_format=3), "gram", (n, n), (rows, rows))
 
 
 def _shared_source(source: Source, root: Path, rows: int) -> Source:
@@ -202,17 +214,16 @@ def driver_gram(
     One tile is computed in place. More go through `build_gram`, below `workspace` under a name made of kernel and
     rows, so that another fit finds them; without a workspace, in a temporary directory.
     """
-    rows = _checked_tile_rows(tile_rows)
-    if len(X) <= rows:
+    if len(X) <= _checked_tile_rows(tile_rows):
         return checked_block(kernel, X, X).T
     with _place(kernel, X, workspace) as path:
-        build_gram(kernel, X, path, tile_rows=rows, client=client)
+        build_gram(kernel, X, path, tile_rows=tile_rows, client=client)
         return _read_lower(path)
 
 
 def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
     """Return where a fit with this workspace keeps, and looks for, the Gram matrix of these rows."""
-    identity = json.dumps(_identity(kernel, open_source(X), TILE_ROWS), sort_keys=True)
+    identity = json.dumps(_identity(kernel, open_source(X)), sort_keys=True)
     return local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
 
 

@@ -50,8 +50,9 @@ def _chunk_file(path: Path, name: str, chunk: int) -> Path:
     return path / name / "c" / str(chunk) / "0"
 
 
-def complete(path: Path, receipts: Iterable[Receipt]) -> None:
-    """Complete an output with all its receipts."""
+def complete(path: Path, name: str, receipts: Iterable[Receipt]) -> None:
+    """Complete an output with all its receipts, once this process sees every chunk."""
+    formats.require_chunks(path / name, formats.read_array(path / name))
     ordered = sorted(receipts, key=lambda receipt: receipt.chunk)
     store.complete(path, {"receipts": [asdict(receipt) for receipt in ordered]})
 

@@ -185,7 +185,7 @@ def batch_score(
             receipts = run(running, "dkfm-score", score_chunk, tasks, job.chunks, progress)
             seconds = time.perf_counter() - start
         made = [receipt for receipt in receipts if isinstance(receipt, outputs.Receipt)]
-        outputs.complete(target, made)
+        outputs.complete(target, name, made)
     return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in made), job.chunks, seconds)
 
 

@@ -18,7 +18,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 from dkfm import formats
 from dkfm.errors import StoreError, StoreExistsError
 
-__all__ = ["ZarrArray", "add_array", "complete", "create", "local_path", "open_array", "require_free"]
+__all__ = ["ZarrArray", "add_array", "complete", "create", "is_taken", "local_path", "open_array", "require_free"]
 
 if TYPE_CHECKING:
     from zarr.core.metadata import ArrayV3Metadata
@@ -43,7 +43,7 @@ def create(path: Path, kind: str, attributes: Json, *, overwrite: bool = False) 
     StoreExistsError
         Something is there; it is left untouched.
     """
-    if _is_taken(path):
+    if is_taken(path):
         _remove_own(path, kind, overwrite)
     own = {"dkfm": {**attributes, "kind": kind, "version": formats.VERSIONS[kind]}}
     try:
@@ -54,11 +54,12 @@ def create(path: Path, kind: str, attributes: Json, *, overwrite: bool = False) 
 
 def require_free(path: Path) -> None:
     """Raise a StoreExistsError where there is something already: known before hours of work, not after."""
-    if _is_taken(path):
+    if is_taken(path):
         raise StoreExistsError(f"{path} holds something already; it was left untouched.")
 
 
-def _is_taken(path: Path) -> bool:
+def is_taken(path: Path) -> bool:
+    """Whether there is anything at a path; an empty folder is nothing, and so is what a killed writer left half."""
     if path.is_dir():
         return any(formats.files(path))
     return path.exists() or path.is_symlink()

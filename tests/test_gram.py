@@ -53,6 +53,7 @@ def test_training_rows_are_read_tile_by_tile(tmp_path, rng, monkeypatch):
     sizes = []
     read = MemorySource.read
     monkeypatch.setattr(MemorySource, "read", lambda s, rows: sizes.append(rows.stop - rows.start) or read(s, rows))
+    monkeypatch.setattr(gram, "_READ_VALUES", 30)  # the look at all rows before the first tile, in ten rows too
     dkfm.build_gram(K, rng.normal(size=(50, 3)), tmp_path / "gram", tile_rows=10)
     assert max(sizes) == 10
 
@@ -228,3 +229,26 @@ def test_a_failed_build_leaves_no_temporary_files(rng, tmp_path, monkeypatch):
     with pytest.raises(DkfmError):
         gram.driver_gram(kernels.Function(lambda A, B: np.ones(3)), rng.normal(size=(100, 3)), tile_rows=30)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_refused_for_memory_leaves_nothing_and_goes_on_with_the_tile_it_named(tmp_path, rng, monkeypatch):
+    from dkfm import preflight
+
+    X = rng.normal(size=(300, 3))
+    with monkeypatch.context() as small:
+        small.setattr(preflight, "available_memory", lambda: 4_000_000)
+        with pytest.raises(BudgetError):
+            dkfm.build_gram(K, X, tmp_path / "gram", tile_rows=300)
+    assert not (tmp_path / "gram").exists()
+    assert dkfm.build_gram(K, X, tmp_path / "gram", tile_rows=50).chunks == (50, 50)
+
+
+def test_an_unfinished_gram_in_a_workspace_goes_on_whatever_its_tiles(tmp_path, rng, monkeypatch):
+    X = rng.normal(size=(100, 3))
+    path = gram.workspace_path(K, X, tmp_path)
+    dkfm.build_gram(K, X, path, tile_rows=30)
+    (path / "_COMPLETE").unlink()
+    before = chunk_files(path)
+    monkeypatch.setattr(gram, "TILE_ROWS", 40)
+    gram.driver_gram(K, X, workspace=tmp_path)
+    assert chunk_files(path) == before
