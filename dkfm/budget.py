@@ -38,28 +38,34 @@ def gram_bytes(n: int, tile_rows: int) -> int:
     return _VALUE * padded * padded
 
 
-def gram_task_bytes(tile_rows: int, d: int) -> int:
-    """Bytes of one Gram tile task: its block, a temporary as large, the encoded copy, and the rows of both sides."""
-    return _VALUE * (4 * tile_rows * tile_rows + 8 * tile_rows * (d + 2))
+def gram_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) -> int:
+    """Bytes of one Gram tile task.
+
+    The kernel's blocks, the transposed one and the two that are encoded with their checksum; the rows of both sides,
+    and what the kernel prepares of them.
+    """
+    return _VALUE * ((blocks + 3) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
 
 
-def tile_rows_within(available: int, d: int) -> int:
+def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -> int:
     """Return the largest tile whose task stays within `available` bytes, at least 1.
 
     >>> gram_task_bytes(tile_rows_within(10**9, 784), 784) <= 10**9
     True
     """
-    # 4 t^2 + 8 t (d + 2) = available / 8
-    half = d + 2
-    return max(1, isqrt(half * half + available // (4 * _VALUE)) - half - 1)
+    # (blocks + 3) t^2 + side t = available / 8
+    square, side = blocks + 3, (4 + copies) * (d + 2)
+    return max(1, (isqrt(side * side + 4 * square * (available // _VALUE)) - side) // (2 * square))
 
 
-def fit_bytes(n: int, d: int) -> int:
+def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1) -> int:
     """Bytes that the driver takes, at its peak, to fit N rows of d columns.
 
-    The Gram matrix, in which LAPACK leaves the eigenvectors; its workspace of twice that; the landmarks.
+    The Gram matrix, in which LAPACK leaves the eigenvectors, and its workspace of twice that (or the kernel's blocks,
+    where a Gram of one tile is computed here); the landmarks, and what the kernel prepares of them. Tiles that threads
+    of this process compute at another time take `gram_task_bytes` each.
     """
-    return _VALUE * (3 * n * n + 6 * n + 3 * n * d) + _OVERHEAD
+    return _VALUE * (max(3, blocks + 1) * n * n + 6 * n + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
 def largest_n(available: int, d: int) -> int:
@@ -76,14 +82,18 @@ def largest_n(available: int, d: int) -> int:
     return low
 
 
-def model_bytes(n: int, d: int, weights: int) -> int:
-    """Bytes of a model in a worker: landmarks, their prepared copies, and `weights` values of heads."""
-    return _VALUE * (n * (3 * d + 4) + weights)
+def model_bytes(n: int, d: int, weights: int, copies: int = 1) -> int:
+    """Bytes of a model in a worker: landmarks, what the kernel prepares of them, and `weights` values of heads."""
+    return _VALUE * (n * d + copies * n * (d + 3) + weights)
 
 
-def score_task_bytes(rows: int, d: int, n: int, width: int, tile_rows: int) -> int:
-    """Bytes of one scoring task beside the model: rows in, scores out twice, and one tile with its temporaries."""
-    return _VALUE * (2 * rows * d + 2 * rows * width + 2 * tile_rows * n + 3 * tile_rows * (d + 2))
+def score_task_bytes(rows: int, d: int, n: int, width: int, tile_rows: int, blocks: int = 1) -> int:
+    """Bytes of one scoring task beside the model and its source's chunk.
+
+    Rows in, twice; scores out as computed, padded, encoded, with their checksum and read back; one tile.
+    """
+    tile = (blocks + 1) * tile_rows * n + 3 * tile_rows * (d + 2) + 2 * tile_rows * width
+    return _VALUE * (2 * rows * d + 6 * rows * width + tile)
 
 
 def require(need: int, have: int, what: str, remedy: str) -> None:

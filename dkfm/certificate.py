@@ -4,12 +4,15 @@ Both sides go through the model itself, so damaged weights, landmarks or offsets
 """
 
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
+import numpy.typing as npt
 
 from dkfm.apply import Scorer
 from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
 from dkfm.kernels.rows import Array
+from dkfm.model import Head, Model
 
 __all__ = ["Certificate", "of_components", "of_map"]
 
@@ -39,15 +42,26 @@ class Certificate:
         """Return the certificate of a stored dictionary."""
         if not isinstance(stored, dict) or set(stored) != {"error", "relative_error", "pairs"}:
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
-        return cls(float(stored["error"]), float(stored["relative_error"]), int(stored["pairs"]))
+        error, relative, pairs = stored["error"], stored["relative_error"], stored["pairs"]
+        if not isinstance(error, float) or not isinstance(relative, float) or type(pairs) is not int or isnan(error):
+            raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
+        return cls(error, relative, pairs)
 
     def require(self, fitted: "Certificate") -> None:
         """Raise a CertificateError where this, measured anew, is worse than rounding differs between machines."""
-        if self.error > 10 * fitted.error + 1e-14 or self.relative_error > 10 * fitted.relative_error + 1e-14:
+        same = self.error <= 10 * fitted.error + 1e-14 and self.relative_error <= 10 * fitted.relative_error + 1e-14
+        if not same:  # a NaN is not
             raise CertificateError(f"The model measures {self}, and measured {fitted} when it was fitted.")
 
+    def require_below(self, bound: float) -> None:
+        """Raise a CertificateError where the first number is above what the numerical rank explains."""
+        if not self.error <= bound:
+            raise CertificateError(f"The model measures {self} on these points, and its rank explains {bound:.1e}.")
+
     def __str__(self) -> str:
-        return f"{self.error:.1e} of max |k|, {self.relative_error:.1e} of sqrt(k(x,x) k(z,z)), {self.pairs:,} pairs"
+        return (
+            f"{self.error:.1e} of the largest, {self.relative_error:.1e} of each pair's own scale, {self.pairs:,} pairs"
+        )
 
 
 def of_map(score: Scorer, Z: Array | None = None) -> Certificate:
@@ -75,29 +89,39 @@ def of_map(score: Scorer, Z: Array | None = None) -> Certificate:
 
 
 def of_components(score: Scorer, eigenvalues: Array) -> Certificate:
-    """Compare the Gram matrix of the training scores, ``S'S``, with ``diag(mu)``.
+    """Compare the Gram matrix of the training scores, ``S'S``, with ``diag(mu)``, and their means with 0.
 
     Parameters
     ----------
     score : Scorer
         A prepared model with a head "scores".
     eigenvalues : ndarray of shape (q,)
-        mu. The pairs are pairs of components, over all training rows.
+        mu. The pairs are pairs of components, at most 512 of them, evenly spread, over all training rows.
     """
-    S = score("scores", score.model.landmarks)
-    return _compare(S.T @ S, np.diag(eigenvalues), eigenvalues, eigenvalues)
+    if not len(eigenvalues):
+        return Certificate(0.0, 0.0, 0)
+    head, some = score.model.head("scores"), _spread(len(eigenvalues))
+    offset = None if head.offset is None else head.offset[some]
+    sampled = Model(score.model.kernel, score.model.landmarks, {"scores": Head(head.weights[:, some], offset)})
+    S = Scorer(sampled, score.block)("scores", sampled.landmarks)
+    # One more component that does not vary: the means show as plainly as the products.
+    mu = np.append(eigenvalues[some], eigenvalues[0])
+    S = np.column_stack([S, np.full(len(S), np.sqrt(eigenvalues[0] / len(S)))])
+    return _compare(S.T @ S, np.diag(mu), mu, mu)
+
+
+def _spread(n: int) -> npt.NDArray[np.intp]:
+    return np.linspace(0, n - 1, min(n, _SAMPLE)).astype(np.intp)
 
 
 def _sample(X: Array) -> Array:
-    return X[np.linspace(0, len(X) - 1, min(len(X), _SAMPLE)).astype(np.intp)]
+    return X[_spread(len(X))]
 
 
 def _compare(found: Array, expected: Array, left: Array, right: Array) -> Certificate:
-    if found.size == 0:
-        return Certificate(0.0, 0.0, 0)
     error = np.abs(found - expected)
-    largest = max(float(np.abs(expected).max()), float(left.max()), float(right.max()))
-    scale = np.sqrt(np.outer(left, right))
+    largest = max(float(np.abs(values).max()) for values in (expected, left, right))
+    scale = np.sqrt(np.abs(np.outer(left, right)))
     # 0 / 0 is an exact zero; anything else over 0 is an infinite error.
     relative = np.divide(error, scale, out=np.where(error > 0, np.inf, 0.0), where=scale > 0)
     return Certificate(_ratio(float(error.max()), largest), float(relative.max()), found.size)

@@ -32,6 +32,9 @@ _SCHEDULER = click.option(
 )
 
 
+_KERNELS = "gaussian (sigma), laplacian (sigma), polynomial (degree, scale, offset), linear."
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dkfm")
 def main() -> None:
@@ -68,18 +71,18 @@ def _parameters(values: tuple[str, ...]) -> dict[str, float]:
 @click.argument("train")
 @click.argument("model")
 @click.option("--method", type=click.Choice(["features", "pca"]), default="pca", show_default=True)
-@click.option("--basis", type=click.Choice(["symmetric", "spectral"]), default="symmetric", show_default=True)
-@click.option("--kernel", default="gaussian", show_default=True, help="gaussian, laplacian, polynomial, linear.")
-@click.option("--param", multiple=True, metavar="NAME=NUMBER", help="A kernel parameter; may be repeated.")
+@click.option("--basis", type=click.Choice(["symmetric", "spectral"]), help="Of features; symmetric by default.")
+@click.option("--kernel", required=True, help=_KERNELS)
+@click.option("--param", multiple=True, metavar="NAME=NUMBER", help="A parameter of the kernel; may be repeated.")
 @click.option("--components", type=click.IntRange(min=1), help="Components of a pca; all by default.")
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
-@click.option("--workspace", metavar="DIR", help="Keep the Gram matrix here, for another fit.")
+@click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
 @_SCHEDULER
 def fit(
     train: str,
     model: str,
     method: str,
-    basis: str,
+    basis: str | None,
     kernel: str,
     param: tuple[str, ...],
     components: int | None,
@@ -93,15 +96,19 @@ def fit(
     from dkfm.kernels import config
     from dkfm.sources import open_source
 
+    if method == "features" and components is not None:
+        raise click.UsageError("--components belongs to --method pca.")
+    if method == "pca" and basis is not None:
+        raise click.UsageError("--basis belongs to --method features.")
     chosen = config.by_name(kernel, _parameters(param))
     estimator: KernelEstimator
     if method == "features":
-        estimator = ExactFeatureMap(chosen, basis=basis, tile_rows=tile_rows, workspace=workspace)
+        estimator = ExactFeatureMap(chosen, basis=basis or "symmetric", tile_rows=tile_rows, workspace=workspace)
     else:
         estimator = KernelPCA(components, kernel=chosen, tile_rows=tile_rows, workspace=workspace)
     store.require_free(store.local_path(model).absolute())
     source = open_source(train)
-    preflight.require_driver(*source.shape)
+    preflight.require_driver(*source.shape, chosen.blocks, chosen.copies)
     with _client(scheduler):
         estimator.fit(source.read(slice(0, source.shape[0])))
     estimator.save(model)
@@ -167,7 +174,9 @@ def verify(path: str, against: str | None) -> None:
     if against is not None:
         source = open_source(against)
         points = source.read(slice(0, min(source.shape[0], 512)))
-    click.echo(f"{path}: certificate {estimator.verify(points)}")
+    click.echo(f"{path}: certificate {estimator.verify()}")
+    if points is not None:
+        click.echo(f"{against}: {estimator.verify(points)}")
 
 
 @main.command()

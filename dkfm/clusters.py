@@ -2,13 +2,13 @@
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dkfm.errors import ClusterError
-from dkfm.workers import single_blas_thread
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
@@ -22,6 +22,9 @@ __all__ = [
     "inside_worker",
     "local_cluster",
 ]
+
+_GOODBYE = 10
+"""Seconds that the workers of a local cluster have to leave it."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -43,7 +46,7 @@ class Executor(Protocol):
 
 
 class ThreadExecutor:
-    """A pool of threads in this process, each with one BLAS thread."""
+    """A pool of threads in this process."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -147,7 +150,7 @@ def executor(client: "Client | None") -> Iterator[Executor]:
         return
     from dask.system import CPU_COUNT
 
-    with single_blas_thread(), _cancelled(ThreadExecutor(1 if inside_worker() else CPU_COUNT)) as here:
+    with _cancelled(ThreadExecutor(1 if inside_worker() else CPU_COUNT)) as here:
         yield here
 
 
@@ -176,4 +179,11 @@ def local_cluster() -> Iterator["LocalCluster"]:
             dashboard_address="127.0.0.1:0",
         ) as cluster,
     ):
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            # A worker that is told to go says nothing of a scheduler that is gone.
+            cluster.scale(0)
+            deadline = time.monotonic() + _GOODBYE
+            while cluster.scheduler_info["workers"] and time.monotonic() < deadline:
+                time.sleep(0.02)

@@ -2,7 +2,6 @@
 
 import json
 import resource
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import budget, plotting, tiling
+from dkfm import plotting, store, tiling
 from dkfm.clusters import local_cluster
 from dkfm.errors import InvalidInputError, MissingExtraError, StoreExistsError
 from dkfm.estimators import ExactFeatureMap, KernelPCA
@@ -32,6 +31,14 @@ _NOISE = 0.05
 _CHUNK = 10_000
 _SEED = 2024
 _MARK = "dkfm-demo.json"
+_STORES = {
+    "features": "model",
+    "components": "model",
+    "gram-*.zarr": "gram",
+    "rows.zarr": "rows",
+    "scores.zarr": "scores",
+}
+_PICTURES = ("spectrum.png", "components.png")
 
 
 @dataclass(frozen=True)
@@ -94,13 +101,13 @@ def run(directory: str | Path, rows: int, say: Callable[[str], None]) -> None:
         report = batch_score(folder / "components", folder / "rows.zarr", folder / "scores.zarr", client=client)
         say(f"scored        {report.rows:,} rows, {report.rows_per_second:,.0f} rows per second")
         peaks = [_peak_memory(), *client.run(_peak_memory).values()]
-        say(f"peak memory   driver {budget.megabytes(peaks[0])}, worker {budget.megabytes(max(peaks[1:]))}")
+        say(f"peak memory   driver {peaks[0] / 1e6:,.0f} MB, worker {max(peaks[1:]) / 1e6:,.0f} MB")
     train, held_out = np.asarray(pca.transform(digits.train)), np.asarray(pca.transform(digits.held_out))
     accuracy = _accuracy(train, digits.train_labels, held_out, digits.held_out_labels)
     say(f"accuracy      {accuracy:.4f} of {NEIGHBOURS} nearest neighbours on {len(held_out)} untouched digits")
     _draw(folder, phi, held_out, digits.held_out_labels)
     shape = open_scores(folder / "scores.zarr").shape
-    say(f"files         {folder}: features and components (models), rows.zarr, scores.zarr {shape}")
+    say(f"files         {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}; scores {shape}")
 
 
 def _start_clean(folder: Path) -> Path:
@@ -110,14 +117,13 @@ def _start_clean(folder: Path) -> Path:
     if folder.exists() and any(folder.iterdir()):
         if not mark.is_file():
             raise StoreExistsError(f"{folder} holds something that no demo wrote; choose another with --dir.")
-        written = ["features", "components", "rows.zarr", "scores.zarr", "spectrum.png", "components.png"]
-        for path in [*(folder / name for name in written), *folder.glob("gram-*.zarr")]:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        for name, kind in _STORES.items():
+            for path in folder.glob(name):
+                store.remove_own(path, kind)
+        for name in _PICTURES:
+            (folder / name).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    mark.write_text(json.dumps({"about": "made by dkfm demo, which empties this folder when it runs again"}))
+    mark.write_text(json.dumps({"about": "made by dkfm demo, which removes what it made here when it runs again"}))
     return folder
 
 
@@ -129,11 +135,10 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _write_rows(path: Path, images: Array, rows: int) -> None:
     """Write the scoring set, chunk by chunk: held-out digits shifted by up to one pixel, with seeded noise."""
-    import zarr
-
-    array = zarr.create_array(path, shape=(rows, images.shape[1]), chunks=(_CHUNK, images.shape[1]), dtype="float64")
-    for part in tiling.row_slices(rows, _CHUNK):
-        array[part] = _shifted(images, part.stop - part.start, np.random.default_rng([_SEED, part.start]))
+    with store.making(path, "rows", {}, ["rows"]) as group:
+        array = store.add_array(group, "rows", (rows, images.shape[1]), (min(_CHUNK, rows), images.shape[1]))
+        for part in tiling.row_slices(rows, _CHUNK):
+            array[part] = _shifted(images, part.stop - part.start, np.random.default_rng([_SEED, part.start]))
 
 
 def _shifted(images: Array, count: int, rng: np.random.Generator) -> Array:
@@ -161,7 +166,8 @@ def _accuracy(
 
 def _draw(folder: Path, phi: ExactFeatureMap, scores: Array, labels: npt.NDArray[np.int64]) -> None:
     try:
-        plotting.save_picture(plotting.spectrum(phi.eigenvalues_), folder / "spectrum.png")
-        plotting.save_picture(plotting.components(scores, labels), folder / "components.png")
+        pictures = plotting.spectrum(phi.eigenvalues_), plotting.components(scores, labels)
     except MissingExtraError:
         return  # pictures are for those who have Matplotlib
+    for picture, name in zip(pictures, _PICTURES, strict=True):
+        plotting.save_picture(picture, folder / name)

@@ -1,13 +1,12 @@
 """What dkfm accepts from a store, decided from its metadata alone, before anything of it is opened or read.
 
-Promises: nothing is unpickled, no link is followed inside a store, no codec outside the list runs, no array is larger
-than its files. A stranger's store is data, not code.
+Promises: nothing is unpickled, no codec outside the list runs; in a store of dkfm's own format no link is followed and
+no array is larger than its files. A stranger's store is data, not code.
 """
 
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -21,7 +20,7 @@ __all__ = [
     "MARKER",
     "ArrayInfo",
     "files",
-    "is_own_file",
+    "foreign_file",
     "read_array",
     "read_group",
     "read_json",
@@ -29,7 +28,7 @@ __all__ = [
     "require_chunks",
 ]
 
-VERSIONS = {"gram": 1, "model": 1, "scores": 1}
+VERSIONS = {"gram": 1, "model": 1, "rows": 1, "scores": 1}
 """The newest layout of each kind of store; this version reads these and writes these."""
 
 MARKER = "_COMPLETE"
@@ -38,9 +37,11 @@ MARKER = "_COMPLETE"
 _MAX_JSON = 2**26
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
 _SOURCE_CODECS = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
-_TYPES = {"float64": 8, "float32": 4, "int64": 8}
+_TYPES = {"float64": 8}
 _SOURCE_TYPES = {
     **_TYPES,
+    "float32": 4,
+    "int64": 8,
     "int8": 1,
     "uint8": 1,
     "int16": 2,
@@ -51,7 +52,7 @@ _SOURCE_TYPES = {
     "bool": 1,
 }
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
-_OWN = re.compile(rf"^(zarr\.json|{MARKER}|[a-z0-9_.]+/zarr\.json|[a-z0-9_.]+/c(/[0-9]+)*)$")
+_INNER = re.compile(r"zarr\.json|c(/[0-9]+)*")
 _CRC_BYTES = 4
 
 
@@ -85,26 +86,34 @@ def files(root: Path) -> Iterator[str]:
         folder = folders.pop()
         with os.scandir(folder) as entries:
             for entry in entries:
-                mode = entry.stat(follow_symlinks=False).st_mode
+                if _PARTIAL.search(entry.name):
+                    continue  # what a writer is at, or a killed one left; no reader sees it
                 relative = Path(entry.path).relative_to(root).as_posix()
-                if stat.S_ISDIR(mode):
+                if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-                elif not stat.S_ISREG(mode):
+                elif not entry.is_file(follow_symlinks=False):
                     raise UnsupportedStoreError(f"{root} holds {relative}, which is a link or not a plain file.")
-                elif not _PARTIAL.search(relative):  # what a killed writer left; no reader sees it
+                else:
                     yield relative
 
 
-def is_own_file(relative: str) -> bool:
-    """Whether a path inside a store is one that dkfm writes."""
-    return _OWN.match(relative) is not None
+def foreign_file(root: Path, own: Mapping[str, object]) -> str | None:
+    """Return a file of a store that is not among those which its own attributes tell of, if any."""
+    named = own.get("arrays")
+    arrays = {str(name) for name in named} if isinstance(named, list) else set()
+    for name in files(root):
+        array, _, inner = name.partition("/")
+        if name not in ("zarr.json", MARKER) and not (array in arrays and _INNER.fullmatch(inner)):
+            return name
+    return None
 
 
 def read_json(path: Path) -> dict[str, object]:
     """Read a small JSON object."""
     try:
-        if path.stat().st_size > _MAX_JSON:
-            raise UnsupportedStoreError(f"{path} has {path.stat().st_size} bytes; metadata are below {_MAX_JSON}.")
+        size = path.lstat().st_size
+        if size > _MAX_JSON:
+            raise UnsupportedStoreError(f"{path} has {size} bytes; metadata are below {_MAX_JSON}.")
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UnsupportedStoreError(f"{path} is missing, so {path.parent} is not a store that dkfm reads.") from None
@@ -132,7 +141,9 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
         Not a store of dkfm's, of another kind, or newer than this version.
     """
     if not root.is_dir():
-        raise StoreError(f"There is no store at {root}.")
+        raise StoreError(f"{root} is not a store: {'a file' if root.exists() else 'nothing'} is there.")
+    if (root / "zarr.json").is_symlink():
+        raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
     metadata = read_json(root / "zarr.json")
     attributes = metadata.get("attributes")
     own = attributes.get("dkfm") if isinstance(attributes, Mapping) else None
@@ -167,6 +178,8 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
     source : bool
         Whether it is a user's input, for which compressed chunks and more dtypes are accepted.
     """
+    if not source and (path.is_symlink() or (path / "zarr.json").is_symlink()):
+        raise UnsupportedStoreError(f"The array {path} is refused: it is a link.")
     metadata = read_json(path / "zarr.json")
     shape, chunks = _sizes(metadata.get("shape")), _sizes(_inner(metadata, "chunk_grid", "chunk_shape"))
     known = _SOURCE_TYPES if source else _TYPES
@@ -190,9 +203,8 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
 
 
 def _is_own_layout(metadata: Mapping[str, object]) -> bool:
-    fill = -1 if metadata.get("data_type") == "int64" else "NaN"
     return (
-        metadata.get("fill_value") == fill
+        metadata.get("fill_value") == "NaN"
         and _inner(metadata, "chunk_key_encoding", "separator") == "/"
         and metadata.get("attributes") in (None, {})
     )
@@ -245,6 +257,6 @@ def require_chunks(path: Path, info: ArrayInfo) -> None:
 
 def read_marker(root: Path) -> dict[str, object]:
     """Return the content of the completion marker."""
-    if not (root / MARKER).is_file():
+    if (root / MARKER).is_symlink() or not (root / MARKER).is_file():
         raise IncompleteStoreError(f"{root} has no {MARKER} marker: whatever wrote it did not finish.")
     return read_json(root / MARKER)

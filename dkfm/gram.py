@@ -18,14 +18,14 @@ import zarr
 
 from dkfm import budget, formats, preflight, store, tiling
 from dkfm.clusters import executor, find_client
-from dkfm.errors import DamagedStoreError, InvalidInputError, KernelError, StoreError, StoreExistsError
+from dkfm.errors import DamagedStoreError, KernelError, StoreError, StoreExistsError
 from dkfm.job import run
 from dkfm.kernels import config
 from dkfm.kernels.base import Kernel, checked_block
 from dkfm.kernels.rows import Array
 from dkfm.sources import MemorySource, Source, ZarrSource, open_source, read_finite
 from dkfm.store import ZarrArray, local_path
-from dkfm.workers import limit_blas
+from dkfm.workers import single_blas_thread
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -95,39 +95,49 @@ def build_gram(
     identity = _identity(kernel, source)
     rows = _rows_begun(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
     if (root / formats.MARKER).exists():
-        return store.open_array(root, "gram")
+        return _finished(root)
     n, d = source.shape
     with executor(client) as running:
         have = preflight.task_budget(client, running.threads)
-        remedy = f"use tile_rows <= {budget.tile_rows_within(have, d)}, or fewer threads, or more memory"
-        budget.require(budget.gram_task_bytes(rows, d), have, f"A tile of {rows} rows", remedy)
+        fits = budget.tile_rows_within(have, d, kernel.blocks, kernel.copies)
+        remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
+        need = budget.gram_task_bytes(rows, d, kernel.blocks, kernel.copies)
+        budget.require(need, have, f"A tile of {rows} rows", remedy)
         preflight.require_disk(root, budget.gram_bytes(n, rows))
-        _begin(root, identity, n, rows)
+        if not store.is_taken(root):
+            _begin(root, identity, n, rows)
         readable = source if client is None else _shared_source(source, root, rows)
         pairs = list(tiling.lower_tiles(n, rows))
         tasks = ((kernel, readable, str(root), pair, rows) for pair in pairs)
         run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
-    formats.require_chunks(root / "gram", formats.read_array(root / "gram"))
-    store.complete(root, {"tiles": len(pairs)})
+    _require_tiles(root)
+    with store.writing(root):
+        store.complete(root, {"tiles": len(pairs)})
+    return _finished(root)
+
+
+def _finished(root: Path) -> ZarrArray:
+    _require_tiles(root)
     return store.open_array(root, "gram")
 
 
+def _require_tiles(root: Path) -> None:
+    try:
+        formats.require_chunks(root / "gram", formats.read_array(root / "gram"))
+    except DamagedStoreError as error:
+        raise DamagedStoreError(f"{error} Delete {root} and build again.") from None
+
+
 def _checked_tile_rows(tile_rows: object) -> int:
-    if tile_rows is None:
-        return TILE_ROWS
-    if isinstance(tile_rows, bool) or not isinstance(tile_rows, int | np.integer) or tile_rows < 1:
-        raise InvalidInputError(f"tile_rows must be a positive integer, and is {tile_rows!r}.")
-    return int(tile_rows)
+    return TILE_ROWS if tile_rows is None else tiling.require_count(tile_rows, "tile_rows")
 
 
 def _identity(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return what a Gram matrix is of; every row is read, and refused if it is not finite."""
     if not isinstance(kernel, Kernel):
         raise KernelError(f"kernel must be a dkfm kernel, and is {kernel!r}.")
-    try:
-        name: object = config.to_config(kernel)
-    except KernelError:
-        name = uuid.uuid4().hex  # code has no identity that can be compared: such a build is never resumed
+    # Code has no identity that can be compared: such a build is never resumed.
+    name: object = config.to_config(kernel) if config.is_value(kernel) else uuid.uuid4().hex
     sums = hashlib.sha256()
     for part in tiling.row_slices(source.shape[0], max(1, _READ_VALUES // source.shape[1])):
         sums.update(np.ascontiguousarray(read_finite(source, part)).data)
@@ -154,29 +164,32 @@ def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) 
 
 
 def _begin(root: Path, identity: dict[str, object], n: int, rows: int) -> None:
-    """Make what of the store is not there yet."""
-    if not store.is_taken(root):
-        store.create(root, "gram", {"identity": identity, "tile_rows": rows})
-    if not (root / "gram" / "zarr.json").exists():
-        store.add_array(zarr.open_group(root, mode="r+", zarr_format=3), "gram", (n, n), (rows, rows))
+    """Make the store, or find that another driver just made it."""
+    try:
+        about = {"identity": identity, "tile_rows": rows}
+        with store.making(root, "gram", about, ["gram", "rows"]) as group:
+            store.add_array(group, "gram", (n, n), (rows, rows))
+    except StoreExistsError:
+        if _rows_begun(root, identity, rows) is None:
+            raise
 
 
 def _shared_source(source: Source, root: Path, rows: int) -> Source:
     """Put rows that only this process has beside the Gram, where every worker can read them."""
     if not isinstance(source, MemorySource):
         return source
-    if not (root / "rows" / "zarr.json").exists():
-        group = zarr.open_group(root, mode="r+", zarr_format=3)
-        store.add_array(group, "rows", source.shape, (min(rows, source.shape[0]), source.shape[1]))
-    shared = store.open_array(root, "rows", "r+")
-    for part in tiling.row_slices(source.shape[0], rows):
-        shared[part] = source.read(part)
+    with store.writing(root):
+        if not (root / "rows" / "zarr.json").exists():
+            group = zarr.open_group(root, mode="r+", zarr_format=3)
+            store.add_array(group, "rows", source.shape, (min(rows, source.shape[0]), source.shape[1]))
+        shared = store.open_array(root, "rows", "r+")
+        for part in tiling.row_slices(source.shape[0], rows):
+            shared[part] = source.read(part)
     return ZarrSource.open(root / "rows")
 
 
 def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int], rows: int) -> tuple[int, int]:
     """Compute one tile and write it and its mirror image, each unless it is there and sound."""
-    limit_blas()
     n, (i, j) = source.shape[0], pair
     row, column = tiling.row_slice(i, n, rows), tiling.row_slice(j, n, rows)
     array = store.open_array(Path(root), "gram", "r+")
@@ -185,9 +198,12 @@ def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int],
     if missing:
         X = read_finite(source, row)
         Y = X if i == j else read_finite(source, column)
-        block = checked_block(kernel, X, Y, (row.start, column.start))
-        for image, first, second in missing:
-            array[first, second] = block if image == pair else block.T
+        with single_blas_thread():
+            block = checked_block(kernel, X, Y, (row.start, column.start))
+        with store.writing(Path(root)):
+            for image, first, second in missing:
+                array[first, second] = block if image == pair else block.T
+                store.sync_chunk(Path(root) / "gram", f"c/{image[0]}/{image[1]}")
     return pair
 
 
@@ -212,7 +228,7 @@ def driver_gram(
     """Return the Gram matrix in this process's memory, in Fortran order, its lower triangle filled.
 
     One tile is computed in place. More go through `build_gram`, below `workspace` under a name made of kernel and
-    rows, so that another fit finds them; without a workspace, in a temporary directory.
+    rows, so that another fit finds them; without a workspace, or for a kernel that is code, in a temporary directory.
     """
     if len(X) <= _checked_tile_rows(tile_rows):
         return checked_block(kernel, X, X).T
@@ -222,14 +238,14 @@ def driver_gram(
 
 
 def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
-    """Return where a fit with this workspace keeps, and looks for, the Gram matrix of these rows."""
+    """Return where a fit with this workspace keeps, and looks for, the Gram of a kernel that is no code."""
     identity = json.dumps(_identity(kernel, open_source(X)), sort_keys=True)
     return local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
 
 
 @contextmanager
 def _place(kernel: Kernel, X: Array, workspace: str | Path | None) -> Iterator[Path]:
-    if workspace is not None:
+    if workspace is not None and config.is_value(kernel):
         yield workspace_path(kernel, X, workspace)
         return
     folder = Path(tempfile.mkdtemp(prefix="dkfm-gram-"))

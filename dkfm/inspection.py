@@ -42,6 +42,7 @@ def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     return {
         "estimator": record.estimator,
         "kernel": config.to_config(record.model.kernel),
+        "rank": len(record.arrays["eigenvalues"]) if "eigenvalues" in record.arrays else None,
         "landmarks": n,
         "columns": d,
         "outputs": {name: head.width for name, head in record.model.heads.items()},

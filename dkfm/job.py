@@ -37,7 +37,7 @@ def run(
     total : int
         How many there are.
     progress : bool
-        Whether to show a progress bar on standard error.
+        Whether to show a progress bar on standard error, where that is a terminal or a notebook.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def run(
             executor.submit((run_id, number), function, *arguments)
 
     submit(_WINDOW * executor.threads)
-    with tqdm(total=total, desc=name, unit="task", disable=not progress, file=sys.stderr) as bar:
+    with tqdm(total=total, desc=name, unit="task", disable=None if progress else True, file=sys.stderr) as bar:
         for result in executor.as_completed():
             results.append(result)
             bar.update()

@@ -5,6 +5,7 @@ A small model travels in the graph as one key; a larger one is written once and 
 
 import shutil
 import tempfile
+import uuid
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dkfm import apply, store
-from dkfm.clusters import inside_worker
+from dkfm.clusters import find_client
 from dkfm.errors import InvalidInputError
+from dkfm.kernels import config
 from dkfm.kernels.rows import Array, as_rows
 from dkfm.model import Model
 from dkfm.record import Record, save_record
-from dkfm.workers import cached_scorer, limit_blas, saved_scorer
+from dkfm.workers import cached_scorer, saved_scorer, single_blas_thread
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -27,15 +29,15 @@ __all__ = ["SMALL_MODEL", "Carried", "Spilled", "carry", "transform"]
 SMALL_MODEL = 5_000_000
 """Bytes up to which a model travels in the graph."""
 
+_for_good = type("Process", (), {})()
+"""Lives as long as this process."""
+
 
 class Carried:
     """A model inside a graph, under its token."""
 
     def __init__(self, model: Model) -> None:
-        from dask.base import tokenize
-
-        heads = [(n, h.weights, h.offset, h.rotation, h.link) for n, h in model.heads.items()]
-        self.token: str = tokenize(repr(model.kernel), model.landmarks, heads)
+        self.token = uuid.uuid4().hex
         self._model = model
 
     def scorer(self) -> apply.Scorer:
@@ -44,40 +46,46 @@ class Carried:
 
 
 class Spilled:
-    """A model in a store of its own, which lives as long as the estimator or a graph that needs it."""
+    """A model in a store of its own, which lives as long as the estimator or a graph that needs it.
+
+    On a cluster it lives as long as this process: a persisted array needs it, and has no graph that would say so.
+    """
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
         parent = None if workspace is None else store.local_path(workspace).absolute()
         if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(prefix="dkfm-model-", dir=parent)
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        owner = self if find_client(None) is None else _for_good
+        weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+        self.token = uuid.uuid4().hex
         self._path = str(Path(folder) / "model")
-        self.token = save_record(Path(self._path), record)
+        self._digest = save_record(Path(self._path), record)
 
     def __reduce__(self) -> tuple[type["_Opened"], tuple[str, str]]:
         # A copy on a worker must not remove the files when it goes.
-        return _Opened, (self._path, self.token)
+        return _Opened, (self._path, self._digest)
 
     def scorer(self) -> apply.Scorer:
         """Return the prepared model, read once per process."""
-        return saved_scorer(self._path, self.token)
+        return saved_scorer(self._path, self._digest)
 
 
 class _Opened:
     """A spilled model as a worker knows it: a path and a digest."""
 
-    def __init__(self, path: str, token: str) -> None:
-        self._path, self.token = path, token
+    def __init__(self, path: str, digest: str) -> None:
+        self._path, self._digest = path, digest
 
     def scorer(self) -> apply.Scorer:
         """Return the prepared model, read once per process."""
-        return saved_scorer(self._path, self.token)
+        return saved_scorer(self._path, self._digest)
 
 
 def carry(record: Record, workspace: str | Path | None) -> Carried | Spilled:
-    """Return the model of a record in the form that suits its size."""
-    return Carried(record.model) if record.model.nbytes < SMALL_MODEL else Spilled(record, workspace)
+    """Return the model of a record in the form that suits its size; one that is code cannot be written anywhere."""
+    small = record.model.nbytes < SMALL_MODEL or not config.is_value(record.model.kernel)
+    return Carried(record.model) if small else Spilled(record, workspace)
 
 
 def transform(carried: Carried | Spilled, model: Model, name: str, Z: "da.Array") -> "da.Array":
@@ -108,7 +116,7 @@ def transform(carried: Carried | Spilled, model: Model, name: str, Z: "da.Array"
 def _score_block(block: Array, carried: Carried | Spilled, head: str, head_width: int) -> Array:
     if len(block) == 0:
         return np.empty((0, head_width))
-    if inside_worker():  # elsewhere the threads are the user's
-        limit_blas()
     what = "a block of rows"
-    return apply.finite_scores(carried.scorer(), head, as_rows(block, what), what)
+    rows, scorer = as_rows(block, what), carried.scorer()
+    with single_blas_thread():
+        return apply.finite_scores(scorer, head, rows, what)

@@ -26,7 +26,7 @@ def available_memory() -> int:
     return int(min(psutil.virtual_memory().available, MEMORY_LIMIT - here))
 
 
-def require_driver(n: int, d: int) -> None:
+def require_driver(n: int, d: int, blocks: int = 1, copies: int = 1) -> None:
     """Raise a BudgetError unless this process can hold the root of an N x N Gram matrix."""
     if n > budget.LARGEST_ROOT:
         raise BudgetError(
@@ -34,7 +34,7 @@ def require_driver(n: int, d: int) -> None:
         )
     have = available_memory()
     remedy = f"the largest N that fits is {budget.largest_n(have, d)}"
-    budget.require(budget.fit_bytes(n, d), have, f"The root of N = {n} training rows", remedy)
+    budget.require(budget.fit_bytes(n, d, blocks, copies), have, f"The root of N = {n} training rows", remedy)
 
 
 def require_disk(path: Path, need: int) -> None:

@@ -5,7 +5,6 @@ The marker lists the SHA-256 of every file, so one changed byte anywhere is foun
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,23 +83,22 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         "fitted": record.fitted,
         "kernel": config.to_config(record.model.kernel),
         "heads": heads,
-        "arrays": sorted(record.arrays),
+        "extra": sorted(record.arrays),
     }
-    group = store.create(path, "model", attributes, overwrite=overwrite)
-    for name, values in arrays.items():
-        rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
-        chunks = (rows, *(max(1, length) for length in values.shape[1:]))
-        store.add_array(group, name, values.shape, chunks)[...] = values
-    sums = {name: _sha256(path / name, sync=True) for name in sorted(formats.files(path))}
-    digest = _manifest_digest(sums)
-    store.complete(path, {"files": sums, "digest": digest})
+    with store.making(path, "model", attributes, arrays, overwrite=overwrite) as group:
+        for name, values in arrays.items():
+            rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
+            chunks = (rows, *(max(1, length) for length in values.shape[1:]))
+            store.add_array(group, name, values.shape, chunks)[...] = values
+        made = Path(group.store.root)  # type: ignore[attr-defined]  # a store on the local file system has one
+        sums = {name: _sha256(made / name) for name in sorted(formats.files(made))}
+        digest = _manifest_digest(sums)
+        store.complete(made, {"files": sums, "digest": digest})
     return digest
 
 
-def _sha256(path: Path, *, sync: bool = False) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        if sync:
-            os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -128,7 +126,7 @@ def load_record(path: Path, digest: str | None = None) -> Record:
         raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
     try:
         return _read(path, attributes, found)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         if isinstance(error, StoreError):
             raise
         raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {error}") from error
@@ -169,7 +167,9 @@ def _read(path: Path, attributes: dict[str, object], digest: str) -> Record:
         str(name): _head(array(h["weights"]), array(h["offset"]), array(h["rotation"]), h["link"], len(landmarks))
         for name, h in _items(attributes["heads"])
     }
-    extra = {str(name): _present(array(name)) for name in _list(attributes["arrays"])}
+    if not heads:
+        raise UnsupportedStoreError(f"{path} has no output.")
+    extra = {str(name): _present(array(name)) for name in _list(attributes["extra"])}
     return Record(
         estimator=str(attributes["estimator"]),
         parameters=dict(_items(attributes["parameters"])),
@@ -183,6 +183,8 @@ def _read(path: Path, attributes: dict[str, object], digest: str) -> Record:
 def _head(weights: Array | None, offset: Array | None, rotation: Array | None, link: object, n: int) -> Head:
     links.by_name(link)
     weights = _present(weights)
+    if not all(np.isfinite(array).all() for array in (weights, offset, rotation) if array is not None):
+        raise UnsupportedStoreError("A head has weights that are not finite.")
     vectors = [v for v in (offset, rotation) if v is not None]
     if weights.ndim != 2 or len(weights) != n or any(v.shape != weights.shape[1:] for v in vectors):
         raise UnsupportedStoreError("A head's weights, offset and rotation do not fit the landmarks or each other.")

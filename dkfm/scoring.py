@@ -25,7 +25,7 @@ from dkfm.model import Model
 from dkfm.record import load_record
 from dkfm.sources import MemorySource, Source, open_source, read_finite
 from dkfm.store import local_path
-from dkfm.workers import limit_blas, saved_scorer
+from dkfm.workers import forget, saved_scorer, single_blas_thread
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -47,6 +47,9 @@ _TASK_VALUES = 2**25
 
 _TASK_BYTES = 2**27
 """Rows in and scores out of a task."""
+
+_MAX_CHUNKS = 2**22
+"""Receipts that one marker holds."""
 
 
 class Savable(Protocol):
@@ -100,13 +103,17 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
     if width == 0:
         raise InvalidInputError(f"This model has no {output}: its training rows do not vary.")
     if chunk_rows is None:
+        # Whole chunks of the source: a part of one costs as much to read.
         wanted = min(_TASK_VALUES // n, _TASK_BYTES // (16 * (d + width)))
-        step = source.chunk_rows if source.chunk_rows <= wanted else 1
-        chunk_rows = max(1, wanted // step * step)
+        chunk_rows = max(1, wanted // source.chunk_rows) * source.chunk_rows
     chunk_rows = min(chunk_rows, rows)
-    task = budget.score_task_bytes(chunk_rows, d, n, width, apply.tile_rows(n))
+    chunks = tiling.count(rows, chunk_rows)
+    if chunks > _MAX_CHUNKS:
+        raise InvalidInputError(f"{rows} rows in {chunks} chunks are more than {_MAX_CHUNKS}; raise chunk_rows.")
+    kernel, read = model.kernel, 2 * 8 * d * min(source.chunk_rows, rows)
+    task = read + budget.score_task_bytes(chunk_rows, d, n, width, apply.tile_rows(n), kernel.blocks)
     weights = (model.nbytes - model.landmarks.nbytes) // 8
-    return Plan(rows, d, width, chunk_rows, tiling.count(rows, chunk_rows), task, budget.model_bytes(n, d, weights))
+    return Plan(rows, d, width, chunk_rows, chunks, task, budget.model_bytes(n, d, weights, kernel.copies))
 
 
 def batch_score(
@@ -165,8 +172,8 @@ def batch_score(
     """
     if on_invalid not in ("raise", "nan"):
         raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {on_invalid!r}.')
-    if chunk_rows is not None and (isinstance(chunk_rows, bool) or chunk_rows < 1):
-        raise InvalidInputError(f"chunk_rows must be a positive integer, and is {chunk_rows!r}.")
+    if chunk_rows is not None:
+        chunk_rows = tiling.require_count(chunk_rows, "chunk_rows")
     target, client = local_path(destination).absolute(), find_client(client)
     with _saved(model) as path, _on_disk(source, client) as rows:
         record = load_record(path)
@@ -174,19 +181,28 @@ def batch_score(
         job = plan(record.model, name, rows, chunk_rows)
         with executor(client) as running:
             have = preflight.task_budget(client, running.threads, job.model_bytes)
-            remedy = "use a smaller chunk_rows, fewer threads, or more memory"
+            remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
             budget.require(job.task_bytes, have, f"A scoring task of {job.chunk_rows} rows", remedy)
             shape = (job.rows, job.width)
-            outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite)
-            common = (str(path), record.digest, rows, str(target), name, on_invalid)
+            _require_outside(target, path, rows)
+            run_id = outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite)
+            common = (str(path), record.digest, rows, str(target), run_id, name, on_invalid)
             slices = enumerate(tiling.row_slices(job.rows, job.chunk_rows))
             start = time.perf_counter()
             tasks = ((*common, chunk, part) for chunk, part in slices)
             receipts = run(running, "dkfm-score", score_chunk, tasks, job.chunks, progress)
             seconds = time.perf_counter() - start
+        forget(record.digest)
         made = [receipt for receipt in receipts if isinstance(receipt, outputs.Receipt)]
         outputs.complete(target, name, made)
     return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in made), job.chunks, seconds)
+
+
+def _require_outside(target: Path, model: Path, source: Source) -> None:
+    """Refuse to replace what is being read."""
+    for path in (model, getattr(source, "path", None)):
+        if path is not None and path.resolve().is_relative_to(target.resolve()):
+            raise InvalidInputError(f"The output {target} would replace {path}, which this job reads.")
 
 
 def main_output(model: Model) -> str:
@@ -229,19 +245,20 @@ def score_chunk(
     digest: str,
     source: Source,
     target: str,
+    run_id: str,
     output: str,
     on_invalid: str,
     chunk: int,
     rows: slice,
 ) -> outputs.Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
-    limit_blas()
     score = saved_scorer(model, digest)
-    if on_invalid == "raise":
-        scores = apply.finite_scores(score, output, read_finite(source, rows), source.name, rows.start)
-    else:
-        scores = _score_valid(score, output, source.read(rows))
-    return outputs.write_chunk(Path(target), output, chunk, rows, scores)
+    with single_blas_thread():
+        if on_invalid == "raise":
+            scores = apply.finite_scores(score, output, read_finite(source, rows), source.name, rows.start)
+        else:
+            scores = _score_valid(score, output, source.read(rows))
+    return outputs.write_chunk(Path(target), run_id, output, chunk, rows, scores)
 
 
 def _score_valid(score: apply.Scorer, output: str, Z: Array) -> Array:
@@ -258,7 +275,8 @@ def open_scores(path: str | Path) -> "da.Array":
     Raises
     ------
     StoreError
-        Nothing there, not finished, or a chunk lost, cut short or without a receipt.
+        Nothing there, not finished, or a chunk lost, cut short or without a receipt; when it is computed, a chunk
+        whose bytes changed.
 
     Examples
     --------
@@ -266,6 +284,7 @@ def open_scores(path: str | Path) -> "da.Array":
     """
     import dask.array as da
 
-    _, array = outputs.open_complete(local_path(path).absolute())
-    scores: da.Array = da.from_zarr(array)
-    return scores
+    root = local_path(path).absolute()
+    name, array = outputs.open_complete(root)
+    lazy: da.Array = da.from_array(outputs.Chunks(root, name, array.shape), chunks=array.chunks, asarray=False)
+    return lazy

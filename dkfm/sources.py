@@ -14,7 +14,7 @@ import zarr
 
 from dkfm import formats
 from dkfm.errors import InvalidInputError
-from dkfm.kernels.rows import Array, require_finite
+from dkfm.kernels.rows import Array, as_array, require_finite, require_two_dimensions
 from dkfm.store import local_path
 
 __all__ = ["MemorySource", "NpySource", "Source", "ZarrSource", "open_source", "read_finite"]
@@ -33,7 +33,7 @@ class Source(Protocol):
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that are best read together; 1 where it does not matter."""
+        """Rows that are read together whatever is asked for; 1 where it does not matter."""
 
     def read(self, rows: slice) -> Array:
         """Return some rows as float64, not checked for NaN."""
@@ -73,7 +73,9 @@ class NpySource:
     @classmethod
     def open(cls, path: Path) -> "NpySource":
         """Read the header of a file."""
-        return cls(path, _two_dimensional(_map(path), str(path)))
+        mapped = _map(path)
+        require_two_dimensions(mapped.shape, mapped.dtype, str(path))
+        return cls(path, (mapped.shape[0], mapped.shape[1]))
 
     def read(self, rows: slice) -> Array:
         """Return some rows as float64."""
@@ -84,7 +86,7 @@ def _map(path: Path) -> npt.NDArray[np.generic]:
     try:
         return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error).partition(".")[0]
         raise InvalidInputError(f"{path} cannot be read as a .npy file: {reason}.") from None
 
 
@@ -150,16 +152,7 @@ def open_source(data: object, name: str = "X") -> Source:
         if path.suffix == ".npy":
             return NpySource.open(path)
         raise InvalidInputError(f"{path} is neither a .npy file nor a Zarr store.")
-    array = np.asarray(data)
-    return MemorySource(np.asarray(array.reshape(_two_dimensional(array, name)), dtype=np.float64), name)
-
-
-def _two_dimensional(array: npt.NDArray[np.generic], name: str) -> tuple[int, int]:
-    if array.dtype.kind not in "biuf" or array.ndim != 2 or 0 in array.shape:
-        raise InvalidInputError(
-            f"{name} must hold real numbers in rows and columns, and has shape {array.shape}, dtype {array.dtype}."
-        )
-    return array.shape[0], array.shape[1]
+    return MemorySource(as_array(data, name), name)
 
 
 def read_finite(source: Source, rows: slice) -> Array:

@@ -17,6 +17,7 @@ from dkfm.model import Head
 __all__ = [
     "BASES",
     "Spectrum",
+    "condition",
     "eigh_lower",
     "factor",
     "fix_signs",
@@ -49,22 +50,17 @@ class Spectrum:
     whitening: Array
     dropped: Array
 
-    @property
-    def n_negative(self) -> int:
-        """How many eigenvalues came out negative."""
-        return int((self.dropped < 0).sum())
 
-    @property
-    def condition(self) -> float:
-        """lambda_max / lambda_min of the kept ones; 1 where nothing is kept."""
-        return float(self.eigenvalues[0] / self.eigenvalues[-1]) if len(self.eigenvalues) else 1.0
+def condition(eigenvalues: Array) -> float:
+    """lambda_max / lambda_min of the kept eigenvalues (r,), descending; 1 where none is kept."""
+    return float(eigenvalues[0] / eigenvalues[-1]) if len(eigenvalues) else 1.0
 
 
 def require_parameters(basis: str, rcond: float | None) -> None:
     """Raise unless the basis is known and rcond is a share."""
     if basis not in BASES:
         raise InvalidInputError(f"basis must be one of {', '.join(BASES)}, and is {basis!r}.")
-    if rcond is not None and not 0 <= rcond < 1:
+    if rcond is not None and not (isinstance(rcond, int | float | np.number) and 0 <= rcond < 1):
         raise InvalidInputError(f"rcond must be in [0, 1), and is {rcond!r}.")
 
 
@@ -159,7 +155,7 @@ def heads(spectrum: Spectrum, basis: str) -> dict[str, Head]:
     residual = Head(W, link=links.RESIDUAL)
     if basis == "spectral":
         return {"features": Head(W), "residual": residual}
-    explicit = 2 * W.shape[1] > n and _EPS * spectrum.condition**0.5 <= _ROUNDED_ROOT
+    explicit = 2 * W.shape[1] > n and _EPS * condition(spectrum.eigenvalues) ** 0.5 <= _ROUNDED_ROOT
     if not explicit:
         return {"features": Head(W, rotation=np.sqrt(spectrum.eigenvalues)), "residual": residual}
     half = W * spectrum.eigenvalues**0.25

@@ -1,13 +1,15 @@
-"""Stores on disk: created whole in an empty place, completed by a marker that is written last and durably.
+"""Stores on disk: made beside their place and moved there whole, completed by a marker that is written last.
 
 Every array is chunked Zarr version 3 with a checksum in each chunk and a fill value that cannot pass for data.
 """
 
+import errno
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -16,9 +18,21 @@ import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec
 
 from dkfm import formats
-from dkfm.errors import StoreError, StoreExistsError
+from dkfm.errors import DkfmError, StoreError, StoreExistsError
 
-__all__ = ["ZarrArray", "add_array", "complete", "create", "is_taken", "local_path", "open_array", "require_free"]
+__all__ = [
+    "ZarrArray",
+    "add_array",
+    "complete",
+    "is_taken",
+    "local_path",
+    "making",
+    "open_array",
+    "remove_own",
+    "require_free",
+    "sync_chunk",
+    "writing",
+]
 
 if TYPE_CHECKING:
     from zarr.core.metadata import ArrayV3Metadata
@@ -35,21 +49,76 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return Path(text)
 
 
-def create(path: Path, kind: str, attributes: Json, *, overwrite: bool = False) -> zarr.Group:
-    """Create a store where there is nothing, or where dkfm's own files may be replaced.
+@contextmanager
+def making(
+    path: Path, kind: str, attributes: Json, arrays: Iterable[str], *, overwrite: bool = False
+) -> Iterator[zarr.Group]:
+    """Make a store beside its place and move it there whole and durable: a kill leaves the old one, or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        Where it goes; nothing may be there, unless it may be overwritten and all of it is dkfm's.
+    kind : str
+        A kind of `dkfm.formats`.
+    attributes : mapping
+        Plain JSON values.
+    arrays : iterable of str
+        Names of all arrays that the store will ever hold: what else lies there is not dkfm's.
 
     Raises
     ------
     StoreExistsError
         Something is there; it is left untouched.
+    StoreError
+        The file system will not.
     """
-    if is_taken(path):
-        _remove_own(path, kind, overwrite)
-    own = {"dkfm": {**attributes, "kind": kind, "version": formats.VERSIONS[kind]}}
+    with writing(path):
+        _require_replaceable(path, kind, overwrite)
+        own = {**attributes, "kind": kind, "version": formats.VERSIONS[kind], "arrays": sorted(arrays)}
+        json.dumps(own)  # what cannot be written is told before anything is touched
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = _beside(path, "partial")
+        try:
+            yield zarr.create_group(beside, zarr_format=3, attributes={"dkfm": own})
+            _sync_tree(beside)
+            if overwrite and is_taken(path):
+                remove_own(path, kind)
+            _move(beside, path)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a sentence."""
     try:
-        return zarr.create_group(path, zarr_format=3, attributes=own)
+        yield
+    except DkfmError:
+        raise
     except OSError as error:
-        raise StoreError(f"Nothing can be written at {path}: {error.strerror}.") from None
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.{suffix}")
+
+
+def _move(beside: Path, path: Path) -> None:
+    try:
+        beside.rename(path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise StoreExistsError(f"{path} came to hold something meanwhile; it was left untouched.") from None
+        raise
+    sync_folder(path.parent)
+
+
+def is_taken(path: Path) -> bool:
+    """Whether there is anything at a path; an empty folder is nothing."""
+    if path.is_dir() and not path.is_symlink():
+        return any(path.iterdir())
+    return path.exists() or path.is_symlink()
 
 
 def require_free(path: Path) -> None:
@@ -58,17 +127,11 @@ def require_free(path: Path) -> None:
         raise StoreExistsError(f"{path} holds something already; it was left untouched.")
 
 
-def is_taken(path: Path) -> bool:
-    """Whether there is anything at a path; an empty folder is nothing, and so is what a killed writer left half."""
-    if path.is_dir():
-        return any(formats.files(path))
-    return path.exists() or path.is_symlink()
-
-
-def _remove_own(path: Path, kind: str, overwrite: bool) -> None:
-    """Remove dkfm's own files at a path, if all are, and if told to."""
+def _require_replaceable(path: Path, kind: str, overwrite: bool) -> None:
+    if not is_taken(path):
+        return
     try:
-        formats.read_group(path, kind)
+        own = formats.read_group(path, kind)
     except StoreError:
         raise StoreExistsError(
             f"{path} holds something that dkfm did not write there; it was left untouched."
@@ -78,28 +141,28 @@ def _remove_own(path: Path, kind: str, overwrite: bool) -> None:
         raise StoreExistsError(
             f"{path} holds {state} dkfm {kind} store; choose another path, or replace it with overwrite."
         )
-    foreign = [name for name in formats.files(path) if not formats.is_own_file(name)]
-    if foreign:
-        raise StoreExistsError(f"{path} holds {foreign[0]}, which dkfm did not write; it was left untouched.")
-    # The marker goes first: a removal that is cut short must not look complete.
-    (path / formats.MARKER).unlink(missing_ok=True)
-    for entry in path.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-    for entry in path.iterdir():
-        entry.unlink()
+    foreign = formats.foreign_file(path, own)
+    if foreign is not None:
+        raise StoreExistsError(f"{path} holds {foreign}, which dkfm did not write; it was left untouched.")
 
 
-def add_array(
-    group: zarr.Group, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
-) -> ZarrArray:
-    """Add an array in dkfm's one layout: no compression, crc32c, every chunk written, missing ones read as NaN."""
+def remove_own(path: Path, kind: str) -> None:
+    """Remove a store of a kind, in one step for its readers; refuse where anything in it is not dkfm's."""
+    with writing(path):
+        _require_replaceable(path, kind, overwrite=True)
+        aside = _beside(path, "old")
+        path.rename(aside)
+        shutil.rmtree(aside)
+
+
+def add_array(group: zarr.Group, name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> ZarrArray:
+    """Add a float64 array in dkfm's one layout: crc32c, no compression, every chunk written, missing ones NaN."""
     array: ZarrArray = group.create_array(
         name,
         shape=shape,
         chunks=chunks,
-        dtype=dtype,
-        fill_value=-1 if dtype == "int64" else np.nan,
+        dtype="float64",
+        fill_value=np.nan,
         filters=None,
         serializer=BytesCodec(endian="little"),
         compressors=[Crc32cCodec()],
@@ -126,6 +189,25 @@ def complete(path: Path, content: Json) -> None:
         os.fsync(file.fileno())
     temporary.replace(path / formats.MARKER)
     sync_folder(path)
+
+
+def sync_chunk(array: Path, name: str) -> None:
+    """Make a chunk file of an array durable, and the names that lead to it."""
+    _sync_file(array / name)
+    for parent in (array / name).relative_to(array).parents:
+        sync_folder(array / parent)
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            _sync_file(Path(folder) / name)
+        sync_folder(Path(folder))
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

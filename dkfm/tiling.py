@@ -1,12 +1,15 @@
-"""Row slices and tile pairs: integers only.
+"""Row slices, tile pairs and counts: integers only.
 
 A *tile* is a block of consecutive rows; tile ``i`` of ``rows`` rows covers ``[i * rows, (i + 1) * rows)``, the last
 one possibly less.
 """
 
+import operator
 from collections.abc import Iterator
 
-__all__ = ["count", "lower_tiles", "row_slice", "row_slices"]
+from dkfm.errors import InvalidInputError
+
+__all__ = ["count", "lower_tiles", "require_count", "row_slice", "row_slices"]
 
 
 def count(n: int, rows: int) -> int:
@@ -43,3 +46,18 @@ def lower_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
     [(0, 0), (1, 0), (1, 1)]
     """
     return ((i, j) for i in range(count(n, rows)) for j in range(i + 1))
+
+
+def require_count(value: object, name: str) -> int:
+    """Return a positive integer, or raise an InvalidInputError that names the parameter.
+
+    >>> require_count(3, "chunk_rows")
+    3
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # what is no integer is refused below
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise InvalidInputError(f"{name} must be a positive integer, and is {value!r}.")
+    return number

@@ -1,4 +1,4 @@
-"""What a process that runs tasks keeps: its BLAS thread limit and the models it has opened.
+"""What a process that runs tasks shares among its threads: the BLAS thread limit and the models it has opened.
 
 Tasks compute with one BLAS thread each: the same bits wherever they run, and never more threads than cores.
 """
@@ -14,13 +14,36 @@ from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_l
 from dkfm import apply
 from dkfm.record import load_record
 
-__all__ = ["all_blas_threads", "cached_scorer", "limit_blas", "saved_scorer", "single_blas_thread"]
+__all__ = ["cached_scorer", "forget", "saved_scorer", "single_blas_thread"]
 
-_KEPT_MODELS = 4
-_lock = threading.RLock()
+_KEPT_BYTES = 2**28
+"""Models that are not the latest stay while all of them together are below this."""
+
+_blas_lock, _cache_lock = threading.Lock(), threading.Lock()
 _scorers: OrderedDict[str, apply.Scorer] = OrderedDict()
 _limits: threadpool_limits | None = None
 _users = 0
+
+
+@contextmanager
+def single_blas_thread() -> Iterator[None]:
+    """Give BLAS one thread while any thread of this process is inside, and the former number after the last.
+
+    The limit is one of the process, so it is counted: limits nested in threads would restore the wrong number.
+    """
+    global _users, _limits  # noqa: PLW0603  # one limit a process is what BLAS has
+    with _blas_lock:
+        _users += 1
+        if _users == 1:
+            _limits = _limit_to_one()
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            _users -= 1
+            if _users == 0 and _limits is not None:
+                with _control():
+                    _limits.restore_original_limits()
 
 
 def _limit_to_one() -> threadpool_limits:
@@ -28,11 +51,6 @@ def _limit_to_one() -> threadpool_limits:
 
     with _control():
         return ThreadpoolController().select(user_api="blas").limit(limits=1)
-
-
-def _restore(limits: threadpool_limits) -> None:
-    with _control():
-        limits.restore_original_limits()
 
 
 @contextmanager
@@ -46,61 +64,23 @@ def _control() -> Iterator[None]:
         release(force=True)
 
 
-def limit_blas() -> None:
-    """Give BLAS one thread in this process from now on; a worker calls it at the start of each task."""
-    global _limits  # noqa: PLW0603  # one limit a process is what BLAS has
-    with _lock:
-        if _limits is None:
-            _limits = _limit_to_one()
-
-
-@contextmanager
-def single_blas_thread() -> Iterator[None]:
-    """Give BLAS one thread while any thread of this process is inside, and the former number after the last."""
-    global _users, _limits  # noqa: PLW0603  # counted: nested limits in threads restore the wrong number
-    with _lock:
-        counted = _users > 0 or _limits is None  # else a worker in this process has limited it for good
-        if counted:
-            limit_blas()
-            _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= counted
-            if counted and _users == 0 and _limits is not None:
-                _restore(_limits)
-                _limits = None
-
-
-@contextmanager
-def all_blas_threads() -> Iterator[None]:
-    """Give the threads back that a worker inside this process took, for one large decomposition."""
-    with _lock:
-        limited = _limits
-    if limited is None:
-        yield
-        return
-    _restore(limited)
-    try:
-        yield
-    finally:
-        with _lock:
-            if _limits is limited:
-                _limit_to_one()
-
-
 def cached_scorer(digest: str, make: Callable[[], apply.Scorer]) -> apply.Scorer:
     """Return the prepared model of a digest, made once per process and shared by its threads."""
-    with _lock:
+    with _cache_lock:
         if digest not in _scorers:
             _scorers[digest] = make()
-            while len(_scorers) > _KEPT_MODELS:
-                _scorers.popitem(last=False)
         _scorers.move_to_end(digest)
+        while len(_scorers) > 1 and sum(scorer.model.nbytes for scorer in _scorers.values()) > _KEPT_BYTES:
+            _scorers.popitem(last=False)
         return _scorers[digest]
 
 
 def saved_scorer(path: str, digest: str) -> apply.Scorer:
     """Return the prepared model of a store, checked against its digest."""
     return cached_scorer(digest, lambda: apply.prepare(load_record(Path(path), digest).model))
+
+
+def forget(digest: str) -> None:
+    """Let a model go."""
+    with _cache_lock:
+        _scorers.pop(digest, None)

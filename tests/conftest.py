@@ -65,17 +65,12 @@ def client():
 
 @pytest.fixture
 def threaded_client(tmp_path):
-    """A real scheduler with workers inside this process, whose BLAS limit is lifted at the end."""
+    """A real scheduler with workers inside this process."""
     import dask
     from distributed import Client
-
-    from dkfm import workers
 
     with (
         dask.config.set({"temporary-directory": str(tmp_path)}),
         Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as connected,
     ):
         yield connected
-    if workers._limits is not None:
-        workers._restore(workers._limits)
-        workers._limits = None

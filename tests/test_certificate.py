@@ -56,7 +56,7 @@ def test_components_with_a_damaged_offset_or_weight_fail(rng):
     model = lambda w, b: apply.prepare(Model(KERNEL, X, {"scores": Head(w, b)}))  # noqa: E731
     good = of_components(model(found.weights, found.offset), found.eigenvalues)
     assert good.error < 1e-13
-    for bad in (model(found.weights, found.offset + 1e-5), model(found.weights * (1 + 1e-6), found.offset)):
+    for bad in (model(found.weights, found.offset + 1e-9), model(found.weights * (1 + 1e-6), found.offset)):
         with pytest.raises(CertificateError):
             of_components(bad, found.eigenvalues).require(good)
 
@@ -72,6 +72,33 @@ def test_small_self_similarities_count_in_the_second_number(rng):
 def test_a_zero_kernel_is_exact_and_a_nonzero_answer_to_it_is_not():
     zero = Model(kernels.Linear(), np.zeros((3, 2)), {"features": Head(np.ones((3, 2)))})
     assert of_map(apply.prepare(zero)) == Certificate(0.0, 0.0, 9)
+    wrong = Model(kernels.Linear() + 0.0, np.zeros((3, 2)), {"features": Head(np.ones((3, 1)), np.ones(1))})
+    assert of_map(apply.prepare(wrong)).relative_error == np.inf
+    with pytest.raises(CertificateError):
+        of_map(apply.prepare(wrong)).require(Certificate(0.0, 0.0, 9))
+
+
+def test_a_certificate_that_is_not_a_number_passes_nothing(fitted):
+    good = of_map(apply.prepare(fitted))
+    bad = of_map(apply.prepare(damaged(fitted, fitted.heads["features"].weights * np.nan)))
+    with pytest.raises(CertificateError):
+        bad.require(good)
+    with pytest.raises(CertificateError):
+        bad.require_below(1.0)
+
+
+def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
+    import tracemalloc
+
+    X = rng.normal(size=(1500, 3))
+    found = pca.components(np.asfortranarray(KERNEL(X)))
+    score = apply.prepare(Model(KERNEL, X, {"scores": Head(found.weights, found.offset)}))
+    tracemalloc.start()
+    certificate = of_components(score, found.eigenvalues)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert certificate.error < 1e-8  # the last components have 1e-12 of the first one's variance
+    assert peak < 8 * 6 * 512 * 1500
 
 
 def test_points_of_another_width_are_refused(fitted):

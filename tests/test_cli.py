@@ -59,18 +59,21 @@ def test_a_workspace_keeps_the_gram_and_info_tells_of_it(run, tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("fit none.npy model", "There is no"),
+        ("fit none.npy model --kernel linear", "There is no"),
         ("fit train.npy model --kernel gausian", "near it: gaussian"),
-        ("fit train.npy model --param sigma=-1", "sigma > 0"),
-        ("fit train.npy model --param width=1", "and not width"),
+        ("fit train.npy model --kernel cubic", "there are constant, gaussian"),
+        ("fit train.npy model --kernel gaussian --param sigma=-1", "sigma > 0"),
+        ("fit train.npy model --kernel gaussian --param sigma=1e200", "whose square"),
+        ("fit train.npy model --kernel gaussian --param width=1", "and not width"),
         ("fit train.npy model --kernel sum", "no name of its own"),
-        ("fit nan.npy model", "row 5 contains NaN"),
-        ("fit flat.npy model", "rows and columns"),
-        ("fit train.npy taken", "left untouched"),
-        ("score none test.npy out", "There is no store"),
-        ("score taken test.npy out", "not"),
-        ("info none", "There is no store"),
-        ("verify none", "There is no store"),
+        ("fit nan.npy model --kernel linear", "row 5 contains NaN"),
+        ("fit flat.npy model --kernel linear", "two dimensions"),
+        ("fit train.npy taken --kernel linear", "left untouched"),
+        ("score none test.npy out", "nothing is there"),
+        ("score train.npy test.npy out", "a file is there"),
+        ("score taken test.npy out", "not a store"),
+        ("info none", "nothing is there"),
+        ("verify none", "nothing is there"),
     ],
 )
 def test_a_named_error_is_one_sentence_on_standard_error_and_exit_code_1(run, line, words, tmp_path):
@@ -90,7 +93,18 @@ def test_a_named_error_is_one_sentence_on_standard_error_and_exit_code_1(run, li
 
 
 @pytest.mark.parametrize(
-    "line", ["", "fit", "fly", "fit train.npy model --param sigma", "fit train.npy m --components 0", "demo --rows 0"]
+    "line",
+    [
+        "",
+        "fit",
+        "fly",
+        "fit train.npy model",
+        "fit train.npy model --kernel linear --param sigma",
+        "fit train.npy model --kernel linear --components 0",
+        "fit train.npy model --kernel linear --method features --components 2",
+        "fit train.npy model --kernel linear --method pca --basis spectral",
+        "demo --rows 0",
+    ],
 )
 def test_wrong_usage_exits_with_2(run, line):
     assert run(line).exit_code == 2

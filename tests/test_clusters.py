@@ -37,7 +37,6 @@ def test_the_main_job_runs_on_a_cluster_without_a_warning(client, tmp_path, rng)
     assert report.chunks == 10
     np.testing.assert_allclose(dkfm.open_scores(tmp_path / "scores").compute(), pca.transform(Z), atol=1e-11)
     np.testing.assert_allclose(lazy, phi.transform(Z), atol=1e-9)
-    assert client.run(blas_threads) == {address: {1} for address in client.nthreads()}
 
 
 def test_the_dashboard_answers_and_everything_listens_on_loopback_alone(client):
@@ -61,17 +60,19 @@ def test_errors_of_tasks_on_a_cluster_keep_their_names(client, tmp_path, rng):
         dkfm.build_gram(bad, rng.normal(size=(50, 3)), tmp_path / "g", tile_rows=10)
 
 
-def test_workers_inside_this_process_give_the_root_its_threads_back(threaded_client, tmp_path, rng, monkeypatch):
-    from dkfm import spectrum
+def _threads_seen(X, Y):
+    return np.full((len(X), len(Y)), max(blas_threads()), dtype=float)
 
-    seen = []
-    factor = spectrum.factor
-    monkeypatch.setattr(spectrum, "factor", lambda *a: seen.append(blas_threads()) or factor(*a))
+
+@pytest.mark.parametrize("kind", ["processes", "inside", "pool"])
+def test_tasks_have_one_blas_thread_and_the_driver_all_of_them_after(kind, request, tmp_path, rng):
     before = blas_threads()
-    for _ in range(2):
-        dkfm.ExactFeatureMap(K, tile_rows=50).fit(rng.normal(size=(120, 3)))
-        assert blas_threads() == {1}, "tasks that ran here keep one BLAS thread"
-    assert seen == [before, before]
+    used = {"processes": "client", "inside": "threaded_client"}.get(kind)
+    if used:
+        request.getfixturevalue(used)
+    found = dkfm.build_gram(kernels.Function(_threads_seen), rng.normal(size=(120, 3)), tmp_path / "g", tile_rows=20)
+    assert np.unique(found[:]).tolist() == [1.0]
+    assert blas_threads() == before
 
 
 def test_a_fit_inside_a_task_computes_in_place(threaded_client, rng):
@@ -162,10 +163,25 @@ def test_a_prepared_model_is_made_once_per_process_and_few_are_kept():
         found = list(pool.map(lambda _: workers.cached_scorer("test-digest", make), range(50)))
     assert len(made) == 1
     assert len({id(scorer) for scorer in found}) == 1
-    for i in range(10):
-        workers.cached_scorer(f"test-{i}", make)
-    assert len(workers._scorers) <= workers._KEPT_MODELS
-    workers._scorers.clear()
+    workers.forget("test-digest")
+    assert "test-digest" not in workers._scorers
+
+
+def test_models_that_are_not_the_latest_stay_only_while_they_are_small(monkeypatch):
+    monkeypatch.setattr(workers, "_KEPT_BYTES", 40 * 8)
+    scorer = apply.prepare(Model(K, np.ones((10, 1)), {"scores": Head(np.ones((10, 1)))}))
+    for i in range(5):
+        workers.cached_scorer(f"test-{i}", lambda: scorer)
+    assert [key for key in workers._scorers if key.startswith("test-")] == ["test-3", "test-4"]
+    for i in range(5):
+        workers.forget(f"test-{i}")
+
+
+def test_an_in_process_job_keeps_no_model(tmp_path, rng):
+    before = len(workers._scorers)
+    pca = dkfm.KernelPCA(1, kernel=K).fit(rng.normal(size=(20, 3)))
+    dkfm.batch_score(pca, rng.normal(size=(9, 3)), tmp_path / "s", progress=False)
+    assert len(workers._scorers) == before
 
 
 def test_no_scheduler_at_an_address_is_a_named_error():

@@ -47,7 +47,7 @@ def test_its_stores_are_models_and_scores_that_verify(finished):
     assert phi.verify(digits.held_out).error < 1e-12
     import zarr
 
-    rows = zarr.open_array(folder / "rows.zarr", mode="r")[:]
+    rows = zarr.open_array(folder / "rows.zarr" / "rows", mode="r")[:]
     scores = dkfm.open_scores(folder / "scores.zarr").compute()
     np.testing.assert_allclose(scores, pca.transform(rows), atol=1e-12)
     assert len(list(folder.glob("gram-*.zarr"))) == 1
@@ -61,7 +61,15 @@ def test_its_pictures_are_not_blank(finished):
 
 
 def test_a_second_run_starts_clean_and_a_strangers_folder_is_left_untouched(finished, tmp_path):
-    (finished[0] / "scores.zarr" / "old").write_text("old")
+    for stranger in ("scores.zarr/thesis.txt", "gram-mine.zarr/thesis.txt"):
+        path = finished[0] / stranger
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+        with pytest.raises(StoreExistsError, match="left untouched"):
+            demo._start_clean(finished[0])
+        assert path.read_text() == "mine"
+        path.unlink()
+    (finished[0] / "gram-mine.zarr").rmdir()
     demo._start_clean(finished[0])
     assert [p.name for p in finished[0].iterdir()] == ["dkfm-demo.json"]
     (tmp_path / "thesis.txt").write_text("mine")

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,8 +147,8 @@ def test_an_unfinished_gram_goes_on_with_its_own_tiles_only(tmp_path, rng):
     ("bad", "words"),
     [
         (np.array([[1.0], [2.0], [np.nan]]), "row 2 contains NaN"),
-        (np.ones(4), "rows and columns"),
-        (np.ones((0, 2)), "rows and columns"),
+        (np.ones(4), "two dimensions"),
+        (np.ones((0, 2)), "at least one row"),
         (np.array([[1j]]), "real numbers"),
         (np.array([["a"]], dtype=object), "real numbers"),
     ],
@@ -218,7 +220,7 @@ def test_a_damaged_gram_is_never_read_as_data(tmp_path, rng, damage):
         chunk.unlink()
     else:
         chunk.write_bytes(bytes([chunk.read_bytes()[0] ^ 1]) + chunk.read_bytes()[1:])
-    with pytest.raises(DamagedStoreError, match=r"Tile \(1, 3\)"):
+    with pytest.raises(DamagedStoreError, match=r"(15 chunks and must have 16|Tile \(1, 3\)).*build again"):
         gram.driver_gram(K, X, tile_rows=30, workspace=tmp_path)
 
 
@@ -252,3 +254,47 @@ def test_an_unfinished_gram_in_a_workspace_goes_on_whatever_its_tiles(tmp_path, 
     monkeypatch.setattr(gram, "TILE_ROWS", 40)
     gram.driver_gram(K, X, workspace=tmp_path)
     assert chunk_files(path) == before
+
+
+def test_a_tile_that_is_lost_from_a_finished_gram_is_told(tmp_path, rng):
+    X = rng.normal(size=(60, 3))
+    dkfm.build_gram(K, X, tmp_path / "gram", tile_rows=20)
+    (tmp_path / "gram" / "gram" / "c" / "1" / "0").unlink()
+    with pytest.raises(DamagedStoreError, match="build again"):
+        dkfm.build_gram(K, X, tmp_path / "gram")
+
+
+def test_builds_of_one_gram_at_once_all_end_with_it(tmp_path, rng):
+    X = rng.normal(size=(60, 3))
+    truth = oracles.gaussian(X, X, 2.0)
+    for attempt in range(10):
+        with ThreadPoolExecutor(4) as pool:
+            path = tmp_path / f"gram{attempt}"
+            found = list(pool.map(lambda _: dkfm.build_gram(K, X, path, tile_rows=20)[:], range(4)))  # noqa: B023  # the pool ends with the turn
+        for block in found:
+            np.testing.assert_allclose(block, truth, rtol=1e-13)
+        assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
+
+
+def test_every_tile_is_durable_before_the_marker(tmp_path, rng, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())) or fsync(fd))
+    dkfm.build_gram(K, rng.normal(size=(50, 3)), tmp_path / "gram", tile_rows=20)
+    marker = next(i for i, path in enumerate(synced) if "_COMPLETE" in path)
+    for i in range(3):
+        for path in (f"c/{i}", *(f"c/{i}/{j}" for j in range(3))):
+            assert str(tmp_path / "gram" / "gram" / path) in synced[:marker]
+
+
+def test_a_gram_too_large_for_the_disk_is_refused_before_anything_is_made(tmp_path, rng, monkeypatch):
+    import shutil
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, 70_000))
+    with pytest.raises(BudgetError, match=r"80000 bytes.*70000 bytes.*larger disk"):
+        dkfm.build_gram(K, rng.normal(size=(100, 3)), tmp_path / "gram", tile_rows=20)
+    assert not (tmp_path / "gram").exists()
+
+
+def test_a_function_leaves_no_gram_in_a_workspace_that_nothing_would_find(tmp_path, rng):
+    gram.driver_gram(kernels.Function(lambda A, B: A @ B.T), rng.normal(size=(50, 3)), tile_rows=20, workspace=tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -73,12 +73,18 @@ def test_equal_rows_give_exactly_one_in_any_tile(d, rng):
     assert K.block(X[:1], X[:1])[0, 0] == 1
 
 
-def test_near_rows_are_recomputed_from_differences(rng):
+@pytest.mark.parametrize("gap", [1e-4, 1e-6, 1e-9])
+def test_near_rows_are_recomputed_from_differences(rng, gap):
     X = rng.normal(size=(100, 10))
-    Y = X + 1e-9 * rng.normal(size=X.shape)
+    Y = X + gap * rng.normal(size=X.shape)
     truth = ((X - Y) ** 2).sum(1)
-    found = -np.log(np.diag(kernels.Gaussian(1e-8)(X, Y))) * 2e-16
+    found = -np.log(np.diag(kernels.Gaussian(10 * gap)(X, Y))) * 2 * (10 * gap) ** 2
     np.testing.assert_allclose(found, truth, rtol=1e-10)
+
+
+def test_many_near_landmarks_are_recomputed_in_parts(rng):
+    X = np.repeat(rng.normal(size=(2, 6)), 700, axis=0)
+    assert np.unique(kernels.Gaussian(1e-3)(X)).tolist() == [0.0, 1.0]
 
 
 def test_sums_and_products_are_flat_and_sum_works():
@@ -104,6 +110,9 @@ def test_the_papers_k1_is_one_line(mnist_247):
         (lambda: kernels.Gaussian(float("nan")), "finite number"),
         (lambda: kernels.Gaussian("wide"), "finite number"),
         (lambda: kernels.Gaussian(True), "finite number"),
+        (lambda: kernels.Gaussian(10**400), "finite number"),
+        (lambda: kernels.Gaussian(1e200), "whose square"),
+        (lambda: kernels.Gaussian(1e-170), "whose square"),
         (lambda: kernels.Laplacian(0), "sigma > 0"),
         (lambda: kernels.Polynomial(2.5), "positive integer"),
         (lambda: kernels.Polynomial(0), "positive integer"),
@@ -131,6 +140,7 @@ def test_what_would_not_be_a_kernel_is_refused(make, words):
         (np.array([[1j]]), "real numbers"),
         (np.array([[object()]]), "real numbers"),
         (np.array([["a"]]), "real numbers"),
+        ([[1.0], [2.0, 3.0]], "rows and columns"),
         (np.array([[1.0], [np.nan]]), "row 1 contains NaN"),
         (np.array([[1.0], [2.0], [np.inf]]), "row 2 contains infinity"),
     ],
@@ -171,6 +181,17 @@ def test_a_function_may_keep_and_freeze_what_it_returns():
     k = 2 * kernels.Function(lambda X, Y: kept)
     assert (k(np.zeros((3, 1))) == 2).all()
     assert (kept == 1).all()
+
+
+def test_a_function_that_is_not_symmetric_is_refused_with_two_rows(rng):
+    A = np.triu(np.ones((3, 3)))
+    with pytest.raises(KernelError, match="not symmetric in rows"):
+        kernels.Function(lambda X, Y: X @ A @ Y.T)(rng.normal(size=(300, 3)))
+
+
+def test_a_function_cannot_change_the_rows(rng):
+    with pytest.raises(ValueError, match="read-only"):
+        kernels.Function(lambda X, Y: np.multiply(X, 2, out=X) @ Y.T)(rng.normal(size=(5, 3)))
 
 
 def test_a_function_cannot_be_written_to_a_store():

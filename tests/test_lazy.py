@@ -99,3 +99,30 @@ def test_a_dask_dataframe_is_refused_by_name(fitted):
 
     with pytest.raises(DkfmError, match="to_dask_array"):
         fitted.transform(Frame())
+
+
+def test_functions_that_look_alike_are_not_taken_for_each_other(rng):
+    X, Z = rng.normal(size=(20, 2)), rng.normal(size=(9, 2))
+    rows = da.from_array(Z, chunks=(4, 2))
+    for power in (1, 2):
+        phi = dkfm.ExactFeatureMap(kernels.Function(lambda A, B, p=power: (A @ B.T + 9) ** p)).fit(X)
+        found = phi.transform(rows).compute(scheduler="synchronous")
+        np.testing.assert_allclose(found, phi.transform(Z), atol=1e-9)
+
+
+def test_a_large_model_with_a_function_travels_in_the_graph(rng):
+    gaussian = kernels.Gaussian(0.5)
+    phi = dkfm.ExactFeatureMap(kernels.Function(gaussian.block)).fit(rng.normal(size=(900, 3)))
+    assert phi.model_.nbytes > lazy.SMALL_MODEL
+    Z = rng.normal(size=(9, 3))
+    found = phi.transform(da.from_array(Z, chunks=(4, 3))).compute(scheduler="synchronous")
+    np.testing.assert_allclose(found, phi.transform(Z), atol=1e-10)
+
+
+def test_a_persisted_array_outlives_the_estimator_of_a_large_model(large, rng, threaded_client, tmp_path):
+    Z = rng.normal(size=(20, 3))
+    truth = large.transform(Z)
+    large.save(tmp_path / "model")
+    found = dkfm.load(tmp_path / "model").transform(da.from_array(Z, chunks=(5, 3))).persist()
+    gc.collect()
+    np.testing.assert_allclose(found.compute(), truth, atol=1e-10)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.linalg import null_space
 from sklearn.decomposition import PCA
 from sklearn.decomposition import KernelPCA as Peer
 
@@ -61,6 +62,19 @@ def test_weights_are_centred_and_scaled(rng):
     found = solve(kernels.Gaussian(1.0), rng.normal(size=(80, 3)), 10)
     np.testing.assert_allclose(found.weights.sum(axis=0), 0, atol=1e-12)
     np.testing.assert_allclose((found.weights**2).sum(axis=0) * found.eigenvalues, 1, rtol=1e-12)
+
+
+def test_weights_are_centred_to_the_last_bits_where_the_mean_would_amplify_what_is_left(rng):
+    found = solve(kernels.Gaussian(10.0), rng.normal(size=(300, 3)), 20)
+    # Eigenvectors as LAPACK returns them miss this by six digits.
+    assert (np.abs(found.weights.sum(axis=0)) <= 1e-14 * np.abs(found.weights).sum(axis=0)).all()
+
+
+def test_a_slightly_indefinite_matrix_is_refused():
+    Q = null_space(np.ones((1, 50)))
+    K = Q @ np.diag(np.append(np.linspace(1, 2, 48), -1e-8)) @ Q.T
+    with pytest.raises(NotPSDError):
+        pca.components(np.asfortranarray(K))
 
 
 def test_rows_that_do_not_vary_have_no_components():

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import kernels, outputs, scoring
+from dkfm import kernels, outputs, scoring, store
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
@@ -19,7 +20,9 @@ from dkfm.errors import (
     IncompleteStoreError,
     InvalidInputError,
     KernelError,
+    StoreError,
     StoreExistsError,
+    UnsupportedStoreError,
 )
 from dkfm.sources import open_source
 
@@ -128,9 +131,9 @@ def test_bad_jobs_are_refused_in_one_sentence_before_anything_is_written(job, tm
     for model, source, options, words in [
         (job[0], tmp_path / "wide.npy", {}, "7 columns and the model was fitted with 4"),
         (job[0], tmp_path / "none.npy", {}, "There is no"),
-        (tmp_path / "none", job[1], {}, "no store"),
+        (tmp_path / "none", job[1], {}, "is not a store"),
         (job[0], job[1], {"on_invalid": "skip"}, "on_invalid"),
-        (job[0], job[1], {"chunk_rows": 0}, "chunk_rows"),
+        *((job[0], job[1], {"chunk_rows": bad}, "chunk_rows") for bad in (0, 2.5, "a", True)),
         (3, job[1], {}, "path or a fitted estimator"),
         (nothing, job[1], {}, "do not vary"),
     ]:
@@ -157,7 +160,7 @@ def test_an_unfinished_or_damaged_output_is_refused_by_readers(job):
     chunk.write_bytes(bytes([good[0] ^ 4]) + good[1:])
     with pytest.raises(DamagedStoreError, match="Chunk 2"):
         outputs.verify(job[2])
-    with pytest.raises(ValueError, match="checksum"):
+    with pytest.raises(DamagedStoreError, match="Rows"):
         dkfm.open_scores(job[2]).compute(scheduler="synchronous")
     os.truncate(chunk, 50)
     with pytest.raises(DamagedStoreError, match="50 bytes"):
@@ -167,8 +170,8 @@ def test_an_unfinished_or_damaged_output_is_refused_by_readers(job):
         dkfm.open_scores(job[2])
     chunk.write_bytes(good)
     shorter = json.loads(marker)
-    shorter["receipts"].pop()
-    for text in (json.dumps(shorter), "{}", '{"receipts": [{}]}', '{"receipts": 3}'):
+    shorter["crc32c"].pop()
+    for text in (json.dumps(shorter), "{}", '{"crc32c": 3}', '{"crc32c": ["a", null, 1, 2]}'):
         (job[2] / "_COMPLETE").write_text(text)
         with pytest.raises(DamagedStoreError):
             dkfm.open_scores(job[2])
@@ -176,14 +179,150 @@ def test_an_unfinished_or_damaged_output_is_refused_by_readers(job):
     assert dkfm.open_scores(job[2]).shape == (100, 3)
 
 
-def test_receipts_are_those_of_the_bytes_on_disk(job):
+def test_receipts_are_those_of_the_data_on_disk_and_differ_from_chunk_to_chunk(job):
     import google_crc32c
 
     score(job, chunk_rows=30)
-    for receipt in json.loads((job[2] / "_COMPLETE").read_text())["receipts"]:
-        raw = (job[2] / "scores" / "c" / str(receipt["chunk"]) / "0").read_bytes()
-        assert (receipt["nbytes"], receipt["crc32c"]) == (len(raw), google_crc32c.value(raw))
-        assert receipt["rows"] == (30 if receipt["chunk"] < 3 else 10)
+    marker = json.loads((job[2] / "_COMPLETE").read_text())
+    files = [(job[2] / "scores" / "c" / str(i) / "0").read_bytes() for i in range(4)]
+    assert marker["crc32c"] == [google_crc32c.value(raw[:-4]) for raw in files]
+    assert len(set(marker["crc32c"])) == 4
+
+
+def test_chunks_that_changed_places_are_found(job):
+    score(job, chunk_rows=30)
+    first, second = (job[2] / "scores" / "c" / str(i) / "0" for i in range(2))
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    with pytest.raises(DamagedStoreError, match="Chunk 0"):
+        outputs.verify(job[2])
+
+
+def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
+    score(job, chunk_rows=30)
+    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
+    score(job, chunk_rows=30, overwrite=True)
+    with pytest.raises(StoreError, match="another run"):
+        outputs.write_chunk(job[2], run, "scores", 0, slice(0, 30), np.zeros((30, 3)))
+    assert outputs.verify(job[2]) == 100
+
+
+def test_what_does_not_read_back_as_it_was_written_is_no_chunk(job, monkeypatch):
+    class Lying:
+        def __init__(self, array):
+            self.array = array
+
+        def __getitem__(self, rows):
+            return self.array[rows]
+
+        def __setitem__(self, rows, values):
+            self.array[rows] = values + 1e-9
+
+    honest = store.open_array
+    monkeypatch.setattr(store, "open_array", lambda *a: Lying(honest(*a)))
+    with pytest.raises(DamagedStoreError, match="read back"):
+        score(job)
+    with pytest.raises(IncompleteStoreError):
+        dkfm.open_scores(job[2])
+
+
+def test_every_chunk_and_every_name_is_durable_before_the_marker(job, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())) or fsync(fd))
+    score(job, chunk_rows=30)
+    root = job[2]
+    marker = next(i for i, path in enumerate(synced) if "_COMPLETE" in path)
+    for chunk in range(4):
+        for path in (f"scores/c/{chunk}/0", f"scores/c/{chunk}", "scores/c", "scores"):
+            assert str(root / path) in synced[:marker]
+    assert str(root) in synced[marker:], "the name of the marker too"
+
+
+def test_overwrite_leaves_what_the_user_put_beside_the_scores(job):
+    score(job)
+    zarr.open_group(job[2], mode="r+").create_array("labels", data=np.ones(3))
+    with pytest.raises(StoreExistsError, match="labels"):
+        score(job, overwrite=True)
+    assert zarr.open_array(job[2] / "labels")[:].tolist() == [1, 1, 1]
+
+
+def test_a_job_does_not_replace_what_it_reads(job):
+    score(job, chunk_rows=30)
+    before = (job[2] / "_COMPLETE").read_bytes()
+    pca = dkfm.KernelPCA(1).fit(np.eye(3))
+    with pytest.raises(InvalidInputError, match="which this job reads"):
+        dkfm.batch_score(pca, job[2] / "scores", job[2], overwrite=True, progress=False)
+    assert (job[2] / "_COMPLETE").read_bytes() == before
+
+
+def test_an_output_whose_array_is_a_link_is_refused(job, tmp_path):
+    score(job)
+    (job[2] / "scores").rename(tmp_path / "outside")
+    (job[2] / "scores").symlink_to(tmp_path / "outside")
+    with pytest.raises(UnsupportedStoreError, match="link"):
+        dkfm.open_scores(job[2])
+
+
+def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "sync_chunk", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        score(job)
+    with pytest.raises(IncompleteStoreError):
+        dkfm.open_scores(job[2])
+
+
+def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
+    zarr.create_array(tmp_path / "z.zarr", shape=(10**9, 4), chunks=(10**6, 4), dtype="f8")
+    with pytest.raises(InvalidInputError, match="raise chunk_rows"):
+        scoring.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 100)
+
+
+MEMORY = [
+    kernels.Gaussian(3.0),
+    kernels.Polynomial(7, scale=0.01),
+    kernels.Laplacian(3.0),
+    sum(kernels.Gaussian(float(s)) for s in range(1, 6)),
+    ((kernels.Gaussian(1.0) + kernels.Polynomial(3)) * kernels.Linear() + 1.0) ** 2,
+    kernels.Function(lambda X, Y: X @ Y.T),
+]
+
+
+@pytest.mark.parametrize("kernel", MEMORY, ids=repr)
+def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_path, rng):
+    import tracemalloc
+
+    from dkfm import apply
+    from dkfm.model import Head, Model
+
+    n, d, width = 4000, 60, 20
+    model = Model(kernel, rng.normal(size=(n, d)), {"scores": Head(rng.normal(size=(n, width)))})
+    zarr.create_array(tmp_path / "z.zarr", data=rng.normal(size=(3000, d)), chunks=(1000, d))
+    source = open_source(tmp_path / "z.zarr")
+    job = scoring.plan(model, "scores", source, 1500)
+    run = outputs.create(tmp_path / "out", "scores", (3000, width), 1500, "", "", False)
+    tracemalloc.start()
+    try:
+        scorer = apply.prepare(model)
+        kept = tracemalloc.get_traced_memory()[0]
+        scores = scorer("scores", source.read(slice(0, 1500)))
+        outputs.write_chunk(tmp_path / "out", run, "scores", 0, slice(0, 1500), scores)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert kept + model.nbytes <= job.model_bytes + 100_000  # a few small objects
+    assert peak - kept <= job.task_bytes <= 3 * (peak - kept)
+
+
+def test_a_source_of_one_large_chunk_is_counted_and_read_once(fitted, tmp_path):
+    zarr.create_array(tmp_path / "z.zarr", shape=(10**7, 4), chunks=(10**7, 4), dtype="f8")
+    job = scoring.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"))
+    assert job.chunks == 1
+    assert job.task_bytes > 2 * 10**7 * 4 * 8
 
 
 def test_a_scoring_task_pickles_to_under_ten_kilobytes(job):

@@ -231,7 +231,13 @@ FORGED = {
     "absolute path": lambda a: a["heads"]["scores"].update(weights="/etc/passwd"),
     "heads": lambda a: a.update(heads=3),
     "no heads": lambda a: a.pop("heads"),
-    "arrays": lambda a: a.update(arrays="eigenvalues"),
+    "extra": lambda a: a.update(extra="eigenvalues"),
+    "missing output": lambda a: a.update(heads={"features": a["heads"]["scores"]}),
+    "no outputs": lambda a: a.update(heads={}),
+    "endless pairs": lambda a: a["fitted"]["certificate"].update(pairs=float("inf")),
+    "certificate of nothing": lambda a: a["fitted"]["certificate"].update(error=float("nan")),
+    "tiny sigma": lambda a: a["kernel"].update(sigma=1e-170),
+    "huge sigma": lambda a: a["kernel"].update(sigma=10**400),
     "fitted": lambda a: a.update(fitted=[]),
     "certificate": lambda a: a["fitted"].update(certificate=[1]),
     "parameters": lambda a: a.update(parameters={}),
@@ -254,6 +260,46 @@ def test_a_model_with_a_function_cannot_be_saved_and_leaves_nothing(rows, tmp_pa
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.parametrize("value", [np.int64(3), np.int32(1)])
+def test_numpy_scalars_are_saved_as_the_numbers_they_are(rows, tmp_path, value):
+    dkfm.KernelPCA(value).fit(rows).save(tmp_path / "m")
+    assert dkfm.load(tmp_path / "m").n_components == value
+
+
+@pytest.mark.parametrize("moment", ["create_group", "add_array", "complete", "_sync_tree", "_move"])
+def test_a_save_that_fails_at_any_moment_leaves_the_model_before_it(saved, rows, tmp_path, monkeypatch, moment):
+    before, model = contents(saved), dkfm.KernelPCA(1).fit(rows)
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(store.zarr if moment == "create_group" else store, moment, fail)
+        with pytest.raises(StoreError, match="No space left on device"):
+            model.save(tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+        with pytest.raises(StoreError, match="No space left on device"):
+            model.save(saved, overwrite=True)
+    if moment == "_move":  # the last step: the one before it took the old model aside
+        return
+    assert contents(saved) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_weights_that_are_not_finite_are_refused(rows, tmp_path):
+    fitted = dkfm.KernelPCA(2).fit(rows)
+    fitted.model_.heads["scores"].weights[3] = np.nan
+    fitted.save(tmp_path / "m")
+    with pytest.raises(UnsupportedStoreError, match="not finite"):
+        dkfm.load(tmp_path / "m")
+
+
+def test_consolidated_metadata_are_refused(saved):
+    edit(saved / "zarr.json", lambda m: m.update(consolidated_metadata={"metadata": {}}))
+    with pytest.raises(UnsupportedStoreError):
+        formats.read_group(saved)
+
+
 def test_a_url_is_refused_by_name(rows):
     with pytest.raises(StoreError, match="s3://bucket/m"):
         dkfm.KernelPCA(1).fit(rows).save("s3://bucket/m")
@@ -265,8 +311,9 @@ def test_a_killed_writers_partial_file_is_no_part_of_a_store(saved):
 
 
 def test_a_missing_chunk_reads_as_nan_and_zeros_are_written(tmp_path):
-    group = store.create(tmp_path / "s", "scores", {})
-    array = store.add_array(group, "x", (4, 2), (2, 2))
+    with store.making(tmp_path / "s", "scores", {}, ["x"]) as group:
+        store.add_array(group, "x", (4, 2), (2, 2))
+    array = store.open_array(tmp_path / "s", "x", "r+")
     array[:2] = 0.0
     assert (tmp_path / "s" / "x" / "c" / "0" / "0").exists()
     assert np.isnan(array[2:]).all()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dkfm import store
-from dkfm.errors import UnsupportedStoreError
+from dkfm.errors import InvalidInputError, StoreError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.kernel_pca import KernelPCA
@@ -46,5 +46,7 @@ def load(path: str | Path) -> KernelEstimator:
     record = load_record(store.local_path(path).absolute())
     try:
         return _REGISTRY[record.estimator]._from_record(record)
-    except (KeyError, TypeError, ValueError) as error:
+    except StoreError:
+        raise
+    except (KeyError, TypeError, ValueError, InvalidInputError) as error:
         raise UnsupportedStoreError(f"{path} is not an estimator that dkfm can read: {error!r}.") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -48,9 +48,20 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         if self.on_indefinite not in ("raise", "clip"):
             raise InvalidInputError(f'on_indefinite must be "raise" or "clip", and is {self.on_indefinite!r}.')
         rows = as_rows(X)
+        kernel = self.kernel.resolve(rows)
+        n, d = rows.shape
+        preflight.require_driver(n, d, kernel.blocks, kernel.copies)
+        # The landmarks are the model's own: the user may change the rows.
+        return kernel, rows.copy() if np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
+
+    def _finish(self, X: object, model: Model, **arrays: Array) -> Self:
+        """Set everything that was fitted, at once: a fit that fails leaves the estimator as it was."""
+        certificate = self._measure(apply.prepare(model), arrays, None)
         validate_data(self, X, reset=True, skip_check_array=True)
-        preflight.require_driver(*rows.shape)
-        return self.kernel.resolve(rows), np.array(rows, order="C")
+        self.model_, self.certificate_ = model, certificate
+        for name in self._arrays:
+            setattr(self, f"{name}_", arrays[name])
+        return self
 
     def _gram(self, kernel: Kernel, landmarks: Array) -> Array:
         return gram.driver_gram(kernel, landmarks, tile_rows=self.tile_rows, workspace=self.workspace)
@@ -89,13 +100,20 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         if hasattr(X, "__dask_graph__"):
             raise InvalidInputError("Of the dask collections a dask array is transformed; see its to_dask_array().")
         rows = as_rows(X)
-        if rows.shape[1] != self.n_features_in_:
+        expected = self.model_.landmarks.shape[1]
+        if rows.shape[1] != expected:
             raise InvalidInputError(
-                f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input."
+                f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as input."
             )
         validate_data(self, X, reset=False, skip_check_array=True)
-        return apply.finite_scores(apply.prepare(self.model_), output, rows, "X")
+        return apply.finite_scores(self._scorer(), output, rows, "X")
+
+    def _scorer(self) -> apply.Scorer:
+        model, scorer = getattr(self, "_prepared", (None, None))
+        if scorer is None or model is not self.model_:
+            scorer = apply.prepare(self.model_)
+            self._prepared = (self.model_, scorer)
+        return scorer
 
     def _carried(self) -> lazy.Carried | lazy.Spilled:
         model, carried = getattr(self, "_carried_model", (None, None))
@@ -105,9 +123,9 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return carried
 
     def __getstate__(self) -> dict[str, object]:
-        # What a graph refers to belongs to this process; a copy makes its own.
+        # What a graph refers to, and what was prepared, belong to this process; a copy makes its own.
         state: dict[str, object] = super().__getstate__()
-        return {key: value for key, value in state.items() if key != "_carried_model"}
+        return {key: value for key, value in state.items() if key not in ("_carried_model", "_prepared")}
 
     def verify(self, X: object = None) -> Certificate:
         """Measure the certificate anew.
@@ -115,11 +133,13 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         Parameters
         ----------
         X : array-like of shape (m, d), optional
-            For a feature map, new points to pair with the training points; by default training points alone.
+            For a feature map, new points to pair with the training points, measured beside the certificate: they are
+            as exact as the numerical rank, `sqrt(4 eps N)` at worst, and mostly far better.
 
         Returns
         -------
         Certificate
+            Of pairs of training points, or of training and new points where these are given.
 
         Raises
         ------
@@ -127,11 +147,17 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             It is more than ten times worse than at fit: weights, landmarks or kernel are not what they were.
         """
         check_is_fitted(self, "model_")
-        measured = self._measure(None if X is None else as_rows(X))
+        arrays = {name: getattr(self, f"{name}_") for name in self._arrays}
+        scorer = apply.prepare(self.model_)
+        measured = self._measure(scorer, arrays, None)
         measured.require(self.certificate_)
-        return measured
+        if X is None:
+            return measured
+        found = self._measure(scorer, arrays, as_rows(X))
+        found.require_below(float(np.sqrt(4 * np.finfo(np.float64).eps * len(self.model_.landmarks))))
+        return found
 
-    def _measure(self, Z: Array | None) -> Certificate:
+    def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], Z: Array | None) -> Certificate:
         raise AssertionError("every estimator measures itself")
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -159,7 +185,7 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             "certificate": asdict(self.certificate_),
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
         }
-        parameters = {name: getattr(self, name) for name in self._stored}
+        parameters = {name: _plain(getattr(self, name)) for name in self._stored}
         arrays = {name: getattr(self, f"{name}_") for name in self._arrays}
         return Record(type(self).__name__, parameters, fitted, arrays, self.model_)
 
@@ -167,6 +193,7 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def _from_record(cls, record: Record) -> KernelEstimator:
         """Bring a fitted estimator back from what `_record` made."""
         estimator = cls(kernel=record.model.kernel, **{name: record.parameters[name] for name in cls._stored})
+        record.model.head(cls._output)
         estimator.model_ = record.model
         estimator.n_features_in_ = record.model.landmarks.shape[1]
         estimator.certificate_ = Certificate.of(record.fitted["certificate"])
@@ -176,3 +203,8 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         for name in cls._arrays:
             setattr(estimator, f"{name}_", record.arrays[name])
         return estimator
+
+
+def _plain(value: object) -> object:
+    """Return a NumPy scalar as the Python number that JSON knows."""
+    return value.item() if isinstance(value, np.generic) else value

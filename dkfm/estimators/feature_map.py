@@ -11,7 +11,6 @@ from dkfm.estimators.base import KernelEstimator
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array
 from dkfm.model import Model
-from dkfm.workers import all_blas_threads
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -50,7 +49,7 @@ class ExactFeatureMap(KernelEstimator):
     condition_ : float
         Largest over smallest kept eigenvalue.
     certificate_ : Certificate
-        Exactness as measured on pairs of training points.
+        Exactness as measured on pairs of training points; `verify` measures it on others.
     n_features_in_ : int
 
     Raises
@@ -106,12 +105,9 @@ class ExactFeatureMap(KernelEstimator):
         spectrum.require_parameters(self.basis, self.rcond)
         kernel, landmarks = self._begin(X)
         held = [self._gram(kernel, landmarks)]  # popped, so that nothing here keeps N^2 values alive
-        with all_blas_threads():
-            found = spectrum.factor(held.pop(), self.rcond, self.on_indefinite)
-            self.eigenvalues_, self.dropped_ = found.eigenvalues, found.dropped
-            self.model_ = Model(kernel, landmarks, spectrum.heads(found, self.basis))
-            self.certificate_ = self._measure(None)
-        return self
+        found = spectrum.factor(held.pop(), self.rcond, self.on_indefinite)
+        model = Model(kernel, landmarks, spectrum.heads(found, self.basis))
+        return self._finish(X, model, eigenvalues=found.eigenvalues, dropped=found.dropped)
 
     @property
     def rank_(self) -> int:
@@ -126,7 +122,7 @@ class ExactFeatureMap(KernelEstimator):
     @property
     def condition_(self) -> float:
         """Largest over smallest kept eigenvalue; 1 where none is kept."""
-        return float(self.eigenvalues_[0] / self.eigenvalues_[-1]) if self.rank_ else 1.0
+        return spectrum.condition(self.eigenvalues_)
 
     def residual(self, X: object) -> Array | da.Array:
         """Return ``k(z, z) - |phi(z)|^2``, clipped at 0: the squared distance from the span of the training points.
@@ -143,5 +139,5 @@ class ExactFeatureMap(KernelEstimator):
         """
         return self._score("residual", X)[:, 0]
 
-    def _measure(self, Z: Array | None) -> Certificate:
-        return of_map(apply.prepare(self.model_), Z)
+    def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], Z: Array | None) -> Certificate:
+        return of_map(scorer, Z)

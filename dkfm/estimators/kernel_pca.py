@@ -15,7 +15,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.dot import Linear
 from dkfm.kernels.rows import Array
 from dkfm.model import Head, Model
-from dkfm.workers import all_blas_threads
+from dkfm.tiling import require_count
 
 __all__ = ["KernelPCA"]
 
@@ -93,17 +93,12 @@ class KernelPCA(KernelEstimator):
 
         The Gram matrix is computed on the current Dask client, or on threads of this process; its eigenvectors here.
         """
-        q = self.n_components
-        if q is not None and (isinstance(q, bool) or not isinstance(q, int | np.integer) or q < 1):
-            raise InvalidInputError(f"n_components must be a positive integer or None, and is {q!r}.")
+        q = None if self.n_components is None else require_count(self.n_components, "n_components")
         kernel, landmarks = self._begin(X)
         held = [self._gram(kernel, landmarks)]  # popped, so that nothing here keeps N^2 values alive
-        with all_blas_threads():
-            found = pca.components(held.pop(), q, self.on_indefinite)
-            self.eigenvalues_ = found.eigenvalues
-            self.model_ = Model(kernel, landmarks, {"scores": Head(found.weights, found.offset)})
-            self.certificate_ = self._measure(None)
-        return self
+        found = pca.components(held.pop(), q, self.on_indefinite)
+        model = Model(kernel, landmarks, {"scores": Head(found.weights, found.offset)})
+        return self._finish(X, model, eigenvalues=found.eigenvalues)
 
     def fit_transform(self, X: object, y: object = None) -> Array:
         """Fit, and return the scores of the training rows, (N, q), from the eigenvectors: no second kernel product."""
@@ -115,7 +110,7 @@ class KernelPCA(KernelEstimator):
         """Eigenvectors of the centred Gram matrix, (N, q)."""
         return self.model_.heads["scores"].weights * np.sqrt(self.eigenvalues_)
 
-    def _measure(self, Z: Array | None) -> Certificate:
+    def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], Z: Array | None) -> Certificate:
         if Z is not None:
             raise InvalidInputError("Components are measured on their training rows alone; give no other points.")
-        return of_components(apply.prepare(self.model_), self.eigenvalues_)
+        return of_components(scorer, arrays["eigenvalues"])

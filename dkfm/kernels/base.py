@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from math import isfinite, nan
 
 import numpy as np
 
@@ -28,7 +29,8 @@ class Kernel(ABC):
 
     A subclass is a frozen dataclass with one required method, `block`, and at most three more: `prepare` (work done
     once for many blocks against the same landmarks), `resolve` (parameters taken from the training rows) and
-    `diagonal` (where a formula is cheaper than small blocks).
+    `diagonal` (where a formula is cheaper than small blocks). `blocks` and `copies` tell the memory budget what these
+    hold, where it is more than the block.
 
     ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0) and ``k ** n`` (n a positive integer) are kernels again.
 
@@ -53,6 +55,16 @@ class Kernel(ABC):
     def resolve(self, X: Array) -> Kernel:
         """Return the kernel with every parameter that depends on the training rows X filled in."""
         return self
+
+    @property
+    def blocks(self) -> int:
+        """How many arrays of a block's size are alive at once while one is computed; for the memory budget."""
+        return 1
+
+    @property
+    def copies(self) -> int:
+        """How many arrays of the landmarks' size `prepare` keeps; for the memory budget."""
+        return 0
 
     def diagonal(self, X: Array) -> Array:
         """Return k(x, x) of each row, (n,), for checked rows; by small blocks unless a subclass knows better."""
@@ -159,9 +171,12 @@ def mirror_lower(K: Array) -> None:
 def require_number(kernel: Kernel, name: str) -> float:
     """Return a parameter as a finite float, or raise a KernelError; a frozen dataclass calls it once."""
     value = getattr(kernel, name)
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
-        raise KernelError(f"{type(kernel).__name__} needs a finite number as {name}, and got {value!r}.")
-    number = float(value)
+    try:
+        number = float(value) if isinstance(value, int | float | np.number) and not isinstance(value, bool) else nan
+    except (OverflowError, TypeError):
+        number = nan
+    if not isfinite(number):
+        raise KernelError(f"{type(kernel).__name__} needs a finite number as {name}, and got {value!r:.50}.")
     object.__setattr__(kernel, name, number)
     return number
 

@@ -14,6 +14,7 @@ from dkfm.errors import KernelError
 from dkfm.kernels.base import Kernel, Prepared, require_number
 from dkfm.kernels.dot import integer_power, require_exponent
 from dkfm.kernels.rows import Array
+from dkfm.tiling import row_slices
 
 __all__ = ["Constant", "Function", "Power", "Product", "Scaled", "Sum"]
 
@@ -68,6 +69,16 @@ class Sum(Kernel):
     def __post_init__(self) -> None:
         _require_kernels(self, self.terms)
 
+    @property
+    def blocks(self) -> int:
+        """The sum so far, beside what the next term takes."""
+        return 1 + max(k.blocks for k in self.terms)
+
+    @property
+    def copies(self) -> int:
+        """Those of all terms."""
+        return sum(k.copies for k in self.terms)
+
     @classmethod
     def of(cls, *kernels: Kernel) -> Sum:
         """Return the flat sum."""
@@ -102,6 +113,16 @@ class Product(Kernel):
 
     def __post_init__(self) -> None:
         _require_kernels(self, self.factors)
+
+    @property
+    def blocks(self) -> int:
+        """The product so far, beside what the next factor takes."""
+        return 1 + max(k.blocks for k in self.factors)
+
+    @property
+    def copies(self) -> int:
+        """Those of all factors."""
+        return sum(k.copies for k in self.factors)
 
     @classmethod
     def of(cls, *kernels: Kernel) -> Product:
@@ -140,6 +161,16 @@ class Scaled(Kernel):
         _require_weight(self, "weight")
         _require_kernels(self, (self.kernel,))
 
+    @property
+    def blocks(self) -> int:
+        """Those of the kernel that is scaled."""
+        return self.kernel.blocks
+
+    @property
+    def copies(self) -> int:
+        """Those of the kernel that is scaled."""
+        return self.kernel.copies
+
     def block(self, X: Array, Y: Array) -> Array:
         """Return k(X, Y)."""
         return self._scale(self.kernel.block(X, Y))
@@ -176,6 +207,16 @@ class Power(Kernel):
         _require_kernels(self, (self.kernel,))
         require_exponent(self, "exponent")
 
+    @property
+    def blocks(self) -> int:
+        """A power is taken by squaring, beside what it is taken of."""
+        return max(2, self.kernel.blocks)
+
+    @property
+    def copies(self) -> int:
+        """Those of the base."""
+        return self.kernel.copies
+
     def block(self, X: Array, Y: Array) -> Array:
         """Return k(X, Y)."""
         return integer_power(self.kernel.block(X, Y), self.exponent)
@@ -204,11 +245,12 @@ class Function(Kernel):
     Parameters
     ----------
     function : callable
-        From rows X (n, d) and Y (m, d), float64, to the block (n, m). It must be a pure function.
+        From rows X (n, d) and Y (m, d), float64, read-only, to the block (n, m). It must be a pure function.
 
     Notes
     -----
-    A model with such a kernel cannot be saved: dkfm never writes code into a store, nor runs code from one.
+    A model with such a kernel cannot be saved, and so not be used by `batch_score`, only by `transform`: dkfm never
+    writes code into a store, nor runs code from one.
 
     Examples
     --------
@@ -225,9 +267,14 @@ class Function(Kernel):
         if not callable(self.function):
             raise KernelError(f"Function needs a callable f(X, Y), and got {self.function!r}.")
 
+    @property
+    def blocks(self) -> int:
+        """What the function returned, a temporary of its own, and the copy."""
+        return 3
+
     def block(self, X: Array, Y: Array) -> Array:
-        """Return f(X, Y), checked for shape and dtype and copied: the function may keep what it returned."""
-        values = np.asarray(self.function(X, Y))
+        """Return f(X, Y), checked for shape, dtype and symmetry and copied: the function may keep what it returned."""
+        values = np.asarray(self.function(_read_only(X), _read_only(Y)))
         if values.shape != (len(X), len(Y)):
             raise KernelError(
                 f"{self!r} must return a block of shape {(len(X), len(Y))} for {len(X)} and {len(Y)} rows, "
@@ -235,7 +282,16 @@ class Function(Kernel):
             )
         if values.dtype.kind not in "biuf":
             raise KernelError(f"{self!r} must return real numbers, and returned dtype {values.dtype}.")
+        if X is Y:
+            self._require_symmetric(values)
         return np.array(values, dtype=np.float64)
+
+    def _require_symmetric(self, values: np.ndarray) -> None:
+        for rows in row_slices(len(values), 256):
+            gap = np.abs(values[rows] - values[:, rows].T)
+            if gap.max() > 1e-8 * np.abs(values[rows]).max():
+                i, j = np.unravel_index(int(gap.argmax()), gap.shape)
+                raise KernelError(f"{self!r} is not symmetric in rows {rows.start + i} and {j}, which every kernel is.")
 
     def __repr__(self) -> str:
         return f"Function({getattr(self.function, '__qualname__', repr(self.function))})"
@@ -247,6 +303,13 @@ def _accumulate(operation: np.ufunc, parts: Iterator[Array]) -> Array:
     for part in parts:
         operation(total, part, out=total)
     return total
+
+
+def _read_only(rows: Array) -> Array:
+    """Return a view that a function cannot change: the rows are the user's, and every tile's."""
+    view = rows.view()
+    view.flags.writeable = False
+    return view
 
 
 def _bracketed(kernel: Kernel, *looser: type[Kernel]) -> str:

@@ -12,7 +12,7 @@ from dkfm.kernels.compose import Constant, Power, Product, Scaled, Sum
 from dkfm.kernels.dot import Linear, Polynomial
 from dkfm.kernels.stationary import Gaussian, Laplacian
 
-__all__ = ["by_name", "digest", "from_config", "to_config"]
+__all__ = ["by_name", "digest", "from_config", "is_value", "to_config"]
 
 _REGISTRY: dict[str, type[Kernel]] = {
     "constant": Constant,
@@ -50,6 +50,15 @@ def to_config(kernel: Kernel) -> dict[str, object]:
         raise KernelError(f"{kernel!r} cannot be written to a store: only the kernels of dkfm.kernels can, never code.")
     parameters = ((field.name, getattr(kernel, field.name)) for field in fields(kernel))  # type: ignore[arg-type]  # every kernel of the registry is a dataclass
     return {"name": name, **{key: _encode(value) for key, value in parameters}}
+
+
+def is_value(kernel: Kernel) -> bool:
+    """Whether a kernel can be written to a store: it holds no code."""
+    try:
+        to_config(kernel)
+    except KernelError:
+        return False
+    return True
 
 
 def _encode(value: object) -> object:
@@ -101,8 +110,9 @@ def _lookup(name: object) -> type[Kernel]:
     if isinstance(name, str) and name in _REGISTRY:
         return _REGISTRY[name]
     plain = sorted(set(_REGISTRY) - _COMPOSED)
-    near = get_close_matches(str(name), plain) or plain
-    raise KernelError(f"There is no kernel named {name!r}; near it: {', '.join(near)}.")
+    near = get_close_matches(str(name), plain)
+    hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(plain)}"
+    raise KernelError(f"There is no kernel named {name!r:.50}; {hint}.")
 
 
 def _build(kernel: type[Kernel], parameters: Mapping[str, object]) -> Kernel:

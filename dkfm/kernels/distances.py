@@ -10,6 +10,7 @@ from scipy.spatial.distance import cdist
 
 from dkfm.kernels.base import Prepared
 from dkfm.kernels.rows import Array, squared_norms
+from dkfm.tiling import row_slices
 
 __all__ = ["negative_squared_distances"]
 
@@ -18,6 +19,9 @@ _FEW_COLUMNS = 4
 
 _NEAR = 1e-6
 """Below this share of |x-c|^2 + |y-c|^2 a distance is computed again from differences."""
+
+_NEAR_ROWS = 256
+"""Landmarks whose differences are taken at a time: all of them may be near."""
 
 
 def negative_squared_distances(landmarks: Array, g: float) -> Prepared:
@@ -32,14 +36,14 @@ def negative_squared_distances(landmarks: Array, g: float) -> Prepared:
         return by_differences
 
     centre = landmarks.mean(axis=0)
-    Y = landmarks - centre
-    y_norms = squared_norms(Y)
-    right = np.column_stack([np.sqrt(2 * g) * Y, -g * y_norms, np.ones(len(Y))])
+    right, y_norms = _augmented(landmarks, centre, g)
+    right[:, -2] = -g * y_norms
+    right[:, -1] = 1.0
 
     def by_product(Z: Array) -> Array:
-        X = Z - centre
-        x_norms = squared_norms(X)
-        left = np.column_stack([np.sqrt(2 * g) * X, np.ones(len(X)), -g * x_norms])
+        left, x_norms = _augmented(Z, centre, g)
+        left[:, -2] = 1.0
+        left[:, -1] = -g * x_norms
         exponent: Array = left @ right.T
         _recompute_near(exponent, Z, landmarks, x_norms, y_norms, g)
         np.minimum(exponent, 0.0, out=exponent)
@@ -48,10 +52,21 @@ def negative_squared_distances(landmarks: Array, g: float) -> Prepared:
     return by_product
 
 
+def _augmented(rows: Array, centre: Array, g: float) -> tuple[Array, Array]:
+    """Return ``sqrt(2 g) (x - c)`` of each row with room for two more columns, and ``|x - c|^2``."""
+    augmented = np.empty((len(rows), rows.shape[1] + 2))
+    centred = augmented[:, :-2]
+    np.subtract(rows, centre, out=centred)
+    norms = squared_norms(centred)
+    centred *= np.sqrt(2 * g)
+    return augmented, norms
+
+
 def _recompute_near(exponent: Array, X: Array, Y: Array, x_norms: Array, y_norms: Array, g: float) -> None:
     """Replace, in place, the exponents of near pairs by those of the differences of their rows as they came."""
     # One pass finds the few rows that have a near landmark at all.
     candidates = np.flatnonzero(exponent.max(axis=1) >= -g * _NEAR * (x_norms + y_norms.max()))
     for i in candidates:
         near = np.flatnonzero(exponent[i] >= -g * _NEAR * (x_norms[i] + y_norms))
-        exponent[i, near] = -g * squared_norms(Y[near] - X[i])
+        for part in row_slices(len(near), _NEAR_ROWS):
+            exponent[i, near[part]] = -g * squared_norms(Y[near[part]] - X[i])

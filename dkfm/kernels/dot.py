@@ -65,6 +65,11 @@ class Polynomial(Kernel):
         if require_number(self, "offset") < 0:
             raise KernelError(f"Polynomial needs offset >= 0, and got {self.offset}.")
 
+    @property
+    def blocks(self) -> int:
+        """A power is taken by squaring, beside what it is taken of."""
+        return 2
+
     def block(self, X: Array, Y: Array) -> Array:
         """Return k(X, Y)."""
         return self._profile(X @ Y.T)

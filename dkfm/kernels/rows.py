@@ -5,13 +5,13 @@ import numpy.typing as npt
 
 from dkfm.errors import InvalidInputError
 
-__all__ = ["Array", "as_rows", "require_finite", "squared_norms"]
+__all__ = ["Array", "as_array", "as_rows", "require_finite", "require_two_dimensions", "squared_norms"]
 
 Array = npt.NDArray[np.float64]
 
 
 def as_rows(X: object, name: str = "X") -> Array:
-    """Return `X` as an (n, d) float64 array, or say in one sentence why it is not rows.
+    """Return `X` as an (n, d) float64 array of finite numbers, or say in one sentence why it is not rows.
 
     Parameters
     ----------
@@ -30,19 +30,32 @@ def as_rows(X: object, name: str = "X") -> Array:
     InvalidInputError
         Not two-dimensional, no row or no column, object, complex or text dtype, or a value that is not finite.
     """
-    rows = np.asarray(X)
-    if rows.dtype.kind not in "biuf":
-        raise InvalidInputError(f"{name} must hold real numbers, and its dtype is {rows.dtype}.")
-    if rows.ndim != 2:
-        raise InvalidInputError(
-            f"{name} must have two dimensions (rows, columns), and its shape is {rows.shape}; "
-            "Reshape your data: one row is X.reshape(1, -1), one column X.reshape(-1, 1)."
-        )
-    if 0 in rows.shape:
-        raise InvalidInputError(f"{name} needs at least one row and one column, and its shape is {rows.shape}.")
-    rows = np.asarray(rows, dtype=np.float64)
+    rows = as_array(X, name)
     require_finite(rows, name)
     return rows
+
+
+def as_array(X: object, name: str) -> Array:
+    """Return `X` as `as_rows` does, without the look at every value."""
+    try:
+        rows = np.asarray(X)
+    except ValueError as error:
+        raise InvalidInputError(f"{name} must hold real numbers in rows and columns: {error}") from None
+    require_two_dimensions(rows.shape, rows.dtype, name)
+    return np.asarray(rows, dtype=np.float64)
+
+
+def require_two_dimensions(shape: tuple[int, ...], dtype: np.dtype[np.generic], name: str) -> None:
+    """Raise unless shape and dtype are those of rows of real numbers."""
+    if dtype.kind not in "biuf":
+        raise InvalidInputError(f"{name} must hold real numbers, and its dtype is {dtype}.")
+    if len(shape) != 2:
+        raise InvalidInputError(
+            f"{name} must have two dimensions (rows, columns), and its shape is {shape}; "
+            "Reshape your data: one row is X.reshape(1, -1), one column X.reshape(-1, 1)."
+        )
+    if 0 in shape:
+        raise InvalidInputError(f"{name} needs at least one row and one column, and its shape is {shape}.")
 
 
 def require_finite(rows: Array, name: str, first_row: int = 0) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.distance import cdist
 
+from dkfm.errors import KernelError
 from dkfm.kernels.base import Kernel, Prepared, require_positive
 from dkfm.kernels.distances import negative_squared_distances
 from dkfm.kernels.rows import Array
@@ -39,6 +40,13 @@ class Gaussian(Kernel):
 
     def __post_init__(self) -> None:
         require_positive(self, "sigma")
+        if not 1e-150 < self.sigma < 1e150:
+            raise KernelError(f"Gaussian needs a sigma whose square is a number, and got {self.sigma}.")
+
+    @property
+    def copies(self) -> int:
+        """One, centred and augmented."""
+        return 1
 
     def block(self, X: Array, Y: Array) -> Array:
         """Return k(X, Y)."""
