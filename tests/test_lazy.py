@@ -119,10 +119,17 @@ def test_a_large_model_with_a_function_travels_in_the_graph(rng):
     np.testing.assert_allclose(found, phi.transform(Z), atol=1e-10)
 
 
-def test_a_persisted_array_outlives_the_estimator_of_a_large_model(large, rng, threaded_client, tmp_path):
+def test_on_a_cluster_a_large_model_outlives_its_estimator_for_what_was_persisted(
+    large, rng, threaded_client, tmp_path
+):
     Z = rng.normal(size=(20, 3))
     truth = large.transform(Z)
     large.save(tmp_path / "model")
-    found = dkfm.load(tmp_path / "model").transform(da.from_array(Z, chunks=(5, 3))).persist()
+    loaded = dkfm.load(tmp_path / "model").set_params(workspace=tmp_path / "spilled")
+    found = loaded.transform(da.from_array(Z, chunks=(5, 3))).persist()
+    folder, _ = lazy.Spilled(loaded._record(), tmp_path / "other"), loaded.__dict__.clear()
+    del loaded, folder
     gc.collect()
+    for place in ("spilled", "other"):
+        assert len(list((tmp_path / place).glob("dkfm-model-*/model/_COMPLETE"))) == 1
     np.testing.assert_allclose(found.compute(), truth, atol=1e-10)

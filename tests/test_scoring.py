@@ -322,7 +322,8 @@ def test_a_source_of_one_large_chunk_is_counted_and_read_once(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**7, 4), chunks=(10**7, 4), dtype="f8")
     job = scoring.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"))
     assert job.chunks == 1
-    assert job.task_bytes > 2 * 10**7 * 4 * 8
+    part = scoring.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 10_000)
+    assert part.task_bytes > 2 * 10**7 * 4 * 8, "a part of a chunk is read with all of it"
 
 
 def test_a_scoring_task_pickles_to_under_ten_kilobytes(job):
