@@ -19,7 +19,6 @@ __all__ = [
     "ThreadExecutor",
     "executor",
     "find_client",
-    "inside_worker",
     "local_cluster",
 ]
 
@@ -27,7 +26,6 @@ _GOODBYE = 10
 """Seconds that the workers of a local cluster have to leave it."""
 
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 
 class Executor(Protocol):
@@ -116,7 +114,7 @@ class ClientExecutor:
 
 def find_client(client: "Client | None") -> "Client | None":
     """Return the client to use: the one given, else the current one; none inside a worker, which computes in place."""
-    if client is not None or "distributed" not in sys.modules or inside_worker():
+    if client is not None or "distributed" not in sys.modules or _inside_worker():
         return client
     from distributed import default_client
 
@@ -127,7 +125,7 @@ def find_client(client: "Client | None") -> "Client | None":
     return current
 
 
-def inside_worker() -> bool:
+def _inside_worker() -> bool:
     """Whether this is a task of a distributed worker."""
     if "distributed" not in sys.modules:
         return False
@@ -150,7 +148,7 @@ def executor(client: "Client | None") -> Iterator[Executor]:
         return
     from dask.system import CPU_COUNT
 
-    with _cancelled(ThreadExecutor(1 if inside_worker() else CPU_COUNT)) as here:
+    with _cancelled(ThreadExecutor(1 if _inside_worker() else CPU_COUNT)) as here:
         yield here
 
 

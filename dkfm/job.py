@@ -4,6 +4,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import TypeVar, cast
 
 from tqdm.auto import tqdm
 
@@ -12,6 +13,8 @@ from dkfm.errors import ClusterError
 
 __all__ = ["run"]
 
+R = TypeVar("R")
+
 _WINDOW = 3
 """Tasks in flight per thread: enough to hide the scheduler's milliseconds, few enough to hold no memory."""
 
@@ -19,11 +22,11 @@ _WINDOW = 3
 def run(
     executor: Executor,
     name: str,
-    function: Callable[..., object],
+    function: Callable[..., R],
     tasks: Iterable[tuple[object, ...]],
     total: int,
     progress: bool,
-) -> list[object]:
+) -> list[R]:
     """Run ``function(*task)`` for every task and return the results in the order of finishing.
 
     Parameters
@@ -46,7 +49,7 @@ def run(
     """
     run_id = f"{name}-{uuid.uuid4().hex}"  # a key that is alive would return its old result
     numbered = enumerate(tasks)
-    results: list[object] = []
+    results: list[R] = []
 
     def submit(count: int) -> None:
         for number, arguments in islice(numbered, count):
@@ -55,7 +58,7 @@ def run(
     submit(_WINDOW * executor.threads)
     with tqdm(total=total, desc=name, unit="task", disable=None if progress else True, file=sys.stderr) as bar:
         for result in executor.as_completed():
-            results.append(result)
+            results.append(cast("R", result))
             bar.update()
             submit(1)
     if len(results) != total:

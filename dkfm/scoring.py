@@ -175,27 +175,31 @@ def batch_score(
     if chunk_rows is not None:
         chunk_rows = tiling.require_count(chunk_rows, "chunk_rows")
     target, client = local_path(destination).absolute(), find_client(client)
-    with _saved(model) as path, _on_disk(source, client) as rows:
+    with _saved(model) as path, _on_disk(source, client) as rows, executor(client) as running:
         record = load_record(path)
         name = main_output(record.model) if output is None else output
         job = plan(record.model, name, rows, chunk_rows)
-        with executor(client) as running:
-            have = preflight.task_budget(client, running.threads, job.model_bytes)
-            remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
-            budget.require(job.task_bytes, have, f"A scoring task of {job.chunk_rows} rows", remedy)
-            shape = (job.rows, job.width)
-            _require_outside(target, path, rows)
-            run_id = outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite)
-            common = (str(path), record.digest, rows, str(target), run_id, name, on_invalid)
-            slices = enumerate(tiling.row_slices(job.rows, job.chunk_rows))
-            start = time.perf_counter()
+        _require_memory(job, client, running.threads)
+        _require_outside(target, path, rows)
+        shape = (job.rows, job.width)
+        run_id = outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite)
+        common = (str(path), record.digest, rows, str(target), run_id, name, on_invalid)
+        slices = enumerate(tiling.row_slices(job.rows, job.chunk_rows))
+        start = time.perf_counter()
+        try:
             tasks = ((*common, chunk, part) for chunk, part in slices)
             receipts = run(running, "dkfm-score", score_chunk, tasks, job.chunks, progress)
-            seconds = time.perf_counter() - start
-        forget(record.digest)
-        made = [receipt for receipt in receipts if isinstance(receipt, outputs.Receipt)]
-        outputs.complete(target, name, made)
-    return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in made), job.chunks, seconds)
+        finally:
+            forget(record.digest)
+        seconds = time.perf_counter() - start
+        outputs.complete(target, name, receipts)
+    return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in receipts), job.chunks, seconds)
+
+
+def _require_memory(job: Plan, client: "Client | None", threads: int) -> None:
+    have = preflight.task_budget(client, threads, job.model_bytes)
+    remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
+    budget.require(job.task_bytes, have, f"A scoring task of {job.chunk_rows} rows", remedy)
 
 
 def _require_outside(target: Path, model: Path, source: Source) -> None:

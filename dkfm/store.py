@@ -139,7 +139,8 @@ def _require_replaceable(path: Path, kind: str, overwrite: bool) -> None:
     if not overwrite:
         state = "a complete" if (path / formats.MARKER).exists() else "an unfinished"
         raise StoreExistsError(
-            f"{path} holds {state} dkfm {kind} store; choose another path, or replace it: overwrite=True, or --overwrite."
+            f"{path} holds {state} dkfm {kind} store; "
+            "choose another path, or replace it with overwrite=True (--overwrite)."
         )
     foreign = formats.foreign_file(path, own)
     if foreign is not None:

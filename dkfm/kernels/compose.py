@@ -1,12 +1,13 @@
-"""Kernels made of kernels: sums, products, powers, non-negative multiples; and kernels made of functions.
+"""Kernels made of kernels: sums, products, powers, non-negative multiples.
 
 Sums and products are flat: ``a + b + c`` is one Sum of three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -14,9 +15,8 @@ from dkfm.errors import KernelError
 from dkfm.kernels.base import Kernel, Prepared, require_number
 from dkfm.kernels.dot import integer_power, require_exponent
 from dkfm.kernels.rows import Array
-from dkfm.tiling import row_slices
 
-__all__ = ["Constant", "Function", "Power", "Product", "Scaled", "Sum"]
+__all__ = ["Constant", "Power", "Product", "Scaled", "Sum"]
 
 
 def _require_weight(kernel: Kernel, name: str) -> None:
@@ -60,91 +60,77 @@ class Constant(Kernel):
         return np.full(len(X), self.value)
 
 
-@dataclass(frozen=True)
-class Sum(Kernel):
-    """The sum of kernels; ``k1 + k2`` makes one."""
+class _Folded(Kernel):
+    """Kernels under one pointwise operation; flat: a sum of sums is one sum."""
 
-    terms: tuple[Kernel, ...]
+    operation: ClassVar[np.ufunc]
+
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        """The kernels: the only field of a subclass."""
+        (parts,) = vars(self).values()
+        return parts  # type: ignore[no-any-return]  # checked when it was made
 
     def __post_init__(self) -> None:
-        _require_kernels(self, self.terms)
+        _require_kernels(self, self.parts)
+
+    @classmethod
+    def of(cls, *kernels: Kernel) -> Self:
+        """Return the flat kernel of some, flat themselves or not."""
+        return cls(tuple(part for k in kernels for part in (k.parts if isinstance(k, cls) else (k,))))  # type: ignore[call-arg]  # the only field
 
     @property
     def blocks(self) -> int:
-        """The sum so far, beside what the next term takes."""
-        return 1 + max(k.blocks for k in self.terms)
+        """What is folded so far, beside what the next part takes."""
+        return 1 + max(k.blocks for k in self.parts)
 
     @property
     def copies(self) -> int:
-        """Those of all terms."""
-        return sum(k.copies for k in self.terms)
-
-    @classmethod
-    def of(cls, *kernels: Kernel) -> Sum:
-        """Return the flat sum."""
-        return cls(tuple(t for k in kernels for t in (k.terms if isinstance(k, Sum) else (k,))))
+        """Those of all parts."""
+        return sum(k.copies for k in self.parts)
 
     def block(self, X: Array, Y: Array) -> Array:
         """Return k(X, Y)."""
-        return _accumulate(np.add, (k.block(X, Y) for k in self.terms))
+        return self._fold(k.block(X, Y) for k in self.parts)
 
     def prepare(self, landmarks: Array) -> Prepared:
-        """Prepare every term."""
-        prepared = [k.prepare(landmarks) for k in self.terms]
-        return lambda Z: _accumulate(np.add, (p(Z) for p in prepared))
+        """Prepare every part."""
+        prepared = [k.prepare(landmarks) for k in self.parts]
+        return lambda Z: self._fold(p(Z) for p in prepared)
 
     def resolve(self, X: Array) -> Kernel:
-        """Resolve every term."""
-        return replace(self, terms=tuple(k.resolve(X) for k in self.terms))
+        """Resolve every part."""
+        return type(self).of(*(k.resolve(X) for k in self.parts))
 
     def diagonal(self, X: Array) -> Array:
-        """Return the sum of the terms' diagonals."""
-        return _accumulate(np.add, (k.diagonal(X) for k in self.terms))
+        """Fold the diagonals of the parts."""
+        return self._fold(k.diagonal(X) for k in self.parts)
+
+    def _fold(self, values: Iterator[Array]) -> Array:
+        """Fold values into the first as they are made, so that two of them are alive at a time."""
+        total = next(values)
+        for value in values:
+            self.operation(total, value, out=total)
+        return total
+
+
+@dataclass(frozen=True)
+class Sum(_Folded):
+    """The sum of kernels; ``k1 + k2`` makes one."""
+
+    terms: tuple[Kernel, ...]
+    operation: ClassVar[np.ufunc] = np.add
 
     def __repr__(self) -> str:
         return " + ".join(repr(k) for k in self.terms)
 
 
 @dataclass(frozen=True)
-class Product(Kernel):
+class Product(_Folded):
     """The pointwise product of kernels; ``k1 * k2`` makes one."""
 
     factors: tuple[Kernel, ...]
-
-    def __post_init__(self) -> None:
-        _require_kernels(self, self.factors)
-
-    @property
-    def blocks(self) -> int:
-        """The product so far, beside what the next factor takes."""
-        return 1 + max(k.blocks for k in self.factors)
-
-    @property
-    def copies(self) -> int:
-        """Those of all factors."""
-        return sum(k.copies for k in self.factors)
-
-    @classmethod
-    def of(cls, *kernels: Kernel) -> Product:
-        """Return the flat product."""
-        return cls(tuple(f for k in kernels for f in (k.factors if isinstance(k, Product) else (k,))))
-
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y)."""
-        return _accumulate(np.multiply, (k.block(X, Y) for k in self.factors))
-
-    def prepare(self, landmarks: Array) -> Prepared:
-        """Prepare every factor."""
-        prepared = [k.prepare(landmarks) for k in self.factors]
-        return lambda Z: _accumulate(np.multiply, (p(Z) for p in prepared))
-
-    def resolve(self, X: Array) -> Kernel:
-        """Resolve every factor."""
-        return replace(self, factors=tuple(k.resolve(X) for k in self.factors))
-
-    def diagonal(self, X: Array) -> Array:
-        """Return the product of the factors' diagonals."""
-        return _accumulate(np.multiply, (k.diagonal(X) for k in self.factors))
+    operation: ClassVar[np.ufunc] = np.multiply
 
     def __repr__(self) -> str:
         return " * ".join(_bracketed(k, Sum, Scaled) for k in self.factors)
@@ -236,80 +222,6 @@ class Power(Kernel):
 
     def __repr__(self) -> str:
         return f"{_bracketed(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"
-
-
-@dataclass(frozen=True)
-class Function(Kernel):
-    """A kernel of your own: ``f(X, Y)`` returns the whole block.
-
-    Parameters
-    ----------
-    function : callable
-        From rows X (n, d) and Y (m, d), float64, read-only, to the block (n, m). It must be a pure function.
-
-    Notes
-    -----
-    A model with such a kernel cannot be saved, and so not be used by `batch_score`, only by `transform`: dkfm never
-    writes code into a store, nor runs code from one.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dkfm.kernels import Function
-    >>> Function(lambda X, Y: np.minimum(X, Y.T))([[1.0], [2.0]], [[3.0], [1.0]])
-    array([[1., 1.],
-           [2., 1.]])
-    """
-
-    function: Callable[[Array, Array], object]
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise KernelError(f"Function needs a callable f(X, Y), and got {self.function!r}.")
-
-    @property
-    def blocks(self) -> int:
-        """What the function returned, a temporary of its own, and the copy."""
-        return 3
-
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return f(X, Y), checked for shape, dtype and symmetry and copied: the function may keep what it returned."""
-        values = np.asarray(self.function(_read_only(X), _read_only(Y)))
-        if values.shape != (len(X), len(Y)):
-            raise KernelError(
-                f"{self!r} must return a block of shape {(len(X), len(Y))} for {len(X)} and {len(Y)} rows, "
-                f"and returned shape {values.shape}."
-            )
-        if values.dtype.kind not in "biuf":
-            raise KernelError(f"{self!r} must return real numbers, and returned dtype {values.dtype}.")
-        if X is Y:
-            self._require_symmetric(values)
-        return np.array(values, dtype=np.float64)
-
-    def _require_symmetric(self, values: np.ndarray) -> None:
-        for rows in row_slices(len(values), 256):
-            gap = np.abs(values[rows] - values[:, rows].T)
-            if gap.max() > 1e-8 * np.abs(values[rows]).max():
-                i, j = np.unravel_index(int(gap.argmax()), gap.shape)
-                raise KernelError(f"{self!r} is not symmetric in rows {rows.start + i} and {j}, which every kernel is.")
-
-    def __repr__(self) -> str:
-        return f"Function({getattr(self.function, '__qualname__', repr(self.function))})"
-
-
-def _accumulate(operation: np.ufunc, parts: Iterator[Array]) -> Array:
-    """Fold the parts into the first one as they are made, so that two of them are alive at a time."""
-    total = next(parts)
-    for part in parts:
-        operation(total, part, out=total)
-    return total
-
-
-def _read_only(rows: Array) -> Array:
-    """Return a view that a function cannot change: the rows are the user's, and every tile's."""
-    view = rows.view()
-    view.flags.writeable = False
-    return view
 
 
 def _bracketed(kernel: Kernel, *looser: type[Kernel]) -> str:
