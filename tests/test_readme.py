@@ -1,5 +1,6 @@
 """The README is the manual: its commands, examples, numbers and names are those of the code."""
 
+import os
 import re
 import subprocess
 import sys
@@ -30,7 +31,8 @@ def test_every_python_example_runs_as_a_script(number, folder):
     code = PYTHON[number].replace("1_000_000", "20_000").replace("3000", "300")
     guarded = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in code.splitlines())
     (folder / "example.py").write_text(guarded)
-    subprocess.run([sys.executable, "example.py"], cwd=folder, check=True, timeout=120)
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
+    subprocess.run([sys.executable, "example.py"], cwd=folder, check=True, timeout=120, env=environment)
 
 
 def test_every_shell_example_runs_in_order(folder):
