@@ -1,8 +1,6 @@
 """The main job on real digits, from a Gram matrix to a scored data set, on a cluster of this machine."""
 
 import json
-import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import plotting, store, tiling
+from dkfm import plotting, preflight, store, tiling
 from dkfm.clusters import local_cluster
 from dkfm.errors import InvalidInputError, MissingExtraError, StoreExistsError
 from dkfm.estimators import ExactFeatureMap, KernelPCA
@@ -100,7 +98,7 @@ def run(directory: str | Path, rows: int, say: Callable[[str], None]) -> None:
         _write_rows(folder / "rows.zarr", digits.held_out, rows)
         report = batch_score(folder / "components", folder / "rows.zarr", folder / "scores.zarr", client=client)
         say(f"scored        {report.rows:,} rows, {report.rows_per_second:,.0f} rows per second")
-        peaks = [_peak_memory(), *client.run(_peak_memory).values()]
+        peaks = [preflight.peak_memory(), *client.run(preflight.peak_memory).values()]
         say(f"peak memory   driver {peaks[0] / 1e6:,.0f} MB, worker {max(peaks[1:]) / 1e6:,.0f} MB")
     train, held_out = np.asarray(pca.transform(digits.train)), np.asarray(pca.transform(digits.held_out))
     accuracy = _accuracy(train, digits.train_labels, held_out, digits.held_out_labels)
@@ -148,12 +146,6 @@ def _shifted(images: Array, count: int, rng: np.random.Generator) -> Array:
     shifted = padded[which[:, None, None], (down[:, None] + span)[:, :, None], (right[:, None] + span)[:, None, :]]
     noisy: Array = shifted.reshape(count, -1) + _NOISE * rng.normal(size=(count, _SIDE * _SIDE))
     return noisy
-
-
-def _peak_memory() -> int:
-    """Return the largest resident size that this process ever had, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _accuracy(

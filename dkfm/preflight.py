@@ -11,7 +11,7 @@ from dkfm.errors import BudgetError
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["available_memory", "require_disk", "require_driver", "task_budget"]
+__all__ = ["available_memory", "peak_memory", "require_disk", "require_driver", "task_budget"]
 
 _SHARE = 0.6
 """A worker above this share of its limit starts to spill; above 0.8 it is paused for ever, silently."""
@@ -24,6 +24,17 @@ def available_memory() -> int:
 
     here = psutil.Process(os.getpid()).memory_info().rss
     return int(min(psutil.virtual_memory().available, MEMORY_LIMIT - here))
+
+
+def peak_memory() -> int:
+    """Return the largest resident size that this process ever had, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage, whose figure a process takes over from the one that started it.
+        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 
 def require_driver(n: int, d: int, blocks: int = 1, copies: int = 1) -> None:

@@ -81,13 +81,11 @@ def test_a_root_beyond_lapacks_integers_is_refused():
 
 
 MEASURE = """
-import json, resource, sys, threading
+import json, sys
 import numpy as np
 import dkfm
 from dkfm import budget
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+from dkfm.preflight import peak_memory
 
 n, d = (2000, 10_000) if sys.argv[1] == "wide" else (4000, 50)
 estimator = {"features": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0)),
@@ -96,10 +94,10 @@ estimator = {"features": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0)
              "wide": lambda: dkfm.KernelPCA(20, kernel=dkfm.kernels.Gaussian(100.0))}[sys.argv[1]]()
 X = np.random.default_rng(0).normal(size=(n, d))
 type(estimator)(kernel=estimator.kernel, tile_rows=64).fit(X[:200, :50])  # imports and pools are there before
-before = peak()
+before = peak_memory()
 estimator.fit(X)
 k = estimator.kernel
-print(json.dumps({"peak": peak() - before, "predicted": budget.fit_bytes(n, d, k.blocks, k.copies)}))
+print(json.dumps({"peak": peak_memory() - before, "predicted": budget.fit_bytes(n, d, k.blocks, k.copies)}))
 """
 
 
