@@ -53,7 +53,10 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 def making(
     path: Path, kind: str, attributes: Json, arrays: Iterable[str], *, overwrite: bool = False
 ) -> Iterator[zarr.Group]:
-    """Make a store beside its place and move it there whole and durable: a kill leaves the old one, or the new one.
+    """Make a store beside its place and move it there whole and durable.
+
+    A failure leaves what was there before. A kill does too, or leaves the new store, or, in the one moment between two
+    renames, both of them whole beside the path under hidden names.
 
     Parameters
     ----------
@@ -83,8 +86,9 @@ def making(
             yield zarr.create_group(beside, zarr_format=3, attributes={"dkfm": own})
             _sync_tree(beside)
             if overwrite and is_taken(path):
-                remove_own(path, kind)
-            _move(beside, path)
+                _exchange(beside, path, kind)
+            else:
+                _move(beside, path)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
@@ -102,6 +106,18 @@ def writing(path: Path) -> Iterator[None]:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.{suffix}")
+
+
+def _exchange(beside: Path, path: Path, kind: str) -> None:
+    _require_replaceable(path, kind, overwrite=True)
+    aside = _beside(path, "old")
+    path.rename(aside)
+    try:
+        _move(beside, path)
+    except BaseException:
+        aside.rename(path)
+        raise
+    shutil.rmtree(aside)
 
 
 def _move(beside: Path, path: Path) -> None:
