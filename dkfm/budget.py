@@ -68,7 +68,7 @@ def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1) -> int:
     return _VALUE * (max(3, blocks + 1) * n * n + 6 * n + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def largest_n(available: int, d: int) -> int:
+def largest_n(available: int, d: int, blocks: int = 1, copies: int = 1) -> int:
     """Return the largest N whose `fit_bytes` stay within `available`; 0 where there is none.
 
     >>> n = largest_n(8 * 2**30, 50)
@@ -78,7 +78,7 @@ def largest_n(available: int, d: int) -> int:
     low, high = 0, LARGEST_ROOT + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fit_bytes(middle, d) <= available else (low, middle)
+        low, high = (middle, high) if fit_bytes(middle, d, blocks, copies) <= available else (low, middle)
     return low
 
 

@@ -167,13 +167,12 @@ def verify(path: str, against: str | None) -> None:
         click.echo(f"{path}: {outputs.verify(root):,} rows, every chunk as it was written")
         return
     from dkfm.estimators import load
-    from dkfm.sources import open_source
+    from dkfm.sources import open_source, sample
 
     estimator = load(path)
     points = None
     if against is not None:
-        source = open_source(against)
-        points = source.read(slice(0, min(source.shape[0], 512)))
+        points = sample(open_source(against), 512)
     click.echo(f"{path}: certificate {estimator.verify()}")
     if points is not None:
         click.echo(f"{against}: {estimator.verify(points)}")

@@ -133,7 +133,7 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
     ----------
     root : Path
     kind : str, optional
-        "gram", "model" or "scores"; any of them without it.
+        "gram", "model", "rows" or "scores"; any of them without it.
 
     Raises
     ------

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import zarr
 
 from dkfm import budget, formats, preflight, store, tiling
 from dkfm.clusters import executor, find_client
@@ -103,9 +102,8 @@ def build_gram(
         remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
         need = budget.gram_task_bytes(rows, d, kernel.blocks, kernel.copies)
         budget.require(need, have, f"A tile of {rows} rows", remedy)
-        preflight.require_disk(root, budget.gram_bytes(n, rows))
-        if not store.is_taken(root):
-            _begin(root, identity, n, rows)
+        preflight.require_disk(root, budget.gram_bytes(n, rows) + 8 * n * d - _bytes_there(root))
+        rows = _begin(root, identity, (n, d), rows)
         readable = source if client is None else _shared_source(source, root, rows)
         pairs = list(tiling.lower_tiles(n, rows))
         tasks = ((kernel, readable, str(root), pair, rows) for pair in pairs)
@@ -163,15 +161,26 @@ def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) 
     return begun
 
 
-def _begin(root: Path, identity: dict[str, object], n: int, rows: int) -> None:
-    """Make the store, or find that another driver just made it."""
+def _begin(root: Path, identity: dict[str, object], shape: tuple[int, int], rows: int) -> int:
+    """Make the store, or find that it is there, perhaps of another driver just now; return the rows of its tiles."""
+    n, d = shape
     try:
-        about = {"identity": identity, "tile_rows": rows}
-        with store.making(root, "gram", about, ["gram", "rows"]) as group:
-            store.add_array(group, "gram", (n, n), (rows, rows))
+        if not store.is_taken(root):
+            about = {"identity": identity, "tile_rows": rows}
+            with store.making(root, "gram", about, ["gram", "rows"]) as group:
+                store.add_array(group, "gram", (n, n), (rows, rows))
+                store.add_array(group, "rows", shape, (rows, d))
+            return rows
     except StoreExistsError:
-        if _rows_begun(root, identity, rows) is None:
-            raise
+        pass
+    begun = _rows_begun(root, identity, None)
+    if begun is None:
+        raise StoreExistsError(f"{root} came and went while this build began; try again.")
+    return begun
+
+
+def _bytes_there(root: Path) -> int:
+    return sum((root / name).stat().st_size for name in formats.files(root)) if root.is_dir() else 0
 
 
 def _shared_source(source: Source, root: Path, rows: int) -> Source:
@@ -179,9 +188,6 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
     if not isinstance(source, MemorySource):
         return source
     with store.writing(root):
-        if not (root / "rows" / "zarr.json").exists():
-            group = zarr.open_group(root, mode="r+", zarr_format=3)
-            store.add_array(group, "rows", source.shape, (min(rows, source.shape[0]), source.shape[1]))
         shared = store.open_array(root, "rows", "r+")
         for part in tiling.row_slices(source.shape[0], rows):
             shared[part] = source.read(part)
@@ -203,7 +209,9 @@ def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int],
         with store.writing(Path(root)):
             for image, first, second in missing:
                 array[first, second] = block if image == pair else block.T
-                store.sync_chunk(Path(root) / "gram", f"c/{image[0]}/{image[1]}")
+    with store.writing(Path(root)):
+        for image, _, _ in images:  # those of a killed build too
+            store.sync_chunk(Path(root) / "gram", f"c/{image[0]}/{image[1]}")
     return pair
 
 

@@ -22,7 +22,7 @@ def describe(path: str | Path) -> dict[str, object]:
     attributes = formats.read_group(root)
     kind = str(attributes["kind"])
     facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
-    return facts | {"gram": _gram, "model": _model, "scores": _scores}[kind](root, attributes)
+    return facts | {"gram": _gram, "model": _model, "rows": _rows, "scores": _scores}[kind](root, attributes)
 
 
 def _gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
@@ -51,6 +51,11 @@ def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
         "bytes": record.model.nbytes,
         "digest": record.digest,
     }
+
+
+def _rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    info = formats.read_array(root / "rows")
+    return {"shape": list(info.shape), "chunk_rows": info.chunks[0]}
 
 
 def _scores(root: Path, attributes: dict[str, object]) -> dict[str, object]:

@@ -3,6 +3,7 @@
 A small model travels in the graph as one key; a larger one is written once and opened by path in the workers.
 """
 
+import atexit
 import shutil
 import tempfile
 import uuid
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dkfm import apply, store
-from dkfm.clusters import find_client
 from dkfm.errors import InvalidInputError
 from dkfm.kernels import config
 from dkfm.kernels.rows import Array, as_rows
@@ -28,9 +28,6 @@ __all__ = ["SMALL_MODEL", "Carried", "Spilled", "carry", "transform"]
 
 SMALL_MODEL = 5_000_000
 """Bytes up to which a model travels in the graph."""
-
-_for_good = type("Process", (), {})()
-"""Lives as long as this process."""
 
 
 class Carried:
@@ -48,22 +45,24 @@ class Carried:
 class Spilled:
     """A model in a store of its own, which lives as long as the estimator or a graph that needs it.
 
-    On a cluster it lives as long as this process: a persisted array needs it, and has no graph that would say so.
+    Once it was sent to a worker it lives as long as this process: what is persisted there has no graph here.
     """
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
         parent = None if workspace is None else store.local_path(workspace).absolute()
-        if parent is not None:
-            parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix="dkfm-model-", dir=parent)
-        owner = self if find_client(None) is None else _for_good
-        weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+        with store.writing(parent or Path(tempfile.gettempdir())):
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.mkdtemp(prefix="dkfm-model-", dir=parent)
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.token = uuid.uuid4().hex
         self._path = str(Path(folder) / "model")
         self._digest = save_record(Path(self._path), record)
 
     def __reduce__(self) -> tuple[type["_Opened"], tuple[str, str]]:
-        # A copy on a worker must not remove the files when it goes.
+        # A copy on a worker must not remove the files when it goes, and may outlive what is here.
+        if self._remove.detach() is not None:
+            atexit.register(shutil.rmtree, Path(self._path).parent, ignore_errors=True)
         return _Opened, (self._path, self._digest)
 
     def scorer(self) -> apply.Scorer:

@@ -1,5 +1,6 @@
 """Scores on disk: whole chunks written by their owner, read back, receipted, and completed by a marker."""
 
+import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,10 +47,10 @@ def write_chunk(path: Path, run: str, name: str, chunk: int, rows: slice, values
     Raises
     ------
     StoreError
-        The output at this path belongs to another run by now: a task that comes late writes nothing.
+        The output at this path belongs to another run by now. A task that is late by less than its own writing can
+        still hit it; then the chunk is not the one of the other run's receipt, and that run, or its reader, says so.
     """
-    if formats.read_group(path, "scores").get("run") != run:
-        raise StoreError(f"{path} was replaced by another run while this one worked.")
+    _require_run(path, run)
     with store.writing(path):
         store.open_array(path, name, "r+")[rows] = values
         store.sync_chunk(path / name, f"c/{chunk}/0")
@@ -61,15 +62,31 @@ def write_chunk(path: Path, run: str, name: str, chunk: int, rows: slice, values
     return Receipt(chunk, invalid, int(google_crc32c.value(data)))
 
 
+def _require_run(path: Path, run: str) -> None:
+    if formats.read_group(path, "scores").get("run") != run:
+        raise StoreError(f"{path} was replaced by another run while this one worked.")
+
+
+def _require_receipts(path: Path, name: str, checksums: Sequence[int]) -> None:
+    """Compare the checksum that each chunk file ends with to its receipt: four bytes a chunk."""
+    for chunk, checksum in enumerate(checksums):
+        with _chunk_file(path, name, chunk).open("rb") as file:
+            file.seek(-_TRAILER, os.SEEK_END)
+            if int.from_bytes(file.read(), "little") != checksum:
+                raise DamagedStoreError(f"Chunk {chunk} of {path} is not the one of its receipt.")
+
+
 def _chunk_file(path: Path, name: str, chunk: int) -> Path:
     return path / name / "c" / str(chunk) / "0"
 
 
-def complete(path: Path, name: str, receipts: Sequence[Receipt]) -> None:
-    """Complete an output with all its receipts, once this process sees every chunk."""
-    formats.require_chunks(path / name, formats.read_array(path / name))
+def complete(path: Path, run: str, name: str, receipts: Sequence[Receipt]) -> None:
+    """Complete an output with all its receipts, once this process sees every chunk as its receipt says."""
     ordered = sorted(receipts, key=lambda receipt: receipt.chunk)
     columns = {"invalid_rows": [r.invalid_rows for r in ordered], "crc32c": [r.crc32c for r in ordered]}
+    _require_run(path, run)
+    formats.require_chunks(path / name, formats.read_array(path / name))
+    _require_receipts(path, name, columns["crc32c"])
     with store.writing(path):
         store.complete(path, columns)
 
@@ -97,24 +114,39 @@ def _open(path: Path) -> tuple[str, store.ZarrArray, list[int]]:
     chunks = count(info.shape[0], info.chunks[0])
     if not isinstance(checksums, list) or len(checksums) != chunks or any(type(c) is not int for c in checksums):
         raise DamagedStoreError(f"The marker of {path} does not have the receipts of its {chunks} chunks.")
+    _require_receipts(path, name, checksums)
     return name, store.open_array(path, name), checksums
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Scores (n, width) of a finished output, read by slices; what was changed on disk is an error that names it."""
+    """Scores (n, width) of a finished output, read by slices; what was lost, changed or replaced since is an error."""
 
     path: Path
     name: str
+    run: str
     shape: tuple[int, ...]
+    chunk_rows: int
     dtype: ClassVar[np.dtype[np.float64]] = np.dtype(np.float64)
     ndim: ClassVar[int] = 2
 
+    @classmethod
+    def open(cls, path: Path) -> "Chunks":
+        """Open a finished output, as `open_complete` does."""
+        name, array = open_complete(path)
+        run = str(formats.read_group(path, "scores").get("run"))
+        return cls(path, name, run, array.shape, array.chunks[0])
+
     def __getitem__(self, places: tuple[slice, ...]) -> Array:
+        _require_run(self.path, self.run)
+        start, stop, _ = places[0].indices(self.shape[0])
+        for chunk in range(start // self.chunk_rows, count(stop, self.chunk_rows)):
+            if not _chunk_file(self.path, self.name, chunk).exists():
+                raise DamagedStoreError(f"Chunk {chunk} of {self.path} is gone.")
         try:
             return np.asarray(store.open_array(self.path, self.name)[places])
         except (ValueError, RuntimeError, OSError) as error:
-            raise DamagedStoreError(f"Rows {places[0]} of {self.path} cannot be read: {error}") from None
+            raise DamagedStoreError(f"Rows {start} to {stop} of {self.path} cannot be read: {error}") from None
 
 
 def verify(path: Path) -> int:
@@ -125,7 +157,6 @@ def verify(path: Path) -> int:
             raw = _chunk_file(path, name, chunk).read_bytes()
         except OSError as error:
             raise StoreError(f"Chunk {chunk} of {path} cannot be read: {error.strerror}.") from None
-        data, trailer = raw[:-_TRAILER], raw[-_TRAILER:]
-        if google_crc32c.value(data) != checksum or int.from_bytes(trailer, "little") != checksum:
+        if google_crc32c.value(raw[:-_TRAILER]) != checksum:
             raise DamagedStoreError(f"Chunk {chunk} of {path} is not what was written: its checksum differs.")
     return int(array.shape[0])

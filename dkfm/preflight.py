@@ -44,7 +44,7 @@ def require_driver(n: int, d: int, blocks: int = 1, copies: int = 1) -> None:
             f"An exact root of N = {n} training rows is beyond LAPACK's {budget.LARGEST_ROOT}; fit fewer rows."
         )
     have = available_memory()
-    remedy = f"the largest N that fits is {budget.largest_n(have, d)}"
+    remedy = f"the largest N that fits is {budget.largest_n(have, d, blocks, copies)}"
     budget.require(budget.fit_bytes(n, d, blocks, copies), have, f"The root of N = {n} training rows", remedy)
 
 

@@ -24,7 +24,7 @@ from dkfm.kernels.rows import Array
 from dkfm.model import Model
 from dkfm.record import load_record
 from dkfm.sources import MemorySource, Source, open_source, read_finite
-from dkfm.store import local_path
+from dkfm.store import local_path, writing
 from dkfm.workers import forget, saved_scorer, single_blas_thread
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
     chunks = tiling.count(rows, chunk_rows)
     if chunks > _MAX_CHUNKS:
         raise InvalidInputError(f"{rows} rows in {chunks} chunks are more than {_MAX_CHUNKS}; raise chunk_rows.")
-    kernel, read = model.kernel, 2 * 8 * d * min(source.chunk_rows, rows)
+    # Zarr decodes ten chunks at a time, each compressed and decoded, beside the rows asked for.
+    touched = min(10, tiling.count(chunk_rows, source.chunk_rows) + 1)
+    kernel, read = model.kernel, 2 * 8 * d * min(source.chunk_rows, rows) * touched
     task = read + budget.score_task_bytes(chunk_rows, d, n, width, apply.tile_rows(n), kernel.blocks)
     weights = (model.nbytes - model.landmarks.nbytes) // 8
     return Plan(rows, d, width, chunk_rows, chunks, task, budget.model_bytes(n, d, weights, kernel.copies))
@@ -192,7 +194,7 @@ def batch_score(
         finally:
             forget(record.digest)
         seconds = time.perf_counter() - start
-        outputs.complete(target, name, receipts)
+        outputs.complete(target, run_id, name, receipts)
     return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in receipts), job.chunks, seconds)
 
 
@@ -238,7 +240,8 @@ def _on_disk(source: object, client: "Client | None") -> Iterator[Source]:
         return
     folder = Path(tempfile.mkdtemp(prefix="dkfm-rows-"))
     try:
-        np.save(folder / "rows.npy", rows.array)
+        with writing(folder):
+            np.save(folder / "rows.npy", rows.array)
         yield open_source(folder / "rows.npy")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -288,7 +291,6 @@ def open_scores(path: str | Path) -> "da.Array":
     """
     import dask.array as da
 
-    root = local_path(path).absolute()
-    name, array = outputs.open_complete(root)
-    lazy: da.Array = da.from_array(outputs.Chunks(root, name, array.shape), chunks=array.chunks, asarray=False)
+    scores = outputs.Chunks.open(local_path(path).absolute())
+    lazy: da.Array = da.from_array(scores, chunks=(scores.chunk_rows, scores.shape[1]), asarray=False)
     return lazy

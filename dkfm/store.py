@@ -77,6 +77,7 @@ def making(
         The file system will not.
     """
     with writing(path):
+        _require_outside_stores(path)
         _require_replaceable(path, kind, overwrite)
         own = {**attributes, "kind": kind, "version": formats.VERSIONS[kind], "arrays": sorted(arrays)}
         json.dumps(own)  # what cannot be written is told before anything is touched
@@ -89,6 +90,7 @@ def making(
                 _exchange(beside, path, kind)
             else:
                 _move(beside, path)
+            sync_folder(path.parent)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
@@ -113,11 +115,14 @@ def _exchange(beside: Path, path: Path, kind: str) -> None:
     aside = _beside(path, "old")
     path.rename(aside)
     try:
-        _move(beside, path)
-    except BaseException:
-        aside.rename(path)
+        beside.rename(path)
+    except OSError as error:
+        try:
+            aside.rename(path)
+        except OSError:
+            raise StoreError(f"{path} could not be replaced ({error.strerror}); what was there is {aside}.") from error
         raise
-    shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _move(beside: Path, path: Path) -> None:
@@ -127,7 +132,6 @@ def _move(beside: Path, path: Path) -> None:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise StoreExistsError(f"{path} came to hold something meanwhile; it was left untouched.") from None
         raise
-    sync_folder(path.parent)
 
 
 def is_taken(path: Path) -> bool:
@@ -143,21 +147,28 @@ def require_free(path: Path) -> None:
         raise StoreExistsError(f"{path} holds something already; it was left untouched.")
 
 
+def _require_outside_stores(path: Path) -> None:
+    for parent in path.resolve().parents:
+        try:
+            kind = formats.read_group(parent)["kind"]
+        except StoreError:
+            continue
+        raise StoreExistsError(f"{path} lies inside a dkfm {kind} store, {parent}, which it would damage.")
+
+
 def _require_replaceable(path: Path, kind: str, overwrite: bool) -> None:
     if not is_taken(path):
         return
     try:
-        own = formats.read_group(path, kind)
+        own = formats.read_group(path)
     except StoreError:
-        raise StoreExistsError(
-            f"{path} holds something that dkfm did not write there; it was left untouched."
-        ) from None
-    if not overwrite:
+        own = {}
+    if not own or path.is_symlink():
+        raise StoreExistsError(f"{path} holds something that dkfm did not write there; it was left untouched.")
+    if not overwrite or own["kind"] != kind:
         state = "a complete" if (path / formats.MARKER).exists() else "an unfinished"
-        raise StoreExistsError(
-            f"{path} holds {state} dkfm {kind} store; "
-            "choose another path, or replace it with overwrite=True (--overwrite)."
-        )
+        remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
+        raise StoreExistsError(f"{path} holds {state} dkfm {own['kind']} store; choose another path{remedy}.")
     foreign = formats.foreign_file(path, own)
     if foreign is not None:
         raise StoreExistsError(f"{path} holds {foreign}, which dkfm did not write; it was left untouched.")
@@ -169,7 +180,7 @@ def remove_own(path: Path, kind: str) -> None:
         _require_replaceable(path, kind, overwrite=True)
         aside = _beside(path, "old")
         path.rename(aside)
-        shutil.rmtree(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def add_array(group: zarr.Group, name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> ZarrArray:

@@ -17,7 +17,7 @@ from dkfm.record import load_record
 __all__ = ["cached_scorer", "forget", "saved_scorer", "single_blas_thread"]
 
 _KEPT_BYTES = 2**28
-"""Models that are not the latest stay while all of them together are below this."""
+"""Models stay when another one comes, while all of them together are below this."""
 
 _blas_lock, _cache_lock = threading.Lock(), threading.Lock()
 _scorers: OrderedDict[str, apply.Scorer] = OrderedDict()
@@ -33,9 +33,9 @@ def single_blas_thread() -> Iterator[None]:
     """
     global _users, _limits  # noqa: PLW0603  # one limit a process is what BLAS has
     with _blas_lock:
-        _users += 1
-        if _users == 1:
+        if _users == 0:
             _limits = _limit_to_one()
+        _users += 1
     try:
         yield
     finally:
@@ -68,10 +68,10 @@ def cached_scorer(digest: str, make: Callable[[], apply.Scorer]) -> apply.Scorer
     """Return the prepared model of a digest, made once per process and shared by its threads."""
     with _cache_lock:
         if digest not in _scorers:
+            while sum(scorer.model.nbytes for scorer in _scorers.values()) > _KEPT_BYTES:
+                _scorers.popitem(last=False)  # before the next one is read, not after
             _scorers[digest] = make()
         _scorers.move_to_end(digest)
-        while len(_scorers) > 1 and sum(scorer.model.nbytes for scorer in _scorers.values()) > _KEPT_BYTES:
-            _scorers.popitem(last=False)
         return _scorers[digest]
 
 

@@ -48,7 +48,7 @@ def test_the_memory_of_a_tile_task_is_at_most_what_is_predicted(expression, tmp_
     kernel = eval(expression, vars(kernels))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(1600, 40)))
     source = open_source(tmp_path / "x.npy")
-    gram._begin(tmp_path / "gram", gram._identity(kernel, source), 1600, 800)
+    gram._begin(tmp_path / "gram", gram._identity(kernel, source), (1600, 40), 800)
     tracemalloc.start()
     gram.write_tile(kernel, source, str(tmp_path / "gram"), (1, 0), 800)
     peak = tracemalloc.get_traced_memory()[1]
@@ -63,6 +63,14 @@ def test_a_refusal_has_both_numbers_and_the_largest_n(monkeypatch):
     with pytest.raises(BudgetError, match=rf"{need} bytes.*1000000000 bytes.*largest N that fits is 5") as caught:
         preflight.require_driver(10_000, 50)
     assert str(budget.largest_n(10**9, 50)) in str(caught.value)
+
+
+def test_the_largest_n_that_is_named_is_not_refused_itself(monkeypatch):
+    monkeypatch.setattr(preflight, "available_memory", lambda: 10**9)
+    for blocks in (1, 3, 5):
+        with pytest.raises(BudgetError) as caught:
+            preflight.require_driver(20_000, 5, blocks, 2)
+        preflight.require_driver(int(str(caught.value).split("fits is ")[1].rstrip(".")), 5, blocks, 2)
 
 
 def test_a_fit_that_does_not_fit_is_refused_before_the_first_tile(monkeypatch, tmp_path, rng):

@@ -39,6 +39,17 @@ def test_the_main_job_runs_on_a_cluster_without_a_warning(client, tmp_path, rng)
     np.testing.assert_allclose(lazy, phi.transform(Z), atol=1e-9)
 
 
+def test_builds_of_one_gram_at_once_on_a_cluster_all_end_with_it(threaded_client, tmp_path, rng):
+    X = rng.normal(size=(60, 3))
+    for attempt in range(4):
+        path = tmp_path / f"gram{attempt}"
+        with ThreadPoolExecutor(3) as pool:
+            build = lambda _: dkfm.build_gram(K, X, path, tile_rows=20, client=threaded_client)[:]  # noqa: B023, E731  # the pool ends with the turn
+            found = list(pool.map(build, range(3)))
+        for block in found:
+            np.testing.assert_allclose(block, K(X), rtol=1e-13)
+
+
 def test_the_dashboard_answers_and_everything_listens_on_loopback_alone(client):
     assert client.dashboard_link.startswith("http://127.0.0.1:")
     assert urllib.request.urlopen(client.dashboard_link, timeout=20).status == 200
@@ -172,7 +183,7 @@ def test_models_that_are_not_the_latest_stay_only_while_they_are_small(monkeypat
     scorer = apply.prepare(Model(K, np.ones((10, 1)), {"scores": Head(np.ones((10, 1)))}))
     for i in range(5):
         workers.cached_scorer(f"test-{i}", lambda: scorer)
-    assert [key for key in workers._scorers if key.startswith("test-")] == ["test-3", "test-4"]
+    assert [key for key in workers._scorers if key.startswith("test-")] == ["test-2", "test-3", "test-4"]
     for i in range(5):
         workers.forget(f"test-{i}")
 

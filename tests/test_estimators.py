@@ -13,7 +13,7 @@ import dkfm
 import laws
 import strategies
 from dkfm import kernels
-from dkfm.errors import DkfmError, InvalidInputError, KernelError, NotPSDError
+from dkfm.errors import DkfmError, DkfmWarning, InvalidInputError, KernelError, NotPSDError
 
 MAPS = [
     (kernels.Gaussian(2.0), "symmetric"),
@@ -178,6 +178,29 @@ def test_new_points_of_a_wide_kernel_do_not_pass_for_damage(rng):
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(15.0)).fit(rng.normal(size=(800, 6)))
     found = phi.verify(rng.normal(size=(3000, 6)))
     assert phi.certificate_.error < found.error < 2e-8
+
+
+def test_maps_of_a_chosen_rank_or_a_clipped_kernel_are_measured_on_new_points_too(rng):
+    X, Z = rng.normal(size=(200, 3)), rng.normal(size=(50, 3))
+    found = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), rcond=1e-3).fit(X).verify(Z)
+    assert 1e-4 < found.error < 0.2
+    sigmoid = kernels.Function(lambda A, B: np.tanh(2 * A @ B.T - 1))
+    with pytest.warns(DkfmWarning, match="lambda_min"):
+        clipped = dkfm.ExactFeatureMap(sigmoid, on_indefinite="clip").fit(X)
+    assert clipped.verify(Z).error > 1e-3
+
+
+def test_column_names_that_are_not_names_are_refused_before_the_work(rng, monkeypatch):
+    from dkfm import gram
+    from dkfm.estimators import base
+
+    def refuse(*_, **__):
+        raise TypeError("Feature names are only supported if all input features have string names.")
+
+    monkeypatch.setattr(base, "validate_data", refuse)
+    monkeypatch.setattr(gram, "driver_gram", None)
+    with pytest.raises(InvalidInputError, match="string names"):
+        dkfm.KernelPCA(1).fit(rng.normal(size=(5, 2)))
 
 
 def test_a_fit_that_fails_leaves_the_estimator_as_it_was(rng):

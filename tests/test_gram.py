@@ -290,7 +290,7 @@ def test_a_gram_too_large_for_the_disk_is_refused_before_anything_is_made(tmp_pa
     import shutil
 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, 70_000))
-    with pytest.raises(BudgetError, match=r"80000 bytes.*70000 bytes.*larger disk"):
+    with pytest.raises(BudgetError, match=r"82400 bytes.*70000 bytes.*larger disk"):
         dkfm.build_gram(K, rng.normal(size=(100, 3)), tmp_path / "gram", tile_rows=20)
     assert not (tmp_path / "gram").exists()
 
@@ -298,3 +298,14 @@ def test_a_gram_too_large_for_the_disk_is_refused_before_anything_is_made(tmp_pa
 def test_a_function_leaves_no_gram_in_a_workspace_that_nothing_would_find(tmp_path, rng):
     gram.driver_gram(kernels.Function(lambda A, B: A @ B.T), rng.normal(size=(50, 3)), tile_rows=20, workspace=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_that_goes_on_needs_disk_for_what_is_missing_only(tmp_path, rng, monkeypatch):
+    import shutil
+
+    X = rng.normal(size=(200, 3))
+    dkfm.build_gram(K, X, tmp_path / "gram", tile_rows=50)
+    (tmp_path / "gram" / "_COMPLETE").unlink()
+    (tmp_path / "gram" / "gram" / "c" / "1" / "0").unlink()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, 40_000))
+    assert np.isfinite(dkfm.build_gram(K, X, tmp_path / "gram")[:]).all()

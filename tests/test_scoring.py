@@ -208,6 +208,51 @@ def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
     assert outputs.verify(job[2]) == 100
 
 
+def test_a_run_that_was_replaced_does_not_complete_the_other(job):
+    score(job, chunk_rows=30)
+    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
+    score(job, chunk_rows=30, overwrite=True)
+    with pytest.raises(StoreError, match="another run"):
+        outputs.complete(job[2], run, "scores", [outputs.Receipt(i, 0, 0) for i in range(4)])
+    assert outputs.verify(job[2]) == 100
+
+
+def test_a_chunk_that_a_late_task_wrote_over_is_found_by_the_run_and_by_its_readers(job):
+    score(job, chunk_rows=30)
+    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
+    sums = json.loads((job[2] / "_COMPLETE").read_text())["crc32c"]
+    store.open_array(job[2], "scores", "r+")[:30] = 0.0
+    with pytest.raises(DamagedStoreError, match="Chunk 0"):
+        outputs.complete(job[2], run, "scores", [outputs.Receipt(i, 0, c) for i, c in enumerate(sums)])
+    with pytest.raises(DamagedStoreError, match="Chunk 0"):
+        dkfm.open_scores(job[2])
+
+
+def test_scores_that_were_opened_are_not_those_of_a_later_run(job, rng):
+    score(job, chunk_rows=30)
+    before = dkfm.open_scores(job[2])
+    score(job, chunk_rows=30, overwrite=True)
+    assert dkfm.open_scores(job[2]).name != before.name
+    with pytest.raises(StoreError, match="another run"):
+        before.compute(scheduler="synchronous")
+
+
+def test_a_chunk_that_is_lost_after_opening_is_an_error_and_not_nan(job):
+    score(job, chunk_rows=30)
+    scores = dkfm.open_scores(job[2])
+    (job[2] / "scores" / "c" / "1" / "0").unlink()
+    assert np.isfinite(scores[:30].compute(scheduler="synchronous")).all()
+    with pytest.raises(DamagedStoreError, match="Chunk 1"):
+        scores[25:35].compute(scheduler="synchronous")
+
+
+def test_nothing_is_written_inside_a_model(job):
+    for inside in ("scores.zarr", "deep/er/scores.zarr"):
+        with pytest.raises(StoreExistsError, match="inside a dkfm model store"):
+            dkfm.batch_score(job[0], job[1], job[0] / inside, progress=False)
+    dkfm.load(job[0])
+
+
 def test_what_does_not_read_back_as_it_was_written_is_no_chunk(job, monkeypatch):
     class Lying:
         def __init__(self, array):

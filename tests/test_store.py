@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,7 +267,7 @@ def test_numpy_scalars_are_saved_as_the_numbers_they_are(rows, tmp_path, value):
     assert dkfm.load(tmp_path / "m").n_components == value
 
 
-@pytest.mark.parametrize("moment", ["create_group", "add_array", "complete", "_sync_tree", "_move"])
+@pytest.mark.parametrize("moment", ["create_group", "add_array", "complete", "_sync_tree", "rename"])
 def test_a_save_that_fails_at_any_moment_leaves_the_model_before_it(saved, rows, tmp_path, monkeypatch, moment):
     before, model = contents(saved), dkfm.KernelPCA(1).fit(rows)
 
@@ -274,7 +275,11 @@ def test_a_save_that_fails_at_any_moment_leaves_the_model_before_it(saved, rows,
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as failing:
-        failing.setattr(store.zarr if moment == "create_group" else store, moment, fail)
+        if moment == "rename":
+            honest = Path.rename
+            failing.setattr(Path, "rename", lambda p, to: fail() if p.suffix == ".partial" else honest(p, to))
+        else:
+            failing.setattr(store.zarr if moment == "create_group" else store, moment, fail)
         with pytest.raises(StoreError, match="No space left on device"):
             model.save(tmp_path / "new")
         assert not (tmp_path / "new").exists()
@@ -296,6 +301,32 @@ def test_consolidated_metadata_are_refused(saved):
     edit(saved / "zarr.json", lambda m: m.update(consolidated_metadata={"metadata": {}}))
     with pytest.raises(UnsupportedStoreError):
         formats.read_group(saved)
+
+
+def test_a_store_of_another_kind_is_named_and_not_overwritten(saved, rows, tmp_path):
+    dkfm.batch_score(saved, rows, tmp_path / "scores", progress=False)
+    before = contents(tmp_path / "scores")
+    for overwrite in (False, True):
+        with pytest.raises(StoreExistsError, match="complete dkfm scores store; choose another path"):
+            dkfm.KernelPCA(1).fit(rows).save(tmp_path / "scores", overwrite=overwrite)
+    assert contents(tmp_path / "scores") == before
+
+
+def test_a_link_to_a_model_is_not_overwritten(saved, rows, tmp_path):
+    (tmp_path / "link").symlink_to(saved)
+    with pytest.raises(StoreExistsError, match="left untouched"):
+        dkfm.KernelPCA(1).fit(rows).save(tmp_path / "link", overwrite=True)
+    dkfm.load(tmp_path / "link")
+
+
+def test_a_replacement_whose_last_sync_fails_says_so_and_is_whole(saved, rows, monkeypatch):
+    model, honest = dkfm.KernelPCA(1).fit(rows), store.sync_folder
+    monkeypatch.setattr(
+        store, "sync_folder", lambda p: (_ for _ in ()).throw(OSError(5, "EIO")) if p == saved.parent else honest(p)
+    )
+    with pytest.raises(StoreError, match="EIO"):
+        model.save(saved, overwrite=True)
+    np.testing.assert_array_equal(dkfm.load(saved).transform(rows), model.transform(rows))
 
 
 def test_a_url_is_refused_by_name(rows):

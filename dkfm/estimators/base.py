@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm import apply, gram, lazy, preflight, store
@@ -49,6 +49,10 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             raise InvalidInputError(f'on_indefinite must be "raise" or "clip", and is {self.on_indefinite!r}.')
         rows = as_rows(X)
         kernel = self.kernel.resolve(rows)
+        try:
+            validate_data(clone(self), X, reset=True, skip_check_array=True)
+        except TypeError as error:  # names of columns that scikit-learn does not take
+            raise InvalidInputError(str(error)) from None
         n, d = rows.shape
         preflight.require_driver(n, d, kernel.blocks, kernel.copies)
         # The landmarks are the model's own: the user may change the rows.
@@ -133,8 +137,8 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         Parameters
         ----------
         X : array-like of shape (m, d), optional
-            For a feature map, new points to pair with the training points, measured beside the certificate: they are
-            as exact as the numerical rank, `sqrt(4 eps N)` at worst, and mostly far better.
+            For a feature map, new points to pair with the training points, measured beside the certificate. They are
+            as exact as what the rank dropped allows, ``sqrt(lambda_dropped / max k)``, and mostly far better.
 
         Returns
         -------
@@ -154,8 +158,12 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         if X is None:
             return measured
         found = self._measure(scorer, arrays, as_rows(X))
-        found.require_below(float(np.sqrt(4 * np.finfo(np.float64).eps * len(self.model_.landmarks))))
+        found.require_below(self._bound())
         return found
+
+    def _bound(self) -> float:
+        """Return what the certificate of new points may be."""
+        raise AssertionError("every estimator that is measured on new points knows")
 
     def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], Z: Array | None) -> Certificate:
         raise AssertionError("every estimator measures itself")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
+import numpy as np
+
 from dkfm import apply, spectrum
 from dkfm.certificate import Certificate, of_map
 from dkfm.estimators.base import KernelEstimator
@@ -141,3 +143,10 @@ class ExactFeatureMap(KernelEstimator):
 
     def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], Z: Array | None) -> Certificate:
         return of_map(scorer, Z)
+
+    def _bound(self) -> float:
+        # |k(x, z) - <phi(x), phi(z)>|^2 is at most the part of x beyond the kept eigenvectors, times k(z, z).
+        dropped = np.abs(self.dropped_).max(initial=4 * np.finfo(np.float64).eps * self.eigenvalues_.max(initial=0.0))
+        largest = self.kernel_.diag(self.model_.landmarks).max()
+        negative = self.on_indefinite == "clip" and self.n_negative_ > 0
+        return np.inf if negative or largest <= 0 else float(4 * np.sqrt(dropped / largest))

@@ -89,7 +89,10 @@ def integer_power(base: Array, exponent: int) -> Array:
     result: Array | None = None
     while True:
         if exponent & 1:
-            result = base.copy() if result is None and exponent > 1 else base if result is None else result * base
+            if result is None:
+                result = base.copy() if exponent > 1 else base
+            else:
+                np.multiply(result, base, out=result)
         exponent >>= 1
         if not exponent:
             assert result is not None  # noqa: S101  # the highest bit is set; this tells the type checker
