@@ -53,7 +53,10 @@ def test_moved_landmarks_or_another_kernel_fail(fitted):
 def test_components_with_a_damaged_offset_or_weight_fail(rng):
     X = rng.normal(size=(80, 3))
     found = pca.components(np.asfortranarray(KERNEL(X)), 4)
-    model = lambda w, b: apply.prepare(Model(KERNEL, X, {"scores": Head(w, b)}))  # noqa: E731
+
+    def model(weights, offset):
+        return apply.prepare(Model(KERNEL, X, {"scores": Head(weights, offset)}))
+
     good = of_components(model(found.weights, found.offset), found.eigenvalues)
     assert good.error < 1e-13
     for bad in (model(found.weights, found.offset + 1e-9), model(found.weights * (1 + 1e-6), found.offset)):

@@ -4,6 +4,7 @@ import threading
 import urllib.request
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import dask.array as da
 import numpy as np
@@ -42,10 +43,9 @@ def test_the_main_job_runs_on_a_cluster_without_a_warning(client, tmp_path, rng)
 def test_builds_of_one_gram_at_once_on_a_cluster_all_end_with_it(threaded_client, tmp_path, rng):
     X = rng.normal(size=(60, 3))
     for attempt in range(4):
-        path = tmp_path / f"gram{attempt}"
+        build = partial(dkfm.build_gram, K, X, tmp_path / f"gram{attempt}", tile_rows=20, client=threaded_client)
         with ThreadPoolExecutor(3) as pool:
-            build = lambda _: dkfm.build_gram(K, X, path, tile_rows=20, client=threaded_client)[:]  # noqa: B023, E731  # the pool ends with the turn
-            found = list(pool.map(build, range(3)))
+            found = [built.result()[:] for built in [pool.submit(build) for _ in range(3)]]
         for block in found:
             np.testing.assert_allclose(block, K(X), rtol=1e-13)
 

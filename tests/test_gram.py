@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -268,9 +269,9 @@ def test_builds_of_one_gram_at_once_all_end_with_it(tmp_path, rng):
     X = rng.normal(size=(60, 3))
     truth = oracles.gaussian(X, X, 2.0)
     for attempt in range(10):
+        build = partial(dkfm.build_gram, K, X, tmp_path / f"gram{attempt}", tile_rows=20)
         with ThreadPoolExecutor(4) as pool:
-            path = tmp_path / f"gram{attempt}"
-            found = list(pool.map(lambda _: dkfm.build_gram(K, X, path, tile_rows=20)[:], range(4)))  # noqa: B023  # the pool ends with the turn
+            found = [built.result()[:] for built in [pool.submit(build) for _ in range(4)]]
         for block in found:
             np.testing.assert_allclose(block, truth, rtol=1e-13)
         assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
