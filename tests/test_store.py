@@ -319,6 +319,21 @@ def test_a_link_to_a_model_is_not_overwritten(saved, rows, tmp_path):
     dkfm.load(tmp_path / "link")
 
 
+def test_an_exchange_that_cannot_be_undone_says_where_the_old_store_lies(saved, rows, monkeypatch):
+    model, before, honest = dkfm.KernelPCA(1).fit(rows), dkfm.load(saved).transform(rows), Path.rename
+
+    def rename(path, target):
+        if path.suffix in (".partial", ".old"):
+            raise OSError(5, "Input/output error")
+        return honest(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(StoreError, match="could not be replaced") as caught:
+        model.save(saved, overwrite=True)
+    aside = str(caught.value).split("what was there is ")[1].rstrip(".")
+    np.testing.assert_array_equal(dkfm.load(aside).transform(rows), before)
+
+
 def test_a_replacement_whose_last_sync_fails_says_so_and_is_whole(saved, rows, monkeypatch):
     model, honest = dkfm.KernelPCA(1).fit(rows), store.sync_folder
     monkeypatch.setattr(
