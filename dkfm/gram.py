@@ -164,19 +164,18 @@ def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) 
 def _begin(root: Path, identity: dict[str, object], shape: tuple[int, int], rows: int) -> int:
     """Make the store, or find that it is there, perhaps of another driver just now; return the rows of its tiles."""
     n, d = shape
+    if store.is_taken(root):
+        return _rows_begun(root, identity, None) or rows
     try:
-        if not store.is_taken(root):
-            about = {"identity": identity, "tile_rows": rows}
-            with store.making(root, "gram", about, ["gram", "rows"]) as group:
-                store.add_array(group, "gram", (n, n), (rows, rows))
-                store.add_array(group, "rows", shape, (rows, d))
-            return rows
+        with store.making(root, "gram", {"identity": identity, "tile_rows": rows}, ["gram", "rows"]) as group:
+            store.add_array(group, "gram", (n, n), (rows, rows))
+            store.add_array(group, "rows", shape, (rows, d))
     except StoreExistsError:
-        pass
-    begun = _rows_begun(root, identity, None)
-    if begun is None:
-        raise StoreExistsError(f"{root} came and went while this build began; try again.")
-    return begun
+        begun = _rows_begun(root, identity, None)
+        if begun is None:
+            raise
+        return begun
+    return rows
 
 
 def _bytes_there(root: Path) -> int:

@@ -89,7 +89,7 @@ class ScoreReport:
 
 
 def plan(model: Model, output: str, source: Source, chunk_rows: int | None = None) -> Plan:
-    """Plan a job: chunks of about a second, in step with the chunks of the source.
+    """Plan a job: chunks of about half a second, in step with the chunks of the source.
 
     Raises
     ------

@@ -312,3 +312,11 @@ def test_a_build_that_goes_on_needs_disk_for_what_is_missing_only(tmp_path, rng,
     (tmp_path / "gram" / "gram" / "c" / "1" / "0").unlink()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, 40_000))
     assert np.isfinite(dkfm.build_gram(K, X, tmp_path / "gram")[:]).all()
+
+
+def test_a_gram_inside_a_model_is_refused_for_what_it_is(tmp_path, rng):
+    X = rng.normal(size=(30, 3))
+    dkfm.KernelPCA(1).fit(X).save(tmp_path / "model")
+    with pytest.raises(StoreExistsError, match="lies inside a dkfm model store"):
+        dkfm.build_gram(K, X, tmp_path / "model" / "gram", tile_rows=10)
+    dkfm.load(tmp_path / "model")
