@@ -3,6 +3,7 @@
 Both sides go through the model itself, so damaged weights, landmarks or offsets show.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isnan
 
@@ -11,10 +12,11 @@ import numpy.typing as npt
 
 from dkfm.apply import Scorer
 from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
-from dkfm.kernels.rows import Array
+from dkfm.kernels.base import checked_block
+from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head, Model
 
-__all__ = ["Certificate", "of_components", "of_map"]
+__all__ = ["Certificate", "of_components", "of_map", "spread"]
 
 _SAMPLE = 512
 
@@ -64,31 +66,35 @@ class Certificate:
         )
 
 
-def of_map(score: Scorer, Z: Array | None = None) -> Certificate:
+def of_map(score: Scorer, X: Rows, Z: Rows | None = None) -> Certificate:
     """Compare ``<phi(x), phi(z)>`` with ``k(x, z)``.
 
     Parameters
     ----------
     score : Scorer
         A prepared model with a head "features".
-    Z : ndarray of shape (m, d), optional
-        Points to pair with the landmarks; by default landmarks again. At most 512 of each are taken, evenly spread.
+    X : ndarray or csr_array of shape (s, d)
+        The training rows whose numbers are ``spread(N)``, as the model scores them.
+    Z : ndarray or csr_array of shape (m, d), optional
+        Points to pair with them; by default X again. At most 512 are taken, evenly spread.
 
     Returns
     -------
     Certificate
     """
-    kernel = score.model.kernel
-    X = _sample(score.model.landmarks)
-    Z = X if Z is None else _sample(Z)
-    if Z.shape[1] != X.shape[1]:
-        raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {X.shape[1]}.")
-    expected = kernel(X, Z)
+    model = score.model
+    landmarks = model.landmarks[spread(model.landmarks.shape[0])]
+    Z = X if Z is None else Z[spread(Z.shape[0])]
+    if Z.shape[1] != model.columns:
+        raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {model.columns}.")
+    expected = checked_block(model.kernel, Z, landmarks).T
     found = score("features", X) @ score("features", Z).T
-    return _compare(found, expected, kernel.diagonal(X), kernel.diagonal(Z))
+    if model.kernel.of_numbers:  # only training rows have a k(z, z) that is known
+        return _compare(found, expected, expected.diagonal(), expected.diagonal())
+    return _compare(found, expected, model.kernel.self_similarities(X), model.kernel.self_similarities(Z))
 
 
-def of_components(score: Scorer, eigenvalues: Array) -> Certificate:
+def of_components(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows]) -> Certificate:
     """Compare the Gram matrix of the training scores, ``S'S``, with ``diag(mu)``, and their means with 0.
 
     Parameters
@@ -97,25 +103,26 @@ def of_components(score: Scorer, eigenvalues: Array) -> Certificate:
         A prepared model with a head "scores".
     eigenvalues : ndarray of shape (q,)
         mu. The pairs are pairs of components, at most 512 of them, evenly spread, over all training rows.
+    tiles : iterable of ndarray or csr_array of shape (n, d)
+        All training rows, as the model scores them.
     """
     if not len(eigenvalues):
         return Certificate(0.0, 0.0, 0)
-    head, some = score.model.head("scores"), _spread(len(eigenvalues))
+    head, some = score.model.head("scores"), spread(len(eigenvalues))
     offset = None if head.offset is None else head.offset[some]
     sampled = Model(score.model.kernel, score.model.landmarks, {"scores": Head(head.weights[:, some], offset)})
-    S = Scorer(sampled, score.block)("scores", sampled.landmarks)
     # One more component that does not vary: the means show as plainly as the products.
     mu = np.append(eigenvalues[some], eigenvalues[0])
-    S = np.column_stack([S, np.full(len(S), np.sqrt(eigenvalues[0] / len(S)))])
-    return _compare(S.T @ S, np.diag(mu), mu, mu)
+    constant, products = np.sqrt(eigenvalues[0] / sampled.landmarks.shape[0]), np.zeros((len(mu), len(mu)))
+    for tile in tiles:
+        S = np.pad(Scorer(sampled, score.block)("scores", tile), ((0, 0), (0, 1)), constant_values=constant)
+        products += S.T @ S
+    return _compare(products, np.diag(mu), mu, mu)
 
 
-def _spread(n: int) -> npt.NDArray[np.intp]:
+def spread(n: int) -> npt.NDArray[np.intp]:
+    """Return the numbers of at most 512 of n rows, evenly spread: those that are measured."""
     return np.linspace(0, n - 1, min(n, _SAMPLE)).astype(np.intp)
-
-
-def _sample(X: Array) -> Array:
-    return X[_spread(len(X))]
 
 
 def _compare(found: Array, expected: Array, left: Array, right: Array) -> Certificate:

@@ -1,6 +1,7 @@
 """The command line: parse, call the public functions, print. A named error is one sentence on standard error."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -32,7 +33,11 @@ _SCHEDULER = click.option(
 )
 
 
-_KERNELS = "gaussian (sigma), laplacian (sigma), polynomial (degree, scale, offset), linear."
+_KERNELS = "gaussian, laplacian, polynomial, .. (see --param), or module:function for a function f(X, Y) of yours."
+
+_TRUSTED = click.option(
+    "--trusted", multiple=True, metavar="MODULE:FUNCTION", help="A function of yours that MODEL may run as its kernel."
+)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,15 +61,29 @@ def _client(address: str | None) -> "Iterator[Client | None]":
         yield client
 
 
-def _parameters(values: tuple[str, ...]) -> dict[str, float]:
-    parameters = {}
+def _parameters(values: tuple[str, ...]) -> dict[str, object]:
+    parameters: dict[str, object] = {}
     for value in values:
-        name, _, number = value.partition("=")
-        try:
-            parameters[name] = int(number) if number.lstrip("-").isdigit() else float(number)
-        except ValueError:
-            raise click.UsageError(f"--param takes NAME=NUMBER, and got {value!r}.") from None
+        name, equals, text = value.partition("=")
+        if not (name and equals and text):
+            raise click.UsageError(f"--param takes NAME=VALUE, and got {value!r}.")
+        parts = [_number(part) for part in text.split(",")]
+        parameters[name] = parts[0] if len(parts) == 1 else tuple(parts)
     return parameters
+
+
+def _number(text: str) -> object:
+    """Return a number; another word is for the kernel to take or refuse."""
+    try:
+        return int(text) if text.strip().lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text
+
+
+def _find_modules(*functions: str) -> None:
+    """Let functions that the user names be imported from the working directory, after all that is installed."""
+    if any(":" in function for function in functions) and "" not in sys.path:
+        sys.path.append("")
 
 
 @main.command()
@@ -73,7 +92,7 @@ def _parameters(values: tuple[str, ...]) -> dict[str, float]:
 @click.option("--method", type=click.Choice(["features", "pca"]), default="pca", show_default=True)
 @click.option("--basis", type=click.Choice(["symmetric", "spectral"]), help="Of features; symmetric by default.")
 @click.option("--kernel", required=True, help=_KERNELS)
-@click.option("--param", multiple=True, metavar="NAME=NUMBER", help="A parameter of the kernel; may be repeated.")
+@click.option("--param", multiple=True, metavar="NAME=VALUE", help="A parameter of the kernel, as sigma=5; repeatable.")
 @click.option("--components", type=click.IntRange(min=1), help="Components of a pca; all by default.")
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
@@ -100,7 +119,9 @@ def fit(
         raise click.UsageError("--components belongs to --method pca.")
     if method == "pca" and basis is not None:
         raise click.UsageError("--basis belongs to --method features.")
+    _find_modules(kernel)
     chosen = config.by_name(kernel, _parameters(param))
+    config.to_config(chosen)  # what cannot be saved is told before hours of work
     estimator: KernelEstimator
     if method == "features":
         estimator = ExactFeatureMap(chosen, basis=basis or "symmetric", tile_rows=tile_rows, workspace=workspace)
@@ -108,11 +129,11 @@ def fit(
         estimator = KernelPCA(components, kernel=chosen, tile_rows=tile_rows, workspace=workspace)
     store.require_free(store.local_path(model).absolute())
     source = open_source(train)
-    preflight.require_driver(*source.shape, chosen.blocks, chosen.copies)
+    preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
     with _client(scheduler):
         estimator.fit(source.read(slice(0, source.shape[0])))
     estimator.save(model)
-    click.echo(f"{model}: {chosen!r}, {source.shape[0]} landmarks, certificate {estimator.certificate_}")
+    click.echo(f"{model}: {estimator.kernel_!r}, {source.shape[0]} landmarks, certificate {estimator.certificate_}")
 
 
 @main.command()
@@ -123,6 +144,7 @@ def fit(
 @click.option("--on-invalid", type=click.Choice(["raise", "nan"]), default="raise", show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")
+@_TRUSTED
 @_SCHEDULER
 def score(
     model: str,
@@ -132,11 +154,13 @@ def score(
     on_invalid: str,
     chunk_rows: int | None,
     overwrite: bool,
+    trusted: tuple[str, ...],
     scheduler: str | None,
 ) -> None:
     """Score the rows of INPUT (.npy, or a Zarr store) through MODEL into a Zarr store at OUTPUT."""
     from dkfm.scoring import batch_score
 
+    _find_modules(*trusted)
     with _client(scheduler) as client:
         report = batch_score(
             model,
@@ -147,6 +171,7 @@ def score(
             on_invalid=on_invalid,
             chunk_rows=chunk_rows,
             overwrite=overwrite,
+            trusted=trusted,
         )
     invalid = f", {report.invalid_rows:,} of them invalid" if report.invalid_rows else ""
     click.echo(f"{output}: {report.rows:,} rows{invalid}, {report.rows_per_second:,.0f} rows per second")
@@ -155,7 +180,8 @@ def score(
 @main.command()
 @click.argument("path")
 @click.option("--against", metavar="INPUT", help="Pair a feature map's landmarks with these rows.")
-def verify(path: str, against: str | None) -> None:
+@_TRUSTED
+def verify(path: str, against: str | None, trusted: tuple[str, ...]) -> None:
     """Measure a model's certificate anew, or read every chunk of an output against its receipt."""
     from dkfm import formats, outputs, store
     from dkfm.errors import InvalidInputError
@@ -169,10 +195,15 @@ def verify(path: str, against: str | None) -> None:
     from dkfm.estimators import load
     from dkfm.sources import open_source, sample
 
-    estimator = load(path)
-    points = None
-    if against is not None:
-        points = sample(open_source(against), 512)
+    _find_modules(*trusted)
+    estimator = load(path, trusted=trusted)
+    if estimator.kernel_.of_numbers:
+        if against is None:
+            raise InvalidInputError("A model of a precomputed kernel is verified --against the Gram matrix of its fit.")
+        source = open_source(against)
+        click.echo(f"{path}: certificate {estimator.verify(source.read(slice(0, source.shape[0])))}")
+        return
+    points = None if against is None else sample(open_source(against), 512)
     click.echo(f"{path}: certificate {estimator.verify()}")
     if points is not None:
         click.echo(f"{against}: {estimator.verify(points)}")

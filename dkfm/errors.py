@@ -15,6 +15,7 @@ __all__ = [
     "StoreError",
     "StoreExistsError",
     "UnsupportedStoreError",
+    "UntrustedError",
 ]
 
 
@@ -56,6 +57,10 @@ class DamagedStoreError(StoreError):
 
 class UnsupportedStoreError(StoreError):
     """A store that this version does not read: newer, of another kind, or not of dkfm's format."""
+
+
+class UntrustedError(StoreError):
+    """A store whose kernel is a function that the reader has not said to trust, or that has changed."""
 
 
 class ClusterError(DkfmError, RuntimeError):

@@ -37,11 +37,13 @@ MARKER = "_COMPLETE"
 _MAX_JSON = 2**26
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
 _SOURCE_CODECS = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
-_TYPES = {"float64": 8}
+_TYPES = {"float64": 8, "int64": 8}
+_FILLS: dict[str, object] = {"float64": "NaN", "int64": -1}
+"""What no value of dkfm's is: a lost chunk never reads as data."""
+
 _SOURCE_TYPES = {
     **_TYPES,
     "float32": 4,
-    "int64": 8,
     "int8": 1,
     "uint8": 1,
     "int16": 2,
@@ -204,7 +206,7 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
 
 def _is_own_layout(metadata: Mapping[str, object]) -> bool:
     return (
-        metadata.get("fill_value") == "NaN"
+        metadata.get("fill_value") == _FILLS[str(metadata["data_type"])]
         and _inner(metadata, "chunk_key_encoding", "separator") == "/"
         and metadata.get("attributes") in (None, {})
     )

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm import budget, formats, preflight, store, tiling
+from dkfm import budget, csr, formats, preflight, store, tiling
 from dkfm.clusters import executor, find_client
 from dkfm.errors import DamagedStoreError, KernelError, StoreError, StoreExistsError
 from dkfm.job import run
-from dkfm.kernels import config
+from dkfm.kernels import KernelSpec, as_kernel, config
 from dkfm.kernels.base import Kernel, checked_block
-from dkfm.kernels.rows import Array
+from dkfm.kernels.rows import Array, Rows
 from dkfm.sources import MemorySource, Source, ZarrSource, open_source, read_finite
 from dkfm.store import ZarrArray, local_path
 from dkfm.workers import single_blas_thread
@@ -40,7 +40,7 @@ _READ_VALUES = 2**22
 
 
 def build_gram(
-    kernel: Kernel,
+    kernel: KernelSpec,
     X: object,
     path: str | Path,
     *,
@@ -52,8 +52,9 @@ def build_gram(
 
     Parameters
     ----------
-    kernel : Kernel
-    X : array-like of shape (N, d), path, or zarr.Array
+    kernel : Kernel, name or Gaussian process kernel of scikit-learn's, or callable
+        See `kernels.as_kernel`.
+    X : array-like or scipy.sparse array of shape (N, d), path, or zarr.Array
         Training rows; read tile by tile from where they are. A path ends in .npy, or is a Zarr store, or
         store.zarr/array.
     path : str or Path
@@ -91,19 +92,20 @@ def build_gram(
     ((100, 100), (40, 40), 1.0)
     """
     root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
+    kernel = _resolved(kernel, source)
     identity = _identity(kernel, source)
     rows = _rows_begun(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
     if (root / formats.MARKER).exists():
         return _finished(root)
-    n, d = source.shape
+    n, width = source.shape[0], source.row_values
     with executor(client) as running:
         have = preflight.task_budget(client, running.threads)
-        fits = budget.tile_rows_within(have, d, kernel.blocks, kernel.copies)
+        fits = budget.tile_rows_within(have, width, kernel.blocks, kernel.copies)
         remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
-        need = budget.gram_task_bytes(rows, d, kernel.blocks, kernel.copies)
+        need = budget.gram_task_bytes(rows, width, kernel.blocks, kernel.copies)
         budget.require(need, have, f"A tile of {rows} rows", remedy)
-        preflight.require_disk(root, budget.gram_bytes(n, rows) + 8 * n * d - _bytes_there(root))
-        rows = _begin(root, identity, (n, d), rows)
+        preflight.require_disk(root, budget.gram_bytes(n, rows) + 8 * n * width - _bytes_there(root))
+        rows = _begin(root, identity, source, rows)
         readable = source if client is None else _shared_source(source, root, rows)
         pairs = list(tiling.lower_tiles(n, rows))
         tasks = ((kernel, readable, str(root), pair, rows) for pair in pairs)
@@ -112,6 +114,14 @@ def build_gram(
     with store.writing(root):
         store.complete(root, {"tiles": len(pairs)})
     return _finished(root)
+
+
+def _resolved(spec: KernelSpec, source: Source) -> Kernel:
+    """Return the kernel that is meant, with what it takes from the rows filled in."""
+    kernel = as_kernel(spec)
+    if kernel.of_numbers:
+        raise KernelError("The Gram matrix of a precomputed kernel is there already; give it to an estimator's fit.")
+    return kernel.resolve(source.array) if isinstance(source, MemorySource) else kernel
 
 
 def _finished(root: Path) -> ZarrArray:
@@ -132,13 +142,13 @@ def _checked_tile_rows(tile_rows: object) -> int:
 
 def _identity(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return what a Gram matrix is of; every row is read, and refused if it is not finite."""
-    if not isinstance(kernel, Kernel):
-        raise KernelError(f"kernel must be a dkfm kernel, and is {kernel!r}.")
     # Code has no identity that can be compared: such a build is never resumed.
     name: object = config.to_config(kernel) if config.is_value(kernel) else uuid.uuid4().hex
     sums = hashlib.sha256()
     for part in tiling.row_slices(source.shape[0], max(1, _READ_VALUES // source.shape[1])):
-        sums.update(np.ascontiguousarray(read_finite(source, part)).data)
+        rows = read_finite(source, part)
+        for values in [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, np.diff(rows.indptr)]:
+            sums.update(values.astype(np.float64, order="C", copy=False).data)
     return {"kernel": name, "rows": sums.hexdigest(), "shape": list(source.shape)}
 
 
@@ -161,15 +171,20 @@ def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) 
     return begun
 
 
-def _begin(root: Path, identity: dict[str, object], shape: tuple[int, int], rows: int) -> int:
+def _begin(root: Path, identity: dict[str, object], source: Source, rows: int) -> int:
     """Make the store, or find that it is there, perhaps of another driver just now; return the rows of its tiles."""
-    n, d = shape
+    n, d = source.shape
     if store.is_taken(root):
         return _rows_begun(root, identity, None) or rows
+    sparse = source.array if isinstance(source, MemorySource) and not isinstance(source.array, np.ndarray) else None
+    names = ["rows"] if sparse is None else csr.array_names("rows")
     try:
-        with store.making(root, "gram", {"identity": identity, "tile_rows": rows}, ["gram", "rows"]) as group:
+        with store.making(root, "gram", {"identity": identity, "tile_rows": rows}, ["gram", *names]) as group:
             store.add_array(group, "gram", (n, n), (rows, rows))
-            store.add_array(group, "rows", shape, (rows, d))
+            if sparse is None:
+                store.add_array(group, "rows", (n, d), (rows, d))
+            else:
+                csr.write(group, "rows", sparse)
     except StoreExistsError:
         begun = _rows_begun(root, identity, None)
         if begun is None:
@@ -186,10 +201,12 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
     """Put rows that only this process has beside the Gram, where every worker can read them."""
     if not isinstance(source, MemorySource):
         return source
+    if not isinstance(source.array, np.ndarray):
+        return csr.CsrSource(root, "rows", source.shape, source.row_values)
     with store.writing(root):
         shared = store.open_array(root, "rows", "r+")
         for part in tiling.row_slices(source.shape[0], rows):
-            shared[part] = source.read(part)
+            shared[part] = source.array[part]
     return ZarrSource.open(root / "rows")
 
 
@@ -226,7 +243,7 @@ def _is_sound(array: ZarrArray, root: str, pair: tuple[int, int], row: slice, co
 
 def driver_gram(
     kernel: Kernel,
-    X: Array,
+    X: Rows,
     *,
     tile_rows: int | None = None,
     workspace: str | Path | None = None,
@@ -237,7 +254,7 @@ def driver_gram(
     One tile is computed in place. More go through `build_gram`, below `workspace` under a name made of kernel and
     rows, so that another fit finds them; without a workspace, or for a kernel that is code, in a temporary directory.
     """
-    if len(X) <= _checked_tile_rows(tile_rows):
+    if X.shape[0] <= _checked_tile_rows(tile_rows):
         return checked_block(kernel, X, X).T
     with _place(kernel, X, workspace) as path:
         build_gram(kernel, X, path, tile_rows=tile_rows, client=client)
@@ -251,7 +268,7 @@ def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
 
 
 @contextmanager
-def _place(kernel: Kernel, X: Array, workspace: str | Path | None) -> Iterator[Path]:
+def _place(kernel: Kernel, X: Rows, workspace: str | Path | None) -> Iterator[Path]:
     if workspace is not None and config.is_value(kernel):
         yield workspace_path(kernel, X, workspace)
         return

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dkfm import formats, outputs, store
-from dkfm.errors import StoreError
+from dkfm import csr, formats, outputs, store
+from dkfm.errors import StoreError, UntrustedError
 from dkfm.kernels import config
 from dkfm.record import load_record
 
@@ -37,14 +37,16 @@ def _gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
 
 
 def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
-    record = load_record(root)
-    n, d = record.model.landmarks.shape
+    try:
+        record = load_record(root)
+    except UntrustedError as error:
+        return {"kernel": attributes.get("kernel"), "code": str(error)}
     return {
         "estimator": record.estimator,
         "kernel": config.to_config(record.model.kernel),
         "rank": len(record.arrays["eigenvalues"]) if "eigenvalues" in record.arrays else None,
-        "landmarks": n,
-        "columns": d,
+        "landmarks": record.model.landmarks.shape[0],
+        "columns": record.model.columns,
         "outputs": {name: head.width for name, head in record.model.heads.items()},
         "parameters": dict(record.parameters),
         "certificate": record.fitted.get("certificate"),
@@ -54,8 +56,11 @@ def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
 
 
 def _rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
-    info = formats.read_array(root / "rows")
-    return {"shape": list(info.shape), "chunk_rows": info.chunks[0]}
+    if (root / "rows").is_dir():
+        info = formats.read_array(root / "rows")
+        return {"shape": list(info.shape), "chunk_rows": info.chunks[0]}
+    _, values, pointers = (formats.read_array(root / name).shape[0] for name in csr.array_names("rows"))
+    return {"rows": pointers - 1, "values": values}
 
 
 def _scores(root: Path, attributes: dict[str, object]) -> dict[str, object]:

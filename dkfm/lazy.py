@@ -16,7 +16,7 @@ import numpy as np
 from dkfm import apply, store
 from dkfm.errors import InvalidInputError
 from dkfm.kernels import config
-from dkfm.kernels.rows import Array, as_rows
+from dkfm.kernels.rows import Array, as_rows, double
 from dkfm.model import Model
 from dkfm.record import Record, save_record
 from dkfm.workers import cached_scorer, saved_scorer, single_blas_thread
@@ -58,51 +58,57 @@ class Spilled:
         self.token = uuid.uuid4().hex
         self._path = str(Path(folder) / "model")
         self._digest = save_record(Path(self._path), record)
+        self._trusted = config.functions(record.model.kernel)
 
-    def __reduce__(self) -> tuple[type["_Opened"], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type["_Opened"], tuple[str, str, tuple[str, ...]]]:
         # A copy on a worker must not remove the files when it goes, and may outlive what is here.
         if self._remove.detach() is not None:
             atexit.register(shutil.rmtree, Path(self._path).parent, ignore_errors=True)
-        return _Opened, (self._path, self._digest)
+        return _Opened, (self._path, self._digest, self._trusted)
 
     def scorer(self) -> apply.Scorer:
         """Return the prepared model, read once per process."""
-        return saved_scorer(self._path, self._digest)
+        return saved_scorer(self._path, self._digest, self._trusted)
 
 
 class _Opened:
-    """A spilled model as a worker knows it: a path and a digest."""
+    """A spilled model as a worker knows it: a path, a digest, and the user's functions in its kernel."""
 
-    def __init__(self, path: str, digest: str) -> None:
-        self._path, self._digest = path, digest
+    def __init__(self, path: str, digest: str, trusted: tuple[str, ...]) -> None:
+        self._path, self._digest, self._trusted = path, digest, trusted
 
     def scorer(self) -> apply.Scorer:
         """Return the prepared model, read once per process."""
-        return saved_scorer(self._path, self._digest)
+        return saved_scorer(self._path, self._digest, self._trusted)
 
 
 def carry(record: Record, workspace: str | Path | None) -> Carried | Spilled:
-    """Return the model of a record in the form that suits its size; one that is code cannot be written anywhere."""
-    small = record.model.nbytes < SMALL_MODEL or not config.is_value(record.model.kernel)
+    """Return the model of a record in the form that suits its size, if its kernel can be written at all."""
+    small = record.model.nbytes < SMALL_MODEL or not config.is_writable(record.model.kernel)
     return Carried(record.model) if small else Spilled(record, workspace)
 
 
-def transform(carried: Carried | Spilled, model: Model, name: str, Z: "da.Array") -> "da.Array":
+def transform(
+    carried: Carried | Spilled, model: Model, name: str, Z: "da.Array", diagonal: object = None
+) -> "da.Array":
     """Return one output of a model for a dask array of rows (n, d), as a lazy dask array (n, width).
 
     Row chunks stay as they are, unknown ones too. The rows of a block that is not finite raise when it is computed.
+    `diagonal`, an array-like or dask array of shape (n,), holds k(z, z) where the kernel does not know it.
     """
     from dask.delayed import delayed
 
-    d = model.landmarks.shape[1]
+    d = model.columns
     if Z.ndim != 2 or Z.shape[1] != d:
         raise InvalidInputError(f"The dask array has shape {Z.shape} and the model was fitted with {d} columns.")
     if Z.dtype.kind not in "biuf":
         raise InvalidInputError(f"The dask array must hold real numbers, and its dtype is {Z.dtype}.")
     shared = delayed(carried, name=f"dkfm-model-{carried.token}", traverse=False)
+    known = () if diagonal is None else (_aligned(diagonal, Z)[:, np.newaxis],)
     scores: da.Array = Z.rechunk({1: -1}).map_blocks(
         _score_block,
-        shared,
+        *known,
+        carried=shared,
         head=name,
         head_width=model.head(name).width,
         dtype=np.float64,
@@ -112,10 +118,24 @@ def transform(carried: Carried | Spilled, model: Model, name: str, Z: "da.Array"
     return scores
 
 
-def _score_block(block: Array, carried: Carried | Spilled, head: str, head_width: int) -> Array:
-    if len(block) == 0:
+def _aligned(diagonal: object, Z: "da.Array") -> "da.Array":
+    """Return k(z, z) of the rows of a dask array as a dask array (n,) with the same chunks."""
+    import dask.array as da
+
+    known = da.asarray(diagonal)
+    if known.ndim != 1 or known.dtype.kind not in "biuf" or known.shape != Z.shape[:1]:
+        raise InvalidInputError(f"diag must hold k(z, z), of shape {Z.shape[:1]}, and its shape is {known.shape}.")
+    chunked: da.Array = known.rechunk(Z.chunks[:1])
+    return chunked
+
+
+def _score_block(
+    block: Array, diagonal: Array | None = None, *, carried: Carried | Spilled, head: str, head_width: int
+) -> Array:
+    if block.shape[0] == 0:
         return np.empty((0, head_width))
     what = "a block of rows"
-    rows, scorer = as_rows(block, what), carried.scorer()
+    rows, scorer = double(as_rows(block, what)), carried.scorer()
+    known = None if diagonal is None else diagonal[:, 0]
     with single_blas_thread():
-        return apply.finite_scores(scorer, head, rows, what)
+        return apply.finite_scores(scorer, head, rows, what, diagonal=known)

@@ -7,10 +7,13 @@ refers to a store: a model pickles, copies and outlives the place it came from.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from dkfm import links
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array
+from dkfm.kernels.precomputed import Precomputed
+from dkfm.kernels.rows import Array, Rows
 
 __all__ = ["Head", "Model"]
 
@@ -48,10 +51,10 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A kernel, its landmarks (N, d), and heads by name."""
+    """A kernel, its landmarks (N, d), dense or CSR, and heads by name."""
 
     kernel: Kernel
-    landmarks: Array
+    landmarks: Rows
     heads: Mapping[str, Head]
 
     def head(self, name: str) -> Head:
@@ -63,5 +66,19 @@ class Model:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, each counted once."""
+        X = self.landmarks
+        held = X.nbytes if isinstance(X, np.ndarray) else X.data.nbytes + X.indices.nbytes + X.indptr.nbytes
+        return held + 8 * self.head_values
+
+    @property
+    def head_values(self) -> int:
+        """Values of the arrays of all heads, each counted once."""
         arrays = {id(a): a for h in self.heads.values() for a in (h.weights, h.offset, h.rotation) if a is not None}
-        return self.landmarks.nbytes + sum(array.nbytes for array in arrays.values())
+        return sum(array.size for array in arrays.values())
+
+    @property
+    def columns(self) -> int:
+        """Columns of the rows that it scores: those of the landmarks, unless these are column numbers themselves."""
+        if isinstance(self.kernel, Precomputed) and self.kernel.columns is not None:
+            return self.kernel.columns
+        return int(self.landmarks.shape[1])

@@ -5,17 +5,17 @@ The marker lists the SHA-256 of every file, so one changed byte anywhere is foun
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dkfm import formats, links, store
+from dkfm import csr, formats, links, store
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError
 from dkfm.kernels import config
-from dkfm.kernels.rows import Array, as_rows
+from dkfm.kernels.rows import Array, Rows, as_rows
 from dkfm.model import Head, Model
 
 __all__ = ["Record", "load_record", "save_record"]
@@ -58,7 +58,9 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
     KernelError
         A kernel that is code, not a value of dkfm's registry.
     """
-    arrays: dict[str, Array] = {"landmarks": record.model.landmarks, **record.arrays}
+    arrays, landmarks = dict(record.arrays), record.model.landmarks
+    if isinstance(landmarks, np.ndarray):
+        arrays["landmarks"] = landmarks
     names: dict[int, str] = {}
 
     def name_of(array: Array | None) -> str | None:
@@ -82,10 +84,14 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         "parameters": record.parameters,
         "fitted": record.fitted,
         "kernel": config.to_config(record.model.kernel),
+        "sparse_columns": None if isinstance(landmarks, np.ndarray) else landmarks.shape[1],
         "heads": heads,
         "extra": sorted(record.arrays),
     }
-    with store.making(path, "model", attributes, arrays, overwrite=overwrite) as group:
+    sparse = [] if isinstance(landmarks, np.ndarray) else csr.array_names("landmarks")
+    with store.making(path, "model", attributes, [*arrays, *sparse], overwrite=overwrite) as group:
+        if not isinstance(landmarks, np.ndarray):
+            csr.write(group, "landmarks", landmarks)
         for name, values in arrays.items():
             rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
             chunks = (rows, *(max(1, length) for length in values.shape[1:]))
@@ -106,7 +112,7 @@ def _manifest_digest(sums: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
 
 
-def load_record(path: Path, digest: str | None = None) -> Record:
+def load_record(path: Path, digest: str | None = None, trusted: Collection[str] = ()) -> Record:
     """Read a model store, once every byte of it has been checked.
 
     Parameters
@@ -114,18 +120,21 @@ def load_record(path: Path, digest: str | None = None) -> Record:
     path : Path
     digest : str, optional
         What it must be: the digest of the model that the caller means.
+    trusted : collection of str
+        Functions, as ``module:function``, that may be imported and run as its kernel.
 
     Raises
     ------
     StoreError
-        No store, unfinished, damaged, newer, or not of dkfm's format; the subclass tells.
+        No store, unfinished, damaged, newer, not of dkfm's format, or with a function that is not trusted; the
+        subclass tells.
     """
     attributes = formats.read_group(path, "model")
     found = _require_intact(path)
     if digest is not None and found != digest:
         raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
     try:
-        return _read(path, attributes, found)
+        return _read(path, attributes, found, trusted)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         if isinstance(error, StoreError):
             raise
@@ -148,8 +157,8 @@ def _require_intact(path: Path) -> str:
     return str(marker["digest"])
 
 
-def _read(path: Path, attributes: dict[str, object], digest: str) -> Record:
-    kernel = config.from_config(attributes["kernel"])
+def _read(path: Path, attributes: dict[str, object], digest: str, trusted: Collection[str]) -> Record:
+    kernel = config.from_config(attributes["kernel"], trusted)
     stored: dict[str, Array] = {}
 
     def array(name: object) -> Array | None:
@@ -162,9 +171,10 @@ def _read(path: Path, attributes: dict[str, object], digest: str) -> Record:
             stored[name] = np.asarray(store.open_array(path, name)[...])
         return stored[name]
 
-    landmarks = as_rows(array("landmarks"), "landmarks")
+    landmarks = _landmarks(path, attributes, array)
+    n = landmarks.shape[0]
     heads = {
-        str(name): _head(array(h["weights"]), array(h["offset"]), array(h["rotation"]), h["link"], len(landmarks))
+        str(name): _head(array(h["weights"]), array(h["offset"]), array(h["rotation"]), h["link"], n)
         for name, h in _items(attributes["heads"])
     }
     if not heads:
@@ -178,6 +188,16 @@ def _read(path: Path, attributes: dict[str, object], digest: str) -> Record:
         model=Model(kernel, landmarks, heads),
         digest=digest,
     )
+
+
+def _landmarks(path: Path, attributes: dict[str, object], array: Callable[[object], Array | None]) -> Rows:
+    columns = attributes.get("sparse_columns")
+    if columns is None:
+        return as_rows(array("landmarks"), "landmarks")
+    if type(columns) is not int or not 0 < columns < 2**31:
+        raise UnsupportedStoreError(f"{path} has sparse landmarks of {columns!r} columns.")
+    csr.require_complete(path, "landmarks")
+    return as_rows(csr.read(path, "landmarks", columns), "landmarks")
 
 
 def _head(weights: Array | None, offset: Array | None, rotation: Array | None, link: object, n: int) -> Head:

@@ -7,24 +7,25 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
-from dkfm import apply, budget, outputs, preflight, tiling
+from dkfm import apply, budget, csr, links, outputs, preflight, tiling
 from dkfm.clusters import executor, find_client
 from dkfm.errors import InvalidInputError
 from dkfm.job import run
-from dkfm.kernels.rows import Array
+from dkfm.kernels import config
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.rows import Array, Rows, finite_rows, stored_values
 from dkfm.model import Model
 from dkfm.record import load_record
 from dkfm.sources import MemorySource, Source, open_source, read_finite
-from dkfm.store import local_path, writing
+from dkfm.store import local_path, making, writing
 from dkfm.workers import forget, saved_scorer, single_blas_thread
 
 if TYPE_CHECKING:
@@ -52,8 +53,13 @@ _MAX_CHUNKS = 2**22
 """Receipts that one marker holds."""
 
 
+@runtime_checkable
 class Savable(Protocol):
     """An estimator that writes itself to a store."""
+
+    @property
+    def kernel_(self) -> Kernel:
+        """The kernel as fitted."""
 
     def save(self, path: str | Path) -> None:
         """Write the model."""
@@ -96,15 +102,17 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
     InvalidInputError
         The source has another number of columns than the model.
     """
-    (n, d), rows = model.landmarks.shape, source.shape[0]
+    n, d, rows, values = model.landmarks.shape[0], model.columns, source.shape[0], source.row_values
     if source.shape[1] != d:
         raise InvalidInputError(f"{source.name} has {source.shape[1]} columns and the model was fitted with {d}.")
     width = model.head(output).width
+    if model.kernel.of_numbers and model.head(output).link == links.RESIDUAL:
+        raise InvalidInputError("The residual of a precomputed kernel needs k(z, z): use residual(Z, diag=) in Python.")
     if width == 0:
         raise InvalidInputError(f"This model has no {output}: its training rows do not vary.")
     if chunk_rows is None:
         # Whole chunks of the source: a part of one costs as much to read.
-        wanted = min(_TASK_VALUES // n, _TASK_BYTES // (16 * (d + width)))
+        wanted = min(_TASK_VALUES // n, _TASK_BYTES // (16 * (values + width)))
         chunk_rows = max(1, wanted // source.chunk_rows) * source.chunk_rows
     chunk_rows = min(chunk_rows, rows)
     chunks = tiling.count(rows, chunk_rows)
@@ -112,10 +120,10 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
         raise InvalidInputError(f"{rows} rows in {chunks} chunks are more than {_MAX_CHUNKS}; raise chunk_rows.")
     # Zarr decodes ten chunks at a time, each compressed and decoded, beside the rows asked for.
     touched = min(10, tiling.count(chunk_rows, source.chunk_rows) + 1)
-    kernel, read = model.kernel, 2 * 8 * d * min(source.chunk_rows, rows) * touched
-    task = read + budget.score_task_bytes(chunk_rows, d, n, width, apply.tile_rows(n), kernel.blocks)
-    weights = (model.nbytes - model.landmarks.nbytes) // 8
-    return Plan(rows, d, width, chunk_rows, chunks, task, budget.model_bytes(n, d, weights, kernel.copies))
+    kernel, read = model.kernel, 2 * 8 * values * min(source.chunk_rows, rows) * touched
+    task = read + budget.score_task_bytes(chunk_rows, values, n, width, apply.tile_rows(n), kernel.blocks)
+    held, stored = stored_values(model.landmarks), model.head_values
+    return Plan(rows, d, width, chunk_rows, chunks, task, budget.model_bytes(n, held, stored, kernel.copies))
 
 
 def batch_score(
@@ -129,6 +137,7 @@ def batch_score(
     chunk_rows: int | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    trusted: Collection[str] = (),
 ) -> ScoreReport:
     """Score the rows of a source through a model into a Zarr output.
 
@@ -152,6 +161,9 @@ def batch_score(
         Whether an earlier output of dkfm's at `destination` is replaced.
     progress : bool
         Whether to show a progress bar.
+    trusted : collection of str
+        Functions of yours, as ``module:function``, that may be imported and run as the kernel of a saved model; every
+        worker must be able to import them.
 
     Returns
     -------
@@ -178,14 +190,15 @@ def batch_score(
         chunk_rows = tiling.require_count(chunk_rows, "chunk_rows")
     target, client = local_path(destination).absolute(), find_client(client)
     with _saved(model) as path, _on_disk(source, client) as rows, executor(client) as running:
-        record = load_record(path)
+        trusted = (*trusted, *config.functions(model.kernel_)) if isinstance(model, Savable) else tuple(trusted)
+        record = load_record(path, trusted=trusted)
         name = main_output(record.model) if output is None else output
         job = plan(record.model, name, rows, chunk_rows)
         _require_memory(job, client, running.threads)
         _require_outside(target, path, rows)
         shape = (job.rows, job.width)
         run_id = outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite)
-        common = (str(path), record.digest, rows, str(target), run_id, name, on_invalid)
+        common = (str(path), record.digest, trusted, rows, str(target), run_id, name, on_invalid)
         slices = enumerate(tiling.row_slices(job.rows, job.chunk_rows))
         start = time.perf_counter()
         try:
@@ -221,7 +234,7 @@ def _saved(model: "str | Path | Savable") -> Iterator[Path]:
     if isinstance(model, str | os.PathLike):
         yield local_path(model).absolute()
         return
-    if not hasattr(model, "save"):
+    if not isinstance(model, Savable):
         raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
     folder = Path(tempfile.mkdtemp(prefix="dkfm-model-"))
     try:
@@ -240,9 +253,14 @@ def _on_disk(source: object, client: "Client | None") -> Iterator[Source]:
         return
     folder = Path(tempfile.mkdtemp(prefix="dkfm-rows-"))
     try:
-        with writing(folder):
-            np.save(folder / "rows.npy", rows.array)
-        yield open_source(folder / "rows.npy")
+        if isinstance(rows.array, np.ndarray):
+            with writing(folder):
+                np.save(folder / "rows.npy", rows.array)
+            yield open_source(folder / "rows.npy")
+            return
+        with making(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
+            csr.write(group, "rows", rows.array)
+        yield csr.CsrSource(folder / "rows.zarr", "rows", rows.shape, rows.row_values)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -250,6 +268,7 @@ def _on_disk(source: object, client: "Client | None") -> Iterator[Source]:
 def score_chunk(
     model: str,
     digest: str,
+    trusted: tuple[str, ...],
     source: Source,
     target: str,
     run_id: str,
@@ -259,7 +278,7 @@ def score_chunk(
     rows: slice,
 ) -> outputs.Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
-    score = saved_scorer(model, digest)
+    score = saved_scorer(model, digest, trusted)
     with single_blas_thread():
         if on_invalid == "raise":
             scores = apply.finite_scores(score, output, read_finite(source, rows), source.name, rows.start)
@@ -268,10 +287,10 @@ def score_chunk(
     return outputs.write_chunk(Path(target), run_id, output, chunk, rows, scores)
 
 
-def _score_valid(score: apply.Scorer, output: str, Z: Array) -> Array:
-    valid: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(Z), axis=1)
+def _score_valid(score: apply.Scorer, output: str, Z: Rows) -> Array:
+    valid, rows = finite_rows(Z)
     with np.errstate(over="ignore", invalid="ignore"):
-        scores = score(output, np.where(valid[:, np.newaxis], Z, 0.0))
+        scores = score(output, rows)
     scores[~(valid & np.isfinite(scores).all(axis=1))] = np.nan
     return scores
 

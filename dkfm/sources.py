@@ -14,7 +14,16 @@ import zarr
 
 from dkfm import formats
 from dkfm.errors import InvalidInputError
-from dkfm.kernels.rows import Array, as_array, require_finite, require_two_dimensions
+from dkfm.kernels.rows import (
+    Array,
+    Rows,
+    as_array,
+    double,
+    require_finite,
+    require_two_dimensions,
+    stacked,
+    stored_values,
+)
 from dkfm.store import local_path
 
 __all__ = ["MemorySource", "NpySource", "Source", "ZarrSource", "open_source", "read_finite", "sample"]
@@ -35,30 +44,50 @@ class Source(Protocol):
     def chunk_rows(self) -> int:
         """Rows that are read together whatever is asked for; 1 where it does not matter."""
 
-    def read(self, rows: slice) -> Array:
+    @property
+    def row_values(self) -> int:
+        """How many float64 values a row takes in memory; fewer than its columns where rows are sparse."""
+
+    def read(self, rows: slice) -> Rows:
         """Return some rows as float64, not checked for NaN."""
+
+
+class _Dense:
+    """Rows with all their values."""
+
+    shape: tuple[int, int]
+
+    @property
+    def row_values(self) -> int:
+        """The columns."""
+        return self.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
 class MemorySource:
-    """Rows of an array in this process."""
+    """Rows of an array in this process, dense or CSR."""
 
-    array: Array
+    array: Rows
     name: str = "X"
     chunk_rows: int = 1
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
-        return self.array.shape
+        return (self.array.shape[0], self.array.shape[1])
 
-    def read(self, rows: slice) -> Array:
-        """Return a view of some rows."""
+    @property
+    def row_values(self) -> int:
+        """The columns, or what is stored of them."""
+        return stored_values(self.array)
+
+    def read(self, rows: slice) -> Rows:
+        """Return some rows, where they are dense a view of them."""
         return self.array[rows]
 
 
 @dataclass(frozen=True)
-class NpySource:
+class NpySource(_Dense):
     """Rows of a .npy file, memory-mapped, never unpickled."""
 
     path: Path
@@ -91,7 +120,7 @@ def _map(path: Path) -> npt.NDArray[np.generic]:
 
 
 @dataclass(frozen=True)
-class ZarrSource:
+class ZarrSource(_Dense):
     """Rows of an array in a Zarr version 3 store; its codecs are checked before it is opened."""
 
     path: Path
@@ -152,21 +181,21 @@ def open_source(data: object, name: str = "X") -> Source:
         if path.suffix == ".npy":
             return NpySource.open(path)
         raise InvalidInputError(f"{path} is neither a .npy file nor a Zarr store.")
-    return MemorySource(as_array(data, name), name)
+    return MemorySource(double(as_array(data, name)), name)
 
 
-def read_finite(source: Source, rows: slice) -> Array:
+def read_finite(source: Source, rows: slice) -> Rows:
     """Read some rows and raise with the number of the first that is not finite."""
     values = source.read(rows)
     require_finite(values, source.name, rows.start)
     return values
 
 
-def sample(source: Source, rows: int) -> Array:
+def sample(source: Source, rows: int) -> Rows:
     """Read about `rows` rows in sixteen runs, evenly spread over the source."""
     n = source.shape[0]
     run = max(1, rows // 16)
     if n <= rows:
         return read_finite(source, slice(0, n))
     starts = np.linspace(0, n - run, 16).astype(np.intp)
-    return np.concatenate([read_finite(source, slice(int(a), int(a) + run)) for a in starts])
+    return stacked([read_finite(source, slice(int(a), int(a) + run)) for a in starts])

@@ -183,14 +183,16 @@ def remove_own(path: Path, kind: str) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def add_array(group: zarr.Group, name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> ZarrArray:
-    """Add a float64 array in dkfm's one layout: crc32c, no compression, every chunk written, missing ones NaN."""
+def add_array(
+    group: zarr.Group, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
+) -> ZarrArray:
+    """Add an array in dkfm's one layout: crc32c, no compression, every chunk written, missing ones NaN, or -1."""
     array: ZarrArray = group.create_array(
         name,
         shape=shape,
         chunks=chunks,
-        dtype="float64",
-        fill_value=np.nan,
+        dtype=dtype,
+        fill_value=np.nan if dtype == "float64" else -1,
         filters=None,
         serializer=BytesCodec(endian="little"),
         compressors=[Crc32cCodec()],

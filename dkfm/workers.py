@@ -5,7 +5,7 @@ Tasks compute with one BLAS thread each: the same bits wherever they run, and ne
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,9 +75,9 @@ def cached_scorer(digest: str, make: Callable[[], apply.Scorer]) -> apply.Scorer
         return _scorers[digest]
 
 
-def saved_scorer(path: str, digest: str) -> apply.Scorer:
-    """Return the prepared model of a store, checked against its digest."""
-    return cached_scorer(digest, lambda: apply.prepare(load_record(Path(path), digest).model))
+def saved_scorer(path: str, digest: str, trusted: Collection[str] = ()) -> apply.Scorer:
+    """Return the prepared model of a store, checked against its digest, its functions against those trusted."""
+    return cached_scorer(digest, lambda: apply.prepare(load_record(Path(path), digest, trusted).model))
 
 
 def forget(digest: str) -> None:

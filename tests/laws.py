@@ -1,12 +1,19 @@
 """What every kernel, map, estimator and store obeys. The tests run each class through these."""
 
+import copy
+import json
 import pickle
 
 import dask.array as da
 import numpy as np
+import pytest
+from scipy.sparse import csr_array, csr_matrix
 from sklearn.base import clone
 
 import dkfm
+import oracles
+from dkfm import kernels
+from dkfm.errors import InvalidInputError
 from dkfm.kernels import config
 
 EPS = np.finfo(np.float64).eps
@@ -14,33 +21,95 @@ EPS = np.finfo(np.float64).eps
 
 def scale_of(kernel, X):
     """The size of the kernel's values, for tolerances: a sum of products rounds like its largest term."""
-    return max(float(np.abs(kernel.diag(X)).max()), 1e-300)
+    return max(float(np.abs(kernel.diag(X)).max()), float(np.abs(kernel(X)).max()), 1e-300)
+
+
+def degree(kernel):
+    """How often the error of a float32 value is taken: once in a kernel of its own, in each factor of a product."""
+    if isinstance(kernel, kernels.Sum):
+        return max(map(degree, kernel.terms))
+    if isinstance(kernel, kernels.Product):
+        return sum(map(degree, kernel.factors))
+    if isinstance(kernel, kernels.Power):
+        return kernel.exponent * degree(kernel.kernel)
+    return degree(kernel.kernel) if hasattr(kernel, "kernel") and kernel.single else 1
 
 
 def kernel_laws(kernel, X, Y, rtol=1e-12):
-    """Symmetry, diagonal, PSD, blocks, JSON, pickle, repr, freshness of a kernel on rows X and Y of one width."""
-    K = kernel(X)
+    """What every kernel obeys on rows X and Y of one width."""
     size = scale_of(kernel, np.vstack([X, Y]))
+    block = kernel(X, Y)
+    gram_laws(kernel, X, size, rtol)
+    block_laws(kernel, X, Y, block, rtol * size)
+    precision_laws(kernel, X, Y)
+    sparse_laws(kernel, X, Y, block, rtol * size)
+    value_laws(kernel)
+
+
+def gram_laws(kernel, X, size, rtol):
+    K = kernel(X)
     assert K.shape == (len(X), len(X))
     assert K.dtype == np.float64
     assert np.array_equal(K, K.T), "symmetric to the last bit"
     np.testing.assert_allclose(np.diag(K), kernel.diag(X), rtol=rtol, atol=rtol * size)
-    assert np.linalg.eigvalsh(K)[0] >= -1e-12 * len(X) * size, "positive semi-definite to rounding"
-    block = kernel(X, Y)
-    np.testing.assert_allclose(block, kernel(Y, X).T, rtol=rtol, atol=rtol * size)
+    duplicated = kernel(np.vstack([X, X]))
+    np.testing.assert_allclose(duplicated[: len(X), len(X) :], K, rtol=rtol, atol=rtol * size)
+    if kernel.definiteness is kernels.Definiteness.CONDITIONAL:
+        K, duplicated = oracles.centred(K), oracles.centred(duplicated)
+    if kernel.definiteness is not kernels.Definiteness.INDEFINITE:
+        for gram in (K, duplicated):
+            assert np.linalg.eigvalsh(gram)[0] >= -1e-12 * len(gram) * size, "as definite as it says, to rounding"
+
+
+def block_laws(kernel, X, Y, block, atol):
+    np.testing.assert_allclose(block, kernel(Y, X).T, rtol=1e-12, atol=atol)
     points = np.array([[kernel(x[None], y[None])[0, 0] for y in Y] for x in X])
-    np.testing.assert_allclose(block, points, rtol=rtol, atol=rtol * size)
-    prepared = kernel.prepare(Y)
-    np.testing.assert_allclose(prepared(X), block, rtol=rtol, atol=rtol * size)
+    np.testing.assert_allclose(block, points, rtol=1e-12, atol=atol)
+    rows, columns = slice(len(X) // 3, None), slice(None, len(Y) // 2 + 1)
+    np.testing.assert_allclose(block[rows, columns], kernel(X[rows], Y[columns]), rtol=1e-12, atol=atol)
+    prepared = kernel.against(Y)
+    np.testing.assert_allclose(prepared(X), block, rtol=1e-12, atol=atol)
     first = prepared(X)
     prepared(X)[:] = np.nan
     assert np.isfinite(first).all(), "every block is the caller's own"
-    back = config.from_config(config.to_config(kernel))
+
+
+def precision_laws(kernel, X, Y):
+    """float32 rows give float32 values, that are those of the stored rows in float64 to 1e-5 of the largest."""
+    x, y = X.astype(np.float32), Y.astype(np.float32)
+    truth = kernel(x.astype(np.float64), y.astype(np.float64))
+    found = kernel(x, y)
+    assert found.dtype == kernel(x).dtype == kernel.diag(x).dtype == np.float32
+    size = scale_of(kernel, np.vstack([x, y]).astype(np.float64))
+    assert np.abs(found - truth).max() <= degree(kernel) * 1e-5 * size + np.finfo(np.float32).tiny
+    assert np.array_equal(kernel(x), kernel(x).T)
+    np.testing.assert_array_equal(kernel(x, y.astype(np.float64)), truth)
+    np.testing.assert_array_equal(kernel(x.astype(np.float64), y), truth)
+
+
+def sparse_laws(kernel, X, Y, block, atol):
+    """Sparse rows, on either side, give what dense rows give, or a refusal."""
+    x, y = csr_array(X), csr_matrix(Y)
+    if not kernel.sparse:
+        with pytest.raises(InvalidInputError, match=r"dense rows|sparse rows dense"):
+            kernel(x, y)
+        return
+    for found in (kernel(x, y), kernel(X, y), kernel(x, Y)):
+        assert type(found) is np.ndarray
+        np.testing.assert_allclose(found, block, rtol=1e-12, atol=atol)
+    np.testing.assert_allclose(kernel.diag(x), kernel.diag(X), rtol=1e-12, atol=atol)
+    assert kernel(x.astype(np.float32), y.astype(np.float32)).dtype == np.float32
+
+
+def value_laws(kernel):
+    back = config.from_config(json.loads(json.dumps(config.to_config(kernel))))
     assert back == kernel
     assert hash(back) == hash(kernel)
     assert config.digest(back) == config.digest(kernel)
     assert pickle.loads(pickle.dumps(kernel)) == kernel
-    assert eval(repr(kernel), vars(dkfm.kernels)) == kernel, "the repr builds the kernel again"
+    assert copy.deepcopy(kernel) == kernel
+    assert eval(repr(kernel), vars(kernels)) == kernel, "the repr builds the kernel again"
+    assert kernel.resolve(np.ones((2, 9))).definiteness is kernel.definiteness
 
 
 def map_laws(phi, X, Z, bound=1e-9):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dkfm import apply, kernels, pca, spectrum
-from dkfm.certificate import Certificate, of_components, of_map
+from dkfm.certificate import Certificate, of_components, of_map, spread
 from dkfm.errors import CertificateError, InvalidInputError
 from dkfm.model import Head, Model
 
@@ -23,9 +23,14 @@ def damaged(model, weights=None, landmarks=None, kernel=None):
     return Model(kernel or model.kernel, model.landmarks if landmarks is None else landmarks, heads)
 
 
+def measured(score, Z=None):
+    landmarks = score.model.landmarks
+    return of_map(score, landmarks[spread(len(landmarks))], Z)
+
+
 def test_an_exact_map_is_certified_on_training_and_on_new_points(fitted, rng):
     for Z in (None, rng.normal(size=(1000, 4))):
-        found = of_map(apply.prepare(fitted), Z)
+        found = measured(apply.prepare(fitted), Z)
         assert found.error < 1e-12
         assert found.relative_error < 1e-12
         assert found.pairs == 120 * (120 if Z is None else 512)
@@ -35,19 +40,19 @@ def test_one_weight_changed_by_a_millionth_fails(fitted):
     weights = fitted.heads["features"].weights.copy()
     i, j = np.unravel_index(np.argmax(np.abs(weights)), weights.shape)
     weights[i, j] *= 1 + 1e-6
-    good, bad = of_map(apply.prepare(fitted)), of_map(apply.prepare(damaged(fitted, weights)))
+    good, bad = measured(apply.prepare(fitted)), measured(apply.prepare(damaged(fitted, weights)))
     good.require(good)
     with pytest.raises(CertificateError, match="when it was fitted"):
         bad.require(good)
 
 
 def test_moved_landmarks_or_another_kernel_fail(fitted):
-    good = of_map(apply.prepare(fitted))
+    good = measured(apply.prepare(fitted))
     moved = fitted.landmarks.copy()
     moved[3] += 1e-6
     for bad in (damaged(fitted, landmarks=moved), damaged(fitted, kernel=kernels.Gaussian(1.5 + 1e-6))):
         with pytest.raises(CertificateError):
-            of_map(apply.prepare(bad)).require(good)
+            measured(apply.prepare(bad)).require(good)
 
 
 def test_components_with_a_damaged_offset_or_weight_fail(rng):
@@ -57,33 +62,33 @@ def test_components_with_a_damaged_offset_or_weight_fail(rng):
     def model(weights, offset):
         return apply.prepare(Model(KERNEL, X, {"scores": Head(weights, offset)}))
 
-    good = of_components(model(found.weights, found.offset), found.eigenvalues)
+    good = of_components(model(found.weights, found.offset), found.eigenvalues, [X])
     assert good.error < 1e-13
     for bad in (model(found.weights, found.offset + 1e-9), model(found.weights * (1 + 1e-6), found.offset)):
         with pytest.raises(CertificateError):
-            of_components(bad, found.eigenvalues).require(good)
+            of_components(bad, found.eigenvalues, [X]).require(good)
 
 
 def test_small_self_similarities_count_in_the_second_number(rng):
     X = rng.normal(size=(50, 30)) * np.logspace(0, -3, 50)[:, None]
     k = kernels.Linear()
     model = Model(k, X, {"features": Head(spectrum.factor(np.asfortranarray(k(X))).whitening * (1 + 1e-9))})
-    found = of_map(apply.prepare(model))
+    found = measured(apply.prepare(model))
     assert found.relative_error >= found.error > 1e-10
 
 
 def test_a_zero_kernel_is_exact_and_a_nonzero_answer_to_it_is_not():
     zero = Model(kernels.Linear(), np.zeros((3, 2)), {"features": Head(np.ones((3, 2)))})
-    assert of_map(apply.prepare(zero)) == Certificate(0.0, 0.0, 9)
+    assert measured(apply.prepare(zero)) == Certificate(0.0, 0.0, 9)
     wrong = Model(kernels.Linear() + 0.0, np.zeros((3, 2)), {"features": Head(np.ones((3, 1)), np.ones(1))})
-    assert of_map(apply.prepare(wrong)).relative_error == np.inf
+    assert measured(apply.prepare(wrong)).relative_error == np.inf
     with pytest.raises(CertificateError):
-        of_map(apply.prepare(wrong)).require(Certificate(0.0, 0.0, 9))
+        measured(apply.prepare(wrong)).require(Certificate(0.0, 0.0, 9))
 
 
 def test_a_certificate_that_is_not_a_number_passes_nothing(fitted):
-    good = of_map(apply.prepare(fitted))
-    bad = of_map(apply.prepare(damaged(fitted, fitted.heads["features"].weights * np.nan)))
+    good = measured(apply.prepare(fitted))
+    bad = measured(apply.prepare(damaged(fitted, fitted.heads["features"].weights * np.nan)))
     with pytest.raises(CertificateError):
         bad.require(good)
     with pytest.raises(CertificateError):
@@ -97,7 +102,7 @@ def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
     found = pca.components(np.asfortranarray(KERNEL(X)))
     score = apply.prepare(Model(KERNEL, X, {"scores": Head(found.weights, found.offset)}))
     tracemalloc.start()
-    certificate = of_components(score, found.eigenvalues)
+    certificate = of_components(score, found.eigenvalues, [X])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert certificate.error < 1e-8  # the last components have 1e-12 of the first one's variance
@@ -106,4 +111,4 @@ def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
 
 def test_points_of_another_width_are_refused(fitted):
     with pytest.raises(InvalidInputError, match="5 columns and the model was fitted with 4"):
-        of_map(apply.prepare(fitted), np.ones((2, 5)))
+        measured(apply.prepare(fitted), np.ones((2, 5)))

@@ -61,11 +61,11 @@ def test_a_workspace_keeps_the_gram_and_info_tells_of_it(run, tmp_path):
     [
         ("fit none.npy model --kernel linear", "There is no"),
         ("fit train.npy model --kernel gausian", "near it: gaussian"),
-        ("fit train.npy model --kernel cubic", "there are constant, gaussian"),
+        ("fit train.npy model --kernel cubic", "there are additive_chi_squared, arc_cosine"),
         ("fit train.npy model --kernel gaussian --param sigma=-1", "sigma > 0"),
         ("fit train.npy model --kernel gaussian --param sigma=1e200", "whose square"),
         ("fit train.npy model --kernel gaussian --param width=1", "and not width"),
-        ("fit train.npy model --kernel sum", "no name of its own"),
+        ("fit train.npy model --kernel sum", "There is no kernel named 'sum'"),
         ("fit nan.npy model --kernel linear", "row 5 contains NaN"),
         ("fit flat.npy model --kernel linear", "two dimensions"),
         ("fit train.npy taken --kernel linear", "left untouched"),

@@ -12,12 +12,12 @@ ROOT = Path(dkfm.__file__).parent
 FLOORS = [
     {"errors", "tiling", "budget"},
     {"kernels", "links", "model", "apply", "spectrum", "pca", "certificate"},
-    {"formats", "store", "record", "sources", "outputs", "inspection"},
+    {"csr", "formats", "store", "record", "sources", "outputs", "inspection"},
     {"clusters", "workers", "preflight", "job", "gram", "lazy", "scoring"},
     {"estimators"},
     {"plotting", "demo", "cli", "__main__", "__init__"},
 ]
-OUTSIDE = [set(), {"numpy", "scipy"}, {"numpy", "scipy", "zarr", "google_crc32c"}]
+OUTSIDE = [set(), {"numpy", "scipy", "numba"}, {"numpy", "scipy", "zarr", "google_crc32c"}]
 
 
 def module_files():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import oracles
 from dkfm import apply, kernels, spectrum
-from dkfm.certificate import of_map
+from dkfm.certificate import of_map, spread
 from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError
 from dkfm.model import Model
 
@@ -30,7 +30,9 @@ def test_eigh_works_in_place_from_the_lower_triangle(rng):
 def test_k1_on_mnist_is_exact_to_thirteen_digits(mnist_247, basis):
     k = kernels.Polynomial(9, scale=1 / 784)
     found = spectrum.factor(gram(k, mnist_247))
-    certificate = of_map(apply.prepare(Model(k, mnist_247, spectrum.heads(found, basis))))
+    certificate = of_map(
+        apply.prepare(Model(k, mnist_247, spectrum.heads(found, basis))), mnist_247[spread(len(mnist_247))]
+    )
     assert len(found.eigenvalues) == 1500
     assert certificate.error < 1e-13
     assert certificate.relative_error < 1e-8  # values span ten orders of magnitude
@@ -40,7 +42,7 @@ def test_k1_on_mnist_is_exact_to_thirteen_digits(mnist_247, basis):
 def test_k1_on_doubled_mnist_has_half_the_rank(mnist_247, basis):
     k, X = kernels.Polynomial(9, scale=1 / 784), np.repeat(mnist_247, 2, axis=0)
     found = spectrum.factor(gram(k, X))
-    certificate = of_map(apply.prepare(Model(k, X, spectrum.heads(found, basis))))
+    certificate = of_map(apply.prepare(Model(k, X, spectrum.heads(found, basis))), X[spread(len(X))])
     assert len(found.eigenvalues) == 1500
     assert certificate.error < 1e-12
 
@@ -61,7 +63,7 @@ def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
     assert len(found.eigenvalues) == rank
     assert len(found.dropped) == len(X) - rank
     for basis in spectrum.BASES:
-        certificate = of_map(apply.prepare(Model(kernel, X, spectrum.heads(found, basis))))
+        certificate = of_map(apply.prepare(Model(kernel, X, spectrum.heads(found, basis))), X[spread(len(X))])
         assert certificate.error < 1e-13
 
 

@@ -1,5 +1,6 @@
 """scikit-learn estimators: parameters, validation and fitted attributes; the numerics are below."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from dkfm import store
@@ -14,12 +15,14 @@ __all__ = ["ExactFeatureMap", "KernelEstimator", "KernelPCA", "load"]
 _REGISTRY: dict[str, type[KernelEstimator]] = {"ExactFeatureMap": ExactFeatureMap, "KernelPCA": KernelPCA}
 
 
-def load(path: str | Path) -> KernelEstimator:
+def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
     """Load a fitted estimator that `save` wrote; a stranger's store is data, never code.
 
     Parameters
     ----------
     path : str or Path
+    trusted : collection of str
+        Functions of yours, as ``module:function``, that may be imported and run as its kernel.
 
     Returns
     -------
@@ -33,6 +36,8 @@ def load(path: str | Path) -> KernelEstimator:
         A byte changed.
     UnsupportedStoreError
         Newer, or not a model of dkfm's.
+    UntrustedError
+        Its kernel is a function that is not trusted, or whose source is not what it was.
 
     Examples
     --------
@@ -43,7 +48,7 @@ def load(path: str | Path) -> KernelEstimator:
     ...     dkfm.load(folder + "/model").eigenvalues_.shape
     (2,)
     """
-    record = load_record(store.local_path(path).absolute())
+    record = load_record(store.local_path(path).absolute(), trusted=trusted)
     try:
         return _REGISTRY[record.estimator]._from_record(record)
     except StoreError:

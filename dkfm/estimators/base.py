@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -10,12 +11,14 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm import apply, gram, lazy, preflight, store
+from dkfm import apply, lazy, preflight, store
 from dkfm.certificate import Certificate
-from dkfm.errors import InvalidInputError, KernelError
+from dkfm.errors import InvalidInputError
+from dkfm.estimators.training import Points, Training, training
+from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array, as_rows
-from dkfm.model import Model
+from dkfm.kernels.rows import Array, Rows, as_diagonal, as_rows, double
+from dkfm.model import Head, Model
 from dkfm.record import Record, save_record
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ __all__ = ["KernelEstimator"]
 class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Base of the estimators: a kernel, training rows, and a model fitted to them."""
 
-    kernel: Kernel
+    kernel: KernelSpec
+    kernel_params: Mapping[str, object] | None
     workspace: str | Path | None
     tile_rows: int | None
     on_indefinite: str
@@ -41,34 +45,27 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     _arrays: ClassVar[tuple[str, ...]]
     """Fitted arrays that a store keeps, beside the model's; without their last underscore."""
 
-    def _begin(self, X: object) -> tuple[Kernel, Array]:
-        """Check everything that can be checked before the first tile; return the resolved kernel and the landmarks."""
-        if not isinstance(self.kernel, Kernel):
-            raise KernelError(f"kernel must be a kernel of dkfm.kernels, and is {self.kernel!r}.")
+    def _begin(self, X: object) -> Training:
+        """Check everything that can be checked before the first tile; return what the fit is given."""
         if self.on_indefinite not in ("raise", "clip"):
             raise InvalidInputError(f'on_indefinite must be "raise" or "clip", and is {self.on_indefinite!r}.')
-        rows = as_rows(X)
-        kernel = self.kernel.resolve(rows)
+        given = training(as_kernel(self.kernel, self.kernel_params), X)
         try:
             validate_data(clone(self), X, reset=True, skip_check_array=True)
         except TypeError as error:  # names of columns that scikit-learn does not take
             raise InvalidInputError(str(error)) from None
-        n, d = rows.shape
-        preflight.require_driver(n, d, kernel.blocks, kernel.copies)
-        # The landmarks are the model's own: the user may change the rows.
-        return kernel, rows.copy() if np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
+        preflight.require_driver(given.landmarks.shape[0], given.width, given.kernel.blocks, given.kernel.copies)
+        return given
 
-    def _finish(self, X: object, model: Model, **arrays: Array) -> Self:
+    def _finish(self, X: object, given: Training, heads: Mapping[str, Head], **arrays: Array) -> Self:
         """Set everything that was fitted, at once: a fit that fails leaves the estimator as it was."""
-        certificate = self._measure(apply.prepare(model), arrays, None)
+        model = Model(given.kernel, given.landmarks, heads)
+        certificate = self._measure(apply.prepare(model), arrays, given, None)
         validate_data(self, X, reset=True, skip_check_array=True)
         self.model_, self.certificate_ = model, certificate
         for name in self._arrays:
             setattr(self, f"{name}_", arrays[name])
         return self
-
-    def _gram(self, kernel: Kernel, landmarks: Array) -> Array:
-        return gram.driver_gram(kernel, landmarks, tile_rows=self.tile_rows, workspace=self.workspace)
 
     @property
     def kernel_(self) -> Kernel:
@@ -84,7 +81,8 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
         Parameters
         ----------
-        X : array-like or dask array of shape (n, d)
+        X : array-like, scipy.sparse array or dask array of shape (n, d)
+            For a precomputed kernel the values k(z, x) of each row z, (n, N).
 
         Returns
         -------
@@ -97,20 +95,21 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         """
         return self._score(self._output, X)
 
-    def _score(self, output: str, X: object) -> Array | da.Array:
+    def _score(self, output: str, X: object, diagonal: object = None) -> Array | da.Array:
         check_is_fitted(self, "model_")
         if hasattr(X, "__dask_graph__") and hasattr(X, "map_blocks"):
-            return lazy.transform(self._carried(), self.model_, output, X)  # type: ignore[arg-type]  # dask has no types
+            return lazy.transform(self._carried(), self.model_, output, X, diagonal)  # type: ignore[arg-type]  # dask has no types
         if hasattr(X, "__dask_graph__"):
             raise InvalidInputError("Of the dask collections a dask array is transformed; see its to_dask_array().")
-        rows = as_rows(X)
-        expected = self.model_.landmarks.shape[1]
+        rows = double(as_rows(X))
+        expected = self.model_.columns
         if rows.shape[1] != expected:
             raise InvalidInputError(
                 f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as input."
             )
         validate_data(self, X, reset=False, skip_check_array=True)
-        return apply.finite_scores(self._scorer(), output, rows, "X")
+        known = None if diagonal is None else as_diagonal(diagonal, rows.shape[0])
+        return apply.finite_scores(self._scorer(), output, rows, "X", diagonal=known)
 
     def _scorer(self) -> apply.Scorer:
         model, scorer = getattr(self, "_prepared", (None, None))
@@ -138,7 +137,8 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         ----------
         X : array-like of shape (m, d), optional
             For a feature map, new points to pair with the training points, measured beside the certificate. They are
-            as exact as what the rank dropped allows, ``sqrt(lambda_dropped / max k)``, and mostly far better.
+            as exact as what the rank dropped allows, ``sqrt(lambda_dropped / max k)``, and mostly far better. For a
+            precomputed kernel the Gram matrix that it was fitted to, which no model keeps.
 
         Returns
         -------
@@ -153,11 +153,15 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         check_is_fitted(self, "model_")
         arrays = {name: getattr(self, f"{name}_") for name in self._arrays}
         scorer = apply.prepare(self.model_)
-        measured = self._measure(scorer, arrays, None)
+        model, given_gram = self.model_, self.model_.kernel.of_numbers
+        if given_gram and X is None:
+            raise InvalidInputError("A model of a precomputed kernel keeps no Gram matrix; give it to verify.")
+        given = training(model.kernel, X) if given_gram else Points(model.kernel, model.landmarks, 0)
+        measured = self._measure(scorer, arrays, given, None)
         measured.require(self.certificate_)
-        if X is None:
+        if X is None or given_gram:
             return measured
-        found = self._measure(scorer, arrays, as_rows(X))
+        found = self._measure(scorer, arrays, given, double(as_rows(X)))
         found.require_below(self._bound())
         return found
 
@@ -165,7 +169,7 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         """Return what the certificate of new points may be."""
         raise AssertionError("every estimator that is measured on new points knows")
 
-    def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], Z: Array | None) -> Certificate:
+    def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], given: Training, Z: Rows | None) -> Certificate:
         raise AssertionError("every estimator measures itself")
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -183,7 +187,7 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         StoreExistsError
             Something is there; it is left untouched.
         KernelError
-            The kernel is a function of yours.
+            The kernel is a class of yours, or a function that no other process could import.
         """
         check_is_fitted(self, "model_")
         save_record(store.local_path(path).absolute(), self._record(), overwrite=overwrite)
@@ -203,7 +207,7 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         estimator = cls(kernel=record.model.kernel, **{name: record.parameters[name] for name in cls._stored})
         record.model.head(cls._output)
         estimator.model_ = record.model
-        estimator.n_features_in_ = record.model.landmarks.shape[1]
+        estimator.n_features_in_ = record.model.columns
         estimator.certificate_ = Certificate.of(record.fitted["certificate"])
         names = record.fitted["feature_names"]
         if names:

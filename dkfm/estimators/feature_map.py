@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from dkfm import apply, spectrum
-from dkfm.certificate import Certificate, of_map
+from dkfm.certificate import Certificate, of_map, spread
+from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator
-from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array
-from dkfm.model import Model
+from dkfm.estimators.training import Training
+from dkfm.kernels import KernelSpec
+from dkfm.kernels.rows import Array, Rows
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -25,8 +28,12 @@ class ExactFeatureMap(KernelEstimator):
 
     Parameters
     ----------
-    kernel : Kernel
-        Of `dkfm.kernels`.
+    kernel : Kernel, name or Gaussian process kernel of scikit-learn's, or callable
+        Of `dkfm.kernels`; or what `kernels.from_sklearn` translates; or "precomputed", for which `fit` takes the Gram
+        matrix (as array, dask array or Zarr array) and `transform` the values k(z, x); or a function of two rows,
+        which is slow (`kernels.Function` is of blocks).
+    kernel_params : mapping, optional
+        Parameters of a name.
     basis : {"symmetric", "spectral"}
         "symmetric": N features, one per training point; "spectral": as many as the rank. The inner products are equal.
     rcond : float, optional
@@ -84,8 +91,9 @@ class ExactFeatureMap(KernelEstimator):
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelSpec,
         *,
+        kernel_params: Mapping[str, object] | None = None,
         basis: str = "symmetric",
         rcond: float | None = None,
         on_indefinite: str = "raise",
@@ -93,6 +101,7 @@ class ExactFeatureMap(KernelEstimator):
         workspace: str | Path | None = None,
     ) -> None:
         self.kernel = kernel
+        self.kernel_params = kernel_params
         self.basis = basis
         self.rcond = rcond
         self.on_indefinite = on_indefinite
@@ -105,11 +114,11 @@ class ExactFeatureMap(KernelEstimator):
         The Gram matrix is computed on the current Dask client, or on threads of this process; its root here, once.
         """
         spectrum.require_parameters(self.basis, self.rcond)
-        kernel, landmarks = self._begin(X)
-        held = [self._gram(kernel, landmarks)]  # popped, so that nothing here keeps N^2 values alive
+        given = self._begin(X)
+        held = [given.gram(self.tile_rows, self.workspace)]  # popped, so that nothing here keeps N^2 values alive
         found = spectrum.factor(held.pop(), self.rcond, self.on_indefinite)
-        model = Model(kernel, landmarks, spectrum.heads(found, self.basis))
-        return self._finish(X, model, eigenvalues=found.eigenvalues, dropped=found.dropped)
+        heads = spectrum.heads(found, self.basis)
+        return self._finish(X, given, heads, eigenvalues=found.eigenvalues, dropped=found.dropped)
 
     @property
     def rank_(self) -> int:
@@ -126,23 +135,32 @@ class ExactFeatureMap(KernelEstimator):
         """Largest over smallest kept eigenvalue; 1 where none is kept."""
         return spectrum.condition(self.eigenvalues_)
 
-    def residual(self, X: object) -> Array | da.Array:
+    def residual(self, X: object, diag: object = None) -> Array | da.Array:
         """Return ``k(z, z) - |phi(z)|^2``, clipped at 0: the squared distance from the span of the training points.
 
         For two new points, ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``.
 
         Parameters
         ----------
-        X : array-like or dask array of shape (n, d)
+        X : array-like, scipy.sparse array or dask array of shape (n, d)
+        diag : array-like or dask array of shape (n,), optional
+            k(z, z), for a precomputed kernel, which does not know it; others do.
 
         Returns
         -------
         ndarray or lazy dask array of shape (n,)
         """
-        return self._score("residual", X)[:, 0]
+        check_is_fitted(self, "model_")
+        if self.kernel_.of_numbers != (diag is not None):
+            raise InvalidInputError(
+                "residual needs k(z, z) as diag, for a precomputed kernel does not know it."
+                if diag is None
+                else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
+            )
+        return self._score("residual", X, diag)[:, 0]
 
-    def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], Z: Array | None) -> Certificate:
-        return of_map(scorer, Z)
+    def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], given: Training, Z: Rows | None) -> Certificate:
+        return of_map(scorer, given.some(spread(given.landmarks.shape[0])), Z)
 
     def _bound(self) -> float:
         # |k(x, z) - <phi(x), phi(z)>|^2 is at most the part of x beyond the kept eigenvectors, times k(z, z).

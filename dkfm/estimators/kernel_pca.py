@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -11,10 +12,11 @@ from dkfm import apply, pca
 from dkfm.certificate import Certificate, of_components
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator
-from dkfm.kernels.base import Kernel
+from dkfm.estimators.training import Training
+from dkfm.kernels import KernelSpec
 from dkfm.kernels.dot import Linear
-from dkfm.kernels.rows import Array
-from dkfm.model import Head, Model
+from dkfm.kernels.rows import Array, Rows
+from dkfm.model import Head
 from dkfm.tiling import require_count
 
 __all__ = ["KernelPCA"]
@@ -27,8 +29,11 @@ class KernelPCA(KernelEstimator):
     ----------
     n_components : int, optional
         How many components; by default all with an eigenvalue above 1e-12 of the largest.
-    kernel : Kernel
-        Of `dkfm.kernels`; linear by default, which is PCA. Only the centred Gram matrix must be positive semi-definite.
+    kernel : Kernel, name or Gaussian process kernel of scikit-learn's, or callable
+        As `ExactFeatureMap` takes it; linear by default, which is PCA. Only the centred Gram matrix must be positive
+        semi-definite.
+    kernel_params : mapping, optional
+        Parameters of a name.
     on_indefinite : {"raise", "clip"}
         What to do where it is not.
     tile_rows : int, optional
@@ -77,13 +82,15 @@ class KernelPCA(KernelEstimator):
         self,
         n_components: int | None = None,
         *,
-        kernel: Kernel = Linear(),  # noqa: B008  # a frozen value
+        kernel: KernelSpec = Linear(),  # noqa: B008  # a frozen value
+        kernel_params: Mapping[str, object] | None = None,
         on_indefinite: str = "raise",
         tile_rows: int | None = None,
         workspace: str | Path | None = None,
     ) -> None:
         self.n_components = n_components
         self.kernel = kernel
+        self.kernel_params = kernel_params
         self.on_indefinite = on_indefinite
         self.tile_rows = tile_rows
         self.workspace = workspace
@@ -94,11 +101,10 @@ class KernelPCA(KernelEstimator):
         The Gram matrix is computed on the current Dask client, or on threads of this process; its eigenvectors here.
         """
         q = None if self.n_components is None else require_count(self.n_components, "n_components")
-        kernel, landmarks = self._begin(X)
-        held = [self._gram(kernel, landmarks)]  # popped, so that nothing here keeps N^2 values alive
+        given = self._begin(X)
+        held = [given.gram(self.tile_rows, self.workspace)]  # popped, so that nothing here keeps N^2 values alive
         found = pca.components(held.pop(), q, self.on_indefinite)
-        model = Model(kernel, landmarks, {"scores": Head(found.weights, found.offset)})
-        return self._finish(X, model, eigenvalues=found.eigenvalues)
+        return self._finish(X, given, {"scores": Head(found.weights, found.offset)}, eigenvalues=found.eigenvalues)
 
     def fit_transform(self, X: object, y: object = None) -> Array:
         """Fit, and return the scores of the training rows, (N, q), from the eigenvectors: no second kernel product."""
@@ -110,7 +116,7 @@ class KernelPCA(KernelEstimator):
         """Eigenvectors of the centred Gram matrix, (N, q)."""
         return self.model_.heads["scores"].weights * np.sqrt(self.eigenvalues_)
 
-    def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], Z: Array | None) -> Certificate:
+    def _measure(self, scorer: apply.Scorer, arrays: dict[str, Array], given: Training, Z: Rows | None) -> Certificate:
         if Z is not None:
             raise InvalidInputError("Components are measured on their training rows alone; give no other points.")
-        return of_components(scorer, arrays["eigenvalues"])
+        return of_components(scorer, arrays["eigenvalues"], given.tiles())

@@ -1,27 +1,52 @@
 """The kernel: a frozen value with one required method, `block`; checks and operators live here.
 
-A kernel knows nothing of Dask, Zarr or scikit-learn. Every block that leaves one is a fresh float64 array that the
-caller may overwrite.
+A kernel knows nothing of Dask, Zarr or scikit-learn. Every block that leaves one is a fresh array that the caller may
+overwrite: float32 where both its rows are, else float64.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
-from math import isfinite, nan
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.rows import Array, as_rows
+from dkfm.kernels.rows import Array, Rows, as_rows, double, is_sparse
 
-__all__ = ["Kernel", "Prepared", "checked_block", "mirror_lower", "require_number", "require_positive"]
+if TYPE_CHECKING:
+    from dkfm.kernels.maps import RowMap
+
+__all__ = ["Definiteness", "Evaluator", "Kernel", "Prepared", "checked_block", "mirror_lower"]
 
 Prepared = Callable[[Array], Array]
-"""Rows Z (n, d) in, the block k(Z, landmarks) (n, m) out."""
+"""Rows Z (n, d), such as the kernel's hooks take, in, the block k(Z, landmarks) (n, m) out."""
+
+Evaluator = Callable[[Rows], Array]
+"""Any rows Z (n, d) in, the block k(Z, landmarks) (n, m) out."""
 
 _DIAGONAL_ROWS = 64
+
+
+class Definiteness(StrEnum):
+    """What is known of a kernel's Gram matrices K; the strongest first."""
+
+    PSD = "positive semi-definite"
+    CONDITIONAL = "conditionally positive semi-definite"
+    """HKH is positive semi-definite for the centring H: enough for kernel PCA, and for ``Exp``."""
+    INDEFINITE = "indefinite"
+
+    @classmethod
+    def weakest(cls, *found: Definiteness) -> Definiteness:
+        """Return the weakest of some: what a sum of such kernels is."""
+        return max(found, key=list(cls).index)
+
+    def of_function(self) -> Definiteness:
+        """Return what a power series with non-negative coefficients, or a quotient, of such a kernel is."""
+        return self if self is Definiteness.PSD else Definiteness.INDEFINITE
 
 
 class Kernel(ABC):
@@ -29,10 +54,11 @@ class Kernel(ABC):
 
     A subclass is a frozen dataclass with one required method, `block`, and at most three more: `prepare` (work done
     once for many blocks against the same landmarks), `resolve` (parameters taken from the training rows) and
-    `diagonal` (where a formula is cheaper than small blocks). `blocks` and `copies` tell the memory budget what these
-    hold, where it is more than the block.
+    `diagonal` (where a formula is cheaper than small blocks). What it is, it says in attributes: `definiteness`;
+    `single` and `sparse`, for what rows its methods take; `blocks` and `copies`, for the memory budget.
 
-    ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0) and ``k ** n`` (n a positive integer) are kernels again.
+    ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0), ``k ** n`` (n a positive integer), ``k.warp(h)`` and
+    ``k.on(columns)`` are kernels again.
 
     Examples
     --------
@@ -46,15 +72,38 @@ class Kernel(ABC):
 
     @abstractmethod
     def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y), a fresh (n, m) float64 array, for finite float64 rows X (n, d) and Y (m, d)."""
+        """Return k(X, Y), a fresh (n, m) array, for finite rows X (n, d) and Y (m, d) of one dtype, which it has.
+
+        They are dense float64, unless `single` or `sparse` says otherwise.
+        """
 
     def prepare(self, landmarks: Array) -> Prepared:
         """Return a function from rows Z to ``block(Z, landmarks)``; what can be done once is done here."""
         return partial(_block_against, self, landmarks)
 
-    def resolve(self, X: Array) -> Kernel:
+    def resolve(self, X: Rows) -> Kernel:
         """Return the kernel with every parameter that depends on the training rows X filled in."""
         return self
+
+    @property
+    def definiteness(self) -> Definiteness:
+        """Whether its Gram matrices are positive semi-definite, conditionally so, or neither."""
+        return Definiteness.PSD
+
+    @property
+    def single(self) -> bool:
+        """Whether `block` takes float32 rows too; else they are widened for it, and its block is rounded."""
+        return False
+
+    @property
+    def sparse(self) -> bool:
+        """Whether `block` takes CSR rows too; else they are refused."""
+        return False
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether rows are values of the kernel, and landmarks the numbers of their columns."""
+        return False
 
     @property
     def blocks(self) -> int:
@@ -68,21 +117,45 @@ class Kernel(ABC):
 
     def diagonal(self, X: Array) -> Array:
         """Return k(x, x) of each row, (n,), for checked rows; by small blocks unless a subclass knows better."""
-        parts = [X[a : a + _DIAGONAL_ROWS] for a in range(0, len(X), _DIAGONAL_ROWS)]
+        parts = [X[a : a + _DIAGONAL_ROWS] for a in range(0, X.shape[0], _DIAGONAL_ROWS)]
         return np.concatenate([np.diagonal(self.block(part, part)) for part in parts])
+
+    def against(self, landmarks: Rows) -> Evaluator:
+        """Return the function from any rows Z to k(Z, landmarks): `prepare` for the rows that it takes.
+
+        float32 rows of both sides give a float32 block. This is what evaluates a kernel; a kernel made of others calls
+        it on them.
+        """
+        taken = self._taken(landmarks)
+        prepared = self.prepare(taken)
+
+        def block(Z: Rows) -> Array:
+            if Z.dtype != landmarks.dtype:
+                return self.against(double(landmarks))(double(Z))
+            values = prepared(taken if Z is landmarks else self._taken(Z))
+            return values.astype(Z.dtype, copy=False)
+
+        return block
+
+    def _taken(self, rows: Rows) -> Array:
+        """Return rows as the hooks take them; sparse rows only where `sparse` promises to take them."""
+        if is_sparse(rows) and not self.sparse:
+            raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
+        return rows if self.single else double(rows)  # type: ignore[return-value]  # sparse where that is promised
 
     def __call__(self, X: object, Y: object = None) -> Array:
         """Evaluate the kernel on all pairs.
 
         Parameters
         ----------
-        X : array-like of shape (n, d)
-        Y : array-like of shape (m, d), optional
+        X : array-like or scipy.sparse array of shape (n, d)
+        Y : array-like or scipy.sparse array of shape (m, d), optional
             Without it, k(X, X), symmetric to the last bit.
 
         Returns
         -------
-        ndarray of shape (n, m), float64
+        ndarray of shape (n, m)
+            float32 where X and Y are, else float64.
 
         Raises
         ------
@@ -99,7 +172,23 @@ class Kernel(ABC):
 
     def diag(self, X: object) -> Array:
         """Return the self-similarities k(x, x), shape (n,), of the rows of X (n, d)."""
-        return self.diagonal(as_rows(X))
+        return self.self_similarities(as_rows(X))
+
+    def self_similarities(self, rows: Rows) -> Array:
+        """Return k(x, x), (n,), of any checked rows: `diagonal` for the rows that it takes."""
+        return self.diagonal(self._taken(rows)).astype(rows.dtype, copy=False)
+
+    def warp(self, h: RowMap) -> Kernel:
+        """Return ``k(h(x), h(y))``: h takes rows (n, d) to rows (n, d'), and is an `Affine` or a function of yours."""
+        from dkfm.kernels.maps import Warped
+
+        return Warped(self, h)
+
+    def on(self, columns: int | Sequence[int]) -> Kernel:
+        """Return the kernel of some columns only, by number."""
+        from dkfm.kernels.maps import Columns
+
+        return Columns(self, columns)
 
     def __add__(self, other: object) -> Kernel:
         from dkfm.kernels.compose import Sum
@@ -142,17 +231,18 @@ def _as_kernel(value: object) -> Kernel | None:
     return Constant(float(value)) if isinstance(value, int | float | np.number) else None
 
 
-def checked_block(kernel: Kernel, X: Array, Y: Array, first: tuple[int, int] = (0, 0)) -> Array:
-    """Return ``kernel.block(X, Y)``, symmetric to the last bit where X is Y, once every value is finite.
+def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
+    """Return k(X, Y), symmetric to the last bit where X is Y, once every value is finite.
 
     `first` holds the numbers of the first row of X and of Y in the whole, for the message.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        block = kernel.block(X, Y)
-    if X is Y:
-        mirror_lower(block)
-    if not np.isfinite(block).all():
-        i, j = np.unravel_index(int(np.argmin(np.isfinite(block))), block.shape)
+        block = kernel.against(Y)(X)
+        if X is Y:
+            mirror_lower(block)
+        finite = np.isfinite(block)
+    if not finite.all():
+        i, j = np.unravel_index(int(np.argmin(finite)), block.shape)
         raise KernelError(f"{kernel!r} returned {block[i, j]} for rows {first[0] + i} and {first[1] + j}.")
     return block
 
@@ -166,22 +256,3 @@ def mirror_lower(K: Array) -> None:
         corner[upper] = corner.T[upper]
         for b in range(0, a, step):
             K[b : b + step, a : a + step] = K[a : a + step, b : b + step].T
-
-
-def require_number(kernel: Kernel, name: str) -> float:
-    """Return a parameter as a finite float, or raise a KernelError; a frozen dataclass calls it once."""
-    value = getattr(kernel, name)
-    try:
-        number = float(value) if isinstance(value, int | float | np.number) and not isinstance(value, bool) else nan
-    except (OverflowError, TypeError):
-        number = nan
-    if not isfinite(number):
-        raise KernelError(f"{type(kernel).__name__} needs a finite number as {name}, and got {value!r:.50}.")
-    object.__setattr__(kernel, name, number)
-    return number
-
-
-def require_positive(kernel: Kernel, name: str) -> None:
-    """Raise a KernelError unless a parameter is a finite number above zero."""
-    if require_number(kernel, name) <= 0:
-        raise KernelError(f"{type(kernel).__name__} needs {name} > 0, and got {getattr(kernel, name)}.")

@@ -1,43 +1,33 @@
-"""Kernels made of kernels: sums, products, powers, non-negative multiples.
+"""Kernels made of kernels, point by point: sums, products, non-negative multiples, integer powers.
 
-Sums and products are flat: ``a + b + c`` is one Sum of three.
+Sums and products are flat: ``a + b + c`` is one Sum of three. Theorem 3.12 of the notes on kernel PCA that this follows
+("Constructing kernels") says why each is a kernel again.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
 
-from dkfm.errors import KernelError
-from dkfm.kernels.base import Kernel, Prepared, require_number
-from dkfm.kernels.dot import integer_power, require_exponent
-from dkfm.kernels.rows import Array
+from dkfm.kernels.base import Definiteness, Evaluator, Kernel
+from dkfm.kernels.dot import integer_power, single_power
+from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
+from dkfm.kernels.rows import Array, Rows
 
-__all__ = ["Constant", "Power", "Product", "Scaled", "Sum"]
+__all__ = ["Constant", "Pointwise", "Power", "Product", "Scaled", "Sum", "bracketed"]
 
-
-def _require_weight(kernel: Kernel, name: str) -> None:
-    if require_number(kernel, name) < 0:
-        raise KernelError(
-            f"{type(kernel).__name__} needs {name} >= 0, and got {getattr(kernel, name)}: "
-            "a negative multiple of a kernel is not positive semi-definite."
-        )
-
-
-def _require_kernels(kernel: Kernel, parts: object) -> None:
-    if not isinstance(parts, tuple) or not parts:
-        raise KernelError(f"{type(kernel).__name__} is made of a tuple of kernels, and got {parts!r}.")
-    for part in parts:
-        if not isinstance(part, Kernel):
-            raise KernelError(f"{type(kernel).__name__} is made of kernels, and got {part!r}.")
+_NEGATIVE = ": a negative multiple of a kernel is not positive semi-definite"
 
 
 @dataclass(frozen=True)
 class Constant(Kernel):
     """The constant kernel, ``k(x, y) = value >= 0``; ``k + 1.0`` makes one.
+
+    Positive semi-definite. Takes sparse rows.
 
     Examples
     --------
@@ -47,23 +37,25 @@ class Constant(Kernel):
     """
 
     value: float = 1.0
+    single = sparse = True
 
     def __post_init__(self) -> None:
-        _require_weight(self, "value")
+        require_non_negative(self, "value", _NEGATIVE)
 
-    def block(self, X: Array, Y: Array) -> Array:
+    def block(self, X: Rows, Y: Rows) -> Array:
         """Return k(X, Y)."""
-        return np.full((len(X), len(Y)), self.value)
+        return np.full((X.shape[0], Y.shape[0]), self.value, X.dtype)
 
-    def diagonal(self, X: Array) -> Array:
+    def diagonal(self, X: Rows) -> Array:
         """Return the constant."""
-        return np.full(len(X), self.value)
+        return np.full(X.shape[0], self.value)
 
 
 class _Folded(Kernel):
     """Kernels under one pointwise operation; flat: a sum of sums is one sum."""
 
     operation: ClassVar[np.ufunc]
+    single = True
 
     @property
     def parts(self) -> tuple[Kernel, ...]:
@@ -72,12 +64,17 @@ class _Folded(Kernel):
         return parts  # type: ignore[no-any-return]  # checked when it was made
 
     def __post_init__(self) -> None:
-        _require_kernels(self, self.parts)
+        require_kernels(self, self.parts)
 
     @classmethod
     def of(cls, *kernels: Kernel) -> Self:
         """Return the flat kernel of some, flat themselves or not."""
         return cls(tuple(part for k in kernels for part in (k.parts if isinstance(k, cls) else (k,))))  # type: ignore[call-arg]  # the only field
+
+    @property
+    def sparse(self) -> bool:
+        """Where all parts do."""
+        return all(k.sparse for k in self.parts)
 
     @property
     def blocks(self) -> int:
@@ -89,22 +86,22 @@ class _Folded(Kernel):
         """Those of all parts."""
         return sum(k.copies for k in self.parts)
 
-    def block(self, X: Array, Y: Array) -> Array:
+    def block(self, X: Rows, Y: Rows) -> Array:
         """Return k(X, Y)."""
-        return self._fold(k.block(X, Y) for k in self.parts)
+        return self._fold(k.against(Y)(X) for k in self.parts)
 
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare every part."""
-        prepared = [k.prepare(landmarks) for k in self.parts]
+        prepared = [k.against(landmarks) for k in self.parts]
         return lambda Z: self._fold(p(Z) for p in prepared)
 
-    def resolve(self, X: Array) -> Kernel:
+    def resolve(self, X: Rows) -> Kernel:
         """Resolve every part."""
         return type(self).of(*(k.resolve(X) for k in self.parts))
 
-    def diagonal(self, X: Array) -> Array:
+    def diagonal(self, X: Rows) -> Array:
         """Fold the diagonals of the parts."""
-        return self._fold(k.diagonal(X) for k in self.parts)
+        return self._fold(k.self_similarities(X) for k in self.parts)
 
     def _fold(self, values: Iterator[Array]) -> Array:
         """Fold values into the first as they are made, so that two of them are alive at a time."""
@@ -116,10 +113,15 @@ class _Folded(Kernel):
 
 @dataclass(frozen=True)
 class Sum(_Folded):
-    """The sum of kernels; ``k1 + k2`` makes one."""
+    """The sum of kernels; ``k1 + k2`` makes one. As definite as the least definite of them."""
 
     terms: tuple[Kernel, ...]
     operation: ClassVar[np.ufunc] = np.add
+
+    @property
+    def definiteness(self) -> Definiteness:
+        """The weakest of the terms'."""
+        return Definiteness.weakest(*(k.definiteness for k in self.terms))
 
     def __repr__(self) -> str:
         return " + ".join(repr(k) for k in self.terms)
@@ -127,102 +129,120 @@ class Sum(_Folded):
 
 @dataclass(frozen=True)
 class Product(_Folded):
-    """The pointwise product of kernels; ``k1 * k2`` makes one."""
+    """The pointwise product of kernels; ``k1 * k2`` makes one. Positive semi-definite where all factors are."""
 
     factors: tuple[Kernel, ...]
     operation: ClassVar[np.ufunc] = np.multiply
 
+    @property
+    def definiteness(self) -> Definiteness:
+        """Nothing, unless all factors are positive semi-definite."""
+        psd = all(k.definiteness is Definiteness.PSD for k in self.factors)
+        return Definiteness.PSD if psd else Definiteness.INDEFINITE
+
     def __repr__(self) -> str:
-        return " * ".join(_bracketed(k, Sum, Scaled) for k in self.factors)
+        return " * ".join(bracketed(k, Sum, Scaled) for k in self.factors)
+
+
+class Pointwise(Kernel):
+    """A function of the values of one kernel, a field of every subclass; of float32 values unless it says otherwise."""
+
+    kernel: Kernel
+
+    @property
+    def single(self) -> bool:
+        """Where the function does not make more of the error of its values."""
+        return True
+
+    @abstractmethod
+    def _profile(self, values: Array) -> Array:
+        """Return the function of values, which it may overwrite."""
+
+    @property
+    def sparse(self) -> bool:
+        """Where the kernel does."""
+        return self.kernel.sparse
+
+    @property
+    def blocks(self) -> int:
+        """Those of the kernel, and a temporary of a function that is not done in place."""
+        return max(2, self.kernel.blocks)
+
+    @property
+    def copies(self) -> int:
+        """Those of the kernel."""
+        return self.kernel.copies
+
+    def block(self, X: Rows, Y: Rows) -> Array:
+        """Return k(X, Y)."""
+        return self._profile(self.kernel.against(Y)(X))
+
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Prepare the kernel."""
+        prepared = self.kernel.against(landmarks)
+        return lambda Z: self._profile(prepared(Z))
+
+    def resolve(self, X: Rows) -> Kernel:
+        """Resolve the kernel."""
+        return replace(self, kernel=self.kernel.resolve(X))  # type: ignore[type-var]  # every subclass is a dataclass
+
+    def diagonal(self, X: Rows) -> Array:
+        """Return the function of the diagonal."""
+        return self._profile(self.kernel.self_similarities(X))
 
 
 @dataclass(frozen=True)
-class Scaled(Kernel):
-    """A non-negative multiple of a kernel; ``0.5 * k`` makes one."""
+class Scaled(Pointwise):
+    """A non-negative multiple of a kernel; ``0.5 * k`` makes one. As definite as the kernel."""
 
     weight: float
     kernel: Kernel
 
     def __post_init__(self) -> None:
-        _require_weight(self, "weight")
-        _require_kernels(self, (self.kernel,))
+        require_non_negative(self, "weight", _NEGATIVE)
+        require_kernels(self, (self.kernel,))
 
     @property
-    def blocks(self) -> int:
-        """Those of the kernel that is scaled."""
-        return self.kernel.blocks
+    def definiteness(self) -> Definiteness:
+        """That of the kernel."""
+        return self.kernel.definiteness
 
-    @property
-    def copies(self) -> int:
-        """Those of the kernel that is scaled."""
-        return self.kernel.copies
-
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y)."""
-        return self._scale(self.kernel.block(X, Y))
-
-    def prepare(self, landmarks: Array) -> Prepared:
-        """Prepare the kernel that is scaled."""
-        prepared = self.kernel.prepare(landmarks)
-        return lambda Z: self._scale(prepared(Z))
-
-    def resolve(self, X: Array) -> Kernel:
-        """Resolve the kernel that is scaled."""
-        return replace(self, kernel=self.kernel.resolve(X))
-
-    def diagonal(self, X: Array) -> Array:
-        """Return the scaled diagonal."""
-        return self._scale(self.kernel.diagonal(X))
-
-    def _scale(self, values: Array) -> Array:
+    def _profile(self, values: Array) -> Array:
         values *= self.weight
         return values
 
     def __repr__(self) -> str:
-        return f"{self.weight!r} * {_bracketed(self.kernel, Sum, Product, Scaled)}"
+        return f"{self.weight!r} * {bracketed(self.kernel, Sum, Product, Scaled)}"
 
 
 @dataclass(frozen=True)
-class Power(Kernel):
-    """A positive integer power of a kernel; ``k ** 3`` makes one."""
+class Power(Pointwise):
+    """A positive integer power of a kernel; ``k ** 3`` makes one. Positive semi-definite where the kernel is."""
 
     kernel: Kernel
     exponent: int
 
     def __post_init__(self) -> None:
-        _require_kernels(self, (self.kernel,))
+        require_kernels(self, (self.kernel,))
         require_exponent(self, "exponent")
 
     @property
-    def blocks(self) -> int:
-        """A power is taken by squaring, beside what it is taken of."""
-        return max(2, self.kernel.blocks)
+    def definiteness(self) -> Definiteness:
+        """Nothing, unless the kernel is positive semi-definite or the power is its first."""
+        return self.kernel.definiteness if self.exponent == 1 else self.kernel.definiteness.of_function()
 
     @property
-    def copies(self) -> int:
-        """Those of the base."""
-        return self.kernel.copies
+    def single(self) -> bool:
+        """A power multiplies the error of its base."""
+        return single_power(self.exponent)
 
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y)."""
-        return integer_power(self.kernel.block(X, Y), self.exponent)
-
-    def prepare(self, landmarks: Array) -> Prepared:
-        """Prepare the base."""
-        prepared = self.kernel.prepare(landmarks)
-        return lambda Z: integer_power(prepared(Z), self.exponent)
-
-    def resolve(self, X: Array) -> Kernel:
-        """Resolve the base."""
-        return replace(self, kernel=self.kernel.resolve(X))
-
-    def diagonal(self, X: Array) -> Array:
-        """Return the power of the diagonal."""
-        return integer_power(self.kernel.diagonal(X), self.exponent)
+    def _profile(self, values: Array) -> Array:
+        return integer_power(values, self.exponent)
 
     def __repr__(self) -> str:
-        return f"{_bracketed(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"
+        return f"{bracketed(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"
 
 
-def _bracketed(kernel: Kernel, *looser: type[Kernel]) -> str:
+def bracketed(kernel: Kernel, *looser: type[Kernel]) -> str:
+    """Return the repr of a kernel, in brackets where it is of a class that binds less tightly."""
     return f"({kernel!r})" if isinstance(kernel, looser) else repr(kernel)

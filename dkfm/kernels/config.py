@@ -1,32 +1,72 @@
-"""Kernels to JSON and back, through a closed registry: a name that is not in it is refused, nothing is imported."""
+"""Kernels to JSON and back, through a closed registry: a name that is not in it is refused.
+
+A function of the user's is kept as its import path, and imported only where the reader says to trust it.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
+from typing import Any
 
 from dkfm.errors import KernelError
+from dkfm.kernels import trust
+from dkfm.kernels.angle import ArcCosine
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.compose import Constant, Power, Product, Scaled, Sum
-from dkfm.kernels.dot import Linear, Polynomial
-from dkfm.kernels.stationary import Gaussian, Laplacian
+from dkfm.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
+from dkfm.kernels.function import Function, Outer, Pairwise
+from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared, HistogramIntersection, JensenShannon
+from dkfm.kernels.manhattan import Laplacian
+from dkfm.kernels.maps import Affine, Columns, Warped
+from dkfm.kernels.matern import Matern
+from dkfm.kernels.periodic import Periodic
+from dkfm.kernels.precomputed import Precomputed
+from dkfm.kernels.series import Exp, Normalized, PowerSeries
+from dkfm.kernels.stationary import Exponential, Gaussian, NegativeSquaredDistance, RationalQuadratic
 
-__all__ = ["by_name", "digest", "from_config", "is_value", "to_config"]
+__all__ = ["by_name", "class_named", "digest", "from_config", "functions", "is_value", "is_writable", "to_config"]
 
-_REGISTRY: dict[str, type[Kernel]] = {
+_PLAIN: dict[str, type[Kernel]] = {
+    "additive_chi_squared": AdditiveChiSquared,
+    "arc_cosine": ArcCosine,
+    "chi_squared": ChiSquared,
     "constant": Constant,
+    "cosine": Cosine,
+    "exponential": Exponential,
     "gaussian": Gaussian,
+    "histogram_intersection": HistogramIntersection,
+    "jensen_shannon": JensenShannon,
     "laplacian": Laplacian,
     "linear": Linear,
+    "matern": Matern,
+    "negative_squared_distance": NegativeSquaredDistance,
+    "periodic": Periodic,
     "polynomial": Polynomial,
+    "precomputed": Precomputed,
+    "rational_quadratic": RationalQuadratic,
+    "sigmoid": Sigmoid,
+}
+"""Made of numbers alone: these have a name on the command line."""
+
+_REGISTRY: dict[str, type] = {
+    **_PLAIN,
+    "affine": Affine,
+    "columns": Columns,
+    "exp": Exp,
+    "function": Function,
+    "normalized": Normalized,
+    "outer": Outer,
+    "pairwise": Pairwise,
     "power": Power,
+    "power_series": PowerSeries,
     "product": Product,
     "scaled": Scaled,
     "sum": Sum,
+    "warped": Warped,
 }
 _NAMES = {kernel: name for name, kernel in _REGISTRY.items()}
-_COMPOSED = {"power", "product", "scaled", "sum"}
 _MAX_DEPTH = 32
 """A kernel nested deeper than this in a stored model is nobody's kernel."""
 
@@ -37,7 +77,7 @@ def to_config(kernel: Kernel) -> dict[str, object]:
     Raises
     ------
     KernelError
-        A kernel that is not in the registry (`Function`, a class of your own).
+        A class of your own, or a function that another process could not import.
 
     Examples
     --------
@@ -45,15 +85,40 @@ def to_config(kernel: Kernel) -> dict[str, object]:
     >>> config.to_config(Gaussian(5.0))
     {'name': 'gaussian', 'sigma': 5.0}
     """
-    name = _NAMES.get(type(kernel))
-    if name is None:
-        raise KernelError(f"{kernel!r} cannot be written to a store: only the kernels of dkfm.kernels can, never code.")
-    parameters = ((field.name, getattr(kernel, field.name)) for field in fields(kernel))  # type: ignore[arg-type]  # every kernel of the registry is a dataclass
-    return {"name": name, **{key: _encode(value) for key, value in parameters}}
+    if type(kernel) not in _NAMES:
+        raise KernelError(
+            f"{kernel!r} cannot be written to a store: only the kernels of dkfm.kernels can; wrap a function of blocks "
+            "in Function."
+        )
+    return _encode_value(kernel)
 
 
-def is_value(kernel: Kernel) -> bool:
-    """Whether a kernel can be written to a store: it holds no code."""
+def _encode_value(value: object) -> dict[str, object]:
+    parameters = ((field.name, getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]  # the registry is of dataclasses
+    return {"name": _NAMES[type(value)], **{key: _encode(parameter) for key, parameter in parameters}}
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, Kernel):
+        return to_config(value)
+    if type(value) in _NAMES:
+        return _encode_value(value)
+    if callable(value):
+        return trust.describe(value)
+    return [_encode(part) for part in value] if isinstance(value, tuple) else value
+
+
+def is_value(kernel: object) -> bool:
+    """Whether a kernel is told by its numbers: it holds no code, which may change under its name."""
+    if type(kernel) in _NAMES:
+        return all(is_value(getattr(kernel, field.name)) for field in fields(kernel))  # type: ignore[arg-type]  # the registry is of dataclasses
+    if isinstance(kernel, tuple):
+        return all(map(is_value, kernel))
+    return not isinstance(kernel, Kernel) and not callable(kernel)
+
+
+def is_writable(kernel: Kernel) -> bool:
+    """Whether `to_config` writes a kernel."""
     try:
         to_config(kernel)
     except KernelError:
@@ -61,38 +126,54 @@ def is_value(kernel: Kernel) -> bool:
     return True
 
 
-def _encode(value: object) -> object:
-    if isinstance(value, Kernel):
-        return to_config(value)
-    return [_encode(part) for part in value] if isinstance(value, tuple) else value
+def functions(value: object) -> tuple[str, ...]:
+    """Return the import paths of the user's functions in a kernel that can be written."""
+    if type(value) in _NAMES:
+        return functions(tuple(getattr(value, field.name) for field in fields(value)))  # type: ignore[arg-type]  # the registry is of dataclasses
+    if isinstance(value, tuple):
+        return tuple(path for part in value for path in functions(part))
+    return (trust.import_path(value),) if callable(value) else ()
 
 
-def from_config(config: object) -> Kernel:
+def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
     """Return the kernel of a `to_config` dictionary, every parameter checked anew.
+
+    Parameters
+    ----------
+    config : mapping
+    trusted : collection of str
+        Functions, as ``module:function``, that may be imported and run.
 
     Raises
     ------
     KernelError
         An unknown name or parameter, or a parameter that the kernel refuses.
+    UntrustedError
+        A function that is not trusted, or has changed.
     """
-    return _decode(config, _MAX_DEPTH)
+    kernel = _decode(config, trusted, _MAX_DEPTH)
+    if not isinstance(kernel, Kernel):
+        raise KernelError(f"A stored kernel must be one, and is {kernel!r:.50}.")
+    return kernel
 
 
-def _decode(config: object, depth: int) -> Kernel:
+def _decode(config: object, trusted: Collection[str], depth: int) -> object:
+    if trust.is_description(config):
+        return trust.find(config, trusted)  # type: ignore[arg-type]  # a mapping, as seen
     if not isinstance(config, Mapping) or "name" not in config or depth == 0:
         raise KernelError("A stored kernel must be a JSON object with a 'name', nested at most 32 deep.")
-    kernel = _lookup(config["name"])
-    return _build(kernel, {key: _decode_value(v, depth - 1) for key, v in config.items() if key != "name"})
+    made = _lookup(config["name"], _REGISTRY)
+    return _build(made, {key: _decode_value(v, trusted, depth - 1) for key, v in config.items() if key != "name"})
 
 
-def _decode_value(value: object, depth: int) -> object:
+def _decode_value(value: object, trusted: Collection[str], depth: int) -> object:
     if isinstance(value, Mapping):
-        return _decode(value, depth)
-    return tuple(_decode(part, depth) for part in value) if isinstance(value, list) else value
+        return _decode(value, trusted, depth)
+    return tuple(_decode_value(part, trusted, depth) for part in value) if isinstance(value, list) else value
 
 
-def by_name(name: str, parameters: Mapping[str, float]) -> Kernel:
-    """Return a kernel by its name, as the command line does.
+def by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
+    """Return a kernel by its name, as the command line does; ``module:function`` is a `Function` of yours.
 
     Examples
     --------
@@ -100,30 +181,41 @@ def by_name(name: str, parameters: Mapping[str, float]) -> Kernel:
     >>> config.by_name("gaussian", {"sigma": 5.0})
     Gaussian(sigma=5.0)
     """
-    kernel = _lookup(name)
-    if name in _COMPOSED:
-        raise KernelError(f"A {name} of kernels has no name of its own; save a model that has one, in Python.")
-    return _build(kernel, parameters)
+    if ":" in name:
+        if parameters:
+            raise KernelError(f"The function {name} has no parameters that could be given here.")
+        return Function(trust.imported(name))
+    kernel: Kernel = _build(_lookup(name, _PLAIN), parameters)
+    return kernel
 
 
-def _lookup(name: object) -> type[Kernel]:
-    if isinstance(name, str) and name in _REGISTRY:
-        return _REGISTRY[name]
-    plain = sorted(set(_REGISTRY) - _COMPOSED)
-    near = get_close_matches(str(name), plain)
-    hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(plain)}"
+def class_named(name: str) -> str | None:
+    """Return the class that has a name on the command line.
+
+    >>> class_named("arc_cosine")
+    'ArcCosine'
+    """
+    found = _PLAIN.get(name)
+    return None if found is None else found.__name__
+
+
+def _lookup(name: object, registry: Mapping[str, type]) -> type:
+    if isinstance(name, str) and name in registry:
+        return registry[name]
+    near = get_close_matches(str(name), _PLAIN)
+    hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(_PLAIN)}"
     raise KernelError(f"There is no kernel named {name!r:.50}; {hint}.")
 
 
-def _build(kernel: type[Kernel], parameters: Mapping[str, object]) -> Kernel:
-    known = {field.name: field.default is MISSING for field in fields(kernel)}  # type: ignore[arg-type]  # every kernel of the registry is a dataclass
+def _build(made: type, parameters: Mapping[str, object]) -> Any:
+    known = {field.name: field.default is MISSING for field in fields(made)}
     unknown = sorted(set(parameters) - set(known))
     if unknown:
-        raise KernelError(f"{kernel.__name__} has the parameters ({', '.join(known)}), and not {', '.join(unknown)}.")
+        raise KernelError(f"{made.__name__} has the parameters ({', '.join(known)}), and not {', '.join(unknown)}.")
     missing = [name for name, required in known.items() if required and name not in parameters]
     if missing:
-        raise KernelError(f"{kernel.__name__} needs {', '.join(missing)}.")
-    return kernel(**parameters)
+        raise KernelError(f"{made.__name__} needs {', '.join(missing)}.")
+    return made(**parameters)
 
 
 def digest(kernel: Kernel) -> str:

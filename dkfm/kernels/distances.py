@@ -1,72 +1,170 @@
-"""Squared Euclidean distances that stay exact for near points, as the exponent of a stationary kernel.
+"""Squared Euclidean distances of all pairs, as exact as one GEMM allows, and exact where rows are near each other.
 
-One GEMM of centred, augmented rows gives ``-g |x - y|^2``; its error is at most ``8 eps g (|x-c|^2 + |y-c|^2)`` with
-``c`` the mean of the landmarks. Where the distance is so small that this would cost digits, it is computed again from
-differences, so equal rows give exactly 0 in any tile.
+One GEMM of centred, augmented rows gives ``-|x - y|^2``; its error is at most ``8 eps (|x-c|^2 + |y-c|^2)`` with ``c``
+the mean of the landmarks (0 for sparse rows, whose products stay as they are). Where the distance is so small that this
+would cost digits, it is computed again from differences, so equal rows give exactly 0 in any tile. Rows whose error in
+float32 would exceed what the caller can bear are computed in float64.
 """
 
+from collections.abc import Callable
+from functools import cached_property
+from math import inf
+
 import numpy as np
+import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
-from dkfm.kernels.base import Prepared
-from dkfm.kernels.rows import Array, squared_norms
+from dkfm.kernels.base import Evaluator, Prepared
+from dkfm.kernels.rows import Array, Rows, double, products, scaled_columns, squared_norms
 from dkfm.tiling import row_slices
 
-__all__ = ["negative_squared_distances"]
+__all__ = ["SINGLE_ERROR", "SINGLE_LIMIT", "negative_squared_distances"]
+
+SINGLE_LIMIT = 1e-5
+"""An exponent that float32 cannot hold to this is computed in float64."""
+
+SINGLE_ERROR = 8 * float(np.finfo(np.float32).eps)
+"""Of a product in float32, as a share of the norms of its two rows."""
 
 _FEW_COLUMNS = 4
 """Up to here differences cost no more than a GEMM."""
 
-_NEAR = 1e-6
+_NEAR = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
 """Below this share of |x-c|^2 + |y-c|^2 a distance is computed again from differences."""
 
-_NEAR_ROWS = 256
-"""Landmarks whose differences are taken at a time: all of them may be near."""
+_ROWS_AT_ONCE = 64
+"""Rows whose near landmarks are looked up at a time."""
+
+_VALUES_AT_ONCE = 2**18
+"""Differences that are there at a time."""
+
+_Pairs = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Array]
 
 
-def negative_squared_distances(landmarks: Array, g: float) -> Prepared:
-    """Return a function from rows Z (n, d) to ``-g |z - x|^2`` (n, m), at most 0, for landmarks x (m, d)."""
-    if landmarks.shape[1] <= _FEW_COLUMNS:
+def negative_squared_distances(
+    landmarks: Rows, scale: float | Array, near: float = 0.0, limit: float = SINGLE_LIMIT
+) -> Evaluator:
+    """Return a function from rows Z (n, d) to ``-sum_j ((z_j - x_j) / scale_j)^2`` (n, m), at most 0.
 
-        def by_differences(Z: Array) -> Array:
-            exponent: Array = cdist(Z, landmarks, "sqeuclidean")
-            exponent *= -g
-            return exponent
+    Parameters
+    ----------
+    landmarks : ndarray or csr_array of shape (m, d)
+        The rows x; Z has their dtype.
+    scale : float or ndarray of shape (d,)
+        What columns are divided by.
+    near : float
+        The least share of the norms below which differences are taken; what takes roots needs more than the default.
+    limit : float
+        The largest error that a float32 result may have, before the rows that cause it are computed in float64.
+    """
+    near = max(near, _NEAR[landmarks.dtype])
+    sparse = _Sparse(landmarks, scale, near, limit)
+    if not isinstance(landmarks, np.ndarray):
+        return sparse
+    few = landmarks.shape[1] <= _FEW_COLUMNS
+    dense: Prepared = _Differences(landmarks, scale) if few else _Centred(landmarks, scale, near, limit)
+    return lambda Z: dense(Z) if isinstance(Z, np.ndarray) else sparse(Z)
 
-        return by_differences
 
-    centre = landmarks.mean(axis=0)
-    right, y_norms = _augmented(landmarks, centre, g)
-    right[:, -2] = -g * y_norms
-    right[:, -1] = 1.0
+class _Differences:
+    """Of a few columns."""
 
-    def by_product(Z: Array) -> Array:
-        left, x_norms = _augmented(Z, centre, g)
+    def __init__(self, landmarks: Array, scale: float | Array) -> None:
+        self.landmarks = landmarks
+        self.weights = np.full(landmarks.shape[1], 1 / np.square(scale))
+
+    def __call__(self, Z: Array) -> Array:
+        squares = np.empty((len(Z), len(self.landmarks)), Z.dtype)
+        for part in row_slices(len(Z), _ROWS_AT_ONCE):
+            squares[part] = cdist(Z[part], self.landmarks, "sqeuclidean", w=self.weights)
+        return np.negative(squares, out=squares)
+
+
+class _Products:
+    """What the dense and the sparse way through products share."""
+
+    norms: Array
+
+    def __init__(self, landmarks: Rows, scale: float | Array, near: float, limit: float) -> None:
+        self.landmarks, self.scale, self.near, self.limit = landmarks, scale, near, limit
+
+    @cached_property
+    def in_double(self) -> Evaluator:
+        """The same in float64, made when the first rows ask for it."""
+        return negative_squared_distances(double(self.landmarks), self.scale, 0.0, inf)
+
+    def mended(self, block: Array, Z: Rows, norms: Array) -> Array:
+        """Recompute, in place, what is near from differences and what float32 cannot hold in float64; clamp at 0."""
+        _recompute_near(block, norms, self.norms, self.near, lambda i, j: self._squares(Z, i, j))
+        np.minimum(block, 0.0, out=block)
+        if block.dtype == np.float32:
+            wide = np.flatnonzero(SINGLE_ERROR * (norms + self.norms.max()) > self.limit)
+            for part in row_slices(len(wide), 256):
+                block[wide[part]] = self.in_double(double(Z[wide[part]]))
+        return block
+
+    def _squares(self, Z: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Array:
+        """Return the squared distances of pairs, from the differences of their rows as they came."""
+        squares = np.empty(len(i))
+        for part in row_slices(len(i), max(1, _VALUES_AT_ONCE // Z.shape[1])):
+            difference = double(Z[i[part]]) - self.landmarks[j[part]]
+            squares[part] = squared_norms(scaled_columns(_rows(difference), 1 / self.scale))
+        return squares
+
+
+def _rows(difference: Rows) -> Rows:
+    """Return the difference of dense and sparse rows, a matrix to NumPy's eyes, as an array."""
+    return np.asarray(difference) if isinstance(difference, np.ndarray) else difference
+
+
+class _Centred(_Products):
+    def __init__(self, landmarks: Array, scale: float | Array, near: float, limit: float) -> None:
+        super().__init__(landmarks, scale, near, limit)
+        self.centre = landmarks.mean(axis=0, dtype=np.float64)
+        self.right, self.norms = self._augmented(landmarks)
+        self.right[:, :-2] *= 2
+        self.right[:, -2] = -self.norms
+        self.right[:, -1] = 1.0
+
+    def _augmented(self, rows: Array) -> tuple[Array, Array]:
+        """Return ``(x - c) / scale`` of each row with room for two more columns, and its squared norm."""
+        augmented = np.empty((len(rows), rows.shape[1] + 2), rows.dtype)
+        centred = augmented[:, :-2]
+        np.subtract(rows, self.centre, out=centred, casting="same_kind")
+        centred /= self.scale
+        return augmented, squared_norms(centred)
+
+    def __call__(self, Z: Array) -> Array:
+        left, norms = self._augmented(Z)
         left[:, -2] = 1.0
-        left[:, -1] = -g * x_norms
-        exponent: Array = left @ right.T
-        _recompute_near(exponent, Z, landmarks, x_norms, y_norms, g)
-        np.minimum(exponent, 0.0, out=exponent)
-        return exponent
-
-    return by_product
+        left[:, -1] = -norms
+        return self.mended(left @ self.right.T, Z, norms)
 
 
-def _augmented(rows: Array, centre: Array, g: float) -> tuple[Array, Array]:
-    """Return ``sqrt(2 g) (x - c)`` of each row with room for two more columns, and ``|x - c|^2``."""
-    augmented = np.empty((len(rows), rows.shape[1] + 2))
-    centred = augmented[:, :-2]
-    np.subtract(rows, centre, out=centred)
-    norms = squared_norms(centred)
-    centred *= np.sqrt(2 * g)
-    return augmented, norms
+class _Sparse(_Products):
+    @cached_property
+    def scaled(self) -> Rows:
+        return scaled_columns(self.landmarks, 1 / self.scale)
+
+    @cached_property
+    def norms(self) -> Array:  # type: ignore[override]  # computed when sparse rows come, if ever
+        return squared_norms(self.scaled)
+
+    def __call__(self, Z: Rows) -> Array:
+        scaled = scaled_columns(Z, 1 / self.scale)
+        norms = squared_norms(scaled)
+        block = products(scaled, self.scaled)
+        block *= 2
+        block -= norms.astype(block.dtype)[:, np.newaxis]
+        block -= self.norms.astype(block.dtype)
+        return self.mended(block, Z, norms)
 
 
-def _recompute_near(exponent: Array, X: Array, Y: Array, x_norms: Array, y_norms: Array, g: float) -> None:
-    """Replace, in place, the exponents of near pairs by those of the differences of their rows as they came."""
-    # One pass finds the few rows that have a near landmark at all.
-    candidates = np.flatnonzero(exponent.max(axis=1) >= -g * _NEAR * (x_norms + y_norms.max()))
-    for i in candidates:
-        near = np.flatnonzero(exponent[i] >= -g * _NEAR * (x_norms[i] + y_norms))
-        for part in row_slices(len(near), _NEAR_ROWS):
-            exponent[i, near[part]] = -g * squared_norms(Y[near[part]] - X[i])
+def _recompute_near(block: Array, left: Array, right: Array, near: float, squares: _Pairs) -> None:
+    """Replace, in place, near pairs, which the squared norms of both sides tell, by minus their squares."""
+    # One pass finds the rows that have a near landmark at all.
+    candidates = np.flatnonzero(block.max(axis=1) >= -near * (left + right.max()))
+    for part in row_slices(len(candidates), _ROWS_AT_ONCE):
+        rows = candidates[part]
+        i, j = np.nonzero(block[rows] >= -near * (left[rows, np.newaxis] + right))
+        block[rows[i], j] = -squares(rows[i], j)

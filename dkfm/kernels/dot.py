@@ -1,19 +1,22 @@
-"""Kernels of the inner product <x, y>."""
+"""Kernels of the inner product <x, y>, and of the angle between x and y."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dkfm.errors import KernelError
-from dkfm.kernels.base import Kernel, require_number, require_positive
-from dkfm.kernels.rows import Array, squared_norms
+from dkfm.kernels.base import Definiteness, Evaluator, Kernel
+from dkfm.kernels.distances import SINGLE_ERROR, SINGLE_LIMIT
+from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
+from dkfm.kernels.rows import Array, Rows, products, squared_norms, unit_rows
 
-__all__ = ["Linear", "Polynomial", "integer_power", "require_exponent"]
+__all__ = ["Cosine", "Linear", "Polynomial", "Sigmoid", "integer_power", "single_power"]
 
 
 @dataclass(frozen=True)
 class Linear(Kernel):
     """The linear kernel, ``<x, y>``: kernel PCA with it is PCA.
+
+    Positive semi-definite. Takes sparse rows.
 
     Examples
     --------
@@ -22,11 +25,13 @@ class Linear(Kernel):
     array([[11.]])
     """
 
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y)."""
-        return X @ Y.T
+    single = sparse = True
 
-    def diagonal(self, X: Array) -> Array:
+    def block(self, X: Rows, Y: Rows) -> Array:
+        """Return k(X, Y)."""
+        return products(X, Y)
+
+    def diagonal(self, X: Rows) -> Array:
         """Return |x|^2."""
         return squared_norms(X)
 
@@ -35,18 +40,22 @@ class Linear(Kernel):
 class Polynomial(Kernel):
     """The polynomial kernel, ``(scale <x, y> + offset)^degree``.
 
+    Positive semi-definite. Takes sparse rows.
+
     Parameters
     ----------
     degree : int, >= 1
         A fractional power of a kernel need not be a kernel, so it is refused.
-    scale : float, > 0
-        scikit-learn calls it ``gamma``.
+    scale : float, > 0, or None
+        scikit-learn calls it ``gamma``; None is 1 / d for d columns, as there.
     offset : float, >= 0
         scikit-learn calls it ``coef0``.
 
     Notes
     -----
-    The paper's k1 (eq. 27) on pixels in [0, 1] is ``Polynomial(9, scale=1/784)``.
+    Ghiasi-Shirazi and Qaraei, "An exact finite-dimensional explicit feature map for kernel functions": k1 (eq. 27) on
+    pixels in [0, 1] is ``Polynomial(9, scale=1/784)``, and k2, on pixels in [-1, 1],
+    ``Polynomial(9, scale=1/1568, offset=0.5).warp(Affine(2, -1))``.
 
     Examples
     --------
@@ -56,32 +65,131 @@ class Polynomial(Kernel):
     """
 
     degree: int = 3
-    scale: float = 1.0
+    scale: Scale = 1.0
     offset: float = 0.0
+    sparse = True
 
     def __post_init__(self) -> None:
         require_exponent(self, "degree")
-        require_positive(self, "scale")
-        if require_number(self, "offset") < 0:
-            raise KernelError(f"Polynomial needs offset >= 0, and got {self.offset}.")
+        if self.scale is not None:
+            require_positive(self, "scale")
+        require_non_negative(self, "offset", ": a negative constant is not a kernel, nor is a power of such a sum")
+
+    @property
+    def single(self) -> bool:
+        """A power multiplies the error of a product."""
+        return single_power(self.degree)
 
     @property
     def blocks(self) -> int:
         """A power is taken by squaring, beside what it is taken of."""
         return 2
 
-    def block(self, X: Array, Y: Array) -> Array:
+    def resolve(self, X: Rows) -> Kernel:
+        """Fill in the scale."""
+        return replace(self, scale=_slope(self.scale, X))
+
+    def block(self, X: Rows, Y: Rows) -> Array:
         """Return k(X, Y)."""
-        return self._profile(X @ Y.T)
+        return self._profile(products(X, Y), _slope(self.scale, X))
 
-    def diagonal(self, X: Array) -> Array:
+    def diagonal(self, X: Rows) -> Array:
         """Return (scale |x|^2 + offset)^degree."""
-        return self._profile(squared_norms(X))
+        return self._profile(squared_norms(X), _slope(self.scale, X))
 
-    def _profile(self, products: Array) -> Array:
-        products *= self.scale
-        products += self.offset
-        return integer_power(products, self.degree)
+    def _profile(self, inner: Array, scale: float) -> Array:
+        inner *= scale
+        inner += self.offset
+        return integer_power(inner, self.degree)
+
+
+@dataclass(frozen=True)
+class Cosine(Kernel):
+    """The cosine of the angle between two rows, ``<x, y> / (|x| |y|)``; 0 where a row is 0, on the diagonal too.
+
+    Positive semi-definite. Takes sparse rows.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Cosine
+    >>> Cosine()([[3.0, 4.0], [0.0, 0.0]])
+    array([[1., 0.],
+           [0., 0.]])
+    """
+
+    single = sparse = True
+    copies = 1
+
+    def block(self, X: Rows, Y: Rows) -> Array:
+        """Return k(X, Y)."""
+        return self.prepare(Y)(X)
+
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Bring the landmarks to unit length once."""
+        units, _ = unit_rows(landmarks)
+        return lambda Z: products(unit_rows(Z)[0], units)
+
+    def diagonal(self, X: Rows) -> Array:
+        """Return 1, or 0 where x is."""
+        return (unit_rows(X)[1] > 0).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Kernel):
+    """The sigmoid "kernel", ``tanh(scale <x, y> + offset)``: not positive semi-definite for any parameters.
+
+    A fit refuses it unless its Gram matrix of the training rows happens to be so, or its negative part may be dropped
+    (``on_indefinite="clip"``). Takes sparse rows.
+
+    Parameters
+    ----------
+    scale : float, > 0, or None
+        scikit-learn calls it ``gamma``; None is 1 / d for d columns, as there.
+    offset : float
+        scikit-learn calls it ``coef0``.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Sigmoid
+    >>> Sigmoid(0.5, 1.0)([[1.0]], [[2.0]]).round(4)
+    array([[0.964]])
+    """
+
+    scale: Scale = 1.0
+    offset: float = 0.0
+    sparse = True
+    definiteness = Definiteness.INDEFINITE
+
+    def __post_init__(self) -> None:
+        if self.scale is not None:
+            require_positive(self, "scale")
+        require_number(self, "offset")
+
+    def resolve(self, X: Rows) -> Kernel:
+        """Fill in the scale."""
+        return replace(self, scale=_slope(self.scale, X))
+
+    def block(self, X: Rows, Y: Rows) -> Array:
+        """Return k(X, Y)."""
+        return self._profile(products(X, Y), _slope(self.scale, X))
+
+    def diagonal(self, X: Rows) -> Array:
+        """Return tanh(scale |x|^2 + offset)."""
+        return self._profile(squared_norms(X), _slope(self.scale, X))
+
+    def _profile(self, inner: Array, scale: float) -> Array:
+        inner *= scale
+        inner += self.offset
+        return np.tanh(inner, out=inner)
+
+
+def _slope(scale: Scale, X: Rows) -> float:
+    return 1 / X.shape[1] if scale is None else float(scale)  # type: ignore[arg-type]  # a number, checked when made
+
+
+def single_power(exponent: int) -> bool:
+    """Whether float32 holds a power of a product, whose error it multiplies."""
+    return exponent * SINGLE_ERROR <= SINGLE_LIMIT
 
 
 def integer_power(base: Array, exponent: int) -> Array:
@@ -98,14 +206,3 @@ def integer_power(base: Array, exponent: int) -> Array:
             assert result is not None  # noqa: S101  # the highest bit is set; this tells the type checker
             return result
         np.multiply(base, base, out=base)
-
-
-def require_exponent(kernel: Kernel, name: str) -> None:
-    """Raise a KernelError unless a parameter is a positive integer."""
-    value = getattr(kernel, name)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise KernelError(
-            f"{type(kernel).__name__} needs a positive integer as {name}, and got {value!r}: "
-            "a product of kernels is a kernel, a fractional power need not be."
-        )
-    object.__setattr__(kernel, name, int(value))

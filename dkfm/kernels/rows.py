@@ -1,29 +1,62 @@
-"""What counts as rows: the one check that every array of the user's passes."""
+"""What counts as rows: the one check that every array of the user's passes, and what dense and sparse rows share."""
+
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array, issparse, vstack
 
 from dkfm.errors import InvalidInputError
+from dkfm.tiling import row_slices
 
-__all__ = ["Array", "as_array", "as_rows", "require_finite", "require_two_dimensions", "squared_norms"]
+__all__ = [
+    "Array",
+    "Rows",
+    "Sparse",
+    "as_array",
+    "as_diagonal",
+    "as_rows",
+    "double",
+    "finite_rows",
+    "is_sparse",
+    "products",
+    "require_finite",
+    "require_two_dimensions",
+    "scaled_columns",
+    "squared_norms",
+    "stacked",
+    "stored_values",
+    "unit_rows",
+]
 
-Array = npt.NDArray[np.float64]
+Array: TypeAlias = npt.NDArray[np.floating]
+if TYPE_CHECKING:
+    Sparse: TypeAlias = csr_array[np.floating, tuple[int, int]]
+else:
+    Sparse: TypeAlias = csr_array  # which early versions of SciPy do not let be subscripted
+Rows: TypeAlias = Array | Sparse
+
+_TILE = 1024
+"""Sparse rows that are multiplied at a time."""
+
+_FEW = 64
+"""Dense rows that are transposed at a time beside sparse ones."""
 
 
-def as_rows(X: object, name: str = "X") -> Array:
-    """Return `X` as an (n, d) float64 array of finite numbers, or say in one sentence why it is not rows.
+def as_rows(X: object, name: str = "X") -> Rows:
+    """Return `X` as (n, d) finite rows, float32 or float64, dense or CSR, or say in one sentence why it is not rows.
 
     Parameters
     ----------
-    X : array-like of shape (n, d)
-        Booleans, integers and floats; float32 is widened, which is exact.
+    X : array-like or scipy.sparse array or matrix of shape (n, d)
+        Booleans, integers and floats; all but float32 become float64.
     name : str
         What the message calls it.
 
     Returns
     -------
-    ndarray of shape (n, d), float64
-        `X` itself where it is one already.
+    ndarray or csr_array of shape (n, d)
+        `X` itself, or a view of it, where it is one already.
 
     Raises
     ------
@@ -35,20 +68,50 @@ def as_rows(X: object, name: str = "X") -> Array:
     return rows
 
 
-def as_array(X: object, name: str) -> Array:
+def as_array(X: object, name: str) -> Rows:
     """Return `X` as `as_rows` does, without the look at every value."""
+    if issparse(X):
+        return _as_csr(X, name)
     try:
         rows = np.asarray(X)
     except ValueError as error:
         raise InvalidInputError(f"{name} must hold real numbers in rows and columns: {error}") from None
     require_two_dimensions(rows.shape, rows.dtype, name)
-    return np.asarray(rows, dtype=np.float64)
+    return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
+
+
+def _as_csr(X: object, name: str) -> Sparse:
+    dtype = cast("np.dtype[np.generic]", X.dtype)  # type: ignore[attr-defined]  # every sparse array has one
+    require_two_dimensions(X.shape, dtype, name)  # type: ignore[attr-defined]  # and the other
+    rows = csr_array(X, dtype=dtype if dtype in (np.float32, np.float64) else np.float64)  # type: ignore[call-overload]  # sparse, as the caller saw
+    if not rows.has_canonical_format:
+        rows = rows.copy()  # adding up duplicates in place would change the user's array
+        rows.sum_duplicates()
+    return cast("Sparse", rows)
+
+
+def is_sparse(rows: Rows) -> bool:
+    """Whether rows are CSR."""
+    return not isinstance(rows, np.ndarray)
+
+
+def as_diagonal(values: object, n: int) -> Array:
+    """Return k(z, z) of n rows as (n,) finite float64 numbers, or say why they are not."""
+    diagonal = np.asarray(values)
+    if diagonal.shape != (n,) or diagonal.dtype.kind not in "biuf" or not np.isfinite(diagonal).all():
+        raise InvalidInputError(f"diag must hold k(z, z), finite, of shape {(n,)}, and its shape is {diagonal.shape}.")
+    return diagonal.astype(np.float64)
+
+
+def double(rows: Rows) -> Rows:
+    """Return rows as float64, which is exact; themselves where they are."""
+    return rows if rows.dtype == np.float64 else rows.astype(np.float64)
 
 
 def require_two_dimensions(shape: tuple[int, ...], dtype: np.dtype[np.generic], name: str) -> None:
     """Raise unless shape and dtype are those of rows of real numbers."""
-    if dtype.kind not in "biuf":
-        raise InvalidInputError(f"{name} must hold real numbers, and its dtype is {dtype}.")
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise InvalidInputError(f"{name} must hold real numbers of at most 64 bits, and its dtype is {dtype}.")
     if len(shape) != 2:
         raise InvalidInputError(
             f"{name} must have two dimensions (rows, columns), and its shape is {shape}; "
@@ -58,23 +121,114 @@ def require_two_dimensions(shape: tuple[int, ...], dtype: np.dtype[np.generic], 
         raise InvalidInputError(f"{name} needs at least one row and one column, and its shape is {shape}.")
 
 
-def require_finite(rows: Array, name: str, first_row: int = 0) -> None:
+def require_finite(rows: Rows, name: str, first_row: int = 0) -> None:
     """Raise with the number of the first row that holds NaN or infinity; rows count from `first_row`."""
+    values = rows if isinstance(rows, np.ndarray) else rows.data
     # The sum is one cheap pass without a temporary; it overflows only where a closer look is due anyway.
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(rows.sum()):
+        if np.isfinite(values.sum()):
             return
-    bad = ~np.isfinite(rows).all(axis=1)
-    if bad.any():
-        row = int(bad.argmax())
-        what = "NaN" if np.isnan(rows[row]).any() else "infinity"
-        raise InvalidInputError(
-            f"{name} must be finite, and row {first_row + row} contains {what} "
-            f"({int(bad.sum())} such rows among the {len(rows)} looked at)."
-        )
+    bad = ~np.isfinite(values)
+    if not bad.any():
+        return
+    where = np.unique(np.nonzero(bad)[0] if isinstance(rows, np.ndarray) else _row_of(rows)[bad])
+    row = int(where[0])
+    found = rows[row] if isinstance(rows, np.ndarray) else rows[[row]].data
+    what = "NaN" if np.isnan(found).any() else "infinity"
+    raise InvalidInputError(
+        f"{name} must be finite, and row {first_row + row} contains {what} "
+        f"({len(where)} such rows among the {rows.shape[0]} looked at)."
+    )
 
 
-def squared_norms(X: Array) -> Array:
-    """Return |x|^2 of each row, (n,)."""
-    norms: Array = np.einsum("ij,ij->i", X, X)
-    return norms
+def finite_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
+    """Return which rows are finite, (n,), and the rows with zeros in place of those that are not."""
+    if isinstance(rows, np.ndarray):
+        finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=1)
+        return finite, np.where(finite[:, np.newaxis], rows, 0.0)
+    row = _row_of(rows)
+    finite = np.bincount(row[~np.isfinite(rows.data)], minlength=rows.shape[0]) == 0
+    return finite, _with_data(rows, np.where(finite[row], rows.data, 0.0))
+
+
+def stored_values(rows: Rows) -> int:
+    """Return how many dense float64 values take the memory of a row, on average, rounded up."""
+    if isinstance(rows, np.ndarray):
+        return int(rows.shape[1])
+    return -(-2 * rows.nnz // rows.shape[0]) + 1
+
+
+def stacked(parts: list[Rows]) -> Rows:
+    """Return rows, one part under the other; all of one kind."""
+    dense = [part for part in parts if isinstance(part, np.ndarray)]
+    if dense:
+        return np.concatenate(dense)
+    return cast("Sparse", csr_array(vstack(parts, format="csr")))  # type: ignore[call-overload]  # sparse, all of them
+
+
+def squared_norms(X: Rows) -> Array:
+    """Return |x|^2 of each row, (n,), added up in float64."""
+    if isinstance(X, np.ndarray):
+        norms: Array = np.einsum("ij,ij->i", X, X, dtype=np.float64)
+        return norms
+    return _row_sums(X, np.square(X.data, dtype=np.float64))
+
+
+def _row_sums(X: Sparse, values: Array) -> Array:
+    """Add up, for each row, values that stand beside the stored ones."""
+    return np.bincount(_row_of(X), values, X.shape[0]).astype(np.float64, copy=False)
+
+
+def _row_of(X: Sparse) -> npt.NDArray[np.intp]:
+    """Return the row of each stored value."""
+    return np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
+
+
+def scaled_columns(X: Rows, factors: float | Array) -> Rows:
+    """Return X with its columns multiplied by a number or by one each (d,), in the precision of X."""
+    if isinstance(X, np.ndarray):
+        return (X * factors).astype(X.dtype, copy=False)
+    by_value = factors if isinstance(factors, float) else factors[X.indices]
+    return _with_data(X, X.data * by_value)
+
+
+def unit_rows(X: Rows) -> tuple[Rows, Array]:
+    """Return ``x / |x|`` of each row, zeros where x is, and the lengths |x| (n,); no square overflows."""
+    if isinstance(X, np.ndarray):
+        largest = np.abs(X).max(axis=1)
+        units = X / np.where(largest > 0, largest, 1)[:, np.newaxis]
+        lengths = np.sqrt(squared_norms(units))
+        units /= np.where(largest > 0, lengths, 1)[:, np.newaxis]
+        return units.astype(X.dtype, copy=False), lengths * largest
+    row, largest = _row_of(X), np.zeros(X.shape[0])
+    np.maximum.at(largest, row, np.abs(X.data))
+    values = X.data / np.where(largest > 0, largest, 1)[row]
+    lengths = np.sqrt(_row_sums(X, np.square(values)))
+    values /= np.where(largest > 0, lengths, 1)[row]
+    return _with_data(X, values), lengths * largest
+
+
+def _with_data(X: Sparse, data: Array) -> Sparse:
+    return cast("Sparse", csr_array((data.astype(X.dtype, copy=False), X.indices, X.indptr), shape=X.shape))
+
+
+def products(X: Rows, Y: Rows) -> Array:
+    """Return <x, y> of all pairs, (n, m); beside the block only a slice of it is ever there, and nothing is densified.
+
+    Parameters
+    ----------
+    X, Y : ndarray or csr_array of shapes (n, d) and (m, d)
+    """
+    if isinstance(X, np.ndarray):
+        return X @ Y.T if isinstance(Y, np.ndarray) else products(Y, X).T
+    block = np.empty((X.shape[0], Y.shape[0]), np.result_type(X.dtype, Y.dtype))
+    if isinstance(Y, np.ndarray):
+        for few in row_slices(len(Y), _FEW):
+            right = np.ascontiguousarray(Y[few].T)
+            for part in row_slices(X.shape[0], _TILE):
+                block[part, few] = X[part] @ right
+        return block
+    transposed = Y.T.tocsr()
+    for part in row_slices(X.shape[0], _TILE):
+        block[part] = (X[part] @ transposed).toarray()
+    return block

@@ -1,32 +1,120 @@
-"""Kernels of the difference x - y."""
+"""Kernels of the Euclidean distance between two rows whose columns are divided by a length scale.
 
-from dataclasses import dataclass
+All take a number as length scale, one for each column, or "median": the median distance between the training rows.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
-from dkfm.errors import KernelError
-from dkfm.kernels.base import Kernel, Prepared, require_positive
-from dkfm.kernels.distances import negative_squared_distances
-from dkfm.kernels.rows import Array
+from dkfm.kernels.bandwidth import median_of
+from dkfm.kernels.base import Definiteness, Evaluator, Kernel
+from dkfm.kernels.distances import SINGLE_LIMIT, negative_squared_distances
+from dkfm.kernels.parameters import MEDIAN, Scale, lengths, require_positive, require_scale
+from dkfm.kernels.rows import Array, Rows, as_rows
 
-__all__ = ["Gaussian", "Laplacian"]
+__all__ = [
+    "Exponential",
+    "Gaussian",
+    "Measured",
+    "NegativeSquaredDistance",
+    "RationalQuadratic",
+    "Stationary",
+]
+
+
+class Measured(Kernel):
+    """A kernel of some distance, in the unit of a length scale, which may be taken from the training rows."""
+
+    scale_name: ClassVar[str] = "length_scale"
+    copies = 1
+
+    @classmethod
+    def median(cls, X: object) -> Self:
+        """Return the kernel whose length scale is the median of the nonzero distances between rows of X (n, d).
+
+        Of more than 1,000 rows a seeded sample is taken: the same rows give the same kernel.
+
+        Examples
+        --------
+        >>> from dkfm.kernels import Gaussian
+        >>> Gaussian.median([[0.0], [3.0]])
+        Gaussian(sigma=3.0)
+        """
+        return cls(**{cls.scale_name: MEDIAN}).resolve(as_rows(X))
+
+    def resolve(self, X: Rows) -> Self:
+        """Fill in the length scale, and check it against the columns."""
+        scale = getattr(self, self.scale_name)
+        if scale == MEDIAN:
+            scale = median_of(self._distances, X)
+        elif scale is None:
+            scale = self._lengths(X.shape[1])
+        else:
+            self._lengths(X.shape[1])
+        return replace(self, **{self.scale_name: scale})  # type: ignore[type-var]  # every subclass is a dataclass
+
+    @abstractmethod
+    def _distances(self, X: Array) -> Array:
+        """Return the distances (n, n) between rows X, whose median is a length scale."""
+
+    def _lengths(self, d: int) -> float | Array:
+        """Return what d columns are divided by."""
+        return lengths(self, self.scale_name, d)
+
+    def block(self, X: Array, Y: Array) -> Array:
+        """Return k(X, Y)."""
+        return self.prepare(Y)(X)
+
+
+class Stationary(Measured):
+    """A function of the Euclidean distance; a subclass says which (`_profile`), and in what unit (`_unit`)."""
+
+    sparse = True
+    _unit: float = 1.0
+    """The length scale times this is what distances are measured in."""
+    _near: float = 0.0
+    """The least share of the norms below which distances are taken from differences."""
+    _limit: float = SINGLE_LIMIT
+    """The largest error of a squared distance in float32."""
+
+    @abstractmethod
+    def _profile(self, negative_squares: Array) -> Array:
+        """Return the kernel's values, overwriting minus the squared distances."""
+
+    def _distances(self, X: Rows) -> Array:
+        return np.sqrt(-negative_squared_distances(X, 1.0)(X))
+
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Centre and augment the landmarks once."""
+        unit = self._unit * self._lengths(landmarks.shape[1])
+        squares = negative_squared_distances(landmarks, unit, self._near, self._limit)
+        return lambda Z: self._profile(squares(Z))
+
+    def diagonal(self, X: Rows) -> Array:
+        """Return the kernel of no distance."""
+        return self._profile(np.zeros(X.shape[0]))
 
 
 @dataclass(frozen=True)
-class Gaussian(Kernel):
+class Gaussian(Stationary):
     """The Gaussian kernel, ``exp(-|x - y|^2 / (2 sigma^2))``.
+
+    Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
-    sigma : float, > 0
-        The bandwidth, in the units of the columns. scikit-learn's ``gamma`` is ``1 / (2 sigma^2)``.
+    sigma : float > 0, one for each column, "median", or None
+        The bandwidth, in the units of the columns. scikit-learn's ``gamma`` is ``1 / (2 sigma^2)``; None is its default
+        of 1 / d for d columns.
 
     Notes
     -----
     Ghiasi-Shirazi and Qaraei, "An exact finite-dimensional explicit feature map for kernel functions", eq. (1).
-    The error of the exponent is at most ``8 eps (|x-c|^2 + |y-c|^2) / (2 sigma^2)``, c the mean of the landmarks;
-    equal rows give exactly 1.
+    The error of the exponent is at most ``8 eps (|x-c|^2 + |y-c|^2) / (2 sigma^2)``, c the mean of the landmarks (0 for
+    sparse rows); equal rows give exactly 1.
 
     Examples
     --------
@@ -36,64 +124,111 @@ class Gaussian(Kernel):
            [0.6065, 1.    ]])
     """
 
-    sigma: float = 1.0
+    sigma: Scale = 1.0
+    scale_name = "sigma"
+    single = True
+    _unit = float(np.sqrt(2))
 
     def __post_init__(self) -> None:
-        require_positive(self, "sigma")
-        if not 1e-150 < self.sigma < 1e150:
-            raise KernelError(f"Gaussian needs a sigma whose square is a number, and got {self.sigma}.")
+        require_scale(self, "sigma", MEDIAN, None)
 
-    @property
-    def copies(self) -> int:
-        """One, centred and augmented."""
-        return 1
+    def _lengths(self, d: int) -> float | Array:
+        return float(np.sqrt(d / 2)) if self.sigma is None else super()._lengths(d)
 
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y)."""
-        return self.prepare(Y)(X)
-
-    def prepare(self, landmarks: Array) -> Prepared:
-        """Centre and augment the landmarks once."""
-        exponents = negative_squared_distances(landmarks, 0.5 / self.sigma**2)
-
-        def block(Z: Array) -> Array:
-            exponent = exponents(Z)
-            return np.exp(exponent, out=exponent)
-
-        return block
-
-    def diagonal(self, X: Array) -> Array:
-        """Return ones."""
-        return np.ones(len(X))
+    def _profile(self, negative_squares: Array) -> Array:
+        return np.exp(negative_squares, out=negative_squares)
 
 
 @dataclass(frozen=True)
-class Laplacian(Kernel):
-    """The Laplacian kernel, ``exp(-|x - y|_1 / sigma)``, with the sum of absolute differences.
+class Exponential(Stationary):
+    """The exponential kernel, ``exp(-|x - y| / length_scale)`` of the Euclidean distance; Matern's with nu = 1/2.
+
+    Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
-    sigma : float, > 0
-        The length scale, in the units of the columns. scikit-learn's ``gamma`` is ``1 / sigma``.
+    length_scale : float > 0, one for each column, or "median"
 
     Examples
     --------
-    >>> from dkfm.kernels import Laplacian
-    >>> Laplacian(2.0)([[0.0, 0.0]], [[1.0, 1.0]]).round(4)
-    array([[0.3679]])
+    >>> from dkfm.kernels import Exponential
+    >>> Exponential(2.0)([[0.0, 0.0]], [[3.0, 4.0]]).round(4)
+    array([[0.0821]])
     """
 
-    sigma: float = 1.0
+    length_scale: Scale = 1.0
+    _near = 1e-3  # a root makes more of the error of a short distance
 
     def __post_init__(self) -> None:
-        require_positive(self, "sigma")
+        require_scale(self, "length_scale", MEDIAN)
 
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y)."""
-        exponent = cdist(X, Y, "cityblock")
-        exponent /= -self.sigma
-        return np.exp(exponent, out=exponent)
+    def _profile(self, negative_squares: Array) -> Array:
+        roots = np.negative(negative_squares, out=negative_squares)
+        np.sqrt(roots, out=roots)
+        np.negative(roots, out=roots)
+        return np.exp(roots, out=roots)
 
-    def diagonal(self, X: Array) -> Array:
-        """Return ones."""
-        return np.ones(len(X))
+
+@dataclass(frozen=True)
+class RationalQuadratic(Stationary):
+    """The rational quadratic kernel, ``(1 + |x - y|^2 / (2 alpha length_scale^2))^(-alpha)``.
+
+    A mixture of Gaussians of many widths. Positive semi-definite. Takes sparse rows.
+
+    Parameters
+    ----------
+    alpha : float, > 0
+    length_scale : float > 0, one for each column, or "median"
+
+    Examples
+    --------
+    >>> from dkfm.kernels import RationalQuadratic
+    >>> RationalQuadratic(1.0, 1.0)([[0.0]], [[2.0]]).round(4)
+    array([[0.3333]])
+    """
+
+    alpha: float = 1.0
+    length_scale: Scale = 1.0
+    single = True
+    _unit = float(np.sqrt(2))
+
+    def __post_init__(self) -> None:
+        require_positive(self, "alpha")
+        require_scale(self, "length_scale", MEDIAN)
+
+    def _profile(self, negative_squares: Array) -> Array:
+        # -alpha log(1 + s / alpha): exact for large alpha too, where it is a Gaussian.
+        negative_squares /= -self.alpha
+        np.log1p(negative_squares, out=negative_squares)
+        negative_squares *= -self.alpha
+        return np.exp(negative_squares, out=negative_squares)
+
+
+@dataclass(frozen=True)
+class NegativeSquaredDistance(Stationary):
+    """The negative squared distance, ``-|x - y|^2 / length_scale^2``.
+
+    Conditionally positive semi-definite: for kernel PCA, and as ``Exp(k)``. The centred Gram matrix of half of it is
+    that of the linear kernel (classical scaling; with other distances, Isomap). Takes sparse rows.
+
+    Parameters
+    ----------
+    length_scale : float > 0, one for each column, or "median"
+
+    Examples
+    --------
+    >>> from dkfm.kernels import NegativeSquaredDistance
+    >>> NegativeSquaredDistance()([[0.0, 0.0]], [[3.0, 4.0]])
+    array([[-25.]])
+    """
+
+    length_scale: Scale = 1.0
+    single = True
+    definiteness = Definiteness.CONDITIONAL
+    _limit = np.inf  # the values are the squares themselves: their size is the scale of their error
+
+    def __post_init__(self) -> None:
+        require_scale(self, "length_scale", MEDIAN)
+
+    def _profile(self, negative_squares: Array) -> Array:
+        return negative_squares

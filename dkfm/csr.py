@@ -1,0 +1,90 @@
+"""CSR rows in a store: three arrays, of which some rows are read without the others."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zarr
+from scipy.sparse import csr_array
+
+from dkfm import formats, store
+from dkfm.errors import UnsupportedStoreError
+from dkfm.kernels.rows import Rows, Sparse
+
+__all__ = ["CsrSource", "array_names", "read", "require_complete", "write"]
+
+_PARTS = ("data", "indices", "indptr")
+_CHUNK = 2**20
+
+
+def array_names(name: str) -> list[str]:
+    """Return the names of the arrays that hold the rows of a name."""
+    return [f"{name}.{part}" for part in _PARTS]
+
+
+def write(group: zarr.Group, name: str, rows: Sparse) -> None:
+    """Add rows to a store that is being made."""
+    for array, values in zip(array_names(name), (rows.data, rows.indices, rows.indptr), strict=True):
+        dtype = "float64" if values is rows.data else "int64"
+        chunks = (max(1, min(len(values), _CHUNK)),)
+        store.add_array(group, array, values.shape, chunks, dtype)[...] = values.astype(dtype, copy=False)
+
+
+def read(root: Path, name: str, columns: int, rows: slice | None = None) -> Sparse:
+    """Read some rows, or all, once what their arrays say of each other is seen to be true.
+
+    Raises
+    ------
+    UnsupportedStoreError
+        The arrays do not make CSR rows.
+    """
+    data, indices, indptr = (store.open_array(root, array) for array in array_names(name))
+    part = slice(0, indptr.shape[0] - 1) if rows is None else rows
+    pointers = np.asarray(indptr[part.start : part.stop + 1], dtype=np.int64)
+    if len(pointers) != part.stop - part.start + 1 or not _is_rising(pointers, data.shape[0]) or data.ndim != 1:
+        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
+    values = slice(int(pointers[0]), int(pointers[-1]))
+    try:
+        found = csr_array(
+            (np.asarray(data[values]), np.asarray(indices[values]), pointers - pointers[0]),
+            shape=(len(pointers) - 1, columns),
+        )
+        found.check_format(full_check=True)
+    except (ValueError, IndexError) as error:
+        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {error}") from None
+    return found
+
+
+def _is_rising(pointers: np.ndarray, end: int) -> bool:
+    return bool(pointers[0] >= 0 and pointers[-1] <= end and (np.diff(pointers) >= 0).all())
+
+
+def require_complete(root: Path, name: str) -> None:
+    """Raise unless every chunk of the arrays is there."""
+    for array in array_names(name):
+        formats.require_chunks(root / array, formats.read_array(root / array))
+
+
+@dataclass(frozen=True)
+class CsrSource:
+    """CSR rows in a store of dkfm's."""
+
+    root: Path
+    array: str
+    shape: tuple[int, int]
+    row_values: int
+    chunk_rows: int = 1
+
+    @property
+    def path(self) -> Path:
+        """The store."""
+        return self.root
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.root)
+
+    def read(self, rows: slice) -> Rows:
+        """Return some rows."""
+        return read(self.root, self.array, self.shape[1], rows)

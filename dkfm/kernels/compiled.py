@@ -1,0 +1,105 @@
+"""Sums over columns compiled by numba, the extra "fast".
+
+Where the compilation is kept is told from outside (`keep_in`): numba's cache is code, so it belongs into a folder that
+only this user writes. Without one every process compiles anew, in about a second for each sum.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined"
+# numba compiles these functions for the types they are called with.
+
+from collections.abc import Callable
+from functools import cache
+from math import log
+from pathlib import Path
+
+import numba
+
+from dkfm.kernels.rows import Array
+
+__all__ = ["compiled", "keep_in"]
+
+_COLUMNS = 1024
+"""Columns added up in the rows' own precision, by many accumulators, before their sum goes to float64."""
+
+_ROWS = 64
+"""Landmarks that stay near the processor while rows pass."""
+
+_FLAGS = {"reassoc", "nsz", "contract"}
+"""What lets a sum be vectorised; NaN and infinity keep their meaning."""
+
+_folders: list[Path] = []
+
+
+def keep_in(folder: Path) -> None:
+    """Keep compilations in a private folder from now on."""
+    _folders[:] = [folder]
+
+
+@cache
+def compiled(name: str) -> Callable[[Array, Array, Array], None]:
+    """Return a function that fills a block (n, m) with a sum over the columns of rows (n, d) and (m, d).
+
+    "absolute": ``|x - y|``; "chi_squared": ``(x - y)^2 / (x + y)``; "divergence": ``x log(x / c) + y log(y / c)`` with
+    ``c = (x + y) / 2``; terms of 0 are 0. A pair's sum does not depend on the rows beside it.
+    """
+    before = numba.config.CACHE_DIR
+    if _folders:
+        numba.config.CACHE_DIR = str(_folders[0])
+    try:
+        function: Callable[[Array, Array, Array], None]
+        function = numba.njit(_SUMS[name], fastmath=_FLAGS, nogil=True, cache=bool(_folders))
+    finally:
+        numba.config.CACHE_DIR = before
+    return function
+
+
+@numba.njit(fastmath=_FLAGS)
+def _four(x, y0, y1, y2, y3, zero):
+    a, b, c, d = zero, zero, zero, zero
+    for k in range(x.size):
+        a += abs(x[k] - y0[k])
+        b += abs(x[k] - y1[k])
+        c += abs(x[k] - y2[k])
+        d += abs(x[k] - y3[k])
+    return a, b, c, d
+
+
+def _absolute(X, Y, block):
+    zero, last = X.dtype.type(0), Y.shape[0] - 1
+    for start in range(0, Y.shape[0], _ROWS):
+        for i in range(X.shape[0]):
+            for j in range(start, min(start + _ROWS, Y.shape[0]), 4):
+                # Beyond the last landmark the last one is taken again.
+                j1, j2, j3 = min(j + 1, last), min(j + 2, last), min(j + 3, last)
+                p, q, r, s = 0.0, 0.0, 0.0, 0.0
+                for k in range(0, X.shape[1], _COLUMNS):
+                    e = k + _COLUMNS
+                    a, b, c, d = _four(X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero)
+                    p, q, r, s = p + a, q + b, r + c, s + d
+                block[i, j], block[i, j1], block[i, j2], block[i, j3] = p, q, r, s
+
+
+def _chi_squared(X, Y, block):
+    for i in range(X.shape[0]):
+        for j in range(Y.shape[0]):
+            total = 0.0
+            for k in range(X.shape[1]):
+                gap, both = X[i, k] - Y[j, k], X[i, k] + Y[j, k]
+                total += gap * (gap / both) if both > 0 else both
+            block[i, j] = total
+
+
+def _divergence(X, Y, block):
+    for i in range(X.shape[0]):
+        for j in range(Y.shape[0]):
+            total = 0.0
+            for k in range(X.shape[1]):
+                x, y = X[i, k], Y[j, k]
+                centre = x / 2 + y / 2
+                if x > 0:
+                    total += x * log(x / centre)
+                if y > 0:
+                    total += y * log(y / centre)
+            block[i, j] = total
+
+
+_SUMS = {"absolute": _absolute, "chi_squared": _chi_squared, "divergence": _divergence}

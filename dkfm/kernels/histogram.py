@@ -1,0 +1,184 @@
+"""Kernels of histograms: rows of non-negative numbers, mostly shares that add up to 1."""
+
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+
+from dkfm.errors import InvalidInputError
+from dkfm.kernels import sums
+from dkfm.kernels.base import Definiteness, Kernel, Prepared
+from dkfm.kernels.parameters import require_positive
+from dkfm.kernels.rows import Array
+
+__all__ = ["AdditiveChiSquared", "ChiSquared", "HistogramIntersection", "JensenShannon"]
+
+
+class _Histogram(Kernel):
+    """A kernel that refuses negative numbers."""
+
+    def block(self, X: Array, Y: Array) -> Array:
+        """Return k(X, Y)."""
+        return self.prepare(Y)(X)
+
+    def _checked(self, rows: Array) -> Array:
+        if rows.min() < 0:
+            i, j = np.unravel_index(int(rows.argmin()), rows.shape)
+            raise InvalidInputError(
+                f"{self!r} is a kernel of histograms, which have no negative numbers, and row {i} has {rows[i, j]} in "
+                f"column {j}."
+            )
+        return rows
+
+
+@dataclass(frozen=True)
+class ChiSquared(_Histogram):
+    """The chi-squared kernel of histograms, ``exp(-gamma sum_j (x_j - y_j)^2 / (x_j + y_j))``, with 0/0 = 0.
+
+    Positive semi-definite.
+
+    Parameters
+    ----------
+    gamma : float, > 0
+
+    Notes
+    -----
+    Zhang, Marszalek, Lazebnik and Schmid, "Local features and kernels for classification of texture and object
+    categories" (2007).
+
+    Examples
+    --------
+    >>> from dkfm.kernels import ChiSquared
+    >>> ChiSquared()([[0.5, 0.5]], [[1.0, 0.0]]).round(4)
+    array([[0.5134]])
+    """
+
+    gamma: float = 1.0
+    single = True
+
+    def __post_init__(self) -> None:
+        require_positive(self, "gamma")
+
+    def prepare(self, landmarks: Array) -> Prepared:
+        """Look for negative numbers once."""
+        right = self._checked(landmarks)
+
+        def block(Z: Array) -> Array:
+            exponent = sums.chi_squared(self._checked(Z), right)
+            exponent *= -self.gamma
+            return np.exp(exponent, out=exponent)
+
+        return block
+
+    def diagonal(self, X: Array) -> Array:
+        """Return ones."""
+        return np.ones(len(self._checked(X)))
+
+
+@dataclass(frozen=True)
+class AdditiveChiSquared(_Histogram):
+    """The additive chi-squared kernel of histograms, ``-sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0.
+
+    Conditionally positive semi-definite: for kernel PCA, and as ``Exp(k)``, which is `ChiSquared`.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import AdditiveChiSquared
+    >>> AdditiveChiSquared()([[0.5, 0.5]], [[1.0, 0.0]]).round(4)
+    array([[-0.6667]])
+    """
+
+    single = True
+    definiteness = Definiteness.CONDITIONAL
+
+    def prepare(self, landmarks: Array) -> Prepared:
+        """Look for negative numbers once."""
+        right = self._checked(landmarks)
+
+        def block(Z: Array) -> Array:
+            values = sums.chi_squared(self._checked(Z), right)
+            return np.negative(values, out=values)
+
+        return block
+
+    def diagonal(self, X: Array) -> Array:
+        """Return zeros."""
+        return np.zeros(len(self._checked(X)))
+
+
+@dataclass(frozen=True)
+class HistogramIntersection(_Histogram):
+    """The histogram intersection kernel, ``sum_j min(x_j, y_j)``.
+
+    Positive semi-definite. Computed as ``(sum x + sum y - |x - y|_1) / 2``.
+
+    Notes
+    -----
+    Swain and Ballard, "Color indexing" (1991); Barla, Odone and Verri, "Histogram intersection kernel for image
+    classification" (2003).
+
+    Examples
+    --------
+    >>> from dkfm.kernels import HistogramIntersection
+    >>> HistogramIntersection()([[0.5, 0.5]], [[1.0, 0.0]])
+    array([[0.5]])
+    """
+
+    single = True
+
+    def prepare(self, landmarks: Array) -> Prepared:
+        """Add up the landmarks once."""
+        right = self._checked(landmarks)
+        totals = right.sum(axis=1)
+
+        def block(Z: Array) -> Array:
+            values = sums.absolute(self._checked(Z), right)
+            np.subtract(Z.sum(axis=1)[:, np.newaxis], values, out=values)
+            values += totals
+            values *= 0.5
+            return values
+
+        return block
+
+    def diagonal(self, X: Array) -> Array:
+        """Return the sum of each row."""
+        total: Array = self._checked(X).sum(axis=1)
+        return total
+
+
+@dataclass(frozen=True)
+class JensenShannon(_Histogram):
+    """The Jensen-Shannon kernel, ``sum_j (x_j log2((x_j + y_j) / x_j) + y_j log2((x_j + y_j) / y_j)) / 2``.
+
+    For histograms that add up to 1 it is 1 minus the Jensen-Shannon divergence in bits. Positive semi-definite.
+
+    Notes
+    -----
+    Vedaldi and Zisserman, "Efficient additive kernels via explicit feature maps" (2012), table 1.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import JensenShannon
+    >>> JensenShannon()([[0.5, 0.5]], [[1.0, 0.0]]).round(4)
+    array([[0.6887]])
+    """
+
+    def prepare(self, landmarks: Array) -> Prepared:
+        """Add up the landmarks once."""
+        right = self._checked(landmarks)
+        totals = right.sum(axis=1)
+
+        def block(Z: Array) -> Array:
+            values = sums.divergence(self._checked(Z), right)
+            values /= -log(2)
+            values += Z.sum(axis=1)[:, np.newaxis]
+            values += totals
+            values *= 0.5
+            return values
+
+        return block
+
+    def diagonal(self, X: Array) -> Array:
+        """Return the sum of each row."""
+        total: Array = self._checked(X).sum(axis=1)
+        return total

@@ -1,0 +1,231 @@
+"""Kernels of changed rows: warped by a map, of some columns only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import numpy as np
+
+from dkfm.errors import InvalidInputError, KernelError
+from dkfm.kernels.base import Definiteness, Evaluator, Kernel
+from dkfm.kernels.compose import Power, Product, Scaled, Sum, bracketed
+from dkfm.kernels.function import name_of, read_only
+from dkfm.kernels.parameters import require_kernels
+from dkfm.kernels.rows import Array, Rows, as_rows, is_sparse, scaled_columns
+
+__all__ = ["Affine", "Columns", "RowMap", "Warped"]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The map of rows ``x -> scale * x + shift``, for `Kernel.warp`.
+
+    Parameters
+    ----------
+    scale, shift : float, or one for each column
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Affine, Linear
+    >>> Linear().warp(Affine(2, -1))([[1.0, 0.5]])
+    array([[1.]])
+    """
+
+    scale: float | tuple[float, ...] = 1.0
+    shift: float | tuple[float, ...] = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "shift"):
+            value = getattr(self, name)
+            parts = value if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (value,)
+            if not all(
+                isinstance(v, int | float | np.number) and not isinstance(v, bool) and isfinite(v) for v in parts
+            ):
+                raise KernelError(f"Affine needs finite numbers as {name}, and got {value!r:.50}.")
+            numbers = tuple(float(v) for v in parts)
+            object.__setattr__(self, name, numbers if parts is value else numbers[0])
+
+    def __call__(self, X: Rows) -> Rows:
+        """Return the map of rows (n, d), in their dtype; sparse rows stay sparse where nothing is shifted."""
+        factors = [np.asarray(value) for value in (self.scale, self.shift)]
+        if any(f.ndim and len(f) != X.shape[1] for f in factors):
+            raise KernelError(f"{self!r} is of other rows than these, which have {X.shape[1]} columns.")
+        scale, shift = factors
+        if not isinstance(X, np.ndarray):
+            if shift.any():
+                raise InvalidInputError(f"{self!r} shifts every value and would make sparse rows dense.")
+            return scaled_columns(X, np.broadcast_to(scale, X.shape[1]))
+        mapped: Array = X.astype(np.float64) * scale + shift
+        return mapped.astype(X.dtype, copy=False)
+
+
+RowMap = Affine | Callable[[Array], object]
+"""A map of rows (n, d) to rows (n, d'), row by row."""
+
+
+@dataclass(frozen=True)
+class Warped(Kernel):
+    """A kernel of mapped rows, ``k(h(x), h(y))``; ``k.warp(h)`` makes one. As definite as the kernel.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    h : Affine or callable
+        A function of yours gets dense read-only float64 rows (n, d) and returns as many rows; what it makes of a row
+        must not depend on the others.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkfm.kernels import Linear
+    >>> Linear().warp(np.sqrt)([[4.0, 9.0]])
+    array([[13.]])
+    """
+
+    kernel: Kernel
+    h: RowMap
+
+    def __post_init__(self) -> None:
+        require_kernels(self, (self.kernel,))
+        if not callable(self.h):
+            raise KernelError(f"A kernel is warped by an Affine or a function of rows, and not by {self.h!r:.50}.")
+
+    @property
+    def definiteness(self) -> Definiteness:
+        """That of the kernel."""
+        return self.kernel.definiteness
+
+    @property
+    def single(self) -> bool:
+        """Where the map keeps float32."""
+        return isinstance(self.h, Affine)
+
+    @property
+    def sparse(self) -> bool:
+        """Where the map does not fill zeros, and the kernel takes them."""
+        return isinstance(self.h, Affine) and not np.any(self.h.shift) and self.kernel.sparse
+
+    @property
+    def blocks(self) -> int:
+        """Those of the kernel."""
+        return self.kernel.blocks
+
+    @property
+    def copies(self) -> int:
+        """The mapped landmarks, and what the kernel makes of them."""
+        return 1 + self.kernel.copies
+
+    def block(self, X: Rows, Y: Rows) -> Array:
+        """Return k(h(X), h(Y))."""
+        return self.prepare(Y)(X)
+
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Map the landmarks once."""
+        mapped = self._mapped(landmarks)
+        prepared = self.kernel.against(mapped)
+        return lambda Z: prepared(mapped if Z is landmarks else self._mapped(Z))
+
+    def resolve(self, X: Rows) -> Kernel:
+        """Resolve the kernel on mapped rows."""
+        return replace(self, kernel=self.kernel.resolve(self._mapped(X)))
+
+    def diagonal(self, X: Rows) -> Array:
+        """Return the diagonal of the mapped rows."""
+        return self.kernel.self_similarities(self._mapped(X))
+
+    def _mapped(self, X: Rows) -> Rows:
+        if isinstance(self.h, Affine):
+            return self.h(X)
+        if is_sparse(X):
+            raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
+        name = f"The rows that {name_of(self.h)} returned"
+        rows = as_rows(self.h(read_only(X)), name)  # type: ignore[arg-type]  # dense, as seen above
+        if rows.shape[0] != X.shape[0]:
+            raise InvalidInputError(f"{name} are {rows.shape[0]}, and must be as many as came, {X.shape[0]}.")
+        return rows
+
+    def __repr__(self) -> str:
+        h = repr(self.h) if isinstance(self.h, Affine) else name_of(self.h)
+        return f"{bracketed(self.kernel, Sum, Product, Scaled, Power)}.warp({h})"
+
+
+@dataclass(frozen=True)
+class Columns(Kernel):
+    """A kernel of some columns only; ``k.on(columns)`` makes one. As definite as the kernel.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    columns : int or sequence of int
+        Numbers of columns, from 0.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Linear
+    >>> (Linear().on(0) + Linear().on([1, 2]) ** 2)([[1.0, 2.0, 3.0]])
+    array([[170.]])
+    """
+
+    kernel: Kernel
+    columns: int | Sequence[int]
+
+    def __post_init__(self) -> None:
+        require_kernels(self, (self.kernel,))
+        given = (self.columns,) if isinstance(self.columns, int | np.integer) else self.columns
+        if not isinstance(given, Sequence | np.ndarray) or not len(given):
+            raise KernelError(f"A kernel is of columns by their numbers, and not of {self.columns!r:.50}.")
+        for column in given:
+            if isinstance(column, bool) or not isinstance(column, int | np.integer) or column < 0:
+                raise KernelError(f"A kernel is of columns by their numbers, from 0, and not of {column!r:.50}.")
+        object.__setattr__(self, "columns", tuple(int(column) for column in given))
+
+    single = True
+
+    @property
+    def definiteness(self) -> Definiteness:
+        """That of the kernel."""
+        return self.kernel.definiteness
+
+    @property
+    def sparse(self) -> bool:
+        """Where the kernel does."""
+        return self.kernel.sparse
+
+    @property
+    def blocks(self) -> int:
+        """Those of the kernel."""
+        return self.kernel.blocks
+
+    @property
+    def copies(self) -> int:
+        """The columns of the landmarks, and what the kernel makes of them."""
+        return 1 + self.kernel.copies
+
+    def block(self, X: Rows, Y: Rows) -> Array:
+        """Return k of the columns of X and Y."""
+        return self.prepare(Y)(X)
+
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Take the columns of the landmarks once."""
+        taken = self._taken_columns(landmarks)
+        prepared = self.kernel.against(taken)
+        return lambda Z: prepared(taken if Z is landmarks else self._taken_columns(Z))
+
+    def resolve(self, X: Rows) -> Kernel:
+        """Resolve the kernel on the columns."""
+        return replace(self, kernel=self.kernel.resolve(self._taken_columns(X)))
+
+    def diagonal(self, X: Rows) -> Array:
+        """Return the diagonal of the columns."""
+        return self.kernel.self_similarities(self._taken_columns(X))
+
+    def _taken_columns(self, X: Rows) -> Rows:
+        columns: tuple[int, ...] = self.columns  # type: ignore[assignment]  # a tuple since it was made
+        if max(columns) >= X.shape[1]:
+            raise KernelError(f"{self!r} takes column {max(columns)} and the rows have {X.shape[1]} columns.")
+        return X[:, list(columns)]
+
+    def __repr__(self) -> str:
+        return f"{bracketed(self.kernel, Sum, Product, Scaled, Power)}.on({self.columns!r})"

@@ -1,0 +1,76 @@
+"""The periodic kernel."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkfm.kernels.base import Kernel, Prepared
+from dkfm.kernels.parameters import Scale, lengths, require_scale
+from dkfm.kernels.rows import Array, Rows
+from dkfm.kernels.stationary import Gaussian
+
+__all__ = ["Periodic"]
+
+
+@dataclass(frozen=True)
+class Periodic(Kernel):
+    """The periodic kernel, ``exp(-2 sum_j sin^2(pi (x_j - y_j) / period_j) / length_scale_j^2)``.
+
+    The sine squared is summed over the columns: of the norm of x - y, as scikit-learn's ``ExpSineSquared`` has it, it
+    is indefinite from two columns on. Positive semi-definite.
+
+    Parameters
+    ----------
+    period : float > 0, or one for each column
+        In the units of the columns.
+    length_scale : float > 0, or one for each column
+        Without a unit.
+
+    Notes
+    -----
+    MacKay, "Introduction to Gaussian processes" (1998). Computed as the Gaussian kernel of every column's place on a
+    circle.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Periodic
+    >>> Periodic(period=2.0)([[0.5]], [[2.5], [1.5]]).round(4)
+    array([[1.    , 0.1353]])
+    """
+
+    period: Scale = 1.0
+    length_scale: Scale = 1.0
+    single = True
+    copies = 3
+
+    def __post_init__(self) -> None:
+        require_scale(self, "period")
+        require_scale(self, "length_scale")
+
+    def resolve(self, X: Rows) -> Kernel:
+        """Check both scales against the columns."""
+        lengths(self, "period", X.shape[1])
+        lengths(self, "length_scale", X.shape[1])
+        return self
+
+    def block(self, X: Array, Y: Array) -> Array:
+        """Return k(X, Y)."""
+        return self.prepare(Y)(X)
+
+    def prepare(self, landmarks: Array) -> Prepared:
+        """Put the landmarks on their circles once."""
+        d = landmarks.shape[1]
+        centre, per_unit = landmarks.mean(axis=0, dtype=np.float64), 2 * np.pi / lengths(self, "period", d)
+        scale = lengths(self, "length_scale", d)
+        on_circles = Gaussian(scale if isinstance(scale, float) else tuple(np.tile(scale, 2)))
+
+        def circles(rows: Array) -> Array:
+            angles = (rows - centre) * per_unit
+            return np.hstack([np.cos(angles), np.sin(angles)]).astype(rows.dtype, copy=False)
+
+        prepared = on_circles.prepare(circles(landmarks))
+        return lambda Z: prepared(circles(Z))
+
+    def diagonal(self, X: Array) -> Array:
+        """Return ones."""
+        return np.ones(X.shape[0])

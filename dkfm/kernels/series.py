@@ -1,0 +1,154 @@
+"""Functions of one kernel's values that are kernels again: power series, the exponential, the normalised kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+
+from dkfm.errors import KernelError
+from dkfm.kernels.base import Definiteness, Evaluator, Kernel
+from dkfm.kernels.compose import Pointwise
+from dkfm.kernels.parameters import require_kernels
+from dkfm.kernels.rows import Array, Rows
+
+__all__ = ["Exp", "Normalized", "PowerSeries"]
+
+
+@dataclass(frozen=True)
+class PowerSeries(Pointwise):
+    """A power series of a kernel with coefficients >= 0, ``a_0 + a_1 k + a_2 k^2 + ..``.
+
+    Positive semi-definite where the kernel is.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    coefficients : sequence of float, >= 0
+        ``a_0, a_1, ..``
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Linear, PowerSeries
+    >>> PowerSeries(Linear(), (1.0, 0.0, 2.0))([[3.0]])
+    array([[19.]])
+    """
+
+    kernel: Kernel
+    coefficients: Sequence[float]
+    single = False
+
+    def __post_init__(self) -> None:
+        require_kernels(self, (self.kernel,))
+        given = self.coefficients
+        if not isinstance(given, Sequence | np.ndarray) or not len(given):
+            raise KernelError(f"PowerSeries needs a sequence of coefficients, and got {given!r:.50}.")
+        for a in given:
+            if isinstance(a, bool) or not isinstance(a, int | float | np.number) or not isfinite(a):
+                raise KernelError(f"PowerSeries needs finite numbers as coefficients, and got {a!r:.50}.")
+            if a < 0:
+                raise KernelError(
+                    f"PowerSeries needs coefficients >= 0, and got {a}: "
+                    "a negative multiple of a kernel is not positive semi-definite."
+                )
+        object.__setattr__(self, "coefficients", tuple(float(a) for a in given))
+
+    @property
+    def definiteness(self) -> Definiteness:
+        """Nothing, unless the kernel is positive semi-definite or the series ends with its first power."""
+        if len(self.coefficients) <= 2:
+            return self.kernel.definiteness
+        return self.kernel.definiteness.of_function()
+
+    def _profile(self, values: Array) -> Array:
+        total = np.full_like(values, self.coefficients[-1])
+        for a in self.coefficients[-2::-1]:
+            total *= values
+            total += a
+        return total
+
+
+@dataclass(frozen=True)
+class Exp(Pointwise):
+    """The exponential of a kernel, ``exp(k(x, y))``.
+
+    Positive semi-definite where the kernel is, or is conditionally so (Schoenberg).
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Exp, NegativeSquaredDistance
+    >>> Exp(0.5 * NegativeSquaredDistance())([[0.0], [1.0]]).round(4)
+    array([[1.    , 0.6065],
+           [0.6065, 1.    ]])
+    """
+
+    kernel: Kernel
+    single = False
+
+    def __post_init__(self) -> None:
+        require_kernels(self, (self.kernel,))
+
+    @property
+    def definiteness(self) -> Definiteness:
+        """Positive semi-definite, unless the kernel is indefinite."""
+        indefinite = self.kernel.definiteness is Definiteness.INDEFINITE
+        return Definiteness.INDEFINITE if indefinite else Definiteness.PSD
+
+    def _profile(self, values: Array) -> Array:
+        return np.exp(values, out=values)
+
+
+@dataclass(frozen=True)
+class Normalized(Pointwise):
+    """The normalised kernel, ``k(x, y) / sqrt(k(x, x) k(y, y))``, with 0/0 = 0: every point at length 1.
+
+    Positive semi-definite where the kernel is.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Linear, Normalized
+    >>> Normalized(Linear())([[3.0, 4.0]], [[0.0, 2.0], [0.0, 0.0]])
+    array([[0.8, 0. ]])
+    """
+
+    kernel: Kernel
+    single = False
+
+    def __post_init__(self) -> None:
+        require_kernels(self, (self.kernel,))
+
+    @property
+    def definiteness(self) -> Definiteness:
+        """That of the kernel, if it is positive semi-definite."""
+        return self.kernel.definiteness.of_function()
+
+    def block(self, X: Rows, Y: Rows) -> Array:
+        """Return k(X, Y)."""
+        return self.prepare(Y)(X)
+
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Prepare the kernel, and the landmarks' lengths."""
+        prepared, right = self.kernel.against(landmarks), self._inverse_lengths(landmarks)
+
+        def block(Z: Rows) -> Array:
+            values = prepared(Z)
+            values *= self._inverse_lengths(Z)[:, np.newaxis]
+            values *= right
+            return values
+
+        return block
+
+    def diagonal(self, X: Rows) -> Array:
+        """Return 1, or 0 where k(x, x) is."""
+        return (self._inverse_lengths(X) > 0).astype(np.float64)
+
+    def _inverse_lengths(self, rows: Rows) -> Array:
+        squares = self.kernel.self_similarities(rows)
+        if squares.min() < 0:
+            raise KernelError(f"{self!r} needs k(x, x) >= 0, and it is {squares.min()} for row {squares.argmin()}.")
+        return np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
+
+    def _profile(self, values: Array) -> Array:
+        raise AssertionError("a normalised value depends on two others")

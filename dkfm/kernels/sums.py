@@ -1,0 +1,74 @@
+"""Sums over columns that no matrix product gives: of absolute differences, of chi-squared terms, of divergences.
+
+With the extra "fast" they are compiled; without it they are SciPy's or NumPy's, slower and the same to rounding.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+
+import numpy as np
+from scipy.spatial.distance import cdist
+from scipy.special import rel_entr
+
+from dkfm.kernels.rows import Array
+from dkfm.tiling import row_slices
+
+__all__ = ["absolute", "chi_squared", "divergence"]
+
+_ROWS_AT_ONCE = 64
+_VALUES_AT_ONCE = 2**16
+
+
+def absolute(X: Array, Y: Array) -> Array:
+    """Return ``sum_j |x_j - y_j|`` of all pairs, (n, m), in the precision of the rows."""
+    return _sums("absolute", X, Y, lambda rows: cdist(rows, Y, "cityblock"))
+
+
+def chi_squared(X: Array, Y: Array) -> Array:
+    """Return ``sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0, of all pairs of non-negative rows."""
+
+    def terms(x: Array, y: Array) -> Array:
+        gap, both = x - y, x + y
+        np.divide(gap, both, out=both, where=both > 0)
+        both *= gap
+        return both
+
+    return _sums("chi_squared", X, Y, lambda rows: _by_rows(terms, rows, Y))
+
+
+def divergence(X: Array, Y: Array) -> Array:
+    """Return ``sum_j x_j log(x_j / c_j) + y_j log(y_j / c_j)``, c = (x + y) / 2, of all pairs of non-negative rows."""
+
+    def terms(x: Array, y: Array) -> Array:
+        centre = x / 2 + y / 2
+        found: Array = rel_entr(x, centre)
+        found += rel_entr(y, centre)
+        return found
+
+    return _sums("divergence", X, Y, lambda rows: _by_rows(terms, rows, Y))
+
+
+def _sums(name: str, X: Array, Y: Array, plain: Callable[[Array], Array]) -> Array:
+    block = np.empty((len(X), len(Y)), X.dtype)
+    if _has_numba():
+        from dkfm.kernels.compiled import compiled
+
+        compiled(name)(np.ascontiguousarray(X), np.ascontiguousarray(Y), block)
+        return block
+    for part in row_slices(len(X), _ROWS_AT_ONCE):
+        block[part] = plain(X[part])
+    return block
+
+
+def _by_rows(terms: Callable[[Array, Array], Array], X: Array, Y: Array) -> Array:
+    sums = np.empty((len(X), len(Y)))
+    for i, x in enumerate(X.astype(np.float64)):
+        for part in row_slices(len(Y), max(1, _VALUES_AT_ONCE // Y.shape[1])):
+            sums[i, part] = terms(x, Y[part].astype(np.float64)).sum(axis=1)
+    return sums
+
+
+@cache
+def _has_numba() -> bool:
+    return find_spec("numba") is not None
