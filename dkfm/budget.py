@@ -41,10 +41,10 @@ def gram_bytes(n: int, tile_rows: int) -> int:
 def gram_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) -> int:
     """Bytes of one Gram tile task.
 
-    The kernel's blocks, the transposed one and the two that are encoded with their checksum; the rows of both sides,
-    and what the kernel prepares of them.
+    The kernel's blocks and one that is checked, or, later, the block, the transposed one and the two that are encoded
+    with their checksum; the rows of both sides, and what the kernel prepares of them.
     """
-    return _VALUE * ((blocks + 3) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
+    return _VALUE * (max(blocks + 1, 4) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
 
 
 def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -> int:
@@ -53,8 +53,8 @@ def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -
     >>> gram_task_bytes(tile_rows_within(10**9, 784), 784) <= 10**9
     True
     """
-    # (blocks + 3) t^2 + side t = available / 8
-    square, side = blocks + 3, (4 + copies) * (d + 2)
+    # square t^2 + side t = available / 8
+    square, side = max(blocks + 1, 4), (4 + copies) * (d + 2)
     return max(1, (isqrt(side * side + 4 * square * (available // _VALUE)) - side) // (2 * square))
 
 

@@ -7,11 +7,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
 
 from dkfm import apply
+from dkfm.kernels import sums
 from dkfm.record import load_record
 
 __all__ = ["cached_scorer", "forget", "saved_scorer", "single_blas_thread"]
@@ -32,6 +34,7 @@ def single_blas_thread() -> Iterator[None]:
     The limit is one of the process, so it is counted: limits nested in threads would restore the wrong number.
     """
     global _users, _limits  # noqa: PLW0603  # one limit a process is what BLAS has
+    _keep_compilations()
     with _blas_lock:
         if _users == 0:
             _limits = _limit_to_one()
@@ -44,6 +47,21 @@ def single_blas_thread() -> Iterator[None]:
             if _users == 0 and _limits is not None:
                 with _control():
                     _limits.restore_original_limits()
+
+
+@cache
+def _keep_compilations() -> None:
+    """Let what a task compiles be kept in the scratch directory of its worker, if that has this process to itself."""
+    from distributed import get_worker
+
+    try:
+        worker = get_worker()
+    except ValueError:
+        return
+    if worker.nanny:
+        folder = Path(worker.local_directory) / "dkfm-compiled"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sums.keep_in(folder)
 
 
 def _limit_to_one() -> threadpool_limits:

@@ -15,6 +15,20 @@ def polynomial(X, Y, degree, scale, offset):
     return (scale * np.einsum("id,jd->ij", X, Y) + offset) ** degree
 
 
+def periodic(X, Y, period, length_scale):
+    sines = np.sin(np.pi * (X[:, None, :] - Y[None, :, :]) / period)
+    return np.exp(-2 * (sines**2).sum(-1) / length_scale**2)
+
+
+def arc_cosine(X, Y, order):
+    x, y = np.sqrt((X**2).sum(-1)), np.sqrt((Y**2).sum(-1))
+    u, v = (X / x[:, None])[:, None, :], (Y / y[:, None])[None, :, :]
+    t = 2 * np.arctan2(np.sqrt(((u - v) ** 2).sum(-1)), np.sqrt(((u + v) ** 2).sum(-1)))
+    c, s = np.cos(t), np.sin(t)
+    J = [np.pi - t, s + (np.pi - t) * c, 3 * s * c + (np.pi - t) * (1 + 2 * c**2)][order]
+    return np.multiply.outer(x, y) ** order * J / np.pi
+
+
 def centred(K):
     H = np.eye(len(K)) - 1 / len(K)
     return H @ K @ H

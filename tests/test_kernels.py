@@ -6,33 +6,102 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics.pairwise import laplacian_kernel, polynomial_kernel, rbf_kernel
+from scipy.sparse import csr_array
+from scipy.spatial.distance import cdist, jensenshannon
+from sklearn.gaussian_process import kernels as process
+from sklearn.metrics.pairwise import additive_chi2_kernel, chi2_kernel, cosine_similarity, rbf_kernel
 
 import laws
 import oracles
 import strategies
 from dkfm import kernels
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels import config
+from dkfm.kernels import config, sums
 
-CLASSES = [
+SIGNED = [
     kernels.Gaussian(1.5),
+    kernels.Gaussian(None),
     kernels.Laplacian(2.0),
+    kernels.Laplacian(None),
+    kernels.Exponential(1.3),
+    kernels.Matern(0.5),
+    kernels.Matern(1.5, 2.0),
+    kernels.Matern(2.5),
+    kernels.Matern(0.3),
+    kernels.Matern(1.0),
+    kernels.Matern(40.0),
+    kernels.Matern(100.0, 5.0),
+    kernels.RationalQuadratic(0.7, 2.0),
+    kernels.Periodic(2.0, 1.5),
+    kernels.NegativeSquaredDistance(2.0),
     kernels.Linear(),
     kernels.Polynomial(3, scale=0.5, offset=1.0),
+    kernels.Polynomial(12, scale=None, offset=1.0),
+    kernels.Cosine(),
+    kernels.ArcCosine(0),
+    kernels.ArcCosine(1),
+    kernels.ArcCosine(2),
+    kernels.Sigmoid(0.5, 0.1),
     kernels.Constant(2.0),
     kernels.Gaussian(2.0) + kernels.Linear(),
     kernels.Gaussian(2.0) * kernels.Polynomial(2),
     0.5 * kernels.Laplacian(1.0),
     (kernels.Linear() + 1.0) ** 3,
+    kernels.PowerSeries(kernels.Gaussian(2.0), (1.0, 0.0, 2.0)),
+    kernels.Exp(kernels.Cosine()),
+    kernels.Exp(0.1 * kernels.NegativeSquaredDistance()),
+    kernels.Normalized(kernels.Polynomial(3, offset=1.0)),
+    kernels.Polynomial(9, scale=1 / 1568, offset=0.5).warp(kernels.Affine(2, -1)),
+    kernels.Linear().warp(kernels.Affine(2.0)),
+    kernels.Gaussian(2.0).on((0,)) * kernels.Linear().on(0),
+]
+HISTOGRAMS = [
+    kernels.ChiSquared(0.5),
+    kernels.AdditiveChiSquared(),
+    kernels.HistogramIntersection(),
+    kernels.JensenShannon(),
+]
+ARD = [
+    kernels.Gaussian,
+    kernels.Laplacian,
+    kernels.Exponential,
+    lambda scale: kernels.Matern(0.3, scale),
+    lambda scale: kernels.Matern(2.5, scale),
+    lambda scale: kernels.RationalQuadratic(1.5, scale),
+    kernels.NegativeSquaredDistance,
+    lambda scale: kernels.Periodic(tuple(2 * s for s in scale), scale),
 ]
 
 
-@pytest.mark.parametrize("kernel", CLASSES, ids=repr)
+@pytest.mark.parametrize("kernel", SIGNED + HISTOGRAMS, ids=repr)
 @pytest.mark.parametrize("d", [1, 3, 9])
 def test_every_class_obeys_the_laws(kernel, d, rng):
-    X = rng.normal(size=(40, d))
-    laws.kernel_laws(kernel, np.vstack([X, X[:5]]), rng.normal(size=(11, d)))
+    X, Y = rng.normal(size=(40, d)), rng.normal(size=(11, d))
+    if kernel in HISTOGRAMS:
+        X, Y = np.abs(X), np.abs(Y)
+    laws.kernel_laws(kernel, np.vstack([X, X[:5], 0 * X[:1]]), Y)
+
+
+def test_every_class_is_among_those_that_obey_the_laws():
+    made = {type(part) for kernel in SIGNED + HISTOGRAMS for part in [kernel, *getattr(kernel, "parts", ())]}
+    ours = {value for value in vars(kernels).values() if isinstance(value, type) and issubclass(value, kernels.Kernel)}
+    given = {kernels.Kernel, kernels.Function, kernels.Pairwise, kernels.Outer, kernels.Precomputed}
+    assert ours - given == made
+
+
+@pytest.mark.parametrize("make", ARD)
+@pytest.mark.parametrize("d", [2, 7])
+def test_a_length_scale_of_each_column_is_that_of_divided_columns(make, d, rng):
+    scale = tuple(rng.uniform(0.5, 3, d))
+    X, Y = rng.normal(size=(30, d)), rng.normal(size=(8, d))
+    kernel, ones = make(scale), make((1.0,) * d)
+    laws.kernel_laws(kernel, X, Y)
+    if not isinstance(kernel, kernels.Periodic):
+        np.testing.assert_allclose(kernel(X, Y), ones(X / scale, Y / scale), rtol=1e-12, atol=1e-13)
+    far = 1e6  # the centre is taken away before the division
+    np.testing.assert_allclose(kernel(X + far, Y + far), kernel((X + far) - far, (Y + far) - far), rtol=1e-9, atol=1e-9)
+    with pytest.raises(KernelError, match=rf"{d} numbers as .* have {d + 1} columns"):
+        kernel(np.ones((2, d + 1)))
 
 
 @given(strategies.expressions, st.data())
@@ -42,17 +111,183 @@ def test_random_expressions_obey_the_laws(kernel, data):
     laws.kernel_laws(kernel, X, data.draw(strategies.rows(1, 5, st.just(d))))
 
 
-@pytest.mark.parametrize("d", [2, 30])
-def test_kernels_equal_their_formulas_and_scikit_learn(d, rng):
-    X, Y = rng.normal(size=(50, d)), rng.normal(size=(20, d))
-    same = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-15)
-    same(kernels.Gaussian(3.0)(X, Y), oracles.gaussian(X, Y, 3.0))
-    same(kernels.Gaussian(3.0)(X, Y), rbf_kernel(X, Y, gamma=1 / 18))
-    same(kernels.Laplacian(3.0)(X, Y), oracles.laplacian(X, Y, 3.0))
-    same(kernels.Laplacian(3.0)(X, Y), laplacian_kernel(X, Y, gamma=1 / 3))
-    found = kernels.Polynomial(5, 0.25, 2.0)(X, Y)
-    np.testing.assert_allclose(found, oracles.polynomial(X, Y, 5, 0.25, 2.0), rtol=1e-10)  # near a root of the base
-    np.testing.assert_allclose(found, polynomial_kernel(X, Y, degree=5, gamma=0.25, coef0=2.0), rtol=1e-10)
+@given(strategies.histogram_expressions, st.data())
+def test_random_expressions_of_histograms_obey_the_laws(kernel, data):
+    d = data.draw(st.integers(1, 7))
+    X = np.abs(data.draw(strategies.rows(1, 8, st.just(d))))
+    laws.kernel_laws(kernel, X, np.abs(data.draw(strategies.rows(1, 5, st.just(d)))))
+
+
+TRUTHS = [
+    (kernels.Gaussian(3.0), lambda X, Y: oracles.gaussian(X, Y, 3.0)),
+    (kernels.Gaussian(3.0), lambda X, Y: rbf_kernel(X, Y, gamma=1 / 18)),
+    (kernels.Laplacian(3.0), lambda X, Y: oracles.laplacian(X, Y, 3.0)),
+    (kernels.Exponential(2.0), lambda X, Y: np.exp(-cdist(X, Y) / 2)),
+    (kernels.Matern(0.5, 2.0), lambda X, Y: np.exp(-cdist(X, Y) / 2)),
+    (kernels.Matern(1.5, 2.0), process.Matern(2.0, nu=1.5)),
+    (kernels.Matern(2.5, (1.0, 2.0)), process.Matern([1.0, 2.0], nu=2.5)),
+    (kernels.Matern(0.7, 2.0), process.Matern(2.0, nu=0.7)),
+    (kernels.Matern(4.2, 2.0), process.Matern(2.0, nu=4.2)),
+    (kernels.RationalQuadratic(0.7, 2.0), process.RationalQuadratic(2.0, 0.7)),
+    (kernels.Periodic(2.0, 1.5), lambda X, Y: oracles.periodic(X, Y, 2.0, 1.5)),
+    (kernels.NegativeSquaredDistance(2.0), lambda X, Y: -cdist(X, Y, "sqeuclidean") / 4),
+    (kernels.Polynomial(5, 0.25, 2.0), lambda X, Y: oracles.polynomial(X, Y, 5, 0.25, 2.0)),
+    (kernels.Cosine(), cosine_similarity),
+    (kernels.ArcCosine(0), lambda X, Y: oracles.arc_cosine(X, Y, 0)),
+    (kernels.ArcCosine(1), lambda X, Y: oracles.arc_cosine(X, Y, 1)),
+    (kernels.ArcCosine(2), lambda X, Y: oracles.arc_cosine(X, Y, 2)),
+    (kernels.Sigmoid(0.5, -0.2), lambda X, Y: np.tanh(0.5 * X @ Y.T - 0.2)),
+    (kernels.Linear() ** 2 + 3 * kernels.Linear(), lambda X, Y: (X @ Y.T) ** 2 + 3 * X @ Y.T),
+    (kernels.PowerSeries(kernels.Linear(), (1.0, 0.0, 2.0)), lambda X, Y: 1 + 2 * (X @ Y.T) ** 2),
+    (kernels.Exp(kernels.Linear()), lambda X, Y: np.exp(X @ Y.T)),
+    (kernels.Normalized(kernels.Linear()), cosine_similarity),
+    (kernels.Linear().warp(np.sin), lambda X, Y: np.sin(X) @ np.sin(Y).T),
+    (kernels.Outer(lambda X: X[:, 0]), lambda X, Y: np.multiply.outer(X[:, 0], Y[:, 0])),
+    (kernels.Linear().on(1), lambda X, Y: np.multiply.outer(X[:, 1], Y[:, 1])),
+    (kernels.Pairwise(lambda x, y: x @ y), lambda X, Y: X @ Y.T),
+]
+
+
+@pytest.mark.parametrize(("kernel", "truth"), TRUTHS, ids=lambda value: repr(value)[:40])
+def test_kernels_equal_their_formulas_scikit_learn_and_scipy(kernel, truth, rng):
+    X, Y = rng.normal(size=(50, 2)), rng.normal(size=(20, 2))
+    expected = truth(X, Y)
+    np.testing.assert_allclose(kernel(X, Y), expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "truth"),
+    [
+        (kernels.ChiSquared(0.5), partial(chi2_kernel, gamma=0.5)),
+        (kernels.AdditiveChiSquared(), additive_chi2_kernel),
+        (kernels.HistogramIntersection(), lambda X, Y: np.minimum(X[:, None], Y).sum(-1)),
+        (kernels.JensenShannon(), lambda X, Y: 1 - cdist(X, Y, lambda x, y: jensenshannon(x, y, base=2)) ** 2),
+    ],
+    ids=repr,
+)
+def test_kernels_of_histograms_equal_scikit_learns_and_scipys(kernel, truth, rng):
+    X, Y = rng.dirichlet(np.ones(12), size=30), rng.dirichlet(np.ones(12), size=9)
+    X[:5, 3] = Y[:5, 3] = 0.0
+    X, Y = X / X.sum(1, keepdims=True), Y / Y.sum(1, keepdims=True)
+    np.testing.assert_allclose(kernel(X, Y), truth(X, Y), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("nu", [0.05, 3.0, 19.5, 60.0, 100.0])
+def test_matern_is_smooth_down_to_the_shortest_distances(nu):
+    x = np.concatenate([[0.0], np.logspace(-300, 2, 2000)])[:, None]
+    values = kernels.Matern(nu, 1.0)(x, np.zeros((1, 1)))[:, 0]
+    assert values[0] == 1
+    assert (np.diff(values) <= 1e-12).all(), "it falls"
+    assert (np.abs(values) <= 1 + 1e-12).all()
+    if nu > 20:  # its power series, where the Bessel function is beyond all numbers and just after
+        a = 2 * nu * x[1:, 0] ** 2
+        near = a < 0.01
+        truth = 1 - a / (4 * (nu - 1)) + a**2 / (32 * (nu - 1) * (nu - 2))
+        np.testing.assert_allclose(values[1:][near], truth[near], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_arc_cosine_keeps_its_digits_where_rows_are_almost_parallel_or_opposite(order, rng):
+    X = rng.normal(size=(40, 6))
+    for gap in (1e-3, 1e-6, 1e-9):
+        Y = X + gap * rng.normal(size=X.shape)
+        for sign in (1, -1):
+            found = np.diag(kernels.ArcCosine(order)(X, sign * Y))
+            truth = np.diag(oracles.arc_cosine(X.astype(np.longdouble), sign * Y.astype(np.longdouble), order))
+            norms = np.linalg.norm(X, axis=1) ** order * np.linalg.norm(Y, axis=1) ** order
+            np.testing.assert_allclose(found, truth.astype(float), rtol=0, atol=1e-13 * norms.max())
+    assert (np.diag(kernels.ArcCosine(0)(X, X.copy())) == 1).all()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e2, 1e4])
+@pytest.mark.parametrize("d", [3, 20, 200])
+@pytest.mark.parametrize("kernel", [*SIGNED, *HISTOGRAMS], ids=repr)
+def test_float32_holds_five_digits_at_any_offset(kernel, d, offset, rng):
+    X = (offset + np.abs(rng.normal(size=(60, d))) / np.sqrt(d)).astype(np.float32)
+    Y = (offset + np.abs(rng.normal(size=(20, d))) / np.sqrt(d)).astype(np.float32)
+    Y[:3] = X[:3]
+    truth = kernel(X.astype(np.float64), Y.astype(np.float64))
+    if np.abs(truth).max() > np.finfo(np.float32).max:
+        with pytest.raises(KernelError, match="returned inf"):
+            kernel(X, Y)
+        return
+    assert kernel(X, Y).dtype == np.float32
+    assert np.abs(kernel(X, Y) - truth).max() <= laws.degree(kernel) * 1e-5 * np.abs(truth).max()
+
+
+def test_narrow_gaussians_in_float32_are_computed_in_float64(rng):
+    X = rng.normal(size=(200, 30)).astype(np.float32)
+    Y = (X + 0.01 * rng.normal(size=X.shape)).astype(np.float32)
+    k = kernels.Gaussian(0.05)
+    truth = k(X.astype(np.float64), Y.astype(np.float64))
+    assert truth.max() > 0.1
+    assert np.abs(k(X, Y) - truth).max() < 1e-5
+
+
+def test_a_narrow_gaussian_in_one_dimension_is_positive_semi_definite_to_rounding(rng):
+    K = kernels.Gaussian(0.02)(rng.uniform(size=(1500, 1)))
+    values = np.linalg.eigvalsh(K)
+    assert values[0] >= -20 * laws.EPS * values[-1]
+
+
+@pytest.mark.parametrize("kernel", [*SIGNED, *HISTOGRAMS], ids=repr)
+def test_a_block_takes_the_memory_that_the_kernel_says(kernel, rng):
+    import tracemalloc
+
+    X, Y = rng.uniform(size=(700, 10)), rng.uniform(size=(900, 10))
+    kernel(X[:2], Y[:2])  # what is compiled or imported once is not a block's
+    block = kernel.against(Y)
+    tracemalloc.start()
+    block(X)
+    peak = tracemalloc.get_traced_memory()[1] / (700 * 900 * 8)
+    tracemalloc.stop()
+    assert peak <= kernel.blocks + 0.15
+
+
+def test_without_numba_the_sums_are_the_same(rng, monkeypatch):
+    X, Y = rng.dirichlet(np.ones(300), size=70), rng.dirichlet(np.ones(300), size=90)
+    X[0] = Y[0] = 0.0
+    chosen = [kernels.Laplacian(1.0), kernels.ChiSquared(), kernels.HistogramIntersection(), kernels.JensenShannon()]
+    for k in chosen:
+        fast, fast32 = k(X, Y), k(X.astype(np.float32), Y.astype(np.float32))
+        with monkeypatch.context() as patched:
+            patched.setattr(sums, "_has_numba", lambda: False)
+            np.testing.assert_allclose(k(X, Y), fast, rtol=1e-13, atol=1e-15)
+            np.testing.assert_allclose(k(X.astype(np.float32), Y.astype(np.float32)), fast32, rtol=3e-6, atol=1e-9)
+
+
+def test_a_sum_of_absolute_differences_does_not_depend_on_its_tile(rng):
+    X, Y = rng.normal(size=(37, 1500)), rng.normal(size=(71, 1500))
+    whole = kernels.Laplacian(1500.0)(X, Y)
+    for rows, columns in ((slice(3, 9), slice(1, 2)), (slice(0, 37), slice(2, 71)), (slice(36, 37), slice(60, 66))):
+        np.testing.assert_array_equal(kernels.Laplacian(1500.0)(X[rows], Y[columns]), whole[rows, columns])
+
+
+def test_the_median_heuristic_is_the_median_of_the_nonzero_distances(rng):
+    X = np.repeat(rng.normal(size=(60, 3)), 3, axis=0)
+    distances = cdist(X, X)[np.tril_indices(len(X), -1)]
+    assert kernels.Gaussian.median(X).sigma == pytest.approx(np.median(distances[distances > 0]), rel=1e-12)
+    assert kernels.Gaussian("median").resolve(X) == kernels.Gaussian.median(X)
+    assert kernels.Gaussian.median(csr_array(X)).sigma == pytest.approx(kernels.Gaussian.median(X).sigma, rel=1e-12)
+    city = cdist(X, X, "cityblock")[np.tril_indices(len(X), -1)]
+    assert kernels.Laplacian.median(X).sigma == pytest.approx(np.median(city[city > 0]), rel=1e-12)
+    composed = (0.5 * kernels.Gaussian("median") + kernels.Matern(1.5, "median").on((0, 1))).resolve(X)
+    assert composed.terms[0].kernel == kernels.Gaussian.median(X)
+    assert composed.terms[1].kernel.length_scale == kernels.Exponential.median(X[:, :2]).length_scale
+
+
+def test_the_median_of_many_rows_is_of_the_same_thousand(rng):
+    X = rng.normal(size=(5000, 2))
+    assert kernels.Gaussian.median(X) == kernels.Gaussian.median(X.copy())
+    whole = np.median(cdist(X[:2000], X[2000:4000]))
+    assert kernels.Gaussian.median(X).sigma == pytest.approx(whole, rel=0.05)
+
+
+def test_an_unresolved_median_and_rows_that_do_not_differ_are_refused():
+    with pytest.raises(KernelError, match="from the training rows: fit it"):
+        kernels.Gaussian("median")(np.ones((2, 2)))
+    with pytest.raises(KernelError, match="two rows that differ"):
+        kernels.Gaussian.median(np.ones((5, 2)))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e2, 1e4, 1e6])
@@ -126,11 +361,107 @@ def test_the_papers_k1_is_one_line(mnist_247):
         (lambda: kernels.Sum(()), "tuple of kernels"),
         (lambda: kernels.Product((1,)), "made of kernels"),
         (lambda: kernels.Function(3), "callable"),
+        (lambda: kernels.Pairwise("rbf"), "callable"),
+        (lambda: kernels.Outer(None), "callable"),
+        (lambda: kernels.Gaussian((1.0, -2.0)), "sigma > 0"),
+        (lambda: kernels.Gaussian(()), "finite numbers as sigma"),
+        (lambda: kernels.Gaussian(("a",)), "finite numbers as sigma"),
+        (lambda: kernels.Gaussian((1.0, 1e200)), "whose square"),
+        (lambda: kernels.Exponential(None), "finite number as length_scale, or 'median'"),
+        (lambda: kernels.Matern(0.0), "nu > 0"),
+        (lambda: kernels.Matern(101), "Gaussian is its limit"),
+        (lambda: kernels.RationalQuadratic(alpha=0), "alpha > 0"),
+        (lambda: kernels.Periodic(period="median"), "finite number as period"),
+        (lambda: kernels.ArcCosine(3), "order of 0, 1 or 2"),
+        (lambda: kernels.ArcCosine(True), "order of 0, 1 or 2"),
+        (lambda: kernels.Sigmoid(-1.0), "scale > 0"),
+        (lambda: kernels.ChiSquared(0), "gamma > 0"),
+        (lambda: kernels.PowerSeries(kernels.Linear(), (1.0, -1.0)), "negative multiple of a kernel"),
+        (lambda: kernels.PowerSeries(kernels.Linear(), ()), "sequence of coefficients"),
+        (lambda: kernels.PowerSeries(kernels.Linear(), (np.inf,)), "finite numbers as coefficients"),
+        (lambda: kernels.Exp(3), "made of kernels"),
+        (lambda: kernels.Linear().warp(3), "an Affine or a function of rows"),
+        (lambda: kernels.Affine("wide"), "finite numbers as scale"),
+        (lambda: kernels.Affine(1.0, (0.0, np.nan)), "finite numbers as shift"),
+        (lambda: kernels.Linear().on(()), "columns by their numbers"),
+        (lambda: kernels.Linear().on(-1), "columns by their numbers"),
+        (lambda: kernels.Linear().on((0, 1.5)), "columns by their numbers"),
+        (lambda: kernels.Linear().on("ab"), "columns by their numbers"),
+        (lambda: 2 * kernels.Precomputed(5), "has no points"),
+        (lambda: kernels.Precomputed(0), "positive integer as columns"),
     ],
 )
 def test_what_would_not_be_a_kernel_is_refused(make, words):
     with pytest.raises(KernelError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "X", "words"),
+    [
+        (kernels.ChiSquared(), [[1.0, 2.0], [3.0, -0.5]], "row 1 has -0.5 in column 1"),
+        (kernels.JensenShannon(), [[-1.0]], "no negative numbers"),
+        (kernels.Linear().on(4), [[1.0, 2.0]], "takes column 4 and the rows have 2"),
+        (kernels.Linear().warp(kernels.Affine((1.0, 2.0, 3.0))), [[1.0, 2.0]], "rows than these, which have 2"),
+        (kernels.Linear().warp(lambda X: X[:1]), [[1.0], [2.0]], "are 1, and must be as many as came, 2"),
+        (kernels.Linear().warp(np.log), [[0.0]], "row 0 contains infinity"),
+        (kernels.Outer(lambda X: X), [[1.0], [2.0]], r"shape \(2,\) for 2 rows, and returned \(2, 1\)"),
+        (kernels.Pairwise(lambda x, y: x), [[1.0, 2.0]], "one number for two rows, and returned 2"),
+        (kernels.Pairwise(lambda x, y: "a"), [[1.0, 2.0]], "real numbers"),
+        (kernels.Normalized(kernels.Sigmoid(1.0, -9.0)), [[1.0, 2.0]], r"k\(x, x\) >= 0"),
+        (kernels.Exp(kernels.Linear()), [[100.0]], "returned inf for rows 0 and 0"),
+        (kernels.Precomputed(3), [[1.0]], "no points to compare"),
+    ],
+    ids=repr,
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_rows_that_a_kernel_does_not_take_are_refused(kernel, X, words):
+    with pytest.raises((KernelError, InvalidInputError), match=words):
+        kernel(np.array(X))
+
+
+def test_definiteness_goes_through_the_algebra():
+    psd, conditional, indefinite = kernels.Gaussian(), kernels.NegativeSquaredDistance(), kernels.Sigmoid()
+    what = [kernels.Definiteness.PSD, kernels.Definiteness.CONDITIONAL, kernels.Definiteness.INDEFINITE]
+    for kernel, index in [
+        (psd + psd, 0),
+        (psd + conditional, 1),
+        (conditional + indefinite, 2),
+        (3 * conditional, 1),
+        (conditional + 1.0, 1),
+        (psd * psd, 0),
+        (psd * conditional, 2),
+        (psd**3, 0),
+        (conditional**3, 2),
+        (conditional**1, 1),
+        (kernels.PowerSeries(psd, (0.0, 1.0, 2.0)), 0),
+        (kernels.PowerSeries(conditional, (0.0, 1.0)), 1),
+        (kernels.PowerSeries(conditional, (0.0, 1.0, 2.0)), 2),
+        (kernels.Exp(psd), 0),
+        (kernels.Exp(conditional), 0),
+        (kernels.Exp(indefinite), 2),
+        (kernels.Normalized(psd), 0),
+        (kernels.Normalized(indefinite), 2),
+        (conditional.on(0), 1),
+        (indefinite.warp(np.sin), 2),
+    ]:
+        assert kernel.definiteness is what[index], kernel
+
+
+def test_a_repr_is_the_expression_that_builds_the_kernel():
+    k = kernels.Gaussian((1.0, 2.0)).on((0, 3)) + 0.5 * (kernels.Linear() + 1.0).warp(kernels.Affine(2, -1)) ** 2
+    assert repr(k) == (
+        "Gaussian(sigma=(1.0, 2.0)).on((0, 3)) + 0.5 * "
+        "(Linear() + Constant(value=1.0)).warp(Affine(scale=2.0, shift=-1.0)) ** 2"
+    )
+    assert eval(repr(k), vars(kernels)) == k
+
+
+def test_the_papers_k2_is_one_line(mnist_247):
+    k2 = kernels.Polynomial(9, scale=1 / 1568, offset=0.5).warp(kernels.Affine(2, -1))
+    X = mnist_247[:20]
+    truth = (0.5 * ((2 * X - 1) @ (2 * X - 1).T / 784) + 0.5) ** 9
+    np.testing.assert_allclose(k2(X), truth, rtol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +473,9 @@ def test_what_would_not_be_a_kernel_is_refused(make, words):
         (np.array([[1j]]), "real numbers"),
         (np.array([[object()]]), "real numbers"),
         (np.array([["a"]]), "real numbers"),
+        (np.ones((2, 2), np.longdouble), "at most 64 bits"),
+        (csr_array([[1.0], [np.nan]]), "row 1 contains NaN"),
+        (csr_array([[1j]]), "real numbers"),
         ([[1.0], [2.0, 3.0]], "rows and columns"),
         (np.array([[1.0], [np.nan]]), "row 1 contains NaN"),
         (np.array([[1.0], [2.0], [np.inf]]), "row 2 contains infinity"),

@@ -48,7 +48,7 @@ class ArcCosine(Kernel):
     order: int = 1
     sparse = True
     copies = 2
-    blocks = 4
+    blocks = 3
 
     def __post_init__(self) -> None:
         if isinstance(self.order, bool) or self.order not in (0, 1, 2):

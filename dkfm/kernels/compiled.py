@@ -1,7 +1,7 @@
 """Sums over columns compiled by numba, the extra "fast".
 
-Where the compilation is kept is told from outside (`keep_in`): numba's cache is code, so it belongs into a folder that
-only this user writes. Without one every process compiles anew, in about a second for each sum.
+numba's cache is code, so it belongs into a folder that only this user writes; without one every process compiles anew,
+in about a second for each sum.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined"
 # numba compiles these functions for the types they are called with.
@@ -15,7 +15,7 @@ import numba
 
 from dkfm.kernels.rows import Array
 
-__all__ = ["compiled", "keep_in"]
+__all__ = ["compiled"]
 
 _COLUMNS = 1024
 """Columns added up in the rows' own precision, by many accumulators, before their sum goes to float64."""
@@ -26,27 +26,20 @@ _ROWS = 64
 _FLAGS = {"reassoc", "nsz", "contract"}
 """What lets a sum be vectorised; NaN and infinity keep their meaning."""
 
-_folders: list[Path] = []
-
-
-def keep_in(folder: Path) -> None:
-    """Keep compilations in a private folder from now on."""
-    _folders[:] = [folder]
-
 
 @cache
-def compiled(name: str) -> Callable[[Array, Array, Array], None]:
+def compiled(name: str, folder: Path | None) -> Callable[[Array, Array, Array], None]:
     """Return a function that fills a block (n, m) with a sum over the columns of rows (n, d) and (m, d).
 
-    "absolute": ``|x - y|``; "chi_squared": ``(x - y)^2 / (x + y)``; "divergence": ``x log(x / c) + y log(y / c)`` with
-    ``c = (x + y) / 2``; terms of 0 are 0. A pair's sum does not depend on the rows beside it.
+    "absolute": ``|x - y|``; "minimum": ``min(x, y)``; "chi_squared": ``(x - y)^2 / (x + y)``; "divergence":
+    ``x log(x / c) + y log(y / c)`` with ``c = (x + y) / 2``; terms of 0 are 0. A pair's sum does not depend on the rows
+    beside it. `folder` keeps what is compiled.
     """
+    function: Callable[[Array, Array, Array], None]
     before = numba.config.CACHE_DIR
-    if _folders:
-        numba.config.CACHE_DIR = str(_folders[0])
+    numba.config.CACHE_DIR = before if folder is None else str(folder)
     try:
-        function: Callable[[Array, Array, Array], None]
-        function = numba.njit(_SUMS[name], fastmath=_FLAGS, nogil=True, cache=bool(_folders))
+        function = numba.njit(_SUMS[name], fastmath=_FLAGS, nogil=True, cache=folder is not None)
     finally:
         numba.config.CACHE_DIR = before
     return function
@@ -78,6 +71,15 @@ def _absolute(X, Y, block):
                 block[i, j], block[i, j1], block[i, j2], block[i, j3] = p, q, r, s
 
 
+def _minimum(X, Y, block):
+    for i in range(X.shape[0]):
+        for j in range(Y.shape[0]):
+            total = 0.0
+            for k in range(X.shape[1]):
+                total += min(X[i, k], Y[j, k])
+            block[i, j] = total
+
+
 def _chi_squared(X, Y, block):
     for i in range(X.shape[0]):
         for j in range(Y.shape[0]):
@@ -102,4 +104,4 @@ def _divergence(X, Y, block):
             block[i, j] = total
 
 
-_SUMS = {"absolute": _absolute, "chi_squared": _chi_squared, "divergence": _divergence}
+_SUMS = {"absolute": _absolute, "chi_squared": _chi_squared, "divergence": _divergence, "minimum": _minimum}

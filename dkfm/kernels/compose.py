@@ -165,8 +165,8 @@ class Pointwise(Kernel):
 
     @property
     def blocks(self) -> int:
-        """Those of the kernel, and a temporary of a function that is not done in place."""
-        return max(2, self.kernel.blocks)
+        """Those of the kernel, whose values are overwritten."""
+        return self.kernel.blocks
 
     @property
     def copies(self) -> int:
@@ -235,6 +235,11 @@ class Power(Pointwise):
     def single(self) -> bool:
         """A power multiplies the error of its base."""
         return single_power(self.exponent)
+
+    @property
+    def blocks(self) -> int:
+        """A power is taken by squaring, beside what it is taken of."""
+        return max(2, self.kernel.blocks)
 
     def _profile(self, values: Array) -> Array:
         return integer_power(values, self.exponent)

@@ -110,7 +110,7 @@ class AdditiveChiSquared(_Histogram):
 class HistogramIntersection(_Histogram):
     """The histogram intersection kernel, ``sum_j min(x_j, y_j)``.
 
-    Positive semi-definite. Computed as ``(sum x + sum y - |x - y|_1) / 2``.
+    Positive semi-definite.
 
     Notes
     -----
@@ -127,18 +127,9 @@ class HistogramIntersection(_Histogram):
     single = True
 
     def prepare(self, landmarks: Array) -> Prepared:
-        """Add up the landmarks once."""
+        """Look for negative numbers once."""
         right = self._checked(landmarks)
-        totals = right.sum(axis=1)
-
-        def block(Z: Array) -> Array:
-            values = sums.absolute(self._checked(Z), right)
-            np.subtract(Z.sum(axis=1)[:, np.newaxis], values, out=values)
-            values += totals
-            values *= 0.5
-            return values
-
-        return block
+        return lambda Z: sums.minimum(self._checked(Z), right)
 
     def diagonal(self, X: Array) -> Array:
         """Return the sum of each row."""

@@ -43,7 +43,7 @@ class Matern(Stationary):
 
     nu: float = 1.5
     length_scale: Scale = 1.0
-    blocks = 4
+    blocks = 3
 
     def __post_init__(self) -> None:
         require_positive(self, "nu")
@@ -64,19 +64,27 @@ class Matern(Stationary):
         a = np.sqrt(np.negative(negative_squares, out=negative_squares), out=negative_squares)
         if self.nu not in (0.5, 1.5, 2.5):
             return _bessel(a, self.nu)
-        values = np.exp(-a)
-        if self.nu == 1.5:
-            a += 1
+        if self.nu == 0.5:
+            return _falling(a)
+        values = a + 1 if self.nu == 1.5 else a / 3
+        if self.nu == 2.5:
+            values += 1
             values *= a
-        elif self.nu == 2.5:
-            values *= 1 + a + np.square(a) / 3
+            values += 1
+        values *= _falling(a)
         return values
+
+
+def _falling(a: Array) -> Array:
+    """Return exp(-a), overwriting a."""
+    return np.exp(np.negative(a, out=a), out=a)
 
 
 def _bessel(a: Array, nu: float) -> Array:
     """Return the Matern kernel of scaled distances a, overwriting them."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        values = np.log(kve(nu, a))
+        values: Array = kve(nu, a)
+        np.log(values, out=values)
         values += nu * np.log(a) - a
         values += (1 - nu) * log(2) - lgamma(nu)
     # The Bessel function is beyond all numbers where a is next to nothing, and where a is 0.

@@ -33,7 +33,7 @@ class PowerSeries(Pointwise):
     --------
     >>> from dkfm.kernels import Linear, PowerSeries
     >>> PowerSeries(Linear(), (1.0, 0.0, 2.0))([[3.0]])
-    array([[19.]])
+    array([[163.]])
     """
 
     kernel: Kernel
@@ -61,6 +61,11 @@ class PowerSeries(Pointwise):
         if len(self.coefficients) <= 2:
             return self.kernel.definiteness
         return self.kernel.definiteness.of_function()
+
+    @property
+    def blocks(self) -> int:
+        """The sum so far, beside the kernel's values."""
+        return max(2, self.kernel.blocks)
 
     def _profile(self, values: Array) -> Array:
         total = np.full_like(values, self.coefficients[-1])

@@ -1,4 +1,4 @@
-"""Sums over columns that no matrix product gives: of absolute differences, of chi-squared terms, of divergences.
+"""Sums over columns that no matrix product gives: of absolute differences, minima, chi-squared terms, divergences.
 
 With the extra "fast" they are compiled; without it they are SciPy's or NumPy's, slower and the same to rounding.
 """
@@ -6,6 +6,7 @@ With the extra "fast" they are compiled; without it they are SciPy's or NumPy's,
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from scipy.spatial.distance import cdist
@@ -14,15 +15,27 @@ from scipy.special import rel_entr
 from dkfm.kernels.rows import Array
 from dkfm.tiling import row_slices
 
-__all__ = ["absolute", "chi_squared", "divergence"]
+__all__ = ["absolute", "chi_squared", "divergence", "keep_in", "minimum"]
 
 _ROWS_AT_ONCE = 64
+_folder: Path | None = None
 _VALUES_AT_ONCE = 2**16
+
+
+def keep_in(folder: Path) -> None:
+    """Keep what is compiled from now on in a folder that only this user writes."""
+    global _folder  # noqa: PLW0603  # one place a process is what a cache has
+    _folder = folder
 
 
 def absolute(X: Array, Y: Array) -> Array:
     """Return ``sum_j |x_j - y_j|`` of all pairs, (n, m), in the precision of the rows."""
     return _sums("absolute", X, Y, lambda rows: cdist(rows, Y, "cityblock"))
+
+
+def minimum(X: Array, Y: Array) -> Array:
+    """Return ``sum_j min(x_j, y_j)`` of all pairs."""
+    return _sums("minimum", X, Y, lambda rows: _by_rows(np.minimum, rows, Y))
 
 
 def chi_squared(X: Array, Y: Array) -> Array:
@@ -54,7 +67,7 @@ def _sums(name: str, X: Array, Y: Array, plain: Callable[[Array], Array]) -> Arr
     if _has_numba():
         from dkfm.kernels.compiled import compiled
 
-        compiled(name)(np.ascontiguousarray(X), np.ascontiguousarray(Y), block)
+        compiled(name, _folder)(np.ascontiguousarray(X), np.ascontiguousarray(Y), block)
         return block
     for part in row_slices(len(X), _ROWS_AT_ONCE):
         block[part] = plain(X[part])
