@@ -1,20 +1,25 @@
 """What a fit is given: points, or the Gram matrix itself."""
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import gram
+from dkfm import gram, store
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array, Rows, as_rows, double
+from dkfm.kernels.rows import Array, Rows, as_array, as_rows, double
 from dkfm.sources import MemorySource, Source, open_source, read_finite
 from dkfm.tiling import row_slices
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 __all__ = ["GivenGram", "Points", "Training", "training"]
 
@@ -77,8 +82,6 @@ class GivenGram:
 
     kernel: Kernel
     source: Source
-    held: object = None
-    """What keeps the source's files."""
 
     @property
     def landmarks(self) -> Array:
@@ -114,13 +117,16 @@ class GivenGram:
 def training(kernel: Kernel, X: object) -> Training:
     """Return what a fit is given, checked; the kernel is resolved on it."""
     if kernel.of_numbers:
-        source, held = _gram_source(X)
+        source, folder = _gram_source(X)
         if source.shape[0] != source.shape[1]:
             raise InvalidInputError(
                 f"A precomputed kernel is fitted to a Gram matrix, square; the shape of this is {source.shape}."
             )
         resolved = kernel.resolve(_dense(read_finite(source, slice(0, 1))))
-        return GivenGram(resolved, source, held)
+        given = GivenGram(resolved, source)
+        if folder is not None:
+            weakref.finalize(given, shutil.rmtree, folder, ignore_errors=True)
+        return given
     rows = double(as_rows(X))
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):
@@ -130,19 +136,32 @@ def training(kernel: Kernel, X: object) -> Training:
     return Points(resolved, own, rows.shape[1])
 
 
-def _gram_source(X: object) -> tuple[Source, object]:
+def _gram_source(X: object) -> tuple[Source, str | None]:
+    """Return a Gram matrix as a source, and the folder to remove when the fit is over."""
     if not hasattr(X, "__dask_graph__"):
         return open_source(X, "The Gram matrix"), None
-    if not (hasattr(X, "ndim") and X.ndim == 2 and not any(np.isnan(length) for length in X.shape)):  # type: ignore[attr-defined]  # dask has no types
+    shape = getattr(X, "shape", ())
+    if len(shape) != 2 or any(np.isnan(length) for length in shape):
         raise InvalidInputError("A Gram matrix as a dask array must have two dimensions of known lengths.")
-    # A graph may cost more than it holds: it is computed once, into a file that goes with the fit.
-    folder = tempfile.TemporaryDirectory(prefix="dkfm-given-")
-    path = Path(folder.name) / "gram.npy"
-    spooled = np.lib.format.open_memmap(path, "w+", np.float64, X.shape)  # type: ignore[attr-defined]  # as above
-    for rows in row_slices(X.shape[0], max(1, _TILE_VALUES // max(1, X.shape[1]))):  # type: ignore[attr-defined]  # as above
-        spooled[rows] = _dense(as_rows(X[rows].compute(), "The Gram matrix"))  # type: ignore[index]  # as above
-    spooled.flush()
-    return open_source(path), folder
+    # A graph may cost more than it holds: every chunk is computed once, into a file that goes with the fit.
+    folder = tempfile.mkdtemp(prefix="dkfm-given-")
+    try:
+        return _spooled(cast("da.Array", X), Path(folder) / "gram.npy"), folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _spooled(X: "da.Array", path: Path) -> Source:
+    with store.writing(path):
+        spool = np.lib.format.open_memmap(path, "w+", np.float64, X.shape)
+        start = 0
+        for length in X.chunks[0]:
+            rows = slice(start, start + length)
+            spool[rows] = _dense(as_array(X[rows].compute(), "The Gram matrix"))
+            start += length
+        spool.flush()
+    return open_source(path)
 
 
 def _dense(rows: Rows) -> Array:

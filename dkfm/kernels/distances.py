@@ -87,6 +87,7 @@ class _Products:
 
     def __init__(self, landmarks: Rows, scale: float | Array, near: float, limit: float) -> None:
         self.landmarks, self.scale, self.near, self.limit = landmarks, scale, near, limit
+        self.factors = 1 / scale
 
     @cached_property
     def in_double(self) -> Evaluator:
@@ -108,7 +109,7 @@ class _Products:
         squares = np.empty(len(i))
         for part in row_slices(len(i), max(1, _VALUES_AT_ONCE // Z.shape[1])):
             difference = double(Z[i[part]]) - self.landmarks[j[part]]
-            squares[part] = squared_norms(scaled_columns(_rows(difference), 1 / self.scale))
+            squares[part] = squared_norms(scaled_columns(_rows(difference), self.factors))
         return squares
 
 
@@ -131,7 +132,7 @@ class _Centred(_Products):
         augmented = np.empty((len(rows), rows.shape[1] + 2), rows.dtype)
         centred = augmented[:, :-2]
         np.subtract(rows, self.centre, out=centred, casting="same_kind")
-        centred /= self.scale
+        centred *= self.factors
         return augmented, squared_norms(centred)
 
     def __call__(self, Z: Array) -> Array:
@@ -144,14 +145,14 @@ class _Centred(_Products):
 class _Sparse(_Products):
     @cached_property
     def scaled(self) -> Rows:
-        return scaled_columns(self.landmarks, 1 / self.scale)
+        return scaled_columns(self.landmarks, self.factors)
 
     @cached_property
     def norms(self) -> Array:  # type: ignore[override]  # computed when sparse rows come, if ever
         return squared_norms(self.scaled)
 
     def __call__(self, Z: Rows) -> Array:
-        scaled = scaled_columns(Z, 1 / self.scale)
+        scaled = scaled_columns(Z, self.factors)
         norms = squared_norms(scaled)
         block = products(scaled, self.scaled)
         block *= 2

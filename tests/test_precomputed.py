@@ -1,0 +1,162 @@
+"""A Gram matrix that the user brings gives what the kernel itself gives, through the same estimators."""
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from scipy import sparse
+
+import dkfm
+from dkfm import kernels
+from dkfm.errors import CertificateError, InvalidInputError, KernelError, NotPSDError
+
+KERNEL = kernels.Gaussian(2.0)
+
+
+@pytest.fixture
+def points(rng):
+    return rng.normal(size=(60, 4)), rng.normal(size=(13, 4))
+
+
+def unknown_lengths(K):
+    lazy = da.from_array(K)
+    return lazy[lazy[:, 0] > 0.5]
+
+
+def given(values, form, tmp_path):
+    if form == "dask":
+        return da.from_array(values, chunks=(17, 23))
+    if form == "zarr":
+        return zarr.create_array(tmp_path / "given.zarr", data=values, chunks=(20, 20), overwrite=True)
+    return values
+
+
+@pytest.mark.parametrize("form", ["array", "dask", "zarr"])
+@pytest.mark.parametrize("basis", ["symmetric", "spectral"])
+def test_a_map_of_a_given_gram_is_the_map_of_its_kernel(form, basis, points, tmp_path):
+    X, Z = points
+    truth = dkfm.ExactFeatureMap(KERNEL, basis=basis).fit(X)
+    phi = dkfm.ExactFeatureMap("precomputed", basis=basis).fit(given(KERNEL(X), form, tmp_path))
+    found = phi.transform(given(KERNEL(Z, X), form, tmp_path))
+    np.testing.assert_allclose(np.asarray(found), truth.transform(Z), rtol=0, atol=1e-9)
+    residual = phi.residual(given(KERNEL(Z, X), form, tmp_path), diag=KERNEL.diag(Z))
+    np.testing.assert_allclose(np.asarray(residual), truth.residual(Z), rtol=0, atol=1e-10)
+    assert phi.rank_ == truth.rank_
+    assert phi.certificate_.error < 1e-12
+    assert phi.n_features_in_ == 60
+    np.testing.assert_array_equal(phi.model_.landmarks[:, 0], np.arange(60))
+
+
+@pytest.mark.parametrize("form", ["array", "dask", "zarr"])
+def test_components_of_a_given_gram_are_scikit_learns(form, points, tmp_path):
+    from sklearn.decomposition import KernelPCA
+
+    X, Z = points
+    for k in (KERNEL, kernels.NegativeSquaredDistance()):
+        theirs = KernelPCA(3, kernel="precomputed", eigen_solver="dense").fit(k(X))
+        pca = dkfm.KernelPCA(3, kernel="precomputed").fit(given(k(X), form, tmp_path / k.__class__.__name__))
+        np.testing.assert_allclose(pca.eigenvalues_, theirs.eigenvalues_, rtol=1e-10)
+        np.testing.assert_allclose(np.abs(pca.transform(k(Z, X))), np.abs(theirs.transform(k(Z, X))), atol=1e-10)
+        assert pca.certificate_.error < 1e-13
+
+
+def test_a_model_of_a_given_gram_is_saved_scored_and_verified(points, tmp_path):
+    X, Z = points
+    K, block = KERNEL(X), KERNEL(Z, X)
+    phi = dkfm.ExactFeatureMap("precomputed").fit(K)
+    phi.save(tmp_path / "model")
+    loaded = dkfm.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.transform(block), phi.transform(block))
+    dkfm.batch_score(tmp_path / "model", block, tmp_path / "out", progress=False)
+    np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), phi.transform(block), rtol=0, atol=1e-12)
+    assert loaded.verify(K).error < 1e-12
+    with pytest.raises(InvalidInputError, match="keeps no Gram matrix; give it"):
+        loaded.verify()
+    with pytest.raises(CertificateError):
+        loaded.verify(K * (1 + 1e-6))
+    with pytest.raises(InvalidInputError, match="needs k\\(z, z\\)"):
+        dkfm.batch_score(tmp_path / "model", block, tmp_path / "r", output="residual", progress=False)
+
+
+def test_components_of_a_given_gram_are_verified_against_it(points):
+    K = KERNEL(points[0])
+    pca = dkfm.KernelPCA(3, kernel="precomputed").fit(K)
+    assert pca.verify(K).error < 1e-13
+    with pytest.raises(CertificateError):
+        pca.verify(K + 1e-6 * np.outer(np.arange(60), np.arange(60)))
+
+
+def test_the_user_s_matrix_is_left_as_it_was(points):
+    K = KERNEL(points[0])
+    before = K.copy()
+    dkfm.KernelPCA(2, kernel="precomputed").fit(K)
+    np.testing.assert_array_equal(K, before)
+    F = np.asfortranarray(K)
+    dkfm.ExactFeatureMap("precomputed").fit(F)
+    np.testing.assert_array_equal(F, before)
+
+
+def test_a_graph_of_a_gram_is_computed_once(points):
+    calls = []
+
+    def seen(block):
+        calls.append(len(block))
+        return block
+
+    K = KERNEL(points[0])
+    lazy = da.from_array(K, chunks=(7, 60)).map_blocks(seen, dtype=float, meta=np.empty((0, 0)))
+    dkfm.KernelPCA(2, kernel="precomputed").fit(lazy)
+    assert sum(calls) == 60
+    with pytest.raises(InvalidInputError, match="row 40 contains NaN"):
+        dkfm.KernelPCA(2, kernel="precomputed").fit(da.from_array(np.where(np.arange(60) == 40, np.nan, K).T, chunks=7))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda K: K[:, :5], InvalidInputError, r"square; the shape of this is \(60, 5\)"),
+        (lambda K: K + np.triu(np.ones_like(K), 1), InvalidInputError, "not symmetric: its values at"),
+        (lambda K: np.where(np.eye(60), np.nan, K), InvalidInputError, "row 0 contains NaN"),
+        (lambda K: K - np.eye(60) * 0.9, NotPSDError, "lambda_min"),
+        (unknown_lengths, InvalidInputError, "known lengths"),
+        (sparse.csr_array, InvalidInputError, "dense rows"),
+    ],
+)
+def test_what_is_no_gram_matrix_is_refused(make, error, words, points):
+    with pytest.raises(error, match=words):
+        dkfm.ExactFeatureMap("precomputed").fit(make(KERNEL(points[0])))
+
+
+def test_diag_is_asked_for_where_it_is_needed_and_only_there(points):
+    X, Z = points
+    phi = dkfm.ExactFeatureMap("precomputed").fit(KERNEL(X))
+    block = KERNEL(Z, X)
+    with pytest.raises(InvalidInputError, match="needs k\\(z, z\\) as diag"):
+        phi.residual(block)
+    with pytest.raises(InvalidInputError, match=r"of shape \(13,\)"):
+        phi.residual(block, diag=np.ones(12))
+    with pytest.raises(InvalidInputError, match=r"of shape \(13,\)"):
+        phi.residual(da.from_array(block), diag=np.ones(12))
+    with pytest.raises(InvalidInputError, match="computes k\\(z, z\\) itself"):
+        dkfm.ExactFeatureMap(KERNEL).fit(X).residual(Z, diag=KERNEL.diag(Z))
+    with pytest.raises(InvalidInputError, match="expecting 60 features"):
+        phi.transform(block[:, :59])
+    with pytest.raises(KernelError, match="is there already"):
+        dkfm.build_gram("precomputed", KERNEL(X), "nowhere")
+
+
+def test_the_command_line_fits_a_given_gram(points, tmp_path):
+    import subprocess
+    import sys
+
+    X, Z = points
+    np.save(tmp_path / "gram.npy", KERNEL(X))
+    np.save(tmp_path / "block.npy", KERNEL(Z, X))
+    for command in (
+        "fit gram.npy model --kernel precomputed --components 2",
+        "score model block.npy out",
+        "verify model --against gram.npy",
+    ):
+        subprocess.run([sys.executable, "-m", "dkfm", *command.split()], cwd=tmp_path, check=True, timeout=120)
+    truth = dkfm.KernelPCA(2, kernel=KERNEL).fit(X).transform(Z)
+    np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), truth, rtol=0, atol=1e-10)

@@ -1,0 +1,144 @@
+"""CSR rows through kernels, estimators, stores and clusters: what dense rows give, and never densified."""
+
+import subprocess
+import sys
+
+import dask.array as da
+import numpy as np
+import pytest
+from scipy import sparse
+
+import dkfm
+from dkfm import csr, inspection, kernels, store
+from dkfm.errors import InvalidInputError, StoreError
+from dkfm.kernels import rows as kernel_rows
+
+MEMORY = """
+import numpy as np
+from scipy import sparse
+from dkfm import kernels, preflight
+rng = np.random.default_rng(0)
+X = sparse.random(100_000, 50_000, 1e-4, "csr", random_state=rng)
+Y = sparse.random(500, 50_000, 1e-4, "csr", random_state=rng)
+block = kernels.{kernel}(X, Y)
+assert block.shape == (100_000, 500)
+i = rng.integers(100_000, size=20)
+truth = kernels.{kernel}(X[i].toarray(), Y.toarray())
+assert np.abs(block[i] - truth).max() < 1e-12
+print(preflight.peak_memory())
+"""
+
+
+@pytest.mark.parametrize("kernel", ["Gaussian(3.0)", "Polynomial(3, offset=1.0)", "Cosine()"])
+def test_a_large_sparse_block_stays_below_a_gigabyte(kernel):
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY.format(kernel=kernel)], capture_output=True, text=True, timeout=200, check=True
+    )
+    assert int(done.stdout) < 1e9
+
+
+@pytest.fixture
+def points(rng):
+    dense = rng.poisson(0.3, size=(90, 40)) * rng.uniform(0.5, 2, size=(90, 40))
+    dense[7] = 0.0
+    return dense[:60], dense[60:]
+
+
+@pytest.mark.parametrize("kernel", [kernels.Gaussian(3.0), kernels.Cosine(), kernels.Exp(0.1 * kernels.Linear())])
+def test_estimators_take_sparse_rows_as_they_take_dense_ones(kernel, points, tmp_path):
+    X, Z = points
+    x, z = sparse.csr_matrix(X), sparse.csr_array(Z)
+    dense = dkfm.ExactFeatureMap(kernel, basis="spectral").fit(X)
+    phi = dkfm.ExactFeatureMap(kernel, basis="spectral", tile_rows=25).fit(x)
+    assert phi.rank_ == dense.rank_
+    assert phi.certificate_.error < 1e-11
+    for rows in (Z, z):
+        products = phi.transform(rows) @ phi.transform(x).T
+        np.testing.assert_allclose(products, kernel(Z, X), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(phi.residual(z), dense.residual(Z), rtol=0, atol=1e-10)
+    assert phi.verify(z).error < 1e-10
+    phi.save(tmp_path / "model")
+    loaded = dkfm.load(tmp_path / "model")
+    assert sparse.issparse(loaded.model_.landmarks)
+    np.testing.assert_array_equal(loaded.transform(z), phi.transform(z))
+    np.testing.assert_array_equal(loaded.verify().error, phi.certificate_.error)
+    assert inspection.describe(tmp_path / "model")["columns"] == 40
+
+
+def test_the_users_rows_are_left_as_they_were_and_not_kept(points):
+    x = sparse.coo_array(points[0])
+    doubled = sparse.csr_array((np.tile(x.data / 2, 2), (np.tile(x.coords[0], 2), np.tile(x.coords[1], 2))), x.shape)
+    pca = dkfm.KernelPCA(2, kernel=kernels.Linear()).fit(doubled)
+    before = pca.transform(doubled)
+    doubled.data[:] = 0.0
+    np.testing.assert_array_equal(pca.transform(x), before)
+
+
+def test_sparse_rows_are_scored_on_a_cluster_and_lazily(client, points, tmp_path):
+    X, Z = points
+    x, z = sparse.csr_array(X), sparse.csr_array(Z)
+    pca = dkfm.KernelPCA(3, kernel=kernels.Gaussian(3.0), tile_rows=20).fit(x)
+    truth = dkfm.KernelPCA(3, kernel=kernels.Gaussian(3.0)).fit(X).transform(Z)
+    dkfm.batch_score(pca, z, tmp_path / "out", client=client, chunk_rows=11, progress=False)
+    np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), truth, rtol=0, atol=1e-11)
+    lazy = pca.transform(da.from_array(Z, chunks=(7, 40)).map_blocks(sparse.csr_array))
+    np.testing.assert_allclose(lazy.compute(), truth, rtol=0, atol=1e-11)
+
+
+def test_an_invalid_sparse_row_scores_nan_and_is_counted(points, tmp_path):
+    X, Z = points
+    z = sparse.csr_array(Z)
+    z.data[z.indptr[4]] = np.nan
+    pca = dkfm.KernelPCA(3, kernel=kernels.Gaussian(3.0)).fit(sparse.csr_array(X))
+    report = dkfm.batch_score(pca, z, tmp_path / "out", on_invalid="nan", progress=False)
+    assert report.invalid_rows == 1
+    found = dkfm.open_scores(tmp_path / "out").compute()
+    assert np.isnan(found[4]).all()
+    assert np.isfinite(np.delete(found, 4, axis=0)).all()
+    with pytest.raises(InvalidInputError, match="row 4 contains NaN"):
+        dkfm.batch_score(pca, z, tmp_path / "other", progress=False)
+
+
+def test_a_killed_sparse_build_is_found_again_by_its_rows(points, tmp_path):
+    x = sparse.csr_array(points[0])
+    first = dkfm.build_gram(kernels.Linear(), x, tmp_path / "gram", tile_rows=25)
+    again = dkfm.build_gram(kernels.Linear(), x.copy(), tmp_path / "gram", tile_rows=25)
+    np.testing.assert_array_equal(first[:], again[:])
+    changed = x.copy()
+    changed.indices[0] = (changed.indices[0] + 1) % 40
+    changed.sort_indices()
+    with pytest.raises(StoreError, match="other rows"):
+        dkfm.build_gram(kernels.Linear(), changed, tmp_path / "gram", tile_rows=25)
+
+
+def test_a_kernel_of_dense_rows_says_so(points):
+    x = sparse.csr_array(points[0])
+    for kernel in (kernels.Laplacian(), kernels.Gaussian() + kernels.JensenShannon(), kernels.Linear().warp(np.sin)):
+        with pytest.raises(InvalidInputError, match="takes dense rows"):
+            kernel(x)
+    with pytest.raises(InvalidInputError, match="takes dense rows"):
+        dkfm.KernelPCA(2, kernel=kernels.Laplacian()).fit(x)
+
+
+@pytest.mark.parametrize("damage", ["indptr", "indices", "columns"])
+def test_arrays_that_do_not_make_rows_are_refused(damage, points, tmp_path):
+    x = sparse.csr_array(points[0])
+    with store.making(tmp_path / "rows", "rows", {}, csr.array_names("rows")) as group:
+        csr.write(group, "rows", x)
+    np.testing.assert_array_equal(csr.read(tmp_path / "rows", "rows", 40, slice(5, 9)).toarray(), points[0][5:9])
+    columns = 40
+    if damage == "columns":
+        columns = 3
+    else:
+        array = store.open_array(tmp_path / "rows", f"rows.{damage}", "r+")
+        array[3] = -7 if damage == "indices" else 10**6
+    with pytest.raises(StoreError, match="do not make rows"):
+        csr.read(tmp_path / "rows", "rows", columns)
+
+
+def test_a_sparse_row_counts_in_the_budget_as_what_it_holds():
+    x = sparse.random_array((1000, 10**6), density=1e-5, format="csr", rng=np.random.default_rng(0))
+    assert kernel_rows.stored_values(x) < 30
+    pca = dkfm.KernelPCA(2, kernel=kernels.Linear()).fit(x)
+    assert pca.model_.nbytes < 10**6
+    assert pca.model_.columns == 10**6

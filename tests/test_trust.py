@@ -1,0 +1,175 @@
+"""Functions of the user's in a store: named, digested, never imported unasked."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import dkfm
+from dkfm import kernels
+from dkfm.errors import DkfmError, KernelError, UntrustedError
+from dkfm.kernels import config, trust
+
+SOURCE = """
+import numpy as np
+open("imported", "a").close()
+
+def least(X, Y):
+    return np.minimum(X[:, None], Y).sum(-1)
+
+def root(X):
+    return np.sqrt(X)
+
+class Holder:
+    @staticmethod
+    def least(X, Y):
+        return least(X, Y)
+
+def pair(x, y):
+    return float(np.minimum(x, y).sum())
+
+shift = least
+number = 3
+local = (lambda: (lambda X, Y: least(X, Y)))()
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of the user's, that says when it was imported."""
+    (tmp_path / "theirs.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    import theirs
+
+    (tmp_path / "imported").unlink()
+    yield theirs
+    sys.modules.pop("theirs", None)
+
+
+@pytest.fixture
+def rows(rng):
+    return rng.uniform(size=(40, 3))
+
+
+def run(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "dkfm", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_model_with_a_function_is_loaded_only_where_it_is_trusted(module, rows, tmp_path):
+    fitted = dkfm.ExactFeatureMap(kernels.Function(module.least)).fit(rows)
+    fitted.save(tmp_path / "model")
+    stored = json.loads((tmp_path / "model" / "zarr.json").read_text())["attributes"]["dkfm"]["kernel"]
+    assert stored["function"]["function"] == "theirs:least"
+    assert len(stored["function"]["source"]) == 64
+    for trusted in ((), ["theirs:pair"], ["theirs"]):
+        with pytest.raises(UntrustedError, match=r'trusted=\["theirs:least"\]'):
+            dkfm.load(tmp_path / "model", trusted=trusted)
+    loaded = dkfm.load(tmp_path / "model", trusted=["theirs:least"])
+    np.testing.assert_array_equal(loaded.transform(rows), fitted.transform(rows))
+    with pytest.raises(DkfmError, match="takes a list"):
+        dkfm.load(tmp_path / "model", trusted="theirs:least")
+
+
+def test_a_stranger_s_model_does_not_even_import_the_module(module, rows, tmp_path):
+    dkfm.ExactFeatureMap(kernels.Function(module.least)).fit(rows).save(tmp_path / "model")
+    np.save(tmp_path / "z.npy", rows)
+    for command in (("score", "model", "z.npy", "out"), ("verify", "model"), ("info", "model")):
+        done = run(*command, cwd=tmp_path)
+        assert done.returncode == (0 if command[0] == "info" else 1)
+        assert "theirs:least" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "imported").exists()
+    done = run("score", "model", "z.npy", "out", "--trusted", "theirs:least", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "imported").exists()
+
+
+def test_a_function_that_changed_since_is_refused(module, rows, tmp_path):
+    dkfm.ExactFeatureMap(kernels.Function(module.least)).fit(rows).save(tmp_path / "model")
+    (tmp_path / "theirs.py").write_text(SOURCE.replace("minimum", "maximum"))
+    np.save(tmp_path / "z.npy", rows)
+    done = run("score", "model", "z.npy", "out", "--trusted", "theirs:least", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("UntrustedError: The source of theirs:least is not what it was")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "theirs.py").unlink()
+    done = run("score", "model", "z.npy", "out", "--trusted", "theirs:least", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "theirs:least cannot be imported here" in done.stderr
+
+
+def test_every_kernel_with_a_function_goes_through_a_store(module, rows):
+    for kernel in (
+        kernels.Function(module.least),
+        kernels.Function(module.Holder.least),
+        kernels.Pairwise(module.pair),
+        kernels.Outer(module.root),
+        kernels.Gaussian(2.0).warp(module.root) + 0.5 * kernels.Function(module.least),
+    ):
+        stored = json.loads(json.dumps(config.to_config(kernel)))
+        assert not config.is_value(kernel)
+        assert config.from_config(stored, config.functions(kernel)) == kernel
+        with pytest.raises(UntrustedError):
+            config.from_config(stored)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda module: lambda X, Y: X @ Y.T, "no other process can import it"),
+        (lambda module: module.local, "no other process can import it"),
+        (lambda module: np.minimum, r"cannot be saved|no source in Python"),
+        (lambda module: len, "has no source in Python"),
+        (lambda module: __import__("functools").partial(module.least), "only a function with a module and a name"),
+    ],
+)
+def test_a_function_that_no_other_process_could_import_is_not_saved(make, words, module, rows, tmp_path):
+    fitted = dkfm.ExactFeatureMap(kernels.Function(module.least)).fit(rows)
+    fitted.model_.kernel.__dict__["function"] = make(module)
+    with pytest.raises(KernelError, match=words):
+        fitted.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_name_that_means_something_else_by_now_is_not_saved(module, monkeypatch):
+    kernel = kernels.Function(module.least)
+    monkeypatch.setattr(module, "least", module.pair)
+    with pytest.raises(KernelError, match="now means something else"):
+        config.to_config(kernel)
+
+
+@pytest.mark.parametrize("path", ["theirs:number", "theirs:none", "nowhere:f", "theirs:", ":f"])
+def test_a_path_that_leads_to_no_function_is_refused(path, module):
+    with pytest.raises(KernelError, match=r"cannot be imported here|is not a function"):
+        trust.imported(path)
+
+
+def test_a_fitted_estimator_with_a_function_scores_on_a_cluster_without_being_asked(client, module, rows, tmp_path):
+    client.run(lambda: __import__("sys").path.insert(0, str(tmp_path)))
+    fitted = dkfm.KernelPCA(2, kernel=kernels.Function(module.least), tile_rows=15).fit(rows)
+    dkfm.batch_score(fitted, rows, tmp_path / "out", client=client, progress=False)
+    np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), fitted.transform(rows), rtol=0, atol=1e-12)
+    fitted.save(tmp_path / "model")
+    with pytest.raises(UntrustedError):
+        dkfm.batch_score(tmp_path / "model", rows, tmp_path / "other", client=client, progress=False)
+    trusted = ["theirs:least"]
+    dkfm.batch_score(tmp_path / "model", rows, tmp_path / "o", client=client, progress=False, trusted=trusted)
+
+
+def test_a_large_model_with_a_function_is_spilled_and_read_back_in_a_worker(module, tmp_path, rng):
+    import pickle
+
+    import dask.array as da
+
+    X = rng.uniform(size=(900, 3))
+    fitted = dkfm.ExactFeatureMap(kernels.Function(module.least), basis="spectral").fit(X)
+    carried = fitted._carried()
+    assert type(carried).__name__ == "Spilled"
+    assert len(pickle.dumps(carried)) < 1000
+    lazy = fitted.transform(da.from_array(X, chunks=(300, 3)))
+    np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), fitted.transform(X), rtol=0, atol=1e-9)
