@@ -1,5 +1,6 @@
 """The README is the manual: its commands, examples, numbers and names are those of the code."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import budget
+from dkfm import budget, kernels
+from dkfm.kernels import config
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -20,8 +22,12 @@ SHELL = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
 
 @pytest.fixture
 def folder(tmp_path, rng):
+    """Where a reader has followed the README so far: rows, and the file that it names."""
     np.save(tmp_path / "train.npy", rng.normal(size=(200, 5)))
     np.save(tmp_path / "test.npy", rng.normal(size=(500, 5)))
+    for code in PYTHON:
+        if (name := re.match(r"# (\w+\.py)\n", code)) is not None:
+            (tmp_path / name[1]).write_text(code)
     return tmp_path
 
 
@@ -36,17 +42,36 @@ def test_every_python_example_runs_as_a_script(number, folder):
 
 
 def test_every_shell_example_runs_in_order(folder):
-    (lines,) = SHELL
-    for line in lines.strip().splitlines():
+    for line in "".join(SHELL).strip().splitlines():
         program, *arguments = line.split()
         assert program == "dkfm"
         subprocess.run([sys.executable, "-m", "dkfm", *arguments], cwd=folder, check=True, timeout=120)
     assert dkfm.open_scores(folder / "scores.zarr").shape == (500, 20)
+    assert dkfm.open_scores(folder / "cauchy.zarr").shape == (500, 5)
 
 
-def test_there_are_a_notebook_and_a_batch_example_of_about_ten_lines():
-    assert len(PYTHON) == 2
-    assert all(len([line for line in code.splitlines() if line.strip()]) <= 11 for code in PYTHON)
+def test_its_examples_are_short():
+    notebook, batch, own, search = (len([x for x in code.splitlines() if x.strip()]) for code in PYTHON)
+    assert notebook <= 11
+    assert batch <= 11
+    assert own == 1 + 3
+    assert search <= 11
+
+
+def test_the_kernels_of_the_table_are_those_that_have_a_name():
+    rows = re.findall(r"^\| `(\w+)\(([\w, ]*)\)` \| .* \| ([\w, ]*)\|$", TEXT, re.M)
+    named = {name: kernel for name, kernel in vars(kernels).items() if config_name(kernel)}
+    assert {name for name, _, _ in rows} == set(named) - {"Precomputed"}
+    for name, parameters, notes in rows:
+        kernel = named[name]()
+        assert [field.name for field in dataclasses.fields(kernel)] == [p for p in parameters.split(", ") if p]
+        assert ("s" in notes.replace(",", " ").split()) == kernel.sparse
+        assert ("conditional" in notes) == (kernel.definiteness is kernels.Definiteness.CONDITIONAL)
+        assert ("indefinite" in notes) == (kernel.definiteness is kernels.Definiteness.INDEFINITE)
+
+
+def config_name(kernel):
+    return isinstance(kernel, type) and kernel in config._PLAIN.values()
 
 
 def test_the_first_screen_has_the_two_commands():
