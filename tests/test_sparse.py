@@ -137,7 +137,7 @@ def test_arrays_that_do_not_make_rows_are_refused(damage, points, tmp_path):
 
 
 def test_a_sparse_row_counts_in_the_budget_as_what_it_holds():
-    x = sparse.random_array((1000, 10**6), density=1e-5, format="csr", rng=np.random.default_rng(0))
+    x = sparse.random(1000, 10**6, 1e-5, "csr", random_state=0)
     assert kernel_rows.stored_values(x) < 30
     pca = dkfm.KernelPCA(2, kernel=kernels.Linear()).fit(x)
     assert pca.model_.nbytes < 10**6
