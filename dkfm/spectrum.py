@@ -109,7 +109,9 @@ def fix_signs(vectors: Array) -> Array:
     return signs
 
 
-def factor(K: Array, rcond: float | None = None, on_indefinite: str = "raise") -> Spectrum:
+def factor(
+    K: Array, rcond: float | None = None, on_indefinite: str = "raise", what: str = "The Gram matrix of this kernel"
+) -> Spectrum:
     """Decompose a Gram matrix and keep its numerical rank.
 
     Parameters
@@ -120,6 +122,8 @@ def factor(K: Array, rcond: float | None = None, on_indefinite: str = "raise") -
         Keep eigenvalues above ``rcond * lambda_max`` instead of ``4 eps lambda_max``.
     on_indefinite : {"raise", "clip"}
         What to do where ``lambda_min < -max(1000, N) eps lambda_max``.
+    what : str
+        What the message calls K.
 
     Returns
     -------
@@ -134,7 +138,7 @@ def factor(K: Array, rcond: float | None = None, on_indefinite: str = "raise") -
     values, vectors = eigh_lower(K)
     del K
     lowest, highest = float(values[0]), float(values[-1])
-    require_psd(lowest, highest, highest, n, on_indefinite, "The Gram matrix of this kernel")
+    require_psd(lowest, highest, highest, n, on_indefinite, what)
     cut = max((4 * _EPS if rcond is None else rcond) * highest, 2 * abs(min(lowest, 0.0)))
     rank = int((values > cut).sum()) if highest > 0 else 0
     kept, dropped = values[n - rank :][::-1].copy(), values[: n - rank][::-1].copy()

@@ -254,3 +254,14 @@ def test_verify_measures_anew_and_fails_when_a_weight_changed(rng):
         phi.verify()
     with pytest.raises(InvalidInputError, match="training rows alone"):
         dkfm.KernelPCA(1).fit(rng.normal(size=(9, 2))).verify(np.ones((2, 2)))
+
+
+def test_a_conditional_kernel_has_components_and_no_map(rng):
+    X = rng.normal(size=(30, 3))
+    conditional = kernels.NegativeSquaredDistance()
+    with pytest.raises(NotPSDError, match=r"NegativeSquaredDistance.*KernelPCA takes it.*lambda_min"):
+        dkfm.ExactFeatureMap(conditional).fit(X)
+    halved = dkfm.KernelPCA(2, kernel=0.5 * conditional).fit(X)
+    linear = dkfm.KernelPCA(2).fit(X)
+    np.testing.assert_allclose(halved.transform(X), linear.transform(X), rtol=0, atol=1e-12)
+    assert dkfm.ExactFeatureMap(kernels.Exp(conditional)).fit(X).rank_ == 30

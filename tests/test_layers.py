@@ -53,6 +53,11 @@ def test_no_module_is_longer_than_400_lines():
     assert {p.name: n for p in module_files() if (n := len(p.read_text().splitlines())) > 400} == {}
 
 
+def test_no_module_of_the_kernels_is_longer_than_250_lines():
+    longest = {p.name: n for p in (ROOT / "kernels").glob("*.py") if (n := len(p.read_text().splitlines())) > 250}
+    assert longest == {}
+
+
 def test_imports_of_a_floor_have_no_cycles():
     graph = {}
     for path in module_files():

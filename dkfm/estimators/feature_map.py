@@ -14,7 +14,8 @@ from dkfm.certificate import Certificate, of_map, spread
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.training import Training
-from dkfm.kernels import KernelSpec
+from dkfm.kernels import Definiteness, KernelSpec
+from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array, Rows
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class ExactFeatureMap(KernelEstimator):
         spectrum.require_parameters(self.basis, self.rcond)
         given = self._begin(X)
         held = [given.gram(self.tile_rows, self.workspace)]  # popped, so that nothing here keeps N^2 values alive
-        found = spectrum.factor(held.pop(), self.rcond, self.on_indefinite)
+        found = spectrum.factor(held.pop(), self.rcond, self.on_indefinite, _gram_of(given.kernel))
         heads = spectrum.heads(found, self.basis)
         return self._finish(X, given, heads, eigenvalues=found.eigenvalues, dropped=found.dropped)
 
@@ -168,3 +169,10 @@ class ExactFeatureMap(KernelEstimator):
         largest = self.kernel_.diag(self.model_.landmarks).max()
         negative = self.on_indefinite == "clip" and self.n_negative_ > 0
         return np.inf if negative or largest <= 0 else float(4 * np.sqrt(dropped / largest))
+
+
+def _gram_of(kernel: Kernel) -> str:
+    """Say what is decomposed, and of a kernel that is not known to have a root what has one."""
+    if kernel.definiteness is Definiteness.CONDITIONAL:
+        return f"The Gram matrix of {kernel!r} (only conditionally so: KernelPCA takes it, and Exp(k) has a map)"
+    return f"The Gram matrix of {kernel!r}"

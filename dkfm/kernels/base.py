@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dkfm.errors import InvalidInputError, KernelError
+from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.rows import Array, Rows, as_rows, double, is_sparse
 
 if TYPE_CHECKING:
     from dkfm.kernels.maps import RowMap
 
-__all__ = ["Definiteness", "Evaluator", "Kernel", "Prepared", "checked_block", "mirror_lower"]
+__all__ = ["Evaluator", "Kernel", "Prepared", "checked_block", "mirror_lower"]
 
 Prepared = Callable[[Array], Array]
 """Rows Z (n, d), such as the kernel's hooks take, in, the block k(Z, landmarks) (n, m) out."""
@@ -29,24 +29,6 @@ Evaluator = Callable[[Rows], Array]
 """Any rows Z (n, d) in, the block k(Z, landmarks) (n, m) out."""
 
 _DIAGONAL_ROWS = 64
-
-
-class Definiteness(StrEnum):
-    """What is known of a kernel's Gram matrices K; the strongest first."""
-
-    PSD = "positive semi-definite"
-    CONDITIONAL = "conditionally positive semi-definite"
-    """HKH is positive semi-definite for the centring H: enough for kernel PCA, and for ``Exp``."""
-    INDEFINITE = "indefinite"
-
-    @classmethod
-    def weakest(cls, *found: Definiteness) -> Definiteness:
-        """Return the weakest of some: what a sum of such kernels is."""
-        return max(found, key=list(cls).index)
-
-    def of_function(self) -> Definiteness:
-        """Return what a power series with non-negative coefficients, or a quotient, of such a kernel is."""
-        return self if self is Definiteness.PSD else Definiteness.INDEFINITE
 
 
 class Kernel(ABC):

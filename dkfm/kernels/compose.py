@@ -6,19 +6,20 @@ Sums and products are flat: ``a + b + c`` is one Sum of three. Theorem 3.12 of t
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
 
-from dkfm.kernels.base import Definiteness, Evaluator, Kernel
+from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.dot import integer_power, single_power
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
 from dkfm.kernels.rows import Array, Rows
+from dkfm.kernels.wrap import Pointwise, bracketed
 
-__all__ = ["Constant", "Pointwise", "Power", "Product", "Scaled", "Sum", "bracketed"]
+__all__ = ["Constant", "Power", "Product", "Scaled", "Sum"]
 
 _NEGATIVE = ": a negative multiple of a kernel is not positive semi-definite"
 
@@ -144,53 +145,6 @@ class Product(_Folded):
         return " * ".join(bracketed(k, Sum, Scaled) for k in self.factors)
 
 
-class Pointwise(Kernel):
-    """A function of the values of one kernel, a field of every subclass; of float32 values unless it says otherwise."""
-
-    kernel: Kernel
-
-    @property
-    def single(self) -> bool:
-        """Where the function does not make more of the error of its values."""
-        return True
-
-    @abstractmethod
-    def _profile(self, values: Array) -> Array:
-        """Return the function of values, which it may overwrite."""
-
-    @property
-    def sparse(self) -> bool:
-        """Where the kernel does."""
-        return self.kernel.sparse
-
-    @property
-    def blocks(self) -> int:
-        """Those of the kernel, whose values are overwritten."""
-        return self.kernel.blocks
-
-    @property
-    def copies(self) -> int:
-        """Those of the kernel."""
-        return self.kernel.copies
-
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return self._profile(self.kernel.against(Y)(X))
-
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the kernel."""
-        prepared = self.kernel.against(landmarks)
-        return lambda Z: self._profile(prepared(Z))
-
-    def resolve(self, X: Rows) -> Kernel:
-        """Resolve the kernel."""
-        return replace(self, kernel=self.kernel.resolve(X))  # type: ignore[type-var]  # every subclass is a dataclass
-
-    def diagonal(self, X: Rows) -> Array:
-        """Return the function of the diagonal."""
-        return self._profile(self.kernel.self_similarities(X))
-
-
 @dataclass(frozen=True)
 class Scaled(Pointwise):
     """A non-negative multiple of a kernel; ``0.5 * k`` makes one. As definite as the kernel."""
@@ -200,12 +154,7 @@ class Scaled(Pointwise):
 
     def __post_init__(self) -> None:
         require_non_negative(self, "weight", _NEGATIVE)
-        require_kernels(self, (self.kernel,))
-
-    @property
-    def definiteness(self) -> Definiteness:
-        """That of the kernel."""
-        return self.kernel.definiteness
+        super().__post_init__()
 
     def _profile(self, values: Array) -> Array:
         values *= self.weight
@@ -223,7 +172,7 @@ class Power(Pointwise):
     exponent: int
 
     def __post_init__(self) -> None:
-        require_kernels(self, (self.kernel,))
+        super().__post_init__()
         require_exponent(self, "exponent")
 
     @property
@@ -246,8 +195,3 @@ class Power(Pointwise):
 
     def __repr__(self) -> str:
         return f"{bracketed(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"
-
-
-def bracketed(kernel: Kernel, *looser: type[Kernel]) -> str:
-    """Return the repr of a kernel, in brackets where it is of a class that binds less tightly."""
-    return f"({kernel!r})" if isinstance(kernel, looser) else repr(kernel)

@@ -1,10 +1,12 @@
 """Kernels of the inner product <x, y>, and of the angle between x and y."""
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dkfm.kernels.base import Definiteness, Evaluator, Kernel
+from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.distances import SINGLE_ERROR, SINGLE_LIMIT
 from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
 from dkfm.kernels.rows import Array, Rows, products, squared_norms, unit_rows
@@ -36,8 +38,44 @@ class Linear(Kernel):
         return squared_norms(X)
 
 
+class _Sloped(Kernel):
+    """A function of ``scale <x, y> + offset``."""
+
+    scale: Scale
+    offset: float
+    sparse = True
+
+    def _require_scale(self) -> None:
+        if self.scale is not None:
+            require_positive(self, "scale")
+
+    @abstractmethod
+    def _profile(self, inner: Array) -> Array:
+        """Return the function of scaled and shifted products, which it overwrites."""
+
+    def resolve(self, X: Rows) -> Kernel:
+        """Fill in the scale."""
+        return replace(self, scale=self._slope(X))  # type: ignore[type-var]  # every subclass is a dataclass
+
+    def block(self, X: Rows, Y: Rows) -> Array:
+        """Return k(X, Y)."""
+        return self._of_products(products(X, Y), X)
+
+    def diagonal(self, X: Rows) -> Array:
+        """Return the function of |x|^2."""
+        return self._of_products(squared_norms(X), X)
+
+    def _of_products(self, inner: Array, X: Rows) -> Array:
+        inner *= self._slope(X)
+        inner += self.offset
+        return self._profile(inner)
+
+    def _slope(self, X: Rows) -> float:
+        return 1 / X.shape[1] if self.scale is None else float(self.scale)  # type: ignore[arg-type]  # a number, as checked
+
+
 @dataclass(frozen=True)
-class Polynomial(Kernel):
+class Polynomial(_Sloped):
     """The polynomial kernel, ``(scale <x, y> + offset)^degree``.
 
     Positive semi-definite. Takes sparse rows.
@@ -67,12 +105,10 @@ class Polynomial(Kernel):
     degree: int = 3
     scale: Scale = 1.0
     offset: float = 0.0
-    sparse = True
 
     def __post_init__(self) -> None:
         require_exponent(self, "degree")
-        if self.scale is not None:
-            require_positive(self, "scale")
+        self._require_scale()
         require_non_negative(self, "offset", ": a negative constant is not a kernel, nor is a power of such a sum")
 
     @property
@@ -85,21 +121,7 @@ class Polynomial(Kernel):
         """A power is taken by squaring, beside what it is taken of."""
         return 2
 
-    def resolve(self, X: Rows) -> Kernel:
-        """Fill in the scale."""
-        return replace(self, scale=_slope(self.scale, X))
-
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return self._profile(products(X, Y), _slope(self.scale, X))
-
-    def diagonal(self, X: Rows) -> Array:
-        """Return (scale |x|^2 + offset)^degree."""
-        return self._profile(squared_norms(X), _slope(self.scale, X))
-
-    def _profile(self, inner: Array, scale: float) -> Array:
-        inner *= scale
-        inner += self.offset
+    def _profile(self, inner: Array) -> Array:
         return integer_power(inner, self.degree)
 
 
@@ -135,7 +157,7 @@ class Cosine(Kernel):
 
 
 @dataclass(frozen=True)
-class Sigmoid(Kernel):
+class Sigmoid(_Sloped):
     """The sigmoid "kernel", ``tanh(scale <x, y> + offset)``: not positive semi-definite for any parameters.
 
     A fit refuses it unless its Gram matrix of the training rows happens to be so, or its negative part may be dropped
@@ -157,34 +179,14 @@ class Sigmoid(Kernel):
 
     scale: Scale = 1.0
     offset: float = 0.0
-    sparse = True
     definiteness = Definiteness.INDEFINITE
 
     def __post_init__(self) -> None:
-        if self.scale is not None:
-            require_positive(self, "scale")
+        self._require_scale()
         require_number(self, "offset")
 
-    def resolve(self, X: Rows) -> Kernel:
-        """Fill in the scale."""
-        return replace(self, scale=_slope(self.scale, X))
-
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return self._profile(products(X, Y), _slope(self.scale, X))
-
-    def diagonal(self, X: Rows) -> Array:
-        """Return tanh(scale |x|^2 + offset)."""
-        return self._profile(squared_norms(X), _slope(self.scale, X))
-
-    def _profile(self, inner: Array, scale: float) -> Array:
-        inner *= scale
-        inner += self.offset
+    def _profile(self, inner: Array) -> Array:
         return np.tanh(inner, out=inner)
-
-
-def _slope(scale: Scale, X: Rows) -> float:
-    return 1 / X.shape[1] if scale is None else float(scale)  # type: ignore[arg-type]  # a number, checked when made
 
 
 def single_power(exponent: int) -> bool:

@@ -7,7 +7,8 @@ import numpy as np
 
 from dkfm.errors import InvalidInputError
 from dkfm.kernels import sums
-from dkfm.kernels.base import Definiteness, Kernel, Prepared
+from dkfm.kernels.base import Kernel, Prepared
+from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.parameters import require_positive
 from dkfm.kernels.rows import Array
 

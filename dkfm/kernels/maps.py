@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -9,11 +10,11 @@ from math import isfinite
 import numpy as np
 
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.base import Definiteness, Evaluator, Kernel
-from dkfm.kernels.compose import Power, Product, Scaled, Sum, bracketed
+from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.compose import Power, Product, Scaled, Sum
 from dkfm.kernels.function import name_of, read_only
-from dkfm.kernels.parameters import require_kernels
-from dkfm.kernels.rows import Array, Rows, as_rows, is_sparse, scaled_columns
+from dkfm.kernels.rows import Array, Rows, as_rows, scaled_columns
+from dkfm.kernels.wrap import Wrapper, bracketed
 
 __all__ = ["Affine", "Columns", "RowMap", "Warped"]
 
@@ -65,8 +66,39 @@ RowMap = Affine | Callable[[Array], object]
 """A map of rows (n, d) to rows (n, d'), row by row."""
 
 
+class _Mapped(Wrapper):
+    """A kernel of rows that are changed first."""
+
+    @abstractmethod
+    def _mapped(self, X: Rows) -> Rows:
+        """Return the changed rows."""
+
+    @property
+    def copies(self) -> int:
+        """The changed landmarks, and what the kernel makes of them."""
+        return 1 + self.kernel.copies
+
+    def block(self, X: Rows, Y: Rows) -> Array:
+        """Return k of the changed rows."""
+        return self.prepare(Y)(X)
+
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Change the landmarks once."""
+        mapped = self._mapped(landmarks)
+        prepared = self.kernel.against(mapped)
+        return lambda Z: prepared(mapped if Z is landmarks else self._mapped(Z))
+
+    def resolve(self, X: Rows) -> Kernel:
+        """Resolve the kernel on changed rows."""
+        return replace(self, kernel=self.kernel.resolve(self._mapped(X)))  # type: ignore[type-var]  # every subclass is a dataclass
+
+    def diagonal(self, X: Rows) -> Array:
+        """Return the diagonal of the changed rows."""
+        return self.kernel.self_similarities(self._mapped(X))
+
+
 @dataclass(frozen=True)
-class Warped(Kernel):
+class Warped(_Mapped):
     """A kernel of mapped rows, ``k(h(x), h(y))``; ``k.warp(h)`` makes one. As definite as the kernel.
 
     Parameters
@@ -88,14 +120,9 @@ class Warped(Kernel):
     h: RowMap
 
     def __post_init__(self) -> None:
-        require_kernels(self, (self.kernel,))
+        super().__post_init__()
         if not callable(self.h):
             raise KernelError(f"A kernel is warped by an Affine or a function of rows, and not by {self.h!r:.50}.")
-
-    @property
-    def definiteness(self) -> Definiteness:
-        """That of the kernel."""
-        return self.kernel.definiteness
 
     @property
     def single(self) -> bool:
@@ -107,41 +134,11 @@ class Warped(Kernel):
         """Where the map does not fill zeros, and the kernel takes them."""
         return isinstance(self.h, Affine) and not np.any(self.h.shift) and self.kernel.sparse
 
-    @property
-    def blocks(self) -> int:
-        """Those of the kernel."""
-        return self.kernel.blocks
-
-    @property
-    def copies(self) -> int:
-        """The mapped landmarks, and what the kernel makes of them."""
-        return 1 + self.kernel.copies
-
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(h(X), h(Y))."""
-        return self.prepare(Y)(X)
-
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Map the landmarks once."""
-        mapped = self._mapped(landmarks)
-        prepared = self.kernel.against(mapped)
-        return lambda Z: prepared(mapped if Z is landmarks else self._mapped(Z))
-
-    def resolve(self, X: Rows) -> Kernel:
-        """Resolve the kernel on mapped rows."""
-        return replace(self, kernel=self.kernel.resolve(self._mapped(X)))
-
-    def diagonal(self, X: Rows) -> Array:
-        """Return the diagonal of the mapped rows."""
-        return self.kernel.self_similarities(self._mapped(X))
-
     def _mapped(self, X: Rows) -> Rows:
         if isinstance(self.h, Affine):
             return self.h(X)
-        if is_sparse(X):
-            raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
         name = f"The rows that {name_of(self.h)} returned"
-        rows = as_rows(self.h(read_only(X)), name)  # type: ignore[arg-type]  # dense, as seen above
+        rows = as_rows(self.h(read_only(X)), name)  # type: ignore[arg-type]  # dense, for it is not sparse here
         if rows.shape[0] != X.shape[0]:
             raise InvalidInputError(f"{name} are {rows.shape[0]}, and must be as many as came, {X.shape[0]}.")
         return rows
@@ -152,7 +149,7 @@ class Warped(Kernel):
 
 
 @dataclass(frozen=True)
-class Columns(Kernel):
+class Columns(_Mapped):
     """A kernel of some columns only; ``k.on(columns)`` makes one. As definite as the kernel.
 
     Parameters
@@ -172,7 +169,7 @@ class Columns(Kernel):
     columns: int | Sequence[int]
 
     def __post_init__(self) -> None:
-        require_kernels(self, (self.kernel,))
+        super().__post_init__()
         given = (self.columns,) if isinstance(self.columns, int | np.integer) else self.columns
         if not isinstance(given, Sequence | np.ndarray) or not len(given):
             raise KernelError(f"A kernel is of columns by their numbers, and not of {self.columns!r:.50}.")
@@ -181,47 +178,7 @@ class Columns(Kernel):
                 raise KernelError(f"A kernel is of columns by their numbers, from 0, and not of {column!r:.50}.")
         object.__setattr__(self, "columns", tuple(int(column) for column in given))
 
-    single = True
-
-    @property
-    def definiteness(self) -> Definiteness:
-        """That of the kernel."""
-        return self.kernel.definiteness
-
-    @property
-    def sparse(self) -> bool:
-        """Where the kernel does."""
-        return self.kernel.sparse
-
-    @property
-    def blocks(self) -> int:
-        """Those of the kernel."""
-        return self.kernel.blocks
-
-    @property
-    def copies(self) -> int:
-        """The columns of the landmarks, and what the kernel makes of them."""
-        return 1 + self.kernel.copies
-
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k of the columns of X and Y."""
-        return self.prepare(Y)(X)
-
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Take the columns of the landmarks once."""
-        taken = self._taken_columns(landmarks)
-        prepared = self.kernel.against(taken)
-        return lambda Z: prepared(taken if Z is landmarks else self._taken_columns(Z))
-
-    def resolve(self, X: Rows) -> Kernel:
-        """Resolve the kernel on the columns."""
-        return replace(self, kernel=self.kernel.resolve(self._taken_columns(X)))
-
-    def diagonal(self, X: Rows) -> Array:
-        """Return the diagonal of the columns."""
-        return self.kernel.self_similarities(self._taken_columns(X))
-
-    def _taken_columns(self, X: Rows) -> Rows:
+    def _mapped(self, X: Rows) -> Rows:
         columns: tuple[int, ...] = self.columns  # type: ignore[assignment]  # a tuple since it was made
         if max(columns) >= X.shape[1]:
             raise KernelError(f"{self!r} takes column {max(columns)} and the rows have {X.shape[1]} columns.")

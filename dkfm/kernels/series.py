@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
 
 from dkfm.errors import KernelError
-from dkfm.kernels.base import Definiteness, Evaluator, Kernel
-from dkfm.kernels.compose import Pointwise
-from dkfm.kernels.parameters import require_kernels
+from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.rows import Array, Rows
+from dkfm.kernels.wrap import Pointwise, Wrapper
 
 __all__ = ["Exp", "Normalized", "PowerSeries"]
 
@@ -41,7 +41,7 @@ class PowerSeries(Pointwise):
     single = False
 
     def __post_init__(self) -> None:
-        require_kernels(self, (self.kernel,))
+        super().__post_init__()
         given = self.coefficients
         if not isinstance(given, Sequence | np.ndarray) or not len(given):
             raise KernelError(f"PowerSeries needs a sequence of coefficients, and got {given!r:.50}.")
@@ -92,9 +92,6 @@ class Exp(Pointwise):
     kernel: Kernel
     single = False
 
-    def __post_init__(self) -> None:
-        require_kernels(self, (self.kernel,))
-
     @property
     def definiteness(self) -> Definiteness:
         """Positive semi-definite, unless the kernel is indefinite."""
@@ -106,7 +103,7 @@ class Exp(Pointwise):
 
 
 @dataclass(frozen=True)
-class Normalized(Pointwise):
+class Normalized(Wrapper):
     """The normalised kernel, ``k(x, y) / sqrt(k(x, x) k(y, y))``, with 0/0 = 0: every point at length 1.
 
     Positive semi-definite where the kernel is.
@@ -120,9 +117,6 @@ class Normalized(Pointwise):
 
     kernel: Kernel
     single = False
-
-    def __post_init__(self) -> None:
-        require_kernels(self, (self.kernel,))
 
     @property
     def definiteness(self) -> Definiteness:
@@ -145,6 +139,10 @@ class Normalized(Pointwise):
 
         return block
 
+    def resolve(self, X: Rows) -> Kernel:
+        """Resolve the kernel."""
+        return replace(self, kernel=self.kernel.resolve(X))
+
     def diagonal(self, X: Rows) -> Array:
         """Return 1, or 0 where k(x, x) is."""
         return (self._inverse_lengths(X) > 0).astype(np.float64)
@@ -154,6 +152,3 @@ class Normalized(Pointwise):
         if squares.min() < 0:
             raise KernelError(f"{self!r} needs k(x, x) >= 0, and it is {squares.min()} for row {squares.argmin()}.")
         return np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
-
-    def _profile(self, values: Array) -> Array:
-        raise AssertionError("a normalised value depends on two others")
