@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dkfm.apply import Scorer
 from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
-from dkfm.kernels.base import checked_block
+from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head, Model
 

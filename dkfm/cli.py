@@ -33,7 +33,11 @@ _SCHEDULER = click.option(
 )
 
 
-_KERNELS = "gaussian, laplacian, polynomial, .. (see --param), or module:function for a function f(X, Y) of yours."
+_KERNELS = (
+    "additive_chi_squared, arc_cosine, chi_squared, constant, cosine, exponential, gaussian, histogram_intersection, "
+    "jensen_shannon, laplacian, linear, matern, negative_squared_distance, periodic, polynomial, precomputed, "
+    "rational_quadratic, sigmoid; or module:function, a function f(X, Y) of yours that returns a block."
+)
 
 _TRUSTED = click.option(
     "--trusted", multiple=True, metavar="MODULE:FUNCTION", help="A function of yours that MODEL may run as its kernel."
@@ -67,8 +71,8 @@ def _parameters(values: tuple[str, ...]) -> dict[str, object]:
         name, equals, text = value.partition("=")
         if not (name and equals and text):
             raise click.UsageError(f"--param takes NAME=VALUE, and got {value!r}.")
-        parts = [_number(part) for part in text.split(",")]
-        parameters[name] = parts[0] if len(parts) == 1 else tuple(parts)
+        parts = [_number(part) for part in text.strip("()[] ").split(",") if part.strip()]
+        parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
     return parameters
 
 
@@ -92,7 +96,8 @@ def _find_modules(*functions: str) -> None:
 @click.option("--method", type=click.Choice(["features", "pca"]), default="pca", show_default=True)
 @click.option("--basis", type=click.Choice(["symmetric", "spectral"]), help="Of features; symmetric by default.")
 @click.option("--kernel", required=True, help=_KERNELS)
-@click.option("--param", multiple=True, metavar="NAME=VALUE", help="A parameter of the kernel, as sigma=5; repeatable.")
+@click.option("--param", multiple=True, metavar="NAME=VALUE", help="As sigma=5, sigma=1,2,3, sigma=median.")
+@click.option("--on-indefinite", type=click.Choice(["raise", "clip"]), default="raise", show_default=True)
 @click.option("--components", type=click.IntRange(min=1), help="Components of a pca; all by default.")
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
@@ -104,6 +109,7 @@ def fit(
     basis: str | None,
     kernel: str,
     param: tuple[str, ...],
+    on_indefinite: str,
     components: int | None,
     tile_rows: int | None,
     workspace: str | None,
@@ -122,11 +128,12 @@ def fit(
     _find_modules(kernel)
     chosen = config.by_name(kernel, _parameters(param))
     config.to_config(chosen)  # what cannot be saved is told before hours of work
+    shared = {"tile_rows": tile_rows, "workspace": workspace, "on_indefinite": on_indefinite}
     estimator: KernelEstimator
     if method == "features":
-        estimator = ExactFeatureMap(chosen, basis=basis or "symmetric", tile_rows=tile_rows, workspace=workspace)
+        estimator = ExactFeatureMap(chosen, basis=basis or "symmetric").set_params(**shared)
     else:
-        estimator = KernelPCA(components, kernel=chosen, tile_rows=tile_rows, workspace=workspace)
+        estimator = KernelPCA(components, kernel=chosen).set_params(**shared)
     store.require_free(store.local_path(model).absolute())
     source = open_source(train)
     preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)

@@ -39,9 +39,11 @@ def read(root: Path, name: str, columns: int, rows: slice | None = None) -> Spar
         The arrays do not make CSR rows.
     """
     data, indices, indptr = (store.open_array(root, array) for array in array_names(name))
+    if any(array.ndim != 1 for array in (data, indices, indptr)) or indptr.shape[0] < 2:
+        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
     part = slice(0, indptr.shape[0] - 1) if rows is None else rows
     pointers = np.asarray(indptr[part.start : part.stop + 1], dtype=np.int64)
-    if len(pointers) != part.stop - part.start + 1 or not _is_rising(pointers, data.shape[0]) or data.ndim != 1:
+    if len(pointers) != part.stop - part.start + 1 or not _is_rising(pointers, data.shape[0]):
         raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
     values = slice(int(pointers[0]), int(pointers[-1]))
     try:

@@ -20,7 +20,8 @@ from dkfm.clusters import executor, find_client
 from dkfm.errors import DamagedStoreError, KernelError, StoreError, StoreExistsError
 from dkfm.job import run
 from dkfm.kernels import KernelSpec, as_kernel, config
-from dkfm.kernels.base import Kernel, checked_block
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.sources import MemorySource, Source, ZarrSource, open_source, read_finite
 from dkfm.store import ZarrArray, local_path
@@ -121,7 +122,11 @@ def _resolved(spec: KernelSpec, source: Source) -> Kernel:
     kernel = as_kernel(spec)
     if kernel.of_numbers:
         raise KernelError("The Gram matrix of a precomputed kernel is there already; give it to an estimator's fit.")
-    return kernel.resolve(source.array) if isinstance(source, MemorySource) else kernel
+    if isinstance(source, MemorySource):
+        return kernel.resolve(source.array)
+    first = read_finite(source, slice(0, 1))
+    checked_block(kernel, first, first)  # a kernel that does not fit the rows is told before a store is begun
+    return kernel
 
 
 def _finished(root: Path) -> ZarrArray:

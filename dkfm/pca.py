@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dkfm.kernels.base import mirror_lower
+from dkfm.kernels.blocks import mirror_lower
 from dkfm.kernels.rows import Array
 from dkfm.spectrum import eigh_lower, fix_signs, require_psd
 from dkfm.tiling import row_slices

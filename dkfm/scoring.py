@@ -19,7 +19,7 @@ from dkfm import apply, budget, csr, links, outputs, preflight, tiling
 from dkfm.clusters import executor, find_client
 from dkfm.errors import InvalidInputError
 from dkfm.job import run
-from dkfm.kernels import config
+from dkfm.kernels import config, trust
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array, Rows, finite_rows, stored_values
 from dkfm.model import Model
@@ -188,9 +188,11 @@ def batch_score(
         raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {on_invalid!r}.')
     if chunk_rows is not None:
         chunk_rows = tiling.require_count(chunk_rows, "chunk_rows")
+    trusted = trust.as_trusted(trusted)
     target, client = local_path(destination).absolute(), find_client(client)
     with _saved(model) as path, _on_disk(source, client) as rows, executor(client) as running:
-        trusted = (*trusted, *config.functions(model.kernel_)) if isinstance(model, Savable) else tuple(trusted)
+        if isinstance(model, Savable):
+            trusted = config.functions(model.kernel_)
         record = load_record(path, trusted=trusted)
         name = main_output(record.model) if output is None else output
         job = plan(record.model, name, rows, chunk_rows)

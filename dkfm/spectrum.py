@@ -94,7 +94,8 @@ def require_psd(lowest: float, highest: float, scale: float, n: int, on_indefini
         return
     found = f"{what} is not positive semi-definite: lambda_min = {lowest:.6g}, lambda_max = {highest:.6g}"
     if on_indefinite != "clip":
-        raise NotPSDError(f'{found}; choose another kernel, or drop its negative part with on_indefinite="clip".')
+        remedy = 'drop its negative part with on_indefinite="clip" (--on-indefinite clip)'
+        raise NotPSDError(f"{found}; choose another kernel, or {remedy}.")
     warnings.warn(f"{found}; its negative part is dropped, so the map is not exact.", DkfmWarning, stacklevel=4)
 
 

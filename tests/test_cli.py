@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm.cli import main
+from dkfm.errors import DkfmWarning
 
 
 @pytest.fixture
@@ -64,7 +65,10 @@ def test_a_workspace_keeps_the_gram_and_info_tells_of_it(run, tmp_path):
         ("fit train.npy model --kernel cubic", "there are additive_chi_squared, arc_cosine"),
         ("fit train.npy model --kernel gaussian --param sigma=-1", "sigma > 0"),
         ("fit train.npy model --kernel gaussian --param sigma=1e200", "whose square"),
-        ("fit train.npy model --kernel gaussian --param width=1", "and not width"),
+        ("fit train.npy model --kernel gaussian --param width=1", "parameters sigma, and got width"),
+        ("fit train.npy model --kernel rbf", "near it: gaussian"),
+        ("fit train.npy model --kernel ChiSquared", "near it: chi_squared"),
+        ("fit train.npy model --kernel gaussian --param sigma=wide", "or 'median', and got 'wide'"),
         ("fit train.npy model --kernel sum", "There is no kernel named 'sum'"),
         ("fit nan.npy model --kernel linear", "row 5 contains NaN"),
         ("fit flat.npy model --kernel linear", "two dimensions"),
@@ -131,3 +135,24 @@ def test_a_scheduler_is_used_when_named(run, client):
 def test_version_and_help():
     assert dkfm.__version__ in CliRunner().invoke(main, ["--version"]).output
     assert "demo" in CliRunner().invoke(main, ["-h"]).output
+
+
+def test_the_help_names_every_kernel(run):
+    from dkfm.kernels import config
+
+    text = " ".join(run("fit --help").output.split())
+    assert all(name in text for name in config._PLAIN)
+
+
+@pytest.mark.parametrize(("given", "sigma"), [("2", 2.0), ("1,2,3", (1.0, 2.0, 3.0)), ("(1,2,3)", (1.0, 2.0, 3.0))])
+def test_parameters_are_numbers_or_one_for_each_column(run, given, sigma):
+    assert run(f"fit train.npy model{len(given)} --kernel gaussian --param sigma={given}").exit_code == 0
+    assert dkfm.load(f"model{len(given)}").kernel_.sigma == sigma
+
+
+def test_an_indefinite_kernel_is_clipped_where_that_is_asked_for(run):
+    refused = run("fit train.npy clipped --kernel sigmoid --param offset=-1 --method features")
+    assert refused.exit_code == 1
+    assert "--on-indefinite clip" in refused.stderr
+    with pytest.warns(DkfmWarning):
+        assert run("fit train.npy clipped --kernel sigmoid --param offset=-1 --method features --on-indefinite clip")

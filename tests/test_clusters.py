@@ -5,6 +5,7 @@ import urllib.request
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import dask.array as da
 import numpy as np
@@ -203,3 +204,18 @@ def test_no_scheduler_at_an_address_is_a_named_error():
     result = CliRunner().invoke(main, ["score", "m", "i", "o", "--scheduler", "tcp://127.0.0.1:1"])
     assert result.exit_code == 1
     assert "There is no scheduler at tcp://127.0.0.1:1" in result.output
+
+
+def test_what_a_worker_compiles_stays_in_its_own_scratch_directory(client, tmp_path, rng):
+    pytest.importorskip("numba")
+    from dkfm import build_gram, kernels
+
+    build_gram(kernels.Laplacian(2.0), rng.normal(size=(60, 3)), tmp_path / "gram", tile_rows=30, client=client)
+
+    def look(dask_worker):
+        folder = Path(dask_worker.local_directory) / "dkfm-compiled"
+        return folder.stat().st_mode & 0o077, [p.name for p in folder.rglob("*.nbi")]
+
+    for others, indexes in client.run(look).values():
+        assert others == 0
+        assert any("_absolute" in name for name in indexes)

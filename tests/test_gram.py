@@ -320,3 +320,11 @@ def test_a_gram_inside_a_model_is_refused_for_what_it_is(tmp_path, rng):
     with pytest.raises(StoreExistsError, match="lies inside a dkfm model store"):
         dkfm.build_gram(K, X, tmp_path / "model" / "gram", tile_rows=10)
     dkfm.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("kernel", [kernels.Gaussian("median"), kernels.Gaussian((1.0, 2.0))])
+def test_a_kernel_that_does_not_fit_rows_on_disk_begins_no_store(kernel, tmp_path, rng):
+    np.save(tmp_path / "x.npy", rng.normal(size=(30, 3)))
+    with pytest.raises(KernelError, match=r"training rows|3 columns"):
+        dkfm.build_gram(kernel, tmp_path / "x.npy", tmp_path / "gram")
+    assert not (tmp_path / "gram").exists()

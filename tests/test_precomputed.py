@@ -1,5 +1,8 @@
 """A Gram matrix that the user brings gives what the kernel itself gives, through the same estimators."""
 
+import gc
+import tempfile
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -127,6 +130,30 @@ def test_what_is_no_gram_matrix_is_refused(make, error, words, points):
         dkfm.ExactFeatureMap("precomputed").fit(make(KERNEL(points[0])))
 
 
+def test_nothing_is_left_of_a_gram_that_was_refused_or_fitted(points, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    K = KERNEL(points[0])
+    for wrong in (K[:, :5], np.where(np.eye(60), np.nan, K), K + np.triu(np.ones_like(K), 1)):
+        with pytest.raises(InvalidInputError):
+            dkfm.KernelPCA(2, kernel="precomputed").fit(da.from_array(wrong, chunks=20))
+    lazy = da.concatenate([da.from_array(K[:0]), da.from_array(K, chunks=20)])
+    dkfm.KernelPCA(2, kernel="precomputed").fit(lazy)
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cross_validation_takes_the_same_columns_as_rows(points):
+    from sklearn.linear_model import RidgeClassifier
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+
+    X = points[0]
+    y = X[:, 0] > 0
+    given = make_pipeline(dkfm.KernelPCA(5, kernel="precomputed"), RidgeClassifier())
+    computed = make_pipeline(dkfm.KernelPCA(5, kernel=KERNEL), RidgeClassifier())
+    np.testing.assert_array_equal(cross_val_score(given, KERNEL(X), y, cv=3), cross_val_score(computed, X, y, cv=3))
+
+
 def test_diag_is_asked_for_where_it_is_needed_and_only_there(points):
     X, Z = points
     phi = dkfm.ExactFeatureMap("precomputed").fit(KERNEL(X))
@@ -135,6 +162,8 @@ def test_diag_is_asked_for_where_it_is_needed_and_only_there(points):
         phi.residual(block)
     with pytest.raises(InvalidInputError, match=r"of shape \(13,\)"):
         phi.residual(block, diag=np.ones(12))
+    with pytest.raises(InvalidInputError, match="row 3 is not"):
+        phi.residual(block, diag=np.where(np.arange(13) == 3, np.nan, 1.0))
     with pytest.raises(InvalidInputError, match=r"of shape \(13,\)"):
         phi.residual(da.from_array(block), diag=np.ones(12))
     with pytest.raises(InvalidInputError, match="computes k\\(z, z\\) itself"):

@@ -68,8 +68,10 @@ def test_estimators_take_sparse_rows_as_they_take_dense_ones(kernel, points, tmp
 def test_the_users_rows_are_left_as_they_were_and_not_kept(points):
     x = sparse.coo_array(points[0])
     doubled = sparse.csr_array((np.tile(x.data / 2, 2), (np.tile(x.coords[0], 2), np.tile(x.coords[1], 2))), x.shape)
+    values = doubled.data.copy()
     pca = dkfm.KernelPCA(2, kernel=kernels.Linear()).fit(doubled)
     before = pca.transform(doubled)
+    np.testing.assert_array_equal(doubled.data, values)
     doubled.data[:] = 0.0
     np.testing.assert_array_equal(pca.transform(x), before)
 
@@ -120,7 +122,7 @@ def test_a_kernel_of_dense_rows_says_so(points):
         dkfm.KernelPCA(2, kernel=kernels.Laplacian()).fit(x)
 
 
-@pytest.mark.parametrize("damage", ["indptr", "indices", "columns"])
+@pytest.mark.parametrize("damage", ["indptr", "falling", "indices", "columns"])
 def test_arrays_that_do_not_make_rows_are_refused(damage, points, tmp_path):
     x = sparse.csr_array(points[0])
     with store.making(tmp_path / "rows", "rows", {}, csr.array_names("rows")) as group:
@@ -130,8 +132,8 @@ def test_arrays_that_do_not_make_rows_are_refused(damage, points, tmp_path):
     if damage == "columns":
         columns = 3
     else:
-        array = store.open_array(tmp_path / "rows", f"rows.{damage}", "r+")
-        array[3] = -7 if damage == "indices" else 10**6
+        name, value = {"indptr": ("indptr", 10**6), "falling": ("indptr", 0), "indices": ("indices", -7)}[damage]
+        store.open_array(tmp_path / "rows", f"rows.{name}", "r+")[-1 if damage == "indptr" else 3] = value
     with pytest.raises(StoreError, match="do not make rows"):
         csr.read(tmp_path / "rows", "rows", columns)
 
@@ -142,3 +144,21 @@ def test_a_sparse_row_counts_in_the_budget_as_what_it_holds():
     pca = dkfm.KernelPCA(2, kernel=kernels.Linear()).fit(x)
     assert pca.model_.nbytes < 10**6
     assert pca.model_.columns == 10**6
+
+
+def test_many_columns_take_no_memory_of_their_own():
+    import tracemalloc
+
+    x = sparse.csr_array(([1.0, 2.0, 3.0], [0, 5, 2**28 - 1], [0, 1, 2, 3]), shape=(3, 2**28))
+    for kernel in (kernels.Linear(), kernels.Gaussian(2.0), kernels.Cosine()):
+        tracemalloc.start()
+        np.testing.assert_allclose(kernel(x), kernel(np.diag([1.0, 2.0, 3.0])), rtol=1e-12)
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+        tracemalloc.stop()
+
+
+def test_rows_without_a_value_are_zeros():
+    empty, one = sparse.csr_array((2, 5)), sparse.csr_array(np.eye(5)[:1])
+    for kernel in (kernels.Linear(), kernels.Gaussian(), kernels.Cosine(), kernels.ArcCosine(0)):
+        for a, b in ((empty, one), (one, empty), (empty, empty)):
+            np.testing.assert_allclose(kernel(a, b), kernel(a.toarray(), b.toarray()), rtol=1e-12)

@@ -61,7 +61,7 @@ def test_exp_sine_squared_agrees_on_one_column_and_is_refused_on_more(rng):
     X = rng.normal(size=(20, 1))
     translated = kernels.from_sklearn(kernel)
     np.testing.assert_allclose(translated(X), kernel(X), rtol=1e-12)
-    with pytest.raises(KernelError, match="1 numbers as length_scale and the rows have 2 columns"):
+    with pytest.raises(KernelError, match="1 number as length_scale and the rows have 2 columns"):
         translated(rng.normal(size=(5, 2)))
 
 
@@ -72,12 +72,12 @@ class Mine(process.RBF):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: kernels.from_sklearn("rbff"), "but rbf"),
+        (lambda: kernels.from_sklearn("rbff"), "near it: rbf"),
         (lambda: kernels.from_sklearn("gaussian"), "dkfm's own is the class kernels.Gaussian"),
-        (lambda: kernels.from_sklearn("rbf", sigma=1.0), r"parameters \(gamma\), and not sigma"),
+        (lambda: kernels.from_sklearn("rbf", sigma=1.0), r"parameters gamma, and got sigma"),
         (lambda: kernels.from_sklearn("rbf", gamma=-1.0), "gamma must be a finite number > 0"),
         (lambda: kernels.from_sklearn("poly", degree=2.5), "positive integer as degree"),
-        (lambda: kernels.from_sklearn("linear", gamma=1.0), "and not gamma"),
+        (lambda: kernels.from_sklearn("linear", gamma=1.0), "has no parameters, and got gamma"),
         (lambda: kernels.from_sklearn(process.WhiteKernel()), "has no translation; there is one of ConstantKernel"),
         (lambda: kernels.from_sklearn(process.RBF() + process.WhiteKernel()), "WhiteKernel.*has no translation"),
         (lambda: kernels.from_sklearn(process.RBF() ** 0.5), "positive integer as exponent"),
@@ -85,6 +85,8 @@ class Mine(process.RBF):
         (lambda: kernels.from_sklearn(process.RBF(), gamma=1), "gamma belong to a name"),
         (lambda: kernels.from_sklearn(3), "has no translation"),
         (lambda: kernels.as_kernel(kernels.Linear(), {"gamma": 1}), "belong to the name of a kernel"),
+        (lambda: kernels.as_kernel("rbf", 3), "must be a mapping"),
+        (lambda: kernels.as_kernel(kernels.Gaussian), "is the class Gaussian"),
     ],
 )
 def test_what_has_no_translation_is_refused_by_name(make, words):

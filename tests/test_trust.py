@@ -9,12 +9,13 @@ import pytest
 
 import dkfm
 from dkfm import kernels
-from dkfm.errors import DkfmError, KernelError, UntrustedError
+from dkfm.errors import InvalidInputError, KernelError, UntrustedError
 from dkfm.kernels import config, trust
 
 SOURCE = """
+import functools
 import numpy as np
-open("imported", "a").close()
+open(__file__ + ".imported", "a").close()
 
 def least(X, Y):
     return np.minimum(X[:, None], Y).sum(-1)
@@ -30,7 +31,20 @@ class Holder:
 def pair(x, y):
     return float(np.minimum(x, y).sum())
 
-shift = least
+class Caller:
+    def __call__(self, X, Y):
+        return least(X, Y)
+
+def twice(function):
+    @functools.wraps(function)
+    def wrapper(X, Y):
+        return 2 * function(X, Y)
+    return wrapper
+
+@twice
+def decorated(X, Y):
+    return least(X, Y)
+
 number = 3
 local = (lambda: (lambda X, Y: least(X, Y)))()
 """
@@ -44,7 +58,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     import theirs
 
-    (tmp_path / "imported").unlink()
+    (tmp_path / "theirs.py.imported").unlink()
     yield theirs
     sys.modules.pop("theirs", None)
 
@@ -71,8 +85,11 @@ def test_a_model_with_a_function_is_loaded_only_where_it_is_trusted(module, rows
             dkfm.load(tmp_path / "model", trusted=trusted)
     loaded = dkfm.load(tmp_path / "model", trusted=["theirs:least"])
     np.testing.assert_array_equal(loaded.transform(rows), fitted.transform(rows))
-    with pytest.raises(DkfmError, match="takes a list"):
-        dkfm.load(tmp_path / "model", trusted="theirs:least")
+    for wrong in ("theirs:least", None, [3]):
+        with pytest.raises(InvalidInputError, match="trusted takes a list"):
+            dkfm.load(tmp_path / "model", trusted=wrong)
+    with pytest.raises(InvalidInputError, match="trusted takes a list"):
+        dkfm.batch_score(tmp_path / "model", rows, tmp_path / "out", trusted="theirs:least")
 
 
 def test_a_stranger_s_model_does_not_even_import_the_module(module, rows, tmp_path):
@@ -83,10 +100,10 @@ def test_a_stranger_s_model_does_not_even_import_the_module(module, rows, tmp_pa
         assert done.returncode == (0 if command[0] == "info" else 1)
         assert "theirs:least" in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
-    assert not (tmp_path / "imported").exists()
+    assert not (tmp_path / "theirs.py.imported").exists()
     done = run("score", "model", "z.npy", "out", "--trusted", "theirs:least", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "imported").exists()
+    assert (tmp_path / "theirs.py.imported").exists()
 
 
 def test_a_function_that_changed_since_is_refused(module, rows, tmp_path):
@@ -123,8 +140,10 @@ def test_every_kernel_with_a_function_goes_through_a_store(module, rows):
     [
         (lambda module: lambda X, Y: X @ Y.T, "no other process can import it"),
         (lambda module: module.local, "no other process can import it"),
-        (lambda module: np.minimum, r"cannot be saved|no source in Python"),
-        (lambda module: len, "has no source in Python"),
+        (lambda module: np.sqrt, "cannot be saved|wrap it in a function of yours"),
+        (lambda module: len, "wrap it in a function of yours"),
+        (lambda module: module.Caller(), "only a function with a module and a name"),
+        (lambda module: module.decorated, "is decorated"),
         (lambda module: __import__("functools").partial(module.least), "only a function with a module and a name"),
     ],
 )
@@ -143,7 +162,32 @@ def test_a_name_that_means_something_else_by_now_is_not_saved(module, monkeypatc
         config.to_config(kernel)
 
 
-@pytest.mark.parametrize("path", ["theirs:number", "theirs:none", "nowhere:f", "theirs:", ":f"])
+def test_a_function_whose_module_was_edited_since_it_was_imported_is_not_saved(module, rows, tmp_path):
+    fitted = dkfm.ExactFeatureMap(kernels.Function(module.least)).fit(rows)
+    (tmp_path / "theirs.py").write_text(SOURCE.replace("minimum", "maximum"))
+    with pytest.raises(KernelError, match="edited since it was imported"):
+        fitted.save(tmp_path / "model")
+
+
+@pytest.mark.parametrize("source", ["def f(:", "1 / 0", "raise SystemError('no')"])
+def test_a_module_that_cannot_be_imported_is_one_sentence(source, tmp_path):
+    (tmp_path / "broken.py").write_text(source)
+    np.save(tmp_path / "x.npy", np.ones((3, 2)))
+    done = run("fit", "x.npy", "model", "--kernel", "broken:f", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "KernelError: broken:f cannot be imported here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_function_that_raises_is_one_sentence_on_the_command_line(module, tmp_path, rows):
+    np.save(tmp_path / "x.npy", rows)
+    done = run("fit", "x.npy", "model", "--kernel", "theirs:root", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("KernelError: Function(root) raised TypeError")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", ["theirs:number", "theirs:none", "nowhere:f", "theirs:", ":f", ".x:f"])
 def test_a_path_that_leads_to_no_function_is_refused(path, module):
     with pytest.raises(KernelError, match=r"cannot be imported here|is not a function"):
         trust.imported(path)

@@ -8,6 +8,7 @@ from dkfm.errors import InvalidInputError, StoreError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.kernel_pca import KernelPCA
+from dkfm.kernels.trust import as_trusted
 from dkfm.record import load_record
 
 __all__ = ["ExactFeatureMap", "KernelEstimator", "KernelPCA", "load"]
@@ -48,7 +49,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
     ...     dkfm.load(folder + "/model").eigenvalues_.shape
     (2,)
     """
-    record = load_record(store.local_path(path).absolute(), trusted=trusted)
+    record = load_record(store.local_path(path).absolute(), trusted=as_trusted(trusted))
     try:
         return _REGISTRY[record.estimator]._from_record(record)
     except StoreError:

@@ -17,6 +17,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.training import Points, Training, training
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
+from dkfm.kernels.precomputed import Precomputed
 from dkfm.kernels.rows import Array, Rows, as_diagonal, as_rows, double
 from dkfm.model import Head, Model
 from dkfm.record import Record, save_record
@@ -129,6 +130,13 @@ class KernelEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         # What a graph refers to, and what was prepared, belong to this process; a copy makes its own.
         state: dict[str, object] = super().__getstate__()
         return {key: value for key, value in state.items() if key not in ("_carried_model", "_prepared")}
+
+    def __sklearn_tags__(self) -> object:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        # Cross-validation then takes the same columns of a Gram matrix as rows.
+        tags.input_tags.pairwise = self.kernel == "precomputed" or isinstance(self.kernel, Precomputed)
+        return tags
 
     def verify(self, X: object = None) -> Certificate:
         """Measure the certificate anew.

@@ -26,6 +26,8 @@ __all__ = ["GivenGram", "Points", "Training", "training"]
 _TILE_VALUES = 2**23
 """Of a Gram matrix, read at a time."""
 
+_GRAM = "The Gram matrix"
+
 _SYMMETRY = 1e-8
 """Of the largest value: more than rounding does to a kernel that is symmetric."""
 
@@ -117,16 +119,7 @@ class GivenGram:
 def training(kernel: Kernel, X: object) -> Training:
     """Return what a fit is given, checked; the kernel is resolved on it."""
     if kernel.of_numbers:
-        source, folder = _gram_source(X)
-        if source.shape[0] != source.shape[1]:
-            raise InvalidInputError(
-                f"A precomputed kernel is fitted to a Gram matrix, square; the shape of this is {source.shape}."
-            )
-        resolved = kernel.resolve(_dense(read_finite(source, slice(0, 1))))
-        given = GivenGram(resolved, source)
-        if folder is not None:
-            weakref.finalize(given, shutil.rmtree, folder, ignore_errors=True)
-        return given
+        return _given_dask(kernel, X) if hasattr(X, "__dask_graph__") else _given(kernel, open_source(X, _GRAM))
     rows = double(as_rows(X))
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):
@@ -136,32 +129,39 @@ def training(kernel: Kernel, X: object) -> Training:
     return Points(resolved, own, rows.shape[1])
 
 
-def _gram_source(X: object) -> tuple[Source, str | None]:
-    """Return a Gram matrix as a source, and the folder to remove when the fit is over."""
-    if not hasattr(X, "__dask_graph__"):
-        return open_source(X, "The Gram matrix"), None
+def _given(kernel: Kernel, source: Source) -> GivenGram:
+    if source.shape[0] != source.shape[1]:
+        raise InvalidInputError(
+            f"A precomputed kernel is fitted to a Gram matrix, square; the shape of this is {source.shape}."
+        )
+    return GivenGram(kernel.resolve(_dense(read_finite(source, slice(0, 1)))), source)
+
+
+def _given_dask(kernel: Kernel, X: object) -> GivenGram:
     shape = getattr(X, "shape", ())
     if len(shape) != 2 or any(np.isnan(length) for length in shape):
         raise InvalidInputError("A Gram matrix as a dask array must have two dimensions of known lengths.")
     # A graph may cost more than it holds: every chunk is computed once, into a file that goes with the fit.
     folder = tempfile.mkdtemp(prefix="dkfm-given-")
     try:
-        return _spooled(cast("da.Array", X), Path(folder) / "gram.npy"), folder
+        given = _given(kernel, _spooled(cast("da.Array", X), Path(folder) / "gram.npy"))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    weakref.finalize(given, shutil.rmtree, folder, ignore_errors=True)
+    return given
 
 
 def _spooled(X: "da.Array", path: Path) -> Source:
     with store.writing(path):
         spool = np.lib.format.open_memmap(path, "w+", np.float64, X.shape)
         start = 0
-        for length in X.chunks[0]:
+        for length in filter(None, X.chunks[0]):
             rows = slice(start, start + length)
-            spool[rows] = _dense(as_array(X[rows].compute(), "The Gram matrix"))
+            spool[rows] = _dense(as_array(X[rows].compute(), _GRAM))
             start += length
         spool.flush()
-    return open_source(path)
+    return MemorySource(np.load(path, mmap_mode="r"), _GRAM)
 
 
 def _dense(rows: Rows) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.errors import KernelError
-from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.base import Evaluator, PreparedKernel
 from dkfm.kernels.distances import negative_squared_distances
 from dkfm.kernels.rows import Array, Rows, is_sparse, squared_norms, unit_rows
 from dkfm.tiling import row_slices
@@ -21,7 +21,7 @@ _PAIRS = 1024
 
 
 @dataclass(frozen=True)
-class ArcCosine(Kernel):
+class ArcCosine(PreparedKernel):
     """The arc-cosine kernel of order n, ``|x|^n |y|^n J_n(theta) / pi``, with theta the angle between x and y.
 
     ``J_0 = pi - theta``, ``J_1 = sin theta + (pi - theta) cos theta``,
@@ -51,13 +51,9 @@ class ArcCosine(Kernel):
     blocks = 3
 
     def __post_init__(self) -> None:
-        if isinstance(self.order, bool) or self.order not in (0, 1, 2):
-            raise KernelError(f"ArcCosine needs an order of 0, 1 or 2, and got {self.order!r}.")
+        if isinstance(self.order, bool) or not isinstance(self.order, int | np.integer) or not 0 <= self.order <= 2:
+            raise KernelError(f"ArcCosine needs an order of 0, 1 or 2, and got {self.order!r:.50}.")
         object.__setattr__(self, "order", int(self.order))
-
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return self.prepare(Y)(X)
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Bring the landmarks to unit length once."""
@@ -79,7 +75,7 @@ class ArcCosine(Kernel):
     def diagonal(self, X: Rows) -> Array:
         """Return |x|^2n J_n(0) / pi, or half of 1 where x is 0 and n too."""
         if self.order == 0:
-            return np.where(squared_norms(X) > 0, 1.0, 0.5)
+            return np.where(unit_rows(X)[1] > 0, 1.0, 0.5)
         return (1.0 if self.order == 1 else 3.0) * squared_norms(X) ** self.order
 
     def _profile(self, angles: Array) -> Array:

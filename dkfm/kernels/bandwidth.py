@@ -5,14 +5,14 @@ from collections.abc import Callable
 import numpy as np
 
 from dkfm.errors import KernelError
-from dkfm.kernels.rows import Array, Rows, double
+from dkfm.kernels.rows import Array
 
 __all__ = ["median_of"]
 
 _SAMPLE = 1000
 
 
-def median_of(distances: Callable[[Array], Array], X: Rows) -> float:
+def median_of(distances: Callable[[Array], Array], X: Array) -> float:
     """Return the median of the nonzero distances between rows of X (n, d), or of a seeded sample of 1,000 of them.
 
     Parameters
@@ -24,8 +24,7 @@ def median_of(distances: Callable[[Array], Array], X: Rows) -> float:
     n = X.shape[0]
     if n > _SAMPLE:
         X = X[np.sort(np.random.default_rng(0).choice(n, _SAMPLE, replace=False))]
-    rows: Array = double(X)  # type: ignore[assignment]  # sparse where the distances are of sparse rows
-    found = distances(rows)[np.tril_indices(X.shape[0], -1)]
+    found = distances(X)[np.tril_indices(X.shape[0], -1)]
     found = found[found > 0]
     if not len(found):
         raise KernelError(f"The median distance needs two rows that differ, and these {n} do not.")

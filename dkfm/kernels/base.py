@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm.errors import InvalidInputError, KernelError
+from dkfm.errors import InvalidInputError
+from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.rows import Array, Rows, as_rows, double, is_sparse
 
 if TYPE_CHECKING:
     from dkfm.kernels.maps import RowMap
 
-__all__ = ["Evaluator", "Kernel", "Prepared", "checked_block", "mirror_lower"]
+__all__ = ["Evaluator", "Kernel", "Prepared", "PreparedKernel"]
 
 Prepared = Callable[[Array], Array]
 """Rows Z (n, d), such as the kernel's hooks take, in, the block k(Z, landmarks) (n, m) out."""
@@ -29,6 +30,9 @@ Evaluator = Callable[[Rows], Array]
 """Any rows Z (n, d) in, the block k(Z, landmarks) (n, m) out."""
 
 _DIAGONAL_ROWS = 64
+_NUMBER = int | float | np.integer | np.floating
+_SINGLE_RANGE = 1e-30, 1e30
+"""Parameters beyond it do not go through float32."""
 
 
 class Kernel(ABC):
@@ -123,7 +127,8 @@ class Kernel(ABC):
         """Return rows as the hooks take them; sparse rows only where `sparse` promises to take them."""
         if is_sparse(rows) and not self.sparse:
             raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
-        return rows if self.single else double(rows)  # type: ignore[return-value]  # sparse where that is promised
+        single = self.single and all(map(_fits_single, vars(self).values()))
+        return rows if single else double(rows)  # type: ignore[return-value]  # sparse where that is promised
 
     def __call__(self, X: object, Y: object = None) -> Array:
         """Evaluate the kernel on all pairs.
@@ -189,16 +194,38 @@ class Kernel(ABC):
     def __mul__(self, other: object) -> Kernel:
         from dkfm.kernels.compose import Product, Scaled
 
-        if isinstance(other, int | float | np.number):
-            return Scaled(float(other), self)
+        if isinstance(other, _NUMBER):
+            return Scaled(other, self)  # type: ignore[arg-type]  # made a float, or refused, there
         return Product.of(self, other) if isinstance(other, Kernel) else NotImplemented
 
     __rmul__ = __mul__
+
+    def __truediv__(self, other: object) -> Kernel:
+        return self * (1 / other) if isinstance(other, _NUMBER) and other else NotImplemented
 
     def __pow__(self, exponent: int) -> Kernel:
         from dkfm.kernels.compose import Power
 
         return Power(self, exponent)
+
+
+class PreparedKernel(Kernel):
+    """A kernel whose required method is `prepare`."""
+
+    def block(self, X: Array, Y: Array) -> Array:
+        """Return k(X, Y)."""
+        return self.prepare(Y)(X)
+
+    @abstractmethod
+    def prepare(self, landmarks: Array) -> Prepared:
+        """Return a function from rows Z to k(Z, landmarks)."""
+
+
+def _fits_single(parameter: object) -> bool:
+    if isinstance(parameter, tuple):
+        return all(map(_fits_single, parameter))
+    smallest, largest = _SINGLE_RANGE
+    return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest
 
 
 def _block_against(kernel: Kernel, landmarks: Array, Z: Array) -> Array:
@@ -210,31 +237,4 @@ def _as_kernel(value: object) -> Kernel | None:
 
     if isinstance(value, Kernel):
         return value
-    return Constant(float(value)) if isinstance(value, int | float | np.number) else None
-
-
-def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
-    """Return k(X, Y), symmetric to the last bit where X is Y, once every value is finite.
-
-    `first` holds the numbers of the first row of X and of Y in the whole, for the message.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        block = kernel.against(Y)(X)
-        if X is Y:
-            mirror_lower(block)
-        finite = np.isfinite(block)
-    if not finite.all():
-        i, j = np.unravel_index(int(np.argmin(finite)), block.shape)
-        raise KernelError(f"{kernel!r} returned {block[i, j]} for rows {first[0] + i} and {first[1] + j}.")
-    return block
-
-
-def mirror_lower(K: Array) -> None:
-    """Copy the lower triangle of a square matrix onto its upper one, in place, by tiles."""
-    step = 512
-    for a in range(0, len(K), step):
-        corner = K[a : a + step, a : a + step]
-        upper = np.triu_indices(len(corner), 1)
-        corner[upper] = corner.T[upper]
-        for b in range(0, a, step):
-            K[b : b + step, a : a + step] = K[a : a + step, b : b + step].T
+    return Constant(value) if isinstance(value, _NUMBER) else None  # type: ignore[arg-type]  # made a float there

@@ -6,6 +6,7 @@ in about a second for each sum.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined"
 # numba compiles these functions for the types they are called with.
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from math import log
@@ -26,22 +27,27 @@ _ROWS = 64
 _FLAGS = {"reassoc", "nsz", "contract"}
 """What lets a sum be vectorised; NaN and infinity keep their meaning."""
 
+_settings = threading.Lock()
+"""numba reads where it keeps things from a setting of the process."""
+
 
 @cache
 def compiled(name: str, folder: Path | None) -> Callable[[Array, Array, Array], None]:
     """Return a function that fills a block (n, m) with a sum over the columns of rows (n, d) and (m, d).
 
-    "absolute": ``|x - y|``; "minimum": ``min(x, y)``; "chi_squared": ``(x - y)^2 / (x + y)``; "divergence":
-    ``x log(x / c) + y log(y / c)`` with ``c = (x + y) / 2``; terms of 0 are 0. A pair's sum does not depend on the rows
-    beside it. `folder` keeps what is compiled.
+    "absolute": ``|x - y|``; "minimum": ``min(x, y)``; "chi_squared": ``(x - y)^2 / (x + y)``; "mixture":
+    ``-x log(x / (x + y)) - y log(y / (x + y))``; terms of 0 are 0. A pair's sum does not depend on the rows beside it.
+    `folder` keeps what is compiled.
     """
     function: Callable[[Array, Array, Array], None]
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = before if folder is None else str(folder)
-    try:
-        function = numba.njit(_SUMS[name], fastmath=_FLAGS, nogil=True, cache=folder is not None)
-    finally:
-        numba.config.CACHE_DIR = before
+    with _settings:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = before if folder is None else str(folder)
+        try:
+            decorate = numba.njit(fastmath=_FLAGS, error_model="numpy", nogil=True, cache=folder is not None)
+            function = decorate(_SUMS[name])
+        finally:
+            numba.config.CACHE_DIR = before
     return function
 
 
@@ -90,18 +96,17 @@ def _chi_squared(X, Y, block):
             block[i, j] = total
 
 
-def _divergence(X, Y, block):
+def _mixture(X, Y, block):
     for i in range(X.shape[0]):
         for j in range(Y.shape[0]):
             total = 0.0
             for k in range(X.shape[1]):
                 x, y = X[i, k], Y[j, k]
-                centre = x / 2 + y / 2
                 if x > 0:
-                    total += x * log(x / centre)
+                    total -= x * log(x / (x + y))
                 if y > 0:
-                    total += y * log(y / centre)
+                    total -= y * log(y / (x + y))
             block[i, j] = total
 
 
-_SUMS = {"absolute": _absolute, "chi_squared": _chi_squared, "divergence": _divergence, "minimum": _minimum}
+_SUMS = {"absolute": _absolute, "chi_squared": _chi_squared, "minimum": _minimum, "mixture": _mixture}

@@ -12,9 +12,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.base import Evaluator, Kernel, PreparedKernel
 from dkfm.kernels.definiteness import Definiteness
-from dkfm.kernels.dot import integer_power, single_power
+from dkfm.kernels.dot import integer_power
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
 from dkfm.kernels.rows import Array, Rows
 from dkfm.kernels.wrap import Pointwise, bracketed
@@ -52,11 +52,10 @@ class Constant(Kernel):
         return np.full(X.shape[0], self.value)
 
 
-class _Folded(Kernel):
+class _Folded(PreparedKernel):
     """Kernels under one pointwise operation; flat: a sum of sums is one sum."""
 
     operation: ClassVar[np.ufunc]
-    single = True
 
     @property
     def parts(self) -> tuple[Kernel, ...]:
@@ -65,12 +64,15 @@ class _Folded(Kernel):
         return parts  # type: ignore[no-any-return]  # checked when it was made
 
     def __post_init__(self) -> None:
-        require_kernels(self, self.parts)
+        require_kernels(self, self.parts, 2)
+        flat = tuple(part for k in self.parts for part in (k.parts if isinstance(k, type(self)) else (k,)))
+        (field,) = vars(self)
+        object.__setattr__(self, field, flat)
 
     @classmethod
     def of(cls, *kernels: Kernel) -> Self:
-        """Return the flat kernel of some, flat themselves or not."""
-        return cls(tuple(part for k in kernels for part in (k.parts if isinstance(k, cls) else (k,))))  # type: ignore[call-arg]  # the only field
+        """Return the kernel of some, flat themselves or not."""
+        return cls(kernels)  # type: ignore[call-arg]  # the only field
 
     @property
     def sparse(self) -> bool:
@@ -86,10 +88,6 @@ class _Folded(Kernel):
     def copies(self) -> int:
         """Those of all parts."""
         return sum(k.copies for k in self.parts)
-
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return self._fold(k.against(Y)(X) for k in self.parts)
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare every part."""
@@ -123,6 +121,11 @@ class Sum(_Folded):
     def definiteness(self) -> Definiteness:
         """The weakest of the terms'."""
         return Definiteness.weakest(*(k.definiteness for k in self.terms))
+
+    @property
+    def single(self) -> bool:
+        """Where no term takes from another, so that errors stay small beside the sum."""
+        return self.definiteness is Definiteness.PSD
 
     def __repr__(self) -> str:
         return " + ".join(repr(k) for k in self.terms)
@@ -182,8 +185,8 @@ class Power(Pointwise):
 
     @property
     def single(self) -> bool:
-        """A power multiplies the error of its base."""
-        return single_power(self.exponent)
+        """No: a power multiplies the error of its base."""
+        return False
 
     @property
     def blocks(self) -> int:

@@ -66,6 +66,8 @@ _REGISTRY: dict[str, type] = {
     "sum": Sum,
     "warped": Warped,
 }
+_OTHER_NAMES = {"additive_chi2": "additive_chi_squared", "chi2": "chi_squared", "poly": "polynomial", "rbf": "gaussian"}
+"""What scikit-learn calls them."""
 _NAMES = {kernel: name for name, kernel in _REGISTRY.items()}
 _MAX_DEPTH = 32
 """A kernel nested deeper than this in a stored model is nobody's kernel."""
@@ -90,22 +92,20 @@ def to_config(kernel: Kernel) -> dict[str, object]:
             f"{kernel!r} cannot be written to a store: only the kernels of dkfm.kernels can; wrap a function of blocks "
             "in Function."
         )
-    return _encode_value(kernel)
+    return _encode(kernel, _MAX_DEPTH)  # type: ignore[return-value]  # what a kernel is encoded as
 
 
-def _encode_value(value: object) -> dict[str, object]:
-    parameters = ((field.name, getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]  # the registry is of dataclasses
-    return {"name": _NAMES[type(value)], **{key: _encode(parameter) for key, parameter in parameters}}
-
-
-def _encode(value: object) -> object:
+def _encode(value: object, depth: int) -> object:
+    if depth == 0:
+        raise KernelError(f"A kernel nested deeper than {_MAX_DEPTH} cannot be written to a store.")
+    if type(value) in _NAMES:
+        parameters = {field.name: _encode(getattr(value, field.name), depth - 1) for field in fields(value)}  # type: ignore[arg-type]  # the registry is of dataclasses
+        return {"name": _NAMES[type(value)], **parameters}
     if isinstance(value, Kernel):
         return to_config(value)
-    if type(value) in _NAMES:
-        return _encode_value(value)
     if callable(value):
         return trust.describe(value)
-    return [_encode(part) for part in value] if isinstance(value, tuple) else value
+    return [_encode(part, depth - 1) for part in value] if isinstance(value, tuple) else value
 
 
 def is_value(kernel: object) -> bool:
@@ -169,7 +169,11 @@ def _decode(config: object, trusted: Collection[str], depth: int) -> object:
 def _decode_value(value: object, trusted: Collection[str], depth: int) -> object:
     if isinstance(value, Mapping):
         return _decode(value, trusted, depth)
-    return tuple(_decode_value(part, trusted, depth) for part in value) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    if depth == 0:
+        raise KernelError(f"A stored kernel is nested deeper than {_MAX_DEPTH}.")
+    return tuple(_decode_value(part, trusted, depth - 1) for part in value)
 
 
 def by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
@@ -202,7 +206,8 @@ def class_named(name: str) -> str | None:
 def _lookup(name: object, registry: Mapping[str, type]) -> type:
     if isinstance(name, str) and name in registry:
         return registry[name]
-    near = get_close_matches(str(name), _PLAIN)
+    other = _OTHER_NAMES.get(str(name))
+    near = get_close_matches(str(name).lower(), _PLAIN) if other is None else [other]
     hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(_PLAIN)}"
     raise KernelError(f"There is no kernel named {name!r:.50}; {hint}.")
 
@@ -211,7 +216,8 @@ def _build(made: type, parameters: Mapping[str, object]) -> Any:
     known = {field.name: field.default is MISSING for field in fields(made)}
     unknown = sorted(set(parameters) - set(known))
     if unknown:
-        raise KernelError(f"{made.__name__} has the parameters ({', '.join(known)}), and not {', '.join(unknown)}.")
+        has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
+        raise KernelError(f"{made.__name__} {has}, and got {', '.join(unknown)}.")
     missing = [name for name, required in known.items() if required and name not in parameters]
     if missing:
         raise KernelError(f"{made.__name__} needs {', '.join(missing)}.")

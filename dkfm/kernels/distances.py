@@ -8,14 +8,14 @@ float32 would exceed what the caller can bear are computed in float64.
 
 from collections.abc import Callable
 from functools import cached_property
-from math import inf
 
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from dkfm.kernels.base import Evaluator, Prepared
-from dkfm.kernels.rows import Array, Rows, double, products, scaled_columns, squared_norms
+from dkfm.kernels.products import prepared_products
+from dkfm.kernels.rows import Array, Rows, double, scaled_columns, squared_norms
 from dkfm.tiling import row_slices
 
 __all__ = ["SINGLE_ERROR", "SINGLE_LIMIT", "negative_squared_distances"]
@@ -41,9 +41,7 @@ _VALUES_AT_ONCE = 2**18
 _Pairs = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Array]
 
 
-def negative_squared_distances(
-    landmarks: Rows, scale: float | Array, near: float = 0.0, limit: float = SINGLE_LIMIT
-) -> Evaluator:
+def negative_squared_distances(landmarks: Rows, scale: float | Array, near: float = 0.0) -> Evaluator:
     """Return a function from rows Z (n, d) to ``-sum_j ((z_j - x_j) / scale_j)^2`` (n, m), at most 0.
 
     Parameters
@@ -54,15 +52,13 @@ def negative_squared_distances(
         What columns are divided by.
     near : float
         The least share of the norms below which differences are taken; what takes roots needs more than the default.
-    limit : float
-        The largest error that a float32 result may have, before the rows that cause it are computed in float64.
     """
     near = max(near, _NEAR[landmarks.dtype])
-    sparse = _Sparse(landmarks, scale, near, limit)
+    sparse = _Sparse(landmarks, scale, near)
     if not isinstance(landmarks, np.ndarray):
         return sparse
     few = landmarks.shape[1] <= _FEW_COLUMNS
-    dense: Prepared = _Differences(landmarks, scale) if few else _Centred(landmarks, scale, near, limit)
+    dense: Prepared = _Differences(landmarks, scale) if few else _Centred(landmarks, scale, near)
     return lambda Z: dense(Z) if isinstance(Z, np.ndarray) else sparse(Z)
 
 
@@ -85,21 +81,23 @@ class _Products:
 
     norms: Array
 
-    def __init__(self, landmarks: Rows, scale: float | Array, near: float, limit: float) -> None:
-        self.landmarks, self.scale, self.near, self.limit = landmarks, scale, near, limit
+    def __init__(self, landmarks: Rows, scale: float | Array, near: float) -> None:
+        self.landmarks, self.scale, self.near = landmarks, scale, near
         self.factors = 1 / scale
 
     @cached_property
     def in_double(self) -> Evaluator:
         """The same in float64, made when the first rows ask for it."""
-        return negative_squared_distances(double(self.landmarks), self.scale, 0.0, inf)
+        return negative_squared_distances(double(self.landmarks), self.scale)
 
     def mended(self, block: Array, Z: Rows, norms: Array) -> Array:
-        """Recompute, in place, what is near from differences and what float32 cannot hold in float64; clamp at 0."""
+        """Recompute, in place, what is near from differences, and what float32 cannot hold in float64.
+
+        What is not near is well below 0.
+        """
         _recompute_near(block, norms, self.norms, self.near, lambda i, j: self._squares(Z, i, j))
-        np.minimum(block, 0.0, out=block)
         if block.dtype == np.float32:
-            wide = np.flatnonzero(SINGLE_ERROR * (norms + self.norms.max()) > self.limit)
+            wide = np.flatnonzero(SINGLE_ERROR * (norms + self.norms.max()) > SINGLE_LIMIT)
             for part in row_slices(len(wide), 256):
                 block[wide[part]] = self.in_double(double(Z[wide[part]]))
         return block
@@ -119,8 +117,8 @@ def _rows(difference: Rows) -> Rows:
 
 
 class _Centred(_Products):
-    def __init__(self, landmarks: Array, scale: float | Array, near: float, limit: float) -> None:
-        super().__init__(landmarks, scale, near, limit)
+    def __init__(self, landmarks: Array, scale: float | Array, near: float) -> None:
+        super().__init__(landmarks, scale, near)
         self.centre = landmarks.mean(axis=0, dtype=np.float64)
         self.right, self.norms = self._augmented(landmarks)
         self.right[:, :-2] *= 2
@@ -148,13 +146,17 @@ class _Sparse(_Products):
         return scaled_columns(self.landmarks, self.factors)
 
     @cached_property
+    def products(self) -> Evaluator:
+        return prepared_products(self.scaled)
+
+    @cached_property
     def norms(self) -> Array:  # type: ignore[override]  # computed when sparse rows come, if ever
         return squared_norms(self.scaled)
 
     def __call__(self, Z: Rows) -> Array:
         scaled = scaled_columns(Z, self.factors)
         norms = squared_norms(scaled)
-        block = products(scaled, self.scaled)
+        block = self.products(scaled)
         block *= 2
         block -= norms.astype(block.dtype)[:, np.newaxis]
         block -= self.norms.astype(block.dtype)

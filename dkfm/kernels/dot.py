@@ -5,17 +5,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.base import Evaluator, Kernel, PreparedKernel
 from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.distances import SINGLE_ERROR, SINGLE_LIMIT
 from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
-from dkfm.kernels.rows import Array, Rows, products, squared_norms, unit_rows
+from dkfm.kernels.products import prepared_products
+from dkfm.kernels.rows import Array, Rows, squared_norms, unit_rows
 
 __all__ = ["Cosine", "Linear", "Polynomial", "Sigmoid", "integer_power", "single_power"]
 
 
 @dataclass(frozen=True)
-class Linear(Kernel):
+class Linear(PreparedKernel):
     """The linear kernel, ``<x, y>``: kernel PCA with it is PCA.
 
     Positive semi-definite. Takes sparse rows.
@@ -29,16 +30,16 @@ class Linear(Kernel):
 
     single = sparse = True
 
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return products(X, Y)
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Return the products with the landmarks."""
+        return prepared_products(landmarks)
 
     def diagonal(self, X: Rows) -> Array:
         """Return |x|^2."""
         return squared_norms(X)
 
 
-class _Sloped(Kernel):
+class _Sloped(PreparedKernel):
     """A function of ``scale <x, y> + offset``."""
 
     scale: Scale
@@ -57,9 +58,10 @@ class _Sloped(Kernel):
         """Fill in the scale."""
         return replace(self, scale=self._slope(X))  # type: ignore[type-var]  # every subclass is a dataclass
 
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return self._of_products(products(X, Y), X)
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Prepare the products with the landmarks."""
+        of_landmarks = prepared_products(landmarks)
+        return lambda Z: self._of_products(of_landmarks(Z), Z)
 
     def diagonal(self, X: Rows) -> Array:
         """Return the function of |x|^2."""
@@ -126,7 +128,7 @@ class Polynomial(_Sloped):
 
 
 @dataclass(frozen=True)
-class Cosine(Kernel):
+class Cosine(PreparedKernel):
     """The cosine of the angle between two rows, ``<x, y> / (|x| |y|)``; 0 where a row is 0, on the diagonal too.
 
     Positive semi-definite. Takes sparse rows.
@@ -142,14 +144,10 @@ class Cosine(Kernel):
     single = sparse = True
     copies = 1
 
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return self.prepare(Y)(X)
-
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Bring the landmarks to unit length once."""
-        units, _ = unit_rows(landmarks)
-        return lambda Z: products(unit_rows(Z)[0], units)
+        of_units = prepared_products(unit_rows(landmarks)[0])
+        return lambda Z: of_units(unit_rows(Z)[0])
 
     def diagonal(self, X: Rows) -> Array:
         """Return 1, or 0 where x is."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dkfm.errors import KernelError
+from dkfm.errors import DkfmError, KernelError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array
 from dkfm.tiling import row_slices
 
-__all__ = ["Function", "Outer", "Pairwise", "name_of", "read_only"]
+__all__ = ["Function", "Outer", "Pairwise", "called", "name_of", "read_only"]
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Function(Kernel):
 
     def block(self, X: Array, Y: Array) -> Array:
         """Return f(X, Y), checked for shape, dtype and symmetry and copied: the function may keep what it returned."""
-        values = _real(self, self.function(read_only(X), read_only(Y)))
+        values = called(self, self.function, read_only(X), read_only(Y))
         if values.shape != (len(X), len(Y)):
             raise KernelError(
                 f"{self!r} must return a block of shape {(len(X), len(Y))} for {len(X)} and {len(Y)} rows, "
-                f"and returned shape {values.shape}."
+                f"and returned shape {values.shape}{_HINTS[type(self)] if values.shape == () else ''}."
             )
         if X is Y:
             self._require_symmetric(values)
-        return np.array(values, dtype=np.float64)
+        return values
 
     def _require_symmetric(self, values: np.ndarray) -> None:
         for rows in row_slices(len(values), 256):
@@ -97,7 +97,7 @@ class Pairwise(Kernel):
         left, right, block = read_only(X), read_only(Y), np.empty((len(X), len(Y)))
         for i, x in enumerate(left):
             for j, y in enumerate(right[: i + 1] if X is Y else right):
-                value = _real(self, self.function(x, y))
+                value = called(self, self.function, x, y)
                 if value.size != 1:
                     raise KernelError(f"{self!r} must return one number for two rows, and returned {value.size}.")
                 block[i, j] = value.item()
@@ -145,25 +145,38 @@ class Outer(Kernel):
         return np.square(self._values(X))
 
     def _values(self, X: Array) -> Array:
-        values = _real(self, self.g(read_only(X)))
+        values = called(self, self.g, read_only(X))
         if values.shape != (len(X),):
             raise KernelError(f"{self!r} must return shape {(len(X),)} for {len(X)} rows, and returned {values.shape}.")
-        return values.astype(np.float64)
+        return values
 
     def __repr__(self) -> str:
         return f"Outer({name_of(self.g)})"
 
 
 def _require_callable(kernel: Kernel, function: object, form: str) -> None:
-    if not callable(function):
-        raise KernelError(f"{type(kernel).__name__} needs a callable {form}, and got {function!r}.")
+    if not callable(function) or isinstance(function, Kernel):
+        raise KernelError(f"{type(kernel).__name__} needs a function {form}, and got {function!r:.100}.")
 
 
-def _real(kernel: Kernel, returned: object) -> np.ndarray:
-    values = np.asarray(returned)
+def called(kernel: Kernel, function: Callable[..., object], *rows: Array) -> Array:
+    """Return what a function of the user's makes of rows, copied into float64; what it raises is told in a sentence."""
+    try:
+        values = np.asarray(function(*rows))
+    except DkfmError:
+        raise
+    except Exception as error:
+        hint = _HINTS.get(type(kernel), "")
+        raise KernelError(f"{kernel!r} raised {type(error).__name__}: {error}{hint}.") from error
     if values.dtype.kind not in "biuf":
         raise KernelError(f"{kernel!r} must return real numbers, and returned dtype {values.dtype}.")
-    return values
+    return np.array(values, dtype=np.float64)
+
+
+_HINTS: dict[type[Kernel], str] = {
+    Function: " (a function of two rows belongs in kernels.Pairwise)",
+    Pairwise: " (a function of blocks belongs in kernels.Function)",
+}
 
 
 def read_only(rows: Array) -> Array:

@@ -34,10 +34,14 @@ class Laplacian(Measured):
 
     sigma: Scale = 1.0
     scale_name = "sigma"
-    single = True
 
     def __post_init__(self) -> None:
         require_scale(self, "sigma", MEDIAN, None, squared=False)
+
+    @property
+    def single(self) -> bool:
+        """Where the sum is of the rows as they come."""
+        return not isinstance(self.sigma, tuple)
 
     def _lengths(self, d: int) -> float | Array:
         return float(d) if self.sigma is None else super()._lengths(d)
@@ -54,7 +58,7 @@ class Laplacian(Measured):
 
         def divided(rows: Array) -> Array:
             quotients: Array = (rows - centre) / scale
-            return quotients.astype(rows.dtype, copy=False)
+            return quotients
 
         right = divided(landmarks)
         return lambda Z: _exponential(sums.absolute(divided(Z), right), 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -12,7 +12,8 @@ import numpy as np
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Evaluator, Kernel
 from dkfm.kernels.compose import Power, Product, Scaled, Sum
-from dkfm.kernels.function import name_of, read_only
+from dkfm.kernels.function import called, name_of, read_only
+from dkfm.kernels.parameters import as_number, plain
 from dkfm.kernels.rows import Array, Rows, as_rows, scaled_columns
 from dkfm.kernels.wrap import Wrapper, bracketed
 
@@ -39,27 +40,26 @@ class Affine:
 
     def __post_init__(self) -> None:
         for name in ("scale", "shift"):
-            value = getattr(self, name)
-            parts = value if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (value,)
-            if not all(
-                isinstance(v, int | float | np.number) and not isinstance(v, bool) and isfinite(v) for v in parts
-            ):
+            value = plain(getattr(self, name))
+            several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+            parts: Iterable[object] = value if several else (value,)  # type: ignore[assignment]  # as just seen
+            numbers = tuple(as_number(part) for part in parts)
+            if not numbers or not all(isfinite(number) for number in numbers):
                 raise KernelError(f"Affine needs finite numbers as {name}, and got {value!r:.50}.")
-            numbers = tuple(float(v) for v in parts)
-            object.__setattr__(self, name, numbers if parts is value else numbers[0])
+            object.__setattr__(self, name, numbers if several else numbers[0])
 
     def __call__(self, X: Rows) -> Rows:
-        """Return the map of rows (n, d), in their dtype; sparse rows stay sparse where nothing is shifted."""
+        """Return the map of float64 rows (n, d); sparse rows stay sparse where nothing is shifted."""
         factors = [np.asarray(value) for value in (self.scale, self.shift)]
         if any(f.ndim and len(f) != X.shape[1] for f in factors):
-            raise KernelError(f"{self!r} is of other rows than these, which have {X.shape[1]} columns.")
+            raise KernelError(f"{self!r} has other columns than these rows, which have {X.shape[1]}.")
         scale, shift = factors
         if not isinstance(X, np.ndarray):
             if shift.any():
                 raise InvalidInputError(f"{self!r} shifts every value and would make sparse rows dense.")
             return scaled_columns(X, np.broadcast_to(scale, X.shape[1]))
-        mapped: Array = X.astype(np.float64) * scale + shift
-        return mapped.astype(X.dtype, copy=False)
+        mapped: Array = X * scale + shift
+        return mapped
 
 
 RowMap = Affine | Callable[[Array], object]
@@ -78,15 +78,20 @@ class _Mapped(Wrapper):
         """The changed landmarks, and what the kernel makes of them."""
         return 1 + self.kernel.copies
 
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k of the changed rows."""
-        return self.prepare(Y)(X)
-
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Change the landmarks once."""
         mapped = self._mapped(landmarks)
         prepared = self.kernel.against(mapped)
-        return lambda Z: prepared(mapped if Z is landmarks else self._mapped(Z))
+
+        def block(Z: Rows) -> Array:
+            rows = mapped if Z is landmarks else self._mapped(Z)
+            if rows.shape[1] != mapped.shape[1]:
+                raise InvalidInputError(
+                    f"{self!r} made rows of {rows.shape[1]} columns, and made {mapped.shape[1]} of the landmarks."
+                )
+            return prepared(rows)
+
+        return block
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve the kernel on changed rows."""
@@ -121,13 +126,13 @@ class Warped(_Mapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.h):
+        if not callable(self.h) or isinstance(self.h, Kernel):
             raise KernelError(f"A kernel is warped by an Affine or a function of rows, and not by {self.h!r:.50}.")
 
     @property
     def single(self) -> bool:
-        """Where the map keeps float32."""
-        return isinstance(self.h, Affine)
+        """No: what a map makes of float32 rows need not fit into float32."""
+        return False
 
     @property
     def sparse(self) -> bool:
@@ -138,7 +143,7 @@ class Warped(_Mapped):
         if isinstance(self.h, Affine):
             return self.h(X)
         name = f"The rows that {name_of(self.h)} returned"
-        rows = as_rows(self.h(read_only(X)), name)  # type: ignore[arg-type]  # dense, for it is not sparse here
+        rows = as_rows(called(self, self.h, read_only(X)), name)  # type: ignore[arg-type]  # dense, for it is not sparse here
         if rows.shape[0] != X.shape[0]:
             raise InvalidInputError(f"{name} are {rows.shape[0]}, and must be as many as came, {X.shape[0]}.")
         return rows
@@ -156,7 +161,7 @@ class Columns(_Mapped):
     ----------
     kernel : Kernel
     columns : int or sequence of int
-        Numbers of columns, from 0.
+        Numbers of columns, from 0, each once.
 
     Examples
     --------
@@ -170,12 +175,15 @@ class Columns(_Mapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = (self.columns,) if isinstance(self.columns, int | np.integer) else self.columns
+        columns = plain(self.columns)
+        given = (columns,) if isinstance(columns, int | np.integer) else columns
         if not isinstance(given, Sequence | np.ndarray) or not len(given):
             raise KernelError(f"A kernel is of columns by their numbers, and not of {self.columns!r:.50}.")
         for column in given:
             if isinstance(column, bool) or not isinstance(column, int | np.integer) or column < 0:
                 raise KernelError(f"A kernel is of columns by their numbers, from 0, and not of {column!r:.50}.")
+        if len(set(given)) < len(given):
+            raise KernelError(f"A kernel takes each column once, and got {given!r:.50}.")
         object.__setattr__(self, "columns", tuple(int(column) for column in given))
 
     def _mapped(self, X: Rows) -> Rows:

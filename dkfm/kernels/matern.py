@@ -14,6 +14,8 @@ from dkfm.kernels.stationary import Stationary
 __all__ = ["Matern"]
 
 _SMOOTHEST = 100.0
+_FAR = 1e6
+"""From some hundreds on the kernel is 0 in any precision; from 1e9 on the Bessel function is not computed."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Matern(Stationary):
 
     def _profile(self, negative_squares: Array) -> Array:
         a = np.sqrt(np.negative(negative_squares, out=negative_squares), out=negative_squares)
+        np.minimum(a, _FAR, out=a)
         if self.nu not in (0.5, 1.5, 2.5):
             return _bessel(a, self.nu)
         if self.nu == 0.5:

@@ -12,7 +12,9 @@ from dkfm.kernels.rows import Array
 __all__ = [
     "MEDIAN",
     "Scale",
+    "as_number",
     "lengths",
+    "plain",
     "require_exponent",
     "require_kernels",
     "require_non_negative",
@@ -28,24 +30,31 @@ Scale = float | tuple[float, ...] | str | None
 """A number, one for each column, "median", or None for what scikit-learn takes by default."""
 
 _SMALLEST, _LARGEST = 1e-150, 1e150
+_LARGEST_EXPONENT = 2**31
 
 
 def require_number(kernel: Kernel, name: str) -> float:
     """Return a parameter as a finite float, or raise a KernelError; a frozen dataclass calls it once."""
-    value = getattr(kernel, name)
-    number = _as_number(value)
+    value = plain(getattr(kernel, name))
+    number = as_number(value)
     if not isfinite(number):
         raise KernelError(f"{type(kernel).__name__} needs a finite number as {name}, and got {value!r:.50}.")
     object.__setattr__(kernel, name, number)
     return number
 
 
-def _as_number(value: object) -> float:
+def as_number(value: object) -> float:
     """Return a number as a float, NaN for what is none."""
     try:
-        return float(value) if isinstance(value, int | float | np.number) and not isinstance(value, bool) else nan
+        real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        return float(value) + 0.0 if real else nan  # type: ignore[arg-type]  # of -0.0 it makes 0.0, which it equals
     except (OverflowError, TypeError):
         return nan
+
+
+def plain(value: object) -> object:
+    """Return an array of no dimension as the number that it holds."""
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def require_positive(kernel: Kernel, name: str) -> None:
@@ -65,14 +74,17 @@ def require_scale(kernel: Kernel, name: str, *words: str | None, squared: bool =
 
     Its square must be a number too, where it is `squared`.
     """
-    value = getattr(kernel, name)
-    if value is None or isinstance(value, str):
+    value = plain(getattr(kernel, name))
+    if value is None or isinstance(value, str | bytes):
         if value not in words:
             known = "".join(f", or {word!r}" for word in words if word is not None)
-            raise KernelError(f"{type(kernel).__name__} needs a finite number as {name}{known}, and got {value!r:.50}.")
+            raise KernelError(
+                f"{type(kernel).__name__} needs a finite number as {name}, or one for each column{known}, and got "
+                f"{value!r:.50}."
+            )
         return
     if isinstance(value, Sequence | np.ndarray):
-        numbers = tuple(_as_number(part) for part in value)
+        numbers = tuple(as_number(part) for part in value)
         object.__setattr__(kernel, name, numbers)
         if not numbers or not all(isfinite(number) for number in numbers):
             raise KernelError(f"{type(kernel).__name__} needs finite numbers as {name}, and got {value!r:.50}.")
@@ -93,25 +105,25 @@ def lengths(kernel: Kernel, name: str, d: int) -> float | Array:
     if not isinstance(scale, tuple):
         return float(scale)
     if len(scale) != d:
-        raise KernelError(f"{type(kernel).__name__} has {len(scale)} numbers as {name} and the rows have {d} columns.")
+        numbers = "1 number" if len(scale) == 1 else f"{len(scale)} numbers"
+        raise KernelError(f"{type(kernel).__name__} has {numbers} as {name} and the rows have {d} columns.")
     return np.array(scale)
 
 
 def require_exponent(kernel: Kernel, name: str) -> None:
     """Raise a KernelError unless a parameter is a positive integer."""
-    value = getattr(kernel, name)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise KernelError(
-            f"{type(kernel).__name__} needs a positive integer as {name}, and got {value!r}: "
-            "a product of kernels is a kernel, a fractional power need not be."
-        )
+    value = plain(getattr(kernel, name))
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < _LARGEST_EXPONENT:
+        fractional = isinstance(value, float) and not value.is_integer()
+        reason = ": a product of kernels is a kernel, a fractional power need not be" if fractional else ""
+        raise KernelError(f"{type(kernel).__name__} needs a positive integer as {name}, and got {value!r:.50}{reason}.")
     object.__setattr__(kernel, name, int(value))
 
 
-def require_kernels(kernel: Kernel, parts: object) -> None:
-    """Raise a KernelError unless parts are a tuple of kernels, and at least one."""
-    if not isinstance(parts, tuple) or not parts:
-        raise KernelError(f"{type(kernel).__name__} is made of a tuple of kernels, and got {parts!r}.")
+def require_kernels(kernel: Kernel, parts: object, least: int = 1) -> None:
+    """Raise a KernelError unless parts are a tuple of some kernels that compare points."""
+    if not isinstance(parts, tuple) or len(parts) < least:
+        raise KernelError(f"{type(kernel).__name__} is made of a tuple of kernels, and got {parts!r:.100}.")
     for part in parts:
         if not isinstance(part, Kernel):
             raise KernelError(f"{type(kernel).__name__} is made of kernels, and got {part!r}.")

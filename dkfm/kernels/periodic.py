@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dkfm.kernels.base import Kernel, Prepared
+from dkfm.kernels.base import Kernel, Prepared, PreparedKernel
 from dkfm.kernels.parameters import Scale, lengths, require_scale
 from dkfm.kernels.rows import Array, Rows
 from dkfm.kernels.stationary import Gaussian
@@ -13,7 +13,7 @@ __all__ = ["Periodic"]
 
 
 @dataclass(frozen=True)
-class Periodic(Kernel):
+class Periodic(PreparedKernel):
     """The periodic kernel, ``exp(-2 sum_j sin^2(pi (x_j - y_j) / period_j) / length_scale_j^2)``.
 
     The sine squared is summed over the columns: of the norm of x - y, as scikit-learn's ``ExpSineSquared`` has it, it
@@ -29,7 +29,7 @@ class Periodic(Kernel):
     Notes
     -----
     MacKay, "Introduction to Gaussian processes" (1998). Computed as the Gaussian kernel of every column's place on a
-    circle.
+    circle; the error of a place is some ``eps |x - c| / period``, c the mean of the landmarks.
 
     Examples
     --------
@@ -40,8 +40,7 @@ class Periodic(Kernel):
 
     period: Scale = 1.0
     length_scale: Scale = 1.0
-    single = True
-    copies = 3
+    copies = 4
 
     def __post_init__(self) -> None:
         require_scale(self, "period")
@@ -53,10 +52,6 @@ class Periodic(Kernel):
         lengths(self, "length_scale", X.shape[1])
         return self
 
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y)."""
-        return self.prepare(Y)(X)
-
     def prepare(self, landmarks: Array) -> Prepared:
         """Put the landmarks on their circles once."""
         d = landmarks.shape[1]
@@ -66,7 +61,7 @@ class Periodic(Kernel):
 
         def circles(rows: Array) -> Array:
             angles = (rows - centre) * per_unit
-            return np.hstack([np.cos(angles), np.sin(angles)]).astype(rows.dtype, copy=False)
+            return np.hstack([np.cos(angles), np.sin(angles)])
 
         prepared = on_circles.prepare(circles(landmarks))
         return lambda Z: prepared(circles(Z))

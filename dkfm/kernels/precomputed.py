@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.base import Kernel, Prepared
+from dkfm.kernels.base import Kernel, Prepared, PreparedKernel
 from dkfm.kernels.rows import Array, Rows
 
 __all__ = ["Precomputed"]
 
 
 @dataclass(frozen=True)
-class Precomputed(Kernel):
+class Precomputed(PreparedKernel):
     """A kernel that is not computed: a row z is ``[k(z, x_1) .. k(z, x_N)]``, and landmarks are column numbers.
 
     Estimators take it as ``kernel="precomputed"``: `fit` takes the Gram matrix of the training points, `transform` the
@@ -42,20 +42,21 @@ class Precomputed(Kernel):
         n = self.columns
         if n is not None and (isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1):
             raise KernelError(f"Precomputed needs a positive integer as columns, or None, and got {n!r:.50}.")
+        if n is not None:
+            object.__setattr__(self, "columns", int(n))
 
     def resolve(self, X: Rows) -> Kernel:
         """Fill in the number of training points."""
+        if self.columns not in (None, X.shape[1]):
+            raise KernelError(f"{self!r} is of another Gram matrix than this, which has {X.shape[1]} columns.")
         return replace(self, columns=X.shape[1])
-
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return the columns of X (n, N) whose numbers are in Y (m, 1)."""
-        return self.prepare(Y)(X)
 
     def prepare(self, landmarks: Array) -> Prepared:
         """Return the function that takes the landmarks' columns."""
         columns = landmarks[:, 0].astype(np.intp)
-        if self.columns is None or columns.min() < 0 or columns.max() >= self.columns:
-            raise KernelError(f"{self!r} has no such columns as {columns.min()} to {columns.max()}.")
+        known = self.columns is not None and columns.min() >= 0 and columns.max() < self.columns
+        if not known or not (columns == landmarks[:, 0]).all():
+            raise KernelError(f"{self!r} has no such columns as {landmarks.min()} to {landmarks.max()}.")
 
         def block(Z: Array) -> Array:
             taken: Array = Z[:, columns]

@@ -7,7 +7,6 @@ import numpy.typing as npt
 from scipy.sparse import csr_array, issparse, vstack
 
 from dkfm.errors import InvalidInputError
-from dkfm.tiling import row_slices
 
 __all__ = [
     "Array",
@@ -19,7 +18,6 @@ __all__ = [
     "double",
     "finite_rows",
     "is_sparse",
-    "products",
     "require_finite",
     "require_two_dimensions",
     "scaled_columns",
@@ -35,12 +33,6 @@ if TYPE_CHECKING:
 else:
     Sparse: TypeAlias = csr_array  # which early versions of SciPy do not let be subscripted
 Rows: TypeAlias = Array | Sparse
-
-_TILE = 1024
-"""Sparse rows that are multiplied at a time."""
-
-_FEW = 64
-"""Dense rows that are transposed at a time beside sparse ones."""
 
 
 def as_rows(X: object, name: str = "X") -> Rows:
@@ -72,6 +64,8 @@ def as_array(X: object, name: str) -> Rows:
     """Return `X` as `as_rows` does, without the look at every value."""
     if issparse(X):
         return _as_csr(X, name)
+    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        raise InvalidInputError(f"{name} has masked values, which are no numbers; fill or drop them.")
     try:
         rows = np.asarray(X)
     except ValueError as error:
@@ -98,8 +92,10 @@ def is_sparse(rows: Rows) -> bool:
 def as_diagonal(values: object, n: int) -> Array:
     """Return k(z, z) of n rows as (n,) finite float64 numbers, or say why they are not."""
     diagonal = np.asarray(values)
-    if diagonal.shape != (n,) or diagonal.dtype.kind not in "biuf" or not np.isfinite(diagonal).all():
-        raise InvalidInputError(f"diag must hold k(z, z), finite, of shape {(n,)}, and its shape is {diagonal.shape}.")
+    if diagonal.shape != (n,) or diagonal.dtype.kind not in "biuf":
+        raise InvalidInputError(f"diag must hold k(z, z), of shape {(n,)}, and its shape is {diagonal.shape}.")
+    if not np.isfinite(diagonal).all():
+        raise InvalidInputError(f"diag must be finite, and k(z, z) of row {np.isfinite(diagonal).argmin()} is not.")
     return diagonal.astype(np.float64)
 
 
@@ -210,25 +206,3 @@ def unit_rows(X: Rows) -> tuple[Rows, Array]:
 
 def _with_data(X: Sparse, data: Array) -> Sparse:
     return cast("Sparse", csr_array((data.astype(X.dtype, copy=False), X.indices, X.indptr), shape=X.shape))
-
-
-def products(X: Rows, Y: Rows) -> Array:
-    """Return <x, y> of all pairs, (n, m); beside the block only a slice of it is ever there, and nothing is densified.
-
-    Parameters
-    ----------
-    X, Y : ndarray or csr_array of shapes (n, d) and (m, d)
-    """
-    if isinstance(X, np.ndarray):
-        return X @ Y.T if isinstance(Y, np.ndarray) else products(Y, X).T
-    block = np.empty((X.shape[0], Y.shape[0]), np.result_type(X.dtype, Y.dtype))
-    if isinstance(Y, np.ndarray):
-        for few in row_slices(len(Y), _FEW):
-            right = np.ascontiguousarray(Y[few].T)
-            for part in row_slices(X.shape[0], _TILE):
-                block[part, few] = X[part] @ right
-        return block
-    transposed = Y.T.tocsr()
-    for part in row_slices(X.shape[0], _TILE):
-        block[part] = (X[part] @ transposed).toarray()
-    return block

@@ -11,6 +11,7 @@ import numpy as np
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Evaluator, Kernel
 from dkfm.kernels.definiteness import Definiteness
+from dkfm.kernels.parameters import as_number
 from dkfm.kernels.rows import Array, Rows
 from dkfm.kernels.wrap import Pointwise, Wrapper
 
@@ -43,17 +44,17 @@ class PowerSeries(Pointwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         given = self.coefficients
-        if not isinstance(given, Sequence | np.ndarray) or not len(given):
+        if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str | bytes) or not np.size(given):
             raise KernelError(f"PowerSeries needs a sequence of coefficients, and got {given!r:.50}.")
-        for a in given:
-            if isinstance(a, bool) or not isinstance(a, int | float | np.number) or not isfinite(a):
-                raise KernelError(f"PowerSeries needs finite numbers as coefficients, and got {a!r:.50}.")
-            if a < 0:
-                raise KernelError(
-                    f"PowerSeries needs coefficients >= 0, and got {a}: "
-                    "a negative multiple of a kernel is not positive semi-definite."
-                )
-        object.__setattr__(self, "coefficients", tuple(float(a) for a in given))
+        numbers = tuple(as_number(a) for a in given)
+        if not all(isfinite(a) for a in numbers):
+            raise KernelError(f"PowerSeries needs finite numbers as coefficients, and got {given!r:.50}.")
+        if min(numbers) < 0:
+            raise KernelError(
+                f"PowerSeries needs coefficients >= 0, and got {min(numbers)}: "
+                "a negative multiple of a kernel is not positive semi-definite."
+            )
+        object.__setattr__(self, "coefficients", numbers)
 
     @property
     def definiteness(self) -> Definiteness:
@@ -106,7 +107,7 @@ class Exp(Pointwise):
 class Normalized(Wrapper):
     """The normalised kernel, ``k(x, y) / sqrt(k(x, x) k(y, y))``, with 0/0 = 0: every point at length 1.
 
-    Positive semi-definite where the kernel is.
+    Positive semi-definite, as the kernel must be.
 
     Examples
     --------
@@ -118,14 +119,13 @@ class Normalized(Wrapper):
     kernel: Kernel
     single = False
 
-    @property
-    def definiteness(self) -> Definiteness:
-        """That of the kernel, if it is positive semi-definite."""
-        return self.kernel.definiteness.of_function()
-
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return self.prepare(Y)(X)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel.definiteness is not Definiteness.PSD:
+            raise KernelError(
+                "Normalized needs a positive semi-definite kernel, whose k(x, x) are squared lengths, and "
+                f"{self.kernel!r} is {self.kernel.definiteness}."
+            )
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the kernel, and the landmarks' lengths."""

@@ -10,11 +10,11 @@ from typing import ClassVar, Self
 import numpy as np
 
 from dkfm.kernels.bandwidth import median_of
-from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.base import Evaluator, PreparedKernel
 from dkfm.kernels.definiteness import Definiteness
-from dkfm.kernels.distances import SINGLE_LIMIT, negative_squared_distances
+from dkfm.kernels.distances import negative_squared_distances
 from dkfm.kernels.parameters import MEDIAN, Scale, lengths, require_positive, require_scale
-from dkfm.kernels.rows import Array, Rows, as_rows
+from dkfm.kernels.rows import Array, Rows, as_rows, double
 
 __all__ = [
     "Exponential",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class Measured(Kernel):
+class Measured(PreparedKernel):
     """A kernel of some distance, in the unit of a length scale, which may be taken from the training rows."""
 
     scale_name: ClassVar[str] = "length_scale"
@@ -50,7 +50,7 @@ class Measured(Kernel):
         """Fill in the length scale, and check it against the columns."""
         scale = getattr(self, self.scale_name)
         if scale == MEDIAN:
-            scale = median_of(self._distances, X)
+            scale = median_of(self._distances, self._taken(double(X)))
         elif scale is None:
             scale = self._lengths(X.shape[1])
         else:
@@ -65,10 +65,6 @@ class Measured(Kernel):
         """Return what d columns are divided by."""
         return lengths(self, self.scale_name, d)
 
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y)."""
-        return self.prepare(Y)(X)
-
 
 class Stationary(Measured):
     """A function of the Euclidean distance; a subclass says which (`_profile`), and in what unit (`_unit`)."""
@@ -78,8 +74,6 @@ class Stationary(Measured):
     """The length scale times this is what distances are measured in."""
     _near: float = 0.0
     """The least share of the norms below which distances are taken from differences."""
-    _limit: float = SINGLE_LIMIT
-    """The largest error of a squared distance in float32."""
 
     @abstractmethod
     def _profile(self, negative_squares: Array) -> Array:
@@ -91,7 +85,7 @@ class Stationary(Measured):
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Centre and augment the landmarks once."""
         unit = self._unit * self._lengths(landmarks.shape[1])
-        squares = negative_squared_distances(landmarks, unit, self._near, self._limit)
+        squares = negative_squared_distances(landmarks, unit, self._near)
         return lambda Z: self._profile(squares(Z))
 
     def diagonal(self, X: Rows) -> Array:
@@ -224,9 +218,7 @@ class NegativeSquaredDistance(Stationary):
     """
 
     length_scale: Scale = 1.0
-    single = True
     definiteness = Definiteness.CONDITIONAL
-    _limit = np.inf  # the values are the squares themselves: their size is the scale of their error
 
     def __post_init__(self) -> None:
         require_scale(self, "length_scale", MEDIAN)

@@ -1,4 +1,4 @@
-"""Sums over columns that no matrix product gives: of absolute differences, minima, chi-squared terms, divergences.
+"""Sums over columns that no matrix product gives: of absolute differences, minima, chi-squared terms, entropies.
 
 With the extra "fast" they are compiled; without it they are SciPy's or NumPy's, slower and the same to rounding.
 """
@@ -15,7 +15,7 @@ from scipy.special import rel_entr
 from dkfm.kernels.rows import Array
 from dkfm.tiling import row_slices
 
-__all__ = ["absolute", "chi_squared", "divergence", "keep_in", "minimum"]
+__all__ = ["absolute", "chi_squared", "keep_in", "minimum", "mixture"]
 
 _ROWS_AT_ONCE = 64
 _folder: Path | None = None
@@ -50,16 +50,16 @@ def chi_squared(X: Array, Y: Array) -> Array:
     return _sums("chi_squared", X, Y, lambda rows: _by_rows(terms, rows, Y))
 
 
-def divergence(X: Array, Y: Array) -> Array:
-    """Return ``sum_j x_j log(x_j / c_j) + y_j log(y_j / c_j)``, c = (x + y) / 2, of all pairs of non-negative rows."""
+def mixture(X: Array, Y: Array) -> Array:
+    """Return ``-sum_j x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j))``, with 0 log 0 = 0, of all pairs."""
 
     def terms(x: Array, y: Array) -> Array:
-        centre = x / 2 + y / 2
-        found: Array = rel_entr(x, centre)
-        found += rel_entr(y, centre)
-        return found
+        both = x + y
+        found: Array = rel_entr(x, both)
+        found += rel_entr(y, both)
+        return np.negative(found, out=found)
 
-    return _sums("divergence", X, Y, lambda rows: _by_rows(terms, rows, Y))
+    return _sums("mixture", X, Y, lambda rows: _by_rows(terms, rows, Y))
 
 
 def _sums(name: str, X: Array, Y: Array, plain: Callable[[Array], Array]) -> Array:

@@ -14,10 +14,11 @@ from dkfm.kernels import config
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.compose import Constant, Power
 from dkfm.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
-from dkfm.kernels.function import Pairwise
+from dkfm.kernels.function import Pairwise, name_of
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared
 from dkfm.kernels.manhattan import Laplacian
 from dkfm.kernels.matern import Matern
+from dkfm.kernels.parameters import as_number
 from dkfm.kernels.periodic import Periodic
 from dkfm.kernels.precomputed import Precomputed
 from dkfm.kernels.stationary import Gaussian, RationalQuadratic
@@ -76,9 +77,10 @@ def _whole(number: Any) -> Any:
 
 
 def _positive(gamma: object) -> float:
-    if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma < inf:
+    number = as_number(gamma)
+    if not 0 < number < inf:
         raise KernelError(f"gamma must be a finite number > 0, and is {gamma!r:.50}.")
-    return float(gamma)
+    return number
 
 
 def from_sklearn(kernel: object, **parameters: object) -> Kernel:
@@ -115,11 +117,12 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
         near = get_close_matches(kernel, _BY_NAME) or sorted(_BY_NAME)
         own = config.class_named(kernel)
         hint = f"; dkfm's own is the class kernels.{own}" if own else ""
-        raise KernelError(f"scikit-learn has no kernel named {kernel!r:.50}, but {', '.join(near)}{hint}.")
+        raise KernelError(f"scikit-learn has no kernel named {kernel!r:.50}; near it: {', '.join(near)}{hint}.")
     known = _PARAMETERS.get(kernel, ())
     unknown = set(parameters).difference(known)
     if unknown:
-        raise KernelError(f"The kernel {kernel!r} has the parameters ({', '.join(known)}), and not {_names(unknown)}.")
+        has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
+        raise KernelError(f"The kernel {kernel!r} {has}, and got {_names(unknown)}.")
     return _BY_NAME[kernel](**parameters)
 
 
@@ -169,6 +172,8 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
     KernelError
         None of these, or parameters beside anything but a name.
     """
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise KernelError(f"kernel_params must be a mapping of names to numbers, and is {parameters!r:.100}.")
     if parameters and not isinstance(spec, str):
         raise KernelError(f"kernel_params belong to the name of a kernel, and kernel is {spec!r:.100}.")
     if isinstance(spec, str):
@@ -177,12 +182,14 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
         return spec
     if type(spec).__module__ == "sklearn.gaussian_process.kernels":
         return _from_process(spec)
+    if isinstance(spec, type) and issubclass(spec, Kernel):
+        raise KernelError(f"kernel is the class {spec.__name__}, and must be a kernel: {spec.__name__}(..).")
     if not callable(spec):
         raise KernelError(
             f"kernel must be a dkfm kernel, a name of scikit-learn's, or a function; it is {spec!r:.100}."
         )
     warnings.warn(
-        f"{spec!r:.100} is called for every pair of rows, which is slow; "
+        f"{name_of(spec)} is called for every pair of rows, which is slow; "
         "a function of blocks, f(X, Y) of shape (n, m), in kernels.Function is not.",
         DkfmWarning,
         stacklevel=4,

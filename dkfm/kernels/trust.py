@@ -5,12 +5,14 @@ Nothing is imported that the caller has not named, and what is imported must hav
 
 import hashlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
+from types import CodeType, FunctionType
 
-from dkfm.errors import KernelError, UntrustedError
+from dkfm.errors import InvalidInputError, KernelError, UntrustedError
 
-__all__ = ["describe", "find", "import_path", "imported", "is_description"]
+__all__ = ["as_trusted", "describe", "find", "import_path", "imported", "is_description"]
 
 
 def import_path(function: Callable[..., object]) -> str:
@@ -39,6 +41,13 @@ def describe(function: Callable[..., object]) -> dict[str, str]:
     return {"function": path, "source": _digest(path, function)}
 
 
+def as_trusted(trusted: object) -> tuple[str, ...]:
+    """Return what a user gave as ``trusted=``, a collection of names, or say that it is none."""
+    if isinstance(trusted, str) or not isinstance(trusted, Collection) or not all(isinstance(t, str) for t in trusted):
+        raise InvalidInputError(f'trusted takes a list, as in trusted=["module:function"], and got {trusted!r:.100}.')
+    return tuple(trusted)
+
+
 def is_description(value: object) -> bool:
     """Whether a stored value is what `describe` made."""
     return isinstance(value, Mapping) and set(value) == {"function", "source"}
@@ -53,16 +62,19 @@ def find(description: Mapping[str, object], trusted: Collection[str]) -> Callabl
         It is not among the trusted ones, or has changed.
     """
     path = str(description["function"])
-    if isinstance(trusted, str):
-        raise KernelError(f'trusted takes a list, as in trusted=["{trusted}"], and not a string.')
     if path not in trusted:
         raise UntrustedError(
             f'This kernel is the function {path}, which is code; trusted=["{path}"] (on the command line, --trusted '
             f"{path}) imports and runs it."
         )
-    function = imported(path)
+    try:
+        function = imported(path)
+    except KernelError as error:
+        raise UntrustedError(f"{error} Start where its module is, or name its folder in PYTHONPATH.") from None
     if _digest(path, function) != description["source"]:
-        raise UntrustedError(f"The source of {path} is not what it was when the model was saved.")
+        raise UntrustedError(
+            f"The source of {path} is not what it was when the model was saved; restore it, or fit the model again."
+        )
     return function
 
 
@@ -73,16 +85,30 @@ def imported(path: str) -> Callable[..., object]:
         found: object = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise KernelError(f"{path} cannot be imported here: {error}.") from None
+    except Exception as error:  # whatever a module does when it is imported
+        raise KernelError(f"{path} cannot be imported here: {type(error).__name__}: {error}.") from error
     if not callable(found):
         raise KernelError(f"{path} is not a function.")
     return found
 
 
 def _digest(path: str, function: Callable[..., object]) -> str:
+    """Return the digest of a function's source, once it is seen to be the source of what runs."""
+    if not isinstance(function, FunctionType):
+        raise KernelError(f"{path} has no source in Python, whose change would show; wrap it in a function of yours.")
     try:
         source = inspect.getsource(function)
-    except (OSError, TypeError):
-        raise KernelError(f"{path} has no source in Python, so that a change of it would not be seen.") from None
+        whole = inspect.getsource(sys.modules[function.__module__])
+        written = compile(whole, function.__code__.co_filename, "exec", dont_inherit=True)
+    except (OSError, TypeError, SyntaxError, KeyError) as error:
+        raise KernelError(f"The source of {path} cannot be read: {error}.") from None
+    if function.__code__.co_qualname != function.__qualname__ or function.__code__ not in _codes(written):
+        raise KernelError(f"{path} is decorated, or its module was edited since it was imported; import it anew.")
     return hashlib.sha256(source.encode()).hexdigest()
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)

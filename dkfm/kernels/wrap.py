@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 
-from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.base import Evaluator, Kernel, PreparedKernel
 from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.parameters import require_kernels
 from dkfm.kernels.rows import Array, Rows
@@ -13,7 +13,7 @@ from dkfm.kernels.rows import Array, Rows
 __all__ = ["Pointwise", "Wrapper", "bracketed"]
 
 
-class Wrapper(Kernel):
+class Wrapper(PreparedKernel):
     """A kernel made of another, a field of every subclass; it is what that one is, unless it says otherwise."""
 
     kernel: Kernel
@@ -53,10 +53,6 @@ class Pointwise(Wrapper):
     @abstractmethod
     def _profile(self, values: Array) -> Array:
         """Return the function of values, which it may overwrite."""
-
-    def block(self, X: Rows, Y: Rows) -> Array:
-        """Return k(X, Y)."""
-        return self._profile(self.kernel.against(Y)(X))
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the kernel."""

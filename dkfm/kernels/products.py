@@ -1,0 +1,59 @@
+"""Inner products of all pairs of rows, dense or CSR, without ever making sparse rows dense."""
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+
+from dkfm.kernels.rows import Array, Rows, Sparse
+from dkfm.tiling import row_slices
+
+__all__ = ["prepared_products"]
+
+_TILE = 64
+"""Sparse rows that are multiplied at a time: their product may have an index beside every value."""
+
+_FEW = 64
+"""Dense rows that are transposed at a time beside sparse ones."""
+
+
+def prepared_products(Y: Rows) -> Callable[[Rows], Array]:
+    """Return a function from rows X (n, d) to <x, y> of all pairs, (n, m).
+
+    Beside the block only some rows of it are ever there; nothing is densified, and nothing is as long as d where both
+    sides are sparse.
+    """
+    if isinstance(Y, np.ndarray):
+        dense = Y
+        return lambda X: X @ dense.T if isinstance(X, np.ndarray) else _sparse_by_dense(X, dense)
+    used, places = np.unique(Y.indices, return_inverse=True)
+    right = csr_array((Y.data, places, Y.indptr), shape=(Y.shape[0], max(1, len(used)))).T.tocsr()
+
+    def block(X: Rows) -> Array:
+        if isinstance(X, np.ndarray):
+            return _sparse_by_dense(Y, X).T
+        values = np.empty((X.shape[0], Y.shape[0]), np.result_type(X.dtype, Y.dtype))
+        for part in row_slices(X.shape[0], _TILE):
+            values[part] = (_renumbered(X[part], used) @ right).toarray()  # type: ignore[union-attr]  # of two sparse ones
+        return values
+
+    return block
+
+
+def _sparse_by_dense(X: Sparse, Y: Array) -> Array:
+    block = np.empty((X.shape[0], len(Y)), np.result_type(X.dtype, Y.dtype))
+    for few in row_slices(len(Y), _FEW):
+        right = np.ascontiguousarray(Y[few].T)
+        for part in row_slices(X.shape[0], _TILE):
+            block[part, few] = X[part] @ right
+    return block
+
+
+def _renumbered(X: Sparse, used: npt.NDArray[np.integer]) -> Sparse:
+    """Return rows with the used columns alone, which are given ascending."""
+    places = np.minimum(np.searchsorted(used, X.indices), max(0, len(used) - 1))
+    kept = used[places] == X.indices if len(used) else np.zeros(len(places), np.bool_)
+    ends = np.concatenate([[0], np.cumsum(kept)])[X.indptr]
+    return cast("Sparse", csr_array((X.data[kept], places[kept], ends), shape=(X.shape[0], max(1, len(used)))))
