@@ -127,7 +127,7 @@ class Kernel(ABC):
         """Return rows as the hooks take them; sparse rows only where `sparse` promises to take them."""
         if is_sparse(rows) and not self.sparse:
             raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
-        single = self.single and all(map(_fits_single, vars(self).values()))
+        single = self.single and all(map(_fits_single, getattr(self, "__dict__", {}).values()))
         return rows if single else double(rows)  # type: ignore[return-value]  # sparse where that is promised
 
     def __call__(self, X: object, Y: object = None) -> Array:

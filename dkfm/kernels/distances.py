@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist
 
 from dkfm.kernels.base import Evaluator, Prepared
 from dkfm.kernels.products import prepared_products
-from dkfm.kernels.rows import Array, Rows, double, scaled_columns, squared_norms
+from dkfm.kernels.rows import Array, Rows, double, scaled_columns, squared_norms, stored_values
 from dkfm.tiling import row_slices
 
 __all__ = ["SINGLE_ERROR", "SINGLE_LIMIT", "negative_squared_distances"]
@@ -105,7 +105,9 @@ class _Products:
     def _squares(self, Z: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Array:
         """Return the squared distances of pairs, from the differences of their rows as they came."""
         squares = np.empty(len(i))
-        for part in row_slices(len(i), max(1, _VALUES_AT_ONCE // Z.shape[1])):
+        dense = isinstance(Z, np.ndarray) or isinstance(self.landmarks, np.ndarray)
+        width = Z.shape[1] if dense else stored_values(Z) + stored_values(self.landmarks)
+        for part in row_slices(len(i), max(1, _VALUES_AT_ONCE // width)):
             difference = double(Z[i[part]]) - self.landmarks[j[part]]
             squares[part] = squared_norms(scaled_columns(_rows(difference), self.factors))
         return squares

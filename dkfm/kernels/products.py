@@ -15,6 +15,9 @@ __all__ = ["prepared_products"]
 _TILE = 64
 """Sparse rows that are multiplied at a time: their product may have an index beside every value."""
 
+_MANY = 1024
+"""Sparse rows that are multiplied by a few dense ones at a time."""
+
 _FEW = 64
 """Dense rows that are transposed at a time beside sparse ones."""
 
@@ -46,7 +49,7 @@ def _sparse_by_dense(X: Sparse, Y: Array) -> Array:
     block = np.empty((X.shape[0], len(Y)), np.result_type(X.dtype, Y.dtype))
     for few in row_slices(len(Y), _FEW):
         right = np.ascontiguousarray(Y[few].T)
-        for part in row_slices(X.shape[0], _TILE):
+        for part in row_slices(X.shape[0], _MANY):
             block[part, few] = X[part] @ right
     return block
 
