@@ -369,7 +369,7 @@ def test_a_block_takes_the_memory_that_the_kernel_says(kernel, rng):
     block(X)
     peak = tracemalloc.get_traced_memory()[1] / (700 * 900 * 8)
     tracemalloc.stop()
-    assert peak <= kernel.blocks + 0.15
+    assert peak <= kernel.blocks + 0.25
 
 
 def test_without_numba_the_sums_are_the_same(rng, monkeypatch):

@@ -48,7 +48,6 @@ class ArcCosine(PreparedKernel):
     order: int = 1
     sparse = True
     copies = 2
-    blocks = 3
 
     def __post_init__(self) -> None:
         if isinstance(self.order, bool) or not isinstance(self.order, int | np.integer) or not 0 <= self.order <= 2:
@@ -62,10 +61,12 @@ class ArcCosine(PreparedKernel):
 
         def block(Z: Rows) -> Array:
             z_units, z_lengths = unit_rows(Z)
-            angles = _angles(distances(z_units), z_units, units)
-            angles[z_lengths == 0] = np.pi / 2
-            angles[:, lengths == 0] = np.pi / 2
-            values = self._profile(angles)
+            values = distances(z_units)
+            for rows in row_slices(len(values), _ROWS):
+                angles = _angles(values[rows], z_units[rows], units)
+                angles[z_lengths[rows] == 0] = np.pi / 2
+                angles[:, lengths == 0] = np.pi / 2
+                values[rows] = self._profile(angles)
             values *= (z_lengths**self.order)[:, np.newaxis]
             values *= lengths**self.order
             return values
@@ -100,19 +101,16 @@ class ArcCosine(PreparedKernel):
 
 def _angles(negative_squares: Array, U: Rows, V: Rows) -> Array:
     """Return the angles (n, m) between unit rows, overwriting minus their squared distances."""
-    squares = np.negative(negative_squares, out=negative_squares)
-    for rows in row_slices(len(squares), _ROWS):
-        part = squares[rows]
-        i, j = np.nonzero(part > 4 - 4 * _NEAR)
-        np.sqrt(part, out=part)
-        part *= 0.5
-        np.minimum(part, 1.0, out=part)
-        np.arcsin(part, out=part)
-        part *= 2
-        for few in row_slices(len(i), _PAIRS):  # nearly opposite
-            sums = _sums(U, V, rows.start + i[few], j[few])
-            part[i[few], j[few]] = np.pi - 2 * np.arcsin(0.5 * np.sqrt(squared_norms(sums)))
-    return squares
+    angles = np.negative(negative_squares, out=negative_squares)
+    i, j = np.nonzero(angles > 4 - 4 * _NEAR)
+    np.sqrt(angles, out=angles)
+    angles *= 0.5
+    np.minimum(angles, 1.0, out=angles)
+    np.arcsin(angles, out=angles)
+    angles *= 2
+    for few in row_slices(len(i), _PAIRS):  # nearly opposite
+        angles[i[few], j[few]] = np.pi - 2 * np.arcsin(0.5 * np.sqrt(squared_norms(_sums(U, V, i[few], j[few]))))
+    return angles
 
 
 def _sums(U: Rows, V: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Rows:

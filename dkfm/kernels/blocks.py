@@ -1,18 +1,22 @@
-"""The checks that every whole block of kernel values passes."""
+"""What is done to whole blocks of kernel values: the checks that each passes, functions without large temporaries."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dkfm.errors import KernelError
 from dkfm.kernels.rows import Array, Rows
+from dkfm.tiling import row_slices
 
 if TYPE_CHECKING:
     from dkfm.kernels.base import Kernel
 
-__all__ = ["checked_block", "mirror_lower"]
+__all__ = ["by_rows", "checked_block", "mirror_lower"]
+
+_VALUES_AT_ONCE = 2**15
 
 
 def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
@@ -29,6 +33,14 @@ def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0,
         i, j = np.unravel_index(int(np.argmin(finite)), block.shape)
         raise KernelError(f"{kernel!r} returned {block[i, j]} for rows {first[0] + i} and {first[1] + j}.")
     return block
+
+
+def by_rows(values: Array, function: Callable[[Array], Array]) -> Array:
+    """Replace the rows of a block, some at a time, by a function of them, whose temporaries stay near the processor."""
+    width = values.shape[1] if values.ndim == 2 else 1
+    for part in row_slices(len(values), max(1, _VALUES_AT_ONCE // width)):
+        values[part] = function(values[part])
+    return values
 
 
 def mirror_lower(K: Array) -> None:

@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from dkfm.kernels.base import Evaluator, Kernel, PreparedKernel
+from dkfm.kernels.blocks import by_rows
 from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.dot import integer_power
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
@@ -188,13 +189,8 @@ class Power(Pointwise):
         """No: a power multiplies the error of its base."""
         return False
 
-    @property
-    def blocks(self) -> int:
-        """A power is taken by squaring, beside what it is taken of."""
-        return max(2, self.kernel.blocks)
-
     def _profile(self, values: Array) -> Array:
-        return integer_power(values, self.exponent)
+        return by_rows(values, lambda part: integer_power(part, self.exponent))
 
     def __repr__(self) -> str:
         return f"{bracketed(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"

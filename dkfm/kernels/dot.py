@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dkfm.kernels.base import Evaluator, Kernel, PreparedKernel
+from dkfm.kernels.blocks import by_rows
 from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.distances import SINGLE_ERROR, SINGLE_LIMIT
 from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
@@ -68,9 +69,14 @@ class _Sloped(PreparedKernel):
         return self._of_products(squared_norms(X), X)
 
     def _of_products(self, inner: Array, X: Rows) -> Array:
-        inner *= self._slope(X)
-        inner += self.offset
-        return self._profile(inner)
+        slope = self._slope(X)
+
+        def profile(part: Array) -> Array:
+            part *= slope
+            part += self.offset
+            return self._profile(part)
+
+        return by_rows(inner, profile)
 
     def _slope(self, X: Rows) -> float:
         return 1 / X.shape[1] if self.scale is None else float(self.scale)  # type: ignore[arg-type]  # a number, as checked
@@ -117,11 +123,6 @@ class Polynomial(_Sloped):
     def single(self) -> bool:
         """A power multiplies the error of a product."""
         return single_power(self.degree)
-
-    @property
-    def blocks(self) -> int:
-        """A power is taken by squaring, beside what it is taken of."""
-        return 2
 
     def _profile(self, inner: Array) -> Array:
         return integer_power(inner, self.degree)

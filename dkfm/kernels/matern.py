@@ -7,6 +7,7 @@ import numpy as np
 from scipy.special import kve
 
 from dkfm.errors import KernelError
+from dkfm.kernels.blocks import by_rows
 from dkfm.kernels.parameters import MEDIAN, Scale, require_positive, require_scale
 from dkfm.kernels.rows import Array
 from dkfm.kernels.stationary import Stationary
@@ -45,7 +46,6 @@ class Matern(Stationary):
 
     nu: float = 1.5
     length_scale: Scale = 1.0
-    blocks = 3
 
     def __post_init__(self) -> None:
         require_positive(self, "nu")
@@ -63,6 +63,9 @@ class Matern(Stationary):
         return 0.0 if self.nu > 1 else 1e-3
 
     def _profile(self, negative_squares: Array) -> Array:
+        return by_rows(negative_squares, self._of_squares)
+
+    def _of_squares(self, negative_squares: Array) -> Array:
         a = np.sqrt(np.negative(negative_squares, out=negative_squares), out=negative_squares)
         np.minimum(a, _FAR, out=a)
         if self.nu not in (0.5, 1.5, 2.5):

@@ -10,6 +10,7 @@ import numpy as np
 
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.blocks import by_rows
 from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.parameters import as_number
 from dkfm.kernels.rows import Array, Rows
@@ -63,12 +64,10 @@ class PowerSeries(Pointwise):
             return self.kernel.definiteness
         return self.kernel.definiteness.of_function()
 
-    @property
-    def blocks(self) -> int:
-        """The sum so far, beside the kernel's values."""
-        return max(2, self.kernel.blocks)
-
     def _profile(self, values: Array) -> Array:
+        return by_rows(values, self._sum)
+
+    def _sum(self, values: Array) -> Array:
         total = np.full_like(values, self.coefficients[-1])
         for a in self.coefficients[-2::-1]:
             total *= values
