@@ -18,6 +18,7 @@ import strategies
 from dkfm import kernels
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels import config, sums
+from dkfm.kernels.distances import negative_squared_distances
 
 SIGNED = [
     kernels.Gaussian(1.5),
@@ -197,7 +198,7 @@ def test_arc_cosine_keeps_its_digits_where_rows_are_almost_parallel_or_opposite(
             found = np.diag(kernels.ArcCosine(order)(X, sign * Y))
             truth = np.diag(oracles.arc_cosine(X.astype(np.longdouble), sign * Y.astype(np.longdouble), order))
             norms = np.linalg.norm(X, axis=1) ** order * np.linalg.norm(Y, axis=1) ** order
-            np.testing.assert_allclose(found, truth.astype(float), rtol=0, atol=1e-13 * norms.max())
+            np.testing.assert_allclose(found, truth.astype(float), rtol=0, atol=4e-15 * norms.max())
     assert (np.diag(kernels.ArcCosine(0)(X, X.copy())) == 1).all()
 
 
@@ -239,8 +240,9 @@ def test_float32_keeps_the_digits_of_short_distances(rng):
     X = 1 + rng.normal(size=(300, 30)).astype(np.float32)
     Y = (X + 0.03 * rng.normal(size=X.shape)).astype(np.float32)
     truth = ((X.astype(np.float64) - Y) ** 2).sum(1)
-    found = -np.log(np.diag(kernels.Gaussian(0.1)(X, Y)).astype(np.float64)) * 0.02
-    np.testing.assert_allclose(found, truth, rtol=1e-5)
+    found = -np.diag(negative_squared_distances(Y, 30.0)(X)) * 900
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, truth, rtol=1e-6)
 
 
 def test_what_would_leave_float32_on_its_way_is_computed_in_float64(rng):

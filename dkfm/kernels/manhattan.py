@@ -34,14 +34,10 @@ class Laplacian(Measured):
 
     sigma: Scale = 1.0
     scale_name = "sigma"
+    single = True
 
     def __post_init__(self) -> None:
         require_scale(self, "sigma", MEDIAN, None, squared=False)
-
-    @property
-    def single(self) -> bool:
-        """Where the sum is of the rows as they come."""
-        return not isinstance(self.sigma, tuple)
 
     def _lengths(self, d: int) -> float | Array:
         return float(d) if self.sigma is None else super()._lengths(d)
@@ -50,7 +46,7 @@ class Laplacian(Measured):
         return sums.absolute(X, X)
 
     def prepare(self, landmarks: Array) -> Prepared:
-        """Divide the landmarks' columns once, where each has its own length scale."""
+        """Divide the landmarks' columns once, in float64, where each has its own length scale."""
         scale = self._lengths(landmarks.shape[1])
         if isinstance(scale, float):
             return lambda Z: _exponential(sums.absolute(Z, landmarks), scale)
