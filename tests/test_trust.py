@@ -6,9 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dkfm
 from dkfm import kernels
+from dkfm.cli import main
 from dkfm.errors import InvalidInputError, KernelError, UntrustedError
 from dkfm.kernels import config, trust
 
@@ -169,22 +171,28 @@ def test_a_function_whose_module_was_edited_since_it_was_imported_is_not_saved(m
         fitted.save(tmp_path / "model")
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Run the command line in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return lambda line: CliRunner().invoke(main, line.split())
+
+
 @pytest.mark.parametrize("source", ["def f(:", "1 / 0", "raise SystemError('no')"])
-def test_a_module_that_cannot_be_imported_is_one_sentence(source, tmp_path):
+def test_a_module_that_cannot_be_imported_is_one_sentence(source, here, tmp_path):
     (tmp_path / "broken.py").write_text(source)
-    np.save(tmp_path / "x.npy", np.ones((3, 2)))
-    done = run("fit", "x.npy", "model", "--kernel", "broken:f", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "KernelError: broken:f cannot be imported here" in done.stderr
-    assert "Traceback" not in done.stderr
+    np.save("x.npy", np.ones((3, 2)))
+    done = here("fit x.npy model --kernel broken:f")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("KernelError: broken:f cannot be imported here")
 
 
-def test_a_function_that_raises_is_one_sentence_on_the_command_line(module, tmp_path, rows):
-    np.save(tmp_path / "x.npy", rows)
-    done = run("fit", "x.npy", "model", "--kernel", "theirs:root", cwd=tmp_path)
-    assert done.returncode == 1
+def test_a_function_that_raises_is_one_sentence_on_the_command_line(module, here, rows):
+    np.save("x.npy", rows)
+    done = here("fit x.npy model --kernel theirs:root")
+    assert done.exit_code == 1
     assert done.stderr.startswith("KernelError: Function(root) raised TypeError")
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("path", ["theirs:number", "theirs:none", "nowhere:f", "theirs:", ":f", ".x:f"])
