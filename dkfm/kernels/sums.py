@@ -67,11 +67,18 @@ def _sums(name: str, X: Array, Y: Array, plain: Callable[[Array], Array]) -> Arr
     if _has_numba():
         from dkfm.kernels.compiled import compiled
 
-        compiled(name, _folder)(np.ascontiguousarray(X), np.ascontiguousarray(Y), block)
+        compiled(name, _folder)(_read_only(X), _read_only(Y), block)
         return block
     for part in row_slices(len(X), _ROWS_AT_ONCE):
         block[part] = plain(X[part])
     return block
+
+
+def _read_only(rows: Array) -> Array:
+    """Return rows in one layout that is not written to: numba compiles anew for every other."""
+    view = np.ascontiguousarray(rows).view()
+    view.flags.writeable = False
+    return view
 
 
 def _by_rows(terms: Callable[[Array, Array], Array], X: Array, Y: Array) -> Array:
