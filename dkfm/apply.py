@@ -1,34 +1,49 @@
 """The tile loop: rows through a model.
 
-Rows are taken a tile at a time, so that no temporary grows with their number. Two tilings of the same rows differ by at
-most ``64 eps (sum |k| |W| + |b|)``; the same tiling on the same threads gives the same bits.
+Everything is ``k(Z, X) W - b``. Rows are taken a tile at a time: the kernel's values in one buffer, used again by the
+next tile, and from there one product for each W into the output, so that no temporary grows with the number of rows.
+Two tilings of the same rows differ by at most ``64 eps (sum |k| |W| + |b|)``; the same tiling on the same threads gives
+the same bits.
 """
 
-from dataclasses import dataclass
-from functools import partial
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
+import numpy.typing as npt
+from scipy.linalg import get_blas_funcs
 
 from dkfm import links
-from dkfm.errors import KernelError
-from dkfm.kernels.base import Evaluator
+from dkfm.ahead import one_ahead
+from dkfm.errors import InvalidInputError, KernelError
+from dkfm.kernels.base import Evaluator, Kernel
 from dkfm.kernels.rows import Array, Rows
-from dkfm.model import Model
-from dkfm.tiling import row_slices
+from dkfm.model import Head, Model, StoredWeights
+from dkfm.tiling import count, row_slices
 
-__all__ = ["Scorer", "finite_scores", "prepare", "tile_rows"]
+__all__ = ["Scorer", "distances", "finite_scores", "prepare", "serve", "tile_rows", "without_idle"]
 
-_TILE_VALUES = 2**20
-"""A kernel block of 8 MB stays near the processor."""
+_TILE_BYTES = 2**22
+"""A kernel block of 4 MB stays near the processor, beside that of another thread."""
+
+_KEPT_BYTES = 2**25
+"""A larger one is not kept for the next call."""
+
+_LEAST, _MOST = 128, 1024
 
 
-def tile_rows(n: int) -> int:
-    """Return the rows of a tile against n landmarks: 256 to 1,024.
+def tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
+    """Return the rows of a tile against n landmarks of d columns, for `width` outputs: 128 to 1,024.
 
-    >>> tile_rows(100), tile_rows(2048), tile_rows(10**6)
-    (1024, 512, 256)
+    As many as keep the kernel block small; more where landmarks or weights, which are read once a tile, are wide.
+
+    >>> tile_rows(100), tile_rows(4000), tile_rows(4000, 784), tile_rows(10**6)
+    (1024, 131, 1024, 128)
     """
-    return min(1024, max(256, _TILE_VALUES // n))
+    return min(_MOST, max(_LEAST, _TILE_BYTES // (itemsize * n), 4 * d, width))
 
 
 @dataclass(frozen=True)
@@ -39,36 +54,62 @@ class Scorer:
     block: Evaluator
 
     def __call__(self, name: str, Z: Rows, rows: int | None = None, diagonal: Array | None = None) -> Array:
-        """Return the output of one head for checked rows.
+        """Return the output of one head for checked rows; see `several`."""
+        return self.several([name], Z, rows, diagonal)[name]
+
+    def several(
+        self, names: Collection[str], Z: Rows, rows: int | None = None, diagonal: Array | None = None
+    ) -> dict[str, Array]:
+        """Return the outputs of some heads for checked rows, from one kernel block.
 
         Parameters
         ----------
-        name : str
-            The head.
+        names : collection of str
+            The heads.
         Z : ndarray or csr_array of shape (n, d), float64, finite
         rows : int, optional
-            Rows of a tile; by default `tile_rows` of the number of landmarks.
+            Rows of a tile; by default `tile_rows`, or all where weights are read from a store, which is then read once.
         diagonal : ndarray of shape (n,), optional
             k(z, z), where the kernel does not know it.
 
         Returns
         -------
-        ndarray of shape (n, width), float64
+        dict of str to ndarray of shape (n, width), of the model's dtype
             Not finite in a row that overflows the kernel.
         """
-        head = self.model.head(name)
-        link = links.by_name(head.link)
-        out = np.empty((Z.shape[0], head.width))
-        with np.errstate(over="ignore", invalid="ignore"):  # `finite_scores` tells
-            for tile in row_slices(Z.shape[0], rows or tile_rows(self.model.landmarks.shape[0])):
-                product = self.block(Z[tile]) @ head.weights
-                if head.offset is not None:
-                    product -= head.offset
-                if head.rotation is not None:
-                    product *= head.rotation
-                    product = product @ head.weights.T
-                out[tile] = link(product, partial(self._diagonal, Z, tile, diagonal))
+        model, n = self.model, Z.shape[0]
+        heads = {name: model.head(name) for name in names}
+        out = {name: np.empty((n, head.width), model.dtype) for name, head in heads.items()}
+        rows = max(1, _even(n, rows or self._tile_rows(heads.values(), n)))
+        with (
+            np.errstate(over="ignore", invalid="ignore"),  # `finite_scores` tells
+            _own.taken(rows, model.landmarks.shape[0], model.dtype) as buffer,
+        ):
+            for tile in row_slices(n, rows):
+                values = self.values(Z[tile], buffer[: tile.stop - tile.start])
+                known = cache(partial(self._diagonal, Z, tile, diagonal))
+                for together in _sharing(heads):
+                    _project(values, [(heads[name], out[name][tile]) for name in together], known)
+                del values  # where it is not the buffer, let it go before the next one is made
         return out
+
+    def values(self, Z: Rows, out: Array | None = None) -> Array:
+        """Return the kernel's values k(Z, landmarks) (n, N) of float64 rows, in the model's dtype."""
+        return self.block(self.model.rows(Z), out)
+
+    def image(self, name: str, values: Array) -> Array:
+        """Return what a head makes of kernel values (n, N), a linear map of them: without its offset and link."""
+        head = replace(self.model.head(name), offset=None, link=links.IDENTITY)
+        out = np.empty((len(values), head.width), self.model.dtype)
+        _project(values.astype(self.model.dtype, copy=False), [(head, out)], _no_diagonal)
+        return out
+
+    def _tile_rows(self, heads: Collection[Head], n: int) -> int:
+        if any(isinstance(head.weights, StoredWeights) for head in heads):
+            return n
+        X = self.model.landmarks
+        wide = max(max(head.columns, head.width) for head in heads)
+        return tile_rows(X.shape[0], X.shape[1] if isinstance(X, np.ndarray) else 0, wide, self.model.dtype.itemsize)
 
     def _diagonal(self, Z: Rows, tile: slice, known: Array | None) -> Array:
         return self.model.kernel.self_similarities(Z[tile]) if known is None else known[tile]
@@ -77,6 +118,147 @@ class Scorer:
 def prepare(model: Model) -> Scorer:
     """Prepare the landmarks once for any number of rows."""
     return Scorer(model, model.kernel.against(model.landmarks))
+
+
+def serve(model: Model) -> Scorer:
+    """Prepare a model that is only to score: without its idle landmarks."""
+    return prepare(without_idle(model))
+
+
+def without_idle(model: Model) -> Model:
+    """Return the model without the landmarks whose weights are all zero, where these are a quarter of all or more."""
+    heads = model.heads
+    # A rotation maps back to all landmarks, and a triangle has no row without weights.
+    if any(h.triangular or h.rotation is not None or isinstance(h.weights, StoredWeights) for h in heads.values()):
+        return model
+    used: npt.NDArray[np.bool_] = np.zeros(model.landmarks.shape[0], np.bool_)
+    for weights in {id(head.weights): head.weights for head in heads.values()}.values():
+        used |= weights.any(axis=1)
+    used[0] |= not used.any()  # a model needs one
+    if 4 * int(used.sum()) > 3 * len(used):
+        return model  # the others are copied
+    kept = {id(head.weights): head.weights[used] for head in heads.values()}
+    fewer = {name: replace(head, weights=kept[id(head.weights)]) for name, head in heads.items()}
+    return replace(model, landmarks=model.landmarks[np.flatnonzero(used)], heads=fewer)
+
+
+def _even(n: int, rows: int) -> int:
+    """Return the rows of as many tiles of one size as tiles of at most `rows` rows would be."""
+    return count(n, count(n, rows)) if n else 0
+
+
+class _Own(threading.local):
+    """Memory that a thread uses again and again: fresh memory is handed out page by page, and slowly."""
+
+    def __init__(self) -> None:
+        self._held = np.empty(0, np.uint8)
+
+    @contextmanager
+    def taken(self, rows: int, columns: int, dtype: np.dtype[np.floating]) -> Iterator[Array]:
+        """Lend an array with anything in it; who asks meanwhile, from inside a kernel, gets another."""
+        size = rows * columns * dtype.itemsize
+        held, self._held = self._held, np.empty(0, np.uint8)
+        if len(held) < size:
+            held = np.empty(size, np.uint8)
+        try:
+            yield held[:size].view(dtype).reshape(rows, columns)
+        finally:
+            if len(held) <= _KEPT_BYTES:
+                self._held = held
+
+
+_own = _Own()
+
+
+def _sharing(heads: dict[str, Head]) -> list[list[str]]:
+    """Return names of heads, those together that have the same weights."""
+    groups: dict[int, list[str]] = {}
+    for name, head in heads.items():
+        groups.setdefault(id(head.weights), []).append(name)
+    return list(groups.values())
+
+
+def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Diagonal) -> None:
+    """Fill the outputs of heads that have the same weights, from one product with them."""
+    (first, target), alone = heads[0], len(heads) == 1
+    columns = max(head.columns for head, _ in heads)
+    direct = alone and first.rotation is None and first.link == links.IDENTITY
+    product = target if direct else np.empty((len(values), columns), values.dtype)
+    in_place = first.triangular and not isinstance(first.weights, StoredWeights)
+    for part, W in _panels(first, columns):
+        if in_place:
+            _by_triangle(values, W, product)
+        else:
+            np.matmul(values[:, : len(W)], W, out=product[:, part])
+        for head, out in heads:
+            if head.rotation is not None:
+                _rotate(product[:, part], head, head.rotation[part], part, W, out)
+    for head, out in heads:
+        if head.rotation is not None and columns == 0:
+            out[...] = 0.0
+        elif head.rotation is None:
+            _finish(product if direct else product[:, : head.columns], head, diagonal, out)
+
+
+def _panels(head: Head, columns: int) -> Iterator[tuple[slice, Array]]:
+    """Return the weights: those of a store some columns at a time, without the rows below a triangle."""
+    W = head.weights
+    if not isinstance(W, StoredWeights):
+        return iter([(slice(0, columns), W[:, :columns])] if columns else [])
+    parts = list(row_slices(columns, W.panel))
+    reads = [partial(W.__getitem__, (slice(part.stop if head.triangular else None), part)) for part in parts]
+    return zip(parts, one_ahead(reads), strict=True)
+
+
+def _by_triangle(values: Array, W: Array, out: Array) -> None:
+    """Fill an output with ``values W``, W upper triangular: half the work, and done in the output itself."""
+    np.copyto(out, values)
+    # W' is lower triangular in LAPACK's order, and the output a matrix of columns: nothing is copied.
+    (multiply,) = get_blas_funcs(("trmm",), (W, out))
+    multiply(1.0, W.T, out.T, lower=1, overwrite_b=1)
+
+
+def _rotate(product: Array, head: Head, rotation: Array, part: slice, W: Array, out: Array) -> None:
+    """Add to an output what some of the columns map back to, ``((k(Z, X) W - b) s) W'``."""
+    turned = product - (0.0 if head.offset is None else head.offset[part])
+    turned *= rotation
+    if part.start == 0:
+        np.matmul(turned, W.T, out=out)
+        return
+    (add,) = get_blas_funcs(("gemm",), (turned,))
+    add(1.0, W, turned.T, 1.0, out.T, overwrite_c=1)
+
+
+def _finish(product: Array, head: Head, diagonal: links.Diagonal, out: Array) -> None:
+    """Fill an output with what a head makes of its product, which may be the output itself."""
+    if head.offset is not None:
+        product = np.subtract(product, head.offset, out=out if head.link == links.IDENTITY else None)
+    result = links.by_name(head.link)(product, diagonal)
+    if result is not out:
+        out[...] = result
+
+
+def _no_diagonal() -> Array:
+    raise AssertionError("no link, no diagonal")
+
+
+def distances(kernel: Kernel, X: Rows, Y: Rows) -> Array:
+    """Return ``sqrt(k(x, x) + k(y, y) - 2 k(x, y))`` of all pairs of float64 rows, (n, m); of X with itself 0."""
+    if X.shape[1] != Y.shape[1]:
+        raise InvalidInputError(f"X has {X.shape[1]} columns and Y has {Y.shape[1]}; a kernel compares equals.")
+    squares, values = np.empty((X.shape[0], Y.shape[0])), kernel.against(Y)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        left, right = kernel.self_similarities(X), kernel.self_similarities(Y)
+        for tile in row_slices(len(left), tile_rows(len(right))):
+            np.multiply(values(X[tile]), -2.0, out=squares[tile])
+            squares[tile] += left[tile, np.newaxis]
+            squares[tile] += right
+    np.maximum(squares, 0.0, out=squares)  # what rounding leaves of nothing may be negative
+    if X is Y:
+        np.fill_diagonal(squares, 0.0)
+    if not np.isfinite(squares).all():
+        raise KernelError(f"{kernel!r} overflows between a row of X and one of Y.")
+    return np.sqrt(squares, out=squares)
 
 
 def finite_scores(

@@ -8,14 +8,22 @@ from math import isqrt
 from dkfm.errors import BudgetError
 
 __all__ = [
+    "EIGENVECTORS",
     "LARGEST_ROOT",
+    "PIVOTS",
+    "PROCESS_BYTES",
+    "columns_bytes",
+    "columns_seconds",
     "fit_bytes",
     "gram_bytes",
     "gram_task_bytes",
     "largest_n",
     "megabytes",
     "model_bytes",
+    "pivots_seconds",
     "require",
+    "root_seconds",
+    "score_seconds",
     "score_task_bytes",
     "tile_rows_within",
 ]
@@ -23,6 +31,12 @@ __all__ = [
 _VALUE = 8
 _OVERHEAD = 2**27
 """Thread stacks, BLAS buffers, and what the allocator keeps of the tiles that passed through it."""
+
+PROCESS_BYTES = 2**27
+"""A worker before its first task: Python, what it imports, thread stacks and BLAS buffers."""
+
+EIGENVECTORS, PIVOTS = 3, 2
+"""How many arrays of N x N a root takes, that of eigenvectors and that of pivots."""
 
 LARGEST_ROOT = 32_766
 """LAPACK's divide and conquer asks for 1 + 6N + 2N^2 values, counted in 32 bits."""
@@ -58,17 +72,48 @@ def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -
     return max(1, (isqrt(side * side + 4 * square * (available // _VALUE)) - side) // (2 * square))
 
 
-def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1) -> int:
+def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTORS) -> int:
     """Bytes that the driver takes, at its peak, to fit N rows of d columns.
 
-    The Gram matrix, in which LAPACK leaves the eigenvectors, and its workspace of twice that (or the kernel's blocks,
-    where a Gram of one tile is computed here); the landmarks, and what the kernel prepares of them. Tiles that threads
-    of this process compute at another time take `gram_task_bytes` each.
+    `squares` arrays of N x N: the Gram matrix, in which LAPACK leaves the eigenvectors, and twice that of workspace; or
+    the Gram matrix and the factor of its pivots (or the kernel's blocks, where a Gram of one tile is computed here).
+    Then the landmarks, and what the kernel prepares of them. Tiles that threads of this process compute at another time
+    take `gram_task_bytes` each.
     """
-    return _VALUE * (max(3, blocks + 1) * n * n + 6 * n + (2 + copies) * n * (d + 3)) + _OVERHEAD
+    return _VALUE * (max(squares, blocks + 1) * n * n + 6 * n + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def largest_n(available: int, d: int, blocks: int = 1, copies: int = 1) -> int:
+def columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
+    """Bytes that the driver takes, at its peak, to find r pivots among N rows of d columns without a Gram matrix.
+
+    The factor; its rows that are pivots, and what they become; the rows, and what the kernel prepares of them.
+
+    >>> columns_bytes(100_000, 2, 512) < 10**9
+    True
+    """
+    return _VALUE * (n * (r + 8) + 3 * r * r + (2 + copies) * n * (d + 3)) + _OVERHEAD
+
+
+def columns_seconds(n: int, d: int, r: int) -> float:
+    """Seconds, on paper, to find r pivots among N rows column by column: memory is read at 30 GB/s."""
+    return r * (1e-4 + n * (4 * r + 8 * d) / 3e10)
+
+
+def pivots_seconds(n: int, d: int, r: int) -> float:
+    """Seconds, on paper, to compute the Gram matrix of N rows of d columns and find r pivots in it."""
+    return n * n * (8e-9 + 5e-11 * d + r / 5e10)
+
+
+def root_seconds(n: int) -> float:
+    """Seconds, on paper, to find the eigenvectors of an N x N Gram matrix: 10 N^3 operations, 10^11 a second.
+
+    >>> root_seconds(8000)
+    51.2
+    """
+    return 10 * n**3 / 1e11
+
+
+def largest_n(available: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTORS) -> int:
     """Return the largest N whose `fit_bytes` stay within `available`; 0 where there is none.
 
     >>> n = largest_n(8 * 2**30, 50)
@@ -78,22 +123,45 @@ def largest_n(available: int, d: int, blocks: int = 1, copies: int = 1) -> int:
     low, high = 0, LARGEST_ROOT + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fit_bytes(middle, d, blocks, copies) <= available else (low, middle)
+        low, high = (middle, high) if fit_bytes(middle, d, blocks, copies, squares) <= available else (low, middle)
     return low
 
 
-def model_bytes(n: int, d: int, weights: int, copies: int = 1) -> int:
+def model_bytes(n: int, d: int, weights: int, copies: int = 1, itemsize: int = _VALUE) -> int:
     """Bytes of a model in a worker: landmarks, what the kernel prepares of them, and `weights` values of heads."""
-    return _VALUE * (n * d + copies * n * (d + 3) + weights)
+    return itemsize * (n * d + copies * n * (d + 3) + weights)
 
 
-def score_task_bytes(rows: int, d: int, n: int, width: int, tile_rows: int, blocks: int = 1) -> int:
-    """Bytes of one scoring task beside the model and its source's chunk.
+def score_task_bytes(
+    rows: int,
+    piece_rows: int,
+    d: int,
+    n: int,
+    width: int,
+    tile_rows: int,
+    blocks: int = 1,
+    product: int = 0,
+    itemsize: int = _VALUE,
+    reading: int = 0,
+) -> int:
+    """Bytes of one scoring task beside the model: of scoring, or of writing, whichever takes more.
 
-    Rows in, twice; scores out as computed, padded, encoded, with their checksum and read back; one tile.
+    Scoring: a piece of the rows, the next one, and `reading` bytes of what it is read from; the scores, and those of
+    one piece; one tile of `blocks` kernel blocks, and of a product with `product` columns. Writing: the scores as
+    computed, encoded, with their checksum, and read back.
     """
-    tile = (blocks + 1) * tile_rows * n + 3 * tile_rows * (d + 2) + 2 * tile_rows * width
-    return _VALUE * (2 * rows * d + 6 * rows * width + tile)
+    tile = blocks * tile_rows * n + 3 * tile_rows * (d + 2) + tile_rows * product
+    scoring = 3 * _VALUE * piece_rows * d + itemsize * (rows * width + 2 * piece_rows * width + tile) + reading
+    return max(scoring, 4 * itemsize * rows * width)
+
+
+def score_seconds(n: int, d: int, width: int) -> float:
+    """Seconds, on paper, of one thread for one row: kernel values against n landmarks, and a product with them.
+
+    >>> round(1e6 * score_seconds(4000, 50, 20))
+    17
+    """
+    return n * (1e-9 + 4.5e-11 * (d + width))
 
 
 def require(need: int, have: int, what: str, remedy: str) -> None:

@@ -4,19 +4,20 @@ Both sides go through the model itself, so damaged weights, landmarks or offsets
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 
 import numpy as np
 import numpy.typing as npt
 
+from dkfm import sweep
 from dkfm.apply import Scorer
 from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
 from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
-from dkfm.model import Head, Model
+from dkfm.model import Head
 
-__all__ = ["Certificate", "of_components", "of_map", "spread"]
+__all__ = ["Certificate", "Verification", "of_components", "of_map", "spread"]
 
 _SAMPLE = 512
 
@@ -49,6 +50,11 @@ class Certificate:
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
         return cls(error, relative, pairs)
 
+    def worse(self, other: "Certificate") -> "Certificate":
+        """Return the larger numbers of two, over the pairs of both; what is no number is worst."""
+        error, relative = np.maximum([self.error, self.relative_error], [other.error, other.relative_error])
+        return Certificate(float(error), float(relative), self.pairs + other.pairs)
+
     def require(self, fitted: "Certificate") -> None:
         """Raise a CertificateError where this, measured anew, is worse than rounding differs between machines."""
         same = self.error <= 10 * fitted.error + 1e-14 and self.relative_error <= 10 * fitted.relative_error + 1e-14
@@ -66,7 +72,50 @@ class Certificate:
         )
 
 
-def of_map(score: Scorer, X: Rows, Z: Rows | None = None) -> Certificate:
+@dataclass(frozen=True, repr=False)
+class Verification:
+    """What a model measures anew.
+
+    Attributes
+    ----------
+    certificate : Certificate
+        Of what every model carries with it: a map's landmarks, or the training rows of components.
+    against : Certificate, optional
+        Of the landmarks paired with the points that were given.
+    between : Certificate, optional
+        Of these points paired with each other, which both may be new.
+    residuals : ndarray of shape (m,), optional
+        ``k(z, z) - |phi(z)|^2`` of the points, at most 512 of them, clipped at 0.
+    bound : float, optional
+        Of the error between two of the points: the largest residual as a share of the largest k(z, z).
+    """
+
+    certificate: Certificate
+    against: Certificate | None = None
+    between: Certificate | None = None
+    residuals: Array | None = None
+    bound: float | None = None
+
+    def __str__(self) -> str:
+        if self.residuals is None:
+            return f"certificate {self.certificate}"
+        median, most = float(np.median(self.residuals)), float(self.residuals.max())
+        return (
+            f"certificate {self.certificate}\nwith the landmarks: {self.against}\nwith each other: {self.between}, and "
+            f"at most {self.bound:.1e} by their residuals\nresiduals: {median:.1e} in the middle, {most:.1e} at most"
+        )
+
+    __repr__ = __str__
+
+
+def of_map(
+    score: Scorer,
+    X: Rows,
+    points: Rows | None = None,
+    Z: Rows | None = None,
+    tiles: Iterable[Rows] = (),
+    mean: Array | None = None,
+) -> Certificate:
     """Compare ``<phi(x), phi(z)>`` with ``k(x, z)``.
 
     Parameters
@@ -74,24 +123,41 @@ def of_map(score: Scorer, X: Rows, Z: Rows | None = None) -> Certificate:
     score : Scorer
         A prepared model with a head "features".
     X : ndarray or csr_array of shape (s, d)
-        The training rows whose numbers are ``spread(N)``, as the model scores them.
+        Rows whose features are taken.
+    points : ndarray or csr_array of shape (s, d), optional
+        The same rows as a kernel compares them: of a precomputed kernel the numbers of their columns. By default X.
     Z : ndarray or csr_array of shape (m, d), optional
         Points to pair with them; by default X again. At most 512 are taken, evenly spread.
+    tiles : iterable of ndarray or csr_array, optional
+        All landmarks, in tiles, where X are some of them. The rows are then also paired with one fixed combination of
+        all landmarks, with random signs: so every weight counts, and not those of the rows X alone.
+    mean : ndarray of shape (N,), optional
+        What the features are centred with, as `root.heads` takes it; what it maps to is added to them again.
 
     Returns
     -------
     Certificate
+        Of features in the model's precision, multiplied in float64.
     """
     model = score.model
-    landmarks = model.landmarks[spread(model.landmarks.shape[0])]
-    Z = X if Z is None else Z[spread(Z.shape[0])]
+    points, Z = X if points is None else points, X if Z is None else Z[spread(Z.shape[0])]
     if Z.shape[1] != model.columns:
         raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {model.columns}.")
-    expected = checked_block(model.kernel, Z, landmarks).T
-    found = score("features", X) @ score("features", Z).T
+    centre = 0.0 if mean is None else score.image("features", mean[np.newaxis]).astype(np.float64)
+    expected = checked_block(model.kernel, Z, points).T
+    left = score("features", X) + centre
+    right = left if Z is X else score("features", Z) + centre
     if model.kernel.of_numbers:  # only training rows have a k(z, z) that is known
-        return _compare(found, expected, expected.diagonal(), expected.diagonal())
-    return _compare(found, expected, model.kernel.self_similarities(X), model.kernel.self_similarities(Z))
+        sizes = expected.diagonal(), expected.diagonal()
+    else:
+        sizes = model.kernel.self_similarities(X), model.kernel.self_similarities(Z)
+    combined = sweep.combination(score, tiles, float(sizes[0].max()))
+    if len(combined):
+        some = spread(len(combined))
+        expected = np.column_stack([expected, combined[some]])
+        right = np.concatenate([right, score.image("features", combined[np.newaxis])])
+        sizes = sizes[0], np.append(sizes[1], sizes[0].max())
+    return _compare(left.astype(np.float64) @ right.astype(np.float64).T, expected, *sizes)
 
 
 def of_components(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows]) -> Certificate:
@@ -110,12 +176,13 @@ def of_components(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows]) -> C
         return Certificate(0.0, 0.0, 0)
     head, some = score.model.head("scores"), spread(len(eigenvalues))
     offset = None if head.offset is None else head.offset[some]
-    sampled = Model(score.model.kernel, score.model.landmarks, {"scores": Head(head.weights[:, some], offset)})
+    sampled = replace(score.model, heads={"scores": Head(head.weights[:, some], offset)})
     # One more component that does not vary: the means show as plainly as the products.
     mu = np.append(eigenvalues[some], eigenvalues[0])
     constant, products = np.sqrt(eigenvalues[0] / sampled.landmarks.shape[0]), np.zeros((len(mu), len(mu)))
     for tile in tiles:
-        S = np.pad(Scorer(sampled, score.block)("scores", tile), ((0, 0), (0, 1)), constant_values=constant)
+        S = Scorer(sampled, score.block)("scores", tile).astype(np.float64)
+        S = np.pad(S, ((0, 0), (0, 1)), constant_values=constant)
         products += S.T @ S
     return _compare(products, np.diag(mu), mu, mu)
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from dkfm import __version__
-from dkfm.errors import ClusterError, DkfmError
+from dkfm.errors import DkfmError
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from dkfm.estimators import KernelEstimator
 
 __all__ = ["main"]
 
@@ -30,6 +32,10 @@ class _Group(click.Group):
 
 _SCHEDULER = click.option(
     "--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, threads of this process."
+)
+
+_PROGRESS = click.option(
+    "--progress/--no-progress", default=True, show_default=True, help="Bars on standard error, where it is a terminal."
 )
 
 
@@ -55,13 +61,9 @@ def _client(address: str | None) -> "Iterator[Client | None]":
     if address is None:
         yield None
         return
-    from distributed import Client
+    from dkfm.clusters import connected
 
-    try:
-        client = Client(address, timeout=10)
-    except (OSError, ValueError) as error:
-        raise ClusterError(f"There is no scheduler at {address}: {error}") from None
-    with client:
+    with connected(address) as client:
         yield client
 
 
@@ -94,25 +96,45 @@ def _find_modules(*functions: str) -> None:
 @click.argument("train")
 @click.argument("model")
 @click.option("--method", type=click.Choice(["features", "pca"]), default="pca", show_default=True)
-@click.option("--basis", type=click.Choice(["symmetric", "spectral"]), help="Of features; symmetric by default.")
+@click.option("--basis", type=click.Choice(["symmetric", "spectral", "cholesky"]), help="Of features. [symmetric]")
+@click.option("--centered", is_flag=True, help="Of features: take their mean over TRAIN from them.")
+@click.option("--landmarks", type=click.Choice(["uniform", "kmeans", "pivots", "random_pivots"]), help="Of features.")
+@click.option("--n-landmarks", type=click.IntRange(min=1), help="How many landmarks are chosen; all rows by default.")
+@click.option(
+    "--tol", type=click.FloatRange(0, 1, max_open=True), help="Of features: the error bound to be content with."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    show_default=True,
+    help="What MODEL scores in.",
+)
 @click.option("--kernel", required=True, help=_KERNELS)
 @click.option("--param", multiple=True, metavar="NAME=VALUE", help="As sigma=5, sigma=1,2,3, sigma=median.")
 @click.option("--on-indefinite", type=click.Choice(["raise", "clip"]), default="raise", show_default=True)
 @click.option("--components", type=click.IntRange(min=1), help="Components of a pca; all by default.")
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
+@_PROGRESS
 @_SCHEDULER
 def fit(
     train: str,
     model: str,
     method: str,
     basis: str | None,
+    centered: bool,
+    landmarks: str | None,
+    n_landmarks: int | None,
+    tol: float | None,
+    dtype: str,
     kernel: str,
     param: tuple[str, ...],
     on_indefinite: str,
     components: int | None,
     tile_rows: int | None,
     workspace: str | None,
+    progress: bool,
     scheduler: str | None,
 ) -> None:
     """Fit a model to the rows of TRAIN (.npy, or a Zarr store) and save it at MODEL."""
@@ -123,24 +145,39 @@ def fit(
 
     if method == "features" and components is not None:
         raise click.UsageError("--components belongs to --method pca.")
-    if method == "pca" and basis is not None:
-        raise click.UsageError("--basis belongs to --method features.")
+    of_features = {
+        "basis": basis,
+        "centered": centered or None,
+        "landmarks": landmarks,
+        "n_landmarks": n_landmarks,
+        "tol": tol,
+    }
+    of_features = {name: value for name, value in of_features.items() if value is not None}
+    if method == "pca" and of_features:
+        raise click.UsageError(f"--{next(iter(of_features)).replace('_', '-')} belongs to --method features.")
     _find_modules(kernel)
     chosen = config.by_name(kernel, _parameters(param))
     config.to_config(chosen)  # what cannot be saved is told before hours of work
-    shared = {"tile_rows": tile_rows, "workspace": workspace, "on_indefinite": on_indefinite}
+    shared = {
+        "tile_rows": tile_rows,
+        "workspace": workspace,
+        "on_indefinite": on_indefinite,
+        "dtype": dtype,
+        "progress": progress,
+    }
     estimator: KernelEstimator
     if method == "features":
-        estimator = ExactFeatureMap(chosen, basis=basis or "symmetric").set_params(**shared)
+        estimator = ExactFeatureMap(chosen).set_params(**of_features, **shared)
     else:
         estimator = KernelPCA(components, kernel=chosen).set_params(**shared)
     store.require_free(store.local_path(model).absolute())
     source = open_source(train)
-    preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
+    if basis != "cholesky" and landmarks is None:
+        preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
     with _client(scheduler):
         estimator.fit(source.read(slice(0, source.shape[0])))
     estimator.save(model)
-    click.echo(f"{model}: {estimator.kernel_!r}, {source.shape[0]} landmarks, certificate {estimator.certificate_}")
+    click.echo(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
 
 
 @main.command()
@@ -152,6 +189,7 @@ def fit(
 @click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")
 @_TRUSTED
+@_PROGRESS
 @_SCHEDULER
 def score(
     model: str,
@@ -162,6 +200,7 @@ def score(
     chunk_rows: int | None,
     overwrite: bool,
     trusted: tuple[str, ...],
+    progress: bool,
     scheduler: str | None,
 ) -> None:
     """Score the rows of INPUT (.npy, or a Zarr store) through MODEL into a Zarr store at OUTPUT."""
@@ -178,6 +217,7 @@ def score(
             on_invalid=on_invalid,
             chunk_rows=chunk_rows,
             overwrite=overwrite,
+            progress=progress,
             trusted=trusted,
         )
     invalid = f", {report.invalid_rows:,} of them invalid" if report.invalid_rows else ""
@@ -208,12 +248,37 @@ def verify(path: str, against: str | None, trusted: tuple[str, ...]) -> None:
         if against is None:
             raise InvalidInputError("A model of a precomputed kernel is verified --against the Gram matrix of its fit.")
         source = open_source(against)
-        click.echo(f"{path}: certificate {estimator.verify(source.read(slice(0, source.shape[0])))}")
-        return
-    points = None if against is None else sample(open_source(against), 512)
-    click.echo(f"{path}: certificate {estimator.verify()}")
-    if points is not None:
-        click.echo(f"{against}: {estimator.verify(points)}")
+        points: object = source.read(slice(0, source.shape[0]))
+    else:
+        points = None if against is None else sample(open_source(against), 512)
+    for line in _verification(path, against, estimator, points):
+        click.echo(line)
+
+
+def _verification(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> "Iterator[str]":
+    """Yield what a model was found to be, line by line."""
+    from dkfm.estimators import ExactFeatureMap
+
+    found = estimator.verify(points)
+    first, *others = str(found).splitlines()
+    yield f"{path}: {first}"
+    if isinstance(estimator, ExactFeatureMap):
+        yield f"{path}: {_about(estimator)}"
+        dropped = f"{len(estimator.dropped_):,} dropped, {estimator.n_negative_:,} of them negative"
+        yield f"{path}: condition {estimator.condition_:.1e}, {dropped}"
+        if "training_certificate_" in vars(estimator):
+            yield f"{path}: pairs of training points, at fit: {estimator.training_certificate_}"
+    for line in others:
+        yield f"{against} {line}"
+
+
+def _about(estimator: "KernelEstimator") -> str:
+    from dkfm.estimators import ExactFeatureMap
+
+    landmarks = f"{estimator.model_.landmarks.shape[0]:,} landmarks"
+    if not isinstance(estimator, ExactFeatureMap):
+        return landmarks
+    return f"{landmarks}, rank {estimator.rank_:,}, error bound {estimator.error_bound_:.1e}"
 
 
 @main.command()
@@ -240,3 +305,16 @@ def demo(rows: int, directory: str) -> None:
     from dkfm.demo import run
 
     run(directory, rows, click.echo)
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="Smaller: two minutes rather than twenty.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, a cluster of this machine.")
+def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
+    """Measure how fast dkfm is here, beside scikit-learn and beside the arithmetic alone."""
+    from dkfm import bench
+
+    report = bench.run(bench.QUICK if quick else bench.FULL, scheduler, (lambda _: None) if as_json else click.echo)
+    if as_json:
+        click.echo(json.dumps(report))

@@ -17,8 +17,10 @@ __all__ = [
     "ClientExecutor",
     "Executor",
     "ThreadExecutor",
+    "connected",
     "executor",
     "find_client",
+    "inside_worker",
     "local_cluster",
 ]
 
@@ -114,7 +116,7 @@ class ClientExecutor:
 
 def find_client(client: "Client | None") -> "Client | None":
     """Return the client to use: the one given, else the current one; none inside a worker, which computes in place."""
-    if client is not None or "distributed" not in sys.modules or _inside_worker():
+    if client is not None or "distributed" not in sys.modules or inside_worker():
         return client
     from distributed import default_client
 
@@ -125,7 +127,7 @@ def find_client(client: "Client | None") -> "Client | None":
     return current
 
 
-def _inside_worker() -> bool:
+def inside_worker() -> bool:
     """Whether this is a task of a distributed worker."""
     if "distributed" not in sys.modules:
         return False
@@ -148,7 +150,7 @@ def executor(client: "Client | None") -> Iterator[Executor]:
         return
     from dask.system import CPU_COUNT
 
-    with _cancelled(ThreadExecutor(1 if _inside_worker() else CPU_COUNT)) as here:
+    with _cancelled(ThreadExecutor(1 if inside_worker() else CPU_COUNT)) as here:
         yield here
 
 
@@ -161,6 +163,19 @@ def _cancelled(running: Executor) -> Iterator[Executor]:
 
 
 @contextmanager
+def connected(address: str, *, current: bool = True) -> Iterator["Client"]:
+    """Connect to a scheduler, as the current client or beside it; raise a ClusterError where there is none."""
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout=10, set_as_default=current)
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"There is no scheduler at {address}: {error}") from None
+    with client:
+        yield client
+
+
+@contextmanager
 def local_cluster() -> Iterator["LocalCluster"]:
     """Start a cluster on this machine: one worker process with a thread a core; it listens on loopback alone."""
     import dask
@@ -169,7 +184,8 @@ def local_cluster() -> Iterator["LocalCluster"]:
 
     with (
         tempfile.TemporaryDirectory(prefix="dkfm-cluster-") as scratch,
-        dask.config.set({"temporary-directory": scratch}),  # the scheduler's too, which has no parameter for it
+        # The scheduler's too, which has no parameter for it; and a tenth of the looks at what threads do.
+        dask.config.set({"temporary-directory": scratch, "distributed.worker.profile.interval": "100ms"}),
         LocalCluster(
             n_workers=1,
             threads_per_worker=CPU_COUNT,

@@ -5,10 +5,12 @@ __all__ = [
     "CertificateError",
     "ClusterError",
     "DamagedStoreError",
+    "DisagreementError",
     "DkfmError",
     "DkfmWarning",
     "IncompleteStoreError",
     "InvalidInputError",
+    "InvalidTypeError",
     "KernelError",
     "MissingExtraError",
     "NotPSDError",
@@ -25,6 +27,10 @@ class DkfmError(Exception):
 
 class InvalidInputError(DkfmError, ValueError):
     """Rows, parameters or a source that cannot be used as they are."""
+
+
+class InvalidTypeError(InvalidInputError, TypeError):
+    """Rows that hold something else than numbers."""
 
 
 class KernelError(DkfmError, ValueError):
@@ -69,6 +75,10 @@ class ClusterError(DkfmError, RuntimeError):
 
 class CertificateError(DkfmError):
     """A model that no longer does what it did when it was fitted."""
+
+
+class DisagreementError(DkfmError):
+    """Rivals of a benchmark that do not compute the same, so that their times say nothing."""
 
 
 class MissingExtraError(DkfmError, ImportError):

@@ -28,7 +28,7 @@ __all__ = [
     "require_chunks",
 ]
 
-VERSIONS = {"gram": 1, "model": 1, "rows": 1, "scores": 1}
+VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 1}
 """The newest layout of each kind of store; this version reads these and writes these."""
 
 MARKER = "_COMPLETE"
@@ -37,8 +37,8 @@ MARKER = "_COMPLETE"
 _MAX_JSON = 2**26
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
 _SOURCE_CODECS = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
-_TYPES = {"float64": 8, "int64": 8}
-_FILLS: dict[str, object] = {"float64": "NaN", "int64": -1}
+_TYPES = {"float64": 8, "float32": 4, "int64": 8}
+_FILLS: dict[str, object] = {"float64": "NaN", "float32": "NaN", "int64": -1}
 """What no value of dkfm's is: a lost chunk never reads as data."""
 
 _SOURCE_TYPES = {

@@ -36,6 +36,9 @@ TILE_ROWS = 2048
 """A tile of 34 MB: long enough a task, small enough for any worker. A Gram of one tile is computed in place."""
 
 
+_MEMORY_TILE_ROWS = 512
+"""Of a Gram that is computed into this process's memory: small, so that all threads end together."""
+
 _READ_VALUES = 2**22
 """Values read at a time where rows are only looked at."""
 
@@ -65,7 +68,7 @@ def build_gram(
     client : distributed.Client, optional
         By default the current one, else threads of this process. Its workers must see `path`.
     progress : bool
-        Whether to show a progress bar.
+        Whether to show a progress bar, where there is a notebook or a terminal, after two seconds.
 
     Returns
     -------
@@ -253,17 +256,38 @@ def driver_gram(
     tile_rows: int | None = None,
     workspace: str | Path | None = None,
     client: "Client | None" = None,
+    progress: bool = False,
 ) -> Array:
     """Return the Gram matrix in this process's memory, in Fortran order, its lower triangle filled.
 
-    One tile is computed in place. More go through `build_gram`, below `workspace` under a name made of kernel and
-    rows, so that another fit finds them; without a workspace, or for a kernel that is code, in a temporary directory.
+    One tile is computed in place. More are computed into it on threads of this process, or, where there is a client or
+    a workspace, through `build_gram`: below `workspace` under a name made of kernel and rows, so that another fit finds
+    them; for a client without a workspace, or for a kernel that is code, in a temporary directory.
     """
     if X.shape[0] <= _checked_tile_rows(tile_rows):
         return checked_block(kernel, X, X).T
+    if find_client(client) is None and (workspace is None or not config.is_value(kernel)):
+        return _in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
     with _place(kernel, X, workspace) as path:
-        build_gram(kernel, X, path, tile_rows=tile_rows, client=client)
+        build_gram(kernel, X, path, tile_rows=tile_rows, client=client, progress=progress)
         return _read_lower(path)
+
+
+def _in_memory(kernel: Kernel, X: Rows, rows: int, progress: bool) -> Array:
+    n = X.shape[0]
+    K, pairs = np.empty((n, n), order="F"), list(tiling.lower_tiles(n, rows))
+    with executor(None) as running:
+        tasks = ((K, kernel, X, pair, rows) for pair in pairs)
+        run(running, "dkfm-gram", _fill_tile, tasks, len(pairs), progress)
+    return K
+
+
+def _fill_tile(K: Array, kernel: Kernel, X: Rows, pair: tuple[int, int], rows: int) -> None:
+    row, column = (tiling.row_slice(number, len(K), rows) for number in pair)
+    Y = X[column]
+    with single_blas_thread():
+        # The mirror image of a tile lies in the order of K's memory.
+        K.T[column, row] = checked_block(kernel, Y, Y if row == column else X[row], (column.start, row.start))
 
 
 def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:

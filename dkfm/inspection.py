@@ -44,12 +44,12 @@ def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     return {
         "estimator": record.estimator,
         "kernel": config.to_config(record.model.kernel),
-        "rank": len(record.arrays["eigenvalues"]) if "eigenvalues" in record.arrays else None,
+        "rank": next((len(record.arrays[name]) for name in ("eigenvalues", "pivots") if name in record.arrays), None),
         "landmarks": record.model.landmarks.shape[0],
         "columns": record.model.columns,
         "outputs": {name: head.width for name, head in record.model.heads.items()},
         "parameters": dict(record.parameters),
-        "certificate": record.fitted.get("certificate"),
+        "certificates": record.fitted.get("certificates"),
         "bytes": record.model.nbytes,
         "digest": record.digest,
     }

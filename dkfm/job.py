@@ -1,15 +1,13 @@
 """Runs tasks through a bounded window and counts what comes back: a cluster that dies does not raise by itself."""
 
-import sys
 import uuid
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TypeVar, cast
 
-from tqdm.auto import tqdm
-
 from dkfm.clusters import Executor
 from dkfm.errors import ClusterError
+from dkfm.progress import of_steps
 
 __all__ = ["run"]
 
@@ -40,7 +38,7 @@ def run(
     total : int
         How many there are.
     progress : bool
-        Whether to show a progress bar on standard error, where that is a terminal or a notebook.
+        Whether to show a progress bar: see `dkfm.progress`.
 
     Raises
     ------
@@ -56,7 +54,7 @@ def run(
             executor.submit((run_id, number), function, *arguments)
 
     submit(_WINDOW * executor.threads)
-    with tqdm(total=total, desc=name, unit="task", disable=None if progress else True, file=sys.stderr) as bar:
+    with of_steps(name, total, "task", progress) as bar:
         for result in executor.as_completed():
             results.append(cast("R", result))
             bar.update()

@@ -1,4 +1,4 @@
-"""Dask arrays through a model, lazily, with exact shape, chunks and dtype.
+"""Dask arrays and data frames through a model, lazily, with exact shape, chunks, dtype and index.
 
 A small model travels in the graph as one key; a larger one is written once and opened by path in the workers.
 """
@@ -16,15 +16,17 @@ import numpy as np
 from dkfm import apply, store
 from dkfm.errors import InvalidInputError
 from dkfm.kernels import config
-from dkfm.kernels.rows import Array, as_rows, double
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.rows import Array, Rows, as_rows, double
 from dkfm.model import Model
 from dkfm.record import Record, save_record
 from dkfm.workers import cached_scorer, saved_scorer, single_blas_thread
 
 if TYPE_CHECKING:
     import dask.array as da
+    import dask.dataframe as dd
 
-__all__ = ["SMALL_MODEL", "Carried", "Spilled", "carry", "transform"]
+__all__ = ["SMALL_MODEL", "Carried", "Spilled", "carry", "distances", "transform", "transform_frame"]
 
 SMALL_MODEL = 5_000_000
 """Bytes up to which a model travels in the graph."""
@@ -39,7 +41,7 @@ class Carried:
 
     def scorer(self) -> apply.Scorer:
         """Return the prepared model, made once per process."""
-        return cached_scorer(self.token, lambda: apply.prepare(self._model))
+        return cached_scorer(self.token, lambda: apply.serve(self._model))
 
 
 class Spilled:
@@ -98,11 +100,7 @@ def transform(
     """
     from dask.delayed import delayed
 
-    d = model.columns
-    if Z.ndim != 2 or Z.shape[1] != d:
-        raise InvalidInputError(f"The dask array has shape {Z.shape} and the model was fitted with {d} columns.")
-    if Z.dtype.kind not in "biuf":
-        raise InvalidInputError(f"The dask array must hold real numbers, and its dtype is {Z.dtype}.")
+    _require_rows(Z, model.columns)
     shared = delayed(carried, name=f"dkfm-model-{carried.token}", traverse=False)
     known = () if diagonal is None else (_aligned(diagonal, Z)[:, np.newaxis],)
     scores: da.Array = Z.rechunk({1: -1}).map_blocks(
@@ -110,12 +108,48 @@ def transform(
         *known,
         carried=shared,
         head=name,
-        head_width=model.head(name).width,
-        dtype=np.float64,
         chunks=(Z.chunks[0], (model.head(name).width,)),
-        meta=np.empty((0, 0)),
+        meta=np.empty((0, 0), model.dtype),
     )
     return scores
+
+
+def transform_frame(
+    carried: Carried | Spilled, model: Model, name: str, rows: "dd.DataFrame", columns: list[str]
+) -> "dd.DataFrame":
+    """Return one output of a model for a dask data frame of rows, lazily: `columns`, with its index and divisions."""
+    import dask.dataframe as dd
+
+    scores = transform(carried, model, name, rows.to_dask_array())
+    frame: dd.DataFrame = dd.from_dask_array(scores, columns=columns, index=rows.index)
+    return frame
+
+
+def distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
+    """Return the distances of `apply.distances` between the rows of a dask array (n, d) and Y (m, d), lazily."""
+    from dask.delayed import delayed
+
+    _require_rows(X, Y.shape[1])
+    shared = delayed((kernel, Y), name=f"dkfm-distances-{uuid.uuid4().hex}", traverse=False)
+    found: da.Array = X.rechunk({1: -1}).map_blocks(
+        _block_distances, of=shared, dtype=np.float64, chunks=(X.chunks[0], (Y.shape[0],)), meta=np.empty((0, 0))
+    )
+    return found
+
+
+def _block_distances(block: Array, *, of: tuple[Kernel, Rows]) -> Array:
+    kernel, Y = of
+    if block.shape[0] == 0:
+        return np.empty((0, Y.shape[0]))
+    with single_blas_thread():
+        return apply.distances(kernel, double(as_rows(block, "a block of rows")), Y)
+
+
+def _require_rows(X: "da.Array", d: int) -> None:
+    if X.ndim != 2 or X.shape[1] != d:
+        raise InvalidInputError(f"The dask array has shape {X.shape} and the model was fitted with {d} columns.")
+    if X.dtype.kind not in "biuf":
+        raise InvalidInputError(f"The dask array must hold real numbers, and its dtype is {X.dtype}.")
 
 
 def _aligned(diagonal: object, Z: "da.Array") -> "da.Array":
@@ -129,13 +163,11 @@ def _aligned(diagonal: object, Z: "da.Array") -> "da.Array":
     return chunked
 
 
-def _score_block(
-    block: Array, diagonal: Array | None = None, *, carried: Carried | Spilled, head: str, head_width: int
-) -> Array:
+def _score_block(block: Array, diagonal: Array | None = None, *, carried: Carried | Spilled, head: str) -> Array:
+    what, scorer = "a block of rows", carried.scorer()
     if block.shape[0] == 0:
-        return np.empty((0, head_width))
-    what = "a block of rows"
-    rows, scorer = double(as_rows(block, what)), carried.scorer()
+        return np.empty((0, scorer.model.head(head).width), scorer.model.dtype)
+    rows = double(as_rows(block, what))
     known = None if diagonal is None else diagonal[:, 0]
     with single_blas_thread():
         return apply.finite_scores(scorer, head, rows, what, diagonal=known)

@@ -7,22 +7,25 @@ import numpy as np
 from dkfm.errors import UnsupportedStoreError
 from dkfm.kernels.rows import Array
 
-__all__ = ["IDENTITY", "RESIDUAL", "Link", "by_name", "is_scalar"]
+__all__ = ["IDENTITY", "RESIDUAL", "Diagonal", "Link", "by_name", "is_scalar"]
 
-Link = Callable[[Array, Callable[[], Array]], Array]
-"""(product (n, q), a function that computes the diagonal k(z, z) (n,)) -> result (n, width)."""
+Diagonal = Callable[[], Array]
+"""What computes the diagonal k(z, z) (n,), where a link asks for it."""
+
+Link = Callable[[Array, Diagonal], Array]
+"""(product (n, q), diagonal) -> result (n, width)."""
 
 IDENTITY = "identity"
 RESIDUAL = "residual"
 
 
-def _identity(product: Array, diagonal: Callable[[], Array]) -> Array:
+def _identity(product: Array, diagonal: Diagonal) -> Array:
     return product
 
 
-def _residual(product: Array, diagonal: Callable[[], Array]) -> Array:
+def _residual(product: Array, diagonal: Diagonal) -> Array:
     """``k(z, z) - |phi(z)|^2``, clipped at 0: the squared distance of z from the span of the landmarks."""
-    difference: Array = diagonal() - np.einsum("ij,ij->i", product, product)
+    difference: Array = diagonal() - np.einsum("ij,ij->i", product, product, dtype=np.float64)
     np.maximum(difference, 0.0, out=difference)
     return difference[:, np.newaxis]
 

@@ -4,8 +4,10 @@ Everything linear in the features is affine in ``k(z, X)``, so a head is ``k(Z, 
 refers to a store: a model pickles, copies and outlives the place it came from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,9 +15,22 @@ from dkfm import links
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.precomputed import Precomputed
-from dkfm.kernels.rows import Array, Rows
+from dkfm.kernels.rows import Array, Rows, double
 
-__all__ = ["Head", "Model"]
+__all__ = ["Head", "Model", "StoredWeights"]
+
+
+@runtime_checkable
+class StoredWeights(Protocol):
+    """Weights W (N, r) that stay in a store: an array in all that a head needs of one, read by blocks of columns."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype[np.floating]
+    panel: int
+    """Columns that are read together."""
+
+    def __getitem__(self, places: tuple[slice, slice], /) -> Array:
+        """Read some rows of some columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +39,7 @@ class Head:
 
     Parameters
     ----------
-    weights : ndarray of shape (N, r)
+    weights : ndarray or StoredWeights of shape (N, r)
         W.
     offset : ndarray of shape (r,), optional
         b; nothing is subtracted without it.
@@ -33,29 +48,52 @@ class Head:
         ``((k(Z, X) W) s) W'``, that is K^(-1/2) k(X, z) without the rounding of an explicit K^(-1/2).
     link : str
         The last step, a name of `dkfm.links`.
+    triangular : bool
+        Whether W is square and upper triangular, and applied as such.
+    first : int, optional
+        How many columns of W are used, the first ones; all of them without it.
     """
 
     weights: Array
     offset: Array | None = None
     rotation: Array | None = None
     link: str = links.IDENTITY
+    triangular: bool = False
+    first: int | None = None
+
+    @property
+    def columns(self) -> int:
+        """How many columns of W are used."""
+        r = int(self.weights.shape[1])
+        return r if self.first is None else min(r, self.first)
 
     @property
     def width(self) -> int:
         """Columns of the output."""
         if links.is_scalar(self.link):
             return 1
-        n, r = (int(length) for length in self.weights.shape)
-        return r if self.rotation is None else n
+        return self.columns if self.rotation is None else int(self.weights.shape[0])
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A kernel, its landmarks (N, d), dense or CSR, and heads by name."""
+    """A kernel, its landmarks (N, d), dense or CSR, and heads by name.
+
+    It computes in the dtype of its landmarks, float64 or float32, which its heads share.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    landmarks : ndarray or csr_array of shape (N, d)
+    heads : mapping of str to Head
+    shift : ndarray of shape (d,), optional
+        What is taken, in float64, from every row before it is rounded to float32, and was taken from the landmarks.
+    """
 
     kernel: Kernel
     landmarks: Rows
     heads: Mapping[str, Head]
+    shift: Array | None = None
 
     def head(self, name: str) -> Head:
         """Return a head by name, or say which there are."""
@@ -64,17 +102,41 @@ class Model:
         return self.heads[name]
 
     @property
+    def dtype(self) -> np.dtype[np.floating]:
+        """What it computes in."""
+        return self.landmarks.dtype
+
+    @property
+    def points(self) -> Rows:
+        """The landmarks in float64 and where they were."""
+        return double(self.landmarks) if self.shift is None else self.landmarks + self.shift
+
+    def rows(self, Z: Rows) -> Rows:
+        """Return float64 rows as the kernel is to see them beside the landmarks."""
+        if self.shift is not None:
+            Z = Z - self.shift
+        return Z if Z.dtype == self.dtype else Z.astype(self.dtype)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, each counted once."""
+        """Bytes of all arrays in memory, each counted once."""
         X = self.landmarks
         held = X.nbytes if isinstance(X, np.ndarray) else X.data.nbytes + X.indices.nbytes + X.indptr.nbytes
-        return held + 8 * self.head_values
+        return held + self.dtype.itemsize * (self.head_values - self.stored_values)
 
     @property
     def head_values(self) -> int:
         """Values of the arrays of all heads, each counted once."""
-        arrays = {id(a): a for h in self.heads.values() for a in (h.weights, h.offset, h.rotation) if a is not None}
-        return sum(array.size for array in arrays.values())
+        return sum(prod(array.shape) for array in self._of_heads())
+
+    @property
+    def stored_values(self) -> int:
+        """Values of those that stay in a store."""
+        return sum(prod(array.shape) for array in self._of_heads() if isinstance(array, StoredWeights))
+
+    def _of_heads(self) -> Iterable[Array]:
+        arrays = (a for h in self.heads.values() for a in (h.weights, h.offset, h.rotation) if a is not None)
+        return {id(array): array for array in arrays}.values()
 
     @property
     def columns(self) -> int:

@@ -31,13 +31,20 @@ class Receipt:
 
 
 def create(
-    path: Path, name: str, shape: tuple[int, int], chunk_rows: int, model: str, source: str, overwrite: bool
+    path: Path,
+    name: str,
+    shape: tuple[int, int],
+    chunk_rows: int,
+    model: str,
+    source: str,
+    overwrite: bool,
+    dtype: str = "float64",
 ) -> str:
     """Create an output of one array of scores (n, width), chunked by rows; return the id of this run."""
     run = uuid.uuid4().hex
     about: dict[str, object] = {"output": name, "model": model, "source": source, "run": run}
     with store.making(path, "scores", about, [name], overwrite=overwrite) as group:
-        store.add_array(group, name, shape, (chunk_rows, shape[1]))
+        store.add_array(group, name, shape, (chunk_rows, shape[1]), dtype)
     return run
 
 
@@ -55,8 +62,10 @@ def write_chunk(path: Path, run: str, name: str, chunk: int, rows: slice, values
         store.open_array(path, name, "r+")[rows] = values
         store.sync_chunk(path / name, f"c/{chunk}/0")
         data = _chunk_file(path, name, chunk).read_bytes()[:-_TRAILER]
-    back = np.frombuffer(data, dtype="<f8").reshape(-1, values.shape[1])[: len(values)]
-    if not np.array_equal(back, values, equal_nan=True):
+    # As bits: a NaN is what was written, and nothing is computed.
+    bits = values.astype(values.dtype.newbyteorder("<"), copy=False).view(f"<u{values.itemsize}")
+    back = np.frombuffer(data, dtype=bits.dtype).reshape(-1, values.shape[1])[: len(values)]
+    if not np.array_equal(back, bits):
         raise DamagedStoreError(f"Chunk {chunk} of {path / name} does not read back as it was written.")
     invalid = int(np.isnan(values).any(axis=1).sum())
     return Receipt(chunk, invalid, int(google_crc32c.value(data)))
@@ -127,7 +136,7 @@ class Chunks:
     run: str
     shape: tuple[int, ...]
     chunk_rows: int
-    dtype: ClassVar[np.dtype[np.float64]] = np.dtype(np.float64)
+    dtype: np.dtype[np.floating]
     ndim: ClassVar[int] = 2
 
     @classmethod
@@ -135,7 +144,7 @@ class Chunks:
         """Open a finished output, as `open_complete` does."""
         name, array = open_complete(path)
         run = str(formats.read_group(path, "scores").get("run"))
-        return cls(path, name, run, array.shape, array.chunks[0])
+        return cls(path, name, run, array.shape, array.chunks[0], array.dtype)
 
     def __getitem__(self, places: tuple[slice, ...]) -> Array:
         _require_run(self.path, self.run)

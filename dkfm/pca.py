@@ -11,8 +11,9 @@ from dkfm.tiling import row_slices
 
 __all__ = ["Components", "centre", "components"]
 
-_CUT = 1e-12
-"""Eigenvalues up to this share of the largest are zero: scikit-learn's rule."""
+_DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
+_CUTS = {_DOUBLE: 1e-12, np.dtype(np.float32): 2e-7}
+"""Eigenvalues up to this share of the largest are zero, in what scores: scikit-learn's rule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,12 @@ def centre(K: Array) -> Array:
     return means
 
 
-def components(K: Array, n_components: int | None = None, on_indefinite: str = "raise") -> Components:
+def components(
+    K: Array,
+    n_components: int | None = None,
+    on_indefinite: str = "raise",
+    dtype: np.dtype[np.floating] = _DOUBLE,
+) -> Components:
     """Solve kernel PCA for a Gram matrix.
 
     Parameters
@@ -56,6 +62,8 @@ def components(K: Array, n_components: int | None = None, on_indefinite: str = "
         How many; by default all with an eigenvalue above zero.
     on_indefinite : {"raise", "clip"}
         What to do where H K H has an eigenvalue more negative than rounding explains.
+    dtype : dtype
+        What the components will score in; they are computed in float64.
 
     Raises
     ------
@@ -75,7 +83,7 @@ def components(K: Array, n_components: int | None = None, on_indefinite: str = "
     del K
     lowest, highest = float(values[0]), float(values[-1])
     require_psd(lowest, highest, max(highest, scale), n, on_indefinite, "The centred Gram matrix of this kernel")
-    positive = int((values > _CUT * highest).sum()) if highest > 0 else 0
+    positive = int((values > _CUTS[dtype] * highest).sum()) if highest > 0 else 0
     q = positive if n_components is None else min(n_components, n)
     kept = min(q, positive)
     mu = np.zeros(q)

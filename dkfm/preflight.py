@@ -37,15 +37,16 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 
-def require_driver(n: int, d: int, blocks: int = 1, copies: int = 1) -> None:
+def require_driver(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTORS) -> None:
     """Raise a BudgetError unless this process can hold the root of an N x N Gram matrix."""
     if n > budget.LARGEST_ROOT:
         raise BudgetError(
-            f"An exact root of N = {n} training rows is beyond LAPACK's {budget.LARGEST_ROOT}; fit fewer rows."
+            f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_ROOT}; fit fewer "
+            'rows, choose some with landmarks=, or use basis="cholesky", which needs none where the rank is low.'
         )
     have = available_memory()
-    remedy = f"the largest N that fits is {budget.largest_n(have, d, blocks, copies)}"
-    budget.require(budget.fit_bytes(n, d, blocks, copies), have, f"The root of N = {n} training rows", remedy)
+    remedy = f"the largest N that fits is {budget.largest_n(have, d, blocks, copies, squares)}"
+    budget.require(budget.fit_bytes(n, d, blocks, copies, squares), have, f"The root of N = {n} training rows", remedy)
 
 
 def require_disk(path: Path, need: int) -> None:

@@ -15,8 +15,10 @@ import numpy as np
 from dkfm import csr, formats, links, store
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError
 from dkfm.kernels import config
+from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array, Rows, as_rows
 from dkfm.model import Head, Model
+from dkfm.streamed import columns_within, in_store
 
 __all__ = ["Record", "load_record", "save_record"]
 
@@ -76,6 +78,8 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
             "offset": name_of(head.offset),
             "rotation": name_of(head.rotation),
             "link": head.link,
+            "triangular": head.triangular,
+            "first": head.first,
         }
         for name, head in record.model.heads.items()
     }
@@ -86,6 +90,7 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         "kernel": config.to_config(record.model.kernel),
         "sparse_columns": None if isinstance(landmarks, np.ndarray) else landmarks.shape[1],
         "heads": heads,
+        "shift": name_of(record.model.shift),
         "extra": sorted(record.arrays),
     }
     sparse = [] if isinstance(landmarks, np.ndarray) else csr.array_names("landmarks")
@@ -93,14 +98,24 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         if not isinstance(landmarks, np.ndarray):
             csr.write(group, "landmarks", landmarks)
         for name, values in arrays.items():
-            rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
-            chunks = (rows, *(max(1, length) for length in values.shape[1:]))
-            store.add_array(group, name, values.shape, chunks)[...] = values
+            weights = name.startswith("head.") and values.ndim == 2
+            chunks = _column_chunks(values) if weights else _row_chunks(values)
+            store.add_array(group, name, values.shape, chunks, str(values.dtype))[...] = values
         made = Path(group.store.root)  # type: ignore[attr-defined]  # a store on the local file system has one
         sums = {name: _sha256(made / name) for name in sorted(formats.files(made))}
         digest = _manifest_digest(sums)
         store.complete(made, {"files": sums, "digest": digest})
     return digest
+
+
+def _column_chunks(weights: Array) -> tuple[int, int]:
+    n, r = weights.shape
+    return max(1, n), max(1, min(r, columns_within(_CHUNK_BYTES, n, weights.itemsize)))
+
+
+def _row_chunks(values: Array) -> tuple[int, ...]:
+    rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
+    return (rows, *(max(1, length) for length in values.shape[1:]))
 
 
 def _sha256(path: Path) -> str:
@@ -112,7 +127,9 @@ def _manifest_digest(sums: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
 
 
-def load_record(path: Path, digest: str | None = None, trusted: Collection[str] = ()) -> Record:
+def load_record(
+    path: Path, digest: str | None = None, trusted: Collection[str] = (), *, streamed: bool = False
+) -> Record:
     """Read a model store, once every byte of it has been checked.
 
     Parameters
@@ -122,6 +139,8 @@ def load_record(path: Path, digest: str | None = None, trusted: Collection[str] 
         What it must be: the digest of the model that the caller means.
     trusted : collection of str
         Functions, as ``module:function``, that may be imported and run as its kernel.
+    streamed : bool
+        Whether the weights of heads stay in the store, and are read from there whenever they are needed.
 
     Raises
     ------
@@ -134,7 +153,7 @@ def load_record(path: Path, digest: str | None = None, trusted: Collection[str] 
     if digest is not None and found != digest:
         raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
     try:
-        return _read(path, attributes, found, trusted)
+        return _read(path, attributes, found, trusted, streamed)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         if isinstance(error, StoreError):
             raise
@@ -157,24 +176,31 @@ def _require_intact(path: Path) -> str:
     return str(marker["digest"])
 
 
-def _read(path: Path, attributes: dict[str, object], digest: str, trusted: Collection[str]) -> Record:
+def _read(
+    path: Path, attributes: dict[str, object], digest: str, trusted: Collection[str], streamed: bool = False
+) -> Record:
     kernel = config.from_config(attributes["kernel"], trusted)
-    stored: dict[str, Array] = {}
+    stored: dict[tuple[str, bool], Array] = {}
 
-    def array(name: object) -> Array | None:
+    def array(name: object, triangular: object = None) -> Array | None:
         if name is None:
             return None
         if not isinstance(name, str) or "/" in name or name.startswith("."):
             raise UnsupportedStoreError(f"{path} names an array {name!r}.")
-        if name not in stored:
-            formats.require_chunks(path / name, formats.read_array(path / name))
-            stored[name] = np.asarray(store.open_array(path, name)[...])
-        return stored[name]
+        key = (name, streamed and triangular is True)
+        if key not in stored:
+            info = formats.read_array(path / name)
+            formats.require_chunks(path / name, info)
+            if streamed and triangular is not None and len(info.shape) == 2:
+                stored[key] = in_store(path, digest, name, info, triangular is True)
+            else:
+                stored[key] = np.asarray(store.open_array(path, name)[...])
+        return stored[key]
 
     landmarks = _landmarks(path, attributes, array)
     n = landmarks.shape[0]
     heads = {
-        str(name): _head(array(h["weights"]), array(h["offset"]), array(h["rotation"]), h["link"], n)
+        str(name): _head(array(h["weights"], h["triangular"]), array(h["offset"]), array(h["rotation"]), h, n)
         for name, h in _items(attributes["heads"])
     }
     if not heads:
@@ -185,9 +211,18 @@ def _read(path: Path, attributes: dict[str, object], digest: str, trusted: Colle
         parameters=dict(_items(attributes["parameters"])),
         fitted=dict(_items(attributes["fitted"])),
         arrays=extra,
-        model=Model(kernel, landmarks, heads),
+        model=_model(kernel, landmarks, heads, array(attributes["shift"])),
         digest=digest,
     )
+
+
+def _model(kernel: Kernel, landmarks: Rows, heads: dict[str, Head], shift: Array | None) -> Model:
+    if any(head.weights.dtype != landmarks.dtype for head in heads.values()):
+        raise UnsupportedStoreError("A head's weights are not of the precision of the landmarks.")
+    shifted = shift is not None and isinstance(landmarks, np.ndarray) and kernel.translation_invariant
+    if shift is not None and not (shifted and shift.shape == landmarks.shape[1:] and np.isfinite(shift).all()):
+        raise UnsupportedStoreError("A model has a shift that does not fit its landmarks or its kernel.")
+    return Model(kernel, landmarks, heads, shift)
 
 
 def _landmarks(path: Path, attributes: dict[str, object], array: Callable[[object], Array | None]) -> Rows:
@@ -200,15 +235,25 @@ def _landmarks(path: Path, attributes: dict[str, object], array: Callable[[objec
     return as_rows(csr.read(path, "landmarks", columns), "landmarks")
 
 
-def _head(weights: Array | None, offset: Array | None, rotation: Array | None, link: object, n: int) -> Head:
-    links.by_name(link)
+def _head(weights: Array | None, offset: Array | None, rotation: Array | None, h: dict[str, Any], n: int) -> Head:
+    links.by_name(h["link"])
     weights = _present(weights)
-    if not all(np.isfinite(array).all() for array in (weights, offset, rotation) if array is not None):
-        raise UnsupportedStoreError("A head has weights that are not finite.")
     vectors = [v for v in (offset, rotation) if v is not None]
-    if weights.ndim != 2 or len(weights) != n or any(v.shape != weights.shape[1:] for v in vectors):
+    held = [weights, *vectors] if isinstance(weights, np.ndarray) else vectors
+    if not all(np.isfinite(array).all() for array in held):
+        raise UnsupportedStoreError("A head has weights that are not finite.")
+    if any(v.dtype != weights.dtype or v.dtype.kind != "f" for v in (weights, *vectors)):
+        raise UnsupportedStoreError("A head's arrays are not of one precision.")
+    if weights.ndim != 2 or weights.shape[0] != n or any(v.shape != weights.shape[1:] for v in vectors):
         raise UnsupportedStoreError("A head's weights, offset and rotation do not fit the landmarks or each other.")
-    return Head(weights, offset, rotation, str(link))
+    triangular, first = h["triangular"], h["first"]
+    below = triangular and isinstance(weights, np.ndarray) and np.tril(weights, -1).any()
+    if not isinstance(triangular, bool) or (triangular and (weights.shape != (n, n) or below)):
+        raise UnsupportedStoreError("A head's weights are said to be triangular, and are not.")
+    part = type(first) is int and 0 <= first <= weights.shape[1] and not triangular and not vectors
+    if first is not None and not part:
+        raise UnsupportedStoreError("A head uses columns of its weights that are not there.")
+    return Head(weights, offset, rotation, str(h["link"]), triangular, first)
 
 
 def _present(array: Array | None) -> Array:

@@ -10,19 +10,22 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from dkfm import apply, budget, csr, links, outputs, preflight, tiling
+from dkfm import apply, budget, csr, outputs, planning, preflight, sources, tiling
+from dkfm.ahead import one_ahead
 from dkfm.clusters import executor, find_client
 from dkfm.errors import InvalidInputError
 from dkfm.job import run
 from dkfm.kernels import config, trust
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array, Rows, finite_rows, stored_values
+from dkfm.kernels.rows import Array, Rows, finite_rows
 from dkfm.model import Model
+from dkfm.planning import Plan
 from dkfm.record import load_record
 from dkfm.sources import MemorySource, Source, open_source, read_finite
 from dkfm.store import local_path, making, writing
@@ -33,24 +36,14 @@ if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = [
-    "Plan",
     "Savable",
     "ScoreReport",
+    "Work",
     "batch_score",
     "main_output",
     "open_scores",
-    "plan",
     "score_chunk",
 ]
-
-_TASK_VALUES = 2**25
-"""Kernel values of a task: half a second of work, and some hundred times the scheduler's share."""
-
-_TASK_BYTES = 2**27
-"""Rows in and scores out of a task."""
-
-_MAX_CHUNKS = 2**22
-"""Receipts that one marker holds."""
 
 
 @runtime_checkable
@@ -63,19 +56,6 @@ class Savable(Protocol):
 
     def save(self, path: str | Path) -> None:
         """Write the model."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a scoring job will do; plain numbers, made before anything is written."""
-
-    rows: int
-    columns: int
-    width: int
-    chunk_rows: int
-    chunks: int
-    task_bytes: int
-    model_bytes: int
 
 
 @dataclass(frozen=True)
@@ -92,38 +72,6 @@ class ScoreReport:
     def rows_per_second(self) -> float:
         """Rows divided by the seconds from the first task to the last."""
         return self.rows / self.seconds if self.seconds > 0 else float("inf")
-
-
-def plan(model: Model, output: str, source: Source, chunk_rows: int | None = None) -> Plan:
-    """Plan a job: chunks of about half a second, in step with the chunks of the source.
-
-    Raises
-    ------
-    InvalidInputError
-        The source has another number of columns than the model.
-    """
-    n, d, rows, values = model.landmarks.shape[0], model.columns, source.shape[0], source.row_values
-    if source.shape[1] != d:
-        raise InvalidInputError(f"{source.name} has {source.shape[1]} columns and the model was fitted with {d}.")
-    width = model.head(output).width
-    if model.kernel.of_numbers and model.head(output).link == links.RESIDUAL:
-        raise InvalidInputError("The residual of a precomputed kernel needs k(z, z): use residual(Z, diag=) in Python.")
-    if width == 0:
-        raise InvalidInputError(f"This model has no {output}: its training rows do not vary.")
-    if chunk_rows is None:
-        # Whole chunks of the source: a part of one costs as much to read.
-        wanted = min(_TASK_VALUES // n, _TASK_BYTES // (16 * (values + width)))
-        chunk_rows = max(1, wanted // source.chunk_rows) * source.chunk_rows
-    chunk_rows = min(chunk_rows, rows)
-    chunks = tiling.count(rows, chunk_rows)
-    if chunks > _MAX_CHUNKS:
-        raise InvalidInputError(f"{rows} rows in {chunks} chunks are more than {_MAX_CHUNKS}; raise chunk_rows.")
-    # Zarr decodes ten chunks at a time, each compressed and decoded, beside the rows asked for.
-    touched = min(10, tiling.count(chunk_rows, source.chunk_rows) + 1)
-    kernel, read = model.kernel, 2 * 8 * values * min(source.chunk_rows, rows) * touched
-    task = read + budget.score_task_bytes(chunk_rows, values, n, width, apply.tile_rows(n), kernel.blocks)
-    held, stored = stored_values(model.landmarks), model.head_values
-    return Plan(rows, d, width, chunk_rows, chunks, task, budget.model_bytes(n, held, stored, kernel.copies))
 
 
 def batch_score(
@@ -193,30 +141,41 @@ def batch_score(
     with _saved(model) as path, _on_disk(source, client) as rows, executor(client) as running:
         if isinstance(model, Savable):
             trusted = config.functions(model.kernel_)
-        record = load_record(path, trusted=trusted)
+        record = load_record(path, trusted=trusted, streamed=True)
         name = main_output(record.model) if output is None else output
-        job = plan(record.model, name, rows, chunk_rows)
-        _require_memory(job, client, running.threads)
+        job = _planned(record.model, name, rows, chunk_rows, client, running.threads)
         _require_outside(target, path, rows)
-        shape = (job.rows, job.width)
-        run_id = outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite)
-        common = (str(path), record.digest, trusted, rows, str(target), run_id, name, on_invalid)
-        slices = enumerate(tiling.row_slices(job.rows, job.chunk_rows))
+        shape, dtype = (job.rows, job.width), str(record.model.dtype)
+        run_id = outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite, dtype)
+        work = Work(
+            str(path), record.digest, trusted, job.streamed, rows, job.piece_rows, str(target), run_id, name, on_invalid
+        )
+        tasks = ((work, chunk, part) for chunk, part in enumerate(tiling.row_slices(job.rows, job.chunk_rows)))
         start = time.perf_counter()
         try:
-            tasks = ((*common, chunk, part) for chunk, part in slices)
             receipts = run(running, "dkfm-score", score_chunk, tasks, job.chunks, progress)
         finally:
             forget(record.digest)
+            sources.forget()
         seconds = time.perf_counter() - start
         outputs.complete(target, run_id, name, receipts)
     return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in receipts), job.chunks, seconds)
 
 
-def _require_memory(job: Plan, client: "Client | None", threads: int) -> None:
+def _planned(
+    model: Model, output: str, source: Source, chunk_rows: int | None, client: "Client | None", threads: int
+) -> Plan:
+    """Plan a job with its weights in the memory of every worker, or, where that is too little, read from the store."""
+    job = planning.plan(model, output, source, chunk_rows)
     have = preflight.task_budget(client, threads, job.model_bytes)
+    if job.task_bytes > have and model.stored_values:
+        job = planning.plan_streamed(
+            model, output, source, lambda shared: preflight.task_budget(client, threads, shared), chunk_rows
+        )
+        have = preflight.task_budget(client, threads, job.model_bytes)
     remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
     budget.require(job.task_bytes, have, f"A scoring task of {job.chunk_rows} rows", remedy)
+    return job
 
 
 def _require_outside(target: Path, model: Path, source: Source) -> None:
@@ -267,26 +226,47 @@ def _on_disk(source: object, client: "Client | None") -> Iterator[Source]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def score_chunk(
-    model: str,
-    digest: str,
-    trusted: tuple[str, ...],
-    source: Source,
-    target: str,
-    run_id: str,
-    output: str,
-    on_invalid: str,
-    chunk: int,
-    rows: slice,
-) -> outputs.Receipt:
+@dataclass(frozen=True)
+class Work:
+    """What all tasks of a job share: paths, names and numbers."""
+
+    model: str
+    digest: str
+    trusted: tuple[str, ...]
+    streamed: bool
+    source: Source
+    piece_rows: int
+    target: str
+    run_id: str
+    output: str
+    on_invalid: str
+
+
+def score_chunk(work: Work, chunk: int, rows: slice) -> outputs.Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
-    score = saved_scorer(model, digest, trusted)
+    scorer = saved_scorer(work.model, work.digest, work.trusted, work.streamed)
     with single_blas_thread():
-        if on_invalid == "raise":
-            scores = apply.finite_scores(score, output, read_finite(source, rows), source.name, rows.start)
+        scores = _scores(work, scorer, rows)
+    return outputs.write_chunk(Path(work.target), work.run_id, work.output, chunk, rows, scores)
+
+
+def _scores(work: Work, scorer: apply.Scorer, rows: slice) -> Array:
+    """Return the scores of some rows, piece by piece; while one is scored the next is read."""
+    read = read_finite if work.on_invalid == "raise" else _read
+    parts = list(tiling.row_slices(rows.stop - rows.start, work.piece_rows))
+    reads = [partial(read, work.source, slice(rows.start + part.start, rows.start + part.stop)) for part in parts]
+    scores = np.empty((rows.stop - rows.start, scorer.model.head(work.output).width), scorer.model.dtype)
+    for part, Z in zip(parts, one_ahead(reads), strict=True):
+        if work.on_invalid == "raise":
+            first = rows.start + part.start
+            scores[part] = apply.finite_scores(scorer, work.output, Z, work.source.name, first)
         else:
-            scores = _score_valid(score, output, source.read(rows))
-    return outputs.write_chunk(Path(target), run_id, output, chunk, rows, scores)
+            scores[part] = _score_valid(scorer, work.output, Z)
+    return scores
+
+
+def _read(source: Source, rows: slice) -> Rows:
+    return source.read(rows)
 
 
 def _score_valid(score: apply.Scorer, output: str, Z: Rows) -> Array:

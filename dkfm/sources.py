@@ -4,7 +4,12 @@ A source on disk is a value of a few words: it travels in a task, and opens its 
 """
 
 import os
-from dataclasses import dataclass
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +31,17 @@ from dkfm.kernels.rows import (
 )
 from dkfm.store import local_path
 
-__all__ = ["MemorySource", "NpySource", "Source", "ZarrSource", "open_source", "read_finite", "sample"]
+__all__ = [
+    "MemorySource",
+    "NpySource",
+    "Source",
+    "ZarrSource",
+    "forget",
+    "is_part",
+    "open_source",
+    "read_finite",
+    "sample",
+]
 
 
 class Source(Protocol):
@@ -126,6 +141,8 @@ class ZarrSource(_Dense):
     path: Path
     shape: tuple[int, int]
     chunk_rows: int
+    opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
+    """Which opening of the array this is: what was decoded for an earlier one may have changed since."""
 
     @property
     def name(self) -> str:
@@ -149,13 +166,66 @@ class ZarrSource(_Dense):
         return cls(path, (info.shape[0], info.shape[1]), info.chunks[0])
 
     def read(self, rows: slice) -> Array:
-        """Return some rows as float64."""
+        """Return some rows as float64; of a chunk much larger than they are, which is kept for those after them."""
+        if not is_part(rows.stop - rows.start, self.chunk_rows):
+            return self._read(rows)
+        parts = []
+        for chunk in range(rows.start // self.chunk_rows, (rows.stop - 1) // self.chunk_rows + 1):
+            first = chunk * self.chunk_rows
+            part = slice(max(0, rows.start - first), min(self.chunk_rows, rows.stop - first))
+            parts.append(_decoded.part((self.opened, chunk), partial(self._read_chunk, chunk), part))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _read_chunk(self, chunk: int) -> Array:
+        return self._read(slice(chunk * self.chunk_rows, (chunk + 1) * self.chunk_rows))
+
+    def _read(self, rows: slice) -> Array:
         try:
             return np.asarray(zarr.open_array(self.path, mode="r", zarr_format=3)[rows], dtype=np.float64)
         except (ValueError, RuntimeError, OSError) as error:
             raise InvalidInputError(
                 f"Rows {rows.start} to {rows.stop} of {self.path} cannot be read: {error}"
             ) from error
+
+
+def is_part(rows: int, chunk_rows: int) -> bool:
+    """Whether so many rows are much less than a chunk, which is then decoded once for many tasks.
+
+    >>> is_part(500, 1000), is_part(1000, 1000)
+    (True, False)
+    """
+    return 2 * rows <= chunk_rows
+
+
+class _Last:
+    """The last two chunks that this process decoded: threads that want parts of them may stand on both sides."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
+
+    def part(self, key: tuple[str, int], decode: Callable[[], Array], rows: slice) -> Array:
+        """Return a copy of some rows of a chunk, decoded if it is not there; the older one is let go first."""
+        with self._lock:
+            if key not in self._chunks:
+                while len(self._chunks) > 1:
+                    self._chunks.popitem(last=False)
+                self._chunks[key] = decode()
+            self._chunks.move_to_end(key)
+            return self._chunks[key][rows].copy()  # a view would keep the chunk alive
+
+    def forget(self) -> None:
+        """Let the chunks go."""
+        with self._lock:
+            self._chunks.clear()
+
+
+_decoded = _Last()
+
+
+def forget() -> None:
+    """Let go of what was kept for the next task of a job that has none."""
+    _decoded.forget()
 
 
 def open_source(data: object, name: str = "X") -> Source:

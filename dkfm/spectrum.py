@@ -4,64 +4,15 @@ The rank is relative, never absolute: an eigenvalue is kept above ``max(4 eps la
 """
 
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import eigh
 
-from dkfm import links
-from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError
+from dkfm.errors import DkfmWarning, NotPSDError
 from dkfm.kernels.rows import Array
-from dkfm.model import Head
+from dkfm.root import EPS, NOISE, Root
 
-__all__ = [
-    "BASES",
-    "Spectrum",
-    "condition",
-    "eigh_lower",
-    "factor",
-    "fix_signs",
-    "heads",
-    "require_parameters",
-    "require_psd",
-]
-
-BASES = ("symmetric", "spectral")
-_EPS = float(np.finfo(np.float64).eps)
-_ROUNDED_ROOT = 1e-14
-"""An explicit K^(-1/2) costs ``eps sqrt(lambda_max / lambda_min)``; above this the factored form is kept."""
-
-
-@dataclass(frozen=True, eq=False)
-class Spectrum:
-    """The kept and the dropped part of a Gram matrix ``K = V L V'``, in descending order.
-
-    Attributes
-    ----------
-    eigenvalues : ndarray of shape (r,)
-        The kept ones.
-    whitening : ndarray of shape (N, r)
-        ``V L^(-1/2)``.
-    dropped : ndarray of shape (N - r,)
-        The eigenvalues taken for zero.
-    """
-
-    eigenvalues: Array
-    whitening: Array
-    dropped: Array
-
-
-def condition(eigenvalues: Array) -> float:
-    """lambda_max / lambda_min of the kept eigenvalues (r,), descending; 1 where none is kept."""
-    return float(eigenvalues[0] / eigenvalues[-1]) if len(eigenvalues) else 1.0
-
-
-def require_parameters(basis: str, rcond: float | None) -> None:
-    """Raise unless the basis is known and rcond is a share."""
-    if basis not in BASES:
-        raise InvalidInputError(f"basis must be one of {', '.join(BASES)}, and is {basis!r}.")
-    if rcond is not None and not (isinstance(rcond, int | float | np.number) and 0 <= rcond < 1):
-        raise InvalidInputError(f"rcond must be in [0, 1), and is {rcond!r}.")
+__all__ = ["eigh_lower", "factor", "fix_signs", "require_psd"]
 
 
 def eigh_lower(K: Array) -> tuple[Array, Array]:
@@ -90,7 +41,7 @@ def eigh_lower(K: Array) -> tuple[Array, Array]:
 
 def require_psd(lowest: float, highest: float, scale: float, n: int, on_indefinite: str, what: str) -> None:
     """Raise, or warn under ``on_indefinite="clip"``, where rounding cannot explain the lowest eigenvalue."""
-    if lowest >= -max(1000, n) * _EPS * scale:
+    if lowest >= -max(1000, n) * EPS * scale:
         return
     found = f"{what} is not positive semi-definite: lambda_min = {lowest:.6g}, lambda_max = {highest:.6g}"
     if on_indefinite != "clip":
@@ -111,8 +62,11 @@ def fix_signs(vectors: Array) -> Array:
 
 
 def factor(
-    K: Array, rcond: float | None = None, on_indefinite: str = "raise", what: str = "The Gram matrix of this kernel"
-) -> Spectrum:
+    K: Array,
+    rcond: float | None = None,
+    on_indefinite: str = "raise",
+    what: str = "The Gram matrix of this kernel",
+) -> Root:
     """Decompose a Gram matrix and keep its numerical rank.
 
     Parameters
@@ -128,7 +82,7 @@ def factor(
 
     Returns
     -------
-    Spectrum
+    Root
 
     Raises
     ------
@@ -140,29 +94,23 @@ def factor(
     del K
     lowest, highest = float(values[0]), float(values[-1])
     require_psd(lowest, highest, highest, n, on_indefinite, what)
-    cut = max((4 * _EPS if rcond is None else rcond) * highest, 2 * abs(min(lowest, 0.0)))
+    asked = (4 * EPS if rcond is None else rcond) * highest
+    cut = max(asked, 2 * abs(min(lowest, 0.0)))
     rank = int((values > cut).sum()) if highest > 0 else 0
     kept, dropped = values[n - rank :][::-1].copy(), values[: n - rank][::-1].copy()
+    if lowest >= -max(1000, n) * EPS * highest:
+        _warn_of_noise(dropped, max(asked, NOISE * highest), lowest, highest, what)
     vectors = vectors[:, n - rank :][:, ::-1]
     whitening = np.multiply(vectors, fix_signs(vectors) / np.sqrt(kept), order="C")
-    return Spectrum(kept, whitening, dropped)
+    return Root(whitening, kept, dropped)
 
 
-def heads(spectrum: Spectrum, basis: str) -> dict[str, Head]:
-    """Return the heads "features" and "residual" of a map in the basis asked for.
-
-    Notes
-    -----
-    symmetric: ``K^(-1/2) k_z`` (paper, eq. 4), N columns; spectral: ``L^(-1/2) V' k_z``, r columns. Both have the same
-    inner products. The symmetric root is kept explicit where that costs no digits and no more work than its factors.
-    """
-    W, n = spectrum.whitening, len(spectrum.whitening)
-    residual = Head(W, link=links.RESIDUAL)
-    if basis == "spectral":
-        return {"features": Head(W), "residual": residual}
-    explicit = 2 * W.shape[1] > n and _EPS * condition(spectrum.eigenvalues) ** 0.5 <= _ROUNDED_ROOT
-    if not explicit:
-        return {"features": Head(W, rotation=np.sqrt(spectrum.eigenvalues)), "residual": residual}
-    half = W * spectrum.eigenvalues**0.25
-    root = half @ half.T
-    return {"features": Head(root), "residual": Head(root, link=links.RESIDUAL)}
+def _warn_of_noise(dropped: Array, explained: float, lowest: float, highest: float, what: str) -> None:
+    beyond = int((dropped > explained).sum())
+    if beyond:
+        warnings.warn(
+            f"{what} has an eigenvalue of {lowest:.3g}, more than rounding explains, so {beyond} eigenvalues up to "
+            f"{float(dropped[0]):.3g} were dropped with it; the largest is {highest:.3g}.",
+            DkfmWarning,
+            stacklevel=4,
+        )

@@ -192,7 +192,7 @@ def add_array(
         shape=shape,
         chunks=chunks,
         dtype=dtype,
-        fill_value=np.nan if dtype == "float64" else -1,
+        fill_value=-1 if dtype == "int64" else np.nan,
         filters=None,
         serializer=BytesCodec(endian="little"),
         compressors=[Crc32cCodec()],

@@ -6,20 +6,23 @@ Tasks compute with one BLAS thread each: the same bits wherever they run, and ne
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
 from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
 
 from dkfm import apply
+from dkfm.clusters import inside_worker
 from dkfm.kernels import sums
 from dkfm.record import load_record
 
-__all__ = ["cached_scorer", "forget", "saved_scorer", "single_blas_thread"]
+__all__ = ["cached_scorer", "forget", "saved_scorer", "single_blas_thread", "threads_of_a_task"]
 
 _KEPT_BYTES = 2**28
 """Models stay when another one comes, while all of them together are below this."""
+
+_STREAMED = " from "
 
 _blas_lock, _cache_lock = threading.Lock(), threading.Lock()
 _scorers: OrderedDict[str, apply.Scorer] = OrderedDict()
@@ -47,6 +50,11 @@ def single_blas_thread() -> Iterator[None]:
             if _users == 0 and _limits is not None:
                 with _control():
                     _limits.restore_original_limits()
+
+
+def threads_of_a_task() -> AbstractContextManager[None]:
+    """Give BLAS one thread inside a task of a worker, whose other threads have the other cores; else all it has."""
+    return single_blas_thread() if inside_worker() else nullcontext()
 
 
 @cache
@@ -93,12 +101,21 @@ def cached_scorer(digest: str, make: Callable[[], apply.Scorer]) -> apply.Scorer
         return _scorers[digest]
 
 
-def saved_scorer(path: str, digest: str, trusted: Collection[str] = ()) -> apply.Scorer:
-    """Return the prepared model of a store, checked against its digest, its functions against those trusted."""
-    return cached_scorer(digest, lambda: apply.prepare(load_record(Path(path), digest, trusted).model))
+def saved_scorer(path: str, digest: str, trusted: Collection[str] = (), streamed: bool = False) -> apply.Scorer:
+    """Return the prepared model of a store, checked against its digest, its functions against those trusted.
+
+    The weights of a streamed one stay in the store.
+    """
+
+    def read() -> apply.Scorer:
+        return apply.serve(load_record(Path(path), digest, trusted, streamed=streamed).model)
+
+    # What is read again and again is of one place: the same model elsewhere may outlive it.
+    return cached_scorer(f"{digest}{_STREAMED}{path}" if streamed else digest, read)
 
 
 def forget(digest: str) -> None:
     """Let a model go."""
     with _cache_lock:
-        _scorers.pop(digest, None)
+        for key in [key for key in _scorers if key.partition(_STREAMED)[0] == digest]:
+            del _scorers[key]

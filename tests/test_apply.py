@@ -1,34 +1,190 @@
 """The tile loop: any tiling agrees within the rounding bound, every link is what its formula says."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkfm import apply, kernels, links
 from dkfm.errors import InvalidInputError, KernelError, UnsupportedStoreError
 from dkfm.model import Head, Model
+from dkfm.tiling import row_slices
+
+KINDS = ["scores", "features", "rotated", "triangular", "residual", "short"]
 
 
-def make(rng, n, d, q, offset):
+class Kept:
+    """Weights as a store has them: read by panels."""
+
+    def __init__(self, weights, panel):
+        self.weights, self.panel = weights, panel
+        self.shape, self.dtype = weights.shape, weights.dtype
+
+    def __getitem__(self, places):
+        return self.weights[places].copy()
+
+
+def make(rng, n, d, q, offset, dtype="float64", panel=None):
+    """Make a model with a head of every kind; some share their weights, and some landmarks have none in any."""
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(dtype)
+
+    W, V, b = normal(n, q), normal(n, q) / n, normal(q) if offset else None
+    if panel is not None:
+        V = Kept(V, panel)
     heads = {
-        "scores": Head(rng.normal(size=(n, q)), rng.normal(size=q) if offset else None),
-        "residual": Head(rng.normal(size=(n, q)) / n, link=links.RESIDUAL),
+        "scores": Head(W, b),
+        "features": Head(V, b),
+        "rotated": Head(V, b, rotation=np.abs(normal(q))),
+        "triangular": Head(np.triu(normal(n, n)), triangular=True),
+        "residual": Head(V, link=links.RESIDUAL),
+        "short": Head(V, link=links.RESIDUAL, first=q // 2),
     }
-    return Model(kernels.Gaussian(2.0), rng.normal(size=(n, d)), heads)
+    return Model(kernels.Gaussian(2.0), normal(n, d), heads)
 
 
-@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.integers(1, 50), st.integers(1, 60), st.booleans())
-def test_any_tiling_agrees_within_the_rounding_bound(n, d, q, m, rows, offset):
+def truth_and_bound(model, Z, name):
+    """Return an output by dense formulas in float64, and what rounding allows between any two ways to compute it."""
+    head, eps = model.head(name), np.finfo(model.dtype).eps
+    W = head.weights.weights if isinstance(head.weights, Kept) else head.weights
+    W = W[:, : head.first].astype(float)
+    b = np.zeros(W.shape[1]) if head.offset is None else head.offset.astype(float)
+    values = np.exp(-((Z[:, None].astype(model.dtype) - model.landmarks).astype(float) ** 2).sum(axis=2) / 8)
+    product, error = values @ W - b, 64 * eps * (np.abs(values) @ np.abs(W) + np.abs(b))
+    if head.rotation is not None:
+        return (product * head.rotation) @ W.T, ((error + 64 * eps * np.abs(product)) * head.rotation) @ np.abs(W.T)
+    if head.link == links.RESIDUAL:
+        truth = np.maximum(1 - (product**2).sum(axis=1, keepdims=True), 0)
+        return truth, (2 * np.abs(product) * error + error**2).sum(axis=1, keepdims=True) + 64 * eps
+    return product, error
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 300), st.integers(1, 7), st.integers(1, 5), st.integers(1, 60)),
+    rows=st.none() | st.integers(1, 70),
+    chunk=st.integers(1, 60),
+    threads=st.integers(1, 3),
+    names=st.lists(st.sampled_from(KINDS), min_size=1, unique=True),
+    dtype=st.sampled_from(["float64", "float32"]),
+    panel=st.none() | st.integers(1, 6),
+    offset=st.booleans(),
+)
+def test_any_tile_chunks_threads_and_set_of_heads_agree_within_the_rounding_bound(
+    shape, rows, chunk, threads, names, dtype, panel, offset
+):
+    n, d, q, m = shape
     rng = np.random.default_rng(n * m)
-    model, Z = make(rng, n, d, q, offset), rng.normal(size=(m, d))
+    model, Z = make(rng, n, d, q, offset, dtype, panel), rng.normal(size=(m, d))
     score = apply.prepare(model)
-    head = model.heads["scores"]
-    sizes = np.abs(model.kernel(Z, model.landmarks)) @ np.abs(head.weights)
-    bound = 64 * np.finfo(float).eps * (sizes + (0 if head.offset is None else np.abs(head.offset)))
-    assert (np.abs(score("scores", Z, rows) - score("scores", Z)) <= bound).all()
-    dense = model.kernel(Z, model.landmarks) @ head.weights - (0 if head.offset is None else head.offset)
-    assert (np.abs(score("scores", Z, rows) - dense) <= bound).all()
+    with ThreadPoolExecutor(threads) as pool:
+        parts = list(pool.map(lambda part: score.several(names, Z[part], rows), row_slices(m, chunk)))
+    for name in names:
+        found = np.concatenate([part[name] for part in parts])
+        assert found.dtype == dtype
+        truth, bound = truth_and_bound(model, Z, name)
+        assert (np.abs(found - truth) <= bound).all()
+        assert (np.abs(found - score(name, Z)) <= bound).all()
+
+
+def test_heads_together_share_one_kernel_block(rng):
+    calls = []
+
+    def block(X, Y):
+        calls.append(len(X))
+        return X @ Y.T
+
+    model = make(rng, 40, 3, 4, True)
+    model = replace(model, kernel=kernels.Function(block))
+    score, Z = apply.prepare(model), rng.normal(size=(100, 3))
+    both = score.several(["scores", "features", "triangular"], Z, 30)
+    assert calls == [25, 25, 25, 25]  # tiles of one size, none above what was asked for
+    for name, found in both.items():
+        np.testing.assert_array_equal(found, score(name, Z, 30))
+
+
+def test_a_kernel_may_score_with_another_model_meanwhile(rng):
+    X, Z = rng.normal(size=(40, 3)), rng.normal(size=(30, 3))
+    inner = apply.prepare(Model(kernels.Gaussian(1.0), X, {"scores": Head(rng.normal(size=(40, 40)))}))
+
+    def block(A, B):
+        inner("scores", A)
+        return np.ones((len(A), len(B)))
+
+    nested = kernels.Gaussian(2.0) + kernels.Function(block)
+    W = rng.normal(size=(40, 2))
+    score = apply.prepare(Model(nested, X, {"scores": Head(W)}))
+    score("scores", Z)  # from here on this thread has a buffer that both could take
+    found = score("scores", Z, 7)
+    np.testing.assert_allclose(found, (kernels.Gaussian(2.0)(Z, X) + 1) @ W, rtol=1e-10)
+
+
+def test_landmarks_without_weights_are_dropped_and_nothing_changes(rng):
+    model, Z = make(rng, 50, 3, 4, True), rng.normal(size=(20, 3))
+    heads = {name: model.heads[name] for name in ("scores", "residual", "short")}
+    for head in heads.values():
+        head.weights[10:30] = 0
+    sparser = Model(model.kernel, model.landmarks, heads)
+    fewer = apply.without_idle(sparser)
+    assert fewer.landmarks.shape == (30, 3)
+    for name in heads:
+        np.testing.assert_allclose(apply.prepare(fewer)(name, Z), apply.prepare(sparser)(name, Z), rtol=1e-12)
+    assert apply.without_idle(fewer) is fewer
+    heads["scores"].weights[12] = 1.0  # in one head is enough
+    assert apply.without_idle(Model(model.kernel, model.landmarks, heads)).landmarks.shape == (31, 3)
+    heads["scores"].weights[13:23] = 1.0  # few that are idle are not worth a copy of the others
+    assert apply.without_idle(Model(model.kernel, model.landmarks, heads)).landmarks.shape == (50, 3)
+
+
+def test_a_model_keeps_one_landmark_and_those_that_a_rotation_maps_back_to(rng):
+    nothing = Model(kernels.Gaussian(1.0), rng.normal(size=(5, 2)), {"scores": Head(np.zeros((5, 3)))})
+    assert apply.without_idle(nothing).landmarks.shape == (1, 2)
+    weights = np.eye(5)[:, :2]
+    rotated = replace(nothing, heads={"features": Head(weights, rotation=np.ones(2))})
+    assert apply.without_idle(rotated) is rotated
+    assert not apply.prepare(replace(rotated, heads={"features": Head(weights[:, :0], rotation=np.ones(0))}))(
+        "features", np.zeros((3, 2))
+    ).any()
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        kernels.Gaussian(30.0),
+        kernels.Polynomial(2, scale=0.01, offset=1.0),
+        kernels.Gaussian(30.0) + 0.5 * kernels.Linear().warp(kernels.Affine(0.1)),
+        kernels.Laplacian(30.0),
+        kernels.Cosine() ** 2,
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_kernel_writes_its_block_where_it_is_told(kernel, dtype, rng):
+    X, Z = rng.normal(size=(40, 9)).astype(dtype), rng.normal(size=(7, 9)).astype(dtype)
+    out = np.full((7, 40), np.nan, dtype)
+    found = kernel.against(X)(Z, out)
+    if kernel.single and not isinstance(kernel, kernels.Power):
+        assert np.shares_memory(found, out)
+    np.testing.assert_array_equal(found, kernel.against(X)(Z))
+
+
+def test_no_temporary_grows_with_the_number_of_rows(rng):
+    import tracemalloc
+
+    model = Model(kernels.Gaussian(3.0), rng.normal(size=(2000, 20)), {"scores": Head(rng.normal(size=(2000, 2)))})
+    score, peaks = apply.prepare(model), []
+    for rows in (20 * 262, 200 * 262):  # whole tiles, so that both have the same
+        Z = np.zeros((rows, 20))
+        tracemalloc.start()
+        with ThreadPoolExecutor(1) as fresh:  # this thread may have a buffer from before
+            fresh.submit(score, "scores", Z).result()
+        peaks.append(tracemalloc.get_traced_memory()[1] - 8 * 2 * rows)
+        tracemalloc.stop()
+    assert peaks[1] < 1.05 * peaks[0]
 
 
 def test_the_same_tiling_gives_the_same_bits(rng):
@@ -46,7 +202,7 @@ def test_the_residual_link_is_the_clipped_difference(rng):
 
 
 def test_an_unknown_head_or_link_is_refused(rng):
-    with pytest.raises(InvalidInputError, match="it has scores, residual"):
+    with pytest.raises(InvalidInputError, match="it has scores, features"):
         make(rng, 3, 2, 1, False).head("labels")
     with pytest.raises(UnsupportedStoreError, match="no link"):
         links.by_name("eval")

@@ -122,9 +122,11 @@ import dkfm
 from dkfm import budget
 from dkfm.preflight import peak_memory
 
-n, d = (2000, 10_000) if sys.argv[1] == "wide" else (4000, 50)
+n, d = {"wide": (2000, 10_000), "columns": (150_000, 2), "pivots": (6000, 50)}.get(sys.argv[1], (4000, 50))
 estimator = {"features": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0)),
              "explicit": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(1.0)),
+             "pivots": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0), basis="cholesky", build="gram"),
+             "columns": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(1.0), basis="cholesky"),
              "components": lambda: dkfm.KernelPCA(kernel=dkfm.kernels.Gaussian(1.0)),
              "wide": lambda: dkfm.KernelPCA(20, kernel=dkfm.kernels.Gaussian(100.0))}[sys.argv[1]]()
 X = np.random.default_rng(0).normal(size=(n, d))
@@ -132,11 +134,57 @@ type(estimator)(kernel=estimator.kernel, tile_rows=64).fit(X[:200, :50])  # impo
 before = peak_memory()
 estimator.fit(X)
 k = estimator.kernel
-print(json.dumps({"peak": peak_memory() - before, "predicted": budget.fit_bytes(n, d, k.blocks, k.copies)}))
+predicted = {"pivots": budget.fit_bytes(n, d, k.blocks, k.copies, budget.PIVOTS)}.get(sys.argv[1])
+if sys.argv[1] == "columns":
+    predicted = budget.columns_bytes(n, d, estimator.rank_, k.copies)
+predicted = predicted or budget.fit_bytes(n, d, k.blocks, k.copies)
+print(json.dumps({"peak": peak_memory() - before, "predicted": predicted}))
 """
 
 
-@pytest.mark.parametrize("kind", ["features", "explicit", "components", "wide"])
+@pytest.mark.parametrize("kind", ["features", "explicit", "components", "wide", "pivots", "columns"])
 def test_the_drivers_peak_is_at_most_the_prediction_and_at_least_two_thirds_of_it(kind):
     found = json.loads(subprocess.check_output([sys.executable, "-c", MEASURE, kind], text=True))
     assert found["peak"] <= found["predicted"] <= 1.5 * found["peak"], found
+
+
+SCORE = """
+import json, sys
+import numpy as np
+import zarr
+from distributed import Client
+import dkfm
+from dkfm import kernels, planning, preflight
+from dkfm.clusters import local_cluster
+from dkfm.sources import open_source
+
+def main():
+    folder, rows = sys.argv[1], int(sys.argv[2])
+    array = zarr.create_array(folder + "/z.zarr", shape=(rows, 40), chunks=(5_000, 40), dtype="f8", fill_value=0.5)
+    for start in range(0, rows, 50_000):
+        array[start : start + 50_000] = np.random.default_rng(start).normal(size=(min(50_000, rows - start), 40))
+    pca = dkfm.KernelPCA(10, kernel=kernels.Gaussian(5.0)).fit(np.random.default_rng(0).normal(size=(2_000, 40)))
+    pca.save(folder + "/model")
+    job = planning.plan(pca.model_, "scores", open_source(folder + "/z.zarr"))
+    with local_cluster() as cluster, Client(cluster) as client:
+        dkfm.batch_score(folder + "/model", folder + "/z.zarr", folder + "/scores", client=client, progress=False)
+        peak = max(client.run(preflight.peak_memory).values())
+        predicted = job.worker_bytes(max(client.nthreads().values()))
+    print(json.dumps({"peak": peak, "predicted": predicted}))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_the_peak_of_a_worker_does_not_grow_with_the_rows_and_is_as_predicted(tmp_path):
+    (tmp_path / "score.py").write_text(SCORE)
+    found = []
+    for rows in (160_000, 480_000):  # both more than four tasks of the size that the model asks for
+        (tmp_path / str(rows)).mkdir()
+        line = [sys.executable, str(tmp_path / "score.py"), str(tmp_path / str(rows)), str(rows)]
+        found.append(json.loads(subprocess.check_output(line, text=True)))
+    few, many = found
+    assert many["peak"] < 1.05 * few["peak"], found
+    for one in found:
+        assert one["peak"] <= one["predicted"] <= 1.5 * one["peak"], found

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dkfm import apply, kernels, pca, spectrum
+import dkfm
+from dkfm import apply, kernels, pca, root, spectrum
 from dkfm.certificate import Certificate, of_components, of_map, spread
 from dkfm.errors import CertificateError, InvalidInputError
 from dkfm.model import Head, Model
@@ -14,7 +15,7 @@ KERNEL = kernels.Gaussian(1.5)
 @pytest.fixture
 def fitted(rng):
     X = rng.normal(size=(120, 4))
-    return Model(KERNEL, X, spectrum.heads(spectrum.factor(np.asfortranarray(KERNEL(X))), "spectral"))
+    return Model(KERNEL, X, root.heads(spectrum.factor(np.asfortranarray(KERNEL(X))), "spectral"))
 
 
 def damaged(model, weights=None, landmarks=None, kernel=None):
@@ -25,7 +26,7 @@ def damaged(model, weights=None, landmarks=None, kernel=None):
 
 def measured(score, Z=None):
     landmarks = score.model.landmarks
-    return of_map(score, landmarks[spread(len(landmarks))], Z)
+    return of_map(score, landmarks[spread(len(landmarks))], Z=Z, tiles=[landmarks])
 
 
 def test_an_exact_map_is_certified_on_training_and_on_new_points(fitted, rng):
@@ -33,7 +34,7 @@ def test_an_exact_map_is_certified_on_training_and_on_new_points(fitted, rng):
         found = measured(apply.prepare(fitted), Z)
         assert found.error < 1e-12
         assert found.relative_error < 1e-12
-        assert found.pairs == 120 * (120 if Z is None else 512)
+        assert found.pairs == 120 * ((120 if Z is None else 512) + 1)
 
 
 def test_one_weight_changed_by_a_millionth_fails(fitted):
@@ -72,14 +73,14 @@ def test_components_with_a_damaged_offset_or_weight_fail(rng):
 def test_small_self_similarities_count_in_the_second_number(rng):
     X = rng.normal(size=(50, 30)) * np.logspace(0, -3, 50)[:, None]
     k = kernels.Linear()
-    model = Model(k, X, {"features": Head(spectrum.factor(np.asfortranarray(k(X))).whitening * (1 + 1e-9))})
+    model = Model(k, X, {"features": Head(spectrum.factor(np.asfortranarray(k(X))).weights * (1 + 1e-9))})
     found = measured(apply.prepare(model))
     assert found.relative_error >= found.error > 1e-10
 
 
 def test_a_zero_kernel_is_exact_and_a_nonzero_answer_to_it_is_not():
     zero = Model(kernels.Linear(), np.zeros((3, 2)), {"features": Head(np.ones((3, 2)))})
-    assert measured(apply.prepare(zero)) == Certificate(0.0, 0.0, 9)
+    assert measured(apply.prepare(zero)) == Certificate(0.0, 0.0, 12)
     wrong = Model(kernels.Linear() + 0.0, np.zeros((3, 2)), {"features": Head(np.ones((3, 1)), np.ones(1))})
     assert measured(apply.prepare(wrong)).relative_error == np.inf
     with pytest.raises(CertificateError):
@@ -112,3 +113,92 @@ def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
 def test_points_of_another_width_are_refused(fitted):
     with pytest.raises(InvalidInputError, match="5 columns and the model was fitted with 4"):
         measured(apply.prepare(fitted), np.ones((2, 5)))
+
+
+BASES = ["symmetric", "spectral", "cholesky"]
+
+
+def with_head(phi, **changes):
+    """The map with a part of its model changed."""
+    import copy
+    from dataclasses import replace
+
+    made, model = copy.copy(phi), phi.model_
+    landmarks = changes.pop("landmarks", model.landmarks)
+    made.model_ = Model(
+        model.kernel, landmarks, {**model.heads, "features": replace(model.heads["features"], **changes)}
+    )
+    return made
+
+
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize(("sigma", "centered"), [(0.05, False), (0.5, True), (5.0, False)])
+def test_any_single_weight_that_changed_by_a_millionth_fails(basis, sigma, centered, rng):
+    # More landmarks than the 512 that are sampled, and a kernel so narrow that hardly any knows another.
+    X = rng.normal(size=(620, 2))
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(sigma), basis=basis, centered=centered).fit(X)
+    W = phi.model_.heads["features"].weights
+    phi.verify()
+    # A weight next to nothing can change nothing: of each column the largest.
+    for j in rng.integers(0, W.shape[1], size=3):
+        changed = W.copy()
+        changed[np.abs(W[:, j]).argmax(), j] *= 1 + 1e-6
+        with pytest.raises(CertificateError, match="when it was fitted"):
+            with_head(phi, weights=changed).verify()
+
+
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("options", [{}, {"landmarks": "pivots", "n_landmarks": 60}], ids=["all", "some"])
+def test_damaged_landmarks_offsets_and_rotations_fail(basis, options, rng):
+    X, Z = rng.normal(size=(600, 3)), rng.normal(size=(90, 3))
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis=basis, centered=True, **options).fit(X)
+    phi.verify(Z)
+    head, landmarks = phi.model_.heads["features"], phi.model_.landmarks.copy()
+    landmarks[7, 1] += 1e-6
+    damaged = [with_head(phi, landmarks=landmarks), with_head(phi, offset=head.offset + 1e-9)]
+    if head.rotation is not None:
+        damaged.append(with_head(phi, rotation=head.rotation * (1 + 1e-9)))
+    for bad in damaged:
+        with pytest.raises(CertificateError):
+            bad.verify()
+    phi.mean_ = phi.mean_ * (1 + 1e-6)
+    with pytest.raises(CertificateError):
+        phi.verify()
+
+
+def test_new_points_are_measured_with_the_landmarks_and_with_each_other(rng):
+    X, Z = rng.normal(size=(300, 3)), rng.normal(size=(700, 3))
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), landmarks="uniform", n_landmarks=100, random_state=0).fit(X)
+    found = phi.verify(Z)
+    assert found.certificate == phi.certificate_
+    assert found.against.error < 1e-9 < found.between.error <= found.bound + 1e-12
+    assert len(found.residuals) == 512
+    assert found.bound == found.residuals.max()
+    truth = np.abs(phi.transform(Z) @ phi.transform(Z).T - phi.kernel_(Z))
+    assert found.between.error <= truth.max() <= phi.residual(Z).max() + 1e-9
+
+
+def test_new_points_that_a_map_does_worse_than_it_may_fail(rng):
+    X, Z = rng.normal(size=(100, 2)), rng.normal(size=(50, 2))
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(0.3), basis="spectral").fit(X)
+    phi.error_bounds_ = phi.error_bounds_ * 0 + 1e-12
+    phi.verify(Z)
+    loose = dkfm.ExactFeatureMap(kernels.Gaussian(0.3), basis="spectral", tol=0.5).fit(X)
+    loose.error_bounds_ = loose.error_bounds_ * 0
+    with pytest.raises(CertificateError, match="its rank explains"):
+        loose.verify(Z)
+
+
+def test_residuals_that_do_not_explain_the_error_between_new_points_fail(rng):
+    from dataclasses import replace
+
+    from dkfm.estimators import mapping
+
+    X, Z = rng.normal(size=(100, 2)), rng.normal(size=(50, 2))
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(0.3), landmarks="uniform", n_landmarks=10, random_state=0).fit(X)
+    residual = phi.model_.heads["residual"]
+    heads = {**phi.model_.heads, "residual": replace(residual, weights=1e3 * residual.weights)}  # all clipped at 0
+    score = apply.prepare(Model(phi.kernel_, phi.model_.landmarks, heads))
+    mapping.with_points(apply.prepare(phi.model_), phi.certificate_, Z, None, 1e-9, 1.0)
+    with pytest.raises(CertificateError):
+        mapping.with_points(score, phi.certificate_, Z, None, 1e-9, 1.0)

@@ -37,13 +37,46 @@ def test_a_pca_is_fitted_scored_verified_and_described(run):
 
 
 def test_features_in_both_bases_and_residuals_are_scored(run):
-    for basis in ("symmetric", "spectral"):
+    for basis in ("symmetric", "spectral", "cholesky"):
         assert run(f"fit train.npy {basis} --method features --basis {basis} --kernel linear").exit_code == 0
-        assert run(f"verify {basis} --against test.npy").exit_code == 0
+        found = run(f"verify {basis} --against test.npy")
+        assert found.exit_code == 0
+        assert f"{basis}: {3 if basis == 'cholesky' else 80} landmarks, rank 3, error bound " in found.stdout
+        assert f"{basis}: condition" in found.stdout
+        assert "test.npy with the landmarks: " in found.stdout
+        assert "test.npy with each other: " in found.stdout
+        assert " by their residuals" in found.stdout
+        assert "test.npy residuals: " in found.stdout
     assert run("score spectral test.npy f.zarr").exit_code == 0
     assert run("score spectral test.npy r.zarr --output residual").exit_code == 0
     assert dkfm.open_scores("f.zarr").shape == (50, 3)
     assert dkfm.open_scores("r.zarr").shape == (50, 1)
+
+
+def test_features_on_landmarks_in_float32_are_fitted_and_described(run):
+    line = "fit train.npy some --method features --kernel gaussian --param sigma=1 --landmarks pivots --n-landmarks 20"
+    assert run(f"{line} --basis cholesky --dtype float32 --centered --tol 0.95").exit_code == 0
+    phi = dkfm.load("some")
+    assert (phi.rank_ < 20, phi.dtype, phi.centered) == (True, "float32", True)
+    assert phi.error_bound_ <= 0.95
+    assert "pairs of training points, at fit" in run("verify some").stdout
+    facts = json.loads(run("info some --json").stdout)
+    assert facts["rank"] == facts["landmarks"] == phi.rank_
+    assert set(facts["certificates"]) == {"certificate", "training_certificate"}
+    assert run("score some test.npy s.zarr").exit_code == 0
+    assert dkfm.open_scores("s.zarr").dtype == np.float32
+    assert run("fit train.npy other --method features --kernel linear --landmarks uniform").exit_code == 1
+
+
+def test_a_damaged_model_is_one_sentence_and_exit_code_1(run):
+    assert run("fit train.npy model --method features --kernel gaussian --param sigma=1").exit_code == 0
+    phi = dkfm.load("model")
+    phi.model_.heads["features"].weights[3, 3] *= 1 + 1e-6
+    phi.save("model", overwrite=True)
+    result = run("verify model --against test.npy")
+    assert result.exit_code == 1
+    assert "CertificateError: The model measures" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_workspace_keeps_the_gram_and_info_tells_of_it(run, tmp_path):
@@ -107,6 +140,9 @@ def test_a_named_error_is_one_sentence_on_standard_error_and_exit_code_1(run, li
         "fit train.npy model --kernel linear --components 0",
         "fit train.npy model --kernel linear --method features --components 2",
         "fit train.npy model --kernel linear --method pca --basis spectral",
+        "fit train.npy model --kernel linear --method pca --n-landmarks 3",
+        "fit train.npy model --kernel linear --method features --tol 1",
+        "fit train.npy model --kernel linear --method features --dtype float16",
         "demo --rows 0",
     ],
 )

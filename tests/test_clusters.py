@@ -10,10 +10,11 @@ from pathlib import Path
 import dask.array as da
 import numpy as np
 import pytest
+from scipy.linalg import lapack
 from threadpoolctl import threadpool_info
 
 import dkfm
-from dkfm import apply, clusters, job, kernels, workers
+from dkfm import apply, clusters, gram, job, kernels, spectrum, workers
 from dkfm.errors import ClusterError, InvalidInputError, KernelError
 from dkfm.model import Head, Model
 
@@ -84,6 +85,39 @@ def test_tasks_have_one_blas_thread_and_the_driver_all_of_them_after(kind, reque
         request.getfixturevalue(used)
     found = dkfm.build_gram(kernels.Function(_threads_seen), rng.normal(size=(120, 3)), tmp_path / "g", tile_rows=20)
     assert np.unique(found[:]).tolist() == [1.0]
+    assert blas_threads() == before
+
+
+def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_path, rng, monkeypatch):
+    from dask.system import CPU_COUNT
+
+    seen = {}
+
+    def watch(module, name):
+        function, found = getattr(module, name), seen.setdefault(name, [])
+
+        def watched(*args, **options):
+            found.append(max(blas_threads()))
+            return function(*args, **options)
+
+        monkeypatch.setattr(module, name, watched)
+
+    for module, name in ((gram, "checked_block"), (spectrum, "eigh"), (lapack, "dpstrf"), (apply, "finite_scores")):
+        watch(module, name)
+    X, before = rng.normal(size=(60, 3)), blas_threads()
+
+    def fit(estimator):
+        return estimator.fit(X), estimator.transform(X)
+
+    maps = [dkfm.ExactFeatureMap(K, basis=basis, build="gram") for basis in ("spectral", "cholesky")]
+    components = [dkfm.KernelPCA(2, kernel=K), dkfm.KernelPCA(2, kernel=K, tile_rows=20)]
+    (fitted, _), *_ = threaded_client.gather(threaded_client.map(fit, 3 * [*maps, *components], pure=False))
+    fitted.transform(da.from_array(X, chunks=(10, 3))).compute()
+    dkfm.batch_score(fitted, X, tmp_path / "s", chunk_rows=10, progress=False)
+    threads = sum(threaded_client.nthreads().values())
+    for found in seen.values():
+        assert found
+        assert max(found) * threads <= max(CPU_COUNT, threads)
     assert blas_threads() == before
 
 

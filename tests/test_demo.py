@@ -43,8 +43,8 @@ def test_its_stores_are_models_and_scores_that_verify(finished):
     folder = finished[0]
     digits = demo.Digits.load()
     pca, phi = dkfm.load(folder / "components"), dkfm.load(folder / "features")
-    assert pca.verify().error < 1e-12
-    assert phi.verify(digits.held_out).error < 1e-12
+    assert pca.verify().certificate.error < 1e-12
+    assert phi.verify(digits.held_out).against.error < 1e-12
     import zarr
 
     rows = zarr.open_array(folder / "rows.zarr" / "rows", mode="r")[:]

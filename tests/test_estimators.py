@@ -177,18 +177,18 @@ def test_the_model_does_not_change_with_the_rows_it_was_fitted_to(rng):
 def test_new_points_of_a_wide_kernel_do_not_pass_for_damage(rng):
     # Training pairs are exact to 1e-13; new ones to the square root of what the rank dropped.
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(15.0)).fit(rng.normal(size=(800, 6)))
-    found = phi.verify(rng.normal(size=(3000, 6)))
+    found = phi.verify(rng.normal(size=(3000, 6))).against
     assert phi.certificate_.error < found.error < 2e-8
 
 
 def test_maps_of_a_chosen_rank_or_a_clipped_kernel_are_measured_on_new_points_too(rng):
     X, Z = rng.normal(size=(200, 3)), rng.normal(size=(50, 3))
-    found = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), rcond=1e-3).fit(X).verify(Z)
+    found = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), rcond=1e-3).fit(X).verify(Z).against
     assert 1e-4 < found.error < 0.2
     sigmoid = kernels.Function(lambda A, B: np.tanh(2 * A @ B.T - 1))
     with pytest.warns(DkfmWarning, match="lambda_min"):
         clipped = dkfm.ExactFeatureMap(sigmoid, on_indefinite="clip").fit(X)
-    assert clipped.verify(Z).error > 1e-3
+    assert clipped.verify(Z).against.error > 1e-3
 
 
 def test_column_names_that_are_not_names_are_refused_before_the_work(rng, monkeypatch):
@@ -247,8 +247,9 @@ def test_pipelines_feature_names_and_set_output_work(rng):
 
 def test_verify_measures_anew_and_fails_when_a_weight_changed(rng):
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0)).fit(rng.normal(size=(50, 3)))
-    assert phi.verify().error == phi.certificate_.error
-    assert phi.verify(rng.normal(size=(20, 3))).pairs == 50 * 20
+    assert phi.verify().certificate.error == phi.certificate_.error
+    found = phi.verify(rng.normal(size=(20, 3)))
+    assert (found.against.pairs, found.between.pairs) == (50 * 20, 20 * 20)
     phi.model_.heads["features"].weights[:, 3] *= 1 + 1e-6
     with pytest.raises(DkfmError, match="when it was fitted"):
         phi.verify()

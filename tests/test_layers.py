@@ -10,18 +10,22 @@ import dkfm
 
 ROOT = Path(dkfm.__file__).parent
 FLOORS = [
-    {"errors", "tiling", "budget"},
-    {"kernels", "links", "model", "apply", "spectrum", "pca", "certificate"},
-    {"csr", "formats", "store", "record", "sources", "outputs", "inspection"},
-    {"clusters", "workers", "preflight", "job", "gram", "lazy", "scoring"},
+    {"errors", "tiling", "budget", "ahead"},
+    {"kernels", "links", "model", "apply", "root", "spectrum", "cholesky", "pca", "sweep", "certificate"},
+    {"csr", "formats", "store", "streamed", "record", "sources", "outputs", "inspection"},
+    {"clusters", "workers", "preflight", "progress", "job", "gram", "lazy", "planning", "scoring"},
     {"estimators"},
-    {"plotting", "demo", "cli", "__main__", "__init__"},
+    {"plotting", "demo", "bench", "cli", "__main__", "__init__"},
 ]
 OUTSIDE = [set(), {"numpy", "scipy", "numba"}, {"numpy", "scipy", "zarr", "google_crc32c"}]
 
 
 def module_files():
-    return [path for path in ROOT.rglob("*.py") if path.parent == ROOT or path.parent.name in ("kernels", "estimators")]
+    return [
+        path
+        for path in ROOT.rglob("*.py")
+        if path.parent == ROOT or path.parent.name in ("kernels", "estimators", "bench")
+    ]
 
 
 def floor_of(name):

@@ -80,7 +80,7 @@ def test_a_large_model_is_opened_by_path_and_its_tasks_are_small(large, rng):
 def test_a_large_model_lives_as_long_as_its_last_lazy_result(large, rng, tmp_path):
     found = large.transform(da.from_array(rng.normal(size=(20, 3)), chunks=(5, 3)))
     (folder,) = (tmp_path / "w").glob("dkfm-model-*")
-    assert not hasattr(pickle.loads(pickle.dumps(large)), "_carried_model")
+    assert pickle.loads(pickle.dumps(large))._serving.carried is None
     large.__dict__.clear()
     gc.collect()
     assert found.compute(scheduler="synchronous").shape == (20, 1000)
@@ -89,13 +89,72 @@ def test_a_large_model_lives_as_long_as_its_last_lazy_result(large, rng, tmp_pat
     assert not folder.exists()
 
 
-def test_a_dask_dataframe_is_refused_by_name(fitted):
-    class Frame:
+def test_a_dask_collection_that_has_no_rows_and_columns_is_refused(fitted):
+    class Bag:
         def __dask_graph__(self):
             return {}
 
-    with pytest.raises(DkfmError, match="to_dask_array"):
-        fitted.transform(Frame())
+    with pytest.raises(DkfmError, match="arrays and data frames are transformed"):
+        fitted.transform(Bag())
+
+
+@pytest.fixture
+def frame(rng):
+    pd = pytest.importorskip("pandas")
+    return pd.DataFrame(rng.normal(size=(50, 4)), columns=list("abcd"), index=pd.Index(np.arange(50) * 3, name="id"))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_dask_data_frame_keeps_its_index_and_takes_its_columns_by_name(frame, dtype):
+    dd = pytest.importorskip("dask.dataframe")
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(2.0), basis="cholesky", dtype=dtype, tol=0.1).fit(frame)
+    shuffled = dd.from_pandas(frame[list("dbca")].assign(other="text"), npartitions=3)
+    found = phi.transform(shuffled)
+    assert isinstance(found, dd.DataFrame)
+    assert found.divisions == shuffled.divisions
+    assert list(found.columns) == list(phi.get_feature_names_out())
+    assert set(found.dtypes) == {np.dtype(dtype)}
+    computed = found.compute(scheduler="synchronous")
+    assert computed.index.equals(frame.index)
+    assert set(computed.dtypes) == {np.dtype(dtype)}
+    np.testing.assert_allclose(
+        computed.to_numpy(), phi.transform(frame), rtol=0, atol=1e-6 if dtype == "float32" else 0
+    )
+    residual = phi.residual(shuffled)
+    np.testing.assert_allclose(residual.compute(scheduler="synchronous"), phi.residual(frame), atol=1e-6)
+    with pytest.raises(InvalidInputError, match="lacks 'a'"):
+        phi.transform(shuffled[["b", "c", "d"]])
+    with pytest.raises(InvalidInputError, match="3 columns and the model was fitted with 4"):
+        dkfm.ExactFeatureMap(kernels.Gaussian(2.0)).fit(frame.to_numpy()).transform(shuffled[["b", "c", "d"]])
+
+
+def test_an_empty_partition_of_a_data_frame_is_an_empty_one(frame):
+    dd = pytest.importorskip("dask.dataframe")
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(2.0), basis="spectral").fit(frame)
+    some = dd.from_pandas(frame, npartitions=5)
+    kept = some.map_partitions(lambda part: part[part.index < 40])  # the last ones are empty
+    found = phi.transform(kept).compute(scheduler="synchronous")
+    np.testing.assert_array_equal(found.index, frame.index[frame.index < 40])
+    assert phi.transform(kept).partitions[4].compute(scheduler="synchronous").shape == (0, phi.rank_)
+
+
+def test_a_fit_takes_a_dask_data_frame_with_its_names(frame):
+    dd = pytest.importorskip("dask.dataframe")
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(2.0)).fit(dd.from_pandas(frame, npartitions=3))
+    assert list(phi.feature_names_in_) == list("abcd")
+    np.testing.assert_array_equal(
+        phi.transform(frame), dkfm.ExactFeatureMap(kernels.Gaussian(2.0)).fit(frame).transform(frame)
+    )
+
+
+def test_lazy_results_stay_lazy_whatever_container_is_asked_for(frame):
+    pd, dd = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
+    for estimator in (dkfm.ExactFeatureMap(kernels.Gaussian(2.0)), dkfm.KernelPCA(2)):
+        fitted = estimator.fit(frame).set_output(transform="pandas")
+        assert isinstance(fitted.transform(frame), pd.DataFrame)
+        assert fitted.transform(frame).index.equals(frame.index)
+        assert isinstance(fitted.transform(da.from_array(frame.to_numpy(), chunks=20)), da.Array)
+        assert isinstance(fitted.transform(dd.from_pandas(frame, npartitions=2)), dd.DataFrame)
 
 
 def test_functions_that_look_alike_are_not_taken_for_each_other(rng):
@@ -130,3 +189,35 @@ def test_a_workspace_that_is_a_file_is_told_in_one_sentence(large, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(DkfmError, match="cannot be written"):
         large.set_params(workspace=tmp_path / "file").transform(da.ones((4, 3)))
+
+
+def _rows_of_a_block(block_info=None):
+    """Make two rows of 50,000 columns, of which a few are not zero, where they are needed."""
+    (start, stop), (_, columns) = block_info[None]["array-location"]
+    rows = np.zeros((stop - start, columns))
+    rows[:, :3] = np.random.default_rng(start).normal(size=(stop - start, 3))
+    return rows
+
+
+def test_a_model_of_200_mb_scores_1000_blocks_on_a_cluster_in_small_tasks_without_a_warning(threaded_client, rng):
+    import cloudpickle
+    import dask
+
+    X = np.zeros((500, 50_000))
+    X[:, :3] = rng.normal(size=(500, 3))
+    pca = dkfm.KernelPCA(2, kernel=kernels.Gaussian(1.0).on((0, 1, 2))).fit(X)
+    assert pca.model_.nbytes >= 200_000_000
+    Z = da.map_blocks(_rows_of_a_block, chunks=((2,) * 1000, (50_000,)), dtype=float, meta=np.empty((0, 0)))
+    (found,) = dask.optimize(pca.transform(Z))
+    tasks = dict(found.__dask_graph__())
+    assert len(tasks) >= 1000
+    assert max(len(cloudpickle.dumps(task)) for task in tasks.values()) < 10_000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores = pca.transform(Z).compute()
+    for start in (0, 998, 1998):
+        few = Z[start : start + 2].compute()
+        np.testing.assert_allclose(scores[start : start + 2], pca.transform(few), rtol=0, atol=1e-12)
+    points = np.concatenate([np.random.default_rng(start).normal(size=(2, 3)) for start in range(0, 2000, 2)])
+    peer = dkfm.KernelPCA(2, kernel=kernels.Gaussian(1.0)).fit(X[:, :3])
+    np.testing.assert_allclose(scores, peer.transform(points), rtol=0, atol=1e-9)

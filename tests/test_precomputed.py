@@ -72,7 +72,7 @@ def test_a_model_of_a_given_gram_is_saved_scored_and_verified(points, tmp_path):
     np.testing.assert_array_equal(loaded.transform(block), phi.transform(block))
     dkfm.batch_score(tmp_path / "model", block, tmp_path / "out", progress=False)
     np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), phi.transform(block), rtol=0, atol=1e-12)
-    assert loaded.verify(K).error < 1e-12
+    assert loaded.verify(K).certificate.error < 1e-12
     with pytest.raises(InvalidInputError, match="keeps no Gram matrix; give it"):
         loaded.verify()
     with pytest.raises(CertificateError):
@@ -84,7 +84,7 @@ def test_a_model_of_a_given_gram_is_saved_scored_and_verified(points, tmp_path):
 def test_components_of_a_given_gram_are_verified_against_it(points):
     K = KERNEL(points[0])
     pca = dkfm.KernelPCA(3, kernel="precomputed").fit(K)
-    assert pca.verify(K).error < 1e-13
+    assert pca.verify(K).certificate.error < 1e-13
     with pytest.raises(CertificateError):
         pca.verify(K + 1e-6 * np.outer(np.arange(60), np.arange(60)))
 

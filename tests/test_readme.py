@@ -34,7 +34,7 @@ def folder(tmp_path, rng):
 @pytest.mark.parametrize("number", range(len(PYTHON)))
 def test_every_python_example_runs_as_a_script(number, folder):
     # What a notebook may do at the top, a script that starts processes must guard.
-    code = PYTHON[number].replace("1_000_000", "20_000").replace("3000", "300")
+    code = PYTHON[number].replace("1_000_000", "20_000").replace("3000", "300").replace("20_000, 2", "2000, 2")
     guarded = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in code.splitlines())
     (folder / "example.py").write_text(guarded)
     environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
@@ -51,11 +51,12 @@ def test_every_shell_example_runs_in_order(folder):
 
 
 def test_its_examples_are_short():
-    notebook, batch, own, search = (len([x for x in code.splitlines() if x.strip()]) for code in PYTHON)
+    notebook, batch, own, search, bases = (len([x for x in code.splitlines() if x.strip()]) for code in PYTHON)
     assert notebook <= 11
     assert batch <= 11
     assert own == 1 + 3
     assert search <= 11
+    assert bases <= 11
 
 
 def test_the_kernels_of_the_table_are_those_that_have_a_name():
@@ -90,5 +91,5 @@ def test_the_table_of_limits_is_what_the_budget_predicts():
 def test_the_module_map_is_the_package():
     table = TEXT[TEXT.index("## Modules") :]
     named = set(re.findall(r"`(\w+)`", table))
-    there = {p.stem for p in (ROOT / "dkfm").glob("*.py")} | {"kernels", "estimators"}
+    there = {p.stem for p in (ROOT / "dkfm").glob("*.py")} | {"kernels", "estimators", "bench"}
     assert named == {name for name in there if not name.startswith("__")}

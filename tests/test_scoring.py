@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import kernels, outputs, scoring, store
+from dkfm import kernels, outputs, planning, record, scoring, store
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
@@ -24,7 +26,7 @@ from dkfm.errors import (
     StoreExistsError,
     UnsupportedStoreError,
 )
-from dkfm.sources import open_source
+from dkfm.sources import ZarrSource, open_source
 
 
 @pytest.fixture
@@ -146,7 +148,8 @@ def test_bad_jobs_are_refused_in_one_sentence_before_anything_is_written(job, tm
 def test_a_task_that_does_not_fit_is_refused_with_both_numbers(job, monkeypatch):
     from dkfm import preflight
 
-    monkeypatch.setattr(preflight, "available_memory", lambda: 100_000)
+    # Less than a tile of the fixture's rows: a task counts the rows that it has, not a full tile.
+    monkeypatch.setattr(preflight, "available_memory", lambda: 2_000)
     with pytest.raises(BudgetError, match=r"needs .*bytes.*are there"):
         score(job)
     assert not job[2].exists()
@@ -324,7 +327,7 @@ def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
 def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**9, 4), chunks=(10**6, 4), dtype="f8")
     with pytest.raises(InvalidInputError, match="raise chunk_rows"):
-        scoring.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 100)
+        planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 100)
 
 
 MEMORY = [
@@ -338,7 +341,7 @@ MEMORY = [
 
 
 @pytest.mark.parametrize("kernel", MEMORY, ids=repr)
-def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_path, rng):
+def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_path, rng, monkeypatch):
     import tracemalloc
 
     from dkfm import apply
@@ -348,15 +351,19 @@ def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_pa
     model = Model(kernel, rng.normal(size=(n, d)), {"scores": Head(rng.normal(size=(n, width)))})
     zarr.create_array(tmp_path / "z.zarr", data=rng.normal(size=(3000, d)), chunks=(1000, d))
     source = open_source(tmp_path / "z.zarr")
-    job = scoring.plan(model, "scores", source, 1500)
+    job = planning.plan(model, "scores", source, 1500)
     kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
     run = outputs.create(tmp_path / "out", "scores", (3000, width), 1500, "", "", False)
     tracemalloc.start()
     try:
         scorer = apply.prepare(model)
         kept = tracemalloc.get_traced_memory()[0]
-        scores = scorer("scores", source.read(slice(0, 1500)))
-        outputs.write_chunk(tmp_path / "out", run, "scores", 0, slice(0, 1500), scores)
+        monkeypatch.setattr(scoring, "saved_scorer", lambda *_: scorer)
+        work = scoring.Work(
+            "", "", (), False, source, job.piece_rows, str(tmp_path / "out"), run, "scores", on_invalid="raise"
+        )
+        with ThreadPoolExecutor(1) as fresh:  # this thread may have a buffer from before
+            fresh.submit(scoring.score_chunk, work, 0, slice(0, 1500)).result()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -364,28 +371,199 @@ def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_pa
     assert peak - kept <= job.task_bytes <= 3 * (peak - kept)
 
 
-def test_a_source_of_one_large_chunk_is_counted_and_read_once(fitted, tmp_path):
+def test_a_chunk_that_is_too_large_is_cut_evenly_and_counted_once_a_process(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**7, 4), chunks=(10**7, 4), dtype="f8")
-    job = scoring.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"))
-    assert job.chunks == 1
-    part = scoring.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 10_000)
-    assert part.task_bytes > 2 * 10**7 * 4 * 8, "a part of a chunk is read with all of it"
+    job = planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"))
+    assert job.chunks >= 16
+    assert job.chunks * job.chunk_rows == 10**7
+    # All tasks of a process share the chunk; before, a task was the whole of it, and a part of it was read with it all.
+    assert job.model_bytes > 2 * 10**7 * 4 * 8 > 2 * job.task_bytes
+    # A part that is not even may lie in two chunks: of both it takes its rows alone.
+    uneven = planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 30_000)
+    assert uneven.model_bytes > 2 * 10**7 * 4 * 8 > 2 * uneven.task_bytes
+
+
+def test_parts_of_a_chunk_decode_it_once_and_another_opening_decodes_it_anew(tmp_path, rng, monkeypatch):
+    rows = rng.normal(size=(1000, 3))
+    zarr.create_array(tmp_path / "z.zarr", data=rows, chunks=(400, 3))
+    source, decoded, read = open_source(tmp_path / "z.zarr"), [], ZarrSource._read
+    monkeypatch.setattr(ZarrSource, "_read", lambda self, part: decoded.append(part) or read(self, part))
+    parts = [source.read(slice(a, a + 100)) for a in (0, 100, 400, 200, 500, 300, 600, 800, 700, 900)]
+    assert len(decoded) == 3  # two chunks are kept, for threads on both sides of a border
+    with ThreadPoolExecutor(3) as pool:
+        parts = list(pool.map(lambda a: source.read(slice(a, a + 70)), range(0, 980, 70)))
+    np.testing.assert_array_equal(np.vstack(parts), rows[:980])
+    zarr.open_array(tmp_path / "z.zarr", mode="r+")[:] = rows + 1
+    again = open_source(tmp_path / "z.zarr")
+    np.testing.assert_array_equal(again.read(slice(0, 100)), rows[:100] + 1)
+    assert source == again
+
+
+@pytest.mark.parametrize("chunk", [30, 64, 1000], ids=str)
+def test_any_cut_of_the_sources_chunks_gives_the_same_scores(fitted, chunk, tmp_path, rng):
+    rows = rng.normal(size=(1000, 4))
+    zarr.create_array(tmp_path / "z.zarr", data=rows, chunks=(chunk, 4))
+    fitted.save(tmp_path / "model")
+    for place, tasks in enumerate((None, 50, 125, 333)):
+        dkfm.batch_score(
+            tmp_path / "model", tmp_path / "z.zarr", tmp_path / f"{place}", chunk_rows=tasks, progress=False
+        )
+        found = dkfm.open_scores(tmp_path / f"{place}").compute(scheduler="synchronous")
+        np.testing.assert_allclose(found, fitted.transform(rows), atol=1e-13)
+
+
+def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
+    zarr.create_array(tmp_path / "z.zarr", data=np.ones((800, 4)), chunks=(100, 4))
+    fitted.save(tmp_path / "model")
+    job = planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 800)
+    assert (job.chunks, job.piece_rows) == (1, 200)
+    events, read, score = [], ZarrSource.read, scoring.apply.finite_scores
+    reading = threading.Event()
+
+    def slowly(self, rows):
+        events.append("read")
+        reading.set()
+        return read(self, rows)
+
+    def after_the_next_read(*arguments):
+        if events.count("read") < 4:
+            assert reading.wait(30)  # by a thread, while this one has its rows already
+        reading.clear()
+        events.append("scored")
+        return score(*arguments)
+
+    monkeypatch.setattr(ZarrSource, "read", slowly)
+    monkeypatch.setattr(scoring.apply, "finite_scores", after_the_next_read)
+    dkfm.batch_score(tmp_path / "model", tmp_path / "z.zarr", tmp_path / "out", chunk_rows=800, progress=False)
+    assert events.count("read") == events.count("scored") == 4
+    assert events.index("scored") >= 1
+
+
+@pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
+@pytest.mark.parametrize("output", ["features", "residual"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
+    basis, output, dtype, tmp_path, rng, monkeypatch
+):
+    from dkfm import preflight, streamed
+
+    X, Z = rng.normal(size=(600, 5)), rng.normal(size=(500, 5))
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis=basis, dtype=dtype, centered=True).fit(X)
+    phi.save(tmp_path / "model")
+    model, reads, take = phi.model_, [], streamed._InStore.__getitem__
+    monkeypatch.setattr(streamed, "PANEL_BYTES", 600 * 70 * model.dtype.itemsize)
+    monkeypatch.setattr(record, "_CHUNK_BYTES", 600 * 10 * model.dtype.itemsize)
+    phi.save(tmp_path / "model", overwrite=True)
+    monkeypatch.setattr(
+        streamed._InStore, "__getitem__", lambda self, places: reads.append(places) or take(self, places)
+    )
+    job = planning.plan(model, output, open_source(Z), 60)
+    monkeypatch.setattr(preflight, "available_memory", lambda: job.model_bytes + job.task_bytes - 1)
+    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    report = dkfm.batch_score(tmp_path / "model", Z, tmp_path / "out", output=output, chunk_rows=60, progress=False)
+    assert report.chunks == 9
+    assert len(reads) >= 2 * report.chunks
+    found = dkfm.open_scores(tmp_path / "out").compute(scheduler="synchronous")
+    expected = phi.transform(Z) if output == "features" else phi.residual(Z)[:, np.newaxis]
+    assert found.dtype == expected.dtype == dtype
+    head = model.heads[output]
+    values, W = np.abs(phi.kernel_(Z, model.points)), np.abs(head.weights[:, : head.first])
+    error = 64 * np.finfo(dtype).eps * (values @ W + (0 if head.offset is None else np.abs(head.offset)))
+    bound = error if head.rotation is None else (error * head.rotation) @ W.T
+    if output == "residual":
+        bound = (2 * error).sum(axis=1, keepdims=True) + 64 * np.finfo(dtype).eps
+    assert (np.abs(found - expected) <= bound).all()
+
+
+def test_a_model_that_is_too_large_even_in_parts_is_refused_with_both_numbers(tmp_path, rng, monkeypatch):
+    from dkfm import preflight
+
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(600, 5)))
+    phi.save(tmp_path / "model")
+    monkeypatch.setattr(preflight, "available_memory", lambda: 500_000)
+    with pytest.raises(BudgetError, match=r"task of 64 rows needs .* are there"):
+        dkfm.batch_score(tmp_path / "model", np.ones((1000, 5)), tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_streamed_model_that_is_replaced_or_moved_is_never_taken_for_another(tmp_path, rng):
+    from dkfm.workers import forget, saved_scorer
+
+    one, other = (dkfm.ExactFeatureMap(kernels.Gaussian(1.0)).fit(rng.normal(size=(30, 2))) for _ in range(2))
+    one.save(tmp_path / "model")
+    one.save(tmp_path / "copy")
+    digest, Z = record.load_record(tmp_path / "model", streamed=True).digest, rng.normal(size=(5, 2))
+    scorer = saved_scorer(str(tmp_path / "model"), digest, streamed=True)
+    np.testing.assert_allclose(scorer("features", Z), one.transform(Z), atol=1e-12)
+    other.save(tmp_path / "model", overwrite=True)
+    with pytest.raises(DamagedStoreError, match="replaced"):
+        scorer("features", Z)
+    again = saved_scorer(str(tmp_path / "copy"), digest, streamed=True)
+    np.testing.assert_allclose(again("features", Z), one.transform(Z), atol=1e-12)
+    forget(digest)
+    assert saved_scorer(str(tmp_path / "copy"), digest, streamed=True) is not again
+    forget(digest)
+
+
+def test_rows_of_a_streamed_task_are_as_many_as_memory_takes_whatever_the_chunks(tmp_path, rng):
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(600, 50)))
+    phi.save(tmp_path / "model")
+    model = record.load_record(tmp_path / "model", streamed=True).model
+    for chunk in (1000, 8191, 8192, 65536):
+        zarr.create_array(tmp_path / f"{chunk}", shape=(10**6, 50), chunks=(chunk, 50), dtype="f8")
+        job = planning.plan_streamed(model, "features", open_source(tmp_path / f"{chunk}"), lambda shared: 10**8)
+        assert 1000 <= job.chunk_rows <= 4096
+        assert job.task_bytes <= 10**8
+
+
+@pytest.mark.parametrize(
+    "kernel", [kernels.Polynomial(9), kernels.Matern(1.5), kernels.Constant(1.0) + kernels.Gaussian(5.0)], ids=repr
+)
+def test_the_blocks_of_kernels_that_do_not_fill_or_that_widen_are_counted(kernel, rng, tmp_path):
+    import tracemalloc
+
+    from dkfm import apply
+    from dkfm.model import Head, Model
+
+    n, dtype = 3000, np.dtype(np.float32)
+    heads = {"scores": Head(rng.normal(size=(n, 2)).astype(dtype))}
+    model, Z = Model(kernel, rng.normal(size=(n, 20)).astype(dtype), heads), rng.normal(size=(4000, 20))
+    job, score = planning.plan(model, "scores", open_source(Z), 4000), apply.prepare(model)
+    tracemalloc.start()
+    try:
+        with ThreadPoolExecutor(1) as fresh:
+            fresh.submit(score, "scores", Z[: job.piece_rows]).result()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= job.task_bytes
+
+
+def test_weights_that_are_read_from_a_store_are_checked(tmp_path, rng):
+    phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(30, 2)))
+    phi.save(tmp_path / "model")
+    head = record.load_record(tmp_path / "model", streamed=True).model.heads["features"]
+    np.testing.assert_array_equal(head.weights[0:30, 0:30], phi.model_.heads["features"].weights)
+    chunk = next((tmp_path / "model").glob("head.*/c/0/0"))
+    good = chunk.read_bytes()
+    chunk.write_bytes(good[:9] + bytes([good[9] ^ 1]) + good[10:])
+    with pytest.raises(DamagedStoreError, match="cannot be read"):
+        head.weights[0:30, 0:30]
+    chunk.unlink()
+    with pytest.raises(DamagedStoreError, match="gone"):
+        head.weights[0:30, 0:30]
+    below = np.tril(np.ones((30, 30)))
+    group = zarr.open_group(tmp_path / "model", mode="r+")
+    group[chunk.parents[2].name][:] = below
+    with pytest.raises(UnsupportedStoreError, match="triangular"):
+        head.weights[0:30, 0:30]
 
 
 def test_a_scoring_task_pickles_to_under_ten_kilobytes(job):
-    digest = "0" * 64
-    task = (
-        scoring.score_chunk,
-        str(job[0]),
-        digest,
-        open_source(job[1]),
-        str(job[2]),
-        "scores",
-        "raise",
-        3,
-        slice(0, 9),
+    work = scoring.Work(
+        str(job[0]), "0" * 64, (), True, open_source(job[1]), 4, str(job[2]), "1" * 32, "scores", "raise"
     )
-    assert len(pickle.dumps(task)) < 10_000
+    assert len(pickle.dumps((scoring.score_chunk, work, 3, slice(0, 9)))) < 10_000
 
 
 def test_a_replaced_model_is_not_taken_for_the_one_that_was_asked_for(job, rng):
@@ -398,7 +576,7 @@ def test_a_replaced_model_is_not_taken_for_the_one_that_was_asked_for(job, rng):
 
 def test_chunks_of_a_plan_are_in_step_with_the_source(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**6, 4), chunks=(7_000, 4), dtype="f8")
-    job = scoring.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"))
+    job = planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"))
     assert job.chunk_rows % 7_000 == 0
     assert job.chunks == -(-(10**6) // job.chunk_rows)
     assert job.task_bytes > job.chunk_rows * 8 * 7

@@ -56,12 +56,12 @@ def test_estimators_take_sparse_rows_as_they_take_dense_ones(kernel, points, tmp
         products = phi.transform(rows) @ phi.transform(x).T
         np.testing.assert_allclose(products, kernel(Z, X), rtol=0, atol=1e-10)
     np.testing.assert_allclose(phi.residual(z), dense.residual(Z), rtol=0, atol=1e-10)
-    assert phi.verify(z).error < 1e-10
+    assert phi.verify(z).against.error < 1e-10
     phi.save(tmp_path / "model")
     loaded = dkfm.load(tmp_path / "model")
     assert sparse.issparse(loaded.model_.landmarks)
     np.testing.assert_array_equal(loaded.transform(z), phi.transform(z))
-    np.testing.assert_array_equal(loaded.verify().error, phi.certificate_.error)
+    np.testing.assert_array_equal(loaded.verify().certificate.error, phi.certificate_.error)
     assert inspection.describe(tmp_path / "model")["columns"] == 40
 
 

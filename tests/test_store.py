@@ -110,8 +110,8 @@ def test_a_model_without_its_marker_is_refused(saved):
 
 
 def test_a_newer_model_is_refused_with_both_versions(saved):
-    edit(saved / "zarr.json", lambda m: m["attributes"]["dkfm"].update(version=2))
-    with pytest.raises(UnsupportedStoreError, match=r"format 2 .*reads format 1"):
+    edit(saved / "zarr.json", lambda m: m["attributes"]["dkfm"].update(version=3))
+    with pytest.raises(UnsupportedStoreError, match=r"format 3 .*reads format 2"):
         dkfm.load(saved)
 
 
@@ -235,14 +235,19 @@ FORGED = {
     "extra": lambda a: a.update(extra="eigenvalues"),
     "missing output": lambda a: a.update(heads={"features": a["heads"]["scores"]}),
     "no outputs": lambda a: a.update(heads={}),
-    "endless pairs": lambda a: a["fitted"]["certificate"].update(pairs=float("inf")),
-    "certificate of nothing": lambda a: a["fitted"]["certificate"].update(error=float("nan")),
+    "endless pairs": lambda a: a["fitted"]["certificates"]["certificate"].update(pairs=float("inf")),
+    "certificate of nothing": lambda a: a["fitted"]["certificates"]["certificate"].update(error=float("nan")),
     "tiny sigma": lambda a: a["kernel"].update(sigma=1e-170),
     "huge sigma": lambda a: a["kernel"].update(sigma=10**400),
     "fitted": lambda a: a.update(fitted=[]),
-    "certificate": lambda a: a["fitted"].update(certificate=[1]),
+    "certificate": lambda a: a["fitted"].update(certificates={"certificate": [1]}),
+    "no certificate": lambda a: a["fitted"].update(certificates={}),
     "parameters": lambda a: a.update(parameters={}),
     "wrong weights": lambda a: a["heads"]["scores"].update(weights="eigenvalues"),
+    "columns that are not there": lambda a: a["heads"]["scores"].update(first=99),
+    "columns of a head with an offset": lambda a: a["heads"]["scores"].update(first=1),
+    "no triangle": lambda a: a["heads"]["scores"].update(triangular=True),
+    "a shift of another width": lambda a: a.update(shift="eigenvalues"),
     "missing weights": lambda a: a["heads"]["scores"].update(weights=None),
 }
 

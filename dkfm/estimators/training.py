@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm import gram, store
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array, Rows, as_array, as_rows, double
 from dkfm.sources import MemorySource, Source, open_source, read_finite
@@ -21,7 +21,7 @@ from dkfm.tiling import row_slices
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["GivenGram", "Points", "Training", "training"]
+__all__ = ["GivenGram", "Numbers", "Points", "Training", "in_memory", "training", "weighted"]
 
 _TILE_VALUES = 2**23
 """Of a Gram matrix, read at a time."""
@@ -30,6 +30,9 @@ _GRAM = "The Gram matrix"
 
 _SYMMETRY = 1e-8
 """Of the largest value: more than rounding does to a kernel that is symmetric."""
+
+
+Numbers = npt.NDArray[np.intp]
 
 
 class Training(Protocol):
@@ -41,20 +44,33 @@ class Training(Protocol):
 
     @property
     def landmarks(self) -> Rows:
-        """The model's landmarks."""
+        """The rows as landmarks of a model."""
 
     @property
     def width(self) -> int:
         """How many float64 values a landmark takes."""
 
-    def gram(self, tile_rows: int | None, workspace: str | Path | None) -> Array:
+    @property
+    def numbers(self) -> "Numbers | None":
+        """Which of the rows that a fit was given they are, where they are of them."""
+
+    def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return the Gram matrix, Fortran-contiguous, in fresh memory."""
 
     def tiles(self) -> Iterator[Rows]:
         """Yield all rows, some at a time."""
 
-    def some(self, numbers: npt.NDArray[np.intp]) -> Rows:
-        """Return the rows of some ascending numbers."""
+    def some(self, numbers: Numbers) -> Rows:
+        """Return the rows of some numbers."""
+
+    def diagonal(self) -> Array:
+        """Return k(x, x) of all rows, (N,)."""
+
+    def columns(self) -> Callable[[int], Array]:
+        """Return the function from the number of a row to its kernel values with all rows, (N,)."""
+
+    def subset(self, numbers: Numbers) -> "Training":
+        """Return some of the rows as training rows themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,56 +80,116 @@ class Points:
     kernel: Kernel
     landmarks: Rows
     width: int
+    numbers: Numbers | None = None
 
-    def gram(self, tile_rows: int | None, workspace: str | Path | None) -> Array:
+    def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return k(X, X), computed on the current Dask client or on threads of this process."""
-        return gram.driver_gram(self.kernel, self.landmarks, tile_rows=tile_rows, workspace=workspace)
+        return gram.driver_gram(
+            self.kernel, self.landmarks, tile_rows=tile_rows, workspace=workspace, progress=progress
+        )
 
     def tiles(self) -> Iterator[Rows]:
         """Yield all rows at once: a model takes its own tiles of what is in memory."""
         yield self.landmarks
 
-    def some(self, numbers: npt.NDArray[np.intp]) -> Rows:
+    def some(self, numbers: Numbers) -> Rows:
         """Return some landmarks."""
         return self.landmarks[numbers]
+
+    def diagonal(self) -> Array:
+        """Return the self-similarities."""
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+            found = self.kernel.self_similarities(self.landmarks)
+        if not np.isfinite(found).all():
+            row = int(np.isfinite(found).argmin())
+            raise KernelError(f"{self.kernel!r} returned {found[row]} for rows {row} and {row}.")
+        return found
+
+    def subset(self, numbers: Numbers) -> "Points":
+        """Return some of the points."""
+        among = None if self.numbers is None else self.numbers[numbers]
+        return Points(self.kernel, self.landmarks[numbers], self.width, among)
+
+    def columns(self) -> Callable[[int], Array]:
+        """Return the function from the number of a row to its kernel values with all rows, (N,)."""
+        values = self.kernel.against(self.landmarks)
+
+        def column(number: int) -> Array:
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+                found: Array = values(self.landmarks[number : number + 1])[0]
+            if not np.isfinite(found).all():
+                other = int(np.isfinite(found).argmin())
+                raise KernelError(f"{self.kernel!r} returned {found[other]} for rows {number} and {other}.")
+            return found
+
+        return column
 
 
 @dataclass(frozen=True, eq=False)
 class GivenGram:
-    """A Gram matrix that the user brings; the landmarks are the numbers of its columns."""
+    """A Gram matrix that the user brings; the landmarks are the numbers of its columns, all or some."""
 
     kernel: Kernel
     source: Source
+    numbers: Numbers
 
     @property
     def landmarks(self) -> Array:
         """The numbers of the columns, (N, 1)."""
-        return np.arange(self.source.shape[0], dtype=np.float64)[:, np.newaxis]
+        return self.numbers.astype(np.float64)[:, np.newaxis]
 
     width = 1
 
-    def gram(self, tile_rows: int | None, workspace: str | Path | None) -> Array:
-        """Return a copy of the matrix, once it is seen to be symmetric."""
-        n = self.source.shape[0]
-        K = np.empty((n, n), order="F")
-        for rows, tile in self._tiles():
-            K.T[rows] = tile
+    def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
+        """Return a copy of the matrix, or of the part that is of the numbers, once it is seen to be symmetric."""
+        n = len(self.numbers)
+        K, start = np.empty((n, n), order="F"), 0
+        for tile in self.tiles():
+            K.T[start : start + len(tile)] = tile[:, self.numbers]
+            start += len(tile)
         _require_symmetric(K)
         return K
 
-    def tiles(self) -> Iterator[Rows]:
-        """Yield the rows of the matrix."""
-        return (tile for _, tile in self._tiles())
+    def tiles(self) -> Iterator[Array]:
+        """Yield the rows of the matrix that are of the numbers."""
+        rows_at_once = max(1, _TILE_VALUES // self.source.shape[1])
+        for part in row_slices(len(self.numbers), rows_at_once):
+            yield self._rows(self.numbers[part])
 
-    def some(self, numbers: npt.NDArray[np.intp]) -> Rows:
+    def some(self, numbers: Numbers) -> Rows:
         """Return some rows of the matrix."""
-        ends = ((rows, tile, np.searchsorted(numbers, [rows.start, rows.stop])) for rows, tile in self._tiles())
-        return np.concatenate([tile[numbers[a:b] - rows.start] for rows, tile, (a, b) in ends])
+        return self._rows(self.numbers[numbers])
 
-    def _tiles(self) -> Iterator[tuple[slice, Array]]:
-        n = self.source.shape[0]
-        for rows in row_slices(n, max(1, _TILE_VALUES // n)):
-            yield rows, _dense(read_finite(self.source, rows))
+    def diagonal(self) -> Array:
+        """Return the diagonal of the matrix."""
+        diagonal, start = np.empty(len(self.numbers)), 0
+        for tile in self.tiles():
+            place = slice(start, start + len(tile))
+            diagonal[place] = tile[np.arange(len(tile)), self.numbers[place]]
+            start = place.stop
+        return diagonal
+
+    def columns(self) -> Callable[[int], Array]:
+        """Return the function from the number of a row to its kernel values with all rows, (N,)."""
+        K = self.gram(None, None)
+        return lambda number: K[:, number].copy()
+
+    def subset(self, numbers: Numbers) -> "GivenGram":
+        """Return the part of some rows and columns."""
+        return GivenGram(self.kernel, self.source, self.numbers[numbers])
+
+    def _rows(self, numbers: Numbers) -> Array:
+        """Return rows of the matrix, read in runs that lie beside each other."""
+        ascending, back = np.unique(numbers, return_inverse=True)
+        runs = np.split(ascending, np.flatnonzero(np.diff(ascending) > 1) + 1)
+        rows = np.concatenate([_dense(read_finite(self.source, slice(int(r[0]), int(r[-1]) + 1))) for r in runs])
+        return rows if len(back) == len(ascending) and (np.diff(back) == 1).all() else rows[back]
+
+
+def in_memory(X: object) -> object:
+    """Return what a fit is given: a dask data frame as one in memory, anything else as it is."""
+    lazy_frame = hasattr(X, "map_partitions") and not hasattr(X, "map_blocks") and hasattr(X, "compute")
+    return X.compute() if lazy_frame else X  # type: ignore[attr-defined]  # as just seen
 
 
 def training(kernel: Kernel, X: object) -> Training:
@@ -123,10 +199,27 @@ def training(kernel: Kernel, X: object) -> Training:
     rows = double(as_rows(X))
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):
-        return Points(resolved, rows.copy(), MemorySource(rows).row_values)
+        return Points(resolved, rows.copy(), MemorySource(rows).row_values, np.arange(rows.shape[0]))
     # The landmarks are the model's own: the user may change the rows.
     own = rows.copy() if np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
-    return Points(resolved, own, rows.shape[1])
+    return Points(resolved, own, rows.shape[1], np.arange(len(own)))
+
+
+def weighted(given: Training, sample_weight: object) -> tuple[Training, Array]:
+    """Return the training rows of a positive weight, and the weights (N,); all are 1 without any."""
+    n = given.landmarks.shape[0]
+    if sample_weight is None:
+        return given, np.ones(n)
+    weights = np.asarray(sample_weight)
+    if weights.shape != (n,) or weights.dtype.kind not in "biuf":
+        raise InvalidInputError(
+            f"sample_weight must be a number for each row, {(n,)}, and its shape is {weights.shape}."
+        )
+    weights = weights.astype(np.float64)
+    if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
+        raise InvalidInputError("sample_weight must be finite, not negative, and not zero for every row.")
+    kept = np.flatnonzero(weights)
+    return (given, weights) if len(kept) == n else (given.subset(kept), weights[kept])
 
 
 def _given(kernel: Kernel, source: Source) -> GivenGram:
@@ -134,7 +227,7 @@ def _given(kernel: Kernel, source: Source) -> GivenGram:
         raise InvalidInputError(
             f"A precomputed kernel is fitted to a Gram matrix, square; the shape of this is {source.shape}."
         )
-    return GivenGram(kernel.resolve(_dense(read_finite(source, slice(0, 1)))), source)
+    return GivenGram(kernel.resolve(_dense(read_finite(source, slice(0, 1)))), source, np.arange(source.shape[0]))
 
 
 def _given_dask(kernel: Kernel, X: object) -> GivenGram:

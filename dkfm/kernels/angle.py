@@ -46,7 +46,7 @@ class ArcCosine(PreparedKernel):
     """
 
     order: int = 1
-    sparse = True
+    sparse = fills = True
     copies = 2
 
     def __post_init__(self) -> None:
@@ -59,9 +59,9 @@ class ArcCosine(PreparedKernel):
         units, lengths = unit_rows(landmarks)
         distances = negative_squared_distances(units, 1.0, _NEAR)
 
-        def block(Z: Rows) -> Array:
+        def block(Z: Rows, out: Array | None = None, /) -> Array:
             z_units, z_lengths = unit_rows(Z)
-            values = distances(z_units)
+            values = distances(z_units, out)
             for rows in row_slices(len(values), _ROWS):
                 angles = _angles(values[rows], z_units[rows], units)
                 angles[z_lengths[rows] == 0] = np.pi / 2

@@ -9,30 +9,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.definiteness import Definiteness
-from dkfm.kernels.rows import Array, Rows, as_rows, double, is_sparse
+from dkfm.kernels.rows import Array, Rows, as_rows, double, fits_single, is_sparse
 
 if TYPE_CHECKING:
     from dkfm.kernels.maps import RowMap
 
 __all__ = ["Evaluator", "Kernel", "Prepared", "PreparedKernel"]
 
-Prepared = Callable[[Array], Array]
+Prepared = Callable[..., Array]
 """Rows Z (n, d), such as the kernel's hooks take, in, the block k(Z, landmarks) (n, m) out."""
-
-Evaluator = Callable[[Rows], Array]
-"""Any rows Z (n, d) in, the block k(Z, landmarks) (n, m) out."""
 
 _DIAGONAL_ROWS = 64
 _NUMBER = int | float | np.integer | np.floating
-_SINGLE_RANGE = 1e-30, 1e30
-"""Parameters beyond it do not go through float32."""
+
+
+class Evaluator(Protocol):
+    """Any rows Z (n, d) in, the block k(Z, landmarks) (n, m) out: in the memory given, if the kernel can."""
+
+    def __call__(self, Z: Rows, out: Array | None = None, /) -> Array:
+        """Return the block; what was given as `out` is lost."""
 
 
 class Kernel(ABC):
@@ -40,8 +42,9 @@ class Kernel(ABC):
 
     A subclass is a frozen dataclass with one required method, `block`, and at most three more: `prepare` (work done
     once for many blocks against the same landmarks), `resolve` (parameters taken from the training rows) and
-    `diagonal` (where a formula is cheaper than small blocks). What it is, it says in attributes: `definiteness`;
-    `single` and `sparse`, for what rows its methods take; `blocks` and `copies`, for the memory budget.
+    `diagonal` (where a formula is cheaper than small blocks). What it is, it says in attributes: `definiteness`
+    and `translation_invariant`; `single`, `sparse` and `fills`, for what its methods take; `blocks` and `copies`, for
+    the memory budget.
 
     ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0), ``k ** n`` (n a positive integer), ``k.warp(h)`` and
     ``k.on(columns)`` are kernels again.
@@ -87,6 +90,16 @@ class Kernel(ABC):
         return False
 
     @property
+    def fills(self) -> bool:
+        """Whether what `prepare` returns takes memory for its block as a second argument, or None."""
+        return False
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether k(x + c, y + c) = k(x, y): what scores in float32 may then take an offset from its rows first."""
+        return False
+
+    @property
     def of_numbers(self) -> bool:
         """Whether rows are values of the kernel, and landmarks the numbers of their columns."""
         return False
@@ -115,10 +128,12 @@ class Kernel(ABC):
         taken = self._taken(landmarks)
         prepared = self.prepare(taken)
 
-        def block(Z: Rows) -> Array:
+        def block(Z: Rows, out: Array | None = None, /) -> Array:
             if Z.dtype != landmarks.dtype:
                 return self.against(double(landmarks))(double(Z))
-            values = prepared(taken if Z is landmarks else self._taken(Z))
+            rows = taken if Z is landmarks else self._taken(Z)
+            fills = self.fills and out is not None and out.dtype == rows.dtype
+            values = prepared(rows, out) if fills else prepared(rows)
             return values.astype(Z.dtype, copy=False)
 
         return block
@@ -127,7 +142,7 @@ class Kernel(ABC):
         """Return rows as the hooks take them; sparse rows only where `sparse` promises to take them."""
         if is_sparse(rows) and not self.sparse:
             raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
-        single = self.single and all(map(_fits_single, getattr(self, "__dict__", {}).values()))
+        single = self.single and all(map(fits_single, getattr(self, "__dict__", {}).values()))
         return rows if single else double(rows)  # type: ignore[return-value]  # sparse where that is promised
 
     def __call__(self, X: object, Y: object = None) -> Array:
@@ -219,13 +234,6 @@ class PreparedKernel(Kernel):
     @abstractmethod
     def prepare(self, landmarks: Array) -> Prepared:
         """Return a function from rows Z to k(Z, landmarks)."""
-
-
-def _fits_single(parameter: object) -> bool:
-    if isinstance(parameter, tuple):
-        return all(map(_fits_single, parameter))
-    smallest, largest = _SINGLE_RANGE
-    return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest
 
 
 def _block_against(kernel: Kernel, landmarks: Array, Z: Array) -> Array:

@@ -13,6 +13,7 @@ from math import log
 from pathlib import Path
 
 import numba
+import numpy as np
 
 from dkfm.kernels.rows import Array
 
@@ -23,6 +24,9 @@ _COLUMNS = 1024
 
 _ROWS = 64
 """Landmarks that stay near the processor while rows pass."""
+
+_FEW = 128
+"""Columns up to which landmarks, and not columns, fill the processor's vectors."""
 
 _FLAGS = {"reassoc", "nsz", "contract"}
 """What lets a sum be vectorised; NaN and infinity keep their meaning."""
@@ -62,7 +66,34 @@ def _four(x, y0, y1, y2, y3, zero):
     return a, b, c, d
 
 
+@numba.njit(fastmath=_FLAGS)
+def _absolute_of_few(X, Y, block):
+    """Add up column by column, over many landmarks at once: no sum of so few terms is long enough for a vector."""
+    columns = X.shape[1]
+    # Four columns at a time; beyond the last there are zeros on both sides.
+    turned, total = np.zeros((columns + 3, _ROWS), X.dtype), np.zeros(_ROWS, X.dtype)
+    row = np.zeros(columns + 3, X.dtype)
+    for start in range(0, Y.shape[0], _ROWS):
+        stop = min(start + _ROWS, Y.shape[0])
+        for j in range(start, stop):
+            for k in range(columns):
+                turned[k, j - start] = Y[j, k]
+        for i in range(X.shape[0]):
+            total[:] = 0
+            row[:columns] = X[i]
+            for k in range(0, columns, 4):
+                p, q, r, s = row[k], row[k + 1], row[k + 2], row[k + 3]
+                for j in range(_ROWS):
+                    first = abs(p - turned[k, j]) + abs(q - turned[k + 1, j])
+                    total[j] += first + (abs(r - turned[k + 2, j]) + abs(s - turned[k + 3, j]))
+            for j in range(start, stop):
+                block[i, j] = total[j - start]
+
+
 def _absolute(X, Y, block):
+    if X.shape[1] <= _FEW:
+        _absolute_of_few(X, Y, block)
+        return
     zero, last = X.dtype.type(0), Y.shape[0] - 1
     for start in range(0, Y.shape[0], _ROWS):
         for i in range(X.shape[0]):

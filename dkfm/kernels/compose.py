@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Self
 
 import numpy as np
@@ -18,9 +19,17 @@ from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.dot import integer_power
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
 from dkfm.kernels.rows import Array, Rows
-from dkfm.kernels.wrap import Pointwise, bracketed
+from dkfm.kernels.wrap import Pointwise, Wrapper, bracketed
 
-__all__ = ["Constant", "Power", "Product", "Scaled", "Sum"]
+__all__ = ["Constant", "Power", "Product", "Scaled", "Sum", "widens"]
+
+
+def widens(kernel: Kernel) -> bool:
+    """Whether some block of float32 rows is computed in float64 and rounded; for the memory budget."""
+    if isinstance(kernel, _Folded):
+        return any(map(widens, kernel.parts))
+    return not kernel.single or (isinstance(kernel, Wrapper) and widens(kernel.kernel))
+
 
 _NEGATIVE = ": a negative multiple of a kernel is not positive semi-definite"
 
@@ -39,7 +48,7 @@ class Constant(Kernel):
     """
 
     value: float = 1.0
-    single = sparse = True
+    single = sparse = translation_invariant = True
 
     def __post_init__(self) -> None:
         require_non_negative(self, "value", _NEGATIVE)
@@ -76,9 +85,19 @@ class _Folded(PreparedKernel):
         return cls(kernels)  # type: ignore[call-arg]  # the only field
 
     @property
+    def fills(self) -> bool:
+        """Where the first part does, into which the others are folded."""
+        return self.parts[0].fills
+
+    @property
     def sparse(self) -> bool:
         """Where all parts do."""
         return all(k.sparse for k in self.parts)
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Where all parts are."""
+        return all(k.translation_invariant for k in self.parts)
 
     @property
     def blocks(self) -> int:
@@ -92,8 +111,8 @@ class _Folded(PreparedKernel):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare every part."""
-        prepared = [k.against(landmarks) for k in self.parts]
-        return lambda Z: self._fold(p(Z) for p in prepared)
+        first, *others = [k.against(landmarks) for k in self.parts]
+        return lambda Z, out=None, /: self._fold(chain([first(Z, out)], (p(Z) for p in others)))
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve every part."""
@@ -108,6 +127,7 @@ class _Folded(PreparedKernel):
         total = next(values)
         for value in values:
             self.operation(total, value, out=total)
+            del value  # before the next one is made
         return total
 
 

@@ -59,7 +59,7 @@ def negative_squared_distances(landmarks: Rows, scale: float | Array, near: floa
         return sparse
     few = landmarks.shape[1] <= _FEW_COLUMNS
     dense: Prepared = _Differences(landmarks, scale) if few else _Centred(landmarks, scale, near)
-    return lambda Z: dense(Z) if isinstance(Z, np.ndarray) else sparse(Z)
+    return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
 
 
 class _Differences:
@@ -69,8 +69,8 @@ class _Differences:
         self.landmarks = landmarks
         self.weights = np.full(landmarks.shape[1], 1 / np.square(scale))
 
-    def __call__(self, Z: Array) -> Array:
-        squares = np.empty((len(Z), len(self.landmarks)), Z.dtype)
+    def __call__(self, Z: Array, out: Array | None = None) -> Array:
+        squares = np.empty((len(Z), len(self.landmarks)), Z.dtype) if out is None else out
         for part in row_slices(len(Z), _ROWS_AT_ONCE):
             squares[part] = cdist(Z[part], self.landmarks, "sqeuclidean", w=self.weights)
         return np.negative(squares, out=squares)
@@ -135,11 +135,11 @@ class _Centred(_Products):
         centred *= self.factors
         return augmented, squared_norms(centred)
 
-    def __call__(self, Z: Array) -> Array:
+    def __call__(self, Z: Array, out: Array | None = None) -> Array:
         left, norms = self._augmented(Z)
         left[:, -2] = 1.0
         left[:, -1] = -norms
-        return self.mended(left @ self.right.T, Z, norms)
+        return self.mended(np.matmul(left, self.right.T, out=out), Z, norms)
 
 
 class _Sparse(_Products):
@@ -155,7 +155,7 @@ class _Sparse(_Products):
     def norms(self) -> Array:  # type: ignore[override]  # computed when sparse rows come, if ever
         return squared_norms(self.scaled)
 
-    def __call__(self, Z: Rows) -> Array:
+    def __call__(self, Z: Rows, out: Array | None = None) -> Array:
         scaled = scaled_columns(Z, self.factors)
         norms = squared_norms(scaled)
         block = self.products(scaled)

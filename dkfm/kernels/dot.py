@@ -29,7 +29,7 @@ class Linear(PreparedKernel):
     array([[11.]])
     """
 
-    single = sparse = True
+    single = sparse = fills = True
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Return the products with the landmarks."""
@@ -45,7 +45,7 @@ class _Sloped(PreparedKernel):
 
     scale: Scale
     offset: float
-    sparse = True
+    sparse = fills = True
 
     def _require_scale(self) -> None:
         if self.scale is not None:
@@ -62,7 +62,7 @@ class _Sloped(PreparedKernel):
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the products with the landmarks."""
         of_landmarks = prepared_products(landmarks)
-        return lambda Z: self._of_products(of_landmarks(Z), Z)
+        return lambda Z, out=None, /: self._of_products(of_landmarks(Z, out), Z)
 
     def diagonal(self, X: Rows) -> Array:
         """Return the function of |x|^2."""
@@ -142,13 +142,13 @@ class Cosine(PreparedKernel):
            [0., 0.]])
     """
 
-    single = sparse = True
+    single = sparse = fills = True
     copies = 1
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Bring the landmarks to unit length once."""
         of_units = prepared_products(unit_rows(landmarks)[0])
-        return lambda Z: of_units(unit_rows(Z)[0])
+        return lambda Z, out=None, /: of_units(unit_rows(Z)[0], out)
 
     def diagonal(self, X: Rows) -> Array:
         """Return 1, or 0 where x is."""
@@ -189,8 +189,8 @@ class Sigmoid(_Sloped):
 
 
 def single_power(exponent: int) -> bool:
-    """Whether float32 holds a power of a product, whose error it multiplies."""
-    return exponent * SINGLE_ERROR <= SINGLE_LIMIT
+    """Whether float32 holds a power of a product, whose error it multiplies, with what a map of it then doubles."""
+    return 2 * exponent * SINGLE_ERROR <= SINGLE_LIMIT
 
 
 def integer_power(base: Array, exponent: int) -> Array:

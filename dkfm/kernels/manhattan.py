@@ -34,7 +34,7 @@ class Laplacian(Measured):
 
     sigma: Scale = 1.0
     scale_name = "sigma"
-    single = True
+    single = fills = True
 
     def __post_init__(self) -> None:
         require_scale(self, "sigma", MEDIAN, None, squared=False)
@@ -49,7 +49,7 @@ class Laplacian(Measured):
         """Divide the landmarks' columns once, in float64, where each has its own length scale."""
         scale = self._lengths(landmarks.shape[1])
         if isinstance(scale, float):
-            return lambda Z: _exponential(sums.absolute(Z, landmarks), scale)
+            return lambda Z, out=None, /: _exponential(sums.absolute(Z, landmarks, out), scale)
         centre = landmarks.mean(axis=0, dtype=np.float64)
 
         def divided(rows: Array) -> Array:
@@ -57,7 +57,7 @@ class Laplacian(Measured):
             return quotients
 
         right = divided(landmarks)
-        return lambda Z: _exponential(sums.absolute(divided(Z), right), 1.0)
+        return lambda Z, out=None, /: _exponential(sums.absolute(divided(Z), right, out), 1.0)
 
     def diagonal(self, X: Array) -> Array:
         """Return ones."""

@@ -83,13 +83,13 @@ class _Mapped(Wrapper):
         mapped = self._mapped(landmarks)
         prepared = self.kernel.against(mapped)
 
-        def block(Z: Rows) -> Array:
+        def block(Z: Rows, out: Array | None = None, /) -> Array:
             rows = mapped if Z is landmarks else self._mapped(Z)
             if rows.shape[1] != mapped.shape[1]:
                 raise InvalidInputError(
                     f"{self!r} made rows of {rows.shape[1]} columns, and made {mapped.shape[1]} of the landmarks."
                 )
-            return prepared(rows)
+            return prepared(rows, out)
 
         return block
 
@@ -138,6 +138,11 @@ class Warped(_Mapped):
     def sparse(self) -> bool:
         """Where the map does not fill zeros, and the kernel takes them."""
         return isinstance(self.h, Affine) and not np.any(self.h.shift) and self.kernel.sparse
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Where the map keeps differences, to scale, and the kernel is."""
+        return isinstance(self.h, Affine) and self.kernel.translation_invariant
 
     def _mapped(self, X: Rows) -> Rows:
         if isinstance(self.h, Affine):

@@ -41,6 +41,7 @@ class Periodic(PreparedKernel):
     period: Scale = 1.0
     length_scale: Scale = 1.0
     copies = 4
+    translation_invariant = True
 
     def __post_init__(self) -> None:
         require_scale(self, "period")

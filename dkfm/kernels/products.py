@@ -1,12 +1,12 @@
 """Inner products of all pairs of rows, dense or CSR, without ever making sparse rows dense."""
 
-from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
+from dkfm.kernels.base import Evaluator
 from dkfm.kernels.rows import Array, Rows, Sparse
 from dkfm.tiling import row_slices
 
@@ -22,24 +22,27 @@ _FEW = 64
 """Dense rows that are transposed at a time beside sparse ones."""
 
 
-def prepared_products(Y: Rows) -> Callable[[Rows], Array]:
-    """Return a function from rows X (n, d) to <x, y> of all pairs, (n, m).
+def prepared_products(Y: Rows) -> Evaluator:
+    """Return a function from rows X (n, d) to <x, y> of all pairs, (n, m); dense ones into the memory given.
 
     Beside the block only some rows of it are ever there; nothing is densified, and nothing is as long as d where both
     sides are sparse.
     """
     if isinstance(Y, np.ndarray):
         dense = Y
-        return lambda X: X @ dense.T if isinstance(X, np.ndarray) else _sparse_by_dense(X, dense)
+        return lambda X, out=None, /: (
+            np.matmul(X, dense.T, out=out) if isinstance(X, np.ndarray) else _sparse_by_dense(X, dense)
+        )
     used, places = np.unique(Y.indices, return_inverse=True)
-    right = csr_array((Y.data, places, Y.indptr), shape=(Y.shape[0], max(1, len(used)))).T.tocsr()
+    # Any: which overload of @ the stubs give for two sparse sides differs from one run of mypy to the next.
+    right: Any = csr_array((Y.data, places, Y.indptr), shape=(Y.shape[0], max(1, len(used)))).T.tocsr()
 
-    def block(X: Rows) -> Array:
+    def block(X: Rows, out: Array | None = None, /) -> Array:
         if isinstance(X, np.ndarray):
             return _sparse_by_dense(Y, X).T
         values = np.empty((X.shape[0], Y.shape[0]), np.result_type(X.dtype, Y.dtype))
         for part in row_slices(X.shape[0], _TILE):
-            values[part] = (_renumbered(X[part], used) @ right).toarray()  # type: ignore[union-attr]  # of two sparse ones
+            values[part] = (_renumbered(X[part], used) @ right).toarray()
         return values
 
     return block

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array, issparse, vstack
 
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, InvalidTypeError
 
 __all__ = [
     "Array",
@@ -17,6 +17,7 @@ __all__ = [
     "as_rows",
     "double",
     "finite_rows",
+    "fits_single",
     "is_sparse",
     "require_finite",
     "require_two_dimensions",
@@ -26,6 +27,9 @@ __all__ = [
     "stored_values",
     "unit_rows",
 ]
+
+_SINGLE_RANGE = 1e-30, 1e30
+"""Parameters of a kernel beyond it do not go through float32."""
 
 Array: TypeAlias = npt.NDArray[np.floating]
 if TYPE_CHECKING:
@@ -41,7 +45,7 @@ def as_rows(X: object, name: str = "X") -> Rows:
     Parameters
     ----------
     X : array-like or scipy.sparse array or matrix of shape (n, d)
-        Booleans, integers and floats; all but float32 become float64.
+        Booleans, integers and floats, or objects that are such numbers; all but float32 become float64.
     name : str
         What the message calls it.
 
@@ -53,7 +57,7 @@ def as_rows(X: object, name: str = "X") -> Rows:
     Raises
     ------
     InvalidInputError
-        Not two-dimensional, no row or no column, object, complex or text dtype, or a value that is not finite.
+        Not two-dimensional, no row or no column, complex or text dtype, or a value that is not finite, or no number.
     """
     rows = as_array(X, name)
     require_finite(rows, name)
@@ -70,8 +74,20 @@ def as_array(X: object, name: str) -> Rows:
         rows = np.asarray(X)
     except ValueError as error:
         raise InvalidInputError(f"{name} must hold real numbers in rows and columns: {error}") from None
+    if rows.dtype == object:
+        rows = _numbers(rows, name)
     require_two_dimensions(rows.shape, rows.dtype, name)
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
+
+
+def _numbers(objects: npt.NDArray[np.object_], name: str) -> Array:
+    """Return what a table of mixed columns holds as float64."""
+    try:
+        return objects.astype(np.float64)
+    except TypeError as error:
+        raise InvalidTypeError(f"{name} must hold real numbers: {error}.") from None
+    except ValueError as error:
+        raise InvalidInputError(f"{name} must hold real numbers: {error}.") from None
 
 
 def _as_csr(X: object, name: str) -> Sparse:
@@ -106,6 +122,8 @@ def double(rows: Rows) -> Rows:
 
 def require_two_dimensions(shape: tuple[int, ...], dtype: np.dtype[np.generic], name: str) -> None:
     """Raise unless shape and dtype are those of rows of real numbers."""
+    if dtype.kind == "c":
+        raise InvalidInputError(f"Complex data not supported: {name} must hold real numbers, and its dtype is {dtype}.")
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise InvalidInputError(f"{name} must hold real numbers of at most 64 bits, and its dtype is {dtype}.")
     if len(shape) != 2:
@@ -114,7 +132,10 @@ def require_two_dimensions(shape: tuple[int, ...], dtype: np.dtype[np.generic], 
             "Reshape your data: one row is X.reshape(1, -1), one column X.reshape(-1, 1)."
         )
     if 0 in shape:
-        raise InvalidInputError(f"{name} needs at least one row and one column, and its shape is {shape}.")
+        what = "feature(s)" if shape[1] == 0 else "sample(s)"
+        raise InvalidInputError(
+            f"{name} needs at least one row and one column: 0 {what} (shape={shape}) while a minimum of 1 is required."
+        )
 
 
 def require_finite(rows: Rows, name: str, first_row: int = 0) -> None:
@@ -206,3 +227,11 @@ def unit_rows(X: Rows) -> tuple[Rows, Array]:
 
 def _with_data(X: Sparse, data: Array) -> Sparse:
     return cast("Sparse", csr_array((data.astype(X.dtype, copy=False), X.indices, X.indptr), shape=X.shape))
+
+
+def fits_single(parameter: object) -> bool:
+    """Whether a parameter of a kernel, or all numbers of a tuple, go through float32."""
+    if isinstance(parameter, tuple):
+        return all(map(fits_single, parameter))
+    smallest, largest = _SINGLE_RANGE
+    return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest

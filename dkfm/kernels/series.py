@@ -130,8 +130,8 @@ class Normalized(Wrapper):
         """Prepare the kernel, and the landmarks' lengths."""
         prepared, right = self.kernel.against(landmarks), self._inverse_lengths(landmarks)
 
-        def block(Z: Rows) -> Array:
-            values = prepared(Z)
+        def block(Z: Rows, out: Array | None = None, /) -> Array:
+            values = prepared(Z, out)
             values *= self._inverse_lengths(Z)[:, np.newaxis]
             values *= right
             return values

@@ -31,6 +31,7 @@ class Measured(PreparedKernel):
 
     scale_name: ClassVar[str] = "length_scale"
     copies = 1
+    translation_invariant = True
 
     @classmethod
     def median(cls, X: object) -> Self:
@@ -69,7 +70,7 @@ class Measured(PreparedKernel):
 class Stationary(Measured):
     """A function of the Euclidean distance; a subclass says which (`_profile`), and in what unit (`_unit`)."""
 
-    sparse = True
+    sparse = fills = True
     _unit: float = 1.0
     """The length scale times this is what distances are measured in."""
     _near: float = 0.0
@@ -86,7 +87,7 @@ class Stationary(Measured):
         """Centre and augment the landmarks once."""
         unit = self._unit * self._lengths(landmarks.shape[1])
         squares = negative_squared_distances(landmarks, unit, self._near)
-        return lambda Z: self._profile(squares(Z))
+        return lambda Z, out=None, /: self._profile(squares(Z, out))
 
     def diagonal(self, X: Rows) -> Array:
         """Return the kernel of no distance."""

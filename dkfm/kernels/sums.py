@@ -28,9 +28,9 @@ def keep_in(folder: Path) -> None:
     _folder = folder
 
 
-def absolute(X: Array, Y: Array) -> Array:
-    """Return ``sum_j |x_j - y_j|`` of all pairs, (n, m), in the precision of the rows."""
-    return _sums("absolute", X, Y, lambda rows: cdist(rows, Y, "cityblock"))
+def absolute(X: Array, Y: Array, out: Array | None = None) -> Array:
+    """Return ``sum_j |x_j - y_j|`` of all pairs, (n, m), in the precision of the rows, in the memory given if any."""
+    return _sums("absolute", X, Y, lambda rows: cdist(rows, Y, "cityblock"), out)
 
 
 def minimum(X: Array, Y: Array) -> Array:
@@ -62,8 +62,8 @@ def mixture(X: Array, Y: Array) -> Array:
     return _sums("mixture", X, Y, lambda rows: _by_rows(terms, rows, Y))
 
 
-def _sums(name: str, X: Array, Y: Array, plain: Callable[[Array], Array]) -> Array:
-    block = np.empty((len(X), len(Y)), X.dtype)
+def _sums(name: str, X: Array, Y: Array, plain: Callable[[Array], Array], out: Array | None = None) -> Array:
+    block = np.empty((len(X), len(Y)), X.dtype) if out is None or out.dtype != X.dtype else out
     if _has_numba():
         from dkfm.kernels.compiled import compiled
 

@@ -32,9 +32,19 @@ class Wrapper(PreparedKernel):
         return True
 
     @property
+    def fills(self) -> bool:
+        """Where the kernel does."""
+        return self.kernel.fills
+
+    @property
     def sparse(self) -> bool:
         """Where the kernel does."""
         return self.kernel.sparse
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Where the kernel is."""
+        return self.kernel.translation_invariant
 
     @property
     def blocks(self) -> int:
@@ -57,7 +67,7 @@ class Pointwise(Wrapper):
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the kernel."""
         prepared = self.kernel.against(landmarks)
-        return lambda Z: self._profile(prepared(Z))
+        return lambda Z, out=None, /: self._profile(prepared(Z, out))
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve the kernel."""

@@ -1,0 +1,28 @@
+"""Reading one ahead: while one piece is worked on, a thread fetches the next."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["one_ahead"]
+
+R = TypeVar("R")
+
+
+def one_ahead(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
+    """Yield what some calls return, in their order; while one result is used, the next call runs in a thread.
+
+    At most two results are held. What a call raises is raised in its turn.
+
+    >>> list(one_ahead([lambda: 1, lambda: 2, lambda: 3]))
+    [1, 2, 3]
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="dkfm-read") as pool:
+        coming: Future[R] | None = None
+        for read in reads:
+            result, coming = coming, pool.submit(read)
+            if result is not None:
+                yield result.result()
+                del result  # what was used is let go before another wait
+        if coming is not None:
+            yield coming.result()

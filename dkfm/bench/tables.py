@@ -1,0 +1,57 @@
+"""Rows of named cells, as aligned text and as JSON."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import TypeAlias
+
+from dkfm.bench.rounds import Ratio
+
+__all__ = ["Cell", "Row", "Table"]
+
+Cell: TypeAlias = str | int | float | Ratio
+Row: TypeAlias = Mapping[str, Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of the same cells under a title."""
+
+    title: str
+    rows: Sequence[Row]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the title and the columns, numbers to the right.
+
+        >>> squares = [{"a_number": 4, "its_square": 16}, {"a_number": 30, "its_square": 900}]
+        >>> for line in Table("Squares", squares).lines():
+        ...     print(line)
+        Squares
+          a number  its square
+                 4          16
+                30         900
+        """
+        header = [name.replace("_", " ") for name in self.rows[0]]
+        texts = [header, *([_text(cell) for cell in row.values()] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        yield self.title
+        for row in texts:
+            yield "  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
+
+    def plain(self) -> list[dict[str, object]]:
+        """Return the rows for JSON, which has no word for what is not finite."""
+        return [{name: _plain(cell) for name, cell in row.items()} for row in self.rows]
+
+
+def _text(cell: Cell) -> str:
+    if isinstance(cell, Ratio):
+        return f"{_text(cell.median)} ({_text(cell.least)} to {_text(cell.most)})"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:.3g}" if isinstance(cell, float) else cell
+
+
+def _plain(cell: Cell) -> object:
+    if isinstance(cell, Ratio):
+        return asdict(cell)
+    return cell if not isinstance(cell, float) or isfinite(cell) else None

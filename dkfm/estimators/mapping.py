@@ -1,0 +1,229 @@
+"""What a feature map fits: its model, its error bounds, and what is measured of it."""
+
+import warnings
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from dkfm import apply, certificate, cholesky, links, root, sweep
+from dkfm.certificate import Certificate, Verification, spread
+from dkfm.errors import DkfmWarning, KernelError
+from dkfm.estimators.landmarks import Chosen, Settings, factor
+from dkfm.estimators.training import GivenGram, Points, Training
+from dkfm.kernels.rows import Array, Rows
+from dkfm.model import Head, Model
+from dkfm.root import Root
+from dkfm.sources import MemorySource, Source
+
+_CLIPPED = 1000 * root.EPS
+"""Of the largest eigenvalue: a negative one beyond it is no rounding."""
+
+__all__ = ["in_precision", "made", "measured", "truncated", "values_of", "with_points"]
+
+
+def made(given: Training, weights: Array | None, chosen: Chosen, settings: Settings) -> tuple[Model, dict[str, object]]:
+    """Return the model of some landmarks, and what is fitted beside it, by name.
+
+    Parameters
+    ----------
+    given : Training
+        All training rows.
+    weights : ndarray of shape (N,), optional
+        Of the training rows in the mean that the features are centred with; without them they are not.
+    chosen : Chosen
+    settings : Settings
+    """
+    landmarks, found, remaining = factor(chosen, settings)
+    diagonal, dtype = given.diagonal(), np.dtype(settings.dtype)
+    largest, lowest = float(diagonal.max()), _lowest(found) if settings.basis == "cholesky" else 0.0
+    whole = _is_whole(landmarks, given)
+    # What is measured over all training rows is measured in float64.
+    score = _of_root(given, landmarks, found)
+    if remaining is None:
+        remaining, lowest = sweep.largest_parts(score, given.tiles(), diagonal)
+    if settings.on_indefinite != "clip" and not whole:
+        _require_psd(score, given, lowest, found)
+    bounds, kept = root.error_bounds(remaining, found.values, largest, dtype), len(found.values)
+    if dtype == np.float32:
+        kept = root.single_rank(found, _values(given, landmarks), landmarks.diagonal())
+    if settings.tol is not None:
+        kept = root.rank_within(bounds[: kept + 1], settings.tol)
+        _warn_of_tolerance(float(bounds[kept]), settings.tol)
+    if settings.on_indefinite == "clip":
+        negative = _lowest(found) < -_CLIPPED * float(found.values.max(initial=0.0))
+        bounds = np.full(len(bounds), np.inf) if negative or lowest < -root.UNEXPLAINED * largest else bounds
+    if kept < len(found.values):
+        found = found.first(kept)
+        landmarks = landmarks.subset(np.arange(len(found.weights))) if found.triangular else landmarks
+        score = _of_root(given, landmarks, found)
+    mean = None if weights is None else sweep.mean(score, given.tiles(), weights)
+    with np.errstate(over="ignore"):  # what float32 does not hold is refused below
+        model = _model(score.model, found, mean, settings.basis, dtype)
+    del score
+    fitted = {**_arrays(found, settings.basis), "error_bounds": bounds[: kept + 1], "max_similarity": largest}
+    fitted |= {} if mean is None else {"mean": mean}
+    if landmarks.numbers is not None and not (landmarks is given and landmarks.numbers[-1] == len(diagonal) - 1):
+        fitted["landmark_indices"] = landmarks.numbers
+    certificates = _certificates(apply.prepare(model), given, landmarks, mean)
+    if not np.isfinite(certificates["certificate"].error):
+        raise KernelError(f"{settings.dtype} does not hold the values of {given.kernel!r} on these rows.")
+    return model, {**fitted, **certificates}
+
+
+def _certificates(
+    scorer: apply.Scorer, given: Training, landmarks: Training, mean: Array | None
+) -> dict[str, Certificate]:
+    found = measured(scorer, landmarks, mean)
+    of_all = found if _is_whole(landmarks, given) else certificate.of_map(scorer, *_sample(given), mean=mean)
+    return {"certificate": found, "training_certificate": of_all}
+
+
+def _is_whole(landmarks: Training, given: Training) -> bool:
+    """Whether all training rows are landmarks, in whatever order."""
+    own = landmarks is given or landmarks.numbers is not None
+    return own and landmarks.landmarks.shape[0] == given.landmarks.shape[0]
+
+
+def _lowest(found: Root) -> float:
+    return float(found.dropped.min(initial=0.0))
+
+
+def _of_root(given: Training, landmarks: Training, found: Root) -> apply.Scorer:
+    head = Head(found.weights, triangular=found.triangular)
+    return apply.prepare(Model(given.kernel, landmarks.landmarks, {"features": head}))
+
+
+def _values(given: Training, landmarks: Training) -> Array:
+    """Return the kernel values of some training rows with the landmarks."""
+    return given.kernel.against(landmarks.landmarks)(_sample(given)[0])
+
+
+def _warn_of_tolerance(bound: float, tol: float) -> None:
+    if bound > tol:
+        message = f"No rank of this map is within tol = {tol:.3g}: its error bound is {bound:.3g}."
+        warnings.warn(message, DkfmWarning, stacklevel=4)
+
+
+def truncated(
+    model: Model, arrays: dict[str, Array], r: int, dtype: np.dtype[np.floating], basis: str
+) -> tuple[Model, dict[str, object]]:
+    """Return the model of rank r of one of a higher rank, and what is fitted beside it, from what was for the other."""
+    head = model.head("residual")
+    whole = Root(head.weights, arrays[values_of(basis)], arrays["dropped"], head.triangular)
+    found = whole.first(r)
+    kept = len(found.weights)
+    fitted = {**arrays, **_arrays(found, basis), "error_bounds": arrays["error_bounds"][: r + 1]}
+    fitted |= {name: arrays[name][:kept] for name in ("mean", "landmark_indices") if name in arrays}
+    mean = cast("Array | None", fitted.get("mean"))
+    points = model.points[:kept]
+    short = _model(Model(model.kernel, points, {}), found, mean, basis, dtype)
+    landmarks: Training = Points(model.kernel, points, 0)
+    if model.kernel.of_numbers:
+        landmarks = GivenGram(model.kernel, _explained(model, whole), cast("Array", points)[:, 0].astype(np.intp))
+    return short, {**fitted, "certificate": measured(apply.prepare(short), landmarks, mean)}
+
+
+def _explained(model: Model, found: Root) -> Source:
+    """Return the Gram matrix (N, N) of a precomputed kernel as its root has it, zero where no landmark is."""
+    W = found.weights.astype(np.float64)
+    # K = R R' with W = R'^(-1), or K = V L V' with W = V L^(-1/2).
+    factor = solve_triangular(W, np.eye(len(W))).T if found.triangular else W * found.values
+    numbers = cast("Array", model.landmarks)[:, 0].astype(np.intp)
+    K = np.zeros((model.columns, model.columns))
+    K[np.ix_(numbers, numbers)] = factor @ factor.T
+    return MemorySource(K, "The Gram matrix")
+
+
+def _arrays(found: Root, basis: str) -> dict[str, object]:
+    return {"dropped": found.dropped, values_of(basis): found.values}
+
+
+def values_of(basis: str) -> str:
+    """Return what the values of a basis are called."""
+    return "pivots" if basis == "cholesky" else "eigenvalues"
+
+
+def _model(like: Model, found: Root, mean: Array | None, basis: str, dtype: np.dtype[np.floating]) -> Model:
+    """Return the model of a root in a precision, with the kernel and the landmarks of another."""
+    return in_precision(Model(like.kernel, like.points, root.heads(found, basis, mean)), dtype)
+
+
+def in_precision(model: Model, dtype: np.dtype[np.floating]) -> Model:
+    """Return a float64 model in another precision, moved to where its landmarks lose least."""
+    kernel, points, heads = model.kernel, model.points, root.cast(model.heads, dtype)
+    plain = Model(kernel, points.astype(dtype, copy=False), heads)
+    if dtype == np.float64 or not kernel.translation_invariant or not isinstance(points, np.ndarray):
+        return plain
+    shift: Array = points.mean(axis=0)
+    moved = Model(kernel, (points - shift).astype(dtype), heads, shift)
+    # Rows that came in float32 are exact where they are; rows far from 0 lose less where their mean is 0.
+    return min(plain, moved, key=lambda model: float(np.abs(np.asarray(model.points) - points).max()))
+
+
+def measured(scorer: apply.Scorer, landmarks: Training, mean: Array | None) -> Certificate:
+    """Return the certificate of pairs of landmarks: of the features, and of those that residuals are made of."""
+    rows, points = _sample(landmarks)
+    model = scorer.model
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        found = certificate.of_map(scorer, rows, points, tiles=landmarks.tiles(), mean=mean)
+        residual = model.heads["residual"]
+        if not np.array_equal(residual.weights, model.heads["features"].weights):
+            others = Model(
+                model.kernel, model.landmarks, {"features": replace(residual, link=links.IDENTITY)}, model.shift
+            )
+            of_others = certificate.of_map(apply.Scorer(others, scorer.block), rows, points, tiles=landmarks.tiles())
+            found = found.worse(of_others)
+    return found
+
+
+def with_points(
+    scorer: apply.Scorer, measured: Certificate, Z: Rows, mean: Array | None, bound: float, largest: float
+) -> Verification:
+    """Return the verification of a map on new points, once they are within its bounds.
+
+    Parameters
+    ----------
+    measured : Certificate
+        Of its landmarks.
+    Z : ndarray or csr_array of shape (m, d)
+    mean : ndarray of shape (N,), optional
+        Of a centred map.
+    bound : float
+        Of the error of pairs with a training point, in units of ``sqrt(largest k(z, z))``.
+    largest : float
+        The largest k(x, x) of a training point.
+
+    Raises
+    ------
+    CertificateError
+    """
+    model, some = scorer.model, Z[spread(Z.shape[0])]
+    landmarks = model.points[spread(model.landmarks.shape[0])]
+    own = float(model.kernel.self_similarities(landmarks).max())
+    most = float(model.kernel.self_similarities(some).max())
+    against = certificate.of_map(scorer, landmarks, Z=some, mean=mean)
+    # A certificate is a share of the largest value that was compared.
+    compared = max(own, most)
+    against.require_below(bound * np.sqrt(most * largest) / compared if compared > 0 else 0.0)
+    between = certificate.of_map(scorer, some, mean=mean)
+    residuals = scorer("residual", some)[:, 0]
+    of_two = float(residuals.max()) / most if most > 0 else 0.0
+    rounding = 1e-8 if model.heads["residual"].triangular else root.UNEXPLAINED
+    between.require_below(of_two + max(rounding, bound * np.sqrt(largest / most) if most > 0 else 0.0))
+    return Verification(measured, against, between, residuals, of_two)
+
+
+def _sample(rows: Training) -> tuple[Rows, Rows]:
+    """Return rows to measure, as they are scored and as the kernel compares them."""
+    some = spread(rows.landmarks.shape[0])
+    return rows.some(some), rows.landmarks[some]
+
+
+def _require_psd(score: apply.Scorer, given: Training, lowest: float, found: Root) -> None:
+    rows, points = _sample(given)
+    values = given.kernel.against(points)(rows)
+    features = score.image("features", score.values(rows))
+    what = f"The Gram matrix of {given.kernel!r}"
+    cholesky.require_psd(values, features, lowest, found, given.landmarks.shape[0], what)

@@ -1,0 +1,204 @@
+"""What a scoring job will do, on paper: chunks in step with the source, and the bytes of a task and of a worker."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkfm import apply, budget, links, tiling
+from dkfm.errors import InvalidInputError
+from dkfm.kernels.compose import widens
+from dkfm.kernels.rows import stored_values
+from dkfm.model import Head, Model, StoredWeights
+from dkfm.sources import Source, is_part
+
+__all__ = ["Plan", "plan", "plan_streamed"]
+
+_TASK_SECONDS = 0.25
+"""On paper: a hundred times the scheduler's share. It is the same however many rows there are, and so is the memory."""
+
+_TASKS = 4
+"""At least so many, for there is more than one thread."""
+
+_TASK_BYTES = 2**26
+"""Rows in and scores out of a task."""
+
+_PIECE_VALUES, _PIECES = 2**20, 4
+"""Values of the rows that are read at a time, and in how many pieces a task reads its rows if it can."""
+
+_AT_ONCE = 10
+"""Chunks that Zarr decodes at a time."""
+
+_STREAMED_ROWS = 64, 4096
+"""Rows of a task that reads its weights from the store: for fewer it would be reading alone."""
+
+_MAX_CHUNKS = 2**22
+"""Receipts that one marker holds."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plain numbers, made before anything is written.
+
+    Attributes
+    ----------
+    rows, columns, width : int
+        Of the source, and of the output.
+    chunk_rows, chunks : int
+        Of the output; a chunk is a task.
+    piece_rows : int
+        Rows that a task reads at a time, while it scores those before them.
+    streamed : bool
+        Whether the weights stay in the store, and every task reads them from there.
+    task_bytes, model_bytes : int
+        What one task takes, and what all tasks of a process share.
+    """
+
+    rows: int
+    columns: int
+    width: int
+    chunk_rows: int
+    chunks: int
+    piece_rows: int
+    streamed: bool
+    task_bytes: int
+    model_bytes: int
+
+    def worker_bytes(self, threads: int) -> int:
+        """Bytes of a worker process with some threads, at its peak."""
+        return budget.PROCESS_BYTES + self.model_bytes + threads * self.task_bytes
+
+
+def plan(model: Model, output: str, source: Source, chunk_rows: int | None = None) -> Plan:
+    """Plan a job with the whole model in memory: chunks of a quarter of a second, in step with those of the source.
+
+    Raises
+    ------
+    InvalidInputError
+        The source has another number of columns than the model.
+    """
+    head = _checked(model, output, source)
+    n, rows, values = model.landmarks.shape[0], source.shape[0], source.row_values
+    if chunk_rows is None:
+        wanted = int(_TASK_SECONDS / budget.score_seconds(n, values, head.width))
+        wanted = min(wanted, tiling.count(rows, _TASKS), _TASK_BYTES // (16 * (values + head.width)))
+        chunk_rows = _in_step(wanted, source.chunk_rows)
+    chunk_rows = min(chunk_rows, rows)
+    wide = max(head.width, head.columns)
+    tile = apply.tile_rows(n, _dense_columns(model), wide, model.dtype.itemsize)
+    return _plan(model, head, source, chunk_rows, _piece_rows(chunk_rows, source), tile)
+
+
+def plan_streamed(
+    model: Model, output: str, source: Source, have: Callable[[int], int], chunk_rows: int | None = None
+) -> Plan:
+    """Plan a job whose weights are read from the store by every task, for as many rows as its memory takes.
+
+    Parameters
+    ----------
+    model : Model
+        With weights in its store.
+    output : str
+    source : Source
+    have : callable
+        From the bytes that the tasks of a process share to those that one task may take.
+    chunk_rows : int, optional
+    """
+    head = _checked(model, output, source)
+    if chunk_rows is None:
+        chunk_rows = _rows_within(
+            lambda rows: _plan(model, head, source, rows, rows, rows, streamed=True), source, have
+        )
+    chunk_rows = min(chunk_rows, source.shape[0])
+    return _plan(model, head, source, chunk_rows, chunk_rows, chunk_rows, streamed=True)
+
+
+def _rows_within(planned: Callable[[int], Plan], source: Source, have: Callable[[int], int]) -> int:
+    """Return as many rows of a task as memory takes, in step with the source."""
+    least, rows = _STREAMED_ROWS
+    spare = have(planned(least).model_bytes)
+    while rows > least and planned(_in_step(rows, source.chunk_rows)).task_bytes > spare:
+        rows = max(least, rows * 3 // 4)
+    return _in_step(rows, source.chunk_rows)
+
+
+def _checked(model: Model, output: str, source: Source) -> Head:
+    if source.shape[1] != model.columns:
+        raise InvalidInputError(
+            f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.columns}."
+        )
+    head = model.head(output)
+    if model.kernel.of_numbers and head.link == links.RESIDUAL:
+        raise InvalidInputError("The residual of a precomputed kernel needs k(z, z): use residual(Z, diag=) in Python.")
+    if head.width == 0:
+        raise InvalidInputError(f"This model has no {output}: its training rows do not vary.")
+    return head
+
+
+def _in_step(wanted: int, chunk: int) -> int:
+    """Return about the rows that are wanted: whole chunks of a source, or an even part of one that is larger."""
+    wanted = max(1, wanted)
+    if chunk <= wanted:
+        return (wanted + chunk // 2) // chunk * chunk
+    parts = tiling.count(chunk, wanted)
+    even = next((more for more in range(parts, 2 * parts) if chunk % more == 0), parts)
+    return tiling.count(chunk, even)
+
+
+def _piece_rows(chunk_rows: int, source: Source) -> int:
+    """Return how many rows a task reads at a time: whole chunks, some pieces a task."""
+    wanted = min(tiling.count(chunk_rows, _PIECES), max(1, _PIECE_VALUES // source.row_values))
+    whole = max(1, wanted // source.chunk_rows) * source.chunk_rows
+    return min(chunk_rows, whole)
+
+
+def _plan(
+    model: Model,
+    head: Head,
+    source: Source,
+    chunk_rows: int,
+    piece_rows: int,
+    tile: int,
+    *,
+    streamed: bool = False,
+) -> Plan:
+    n, rows, values, kernel = model.landmarks.shape[0], source.shape[0], source.row_values, model.kernel
+    chunks, size = tiling.count(rows, chunk_rows), model.dtype.itemsize
+    if chunks > _MAX_CHUNKS:
+        raise InvalidInputError(f"{rows} rows in {chunks} chunks are more than {_MAX_CHUNKS}; raise chunk_rows.")
+    shared_read, read = _reading(source, chunk_rows, piece_rows)
+    blocks = kernel.blocks + (0 if kernel.fills else 1)
+    if size < np.dtype(np.float64).itemsize and widens(kernel):
+        blocks = 1 + 2 * (kernel.blocks + 1)  # a block in float64, and rounded
+    if values < source.shape[1] or not isinstance(model.landmarks, np.ndarray):
+        blocks += 3  # sparse rows are multiplied beside the block
+    product = head.columns if head.rotation is not None or links.is_scalar(head.link) else 0
+    panels = 3 * size * n * head.weights.panel if streamed and isinstance(head.weights, StoredWeights) else 0
+    task = budget.score_task_bytes(
+        chunk_rows, piece_rows, values, n, head.width, min(tile, piece_rows), blocks, product, size, read + panels
+    )
+    held, heads = stored_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
+    shared = shared_read + budget.model_bytes(n, held, heads, kernel.copies, size)
+    return Plan(
+        rows,
+        source.shape[1],
+        head.width,
+        chunk_rows,
+        chunks,
+        piece_rows,
+        streamed,
+        task,
+        shared,
+    )
+
+
+def _reading(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
+    """Return the bytes that reading takes of a process, and of a task, beside the rows that were asked for."""
+    chunk = 2 * 8 * source.row_values * min(source.chunk_rows, source.shape[0])  # as stored, and decoded
+    if is_part(chunk_rows, source.chunk_rows):
+        return chunk + chunk // 2, 0  # and the decoded one before it
+    return 0, chunk * min(_AT_ONCE, tiling.count(piece_rows, source.chunk_rows) + 1)
+
+
+def _dense_columns(model: Model) -> int:
+    return model.landmarks.shape[1] if isinstance(model.landmarks, np.ndarray) else 0

@@ -1,0 +1,309 @@
+"""`dkfm bench` at sizes where nothing is measured but that everything is."""
+
+import json
+import math
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+
+from dkfm import bench
+from dkfm.bench import contests, limits, peers, rivals
+from dkfm.bench.rounds import Ratio, Times, in_turn
+from dkfm.cli import main
+from dkfm.errors import ClusterError, DisagreementError
+
+TINY = bench.Sizes(
+    rounds=2,
+    fit_rounds=1,
+    chunks=(50, 100, 400),
+    components=3,
+    scored_n=60,
+    scored=((5, 400),),
+    odd=(37, 5, 2),
+    friendly=(32, 4, 3),
+    odd_rows=400,
+    laplacian_n=60,
+    laplacian_rows=100,
+    mapped_n=300,
+    mapped_columns=5,
+    mapped_rows=400,
+    fitted_n=60,
+    fitted_columns=5,
+    dask_n=60,
+    dask_rows=400,
+    growth=((400, 60), (800, 60)),
+)
+PARTS = ["scoring", "limits", "odd", "laplacian", "features", "fits", "dask", "growth"]
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    """Make an empty temporary directory the only one that there is."""
+    folder, before = tmp_path_factory.mktemp("scratch"), tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    yield folder
+    tempfile.tempdir = before
+
+
+@pytest.fixture(scope="module")
+def cluster(scratch):
+    """A scheduler with a worker inside this process."""
+    from distributed import LocalCluster
+
+    with LocalCluster(processes=False, n_workers=1, threads_per_worker=2, dashboard_address="127.0.0.1:0") as started:
+        yield started
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of everything said and returned, which clients its jobs had, and what it left."""
+
+    lines: list
+    report: dict
+    clients: list
+    left: set
+
+
+@pytest.fixture(scope="module")
+def measured(cluster, scratch):
+    """Run everything once, on a given cluster."""
+
+    def batch_score(model, source, destination, client, progress):
+        clients.append(None if client is None else client.scheduler.address)
+        return original(model, source, destination, client=client, progress=progress)
+
+    original, before, lines, clients = contests.batch_score, set(scratch.iterdir()), [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contests, "batch_score", batch_score)
+        patch.setattr(bench, "local_cluster", lambda: pytest.fail("a cluster was started"))
+        report = bench.run(TINY, cluster.scheduler_address, lines.append)
+    return Run(lines, report, clients, set(scratch.iterdir()) - before)
+
+
+@pytest.fixture
+def site(cluster, tmp_path):
+    """The place of a benchmark, whose client is not the current one."""
+    with bench._site(cluster.scheduler_address, tmp_path, TINY) as found:
+        yield found
+
+
+def ratios(value):
+    if isinstance(value, dict) and set(value) == {"median", "least", "most", "rounds"}:
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from ratios(part)
+
+
+def test_the_report_has_every_part_and_every_number_is_finite_and_positive(measured):
+    report = json.loads(json.dumps(measured.report, allow_nan=False))
+    assert list(report) == ["sizes", "machine", *PARTS]
+    cells = [cell for part in PARTS for row in report[part] for cell in row.values()]
+    assert all(math.isfinite(cell) and cell > 0 for cell in cells if not isinstance(cell, str | dict))
+    assert [row["dtype"] for row in report["scoring"]] == ["float64", "float32"]
+    maps = [(row["columns"], row["dtype"]) for row in report["features"]]
+    assert maps == [(5, "float64"), (5, "float32"), (2, "float64")]
+    assert [row["fit"] for row in report["fits"]] == ["KernelPCA", "ExactFeatureMap"]
+
+
+def test_every_part_has_a_ratio_whose_median_lies_between_its_least_and_most(measured):
+    for part in PARTS:
+        found = list(ratios(measured.report[part]))
+        assert len(found) >= len(measured.report[part])
+        for ratio in found:
+            assert 0 < ratio["least"] <= ratio["median"] <= ratio["most"] < math.inf
+            assert ratio["rounds"] == (TINY.fit_rounds if part == "fits" else TINY.rounds)
+
+
+def test_what_it_says_are_threads_versions_and_the_same_tables(measured):
+    said = {line[:22].strip(): line[22:] for line in measured.lines if line}
+    for name in ("cores", "dask threads", "blas threads per task", "pool threads"):
+        assert int(said[name]) >= 1
+    assert said["scikit-learn"]
+    assert "openblas" in said["blas"] or "mkl" in said["blas"]
+    text = "\n".join(measured.lines)
+    for part in PARTS:
+        first = next(ratios(measured.report[part]))
+        assert f"{first['median']:.3g} ({first['least']:.3g} to {first['most']:.3g})" in text
+
+
+def test_nothing_is_left_in_the_temporary_directory(measured):
+    assert measured.left == set()
+
+
+def test_features_of_low_rank_are_fewer_and_errors_are_those_of_the_same_pairs(measured):
+    full, single, low = measured.report["features"]
+    assert full["features"] == 300
+    assert low["features"] < 300
+    assert max(full["error"], low["error"]) < 1e-12 < single["error"] < 1e-5
+    kernel = contests.Gaussian(math.sqrt(2.5))
+    X = contests._normal(300, 5)
+    features = peers.nystroem(1 / 5, 300).fit(X).transform(X)
+    expected = np.abs(features @ features.T - kernel(X, X)).max()
+    assert full["Nystroem's"] == pytest.approx(expected, rel=0.1)
+
+
+def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
+    original = peers.components
+    monkeypatch.setattr(peers, "components", lambda gamma, q, solver: original(1.01 * gamma, q, solver))
+    monkeypatch.setattr(rivals, "in_turn", lambda *_: pytest.fail("it was timed"))
+    with pytest.raises(DisagreementError, match="dkfm's float64 scores of 5 columns differ from scikit-learn's by"):
+        contests.scoring(site, 60, 3, 5, 400)
+
+
+def test_a_map_that_computes_something_else_is_not_timed(site, monkeypatch):
+    original = peers.nystroem
+    monkeypatch.setattr(peers, "nystroem", lambda gamma, n: original(1.01 * gamma, n))
+    with pytest.raises(DisagreementError, match="scores of 5 columns"):
+        next(contests.features(site, 2.0, 60, 5, 400, ("float64",)))
+
+
+def test_scores_of_the_other_sign_agree_and_nan_does_not():
+    scores = np.random.default_rng(0).normal(size=(9, 3))
+    left, right = rivals.signed(scores * [1.0, -1.0, 1.0], scores)
+    np.testing.assert_array_equal(left, right)
+
+
+def test_a_job_that_leaves_nan_is_not_timed(site):
+    def write(value, source, destination):
+        rivals._create(destination, (4, 2), 4)[...] = value
+
+    jobs = [lambda *paths, value=value: write(value, *paths) for value in (1.0, math.nan)]
+    rows = np.ones((4, 2))
+    rivals.require_agreement(site, {"float64": jobs[0]}, {"50": jobs[0]}, rows, rivals.signed)
+    with pytest.raises(DisagreementError, match="by nan"):
+        rivals.require_agreement(site, {"float64": jobs[1]}, {"50": jobs[0]}, rows, rivals.signed)
+
+
+def test_the_best_chunk_size_is_the_one_compared_with():
+    times = Times({"ours": [1.0, 1.0, 1.0], "50": [3.0, 3.0, 9.0], "100": [2.0, 8.0, 2.0], "400": [4.0, 1.0, 4.0]})
+    row = contests._beside(times, "ours", {"50": None, "100": None, "400": None})
+    assert (row["chunk_rows"], row["scikit-learn"], row["times_less"]) == ("100", 2.0, Ratio(2.0, 2.0, 8.0, 3))
+
+
+def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and_every_time(site):
+    X = contests._normal(60, 5)
+    fitted = peers.components(1 / 5, 3, "dense").fit(X)
+    source = site.rows(430, 5)
+    expected = fitted.transform(zarr.open_array(source)[:])
+    jobs = site.jobs(fitted, 60, 3)
+    assert list(jobs) == ["50", "100", "400"]
+    for turn in range(2):
+        for name, job in jobs.items():
+            job(source, site.folder / f"{turn}-{name}")
+            found = zarr.open_array(site.folder / f"{turn}-{name}" / "scores")
+            np.testing.assert_allclose(found[:], expected, rtol=0, atol=1e-14)
+            assert found.chunks == (int(name), 3)
+            assert [type(codec).__name__ for codec in found.metadata.codecs] == ["BytesCodec", "Crc32cCodec"]
+
+
+def test_a_chunk_size_that_a_worker_cannot_hold_is_not_tried(site, monkeypatch):
+    fitted = peers.components(1 / 5, 3, "dense").fit(contests._normal(60, 5))
+    monkeypatch.setattr(rivals.preflight, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
+    assert list(site.jobs(fitted, 60, 3)) == ["50", "100"]
+    monkeypatch.setattr(rivals.preflight, "task_budget", lambda client, threads: 0)
+    assert list(site.jobs(fitted, 60, 3)) == ["50"]
+
+
+def test_rivals_run_in_turn_each_round_begun_by_another_and_each_where_nothing_is(tmp_path):
+    order = []
+
+    def rival(name):
+        def run(place):
+            assert not place.exists()
+            place.mkdir()
+            order.append(name)
+
+        return run
+
+    times = in_turn({name: rival(name) for name in "abc"}, 4, tmp_path / "out")
+    assert "".join(order) == "abcbcacababc"
+    assert {name: len(taken) for name, taken in times.seconds.items()} == {"a": 4, "b": 4, "c": 4}
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monkeypatch):
+    counted = []
+    original = limits._Thread.run
+
+    def run(self, count):
+        original(self, count)
+        counted.append(count)
+        products = self.rows @ self.landmarks.T
+        assert -2 <= products.min() <= products.max() <= 0
+        np.testing.assert_allclose(self.out[:1], np.exp(products[:1]) @ self.weights, rtol=1e-4)
+        assert {a.dtype.name for a in (self.rows, self.landmarks, self.weights, self.values, self.out)} == {"float32"}
+
+    monkeypatch.setattr(limits._Thread, "run", run)
+    limits.bare(1001, 5, 60, 3, "float32", 256, 2)(Path())
+    assert sorted(counted) == [500, 501]
+
+
+def test_a_given_cluster_is_used_and_no_client_for_as_many_jobs_as_are_compared_with_it(measured, cluster):
+    assert set(measured.clients) == {cluster.scheduler_address, None}
+    assert measured.clients.count(None) == TINY.rounds
+
+
+def test_each_growth_is_measured_on_a_cluster_of_its_own(cluster, monkeypatch, tmp_path):
+    started = []
+
+    @contextmanager
+    def local_cluster():
+        started.append(cluster)
+        yield cluster
+
+    monkeypatch.setattr(bench, "local_cluster", local_cluster)
+    assert len(bench._growth(None, tmp_path, TINY).rows) == len(started) == 2
+
+
+def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
+    with bench._site(None, tmp_path, TINY) as site:
+        assert site.client.scheduler.address.startswith("tcp://127.0.0.1:")
+        assert bench.find_client(None) is None
+        score, share = contests.scoring(site, 60, 3, 5, 400).scores
+        assert (score["rows"], share["dtype"]) == (400, "float32")
+        grown = contests.grown(site, 60, 3, 400)
+        assert grown["peak_MB"] == pytest.approx(
+            max(site.client.run(contests.preflight.peak_memory).values()) / 1e6, rel=0.01
+        )
+
+
+def test_the_command_prints_what_run_says_and_with_json_nothing_but_what_it_returns(monkeypatch):
+    def run(sizes, address, say):
+        say(f"{sizes.rounds} {address}")
+        return {"rounds": sizes.rounds}
+
+    monkeypatch.setattr(bench, "run", run)
+    assert CliRunner().invoke(main, ["bench"]).stdout == f"{bench.FULL.rounds} None\n"
+    assert CliRunner().invoke(main, ["bench", "--quick", "--scheduler", "a"]).stdout == f"{bench.QUICK.rounds} a\n"
+    assert json.loads(CliRunner().invoke(main, ["bench", "--json"]).output) == {"rounds": bench.FULL.rounds}
+
+
+def test_a_scheduler_that_is_not_there_is_one_sentence(monkeypatch):
+    result = CliRunner().invoke(main, ["bench", "--scheduler", "nowhere"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("ClusterError: There is no scheduler at nowhere")
+    assert result.stderr.count("\n") == 1
+
+
+def test_it_refuses_to_run_where_a_client_is_current(cluster):
+    from distributed import Client
+
+    with Client(cluster), pytest.raises(ClusterError, match="close it first"):
+        bench.run(TINY, None, print)
+
+
+def test_all_sizes_join_whole_chunks_of_the_source():
+    for sizes in (bench.FULL, bench.QUICK):
+        assert all(rows % sizes.chunks[0] == 0 for rows in sizes.chunks)
+        assert sizes.chunks == (1_000, 4_000, 16_000)
+
+
+def test_what_is_not_finite_is_null_in_json():
+    assert bench.Table("", [{"a": math.inf, "b": 2.0, "c": "x"}]).plain() == [{"a": None, "b": 2.0, "c": "x"}]
