@@ -32,8 +32,8 @@ _VALUE = 8
 _OVERHEAD = 2**27
 """Thread stacks, BLAS buffers, and what the allocator keeps of the tiles that passed through it."""
 
-PROCESS_BYTES = 2**27
-"""A worker before its first task: Python, what it imports, thread stacks and BLAS buffers."""
+PROCESS_BYTES = 2**24
+"""What tasks add to a process beside their arrays: thread stacks and BLAS buffers."""
 
 EIGENVECTORS, PIVOTS = 3, 2
 """How many arrays of N x N a root takes, that of eigenvectors and that of pivots."""
@@ -55,10 +55,10 @@ def gram_bytes(n: int, tile_rows: int) -> int:
 def gram_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) -> int:
     """Bytes of one Gram tile task.
 
-    The kernel's blocks and one that is checked, or, later, the block, the transposed one and the two that are encoded
-    with their checksum; the rows of both sides, and what the kernel prepares of them.
+    The kernel's blocks and one that is checked, or, later, the block, its mirror image in order, and a whole chunk that
+    holds it; the rows of both sides, and what the kernel prepares of them.
     """
-    return _VALUE * (max(blocks + 1, 4) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
+    return _VALUE * (max(blocks + 1, 3) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
 
 
 def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -> int:
@@ -68,7 +68,7 @@ def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -
     True
     """
     # square t^2 + side t = available / 8
-    square, side = max(blocks + 1, 4), (4 + copies) * (d + 2)
+    square, side = max(blocks + 1, 3), (4 + copies) * (d + 2)
     return max(1, (isqrt(side * side + 4 * square * (available // _VALUE)) - side) // (2 * square))
 
 
@@ -147,12 +147,12 @@ def score_task_bytes(
     """Bytes of one scoring task beside the model: of scoring, or of writing, whichever takes more.
 
     Scoring: a piece of the rows, the next one, and `reading` bytes of what it is read from; the scores, and those of
-    one piece; one tile of `blocks` kernel blocks, and of a product with `product` columns. Writing: the scores as
-    computed, encoded, with their checksum, and read back.
+    one piece; one tile of `blocks` kernel blocks, and of a product with `product` columns. Writing: the scores, and, at
+    the end of the output, a whole chunk that holds them.
     """
     tile = blocks * tile_rows * n + 3 * tile_rows * (d + 2) + tile_rows * product
     scoring = 3 * _VALUE * piece_rows * d + itemsize * (rows * width + 2 * piece_rows * width + tile) + reading
-    return max(scoring, 4 * itemsize * rows * width)
+    return max(scoring, 2 * itemsize * rows * width)
 
 
 def score_seconds(n: int, d: int, width: int) -> float:

@@ -55,7 +55,8 @@ _SOURCE_TYPES = {
 }
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
 _INNER = re.compile(r"zarr\.json|c(/[0-9]+)*")
-_CRC_BYTES = 4
+CRC_BYTES = 4
+"""The codec's checksum at the end of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class ArrayInfo:
     @property
     def chunk_file_bytes(self) -> int:
         """Bytes of every chunk file of an array that dkfm wrote: chunks are whole and not compressed."""
-        return prod(self.chunks) * _TYPES[self.dtype] + _CRC_BYTES
+        return prod(self.chunks) * _TYPES[self.dtype] + CRC_BYTES
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -222,7 +222,7 @@ def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int],
     """Compute one tile and write it and its mirror image, each unless it is there and sound."""
     n, (i, j) = source.shape[0], pair
     row, column = tiling.row_slice(i, n, rows), tiling.row_slice(j, n, rows)
-    array = store.open_array(Path(root), "gram", "r+")
+    array = store.open_array(Path(root), "gram")
     images = [(pair, row, column)] if i == j else [(pair, row, column), ((j, i), column, row)]
     missing = [image for image in images if not _is_sound(array, root, *image)]
     if missing:
@@ -231,11 +231,11 @@ def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int],
         with single_blas_thread():
             block = checked_block(kernel, X, Y, (row.start, column.start))
         with store.writing(Path(root)):
-            for image, first, second in missing:
-                array[first, second] = block if image == pair else block.T
+            for image, _, _ in missing:
+                store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
     with store.writing(Path(root)):
         for image, _, _ in images:  # those of a killed build too
-            store.sync_chunk(Path(root) / "gram", f"c/{image[0]}/{image[1]}")
+            store.sync_names(Path(root) / "gram", image)
     return pair
 
 

@@ -12,18 +12,22 @@ import numpy as np
 
 from dkfm import formats, store
 from dkfm.errors import DamagedStoreError, StoreError
+from dkfm.formats import CRC_BYTES
 from dkfm.kernels.rows import Array
-from dkfm.tiling import count
+from dkfm.tiling import count, row_slices
 
-_TRAILER = 4
-"""Bytes of the codec's own checksum after the data; over both, every checksum would be the same number."""
+_AT_ONCE = 2**17
+"""Values that are read back at a time."""
 
 __all__ = ["Chunks", "Receipt", "complete", "create", "open_complete", "verify", "write_chunk"]
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a task says of the chunk that it wrote and read back; the checksum is of the data alone."""
+    """What a task says of the chunk that it wrote and read back.
+
+    The checksum is of the data alone: over the data and its own checksum it would be the same number for all.
+    """
 
     chunk: int
     invalid_rows: int
@@ -59,16 +63,22 @@ def write_chunk(path: Path, run: str, name: str, chunk: int, rows: slice, values
     """
     _require_run(path, run)
     with store.writing(path):
-        store.open_array(path, name, "r+")[rows] = values
-        store.sync_chunk(path / name, f"c/{chunk}/0")
-        data = _chunk_file(path, name, chunk).read_bytes()[:-_TRAILER]
-    # As bits: a NaN is what was written, and nothing is computed.
-    bits = values.astype(values.dtype.newbyteorder("<"), copy=False).view(f"<u{values.itemsize}")
-    back = np.frombuffer(data, dtype=bits.dtype).reshape(-1, values.shape[1])[: len(values)]
-    if not np.array_equal(back, bits):
+        checksum = store.write_chunk(path / name, (chunk, 0), values)
+        same = _reads_back(_chunk_file(path, name, chunk), values)
+    if not same:
         raise DamagedStoreError(f"Chunk {chunk} of {path / name} does not read back as it was written.")
     invalid = int(np.isnan(values).any(axis=1).sum())
-    return Receipt(chunk, invalid, int(google_crc32c.value(data)))
+    return Receipt(chunk, invalid, checksum)
+
+
+def _reads_back(file: Path, written: Array) -> bool:
+    """Whether a file begins with these values, compared some at a time, as bits: a NaN is what was written."""
+    bits = written.astype(written.dtype.newbyteorder("<"), copy=False).reshape(-1).view(f"<u{written.itemsize}")
+    with file.open("rb") as opened:
+        return all(
+            np.array_equal(np.fromfile(opened, bits.dtype, count=part.stop - part.start), bits[part])
+            for part in row_slices(len(bits), _AT_ONCE)
+        )
 
 
 def _require_run(path: Path, run: str) -> None:
@@ -80,7 +90,7 @@ def _require_receipts(path: Path, name: str, checksums: Sequence[int]) -> None:
     """Compare the checksum that each chunk file ends with to its receipt: four bytes a chunk."""
     for chunk, checksum in enumerate(checksums):
         with _chunk_file(path, name, chunk).open("rb") as file:
-            file.seek(-_TRAILER, os.SEEK_END)
+            file.seek(-CRC_BYTES, os.SEEK_END)
             if int.from_bytes(file.read(), "little") != checksum:
                 raise DamagedStoreError(f"Chunk {chunk} of {path} is not the one of its receipt.")
 
@@ -166,6 +176,6 @@ def verify(path: Path) -> int:
             raw = _chunk_file(path, name, chunk).read_bytes()
         except OSError as error:
             raise StoreError(f"Chunk {chunk} of {path} cannot be read: {error.strerror}.") from None
-        if google_crc32c.value(raw[:-_TRAILER]) != checksum:
+        if google_crc32c.value(raw[:-CRC_BYTES]) != checksum:
             raise DamagedStoreError(f"Chunk {chunk} of {path} is not what was written: its checksum differs.")
     return int(array.shape[0])

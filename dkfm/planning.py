@@ -64,9 +64,9 @@ class Plan:
     task_bytes: int
     model_bytes: int
 
-    def worker_bytes(self, threads: int) -> int:
-        """Bytes of a worker process with some threads, at its peak."""
-        return budget.PROCESS_BYTES + self.model_bytes + threads * self.task_bytes
+    def worker_bytes(self, threads: int, before: int) -> int:
+        """Bytes, at its peak, of a worker process with some threads; `before` are those of `workers.process_bytes`."""
+        return before + budget.PROCESS_BYTES + self.model_bytes + threads * self.task_bytes
 
 
 def plan(model: Model, output: str, source: Source, chunk_rows: int | None = None) -> Plan:

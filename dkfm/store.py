@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+import google_crc32c
 import numpy as np
+import numpy.typing as npt
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec
 
@@ -30,7 +32,8 @@ __all__ = [
     "open_array",
     "remove_own",
     "require_free",
-    "sync_chunk",
+    "sync_names",
+    "write_chunk",
     "writing",
 ]
 
@@ -192,13 +195,17 @@ def add_array(
         shape=shape,
         chunks=chunks,
         dtype=dtype,
-        fill_value=-1 if dtype == "int64" else np.nan,
+        fill_value=_fill(dtype),
         filters=None,
         serializer=BytesCodec(endian="little"),
         compressors=[Crc32cCodec()],
         config={"write_empty_chunks": True},
     )
     return array
+
+
+def _fill(dtype: str) -> float:
+    return -1 if dtype == "int64" else np.nan
 
 
 def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
@@ -221,10 +228,49 @@ def complete(path: Path, content: Json) -> None:
     sync_folder(path)
 
 
-def sync_chunk(array: Path, name: str) -> None:
-    """Make a chunk file of an array durable, and the names that lead to it."""
-    _sync_file(array / name)
-    for parent in (array / name).relative_to(array).parents:
+def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.generic]) -> int:
+    """Write one chunk of an array of `add_array`: whole and durable before it has its name.
+
+    Not through Zarr, which copies the values to encode them and does not wait until they are durable.
+
+    Parameters
+    ----------
+    array : Path
+    place : tuple of int
+        Of the chunk in the grid.
+    values : ndarray
+        Of the array's dtype; a chunk at an end of the array is filled up with what missing ones are.
+
+    Returns
+    -------
+    int
+        The crc32c of the chunk's values.
+    """
+    info = formats.read_array(array)
+    data = np.ascontiguousarray(values, np.dtype(info.dtype).newbyteorder("<"))
+    if data.shape != info.chunks:
+        data = np.full(info.chunks, _fill(info.dtype), data.dtype)
+        data[tuple(map(slice, values.shape))] = values
+    checksum = int(google_crc32c.value(data))
+    file = array.joinpath("c", *map(str, place))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _beside(file, "partial")
+    try:
+        with temporary.open("xb") as opened:
+            opened.write(data.data)
+            opened.write(checksum.to_bytes(formats.CRC_BYTES, "little"))
+            opened.flush()
+            os.fsync(opened.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_names(array, place)
+    return checksum
+
+
+def sync_names(array: Path, place: tuple[int, ...]) -> None:
+    """Make the names that lead to a chunk durable."""
+    for parent in Path("c", *map(str, place)).parents:
         sync_folder(array / parent)
 
 

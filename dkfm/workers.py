@@ -15,9 +15,10 @@ from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_l
 from dkfm import apply
 from dkfm.clusters import inside_worker
 from dkfm.kernels import sums
+from dkfm.preflight import peak_memory
 from dkfm.record import load_record
 
-__all__ = ["cached_scorer", "forget", "saved_scorer", "single_blas_thread", "threads_of_a_task"]
+__all__ = ["cached_scorer", "forget", "process_bytes", "saved_scorer", "single_blas_thread", "threads_of_a_task"]
 
 _KEPT_BYTES = 2**28
 """Models stay when another one comes, while all of them together are below this."""
@@ -55,6 +56,12 @@ def single_blas_thread() -> Iterator[None]:
 def threads_of_a_task() -> AbstractContextManager[None]:
     """Give BLAS one thread inside a task of a worker, whose other threads have the other cores; else all it has."""
     return single_blas_thread() if inside_worker() else nullcontext()
+
+
+def process_bytes() -> int:
+    """Return the largest size that this process has had, with all that a task imports."""
+    with single_blas_thread():
+        return peak_memory()
 
 
 @cache

@@ -154,7 +154,7 @@ import numpy as np
 import zarr
 from distributed import Client
 import dkfm
-from dkfm import kernels, planning, preflight
+from dkfm import kernels, planning, preflight, workers
 from dkfm.clusters import local_cluster
 from dkfm.sources import open_source
 
@@ -167,9 +167,10 @@ def main():
     pca.save(folder + "/model")
     job = planning.plan(pca.model_, "scores", open_source(folder + "/z.zarr"))
     with local_cluster() as cluster, Client(cluster) as client:
+        before = max(client.run(workers.process_bytes).values())
         dkfm.batch_score(folder + "/model", folder + "/z.zarr", folder + "/scores", client=client, progress=False)
         peak = max(client.run(preflight.peak_memory).values())
-        predicted = job.worker_bytes(max(client.nthreads().values()))
+        predicted = job.worker_bytes(max(client.nthreads().values()), before)
     print(json.dumps({"peak": peak, "predicted": predicted}))
 
 if __name__ == "__main__":

@@ -285,8 +285,10 @@ def test_every_tile_is_durable_before_the_marker(tmp_path, rng, monkeypatch):
     dkfm.build_gram(K, rng.normal(size=(50, 3)), tmp_path / "gram", tile_rows=20)
     marker = next(i for i, path in enumerate(synced) if "_COMPLETE" in path)
     for i in range(3):
-        for path in (f"c/{i}", *(f"c/{i}/{j}" for j in range(3))):
-            assert str(tmp_path / "gram" / "gram" / path) in synced[:marker]
+        folder = str(tmp_path / "gram" / "gram" / "c" / str(i))
+        assert folder in synced[:marker]
+        for j in range(3):
+            assert any(path.startswith(f"{folder}/.{j}.") for path in synced[:marker]), "before it has its name"
 
 
 def test_a_gram_too_large_for_the_disk_is_refused_before_anything_is_made(tmp_path, rng, monkeypatch):

@@ -257,18 +257,8 @@ def test_nothing_is_written_inside_a_model(job):
 
 
 def test_what_does_not_read_back_as_it_was_written_is_no_chunk(job, monkeypatch):
-    class Lying:
-        def __init__(self, array):
-            self.array = array
-
-        def __getitem__(self, rows):
-            return self.array[rows]
-
-        def __setitem__(self, rows, values):
-            self.array[rows] = values + 1e-9
-
-    honest = store.open_array
-    monkeypatch.setattr(store, "open_array", lambda *a: Lying(honest(*a)))
+    honest = store.write_chunk
+    monkeypatch.setattr(store, "write_chunk", lambda array, place, values: honest(array, place, values + 1e-9))
     with pytest.raises(DamagedStoreError, match="read back"):
         score(job)
     with pytest.raises(IncompleteStoreError):
@@ -283,8 +273,10 @@ def test_every_chunk_and_every_name_is_durable_before_the_marker(job, monkeypatc
     root = job[2]
     marker = next(i for i, path in enumerate(synced) if "_COMPLETE" in path)
     for chunk in range(4):
-        for path in (f"scores/c/{chunk}/0", f"scores/c/{chunk}", "scores/c", "scores"):
-            assert str(root / path) in synced[:marker]
+        folders = [str(root / path) for path in (f"scores/c/{chunk}", "scores/c", "scores")]
+        assert all(folder in synced[:marker] for folder in folders)
+        before = next(i for i, path in enumerate(synced) if path.startswith(f"{folders[0]}/.0."))
+        assert before < synced.index(folders[0]), "the values, before they have their name"
     assert str(root) in synced[marker:], "the name of the marker too"
 
 
@@ -317,7 +309,7 @@ def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "sync_chunk", full)
+    monkeypatch.setattr(store, "sync_names", full)
     with pytest.raises(StoreError, match="No space left on device"):
         score(job)
     with pytest.raises(IncompleteStoreError):

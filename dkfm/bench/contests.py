@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from dkfm import preflight
+from dkfm import preflight, workers
 from dkfm.bench import limits, peers
 from dkfm.bench.rivals import DTYPES, FEW, Job, Site, products, require_agreement, signed
 from dkfm.bench.rounds import Ratio, Times
@@ -191,13 +191,14 @@ def dask_share(site: Site, n: int, q: int, rows: int) -> Row:
 
 def grown(site: Site, n: int, q: int, rows: int) -> Row:
     """Score rows on a cluster whose peak of memory is then that of this job."""
+    before = max(site.client.run(workers.process_bytes).values())
     pca, source = _random_components(n, q), site.rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.saved(pca))
     site.timed({"imports": partial(job, site.rows(FEW, _COLUMNS))}, 1)
     times = site.timed({"job": partial(job, source)})
     peak = max(site.client.run(preflight.peak_memory).values())
     job_plan = plan(pca.model_, "scores", open_source(source))
-    predicted = job_plan.worker_bytes(max(site.client.nthreads().values()))
+    predicted = job_plan.worker_bytes(max(site.client.nthreads().values()), before)
     return {
         "rows": rows,
         "N": n,
