@@ -6,11 +6,10 @@ Two tilings of the same rows differ by at most ``64 eps (sum |k| |W| + |b|)``; t
 the same bits.
 """
 
-import threading
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from dkfm import links
 from dkfm.ahead import one_ahead
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.lent import Lent
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head, Model, StoredWeights
 from dkfm.tiling import count, row_slices
@@ -28,9 +28,6 @@ __all__ = ["Scorer", "distances", "finite_scores", "prepare", "serve", "tile_row
 
 _TILE_BYTES = 2**22
 """A kernel block of 4 MB stays near the processor, beside that of another thread."""
-
-_KEPT_BYTES = 2**25
-"""A larger one is not kept for the next call."""
 
 _LEAST, _MOST = 128, 1024
 
@@ -53,12 +50,24 @@ class Scorer:
     model: Model
     block: Evaluator
 
-    def __call__(self, name: str, Z: Rows, rows: int | None = None, diagonal: Array | None = None) -> Array:
+    def __call__(
+        self,
+        name: str,
+        Z: Rows,
+        rows: int | None = None,
+        diagonal: Array | None = None,
+        out: Array | None = None,
+    ) -> Array:
         """Return the output of one head for checked rows; see `several`."""
-        return self.several([name], Z, rows, diagonal)[name]
+        return self.several([name], Z, rows, diagonal, {} if out is None else {name: out})[name]
 
     def several(
-        self, names: Collection[str], Z: Rows, rows: int | None = None, diagonal: Array | None = None
+        self,
+        names: Collection[str],
+        Z: Rows,
+        rows: int | None = None,
+        diagonal: Array | None = None,
+        into: Mapping[str, Array] = MappingProxyType({}),
     ) -> dict[str, Array]:
         """Return the outputs of some heads for checked rows, from one kernel block.
 
@@ -71,6 +80,8 @@ class Scorer:
             Rows of a tile; by default `tile_rows`, or all where weights are read from a store, which is then read once.
         diagonal : ndarray of shape (n,), optional
             k(z, z), where the kernel does not know it.
+        into : mapping of str to ndarray, optional
+            Where outputs go: C-contiguous, of the model's dtype.
 
         Returns
         -------
@@ -79,11 +90,13 @@ class Scorer:
         """
         model, n = self.model, Z.shape[0]
         heads = {name: model.head(name) for name in names}
-        out = {name: np.empty((n, head.width), model.dtype) for name, head in heads.items()}
+        out = {
+            name: into[name] if name in into else np.empty((n, head.width), model.dtype) for name, head in heads.items()
+        }
         rows = max(1, _even(n, rows or self._tile_rows(heads.values(), n)))
         with (
             np.errstate(over="ignore", invalid="ignore"),  # `finite_scores` tells
-            _own.taken(rows, model.landmarks.shape[0], model.dtype) as buffer,
+            _values.taken(rows, model.landmarks.shape[0], model.dtype) as buffer,
         ):
             for tile in row_slices(n, rows):
                 values = self.values(Z[tile], buffer[: tile.stop - tile.start])
@@ -147,27 +160,7 @@ def _even(n: int, rows: int) -> int:
     return count(n, count(n, rows)) if n else 0
 
 
-class _Own(threading.local):
-    """Memory that a thread uses again and again: fresh memory is handed out page by page, and slowly."""
-
-    def __init__(self) -> None:
-        self._held = np.empty(0, np.uint8)
-
-    @contextmanager
-    def taken(self, rows: int, columns: int, dtype: np.dtype[np.floating]) -> Iterator[Array]:
-        """Lend an array with anything in it; who asks meanwhile, from inside a kernel, gets another."""
-        size = rows * columns * dtype.itemsize
-        held, self._held = self._held, np.empty(0, np.uint8)
-        if len(held) < size:
-            held = np.empty(size, np.uint8)
-        try:
-            yield held[:size].view(dtype).reshape(rows, columns)
-        finally:
-            if len(held) <= _KEPT_BYTES:
-                self._held = held
-
-
-_own = _Own()
+_values = Lent()
 
 
 def _sharing(heads: dict[str, Head]) -> list[list[str]]:
@@ -262,10 +255,16 @@ def distances(kernel: Kernel, X: Rows, Y: Rows) -> Array:
 
 
 def finite_scores(
-    score: Scorer, name: str, Z: Rows, what: str, first_row: int = 0, diagonal: Array | None = None
+    score: Scorer,
+    name: str,
+    Z: Rows,
+    what: str,
+    first_row: int = 0,
+    diagonal: Array | None = None,
+    out: Array | None = None,
 ) -> Array:
     """Return the output of one head, or raise with the number of the first row that overflows the kernel."""
-    scores = score(name, Z, diagonal=diagonal)
+    scores = score(name, Z, diagonal=diagonal, out=out)
     finite = np.isfinite(scores)
     if not finite.all():
         row = first_row + int(np.logical_and.reduce(finite, axis=1).argmin())

@@ -175,6 +175,19 @@ def connected(address: str, *, current: bool = True) -> Iterator["Client"]:
         yield client
 
 
+_QUIET = {
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 2**27,
+    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 2**25,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "1s",
+    "distributed.worker.memory.monitor-interval": "250ms",
+    "distributed.worker.profile.interval": "100ms",
+}
+"""Dask's defaults cost a twentieth of two cores for memory that is given back to the system between any two uses, and a
+fortieth for looking at itself so often.
+"""
+
+
 @contextmanager
 def local_cluster() -> Iterator["LocalCluster"]:
     """Start a cluster on this machine: one worker process with a thread a core; it listens on loopback alone."""
@@ -184,8 +197,8 @@ def local_cluster() -> Iterator["LocalCluster"]:
 
     with (
         tempfile.TemporaryDirectory(prefix="dkfm-cluster-") as scratch,
-        # The scheduler's too, which has no parameter for it; and a tenth of the looks at what threads do.
-        dask.config.set({"temporary-directory": scratch, "distributed.worker.profile.interval": "100ms"}),
+        # The scheduler's too, which has no parameter for it.
+        dask.config.set({"temporary-directory": scratch, **_QUIET}),
         LocalCluster(
             n_workers=1,
             threads_per_worker=CPU_COUNT,

@@ -66,6 +66,8 @@ class ArrayInfo:
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: str
+    trailer: int | None = CRC_BYTES
+    """Bytes of a checksum after the values of a chunk in its file, or 0; None where a file is not plain values."""
 
     @property
     def chunk_file_bytes(self) -> int:
@@ -202,7 +204,14 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
     if refusal is not None:
         raise UnsupportedStoreError(f"The array {path} is refused: {refusal}.")
     assert shape is not None and chunks is not None  # noqa: S101, PT018  # checked above; this tells the type checker
-    return ArrayInfo(shape, chunks, str(metadata["data_type"]))
+    return ArrayInfo(shape, chunks, str(metadata["data_type"]), _trailer(metadata))
+
+
+def _trailer(metadata: Mapping[str, object]) -> int | None:
+    by_folders = _inner(metadata, "chunk_key_encoding", "separator") == "/"
+    codecs = metadata.get("codecs")
+    plain = next((n for n in (1, 2) if by_folders and _named(codecs) == _OWN_CODECS[:n]), None)
+    return None if plain is None else CRC_BYTES * (plain - 1)
 
 
 def _is_own_layout(metadata: Mapping[str, object]) -> bool:
@@ -233,13 +242,18 @@ def _codecs_known(codecs: object, source: bool) -> bool:
     if not isinstance(codecs, list) or not all(isinstance(codec, Mapping) for codec in codecs):
         return False
     if not source:
-        return [(codec.get("name"), codec.get("configuration") or {}) for codec in codecs] == _OWN_CODECS
+        return _named(codecs) == _OWN_CODECS
     for codec in codecs:
         inner = codec.get("configuration")
         nested = [inner[k] for k in ("codecs", "index_codecs") if k in inner] if isinstance(inner, Mapping) else []
         if codec.get("name") not in _SOURCE_CODECS or not all(_codecs_known(n, True) for n in nested):
             return False
     return True
+
+
+def _named(codecs: object) -> list[tuple[object, object]]:
+    assert isinstance(codecs, list)  # noqa: S101  # checked by _codecs_known; this tells the type checker
+    return [(codec.get("name"), codec.get("configuration") or {}) for codec in codecs]
 
 
 def require_chunks(path: Path, info: ArrayInfo) -> None:

@@ -259,7 +259,7 @@ def _scores(work: Work, scorer: apply.Scorer, rows: slice) -> Array:
     for part, Z in zip(parts, one_ahead(reads), strict=True):
         if work.on_invalid == "raise":
             first = rows.start + part.start
-            scores[part] = apply.finite_scores(scorer, work.output, Z, work.source.name, first)
+            apply.finite_scores(scorer, work.output, Z, work.source.name, first, out=scores[part])
         else:
             scores[part] = _score_valid(scorer, work.output, Z)
     return scores

@@ -29,6 +29,7 @@ from dkfm.kernels.rows import (
     stacked,
     stored_values,
 )
+from dkfm.plain import Plain
 from dkfm.store import local_path
 
 __all__ = [
@@ -141,6 +142,8 @@ class ZarrSource(_Dense):
     path: Path
     shape: tuple[int, int]
     chunk_rows: int
+    plain: Plain | None = None
+    """How its rows are read without Zarr, if they can be."""
     opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     """Which opening of the array this is: what was decoded for an earlier one may have changed since."""
 
@@ -163,7 +166,7 @@ class ZarrSource(_Dense):
         info = formats.read_array(path, source=True)
         if len(info.shape) != 2 or 0 in info.shape:
             raise InvalidInputError(f"{path} must hold rows and columns, and its shape is {info.shape}.")
-        return cls(path, (info.shape[0], info.shape[1]), info.chunks[0])
+        return cls(path, (info.shape[0], info.shape[1]), info.chunks[0], Plain.of(path, info))
 
     def read(self, rows: slice) -> Array:
         """Return some rows as float64; of a chunk much larger than they are, which is kept for those after them."""
@@ -181,7 +184,10 @@ class ZarrSource(_Dense):
 
     def _read(self, rows: slice) -> Array:
         try:
-            return np.asarray(zarr.open_array(self.path, mode="r", zarr_format=3)[rows], dtype=np.float64)
+            values = None if self.plain is None else self.plain.read(rows)
+            if values is None:
+                values = np.asarray(zarr.open_array(self.path, mode="r", zarr_format=3)[rows])
+            return np.asarray(values, dtype=np.float64)
         except (ValueError, RuntimeError, OSError) as error:
             raise InvalidInputError(
                 f"Rows {rows.start} to {rows.stop} of {self.path} cannot be read: {error}"

@@ -12,7 +12,7 @@ ROOT = Path(dkfm.__file__).parent
 FLOORS = [
     {"errors", "tiling", "budget", "ahead"},
     {"kernels", "links", "model", "apply", "root", "spectrum", "cholesky", "pca", "sweep", "certificate"},
-    {"csr", "formats", "store", "streamed", "record", "sources", "outputs", "inspection"},
+    {"csr", "formats", "plain", "store", "streamed", "record", "sources", "outputs", "inspection"},
     {"clusters", "workers", "preflight", "progress", "job", "gram", "lazy", "planning", "scoring"},
     {"estimators"},
     {"plotting", "demo", "bench", "cli", "__main__", "__init__"},

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from dkfm.kernels.base import Evaluator, Prepared
+from dkfm.kernels.lent import Lent
 from dkfm.kernels.products import prepared_products
 from dkfm.kernels.rows import Array, Rows, double, scaled_columns, squared_norms, stored_values
 from dkfm.tiling import row_slices
@@ -118,28 +119,33 @@ def _rows(difference: Rows) -> Rows:
     return np.asarray(difference) if isinstance(difference, np.ndarray) else difference
 
 
+_augmented_rows = Lent()
+
+
 class _Centred(_Products):
     def __init__(self, landmarks: Array, scale: float | Array, near: float) -> None:
         super().__init__(landmarks, scale, near)
         self.centre = landmarks.mean(axis=0, dtype=np.float64)
-        self.right, self.norms = self._augmented(landmarks)
+        self.right: Array = np.empty((landmarks.shape[0], landmarks.shape[1] + 2), landmarks.dtype)
+        self.norms = self._augmented(landmarks, self.right)
         self.right[:, :-2] *= 2
         self.right[:, -2] = -self.norms
         self.right[:, -1] = 1.0
 
-    def _augmented(self, rows: Array) -> tuple[Array, Array]:
-        """Return ``(x - c) / scale`` of each row with room for two more columns, and its squared norm."""
-        augmented = np.empty((len(rows), rows.shape[1] + 2), rows.dtype)
-        centred = augmented[:, :-2]
+    def _augmented(self, rows: Array, out: Array) -> Array:
+        """Fill all but two columns with ``(x - c) / scale`` of each row, and return its squared norm."""
+        centred = out[:, :-2]
         np.subtract(rows, self.centre, out=centred, casting="same_kind")
         centred *= self.factors
-        return augmented, squared_norms(centred)
+        return squared_norms(centred)
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
-        left, norms = self._augmented(Z)
-        left[:, -2] = 1.0
-        left[:, -1] = -norms
-        return self.mended(np.matmul(left, self.right.T, out=out), Z, norms)
+        with _augmented_rows.taken(Z.shape[0], Z.shape[1] + 2, Z.dtype) as left:
+            norms = self._augmented(Z, left)
+            left[:, -2] = 1.0
+            left[:, -1] = -norms
+            block = np.matmul(left, self.right.T, out=out)
+        return self.mended(block, Z, norms)
 
 
 class _Sparse(_Products):
