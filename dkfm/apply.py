@@ -23,6 +23,7 @@ from dkfm.kernels.lent import Lent
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head, Model, StoredWeights
 from dkfm.tiling import count, row_slices
+from dkfm.triangular import multiply_by_upper
 
 __all__ = ["Scorer", "distances", "finite_scores", "prepare", "serve", "tile_rows", "without_idle"]
 
@@ -180,7 +181,8 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Dia
     in_place = first.triangular and not isinstance(first.weights, StoredWeights)
     for part, W in _panels(first, columns):
         if in_place:
-            _by_triangle(values, W, product)
+            np.copyto(product, values)
+            multiply_by_upper(product, W)
         else:
             np.matmul(values[:, : len(W)], W, out=product[:, part])
         for head, out in heads:
@@ -201,14 +203,6 @@ def _panels(head: Head, columns: int) -> Iterator[tuple[slice, Array]]:
     parts = list(row_slices(columns, W.panel))
     reads = [partial(W.__getitem__, (slice(part.stop if head.triangular else None), part)) for part in parts]
     return zip(parts, one_ahead(reads), strict=True)
-
-
-def _by_triangle(values: Array, W: Array, out: Array) -> None:
-    """Fill an output with ``values W``, W upper triangular: half the work, and done in the output itself."""
-    np.copyto(out, values)
-    # W' is lower triangular in LAPACK's order, and the output a matrix of columns: nothing is copied.
-    (multiply,) = get_blas_funcs(("trmm",), (W, out))
-    multiply(1.0, W.T, out.T, lower=1, overwrite_b=1)
 
 
 def _rotate(product: Array, head: Head, rotation: Array, part: slice, W: Array, out: Array) -> None:
