@@ -91,6 +91,9 @@ class Scorer:
         """
         model, n = self.model, Z.shape[0]
         heads = {name: model.head(name) for name in names}
+        for name, given in into.items():
+            right = given.shape == (n, heads[name].width) and given.dtype == model.dtype and given.flags.c_contiguous
+            assert right, "where outputs go"  # noqa: S101  # BLAS would fill a copy
         out = {
             name: into[name] if name in into else np.empty((n, head.width), model.dtype) for name, head in heads.items()
         }

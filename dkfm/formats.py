@@ -53,6 +53,10 @@ _SOURCE_TYPES = {
     "uint64": 8,
     "bool": 1,
 }
+_FIELDS = {
+    *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"),
+    *("attributes", "storage_transformers", "dimension_names"),
+}
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
 _INNER = re.compile(r"zarr\.json|c(/[0-9]+)*")
 CRC_BYTES = 4
@@ -208,7 +212,10 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
 
 
 def _trailer(metadata: Mapping[str, object]) -> int | None:
-    by_folders = _inner(metadata, "chunk_key_encoding", "separator") == "/"
+    fill = metadata.get("fill_value")
+    number = isinstance(fill, int | float) or fill in ("NaN", "Infinity", "-Infinity")
+    usual = set(metadata) <= _FIELDS and number and metadata.get("dimension_names") is None
+    by_folders = usual and _inner(metadata, "chunk_key_encoding", "separator") == "/"
     codecs = metadata.get("codecs")
     plain = next((n for n in (1, 2) if by_folders and _named(codecs) == _OWN_CODECS[:n]), None)
     return None if plain is None else CRC_BYTES * (plain - 1)

@@ -234,8 +234,8 @@ def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int],
             for image, _, _ in missing:
                 store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
     with store.writing(Path(root)):
-        for image, _, _ in images:  # those of a killed build too
-            store.sync_names(Path(root) / "gram", image)
+        for image, _, _ in (there for there in images if there not in missing):
+            store.sync_chunk(Path(root) / "gram", image)  # what a killed build left may not be durable
     return pair
 
 

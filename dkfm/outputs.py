@@ -52,7 +52,7 @@ def create(
     return run
 
 
-def write_chunk(path: Path, run: str, name: str, chunk: int, rows: slice, values: Array) -> Receipt:
+def write_chunk(path: Path, run: str, name: str, chunk: int, values: Array) -> Receipt:
     """Write the rows of one chunk durably, read its file back, and return the receipt.
 
     Raises
@@ -64,21 +64,26 @@ def write_chunk(path: Path, run: str, name: str, chunk: int, rows: slice, values
     _require_run(path, run)
     with store.writing(path):
         checksum = store.write_chunk(path / name, (chunk, 0), values)
-        same = _reads_back(_chunk_file(path, name, chunk), values)
+        same = _reads_back(_chunk_file(path, name, chunk), values, checksum)
     if not same:
         raise DamagedStoreError(f"Chunk {chunk} of {path / name} does not read back as it was written.")
     invalid = int(np.isnan(values.min(axis=1)).sum())
     return Receipt(chunk, invalid, checksum)
 
 
-def _reads_back(file: Path, written: Array) -> bool:
-    """Whether a file begins with these values, compared some at a time, as bits: a NaN is what was written."""
+def _reads_back(file: Path, written: Array, checksum: int) -> bool:
+    """Whether a file begins with these values, compared some at a time as bits, and is as its checksum says."""
     bits = written.astype(written.dtype.newbyteorder("<"), copy=False).reshape(-1).view(f"<u{written.itemsize}")
+    found = 0
     with file.open("rb") as opened:
-        return all(
-            np.array_equal(np.fromfile(opened, bits.dtype, count=part.stop - part.start), bits[part])
-            for part in row_slices(len(bits), _AT_ONCE)
-        )
+        for part in row_slices(len(bits), _AT_ONCE):
+            values = np.fromfile(opened, bits.dtype, count=part.stop - part.start)
+            if not np.array_equal(values, bits[part]):
+                return False
+            found = google_crc32c.extend(found, store.bytes_of(values))
+        rest = opened.read()  # what fills the last chunk up, and the checksum
+    found = google_crc32c.extend(found, rest[:-CRC_BYTES])
+    return found == checksum and rest[-CRC_BYTES:] == checksum.to_bytes(CRC_BYTES, "little")
 
 
 def _require_run(path: Path, run: str) -> None:

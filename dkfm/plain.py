@@ -1,9 +1,10 @@
-"""Rows of Zarr arrays whose chunks are stored as they are in memory, read without Zarr: it takes ten times as long.
+"""Rows of Zarr arrays whose chunks are stored as they are in memory, read without Zarr, which takes ten times as long.
 
 What is not plain, and what is missing, is left to Zarr.
 """
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import google_crc32c
@@ -11,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm import formats
+from dkfm.formats import CRC_BYTES
+from dkfm.store import bytes_of
 from dkfm.tiling import count
 
 __all__ = ["Plain"]
@@ -30,30 +33,40 @@ class Plain:
         return cls(path, info) if info.trailer is not None and whole_rows else None
 
     def read(self, rows: slice) -> npt.NDArray[np.generic] | None:
-        """Return some rows as they are stored; None where one of their chunks has no file, and is its fill value.
+        """Return some rows as they are stored; None where that takes Zarr: a chunk without a file is its fill value.
 
         Raises
         ------
         ValueError
             A chunk of another size, or with another checksum, than it must have.
         """
-        each = self.info.chunks[0]
-        values = np.empty((rows.stop - rows.start, self.info.shape[1]), np.dtype(self.info.dtype).newbyteorder("<"))
-        for number in range(rows.start // each, count(rows.stop, each)):
-            first, last = max(rows.start, number * each), min(rows.stop, (number + 1) * each)
+        if formats.read_array(self.path, source=True) != self.info:
+            return None
+        n, d = self.info.shape
+        each, stop = self.info.chunks[0], min(rows.stop, n)
+        files = {number: self.path / "c" / str(number) / "0" for number in range(rows.start // each, count(stop, each))}
+        for file in files.values():
+            if not file.is_file():
+                return None
+            if file.stat().st_size != self._file_bytes:
+                raise ValueError(f"{file} has {file.stat().st_size} bytes and must have {self._file_bytes}.")
+        values = np.empty((stop - rows.start, d), np.dtype(self.info.dtype).newbyteorder("<"))
+        for number, file in files.items():
+            first, last = max(rows.start, number * each), min(stop, (number + 1) * each)
             part = values[first - rows.start : last - rows.start]
             chunk = part if len(part) == each else np.empty(self.info.chunks, values.dtype)
-            try:
-                self._fill(chunk, self.path / "c" / str(number) / "0")
-            except FileNotFoundError:
-                return None
+            self._fill(chunk, file)
             if chunk is not part:
                 part[...] = chunk[first - number * each : last - number * each]
         return values
 
+    @property
+    def _file_bytes(self) -> int:
+        return prod(self.info.chunks) * np.dtype(self.info.dtype).itemsize + (self.info.trailer or 0)
+
     def _fill(self, chunk: npt.NDArray[np.generic], file: Path) -> None:
         with file.open("rb") as opened:
-            size, rest = opened.readinto(chunk.reshape(-1).view(np.uint8).data), opened.read()
-        checksum = google_crc32c.value(chunk).to_bytes(formats.CRC_BYTES, "little") if self.info.trailer else b""
+            size, rest = opened.readinto(bytes_of(chunk).data), opened.read(CRC_BYTES + 1)
+        checksum = google_crc32c.value(bytes_of(chunk)).to_bytes(CRC_BYTES, "little") if self.info.trailer else b""
         if size != chunk.nbytes or rest != checksum:
             raise ValueError(f"{file} has another size or another checksum than it must have.")

@@ -247,7 +247,7 @@ def score_chunk(work: Work, chunk: int, rows: slice) -> outputs.Receipt:
     scorer = saved_scorer(work.model, work.digest, work.trusted, work.streamed)
     with single_blas_thread():
         scores = _scores(work, scorer, rows)
-    return outputs.write_chunk(Path(work.target), work.run_id, work.output, chunk, rows, scores)
+    return outputs.write_chunk(Path(work.target), work.run_id, work.output, chunk, scores)
 
 
 def _scores(work: Work, scorer: apply.Scorer, rows: slice) -> Array:

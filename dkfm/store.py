@@ -25,6 +25,7 @@ from dkfm.errors import DkfmError, StoreError, StoreExistsError
 __all__ = [
     "ZarrArray",
     "add_array",
+    "bytes_of",
     "complete",
     "is_taken",
     "local_path",
@@ -32,7 +33,7 @@ __all__ = [
     "open_array",
     "remove_own",
     "require_free",
-    "sync_names",
+    "sync_chunk",
     "write_chunk",
     "writing",
 ]
@@ -228,6 +229,11 @@ def complete(path: Path, content: Json) -> None:
     sync_folder(path)
 
 
+def bytes_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a C-contiguous array, not copied."""
+    return values.reshape(-1).view(np.uint8)
+
+
 def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.generic]) -> int:
     """Write one chunk of an array of `add_array`: whole and durable before it has its name.
 
@@ -247,29 +253,37 @@ def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.gene
         The crc32c of the chunk's values.
     """
     info = formats.read_array(array)
+    rest = [n - at * chunk for n, at, chunk in zip(info.shape, place, info.chunks, strict=True)]
+    if values.shape != tuple(map(min, info.chunks, rest)):
+        raise AssertionError(f"Values of shape {values.shape} are not chunk {place} of {array}.")
     data = np.ascontiguousarray(values, np.dtype(info.dtype).newbyteorder("<"))
     if data.shape != info.chunks:
         data = np.full(info.chunks, _fill(info.dtype), data.dtype)
         data[tuple(map(slice, values.shape))] = values
-    checksum = int(google_crc32c.value(data))
+    checksum = int(google_crc32c.value(bytes_of(data)))
     file = array.joinpath("c", *map(str, place))
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(file, "partial")
     try:
         with temporary.open("xb") as opened:
-            opened.write(data.data)
+            opened.write(bytes_of(data).data)
             opened.write(checksum.to_bytes(formats.CRC_BYTES, "little"))
             opened.flush()
             os.fsync(opened.fileno())
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_names(array, place)
+    _sync_names(array, place)
     return checksum
 
 
-def sync_names(array: Path, place: tuple[int, ...]) -> None:
-    """Make the names that lead to a chunk durable."""
+def sync_chunk(array: Path, place: tuple[int, ...]) -> None:
+    """Make a chunk durable that was written by whoever, and the names that lead to it."""
+    _sync_file(array.joinpath("c", *map(str, place)))
+    _sync_names(array, place)
+
+
+def _sync_names(array: Path, place: tuple[int, ...]) -> None:
     for parent in Path("c", *map(str, place)).parents:
         sync_folder(array / parent)
 

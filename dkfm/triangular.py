@@ -14,6 +14,8 @@ from dkfm.kernels.rows import Array
 
 __all__ = ["multiply_by_upper"]
 
+_KINDS = {np.dtype(np.float64): ("d", ctypes.c_double), np.dtype(np.float32): ("s", ctypes.c_float)}
+
 
 def multiply_by_upper(values: Array, W: Array) -> None:
     """Replace values (n, r), C-contiguous, by ``values W``, where W (r, r) is upper triangular: half the work.
@@ -24,12 +26,16 @@ def multiply_by_upper(values: Array, W: Array) -> None:
     array([[2., 7.]])
     """
     W = np.ascontiguousarray(W)
-    (n, r), numbers = values.shape, ctypes.c_double if values.dtype == np.float64 else ctypes.c_float
-    if W.dtype != values.dtype or W.shape != (r, r) or not values.flags.c_contiguous:
-        raise AssertionError("Values and weights of one dtype, in the order of C.")
+    n, r = values.shape
+    ready = values.flags.c_contiguous and values.flags.writeable
+    if values.dtype not in _KINDS or W.dtype != values.dtype or W.shape != (r, r) or not ready:
+        raise AssertionError("Values and weights are of one dtype, and the values can be written in the order of C.")
+    if r == 0:
+        return
+    kind, numbers = _KINDS[values.dtype]
     rows, columns = ctypes.byref(ctypes.c_int(r)), ctypes.byref(ctypes.c_int(n))
     # In LAPACK's order W' is lower triangular, and the values are a matrix of columns.
-    _trmm("d" if values.dtype == np.float64 else "s")(
+    _trmm(kind)(
         *(b"L", b"L", b"N", b"N"),
         *(rows, columns, ctypes.byref(numbers(1.0))),
         *(W.ctypes.data, rows, values.ctypes.data, rows),

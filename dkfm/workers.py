@@ -59,9 +59,13 @@ def threads_of_a_task() -> AbstractContextManager[None]:
 
 
 def process_bytes() -> int:
-    """Return the largest size that this process has had, with all that a task imports."""
-    with single_blas_thread():
-        return peak_memory()
+    """Return the largest size that this process has had, with SciPy and what this module imports loaded.
+
+    What a compiled kernel adds, numba's code, is not in it.
+    """
+    import scipy.linalg  # noqa: F401
+
+    return peak_memory()
 
 
 @cache

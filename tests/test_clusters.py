@@ -253,3 +253,14 @@ def test_what_a_worker_compiles_stays_in_its_own_scratch_directory(client, tmp_p
     for others, indexes in client.run(look).values():
         assert others == 0
         assert any("_absolute" in name for name in indexes)
+
+
+def test_what_a_user_has_set_of_dask_stays(monkeypatch):
+    import dask
+
+    from dkfm import clusters
+
+    tick, trim = "distributed.admin.tick.interval", "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
+    assert set(clusters._quiet()) == set(clusters._QUIET), "these are Dask's defaults"
+    with dask.config.set({tick: "5s", trim: 7}):
+        assert set(clusters._QUIET) - set(clusters._quiet()) == {tick, trim}

@@ -207,7 +207,7 @@ def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
     run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
-        outputs.write_chunk(job[2], run, "scores", 0, slice(0, 30), np.zeros((30, 3)))
+        outputs.write_chunk(job[2], run, "scores", 0, np.zeros((30, 3)))
     assert outputs.verify(job[2]) == 100
 
 
@@ -309,7 +309,7 @@ def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "sync_names", full)
+    monkeypatch.setattr(store, "_sync_names", full)
     with pytest.raises(StoreError, match="No space left on device"):
         score(job)
     with pytest.raises(IncompleteStoreError):
@@ -417,12 +417,12 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
         reading.set()
         return read(self, rows)
 
-    def after_the_next_read(*arguments):
+    def after_the_next_read(*arguments, **options):
         if events.count("read") < 4:
             assert reading.wait(30)  # by a thread, while this one has its rows already
         reading.clear()
         events.append("scored")
-        return score(*arguments)
+        return score(*arguments, **options)
 
     monkeypatch.setattr(ZarrSource, "read", slowly)
     monkeypatch.setattr(scoring.apply, "finite_scores", after_the_next_read)

@@ -366,3 +366,23 @@ def test_a_missing_chunk_reads_as_nan_and_zeros_are_written(tmp_path):
     array[:2] = 0.0
     assert (tmp_path / "s" / "x" / "c" / "0" / "0").exists()
     assert np.isnan(array[2:]).all()
+
+
+def test_a_chunk_that_cannot_be_written_leaves_nothing_and_one_in_the_wrong_place_is_not_written(tmp_path, monkeypatch):
+    with store.making(tmp_path / "s", "scores", {}, ["x"]) as group:
+        store.add_array(group, "x", (25, 2), (10, 2))
+    array = tmp_path / "s" / "x"
+    for place, rows in (((0, 0), 5), ((2, 0), 10), ((3, 0), 5)):
+        with pytest.raises(AssertionError, match="are not chunk"):
+            store.write_chunk(array, place, np.ones((rows, 2)))
+    store.write_chunk(array, (2, 0), np.full((5, 2), 7.0))
+    np.testing.assert_array_equal(store.open_array(tmp_path / "s", "x")[20:], np.full((5, 2), 7.0))
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        store.write_chunk(array, (2, 0), np.zeros((5, 2)))
+    assert [path.name for path in (array / "c" / "2").iterdir()] == ["0"]
+    np.testing.assert_array_equal(store.open_array(tmp_path / "s", "x")[20:], np.full((5, 2), 7.0))

@@ -65,5 +65,8 @@ class Laplacian(Measured):
 
 
 def _exponential(distances: Array, scale: float) -> Array:
-    distances *= -1 / scale  # a division takes as long as the exponential
+    if np.isfinite(1 / scale):
+        distances *= -1 / scale  # a division takes half as long as the exponential
+    else:
+        distances /= -scale
     return np.exp(distances, out=distances)
