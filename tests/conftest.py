@@ -60,9 +60,8 @@ def mnist_247():
     """The paper's training set: the first 500 images of the digits 2, 4 and 7."""
     images = images_247()
     if images is None:
-        # Reason: without the images or a network there is nothing to measure. Where DKFM_MNIST is set, as in .ci/run, a
-        # missing file is an error in images_247, and nothing is skipped.
-        pytest.skip("MNIST is neither in DKFM_MNIST nor on OpenML.")
+        # Where DKFM_MNIST is set, as in .ci/run, a missing file is an error in images_247.
+        pytest.skip("MNIST is neither in DKFM_MNIST nor on OpenML.")  # reason: without images nothing can be measured
     return images[:1500]
 
 
