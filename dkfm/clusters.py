@@ -204,6 +204,8 @@ def local_cluster() -> Iterator["LocalCluster"]:
     from dask.system import CPU_COUNT
     from distributed import LocalCluster
 
+    from dkfm.parting import LeaveQuietly
+
     with (
         tempfile.TemporaryDirectory(prefix="dkfm-cluster-") as scratch,
         # The scheduler's too, which has no parameter for it.
@@ -213,6 +215,7 @@ def local_cluster() -> Iterator["LocalCluster"]:
             threads_per_worker=CPU_COUNT,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
+            plugins=(LeaveQuietly(),),
         ) as cluster,
     ):
         try:

@@ -1,5 +1,7 @@
 """Real clusters on loopback, and the pieces that run tasks: window, BLAS threads, caches."""
 
+import subprocess
+import sys
 import threading
 import urllib.request
 import warnings
@@ -264,3 +266,25 @@ def test_what_a_user_has_set_of_dask_stays(monkeypatch):
     assert set(clusters._quiet()) == set(clusters._QUIET), "these are Dask's defaults"
     with dask.config.set({tick: "5s", trim: 7}):
         assert set(clusters._QUIET) - set(clusters._quiet()) == {tick, trim}
+
+
+UNANSWERED = """
+import asyncio, time
+from dkfm.clusters import local_cluster
+
+async def unanswered(**heartbeat):
+    await asyncio.sleep(60)
+
+if __name__ == "__main__":
+    with local_cluster() as cluster:
+        cluster.wait_for_workers(1)
+        cluster.scheduler.handlers["heartbeat_worker"] = unanswered
+        time.sleep(1.2)
+"""
+
+
+def test_a_worker_that_leaves_with_a_heartbeat_under_way_prints_nothing(tmp_path):
+    script = tmp_path / "unanswered.py"
+    script.write_text(UNANSWERED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

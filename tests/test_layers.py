@@ -13,7 +13,7 @@ FLOORS = [
     {"errors", "tiling", "budget", "ahead"},
     {"kernels", "links", "model", "triangular", "apply", "root", "spectrum", "cholesky", "pca", "sweep", "certificate"},
     {"csr", "formats", "plain", "store", "streamed", "record", "sources", "outputs", "inspection"},
-    {"clusters", "workers", "preflight", "progress", "job", "gram", "lazy", "planning", "scoring"},
+    {"parting", "clusters", "workers", "preflight", "progress", "job", "gram", "lazy", "planning", "scoring"},
     {"estimators"},
     {"plotting", "demo", "bench", "cli", "__main__", "__init__"},
 ]
