@@ -22,6 +22,7 @@ from dkfm.kernels.base import Evaluator, Kernel
 from dkfm.kernels.lent import Lent
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head, Model, StoredWeights
+from dkfm.narrow import multiply_by_narrow
 from dkfm.tiling import count, row_slices
 from dkfm.triangular import multiply_by_upper
 
@@ -187,7 +188,7 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Dia
             np.copyto(product, values)
             multiply_by_upper(product, W)
         else:
-            np.matmul(values[:, : len(W)], W, out=product[:, part])
+            multiply_by_narrow(values[:, : len(W)], W, product[:, part])
         for head, out in heads:
             if head.rotation is not None:
                 _rotate(product[:, part], head, head.rotation[part], part, W, out)

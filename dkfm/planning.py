@@ -10,15 +10,16 @@ from dkfm.errors import InvalidInputError
 from dkfm.kernels.compose import widens
 from dkfm.kernels.rows import stored_values
 from dkfm.model import Head, Model, StoredWeights
+from dkfm.narrow import summed_values
 from dkfm.sources import Source, is_part
 
 __all__ = ["Plan", "plan", "plan_streamed"]
 
-_TASK_SECONDS = 0.25
+_TASK_SECONDS = 0.5
 """On paper: a hundred times the scheduler's share. It is the same however many rows there are, and so is the memory."""
 
 _TASKS = 4
-"""At least so many, for there is more than one thread."""
+"""At least so many: a job shows how far it is."""
 
 _TASK_BYTES = 2**26
 """Rows in and scores out of a task."""
@@ -69,8 +70,10 @@ class Plan:
         return before + budget.PROCESS_BYTES + self.model_bytes + threads * self.task_bytes
 
 
-def plan(model: Model, output: str, source: Source, chunk_rows: int | None = None) -> Plan:
-    """Plan a job with the whole model in memory: chunks of a quarter of a second, in step with those of the source.
+def plan(model: Model, output: str, source: Source, chunk_rows: int | None = None, threads: int = 1) -> Plan:
+    """Plan a job with the whole model in memory: chunks of half a second, in step with those of the source.
+
+    Of many chunks every thread gets as many as the others.
 
     Raises
     ------
@@ -82,7 +85,7 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
     if chunk_rows is None:
         wanted = int(_TASK_SECONDS / budget.score_seconds(n, values, head.width))
         wanted = min(wanted, tiling.count(rows, _TASKS), _TASK_BYTES // (16 * (values + head.width)))
-        chunk_rows = _in_step(wanted, source.chunk_rows)
+        chunk_rows = _in_step(_even(rows, wanted, threads), source.chunk_rows)
     chunk_rows = min(chunk_rows, rows)
     wide = max(head.width, head.columns)
     tile = apply.tile_rows(n, _dense_columns(model), wide, model.dtype.itemsize)
@@ -135,9 +138,20 @@ def _checked(model: Model, output: str, source: Source) -> Head:
     return head
 
 
+def _even(rows: int, wanted: int, threads: int) -> int:
+    """Return at most as many rows a chunk as are wanted, of which there is a multiple of the threads.
+
+    >>> _even(240_000, 27_000, 2)
+    24000
+    """
+    wanted = max(1, wanted)
+    if rows <= threads * wanted:
+        return wanted  # not a chunk for every thread: some would be tiny
+    return tiling.count(rows, threads * tiling.count(rows, threads * wanted))
+
+
 def _in_step(wanted: int, chunk: int) -> int:
     """Return about the rows that are wanted: whole chunks of a source, or an even part of one that is larger."""
-    wanted = max(1, wanted)
     if chunk <= wanted:
         return (wanted + chunk // 2) // chunk * chunk
     parts = tiling.count(chunk, wanted)
@@ -166,16 +180,18 @@ def _plan(
     chunks, size = tiling.count(rows, chunk_rows), model.dtype.itemsize
     if chunks > _MAX_CHUNKS:
         raise InvalidInputError(f"{rows} rows in {chunks} chunks are more than {_MAX_CHUNKS}; raise chunk_rows.")
-    shared_read, read = _reading(source, chunk_rows, piece_rows)
+    shared_read, beside = _reading(source, chunk_rows, piece_rows)
     blocks = kernel.blocks + (0 if kernel.fills else 1)
     if size < np.dtype(np.float64).itemsize and widens(kernel):
         blocks = 1 + 2 * (kernel.blocks + 1)  # a block in float64, and rounded
     if values < source.shape[1] or not isinstance(model.landmarks, np.ndarray):
         blocks += 3  # sparse rows are multiplied beside the block
     product = head.columns if head.rotation is not None or links.is_scalar(head.link) else 0
-    panels = 3 * size * n * head.weights.panel if streamed and isinstance(head.weights, StoredWeights) else 0
+    beside += size * summed_values(n, head.columns)
+    if streamed and isinstance(head.weights, StoredWeights):
+        beside += 3 * size * n * head.weights.panel
     task = budget.score_task_bytes(
-        chunk_rows, piece_rows, values, n, head.width, min(tile, piece_rows), blocks, product, size, read + panels
+        chunk_rows, piece_rows, values, n, head.width, min(tile, piece_rows), blocks, product, size, beside
     )
     held, heads = stored_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
     shared = shared_read + budget.model_bytes(n, held, heads, kernel.copies, size)

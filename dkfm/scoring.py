@@ -166,7 +166,7 @@ def _planned(
     model: Model, output: str, source: Source, chunk_rows: int | None, client: "Client | None", threads: int
 ) -> Plan:
     """Plan a job with its weights in the memory of every worker, or, where that is too little, read from the store."""
-    job = planning.plan(model, output, source, chunk_rows)
+    job = planning.plan(model, output, source, chunk_rows, threads)
     have = preflight.task_budget(client, threads, job.model_bytes)
     if job.task_bytes > have and model.stored_values:
         job = planning.plan_streamed(

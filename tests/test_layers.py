@@ -11,7 +11,20 @@ import dkfm
 ROOT = Path(dkfm.__file__).parent
 FLOORS = [
     {"errors", "tiling", "budget", "ahead"},
-    {"kernels", "links", "model", "triangular", "apply", "root", "spectrum", "cholesky", "pca", "sweep", "certificate"},
+    {
+        "kernels",
+        "links",
+        "model",
+        "triangular",
+        "narrow",
+        "apply",
+        "root",
+        "spectrum",
+        "cholesky",
+        "pca",
+        "sweep",
+        "certificate",
+    },
     {"csr", "formats", "plain", "store", "streamed", "record", "sources", "outputs", "inspection"},
     {"parting", "clusters", "workers", "preflight", "progress", "job", "gram", "lazy", "planning", "scoring"},
     {"estimators"},

@@ -197,7 +197,7 @@ def grown(site: Site, n: int, q: int, rows: int) -> Row:
     site.timed({"imports": partial(job, site.rows(FEW, _COLUMNS))}, 1)
     times = site.timed({"job": partial(job, source)})
     peak = max(site.client.run(preflight.peak_memory).values())
-    job_plan = plan(pca.model_, "scores", open_source(source))
+    job_plan = plan(pca.model_, "scores", open_source(source), threads=site.threads)
     predicted = job_plan.worker_bytes(max(site.client.nthreads().values()), before)
     return {
         "rows": rows,

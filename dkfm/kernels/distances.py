@@ -36,6 +36,9 @@ _NEAR = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
 _ROWS_AT_ONCE = 64
 """Rows whose near landmarks are looked up at a time."""
 
+_NARROW = 256
+"""Columns of landmarks that BLAS takes sooner by columns; with more, its copying them is little beside the product."""
+
 _VALUES_AT_ONCE = 2**18
 """Differences that are there at a time."""
 
@@ -125,17 +128,19 @@ _augmented_rows = Lent()
 class _Centred(_Products):
     def __init__(self, landmarks: Array, scale: float | Array, near: float) -> None:
         super().__init__(landmarks, scale, near)
-        self.centre = landmarks.mean(axis=0, dtype=np.float64)
-        self.right: Array = np.empty((landmarks.shape[0], landmarks.shape[1] + 2), landmarks.dtype)
-        self.norms = self._augmented(landmarks, self.right)
-        self.right[:, :-2] *= 2
-        self.right[:, -2] = -self.norms
-        self.right[:, -1] = 1.0
+        # Any common shift would do: it is rounded, so that rows of float32 are not widened.
+        self.centre = landmarks.mean(axis=0, dtype=np.float64).astype(landmarks.dtype)
+        augmented: Array = np.empty((landmarks.shape[0], landmarks.shape[1] + 2), landmarks.dtype)
+        self.norms = self._augmented(landmarks, augmented)
+        augmented[:, :-2] *= 2
+        augmented[:, -2] = -self.norms
+        augmented[:, -1] = 1.0
+        self.right: Array = augmented.T.copy() if landmarks.shape[1] <= _NARROW else augmented.T
 
     def _augmented(self, rows: Array, out: Array) -> Array:
         """Fill all but two columns with ``(x - c) / scale`` of each row, and return its squared norm."""
         centred = out[:, :-2]
-        np.subtract(rows, self.centre, out=centred, casting="same_kind")
+        np.subtract(rows, self.centre, out=centred)
         centred *= self.factors
         return squared_norms(centred)
 
@@ -144,7 +149,7 @@ class _Centred(_Products):
             norms = self._augmented(Z, left)
             left[:, -2] = 1.0
             left[:, -1] = -norms
-            block = np.matmul(left, self.right.T, out=out)
+            block = np.matmul(left, self.right, out=out)
         return self.mended(block, Z, norms)
 
 

@@ -13,6 +13,11 @@ __all__ = ["Lent"]
 _KEPT_BYTES = 2**25
 """A larger one is not kept for the next call."""
 
+_LINE = 64
+"""Where a line of the processor's cache begins, and its widest registers are read at once; NumPy's memory begins 16 or
+48 bytes behind, which costs `exp` a fifth of its speed.
+"""
+
 
 class Lent(threading.local):
     """A buffer for each thread."""
@@ -25,10 +30,11 @@ class Lent(threading.local):
         """Lend an array with anything in it; who asks meanwhile, from inside a kernel, gets another."""
         size = rows * columns * dtype.itemsize
         held, self._held = self._held, np.empty(0, np.uint8)
-        if len(held) < size:
-            held = np.empty(size, np.uint8)
+        if len(held) < size + _LINE:
+            held = np.empty(size + _LINE, np.uint8)
+        first = -held.ctypes.data % _LINE
         try:
-            yield held[:size].view(dtype).reshape(rows, columns)
+            yield held[first : first + size].view(dtype).reshape(rows, columns)
         finally:
             if len(held) <= _KEPT_BYTES:
                 self._held = held
