@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dkfm import apply, kernels, links
 from dkfm.errors import InvalidInputError, KernelError, UnsupportedStoreError
+from dkfm.kernels.lent import Lent
 from dkfm.model import Head, Model
 from dkfm.tiling import row_slices
 

@@ -386,11 +386,13 @@ def test_without_numba_the_sums_are_the_same(rng, monkeypatch):
             np.testing.assert_allclose(k(X.astype(np.float32), Y.astype(np.float32)), fast32, rtol=3e-6, atol=1e-9)
 
 
-def test_a_sum_of_absolute_differences_does_not_depend_on_its_tile(rng):
-    X, Y = rng.normal(size=(37, 1500)), rng.normal(size=(71, 1500))
-    whole = kernels.Laplacian(1500.0)(X, Y)
-    for rows, columns in ((slice(3, 9), slice(1, 2)), (slice(0, 37), slice(2, 71)), (slice(36, 37), slice(60, 66))):
-        np.testing.assert_array_equal(kernels.Laplacian(1500.0)(X[rows], Y[columns]), whole[rows, columns])
+@pytest.mark.parametrize("d", [1, 7, 50, 1500])
+def test_a_sum_of_absolute_differences_does_not_depend_on_its_tile(d, rng):
+    X, Y = rng.normal(size=(37, d)), rng.normal(size=(271, d))
+    whole = kernels.Laplacian(float(d))(X, Y)
+    np.testing.assert_allclose(whole, np.exp(-cdist(X, Y, "cityblock") / d), rtol=1e-12)
+    for rows, columns in ((slice(3, 9), slice(1, 2)), (slice(0, 37), slice(2, 271)), (slice(36, 37), slice(60, 66))):
+        np.testing.assert_array_equal(kernels.Laplacian(float(d))(X[rows], Y[columns]), whole[rows, columns])
 
 
 def test_the_median_heuristic_is_the_median_of_the_nonzero_distances(rng):

@@ -26,7 +26,8 @@ from dkfm.errors import (
     StoreExistsError,
     UnsupportedStoreError,
 )
-from dkfm.sources import ZarrSource, open_source
+from dkfm.sources import MemorySource, ZarrSource, open_source
+from dkfm.workers import single_blas_thread
 
 
 @pytest.fixture
@@ -344,7 +345,8 @@ def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_pa
     zarr.create_array(tmp_path / "z.zarr", data=rng.normal(size=(3000, d)), chunks=(1000, d))
     source = open_source(tmp_path / "z.zarr")
     job = planning.plan(model, "scores", source, 1500)
-    kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
+    with single_blas_thread():
+        kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
     run = outputs.create(tmp_path / "out", "scores", (3000, width), 1500, "", "", False)
     tracemalloc.start()
     try:
@@ -572,3 +574,13 @@ def test_chunks_of_a_plan_are_in_step_with_the_source(fitted, tmp_path):
     assert job.chunk_rows % 7_000 == 0
     assert job.chunks == -(-(10**6) // job.chunk_rows)
     assert job.task_bytes > job.chunk_rows * 8 * 7
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("rows", [1, 500, 240_000, 1_000_003])
+def test_no_thread_waits_for_the_last_chunk_of_another(rows, threads, fitted):
+    source = MemorySource(np.broadcast_to(np.zeros(fitted.n_features_in_), (rows, fitted.n_features_in_)))
+    alone = planning.plan(fitted.model_, "scores", source)
+    job = planning.plan(fitted.model_, "scores", source, threads=threads)
+    assert job.chunk_rows <= alone.chunk_rows
+    assert job.chunks == alone.chunks if alone.chunks <= threads else job.chunks % threads == 0
