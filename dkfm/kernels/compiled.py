@@ -69,9 +69,12 @@ def _four(x, y0, y1, y2, y3, zero):
     return a, b, c, d
 
 
-@numba.njit(fastmath=_FLAGS)
+@numba.njit(fastmath=_FLAGS - {"reassoc"})
 def _absolute_of_few(X, Y, block):
-    """Add up column by column, over many landmarks at once: no sum of so few terms is long enough for a vector."""
+    """Add up column by column, over many landmarks at once: no sum of so few terms is long enough for a vector.
+
+    Vectors hold sums, not terms, so that nothing need be added in another order, which might differ from row to row.
+    """
     n, columns = X.shape
     # Two columns at a time, and four rows for each landmark that is loaded; beyond the last column there are zeros on
     # both sides, beyond the last row it is taken again.
