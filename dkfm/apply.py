@@ -20,7 +20,7 @@ from dkfm.ahead import one_ahead
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Evaluator, Kernel
 from dkfm.kernels.lent import Lent
-from dkfm.kernels.rows import Array, Rows
+from dkfm.kernels.rows import Array, Rows, double
 from dkfm.model import Head, Model, StoredWeights
 from dkfm.narrow import multiply_by_narrow
 from dkfm.tiling import count, row_slices
@@ -77,7 +77,7 @@ class Scorer:
         ----------
         names : collection of str
             The heads.
-        Z : ndarray or csr_array of shape (n, d), float64, finite
+        Z : ndarray or csr_array of shape (n, d), finite, float64, or of the model's dtype
         rows : int, optional
             Rows of a tile; by default `tile_rows`, or all where weights are read from a store, which is then read once.
         diagonal : ndarray of shape (n,), optional
@@ -112,7 +112,7 @@ class Scorer:
         return out
 
     def values(self, Z: Rows, out: Array | None = None) -> Array:
-        """Return the kernel's values k(Z, landmarks) (n, N) of float64 rows, in the model's dtype."""
+        """Return the kernel's values k(Z, landmarks) (n, N) of rows, in the model's dtype."""
         return self.block(self.model.rows(Z), out)
 
     def image(self, name: str, values: Array) -> Array:
@@ -130,7 +130,7 @@ class Scorer:
         return tile_rows(X.shape[0], X.shape[1] if isinstance(X, np.ndarray) else 0, wide, self.model.dtype.itemsize)
 
     def _diagonal(self, Z: Rows, tile: slice, known: Array | None) -> Array:
-        return self.model.kernel.self_similarities(Z[tile]) if known is None else known[tile]
+        return self.model.kernel.self_similarities(double(Z[tile])) if known is None else known[tile]
 
 
 def prepare(model: Model) -> Scorer:

@@ -155,13 +155,13 @@ def score_task_bytes(
     return max(scoring, 2 * itemsize * rows * width)
 
 
-def score_seconds(n: int, d: int, width: int) -> float:
+def score_seconds(n: int, d: int, width: int, itemsize: int = 8) -> float:
     """Seconds, on paper, of one thread for one row: kernel values against n landmarks, and a product with them.
 
     >>> round(1e6 * score_seconds(4000, 50, 20))
     17
     """
-    return n * (1e-9 + 4.5e-11 * (d + width))
+    return n * (1e-9 + 4.5e-11 * (d + width)) * itemsize / _VALUE
 
 
 def require(need: int, have: int, what: str, remedy: str) -> None:

@@ -112,7 +112,7 @@ class Model:
         return double(self.landmarks) if self.shift is None else self.landmarks + self.shift
 
     def rows(self, Z: Rows) -> Rows:
-        """Return float64 rows as the kernel is to see them beside the landmarks."""
+        """Return rows as the kernel is to see them beside the landmarks."""
         if self.shift is not None:
             Z = Z - self.shift
         return Z if Z.dtype == self.dtype else Z.astype(self.dtype)

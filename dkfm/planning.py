@@ -83,7 +83,7 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
     head = _checked(model, output, source)
     n, rows, values = model.landmarks.shape[0], source.shape[0], source.row_values
     if chunk_rows is None:
-        wanted = int(_TASK_SECONDS / budget.score_seconds(n, values, head.width))
+        wanted = int(_TASK_SECONDS / budget.score_seconds(n, values, head.width, model.dtype.itemsize))
         wanted = min(wanted, tiling.count(rows, _TASKS), _TASK_BYTES // (16 * (values + head.width)))
         chunk_rows = _in_step(_even(rows, wanted, threads), source.chunk_rows)
     chunk_rows = min(chunk_rows, rows)

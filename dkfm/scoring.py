@@ -147,8 +147,9 @@ def batch_score(
         _require_outside(target, path, rows)
         shape, dtype = (job.rows, job.width), str(record.model.dtype)
         run_id = outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite, dtype)
+        read = sources.in_single(rows) if record.model.dtype == np.float32 else rows
         work = Work(
-            str(path), record.digest, trusted, job.streamed, rows, job.piece_rows, str(target), run_id, name, on_invalid
+            str(path), record.digest, trusted, job.streamed, read, job.piece_rows, str(target), run_id, name, on_invalid
         )
         tasks = ((work, chunk, part) for chunk, part in enumerate(tiling.row_slices(job.rows, job.chunk_rows)))
         start = time.perf_counter()

@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +38,7 @@ __all__ = [
     "Source",
     "ZarrSource",
     "forget",
+    "in_single",
     "is_part",
     "open_source",
     "read_finite",
@@ -65,7 +66,7 @@ class Source(Protocol):
         """How many float64 values a row takes in memory; fewer than its columns where rows are sparse."""
 
     def read(self, rows: slice) -> Rows:
-        """Return some rows as float64, not checked for NaN."""
+        """Return some rows as float64, not checked for NaN; after `in_single`, as float32 where they are stored so."""
 
 
 class _Dense:
@@ -109,6 +110,8 @@ class NpySource(_Dense):
     path: Path
     shape: tuple[int, int]
     chunk_rows: int = 1
+    single: bool = False
+    """Whether rows of float32 are read as they are."""
 
     @property
     def name(self) -> str:
@@ -123,8 +126,14 @@ class NpySource(_Dense):
         return cls(path, (mapped.shape[0], mapped.shape[1]))
 
     def read(self, rows: slice) -> Array:
-        """Return some rows as float64."""
-        return np.asarray(_map(self.path)[rows], dtype=np.float64)
+        """Return some rows."""
+        return _widened(_map(self.path)[rows], self.single)
+
+
+def _widened(values: npt.NDArray[np.generic], single: bool) -> Array:
+    """Return values in float64; where `single` says so, those of float32 as they are."""
+    kept = single and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
+    return np.asarray(values, np.float32 if kept else np.float64)
 
 
 def _map(path: Path) -> npt.NDArray[np.generic]:
@@ -144,6 +153,8 @@ class ZarrSource(_Dense):
     chunk_rows: int
     plain: Plain | None = None
     """How its rows are read without Zarr, if they can be."""
+    single: bool = False
+    """Whether rows of float32 are read as they are."""
     opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     """Which opening of the array this is: what was decoded for an earlier one may have changed since."""
 
@@ -169,14 +180,14 @@ class ZarrSource(_Dense):
         return cls(path, (info.shape[0], info.shape[1]), info.chunks[0], Plain.of(path, info))
 
     def read(self, rows: slice) -> Array:
-        """Return some rows as float64; of a chunk much larger than they are, which is kept for those after them."""
+        """Return some rows; of a chunk much larger than they are, which is kept for those after them."""
         if not is_part(rows.stop - rows.start, self.chunk_rows):
             return self._read(rows)
         parts = []
         for chunk in range(rows.start // self.chunk_rows, (rows.stop - 1) // self.chunk_rows + 1):
             first = chunk * self.chunk_rows
             part = slice(max(0, rows.start - first), min(self.chunk_rows, rows.stop - first))
-            parts.append(_decoded.part((self.opened, chunk), partial(self._read_chunk, chunk), part))
+            parts.append(_decoded.part((self.opened, self.single, chunk), partial(self._read_chunk, chunk), part))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _read_chunk(self, chunk: int) -> Array:
@@ -187,11 +198,16 @@ class ZarrSource(_Dense):
             values = None if self.plain is None else self.plain.read(rows)
             if values is None:
                 values = np.asarray(zarr.open_array(self.path, mode="r", zarr_format=3)[rows])
-            return np.asarray(values, dtype=np.float64)
+            return _widened(values, self.single)
         except (ValueError, RuntimeError, OSError) as error:
             raise InvalidInputError(
                 f"Rows {rows.start} to {rows.stop} of {self.path} cannot be read: {error}"
             ) from error
+
+
+def in_single(source: Source) -> Source:
+    """Return a source whose rows of float32 are read as they are, for a model that would round them anyway."""
+    return replace(source, single=True) if isinstance(source, NpySource | ZarrSource) else source
 
 
 def is_part(rows: int, chunk_rows: int) -> bool:
@@ -208,9 +224,9 @@ class _Last:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
+        self._chunks: OrderedDict[tuple[str, bool, int], Array] = OrderedDict()
 
-    def part(self, key: tuple[str, int], decode: Callable[[], Array], rows: slice) -> Array:
+    def part(self, key: tuple[str, bool, int], decode: Callable[[], Array], rows: slice) -> Array:
         """Return a copy of some rows of a chunk, decoded if it is not there; the older one is let go first."""
         with self._lock:
             if key not in self._chunks:

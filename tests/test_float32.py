@@ -3,10 +3,12 @@
 import dask.array as da
 import numpy as np
 import pytest
+import zarr
+from zarr.codecs import ZstdCodec
 
 import dkfm
 import laws
-from dkfm import kernels
+from dkfm import kernels, scoring
 from dkfm.errors import CertificateError, UnsupportedStoreError
 from dkfm.model import Head, Model
 
@@ -157,3 +159,26 @@ def test_float32_components_are_cut_where_scikit_learn_cuts_them(rng):
     assert len(ours) < len(dkfm.KernelPCA(kernel=kernels.Gaussian(2.0)).fit(X).eigenvalues_)
     assert ours.min() > 2e-7 * ours.max()
     assert abs(len(ours) - len(theirs)) <= 1  # rounding may move the last of them over the cut
+
+
+@pytest.mark.parametrize("output", ["features", "residual"])
+@pytest.mark.parametrize("kernel", [kernels.Gaussian(1.0), kernels.Linear(), kernels.Matern(1.5)], ids=repr)
+@pytest.mark.parametrize("stored", ["rows.npy", "rows.zarr", "packed.zarr"])
+def test_rows_stored_in_float32_score_as_those_widened_on_disk(stored, kernel, output, rng, tmp_path, monkeypatch):
+    seen, read = set(), scoring.read_finite
+    monkeypatch.setattr(scoring, "read_finite", lambda *a: seen.add((rows := read(*a)).dtype.name) or rows)
+    Z = (5 + rng.normal(size=(120, 6))).astype(np.float32)
+    phi = dkfm.ExactFeatureMap(kernel, dtype="float32").fit(5 + rng.normal(size=(60, 6)))
+    for name, rows in (("as-it-is", Z), ("widened", Z.astype(float))):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / stored
+        if stored == "rows.npy":
+            np.save(path, rows)
+        else:
+            packed = {} if stored == "rows.zarr" else {"compressors": ZstdCodec()}
+            zarr.create_array(path, data=rows, chunks=(100, 6), **packed)
+        options = {"output": output, "chunk_rows": 30, "progress": False}
+        dkfm.batch_score(phi, path, tmp_path / name / "scores", **options)
+    assert seen == {"float32", "float64"}
+    found = [dkfm.open_scores(tmp_path / name / "scores").compute() for name in ("as-it-is", "widened")]
+    np.testing.assert_array_equal(*found)

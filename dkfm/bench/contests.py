@@ -56,7 +56,7 @@ def scoring(site: Site, n: int, q: int, columns: int, rows: int) -> Scored:
     theirs = site.jobs(peers.components(1 / columns, q, "arpack").fit(X), n, q)
     require_agreement(site, ours, theirs, _normal(FEW, columns), signed)
     source = site.rows(rows, columns)
-    rivals: Rivals = {name: partial(job, source) for name, job in {**ours, **theirs}.items()}
+    rivals = _jobs(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
         rivals[f"loop {dtype}"] = limits.loop(model.model_, Z, site.threads)
@@ -65,6 +65,12 @@ def scoring(site: Site, n: int, q: int, columns: int, rows: int) -> Scored:
     times = site.timed(rivals)
     scores = [{"columns": columns, "rows": rows, "dtype": dtype, **_beside(times, dtype, theirs)} for dtype in DTYPES]
     return Scored(scores, [{"columns": columns, "dtype": dtype, **_shares(times, dtype)} for dtype in DTYPES])
+
+
+def _jobs(site: Site, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
+    """Give every job its rows: dkfm's stored in what it computes in, scikit-learn's in float64."""
+    named = {name: partial(job, site.rows(rows, columns, name)) for name, job in ours.items()}
+    return {**named, **{name: partial(job, site.rows(rows, columns)) for name, job in theirs.items()}}
 
 
 def _score(client: "Client | None", model: Path, source: Path, destination: Path) -> None:
@@ -98,8 +104,7 @@ def laplacian(site: Site, n: int, q: int, rows: int) -> Row:
     ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
     theirs = site.jobs(peers.LaplacianComponents(1 / _COLUMNS, q).fit(X), n, q)
     require_agreement(site, ours, theirs, _normal(FEW, _COLUMNS), signed)
-    source = site.rows(rows, _COLUMNS)
-    times = site.timed({name: partial(job, source) for name, job in {**ours, **theirs}.items()})
+    times = site.timed(_jobs(site, ours, theirs, rows, _COLUMNS))
     return {"columns": _COLUMNS, "N": n, "rows": rows, **_beside(times, "float64", theirs)}
 
 
@@ -130,8 +135,7 @@ def features(site: Site, sigma: float, n: int, columns: int, rows: int, dtypes: 
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(phi)) for dtype, phi in maps.items()}
     theirs = site.jobs(peers.nystroem(gamma, n).fit(X), n, n)
     require_agreement(site, ours, theirs, np.vstack([X[:FEW], _normal(FEW, columns)]), products)
-    source = site.rows(rows, columns)
-    times = site.timed({name: partial(job, source) for name, job in {**ours, **theirs}.items()})
+    times = site.timed(_jobs(site, ours, theirs, rows, columns))
     for dtype, phi in maps.items():
         yield {
             "columns": columns,

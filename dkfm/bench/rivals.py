@@ -57,11 +57,11 @@ class Site:
         """Threads of all workers."""
         return sum(self.client.nthreads().values())
 
-    def rows(self, rows: int, columns: int) -> Path:
+    def rows(self, rows: int, columns: int, dtype: str = "float64") -> Path:
         """Return a stored array of that shape, of standard normal rows, written if it is the first time."""
-        path = self.folder / f"rows-{rows}-{columns}"
+        path = self.folder / f"rows-{rows}-{columns}-{dtype}"
         if not path.exists():
-            array = _create(path, (rows, columns), self.chunks[0])
+            array = _create(path, (rows, columns), self.chunks[0], dtype)
             for part in row_slices(rows, 16 * self.chunks[0]):
                 array[part] = np.random.default_rng(part.start).normal(size=(part.stop - part.start, columns))
         return path / "rows"
@@ -84,10 +84,11 @@ class Site:
         return in_turn(rivals, rounds or self.rounds, self.folder / "out")
 
 
-def _create(path: Path, shape: tuple[int, int], chunk_rows: int) -> store.ZarrArray:
+def _create(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: str = "float64") -> store.ZarrArray:
     import zarr
 
-    return store.add_array(zarr.create_group(path, zarr_format=3), "rows", shape, (min(chunk_rows, shape[0]), shape[1]))
+    group, chunks = zarr.create_group(path, zarr_format=3), (min(chunk_rows, shape[0]), shape[1])
+    return store.add_array(group, "rows", shape, chunks, dtype)
 
 
 def require_agreement(
