@@ -1,10 +1,10 @@
-"""Reading one ahead: while one piece is worked on, a thread fetches the next."""
+"""Files beside work: while one piece is worked on, a thread fetches the next, or writes the one before."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["one_ahead"]
+__all__ = ["one_ahead", "one_behind"]
 
 R = TypeVar("R")
 
@@ -26,3 +26,23 @@ def one_ahead(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
                 del result  # what was used is let go before another wait
         if coming is not None:
             yield coming.result()
+
+
+def one_behind(items: Iterable[R], use: Callable[[R], object]) -> None:
+    """Call a function with every item, in their order, in a thread, while the next one is made here.
+
+    At most two items are held. What a call raises is raised when the next item is there.
+
+    >>> one_behind(iter([1, 2]), print)
+    1
+    2
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="dkfm-write") as pool:
+        going: Future[object] | None = None
+        for item in items:
+            if going is not None:
+                going.result()
+            going = pool.submit(use, item)
+            del item  # it is the thread's
+        if going is not None:
+            going.result()

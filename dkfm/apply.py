@@ -6,10 +6,9 @@ Two tilings of the same rows differ by at most ``64 eps (sum |k| |W| + |b|)``; t
 the same bits.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -52,24 +51,12 @@ class Scorer:
     model: Model
     block: Evaluator
 
-    def __call__(
-        self,
-        name: str,
-        Z: Rows,
-        rows: int | None = None,
-        diagonal: Array | None = None,
-        out: Array | None = None,
-    ) -> Array:
+    def __call__(self, name: str, Z: Rows, rows: int | None = None, diagonal: Array | None = None) -> Array:
         """Return the output of one head for checked rows; see `several`."""
-        return self.several([name], Z, rows, diagonal, {} if out is None else {name: out})[name]
+        return self.several([name], Z, rows, diagonal)[name]
 
     def several(
-        self,
-        names: Collection[str],
-        Z: Rows,
-        rows: int | None = None,
-        diagonal: Array | None = None,
-        into: Mapping[str, Array] = MappingProxyType({}),
+        self, names: Collection[str], Z: Rows, rows: int | None = None, diagonal: Array | None = None
     ) -> dict[str, Array]:
         """Return the outputs of some heads for checked rows, from one kernel block.
 
@@ -82,8 +69,6 @@ class Scorer:
             Rows of a tile; by default `tile_rows`, or all where weights are read from a store, which is then read once.
         diagonal : ndarray of shape (n,), optional
             k(z, z), where the kernel does not know it.
-        into : mapping of str to ndarray, optional
-            Where outputs go: C-contiguous, of the model's dtype.
 
         Returns
         -------
@@ -92,12 +77,7 @@ class Scorer:
         """
         model, n = self.model, Z.shape[0]
         heads = {name: model.head(name) for name in names}
-        for name, given in into.items():
-            right = given.shape == (n, heads[name].width) and given.dtype == model.dtype and given.flags.c_contiguous
-            assert right, "where outputs go"  # noqa: S101  # BLAS would fill a copy
-        out = {
-            name: into[name] if name in into else np.empty((n, head.width), model.dtype) for name, head in heads.items()
-        }
+        out = {name: np.empty((n, head.width), model.dtype) for name, head in heads.items()}
         rows = max(1, _even(n, rows or self._tile_rows(heads.values(), n)))
         with (
             np.errstate(over="ignore", invalid="ignore"),  # `finite_scores` tells
@@ -253,16 +233,10 @@ def distances(kernel: Kernel, X: Rows, Y: Rows) -> Array:
 
 
 def finite_scores(
-    score: Scorer,
-    name: str,
-    Z: Rows,
-    what: str,
-    first_row: int = 0,
-    diagonal: Array | None = None,
-    out: Array | None = None,
+    score: Scorer, name: str, Z: Rows, what: str, first_row: int = 0, diagonal: Array | None = None
 ) -> Array:
     """Return the output of one head, or raise with the number of the first row that overflows the kernel."""
-    scores = score(name, Z, diagonal=diagonal, out=out)
+    scores = score(name, Z, diagonal=diagonal)
     finite = np.isfinite(scores)
     if not finite.all():
         row = first_row + int(np.logical_and.reduce(finite, axis=1).argmin())

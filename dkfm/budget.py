@@ -133,7 +133,6 @@ def model_bytes(n: int, d: int, weights: int, copies: int = 1, itemsize: int = _
 
 
 def score_task_bytes(
-    rows: int,
     piece_rows: int,
     d: int,
     n: int,
@@ -144,15 +143,14 @@ def score_task_bytes(
     itemsize: int = _VALUE,
     reading: int = 0,
 ) -> int:
-    """Bytes of one scoring task beside the model: of scoring, or of writing, whichever takes more.
+    """Bytes of one scoring task beside the model.
 
-    Scoring: a piece of the rows, the next one, and `reading` bytes of what it is read from; the scores, and those of
-    one piece; one tile of `blocks` kernel blocks, and of a product with `product` columns. Writing: the scores, and, at
-    the end of the output, a whole chunk that holds them.
+    A piece of the rows, the next one, and `reading` bytes of what it is read from; the scores of one piece, those that
+    are written meanwhile, and what they were made of; one tile of `blocks` kernel blocks, and of a product with
+    `product` columns.
     """
     tile = blocks * tile_rows * n + 3 * tile_rows * (d + 2) + tile_rows * product
-    scoring = 3 * _VALUE * piece_rows * d + itemsize * (rows * width + 2 * piece_rows * width + tile) + reading
-    return max(scoring, 2 * itemsize * rows * width)
+    return 3 * _VALUE * piece_rows * d + itemsize * (3 * piece_rows * width + tile) + reading
 
 
 def score_seconds(n: int, d: int, width: int, itemsize: int = 8) -> float:

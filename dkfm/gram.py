@@ -230,9 +230,8 @@ def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int],
         Y = X if i == j else read_finite(source, column)
         with single_blas_thread():
             block = checked_block(kernel, X, Y, (row.start, column.start))
-        with store.writing(Path(root)):
-            for image, _, _ in missing:
-                store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
+        for image, _, _ in missing:
+            store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
     with store.writing(Path(root)):
         for image, _, _ in (there for there in images if there not in missing):
             store.sync_chunk(Path(root) / "gram", image)  # what a killed build left may not be durable

@@ -2,15 +2,18 @@
 
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
 from typing import ClassVar
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 
 from dkfm import formats, store
+from dkfm.ahead import one_behind
 from dkfm.errors import DamagedStoreError, StoreError
 from dkfm.formats import CRC_BYTES
 from dkfm.kernels.rows import Array
@@ -18,6 +21,9 @@ from dkfm.tiling import count, row_slices
 
 _AT_ONCE = 2**17
 """Values that are read back at a time."""
+
+_SOON = 2**20
+"""Bytes from which on a piece is made durable when it is written: the end of a chunk then waits for its last alone."""
 
 __all__ = ["Chunks", "Receipt", "complete", "create", "open_complete", "verify", "write_chunk"]
 
@@ -52,38 +58,61 @@ def create(
     return run
 
 
-def write_chunk(path: Path, run: str, name: str, chunk: int, values: Array) -> Receipt:
-    """Write the rows of one chunk durably, read its file back, and return the receipt.
+def write_chunk(path: Path, run: str, name: str, chunk: int, pieces: Iterable[Array]) -> Receipt:
+    """Write one chunk durably, a piece of its rows while the next is made, read it back, and return the receipt.
 
     Raises
     ------
     StoreError
-        The output at this path belongs to another run by now. A task that is late by less than its own writing can
+        The output at this path belongs to another run by now. A task that is late by less than the time of a rename can
         still hit it; then the chunk is not the one of the other run's receipt, and that run, or its reader, says so.
     """
     _require_run(path, run)
-    with store.writing(path):
-        checksum = store.write_chunk(path / name, (chunk, 0), values)
-        same = _reads_back(_chunk_file(path, name, chunk), values, checksum)
-    if not same:
-        raise DamagedStoreError(f"Chunk {chunk} of {path / name} does not read back as it was written.")
-    invalid = int(np.isnan(values.min(axis=1)).sum())
-    return Receipt(chunk, invalid, checksum)
+    info = formats.read_array(path / name)
+    with store.chunk_file(path / name, (chunk, 0)) as file:
+        written = _Written(path / name, chunk, file)
+        one_behind(pieces, written.add)
+        store.require_place(path / name, info, (chunk, 0), (written.rows, *info.shape[1:]))
+        written.end(info)
+        _require_run(path, run)
+    return Receipt(chunk, written.invalid_rows, written.checksum)
 
 
-def _reads_back(file: Path, written: Array, checksum: int) -> bool:
-    """Whether a file begins with these values, compared some at a time as bits, and is as its checksum says."""
-    bits = written.astype(written.dtype.newbyteorder("<"), copy=False).reshape(-1).view(f"<u{written.itemsize}")
-    found = 0
-    with file.open("rb") as opened:
+class _Written:
+    """What is in the file of a chunk so far, as it reads back."""
+
+    rows = invalid_rows = checksum = 0
+
+    def __init__(self, array: Path, chunk: int, file: BufferedRandom) -> None:
+        self._array, self._chunk, self._file = array, chunk, file
+
+    def add(self, values: Array) -> None:
+        """Write some rows."""
+        self.checksum = self._put(values, self.checksum)
+        self.rows += len(values)
+        self.invalid_rows += int(np.isnan(values.min(axis=1)).sum())
+
+    def end(self, info: formats.ArrayInfo) -> None:
+        """Fill the chunk up, and end it with its checksum."""
+        for part in row_slices(info.chunks[0] - self.rows, max(1, _AT_ONCE // info.chunks[1])):
+            self.checksum = self._put(store.filling(info, (part.stop - part.start, info.chunks[1])), self.checksum)
+        self._put(np.frombuffer(self.checksum.to_bytes(CRC_BYTES, "little"), np.uint8), 0)
+
+    def _put(self, values: npt.NDArray[np.generic], checksum: int) -> int:
+        """Write values, read them back some at a time, compare them as bits, and return the checksum that goes on."""
+        bits = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(-1).view(f"<u{values.itemsize}")
+        place = self._file.tell()
+        with store.writing(self._array):
+            self._file.write(bits.data)
+            self._file.flush()
+            if bits.nbytes >= _SOON:
+                os.fdatasync(self._file.fileno())
         for part in row_slices(len(bits), _AT_ONCE):
-            values = np.fromfile(opened, bits.dtype, count=part.stop - part.start)
-            if not np.array_equal(values, bits[part]):
-                return False
-            found = google_crc32c.extend(found, store.bytes_of(values))
-        rest = opened.read()  # what fills the last chunk up, and the checksum
-    found = google_crc32c.extend(found, rest[:-CRC_BYTES])
-    return found == checksum and rest[-CRC_BYTES:] == checksum.to_bytes(CRC_BYTES, "little")
+            found = os.pread(self._file.fileno(), bits[part].nbytes, place + part.start * bits.itemsize)
+            if not np.array_equal(np.frombuffer(found, bits.dtype), bits[part]):
+                raise DamagedStoreError(f"Chunk {self._chunk} of {self._array} does not read back as it was written.")
+            checksum = google_crc32c.extend(checksum, found)
+        return checksum
 
 
 def _require_run(path: Path, run: str) -> None:

@@ -21,8 +21,8 @@ _TASK_SECONDS = 0.5
 _TASKS = 4
 """At least so many: a job shows how far it is."""
 
-_TASK_BYTES = 2**26
-"""Rows in and scores out of a task."""
+_CHUNK_BYTES = 2**26
+"""Of the scores of a task: a file."""
 
 _PIECE_VALUES, _PIECES = 2**20, 4
 """Values of the rows that are read at a time, and in how many pieces a task reads its rows if it can."""
@@ -84,8 +84,8 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
     n, rows, values = model.landmarks.shape[0], source.shape[0], source.row_values
     if chunk_rows is None:
         wanted = int(_TASK_SECONDS / budget.score_seconds(n, values, head.width, model.dtype.itemsize))
-        wanted = min(wanted, tiling.count(rows, _TASKS), _TASK_BYTES // (16 * (values + head.width)))
-        chunk_rows = _in_step(_even(rows, wanted, threads), source.chunk_rows)
+        wanted = min(wanted, tiling.count(rows, _TASKS), _CHUNK_BYTES // (model.dtype.itemsize * head.width))
+        chunk_rows = _balanced(rows, max(1, wanted), threads, source.chunk_rows)
     chunk_rows = min(chunk_rows, rows)
     wide = max(head.width, head.columns)
     tile = apply.tile_rows(n, _dense_columns(model), wide, model.dtype.itemsize)
@@ -138,16 +138,17 @@ def _checked(model: Model, output: str, source: Source) -> Head:
     return head
 
 
-def _even(rows: int, wanted: int, threads: int) -> int:
-    """Return at most as many rows a chunk as are wanted, of which there is a multiple of the threads.
+def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
+    """Return about the rows a chunk that are wanted, in step with a source, for which the busiest thread has least.
 
-    >>> _even(240_000, 27_000, 2)
-    24000
+    >>> _balanced(240_000, 27_000, 2, 1000), _balanced(36_000, 5_000, 2, 1000)
+    (24000, 3000)
     """
-    wanted = max(1, wanted)
+    each = tiling.count(rows, threads * wanted)
     if rows <= threads * wanted:
-        return wanted  # not a chunk for every thread: some would be tiny
-    return tiling.count(rows, threads * tiling.count(rows, threads * wanted))
+        return _in_step(wanted, step)  # not a chunk for every thread: some would be tiny
+    sizes = {_in_step(tiling.count(rows, threads * more), step) for more in range(each, min(2 * each, each + 9) + 1)}
+    return min(sizes, key=lambda size: (size * tiling.count(tiling.count(rows, size), threads), -size))
 
 
 def _in_step(wanted: int, chunk: int) -> int:
@@ -160,8 +161,10 @@ def _in_step(wanted: int, chunk: int) -> int:
 
 
 def _piece_rows(chunk_rows: int, source: Source) -> int:
-    """Return how many rows a task reads at a time: whole chunks, some pieces a task."""
+    """Return how many rows a task reads at a time: whole chunks, or parts of one that is kept; some pieces a task."""
     wanted = min(tiling.count(chunk_rows, _PIECES), max(1, _PIECE_VALUES // source.row_values))
+    if is_part(chunk_rows, source.chunk_rows):
+        return wanted
     whole = max(1, wanted // source.chunk_rows) * source.chunk_rows
     return min(chunk_rows, whole)
 
@@ -191,7 +194,7 @@ def _plan(
     if streamed and isinstance(head.weights, StoredWeights):
         beside += 3 * size * n * head.weights.panel
     task = budget.score_task_bytes(
-        chunk_rows, piece_rows, values, n, head.width, min(tile, piece_rows), blocks, product, size, beside
+        piece_rows, values, n, head.width, min(tile, piece_rows), blocks, product, size, beside
     )
     held, heads = stored_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
     shared = shared_read + budget.model_bytes(n, held, heads, kernel.copies, size)

@@ -6,6 +6,7 @@ The marker lists the SHA-256 of every file, so one changed byte anywhere is foun
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from dkfm.streamed import columns_within, in_store
 
 __all__ = ["Record", "load_record", "save_record"]
 
-_CHUNK_BYTES = 2**24
+_CHUNK_BYTES, _AT_ONCE = 2**22, 4
+"""Of an array in a store; and how many files are read at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +104,7 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
             chunks = _column_chunks(values) if weights else _row_chunks(values)
             store.add_array(group, name, values.shape, chunks, str(values.dtype))[...] = values
         made = Path(group.store.root)  # type: ignore[attr-defined]  # a store on the local file system has one
-        sums = {name: _sha256(made / name) for name in sorted(formats.files(made))}
+        sums = _sums(made, sorted(formats.files(made)))
         digest = _manifest_digest(sums)
         store.complete(made, {"files": sums, "digest": digest})
     return digest
@@ -116,6 +118,12 @@ def _column_chunks(weights: Array) -> tuple[int, int]:
 def _row_chunks(values: Array) -> tuple[int, ...]:
     rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
     return (rows, *(max(1, length) for length in values.shape[1:]))
+
+
+def _sums(root: Path, names: list[str]) -> dict[str, str]:
+    """Return the checksum of each file; some at a time, for every job begins with them."""
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-sums") as pool:
+        return dict(zip(names, pool.map(lambda name: _sha256(root / name), names), strict=True))
 
 
 def _sha256(path: Path) -> str:
@@ -170,8 +178,8 @@ def _require_intact(path: Path) -> str:
     different = present.symmetric_difference(sums)
     if different:
         raise DamagedStoreError(f"{path} has lost or gained {min(different)} since it was written.")
-    for name in sorted(present):
-        if _sha256(path / name) != sums[name]:
+    for name, found in _sums(path, sorted(present)).items():
+        if found != sums[name]:
             raise DamagedStoreError(f"{path / name} is not what dkfm wrote: a byte of it changed.")
     return str(marker["digest"])
 
@@ -247,8 +255,9 @@ def _head(weights: Array | None, offset: Array | None, rotation: Array | None, h
     if weights.ndim != 2 or weights.shape[0] != n or any(v.shape != weights.shape[1:] for v in vectors):
         raise UnsupportedStoreError("A head's weights, offset and rotation do not fit the landmarks or each other.")
     triangular, first = h["triangular"], h["first"]
-    below = triangular and isinstance(weights, np.ndarray) and np.tril(weights, -1).any()
-    if not isinstance(triangular, bool) or (triangular and (weights.shape != (n, n) or below)):
+    square = weights.shape == (n, n)
+    below = triangular and square and isinstance(weights, np.ndarray) and any(weights[i, :i].any() for i in range(n))
+    if not isinstance(triangular, bool) or (triangular and (not square or below)):
         raise UnsupportedStoreError("A head's weights are said to be triangular, and are not.")
     part = type(first) is int and 0 <= first <= weights.shape[1] and not triangular and not vectors
     if first is not None and not part:

@@ -247,23 +247,21 @@ def score_chunk(work: Work, chunk: int, rows: slice) -> outputs.Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
     scorer = saved_scorer(work.model, work.digest, work.trusted, work.streamed)
     with single_blas_thread():
-        scores = _scores(work, scorer, rows)
-    return outputs.write_chunk(Path(work.target), work.run_id, work.output, chunk, scores)
+        return outputs.write_chunk(Path(work.target), work.run_id, work.output, chunk, _scores(work, scorer, rows))
 
 
-def _scores(work: Work, scorer: apply.Scorer, rows: slice) -> Array:
-    """Return the scores of some rows, piece by piece; while one is scored the next is read."""
+def _scores(work: Work, scorer: apply.Scorer, rows: slice) -> Iterator[Array]:
+    """Yield the scores of some rows, piece by piece; while one is scored the next is read."""
     read = read_finite if work.on_invalid == "raise" else _read
-    parts = list(tiling.row_slices(rows.stop - rows.start, work.piece_rows))
-    reads = [partial(read, work.source, slice(rows.start + part.start, rows.start + part.stop)) for part in parts]
-    scores = np.empty((rows.stop - rows.start, scorer.model.head(work.output).width), scorer.model.dtype)
-    for part, Z in zip(parts, one_ahead(reads), strict=True):
+    parts = [
+        slice(rows.start + part.start, rows.start + part.stop)
+        for part in tiling.row_slices(rows.stop - rows.start, work.piece_rows)
+    ]
+    for part, Z in zip(parts, one_ahead([partial(read, work.source, part) for part in parts]), strict=True):
         if work.on_invalid == "raise":
-            first = rows.start + part.start
-            apply.finite_scores(scorer, work.output, Z, work.source.name, first, out=scores[part])
+            yield apply.finite_scores(scorer, work.output, Z, work.source.name, part.start)
         else:
-            scores[part] = _score_valid(scorer, work.output, Z)
-    return scores
+            yield _score_valid(scorer, work.output, Z)
 
 
 def _read(source: Source, rows: slice) -> Rows:

@@ -10,6 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedRandom
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -26,13 +27,16 @@ __all__ = [
     "ZarrArray",
     "add_array",
     "bytes_of",
+    "chunk_file",
     "complete",
+    "filling",
     "is_taken",
     "local_path",
     "making",
     "open_array",
     "remove_own",
     "require_free",
+    "require_place",
     "sync_chunk",
     "write_chunk",
     "writing",
@@ -235,9 +239,7 @@ def bytes_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 
 
 def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.generic]) -> int:
-    """Write one chunk of an array of `add_array`: whole and durable before it has its name.
-
-    Not through Zarr, which copies the values to encode them and does not wait until they are durable.
+    """Write one chunk of an array of `add_array`, as `chunk_file` does.
 
     Parameters
     ----------
@@ -253,28 +255,52 @@ def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.gene
         The crc32c of the chunk's values.
     """
     info = formats.read_array(array)
-    rest = [n - at * chunk for n, at, chunk in zip(info.shape, place, info.chunks, strict=True)]
-    if values.shape != tuple(map(min, info.chunks, rest)):
-        raise AssertionError(f"Values of shape {values.shape} are not chunk {place} of {array}.")
+    require_place(array, info, place, values.shape)
     data = np.ascontiguousarray(values, np.dtype(info.dtype).newbyteorder("<"))
     if data.shape != info.chunks:
-        data = np.full(info.chunks, _fill(info.dtype), data.dtype)
+        data = filling(info, info.chunks)
         data[tuple(map(slice, values.shape))] = values
     checksum = int(google_crc32c.value(bytes_of(data)))
+    with chunk_file(array, place) as file:
+        file.write(bytes_of(data).data)
+        file.write(checksum.to_bytes(formats.CRC_BYTES, "little"))
+    return checksum
+
+
+@contextmanager
+def chunk_file(array: Path, place: tuple[int, ...]) -> Iterator[BufferedRandom]:
+    """Open a new file for one chunk: what is in it at the end is whole and durable before it has the chunk's name.
+
+    Not through Zarr, which copies the values to encode them and does not wait until they are durable.
+    """
     file = array.joinpath("c", *map(str, place))
-    file.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(file, "partial")
+    with writing(array):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        opened = temporary.open("xb+")
     try:
-        with temporary.open("xb") as opened:
-            opened.write(bytes_of(data).data)
-            opened.write(checksum.to_bytes(formats.CRC_BYTES, "little"))
-            opened.flush()
-            os.fsync(opened.fileno())
-        temporary.replace(file)
+        with opened:
+            yield opened
+            with writing(array):
+                opened.flush()
+                os.fsync(opened.fileno())
+        with writing(array):
+            temporary.replace(file)
+            _sync_names(array, place)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_names(array, place)
-    return checksum
+
+
+def require_place(array: Path, info: formats.ArrayInfo, place: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Raise unless the values of a chunk at a place of the grid have that shape."""
+    rest = [n - at * chunk for n, at, chunk in zip(info.shape, place, info.chunks, strict=True)]
+    if shape != tuple(map(min, info.chunks, rest)):
+        raise AssertionError(f"Values of shape {shape} are not chunk {place} of {array}.")
+
+
+def filling(info: formats.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+    """Return values that stand for missing ones of an array."""
+    return np.full(shape, _fill(info.dtype), np.dtype(info.dtype).newbyteorder("<"))
 
 
 def sync_chunk(array: Path, place: tuple[int, ...]) -> None:

@@ -382,7 +382,7 @@ def test_a_chunk_that_cannot_be_written_leaves_nothing_and_one_in_the_wrong_plac
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StoreError, match="No space"):
         store.write_chunk(array, (2, 0), np.zeros((5, 2)))
     assert [path.name for path in (array / "c" / "2").iterdir()] == ["0"]
     np.testing.assert_array_equal(store.open_array(tmp_path / "s", "x")[20:], np.full((5, 2), 7.0))
