@@ -6,6 +6,7 @@ refers to a store: a model pickles, copies and outlives the place it came from.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Protocol, runtime_checkable
 
@@ -87,7 +88,7 @@ class Model:
     landmarks : ndarray or csr_array of shape (N, d)
     heads : mapping of str to Head
     shift : ndarray of shape (d,), optional
-        What is taken, in float64, from every row before it is rounded to float32, and was taken from the landmarks.
+        What is taken from every row before it is rounded to float32, and was taken from the landmarks.
     """
 
     kernel: Kernel
@@ -114,8 +115,15 @@ class Model:
     def rows(self, Z: Rows) -> Rows:
         """Return rows as the kernel is to see them beside the landmarks."""
         if self.shift is not None:
-            Z = Z - self.shift
+            Z = Z - (self.shift if self._narrow_shift is None or Z.dtype != self.dtype else self._narrow_shift)
         return Z if Z.dtype == self.dtype else Z.astype(self.dtype)
+
+    @cached_property
+    def _narrow_shift(self) -> Array | None:
+        """The shift in the model's dtype, if that holds it: rows of that dtype, moved by it, are rounded only once."""
+        with np.errstate(over="ignore"):
+            narrow: Array = np.asarray(self.shift, self.dtype)
+        return narrow if np.array_equal(narrow, np.asarray(self.shift)) else None
 
     @property
     def nbytes(self) -> int:

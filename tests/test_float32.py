@@ -44,6 +44,8 @@ def test_rows_far_from_zero_are_shifted_before_they_are_rounded(kernel, rng):
     far, Z = rng.normal(size=(100, 6)) + 1e4, rng.normal(size=(30, 6)) + 1e4
     phi = dkfm.ExactFeatureMap(kernel, dtype="float32").fit(far)
     assert phi.model_.shift is not None
+    held = phi.model_.shift.astype(np.float32) == phi.model_.shift
+    assert held.all() == (phi.model_._narrow_shift is not None)
     assert phi.certificate_.error < 1e-5
     assert phi.verify(Z).against.error < 1e-4
     lazily = phi.transform(da.from_array(Z, chunks=(7, 6)))
@@ -141,7 +143,7 @@ def test_float32_components_are_those_of_float64_up_to_rounding(offset, rng, tmp
     X, Z = rng.normal(size=(300, 6)) + offset, rng.normal(size=(50, 6)) + offset
     double = dkfm.KernelPCA(5, kernel=kernels.Gaussian(3.0)).fit(X)
     single = dkfm.KernelPCA(5, kernel=kernels.Gaussian(3.0), dtype=np.float32).fit(X)
-    assert single.model_.shift is not None
+    assert single.model_.shift is not None or offset == 0.0
     truth, found = double.transform(Z), single.transform(Z)
     assert found.dtype == single.fit_transform(X).dtype == np.float32
     assert np.abs(found - truth).max() < 2e-5 * np.abs(truth).max()
@@ -182,3 +184,13 @@ def test_rows_stored_in_float32_score_as_those_widened_on_disk(stored, kernel, o
     assert seen == {"float32", "float64"}
     found = [dkfm.open_scores(tmp_path / name / "scores").compute() for name in ("as-it-is", "widened")]
     np.testing.assert_array_equal(*found)
+
+
+def test_a_shift_is_one_that_float32_holds_where_columns_are_wide_beside_its_rounding(rng):
+    X = np.hstack([rng.normal(size=(200, 2)) + 1e3, 1e-9 * rng.normal(size=(200, 1)) + 1e3])
+    model = dkfm.ExactFeatureMap(kernels.Gaussian((1.0, 1.0, 1e-9)), dtype="float32").fit(X).model_
+    assert (model.shift.astype(np.float32) == model.shift).tolist() == [True, True, False]
+    Z = X.astype(np.float32)
+    np.testing.assert_array_equal(model.rows(Z), (Z.astype(float) - model.shift).astype(np.float32))
+    wide = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), dtype="float32").fit(X[:, :2]).model_
+    np.testing.assert_array_equal(wide.rows(Z[:, :2]), (Z[:, :2].astype(float) - wide.shift).astype(np.float32))

@@ -17,6 +17,9 @@ from dkfm.model import Head, Model
 from dkfm.root import Root
 from dkfm.sources import MemorySource, Source
 
+_ROUNDING = 1e-3
+"""Share of a column's width that its middle may be off."""
+
 _CLIPPED = 1000 * root.EPS
 """Of the largest eigenvalue: a negative one beyond it is no rounding."""
 
@@ -156,10 +159,19 @@ def in_precision(model: Model, dtype: np.dtype[np.floating]) -> Model:
     plain = Model(kernel, points.astype(dtype, copy=False), heads)
     if dtype == np.float64 or not kernel.translation_invariant or not isinstance(points, np.ndarray):
         return plain
-    shift: Array = points.mean(axis=0)
+    shift = _middle(points)
     moved = Model(kernel, (points - shift).astype(dtype), heads, shift)
     # Rows that came in float32 are exact where they are; rows far from 0 lose less where their mean is 0.
     return min(plain, moved, key=lambda model: float(np.abs(np.asarray(model.points) - points).max()))
+
+
+def _middle(points: Array) -> Array:
+    """Return the mean of points, in float64, but as float32 has it in columns that are wide beside that rounding."""
+    mean: Array = points.mean(axis=0)
+    with np.errstate(over="ignore"):
+        rounded = mean.astype(np.float32).astype(np.float64)
+    close = np.abs(rounded - mean) <= _ROUNDING * np.abs(points - mean).max(axis=0)
+    return np.where(close, rounded, mean)
 
 
 def measured(scorer: apply.Scorer, landmarks: Training, mean: Array | None) -> Certificate:

@@ -1,9 +1,9 @@
 """Squared Euclidean distances of all pairs, as exact as one GEMM allows, and exact where rows are near each other.
 
 One GEMM of centred, augmented rows gives ``-|x - y|^2``; its error is at most ``8 eps (|x-c|^2 + |y-c|^2)`` with ``c``
-the mean of the landmarks (0 for sparse rows, whose products stay as they are). Where the distance is so small that this
-would cost digits, it is computed again from differences, so equal rows give exactly 0 in any tile. Rows whose error in
-float32 would exceed what the caller can bear are computed in float64.
+the mean of the landmarks (0 where that is next to nothing, and for sparse rows, whose products stay as they are). Where
+the distance is so small that this would cost digits, it is computed again from differences, so equal rows give exactly
+0 in any tile. Rows whose error in float32 would exceed what the caller can bear are computed in float64.
 """
 
 from collections.abc import Callable
@@ -38,6 +38,9 @@ _ROWS_AT_ONCE = 64
 
 _NARROW = 256
 """Columns of landmarks that BLAS takes sooner by columns; with more, its copying them is little beside the product."""
+
+_AROUND_ZERO = 1e-3
+"""Share of the landmarks' mean squared distance from their mean that this mean may have to be taken for 0."""
 
 _VALUES_AT_ONCE = 2**18
 """Differences that are there at a time."""
@@ -128,8 +131,7 @@ _augmented_rows = Lent()
 class _Centred(_Products):
     def __init__(self, landmarks: Array, scale: float | Array, near: float) -> None:
         super().__init__(landmarks, scale, near)
-        # Any common shift would do: it is rounded, so that rows of float32 are not widened.
-        self.centre = landmarks.mean(axis=0, dtype=np.float64).astype(landmarks.dtype)
+        self.centre = _centre(landmarks)
         augmented: Array = np.empty((landmarks.shape[0], landmarks.shape[1] + 2), landmarks.dtype)
         self.norms = self._augmented(landmarks, augmented)
         augmented[:, :-2] *= 2
@@ -140,8 +142,11 @@ class _Centred(_Products):
     def _augmented(self, rows: Array, out: Array) -> Array:
         """Fill all but two columns with ``(x - c) / scale`` of each row, and return its squared norm."""
         centred = out[:, :-2]
-        np.subtract(rows, self.centre, out=centred)
-        centred *= self.factors
+        if self.centre is None:
+            np.multiply(rows, self.factors, out=centred)
+        else:
+            np.subtract(rows, self.centre, out=centred)
+            centred *= self.factors
         return squared_norms(centred)
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
@@ -151,6 +156,15 @@ class _Centred(_Products):
             left[:, -1] = -norms
             block = np.matmul(left, self.right, out=out)
         return self.mended(block, Z, norms)
+
+
+def _centre(landmarks: Array) -> Array | None:
+    """Return the mean of the landmarks, rounded as they are; None where the norms are as small without it."""
+    centre = landmarks.mean(axis=0, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is centred
+        around_zero = centre @ centre <= _AROUND_ZERO * (squared_norms(landmarks).mean() - centre @ centre)
+    # Any common point would do: one in their own precision leaves rows of float32 what they are.
+    return None if around_zero else centre.astype(landmarks.dtype)
 
 
 class _Sparse(_Products):
