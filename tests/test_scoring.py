@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -584,3 +585,48 @@ def test_no_thread_waits_for_the_last_chunk_of_another(rows, threads, fitted):
     job = planning.plan(fitted.model_, "scores", source, threads=threads)
     assert job.chunk_rows <= alone.chunk_rows
     assert job.chunks == alone.chunks if alone.chunks <= threads else job.chunks % threads == 0
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and_leaves_nothing(job, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outputs, "_SOON", 0)
+    monkeypatch.setattr(outputs.os, "fdatasync", full)
+    with pytest.raises(StoreError, match="cannot be written: No space left on device"):
+        score(job)
+    assert not [path for path in (job[2] / "scores" / "c").rglob("*") if path.is_file()]
+
+
+def test_a_run_that_is_replaced_while_a_task_scores_is_not_written_into(job):
+    score(job, chunk_rows=30)
+    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
+
+    def late():
+        yield np.zeros((20, 3))
+        score(job, chunk_rows=30, overwrite=True)
+        yield np.zeros((10, 3))
+
+    with pytest.raises(StoreError):
+        outputs.write_chunk(job[2], run, "scores", 0, late())
+    assert outputs.verify(job[2]) == 100
+    assert not list(job[2].rglob("*.partial"))
+
+
+def test_a_chunk_is_written_in_order_while_the_next_rows_are_made_and_no_more_are_held(job, monkeypatch):
+    made, held = [], []
+
+    def pieces():
+        for number in range(10):
+            piece = np.full((3, 3), float(number))
+            made.append(weakref.ref(piece))
+            held.append(sum(reference() is not None for reference in made))
+            yield piece
+            del piece
+
+    score(job, chunk_rows=30)
+    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
+    receipt = outputs.write_chunk(job[2], run, "scores", 0, pieces())
+    np.testing.assert_array_equal(store.open_array(job[2], "scores")[:30, 0], np.repeat(np.arange(10.0), 3))
+    assert receipt.invalid_rows == 0
+    assert max(held) <= 3

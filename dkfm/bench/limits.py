@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dkfm import apply
+from dkfm.kernels.lent import aligned
 from dkfm.kernels.rows import Array
 from dkfm.model import Model
 from dkfm.tiling import row_slices
@@ -56,8 +57,9 @@ def bare(rows: int, columns: int, n: int, width: int, dtype: str, tile: int, thr
     weights = rng.normal(size=(n, width)).astype(dtype)
 
     def thread() -> _Thread:
-        Z = rng.uniform(size=(tile, inner)).astype(dtype)
-        return _Thread(Z, landmarks, weights, np.zeros((tile, n), dtype), np.zeros((tile, width), dtype))
+        Z, values = rng.uniform(size=(tile, inner)).astype(dtype), aligned(tile * n * landmarks.itemsize)
+        values[:] = 0
+        return _Thread(Z, landmarks, weights, values.view(dtype).reshape(tile, n), np.zeros((tile, width), dtype))
 
     shares = [part.stop - part.start for part in row_slices(rows, -(-rows // threads))]
     crew = [thread() for _ in shares]
