@@ -2,7 +2,8 @@
 
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
@@ -58,19 +59,18 @@ def create(
     return run
 
 
-def write_chunk(path: Path, run: str, name: str, chunk: int, pieces: Iterable[Array]) -> Receipt:
+def write_chunk(path: Path, run: str, name: str, chunk: int, pieces: Generator[Array]) -> Receipt:
     """Write one chunk durably, a piece of its rows while the next is made, read it back, and return the receipt.
 
     Raises
     ------
     StoreError
-        The output at this path belongs to another run by now. A task that is late by less than the time of a rename can
-        still hit it; then the chunk is not the one of the other run's receipt, and that run, or its reader, says so.
+        The output at this path belongs to another run by now: a chunk that is late has no name there.
     """
     _require_run(path, run)
     info = formats.read_array(path / name)
-    with store.chunk_file(path / name, (chunk, 0)) as file:
-        written = _Written(path / name, chunk, file)
+    with closing(pieces), store.chunk_file(path / name, (chunk, 0)) as file:
+        written = _Written(path / name, np.dtype(info.dtype), chunk, file)
         one_behind(pieces, written.add)
         store.require_place(path / name, info, (chunk, 0), (written.rows, *info.shape[1:]))
         written.end(info)
@@ -83,12 +83,16 @@ class _Written:
 
     rows = invalid_rows = checksum = 0
 
-    def __init__(self, array: Path, chunk: int, file: BufferedRandom) -> None:
-        self._array, self._chunk, self._file = array, chunk, file
+    def __init__(self, array: Path, dtype: np.dtype[np.generic], chunk: int, file: BufferedRandom) -> None:
+        self._array, self._dtype, self._chunk, self._file = array, dtype, chunk, file
 
     def add(self, values: Array) -> None:
         """Write some rows."""
+        if values.dtype != self._dtype:
+            raise AssertionError(f"Values of {values.dtype} are not of {self._array}.")
         self.checksum = self._put(values, self.checksum)
+        if values.nbytes >= _SOON:
+            os.fdatasync(self._file.fileno())
         self.rows += len(values)
         self.invalid_rows += int(np.isnan(values.min(axis=1)).sum())
 
@@ -102,14 +106,12 @@ class _Written:
         """Write values, read them back some at a time, compare them as bits, and return the checksum that goes on."""
         bits = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(-1).view(f"<u{values.itemsize}")
         place = self._file.tell()
-        with store.writing(self._array):
-            self._file.write(bits.data)
-            self._file.flush()
-            if bits.nbytes >= _SOON:
-                os.fdatasync(self._file.fileno())
+        self._file.write(bits.data)
+        self._file.flush()
         for part in row_slices(len(bits), _AT_ONCE):
-            found = os.pread(self._file.fileno(), bits[part].nbytes, place + part.start * bits.itemsize)
-            if not np.array_equal(np.frombuffer(found, bits.dtype), bits[part]):
+            some = bits[part]
+            found = os.pread(self._file.fileno(), some.nbytes, place + part.start * bits.itemsize)
+            if len(found) != some.nbytes or not np.array_equal(np.frombuffer(found, bits.dtype), some):
                 raise DamagedStoreError(f"Chunk {self._chunk} of {self._array} does not read back as it was written.")
             checksum = google_crc32c.extend(checksum, found)
         return checksum

@@ -18,14 +18,19 @@ __all__ = ["Plan", "plan", "plan_streamed"]
 _TASK_SECONDS = 0.5
 """On paper: a hundred times the scheduler's share. It is the same however many rows there are, and so is the memory."""
 
+_EVEN = 1.02
+"""How many times the rows of the least busy plan are as good."""
+
 _TASKS = 4
 """At least so many: a job shows how far it is."""
 
 _CHUNK_BYTES = 2**26
 """Of the scores of a task: a file."""
 
-_PIECE_VALUES, _PIECES = 2**20, 4
-"""Values of the rows that are read at a time, and in how many pieces a task reads its rows if it can."""
+_PIECE_VALUES, _PIECE_ROWS, _PIECES = (2**18, 2**20), 2048, 4
+"""Rows that are read at a time have so many values, and more only up to so many rows, which fill tiles; and in how many
+pieces a task reads its rows if it can.
+"""
 
 _AT_ONCE = 10
 """Chunks that Zarr decodes at a time."""
@@ -139,7 +144,7 @@ def _checked(model: Model, output: str, source: Source) -> Head:
 
 
 def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
-    """Return about the rows a chunk that are wanted, in step with a source, for which the busiest thread has least.
+    """Return the rows of chunks in step with a source, no more than are wanted but for that, for evenly busy threads.
 
     >>> _balanced(240_000, 27_000, 2, 1000), _balanced(36_000, 5_000, 2, 1000)
     (24000, 3000)
@@ -148,7 +153,8 @@ def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
     if rows <= threads * wanted:
         return _in_step(wanted, step)  # not a chunk for every thread: some would be tiny
     sizes = {_in_step(tiling.count(rows, threads * more), step) for more in range(each, min(2 * each, each + 9) + 1)}
-    return min(sizes, key=lambda size: (size * tiling.count(tiling.count(rows, size), threads), -size))
+    loads = {size: size * tiling.count(tiling.count(rows, size), threads) for size in sizes}
+    return max(size for size, load in loads.items() if load <= _EVEN * min(loads.values()))
 
 
 def _in_step(wanted: int, chunk: int) -> int:
@@ -162,7 +168,8 @@ def _in_step(wanted: int, chunk: int) -> int:
 
 def _piece_rows(chunk_rows: int, source: Source) -> int:
     """Return how many rows a task reads at a time: whole chunks, or parts of one that is kept; some pieces a task."""
-    wanted = min(tiling.count(chunk_rows, _PIECES), max(1, _PIECE_VALUES // source.row_values))
+    few, many = (values // source.row_values for values in _PIECE_VALUES)
+    wanted = min(tiling.count(chunk_rows, _PIECES), max(1, few, min(many, _PIECE_ROWS)))
     if is_part(chunk_rows, source.chunk_rows):
         return wanted
     whole = max(1, wanted // source.chunk_rows) * source.chunk_rows

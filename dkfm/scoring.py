@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -250,7 +250,7 @@ def score_chunk(work: Work, chunk: int, rows: slice) -> outputs.Receipt:
         return outputs.write_chunk(Path(work.target), work.run_id, work.output, chunk, _scores(work, scorer, rows))
 
 
-def _scores(work: Work, scorer: apply.Scorer, rows: slice) -> Iterator[Array]:
+def _scores(work: Work, scorer: apply.Scorer, rows: slice) -> Generator[Array]:
     """Yield the scores of some rows, piece by piece; while one is scored the next is read."""
     read = read_finite if work.on_invalid == "raise" else _read
     parts = [

@@ -277,18 +277,15 @@ def chunk_file(array: Path, place: tuple[int, ...]) -> Iterator[BufferedRandom]:
     temporary = _beside(file, "partial")
     with writing(array):
         file.parent.mkdir(parents=True, exist_ok=True)
-        opened = temporary.open("xb+")
-    try:
-        with opened:
-            yield opened
-            with writing(array):
+        try:
+            with temporary.open("xb+") as opened:
+                yield opened
                 opened.flush()
                 os.fsync(opened.fileno())
-        with writing(array):
             temporary.replace(file)
-            _sync_names(array, place)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_names(array, place)
 
 
 def require_place(array: Path, info: formats.ArrayInfo, place: tuple[int, ...], shape: tuple[int, ...]) -> None:

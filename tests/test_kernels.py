@@ -742,3 +742,14 @@ def test_compiling_in_threads_leaves_numbas_setting_as_it_was(tmp_path):
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda name, r=round_: compiled(name, tmp_path / str(r)), ["absolute", "minimum"] * 2))
     assert before == numba.config.CACHE_DIR
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 10.0])
+def test_narrow_columns_far_from_zero_are_centred_beside_wide_ones_around_it(offset, rng):
+    wide, narrow = 1e3 * rng.normal(size=(100, 5)), offset + 1e-3 * rng.normal(size=(200, 3))
+    X = np.hstack([np.vstack([wide, -wide]), narrow])
+    scale = np.array([1e3] * 5 + [1e-3] * 3)
+    truth = np.exp(-cdist(X / scale, X / scale, "sqeuclidean") / 2)
+    found = kernels.Gaussian(tuple(scale))(X)
+    # What dividing rounds is there in both: half an ulp of offset / 1e-3 in each difference.
+    np.testing.assert_allclose(found, truth, rtol=1e-12 + 1e-12 * offset, atol=0)

@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -209,7 +211,7 @@ def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
     run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
-        outputs.write_chunk(job[2], run, "scores", 0, iter([np.zeros((30, 3))]))
+        outputs.write_chunk(job[2], run, "scores", 0, (np.zeros((30, 3)) for _ in range(1)))
     assert outputs.verify(job[2]) == 100
 
 
@@ -584,7 +586,8 @@ def test_no_thread_waits_for_the_last_chunk_of_another(rows, threads, fitted):
     alone = planning.plan(fitted.model_, "scores", source)
     job = planning.plan(fitted.model_, "scores", source, threads=threads)
     assert job.chunk_rows <= alone.chunk_rows
-    assert job.chunks == alone.chunks if alone.chunks <= threads else job.chunks % threads == 0
+    busiest = job.chunk_rows * -(-job.chunks // threads)
+    assert job.chunks == alone.chunks if alone.chunks <= threads else busiest <= 1.02 * (rows / threads + threads)
 
 
 def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and_leaves_nothing(job, monkeypatch):
@@ -630,3 +633,40 @@ def test_a_chunk_is_written_in_order_while_the_next_rows_are_made_and_no_more_ar
     np.testing.assert_array_equal(store.open_array(job[2], "scores")[:30, 0], np.repeat(np.arange(10.0), 3))
     assert receipt.invalid_rows == 0
     assert max(held) <= 3
+
+
+FULL_DISK = """
+import resource, sys
+import numpy as np, dkfm
+from dkfm import kernels
+from dkfm.errors import StoreError
+
+folder, K = sys.argv[1], kernels.Gaussian(1.0)
+X = np.random.default_rng(0).normal(size=(700, 3))
+dkfm.ExactFeatureMap(K).fit(X).save(folder + "/model")
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20 + 5, 2**20 + 5))
+options = {"chunk_rows": 700, "progress": False}
+for job in (
+    lambda: dkfm.build_gram(K, X, folder + "/gram", tile_rows=500),
+    lambda: dkfm.batch_score(folder + "/model", X, folder + "/scores", **options),
+):
+    try:
+        job()
+    except StoreError as error:
+        print("cannot be written" in str(error))
+"""
+
+
+def test_files_that_may_not_grow_are_told_in_a_sentence(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.returncode) == ("True\nTrue\n", 0), done.stderr
+    assert not list(tmp_path.glob("*/*/c/**/*.partial"))
+
+
+def test_what_a_file_gives_back_too_short_is_no_chunk(job, monkeypatch):
+    honest = os.pread
+    monkeypatch.setattr(os, "pread", lambda *a: honest(*a)[:-3])
+    with pytest.raises(DamagedStoreError, match="read back"):
+        score(job)

@@ -40,7 +40,7 @@ _NARROW = 256
 """Columns of landmarks that BLAS takes sooner by columns; with more, its copying them is little beside the product."""
 
 _AROUND_ZERO = 1e-3
-"""Share of the landmarks' mean squared distance from their mean that this mean may have to be taken for 0."""
+"""Share of the scaled landmarks' mean squared distance from their mean that this mean may have to be taken for 0."""
 
 _VALUES_AT_ONCE = 2**18
 """Differences that are there at a time."""
@@ -131,13 +131,20 @@ _augmented_rows = Lent()
 class _Centred(_Products):
     def __init__(self, landmarks: Array, scale: float | Array, near: float) -> None:
         super().__init__(landmarks, scale, near)
-        self.centre = _centre(landmarks)
-        augmented: Array = np.empty((landmarks.shape[0], landmarks.shape[1] + 2), landmarks.dtype)
+        self.centre: Array | None = None
+        m, d = landmarks.shape
+        # A product whose right side lies by columns is the quicker one, as long as the landmarks are narrow.
+        turned = d <= _NARROW
+        augmented: Array = np.empty((d + 2, m), landmarks.dtype).T if turned else np.empty((m, d + 2), landmarks.dtype)
         self.norms = self._augmented(landmarks, augmented)
+        if not _around_zero(augmented[:, :-2], self.norms):
+            # Any common point would do: one in their own precision leaves rows of float32 what they are.
+            self.centre = landmarks.mean(axis=0, dtype=np.float64).astype(landmarks.dtype)
+            self.norms = self._augmented(landmarks, augmented)
         augmented[:, :-2] *= 2
         augmented[:, -2] = -self.norms
         augmented[:, -1] = 1.0
-        self.right: Array = augmented.T.copy() if landmarks.shape[1] <= _NARROW else augmented.T
+        self.right: Array = augmented.T
 
     def _augmented(self, rows: Array, out: Array) -> Array:
         """Fill all but two columns with ``(x - c) / scale`` of each row, and return its squared norm."""
@@ -158,13 +165,11 @@ class _Centred(_Products):
         return self.mended(block, Z, norms)
 
 
-def _centre(landmarks: Array) -> Array | None:
-    """Return the mean of the landmarks, rounded as they are; None where the norms are as small without it."""
-    centre = landmarks.mean(axis=0, dtype=np.float64)
+def _around_zero(rows: Array, norms: Array) -> bool:
+    """Whether the squared norms of rows would be no smaller, to speak of, if the rows were centred."""
+    centre = rows.mean(axis=0, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is centred
-        around_zero = centre @ centre <= _AROUND_ZERO * (squared_norms(landmarks).mean() - centre @ centre)
-    # Any common point would do: one in their own precision leaves rows of float32 what they are.
-    return None if around_zero else centre.astype(landmarks.dtype)
+        return bool(centre @ centre <= _AROUND_ZERO * (norms.mean() - centre @ centre))
 
 
 class _Sparse(_Products):
