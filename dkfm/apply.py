@@ -30,18 +30,19 @@ __all__ = ["Scorer", "distances", "finite_scores", "prepare", "serve", "tile_row
 _TILE_BYTES = 2**22
 """A kernel block of 4 MB stays near the processor, beside that of another thread."""
 
-_LEAST, _MOST = 128, 1024
+_LEAST, _MOST_BYTES = 128, 2**13
+"""Rows of a tile, and bytes of a column of one."""
 
 
 def tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
-    """Return the rows of a tile against n landmarks of d columns, for `width` outputs: 128 to 1,024.
+    """Return the rows of a tile against n landmarks of d columns, for `width` outputs: 128 to 1,024; in float32 2,048.
 
     As many as keep the kernel block small; more where landmarks or weights, which are read once a tile, are wide.
 
-    >>> tile_rows(100), tile_rows(4000), tile_rows(4000, 784), tile_rows(10**6)
-    (1024, 131, 1024, 128)
+    >>> tile_rows(100), tile_rows(4000), tile_rows(4000, 784), tile_rows(4000, 784, itemsize=4), tile_rows(10**6)
+    (1024, 131, 1024, 2048, 128)
     """
-    return min(_MOST, max(_LEAST, _TILE_BYTES // (itemsize * n), 4 * d, width))
+    return min(_MOST_BYTES // itemsize, max(_LEAST, _TILE_BYTES // (itemsize * n), 4 * d, width))
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ _TASKS = 4
 _CHUNK_BYTES = 2**26
 """Of the scores of a task: a file."""
 
-_PIECE_VALUES, _PIECE_ROWS, _PIECES = (2**18, 2**20), 2048, 4
-"""Rows that are read at a time have so many values, and more only up to so many rows, which fill tiles; and in how many
-pieces a task reads its rows if it can.
+_PIECE_VALUES, _PIECE_BYTES, _PIECE_ROWS, _PIECES = 2**18, 2**23, 2048, 3
+"""Rows that are read at a time have so many values, and more, up to so many bytes in the model's precision, only up to
+so many rows, which fill tiles; and in how many pieces a task reads its rows if it can.
 """
 
 _AT_ONCE = 10
@@ -94,7 +94,7 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
     chunk_rows = min(chunk_rows, rows)
     wide = max(head.width, head.columns)
     tile = apply.tile_rows(n, _dense_columns(model), wide, model.dtype.itemsize)
-    return _plan(model, head, source, chunk_rows, _piece_rows(chunk_rows, source), tile)
+    return _plan(model, head, source, chunk_rows, _piece_rows(chunk_rows, source, model.dtype.itemsize), tile)
 
 
 def plan_streamed(
@@ -166,9 +166,9 @@ def _in_step(wanted: int, chunk: int) -> int:
     return tiling.count(chunk, even)
 
 
-def _piece_rows(chunk_rows: int, source: Source) -> int:
+def _piece_rows(chunk_rows: int, source: Source, itemsize: int) -> int:
     """Return how many rows a task reads at a time: whole chunks, or parts of one that is kept; some pieces a task."""
-    few, many = (values // source.row_values for values in _PIECE_VALUES)
+    few, many = _PIECE_VALUES // source.row_values, _PIECE_BYTES // (itemsize * source.row_values)
     wanted = min(tiling.count(chunk_rows, _PIECES), max(1, few, min(many, _PIECE_ROWS)))
     if is_part(chunk_rows, source.chunk_rows):
         return wanted

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Scored", "dask_share", "features", "fits", "grown", "laplacian", "odd", "scoring"]
 
-_TILES = (256, 1024)
+_TILES = (256, 1024, 2048)
 _COLUMNS = 50
 """Of the jobs that dkfm alone runs."""
 
