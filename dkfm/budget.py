@@ -18,6 +18,8 @@ __all__ = [
     "gram_bytes",
     "gram_task_bytes",
     "largest_n",
+    "leading_bytes",
+    "leading_stored_bytes",
     "megabytes",
     "model_bytes",
     "pivots_seconds",
@@ -81,6 +83,25 @@ def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = E
     take `gram_task_bytes` each.
     """
     return _VALUE * (max(squares, blocks + 1) * n * n + 6 * n + (2 + copies) * n * (d + 3)) + _OVERHEAD
+
+
+def leading_bytes(n: int, d: int, held: int, blocks: int = 1, copies: int = 1) -> int:
+    """Bytes that the driver takes, at its peak, to find a few eigenvectors of N rows of d columns, Gram in memory.
+
+    The Gram matrix, and the kernel's blocks while it is computed; twice the `held` columns of a basis; the rows, and
+    what the kernel prepares of them.
+
+    >>> leading_bytes(20_000, 50, 480) < fit_bytes(20_000, 50) / 2
+    True
+    """
+    square = n * n + (blocks + 1) * min(n, 2048) ** 2
+    return _VALUE * (square + 2 * n * held + held * held * 4 + (2 + copies) * n * (d + 3)) + _OVERHEAD
+
+
+def leading_stored_bytes(n: int, d: int, held: int, tile_rows: int, threads: int, copies: int = 1) -> int:
+    """Bytes of the same where the Gram matrix is in its store, and every thread has one tile of it."""
+    tiles = threads * (tile_rows * tile_rows + 4 * tile_rows * held)
+    return _VALUE * (tiles + 2 * n * held + held * held * 4 + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
 def columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:

@@ -17,7 +17,7 @@ from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head
 
-__all__ = ["Certificate", "Verification", "of_components", "of_map", "spread"]
+__all__ = ["Certificate", "Verification", "of_axes", "of_components", "of_map", "spread"]
 
 _SAMPLE = 512
 
@@ -160,31 +160,72 @@ def of_map(
     return _compare(left.astype(np.float64) @ right.astype(np.float64).T, expected, *sizes)
 
 
-def of_components(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows]) -> Certificate:
-    """Compare the Gram matrix of the training scores, ``S'S``, with ``diag(mu)``, and their means with 0.
+def of_components(
+    score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], sample_weight: Array | None = None
+) -> Certificate:
+    """Compare the weighted Gram matrix of the training scores, ``S'DS``, with ``diag(mu)``, and their means with 0.
 
     Parameters
     ----------
     score : Scorer
-        A prepared model with a head "scores".
+        A prepared model with a head "scores", which has an offset where the components are centred.
     eigenvalues : ndarray of shape (q,)
         mu. The pairs are pairs of components, at most 512 of them, evenly spread, over all training rows.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All training rows, as the model scores them.
+    sample_weight : ndarray of shape (N,), optional
+        The diagonal of D.
     """
     if not len(eigenvalues):
         return Certificate(0.0, 0.0, 0)
-    head, some = score.model.head("scores"), spread(len(eigenvalues))
-    offset = None if head.offset is None else head.offset[some]
-    sampled = replace(score.model, heads={"scores": Head(head.weights[:, some], offset)})
+    some, head = spread(len(eigenvalues)), score.model.head("scores")
+    sampled, mu = _some_scores(score, some), eigenvalues[some]
+    weights = np.ones(score.model.landmarks.shape[0]) if sample_weight is None else sample_weight
+    constant = 0.0 if head.offset is None else np.sqrt(eigenvalues[0] / weights.sum())
     # One more component that does not vary: the means show as plainly as the products.
-    mu = np.append(eigenvalues[some], eigenvalues[0])
-    constant, products = np.sqrt(eigenvalues[0] / sampled.landmarks.shape[0]), np.zeros((len(mu), len(mu)))
+    mu = np.append(mu, 0.0 if head.offset is None else eigenvalues[0])
+    products, start = np.zeros((len(mu), len(mu))), 0
     for tile in tiles:
-        S = Scorer(sampled, score.block)("scores", tile).astype(np.float64)
+        S = sampled("scores", tile).astype(np.float64)
         S = np.pad(S, ((0, 0), (0, 1)), constant_values=constant)
-        products += S.T @ S
+        products += (weights[start : start + len(S)] * S.T) @ S
+        start += len(S)
     return _compare(products, np.diag(mu), mu, mu)
+
+
+def of_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows]) -> Certificate:
+    """Compare ``b'Kb`` with 1, and ``b'Km`` with the offset, each as large as the eigenvalues: of any landmarks.
+
+    Parameters
+    ----------
+    score, eigenvalues
+        As `of_components` takes them.
+    tiles : iterable of ndarray or csr_array of shape (n, d)
+        All landmarks, as the model scores them.
+    """
+    if not len(eigenvalues):
+        return Certificate(0.0, 0.0, 0)
+    some, head = spread(len(eigenvalues)), score.model.head("scores")
+    sampled, mu = _some_scores(score, some), eigenvalues[some]
+    W = sampled.model.head("scores").weights.astype(np.float64)
+    offset = np.zeros(len(some)) if head.offset is None else head.offset[some].astype(np.float64)
+    mean = np.zeros((len(W), 1)) if head.offset is None else head.weights[:, -1:].astype(np.float64) / 2
+    left, products, start = np.hstack([W, mean]), np.zeros((len(some) + 1, len(some))), 0
+    for tile in tiles:
+        S = sampled("scores", tile).astype(np.float64) + offset
+        products += left[start : start + len(S)].T @ S
+        start += len(S)
+    expected, sizes = np.vstack([np.diag((mu > 0).astype(np.float64)), offset]), np.sqrt(mu)
+    scale = np.outer(np.append(sizes, sizes[0]), sizes)
+    return _compare(products * scale, expected * scale, np.append(mu, mu[0]), mu)
+
+
+def _some_scores(score: Scorer, some: npt.NDArray[np.intp]) -> Scorer:
+    """Return the scorer of some of the components."""
+    head = score.model.head("scores")
+    offset = None if head.offset is None else head.offset[some]
+    heads = {"scores": Head(np.ascontiguousarray(head.weights[:, some]), offset)}
+    return Scorer(replace(score.model, heads=heads), score.block)
 
 
 def spread(n: int) -> npt.NDArray[np.intp]:

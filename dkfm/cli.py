@@ -86,6 +86,14 @@ def _number(text: str) -> object:
         return text
 
 
+def _components(context: click.Context, parameter: click.Parameter, text: str | None) -> int | float | None:
+    """Return a count, or a share of the variance below 1."""
+    number = None if text is None else _number(text)
+    if number is None or (isinstance(number, int) and number >= 1) or (isinstance(number, float) and 0 < number < 1):
+        return number
+    raise click.BadParameter(f"{text} is no number of components, nor a share of variance below 1.")
+
+
 def _find_modules(*functions: str) -> None:
     """Let functions that the user names be imported from the working directory, after all that is installed."""
     if any(":" in function for function in functions) and "" not in sys.path:
@@ -113,7 +121,12 @@ def _find_modules(*functions: str) -> None:
 @click.option("--kernel", required=True, help=_KERNELS)
 @click.option("--param", multiple=True, metavar="NAME=VALUE", help="As sigma=5, sigma=1,2,3, sigma=median.")
 @click.option("--on-indefinite", type=click.Choice(["raise", "clip"]), default="raise", show_default=True)
-@click.option("--components", type=click.IntRange(min=1), help="Components of a pca; all by default.")
+@click.option(
+    "--components",
+    callback=_components,
+    metavar="NUMBER",
+    help="Of a pca: how many, or below 1 the share of variance they explain; all by default.",
+)
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
 @_PROGRESS
@@ -131,7 +144,7 @@ def fit(
     kernel: str,
     param: tuple[str, ...],
     on_indefinite: str,
-    components: int | None,
+    components: int | float | None,
     tile_rows: int | None,
     workspace: str | None,
     progress: bool,
@@ -172,7 +185,7 @@ def fit(
         estimator = KernelPCA(components, kernel=chosen).set_params(**shared)
     store.require_free(store.local_path(model).absolute())
     source = open_source(train)
-    if basis != "cholesky" and landmarks is None:
+    if method == "features" and basis != "cholesky" and landmarks is None:
         preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
     with _client(scheduler):
         estimator.fit(source.read(slice(0, source.shape[0])))

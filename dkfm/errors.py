@@ -4,6 +4,7 @@ __all__ = [
     "BudgetError",
     "CertificateError",
     "ClusterError",
+    "ConvergenceError",
     "DamagedStoreError",
     "DisagreementError",
     "DkfmError",
@@ -14,6 +15,7 @@ __all__ = [
     "KernelError",
     "MissingExtraError",
     "NotPSDError",
+    "NotSupportedError",
     "StoreError",
     "StoreExistsError",
     "UnsupportedStoreError",
@@ -31,6 +33,10 @@ class InvalidInputError(DkfmError, ValueError):
 
 class InvalidTypeError(InvalidInputError, TypeError):
     """Rows that hold something else than numbers."""
+
+
+class NotSupportedError(InvalidInputError, NotImplementedError):
+    """What is asked of rows or a kernel that cannot give it."""
 
 
 class KernelError(DkfmError, ValueError):
@@ -71,6 +77,10 @@ class UntrustedError(StoreError):
 
 class ClusterError(DkfmError, RuntimeError):
     """A cluster that did not do all the work, or cannot."""
+
+
+class ConvergenceError(DkfmError, RuntimeError):
+    """An iteration that did not come to its end within the steps it had."""
 
 
 class CertificateError(DkfmError):

@@ -23,6 +23,7 @@ from dkfm.kernels import KernelSpec, as_kernel, config
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
+from dkfm.panels import StoredGram
 from dkfm.sources import MemorySource, Source, ZarrSource, open_source, read_finite
 from dkfm.store import ZarrArray, local_path
 from dkfm.workers import single_blas_thread
@@ -30,7 +31,7 @@ from dkfm.workers import single_blas_thread
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["TILE_ROWS", "build_gram", "driver_gram", "workspace_path"]
+__all__ = ["TILE_ROWS", "build_gram", "driver_gram", "stored_gram", "workspace_path"]
 
 TILE_ROWS = 2048
 """A tile of 34 MB: long enough a task, small enough for any worker. A Gram of one tile is computed in place."""
@@ -270,6 +271,22 @@ def driver_gram(
     with _place(kernel, X, workspace) as path:
         build_gram(kernel, X, path, tile_rows=tile_rows, client=client, progress=progress)
         return _read_lower(path)
+
+
+@contextmanager
+def stored_gram(
+    kernel: Kernel,
+    X: Rows,
+    *,
+    tile_rows: int | None = None,
+    workspace: str | Path | None = None,
+    client: "Client | None" = None,
+    progress: bool = False,
+) -> Iterator[StoredGram]:
+    """Lend the Gram matrix in its store, where it is multiplied with; a temporary one goes at the end."""
+    with _place(kernel, X, workspace) as path:
+        build_gram(kernel, X, path, tile_rows=tile_rows, client=client, progress=progress)
+        yield StoredGram(path)
 
 
 def _in_memory(kernel: Kernel, X: Rows, rows: int, progress: bool) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 from dkfm.errors import UnsupportedStoreError
 from dkfm.kernels.rows import Array
 
-__all__ = ["IDENTITY", "RESIDUAL", "Diagonal", "Link", "by_name", "is_scalar"]
+__all__ = ["CENTRED_RESIDUAL", "IDENTITY", "RESIDUAL", "Diagonal", "Link", "by_name", "is_scalar"]
 
 Diagonal = Callable[[], Array]
 """What computes the diagonal k(z, z) (n,), where a link asks for it."""
@@ -17,6 +17,7 @@ Link = Callable[[Array, Diagonal], Array]
 
 IDENTITY = "identity"
 RESIDUAL = "residual"
+CENTRED_RESIDUAL = "centred_residual"
 
 
 def _identity(product: Array, diagonal: Diagonal) -> Array:
@@ -30,7 +31,15 @@ def _residual(product: Array, diagonal: Diagonal) -> Array:
     return difference[:, np.newaxis]
 
 
-_REGISTRY: dict[str, Link] = {IDENTITY: _identity, RESIDUAL: _residual}
+def _centred_residual(product: Array, diagonal: Diagonal) -> Array:
+    """Take the last column, ``2 <phi(z), m> - |m|^2``, too: the squared distance from a span through the mean m."""
+    squares = np.einsum("ij,ij->i", product[:, :-1], product[:, :-1], dtype=np.float64)
+    difference: Array = diagonal() - product[:, -1] - squares
+    np.maximum(difference, 0.0, out=difference)
+    return difference[:, np.newaxis]
+
+
+_REGISTRY: dict[str, Link] = {IDENTITY: _identity, RESIDUAL: _residual, CENTRED_RESIDUAL: _centred_residual}
 
 
 def by_name(name: object) -> Link:
@@ -42,4 +51,4 @@ def by_name(name: object) -> Link:
 
 def is_scalar(name: str) -> bool:
     """Whether a link gives one number a row, whatever the width of the product."""
-    return name == RESIDUAL
+    return name != IDENTITY

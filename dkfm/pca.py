@@ -1,19 +1,96 @@
-"""Kernel principal components of a Gram matrix: the centred problem ``H K H b = mu b``."""
+"""Kernel principal components: of a Gram matrix, of what only multiplies with one, and of a feature map.
 
-from dataclasses import dataclass
+The matrix of the problem is ``S K S'``, with ``S = D^(1/2) (I - 1 w' / sum w)`` and D the diagonal matrix of the rows'
+weights w: HKH where these are 1, and a row of weight 2 is the row twice. Uncentred it is ``D^(1/2) K D^(1/2)``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from dkfm import lanczos, links
 from dkfm.kernels.blocks import mirror_lower
 from dkfm.kernels.rows import Array
-from dkfm.spectrum import eigh_lower, fix_signs, require_psd
+from dkfm.model import Head
+from dkfm.spectrum import eigh_lower, factor, fix_signs, require_psd
 from dkfm.tiling import row_slices
 
-__all__ = ["Components", "centre", "components"]
+__all__ = [
+    "FORMULATIONS",
+    "Components",
+    "Moments",
+    "Wanted",
+    "Weighting",
+    "centre",
+    "heads",
+    "leading",
+    "of_map",
+    "solve",
+]
+
+FORMULATIONS = ("combined", "primal", "dual")
 
 _DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
 _CUTS = {_DOUBLE: 1e-12, np.dtype(np.float32): 2e-7}
 """Eigenvalues up to this share of the largest are zero, in what scores: scikit-learn's rule."""
+
+_WHAT = "The centred Gram matrix of this kernel", "The Gram matrix of this kernel"
+
+Multiply = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Weighting:
+    """Weights w (N,) of the training rows, positive, and whether their mean is taken from the features."""
+
+    weights: Array
+    centered: bool = True
+
+    @cached_property
+    def total(self) -> float:
+        """Sum of the weights."""
+        return float(self.weights.sum())
+
+    @property
+    def shares(self) -> Array:
+        """``w / sum w``: the mean of the training rows."""
+        return self.weights / self.total
+
+    @cached_property
+    def roots(self) -> Array:
+        """Square roots of the weights."""
+        return np.sqrt(self.weights)
+
+    def inner(self, C: Array) -> Array:
+        """Return S'C, (N, p)."""
+        scaled = self.roots[:, np.newaxis] * C
+        return scaled - np.outer(self.shares, scaled.sum(axis=0)) if self.centered else scaled
+
+    def outer(self, P: Array) -> Array:
+        """Return SP, (N, p)."""
+        return self.roots[:, np.newaxis] * (P - self.shares @ P if self.centered else P)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which components are asked for.
+
+    Attributes
+    ----------
+    count : int or float, optional
+        How many, or, below 1, the share of the variance that they explain at least; by default all above zero.
+    dtype : dtype
+        What they will score in.
+    on_indefinite : {"auto", "raise", "clip"}
+        What to do where the matrix has an eigenvalue more negative than rounding explains; "auto" is "raise" where
+        components are asked for that only a positive semi-definite matrix has, and "clip" where not.
+    """
+
+    count: int | float | None = None
+    dtype: np.dtype[np.floating] = _DOUBLE
+    on_indefinite: str = "raise"
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,74 +100,258 @@ class Components:
     Attributes
     ----------
     eigenvalues : ndarray of shape (q,)
-        mu, of the centred Gram matrix, descending; N times the variance along each component.
+        mu, of the matrix of the problem, descending; the sum of the weights times the variance along each component.
     weights : ndarray of shape (N, q)
-        b, with mean 0 and ``b'b = 1 / mu``; zero where mu is zero.
+        b, with mean 0 where centred; zero where mu is zero.
     offset : ndarray of shape (q,)
-        ``e'K b``.
+        ``e'K b`` with e the shares of the rows; 0 where not centred.
+    mean : ndarray of shape (N,)
+        What the mean of the training rows is made of: e; 0 where not centred.
+    square : float
+        The squared length of that mean, ``e'Ke``.
+    total : float
+        Sum of all eigenvalues.
     """
 
     eigenvalues: Array
     weights: Array
     offset: Array
+    mean: Array
+    square: float
+    total: float
+
+    def first(self, q: int) -> "Components":
+        """Return the first q of them."""
+        return replace(self, eigenvalues=self.eigenvalues[:q], weights=self.weights[:, :q], offset=self.offset[:q])
 
 
-def centre(K: Array) -> Array:
-    """Centre a Gram matrix in place, ``K <- H K H``, from its lower triangle; return the row means of K, (N,)."""
+def centre(K: Array, weighting: Weighting | None = None) -> Array:
+    """Make of a Gram matrix, in place and from its lower triangle, ``S K S'``; return the means of K's rows, (N,)."""
+    given = weighting or Weighting(np.ones(len(K)))
     mirror_lower(K)
-    means: Array = K.mean(axis=0)
-    total = means.mean()
-    for columns in row_slices(len(K), 256):
-        K[:, columns] -= means[:, np.newaxis]
-        K[:, columns] -= means[columns] - total
+    equal = bool((given.weights == given.weights[0]).all())
+    # NumPy's sums are the more exact ones.
+    means: Array = K.mean(axis=0) if equal else K @ given.shares
+    if given.centered:
+        total = means.mean() if equal else means @ given.shares
+        for columns in row_slices(len(K), 256):
+            K[:, columns] -= means[:, np.newaxis]
+            K[:, columns] -= means[columns] - total
+    if not equal or given.weights[0] != 1:
+        for columns in row_slices(len(K), 256):
+            K[:, columns] *= np.outer(given.roots, given.roots[columns])
     return means
 
 
-def components(
-    K: Array,
-    n_components: int | None = None,
-    on_indefinite: str = "raise",
-    dtype: np.dtype[np.floating] = _DOUBLE,
-) -> Components:
-    """Solve kernel PCA for a Gram matrix.
+def solve(K: Array, wanted: Wanted, weighting: Weighting | None = None, formulation: str = "combined") -> Components:
+    """Solve kernel PCA for a Gram matrix, by all of its eigenvectors.
 
     Parameters
     ----------
     K : ndarray of shape (N, N), Fortran-contiguous
         Overwritten; only the lower triangle is read.
-    n_components : int, optional
-        How many; by default all with an eigenvalue above zero.
-    on_indefinite : {"raise", "clip"}
-        What to do where H K H has an eigenvalue more negative than rounding explains.
-    dtype : dtype
-        What the components will score in; they are computed in float64.
+    wanted : Wanted
+    weighting : Weighting, optional
+        By default every row has the weight 1, and the features are centred.
+    formulation : {"combined", "primal", "dual"}
+        The eigenproblem of ``H K H``, which is the combined and the dual one, or that of the covariance of the explicit
+        map, which needs a positive semi-definite K.
 
     Raises
     ------
     NotPSDError
-        HKH is not positive semi-definite. K itself need not be.
+        The matrix of the problem is not positive semi-definite. K itself need not be, but for "primal".
 
     Notes
     -----
-    Paper, eqs. (12)-(25); the three solutions there have these weights. Re-centring b is what makes them exact:
-    eigenvectors of HKH are orthogonal to the constant only to rounding, which the mean of K amplifies.
+    Ghiasi-Shirazi and Qaraei, eqs. (12)-(25), with ``mu = N lambda``: the dual's a and the primal's u are those with
+    ``b = H a = H u / mu``. Re-centring b is what makes them exact: eigenvectors of HKH are orthogonal to the constant
+    only to rounding, which the mean of K amplifies.
     """
-    n = len(K)
-    means = centre(K)
-    # Centring rounds like the mean it takes away, which can be far larger than what it leaves.
-    scale = n * abs(float(means.mean()))
+    given = weighting or Weighting(np.ones(len(K)))
+    if formulation == "primal":
+        return _primal(K, wanted, given)
+    n, means = len(K), centre(K, given)
+    total = float(np.trace(K))
     values, vectors = eigh_lower(K)
     del K
+    _require_psd(values, means, wanted, given)
+    q = _count(values[::-1], total, wanted)
+    return _of_pairs(values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, wanted, given)
+
+
+def leading(
+    multiply: Multiply,
+    diagonal: Array,
+    start: Array,
+    wanted: Wanted,
+    weighting: Weighting,
+    tol: float = 0.0,
+    most: int = 1000,
+) -> tuple[Components, lanczos.Pairs]:
+    """Solve kernel PCA for its first components, from products with the Gram matrix alone.
+
+    Parameters
+    ----------
+    multiply : callable
+        From V (N, p) to KV.
+    diagonal : ndarray of shape (N,)
+        Of K.
+    start : ndarray of shape (N, p)
+        Random: what Lanczos begins with.
+    wanted : Wanted
+        With a number of components.
+    weighting : Weighting
+    tol, most
+        Of `lanczos.largest`.
+
+    Returns
+    -------
+    Components
+    Pairs
+        With what was reached.
+    """
+    means = multiply(weighting.shares[:, np.newaxis])[:, 0]
+    count = int(wanted.count or 0)
+    pairs = lanczos.largest(lambda C: weighting.outer(multiply(weighting.inner(C))), start, count, tol, most)
+    _require_psd(np.array([pairs.lowest, pairs.values[0]]), means, wanted, weighting)
+    total = float(weighting.weights @ diagonal)
+    if weighting.centered:
+        total -= weighting.total * float(means @ weighting.shares)
+    return _of_pairs(pairs.values, pairs.vectors, means, total, wanted, weighting), pairs
+
+
+def _require_psd(values: Array, means: Array, wanted: Wanted, given: Weighting) -> None:
     lowest, highest = float(values[0]), float(values[-1])
-    require_psd(lowest, highest, max(highest, scale), n, on_indefinite, "The centred Gram matrix of this kernel")
-    positive = int((values > _CUTS[dtype] * highest).sum()) if highest > 0 else 0
-    q = positive if n_components is None else min(n_components, n)
-    kept = min(q, positive)
-    mu = np.zeros(q)
-    mu[:kept] = values[n - kept :][::-1]
-    b = np.zeros((n, q))
-    b[:, :kept] = vectors[:, n - kept :][:, ::-1]
-    b -= b.mean(axis=0)
-    lengths = np.sqrt(np.einsum("ij,ij->j", b[:, :kept], b[:, :kept]))
-    b[:, :kept] *= fix_signs(b[:, :kept]) / (lengths * np.sqrt(mu[:kept]))
-    return Components(mu, b, means @ b)
+    # Centring rounds like the mean it takes away, which can be far larger than what it leaves.
+    scale = max(highest, given.total * abs(float(means @ given.shares)) if given.centered else 0.0)
+    policy = wanted.on_indefinite
+    if policy == "auto":
+        some = isinstance(wanted.count, int) and wanted.count <= int((values > _CUTS[wanted.dtype] * highest).sum())
+        policy = "clip" if some or len(values) < len(means) else "raise"
+    require_psd(lowest, highest, scale, len(means), policy, _WHAT[0 if given.centered else 1])
+
+
+def _count(values: Array, total: float, wanted: Wanted) -> int:
+    """Return how many of the eigenvalues, descending, are asked for."""
+    if isinstance(wanted.count, int):
+        return min(wanted.count, len(values))
+    positive = _positive(values, wanted.dtype)
+    if wanted.count is None:
+        return positive
+    explained = np.cumsum(values[:positive]) >= wanted.count * total * (1 - 1e-12)  # of all of it, for 1 - rounding
+    return int(explained.argmax()) + 1 if explained.any() else positive
+
+
+def _positive(values: Array, dtype: np.dtype[np.floating]) -> int:
+    highest = float(values[0]) if len(values) else 0.0
+    return int((values > _CUTS[dtype] * highest).sum()) if highest > 0 else 0
+
+
+def _of_pairs(
+    values: Array, vectors: Array, means: Array, total: float, wanted: Wanted, given: Weighting
+) -> Components:
+    """Return the components of eigenpairs of the matrix of the problem, descending."""
+    kept = _positive(values, wanted.dtype)
+    mu, C = np.zeros(len(values)), np.zeros((len(means), len(values)))
+    mu[:kept] = values[:kept]
+    C[:, :kept] = vectors[:, :kept]
+    if given.centered:
+        C -= np.outer(given.roots, given.roots @ C / given.total)
+    lengths = np.sqrt(np.einsum("ij,ij->j", C[:, :kept], C[:, :kept]))
+    b = given.roots[:, np.newaxis] * C
+    # Those of the training scores, which do not change where a row of weight 2 is there twice.
+    signs = fix_signs(b[:, :kept] / given.weights[:, np.newaxis])
+    b[:, :kept] *= signs / (lengths * np.sqrt(mu[:kept]))
+    if not given.centered:
+        return Components(mu, b, np.zeros(len(mu)), np.zeros(len(means)), 0.0, total)
+    return Components(mu, b, means @ b, given.shares, float(means @ given.shares), total)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Of the features of weighted rows.
+
+    Attributes
+    ----------
+    second : ndarray of shape (r, r), or (r,)
+        ``sum w phi phi'``; its diagonal where it has nothing else.
+    mean : ndarray of shape (r,)
+    weight : float
+        Sum of the weights.
+    similarity : float
+        ``sum w k(x, x)``.
+    """
+
+    second: Array
+    mean: Array
+    weight: float
+    similarity: float
+
+
+def of_map(W: Array, moments: Moments, wanted: Wanted, centered: bool = True) -> Components:
+    """Solve kernel PCA in the feature space of an explicit map ``k(z, landmarks) W``.
+
+    Parameters
+    ----------
+    W : ndarray of shape (N, r)
+    moments : Moments
+        Of the training rows.
+    wanted : Wanted
+    centered : bool
+
+    Notes
+    -----
+    ``C v = mu v`` with C the second moments less ``sum w`` times those of the mean (paper, eq. 12; in the spectral
+    basis ``L - u u'``). For a few components C is only multiplied with, and where it is a diagonal less one product
+    that takes next to no time.
+    """
+    r = len(moments.mean)
+    mean = moments.mean if centered else np.zeros(r)
+    diagonal = moments.second.ndim == 1
+    total = moments.similarity - moments.weight * float(mean @ mean)
+    if isinstance(wanted.count, int) and 20 * wanted.count < r:
+
+        def multiply(V: Array) -> Array:
+            product = moments.second[:, np.newaxis] * V if diagonal else moments.second @ V
+            return product - moments.weight * np.outer(mean, mean @ V)
+
+        start = np.random.default_rng(0).normal(size=(r, lanczos.block_columns(r, wanted.count)))
+        found = lanczos.largest(multiply, start, wanted.count)
+        values, V = found.values, found.vectors
+    else:
+        C = np.asfortranarray(np.diag(moments.second) if diagonal else moments.second)
+        C -= moments.weight * np.outer(mean, mean)
+        ascending, vectors = eigh_lower(C)
+        values, V = ascending[::-1], vectors[:, ::-1]
+    q = _count(values, total, wanted)
+    if isinstance(wanted.count, int):
+        q = min(wanted.count, len(values))
+    kept = min(q, _positive(values, wanted.dtype))
+    mu, V = np.append(values[:kept], np.zeros(q - kept)), np.pad(V[:, :kept], ((0, 0), (0, q - kept)))
+    b = W @ V
+    signs = np.append(fix_signs(b[:, :kept]), np.ones(q - kept))
+    return Components(mu, b * signs, mean @ V * signs, W @ mean, float(mean @ mean), total)
+
+
+def _primal(K: Array, wanted: Wanted, given: Weighting) -> Components:
+    similarity = float(given.weights @ np.diagonal(K))
+    policy = "clip" if wanted.on_indefinite == "clip" else "raise"
+    root = factor(K, None, policy)
+    del K
+    F = root.weights * root.values
+    mean = given.shares @ F
+    second = root.values if bool((given.weights == 1).all()) else (F * given.weights[:, np.newaxis]).T @ F
+    moments = Moments(second, mean, given.total, similarity)
+    return of_map(root.weights, moments, replace(wanted, on_indefinite=policy), given.centered)
+
+
+def heads(found: Components, centered: bool) -> dict[str, Head]:
+    """Return the heads "scores" and "reconstruction_error" of components, which share their weights."""
+    if not centered:
+        scores = Head(found.weights)
+        return {"scores": scores, "reconstruction_error": replace(scores, link=links.RESIDUAL)}
+    q = found.weights.shape[1]
+    W = np.column_stack([found.weights, 2 * found.mean])
+    error = Head(W, np.append(found.offset, found.square), link=links.CENTRED_RESIDUAL)
+    return {"scores": Head(W, found.offset, first=q), "reconstruction_error": error}

@@ -16,7 +16,7 @@ from dkfm.formats import CRC_BYTES
 from dkfm.store import bytes_of
 from dkfm.tiling import count
 
-__all__ = ["Plain"]
+__all__ = ["Plain", "fill"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Plain:
             first, last = max(rows.start, number * each), min(stop, (number + 1) * each)
             part = values[first - rows.start : last - rows.start]
             chunk = part if len(part) == each else np.empty(self.info.chunks, values.dtype)
-            self._fill(chunk, file)
+            fill(chunk, file, checked=bool(self.info.trailer))
             if chunk is not part:
                 part[...] = chunk[first - number * each : last - number * each]
         return values
@@ -64,9 +64,17 @@ class Plain:
     def _file_bytes(self) -> int:
         return prod(self.info.chunks) * np.dtype(self.info.dtype).itemsize + (self.info.trailer or 0)
 
-    def _fill(self, chunk: npt.NDArray[np.generic], file: Path) -> None:
-        with file.open("rb") as opened:
-            size, rest = opened.readinto(bytes_of(chunk).data), opened.read(CRC_BYTES + 1)
-        checksum = google_crc32c.value(bytes_of(chunk)).to_bytes(CRC_BYTES, "little") if self.info.trailer else b""
-        if size != chunk.nbytes or rest != checksum:
-            raise ValueError(f"{file} has another size or another checksum than it must have.")
+
+def fill(chunk: npt.NDArray[np.generic], file: Path, checked: bool) -> None:
+    """Fill a chunk, in memory's order, from its file, which ends with the checksum of its values if it is `checked`.
+
+    Raises
+    ------
+    ValueError
+        The file has another size, or another checksum, than it must have.
+    """
+    with file.open("rb") as opened:
+        size, rest = opened.readinto(bytes_of(chunk).data), opened.read(CRC_BYTES + 1)
+    checksum = google_crc32c.value(bytes_of(chunk)).to_bytes(CRC_BYTES, "little") if checked else b""
+    if size != chunk.nbytes or rest != checksum:
+        raise ValueError(f"{file} has another size or another checksum than it must have.")

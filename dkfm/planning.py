@@ -136,8 +136,10 @@ def _checked(model: Model, output: str, source: Source) -> Head:
             f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.columns}."
         )
     head = model.head(output)
-    if model.kernel.of_numbers and head.link == links.RESIDUAL:
-        raise InvalidInputError("The residual of a precomputed kernel needs k(z, z): use residual(Z, diag=) in Python.")
+    if model.kernel.of_numbers and links.is_scalar(head.link):
+        raise InvalidInputError(
+            f"The {output} of a precomputed kernel needs k(z, z): use {output}(Z, diag=) in Python."
+        )
     if head.width == 0:
         raise InvalidInputError(f"This model has no {output}: its training rows do not vary.")
     return head

@@ -252,14 +252,15 @@ def _head(weights: Array | None, offset: Array | None, rotation: Array | None, h
         raise UnsupportedStoreError("A head has weights that are not finite.")
     if any(v.dtype != weights.dtype or v.dtype.kind != "f" for v in (weights, *vectors)):
         raise UnsupportedStoreError("A head's arrays are not of one precision.")
-    if weights.ndim != 2 or weights.shape[0] != n or any(v.shape != weights.shape[1:] for v in vectors):
-        raise UnsupportedStoreError("A head's weights, offset and rotation do not fit the landmarks or each other.")
     triangular, first = h["triangular"], h["first"]
+    used = (first,) if type(first) is int and rotation is None else weights.shape[1:]
+    if weights.ndim != 2 or weights.shape[0] != n or any(v.shape != used for v in vectors):
+        raise UnsupportedStoreError("A head's weights, offset and rotation do not fit the landmarks or each other.")
     square = weights.shape == (n, n)
     below = triangular and square and isinstance(weights, np.ndarray) and any(weights[i, :i].any() for i in range(n))
     if not isinstance(triangular, bool) or (triangular and (not square or below)):
         raise UnsupportedStoreError("A head's weights are said to be triangular, and are not.")
-    part = type(first) is int and 0 <= first <= weights.shape[1] and not triangular and not vectors
+    part = type(first) is int and 0 <= first <= weights.shape[1] and not triangular and rotation is None
     if first is not None and not part:
         raise UnsupportedStoreError("A head uses columns of its weights that are not there.")
     return Head(weights, offset, rotation, str(h["link"]), triangular, first)

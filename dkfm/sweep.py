@@ -7,9 +7,10 @@ import numpy as np
 from dkfm.apply import Scorer, tile_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.rows import Array, Rows
+from dkfm.pca import Moments
 from dkfm.tiling import row_slices
 
-__all__ = ["combination", "largest_parts", "mean"]
+__all__ = ["combination", "largest_parts", "mean", "moments"]
 
 
 def largest_parts(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tuple[Array, float]:
@@ -44,6 +45,29 @@ def mean(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
         total += shares[place] @ block(rows)
     total /= shares.sum()
     return total
+
+
+def moments(score: Scorer, tiles: Iterable[Rows], diagonal: Array, weights: Array) -> Moments:
+    """Return the moments of the features of all training rows, with a weight each.
+
+    Parameters
+    ----------
+    score : Scorer
+        A prepared model with a head "features".
+    tiles : iterable of ndarray or csr_array of shape (n, d)
+    diagonal : ndarray of shape (N,)
+        Their k(x, x).
+    weights : ndarray of shape (N,)
+    """
+    r = score.model.head("features").width
+    second, first = np.zeros((r, r)), np.zeros(r)
+    for place, rows in _tiles(score, tiles):
+        features = score.image("features", score.values(rows))
+        scaled = features * weights[place, np.newaxis]
+        second += scaled.T @ features
+        first += scaled.sum(axis=0)
+    total = float(weights.sum())
+    return Moments(second, first / total, total, float(weights @ diagonal))
 
 
 def combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:

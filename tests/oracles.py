@@ -50,3 +50,13 @@ def primal_scores(K, Kz, q):
     u = K @ H @ b
     u /= np.sqrt(np.einsum("ij,ij->j", u, np.linalg.solve(K, u)))
     return Kz.T @ np.linalg.solve(K, u) - u.mean(axis=0)
+
+
+def classical_scores(K, Kz, q):
+    """Appendix A of the paper: eq. (37), a of unit length in feature space, and eq. (39) with its signs mended."""
+    n = len(K)
+    mu, a = np.linalg.eigh(K - K.mean(axis=0) - K.mean(axis=0)[:, None] + K.mean())
+    mu, a = mu[::-1][:q], a[:, ::-1][:, :q]
+    a /= np.sqrt(mu)
+    e = np.full(n, 1 / n)
+    return Kz.T @ (a - a.mean(axis=0)) - e @ K @ a + n * (e @ K @ e) * (e @ a)

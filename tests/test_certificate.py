@@ -58,7 +58,7 @@ def test_moved_landmarks_or_another_kernel_fail(fitted):
 
 def test_components_with_a_damaged_offset_or_weight_fail(rng):
     X = rng.normal(size=(80, 3))
-    found = pca.components(np.asfortranarray(KERNEL(X)), 4)
+    found = pca.solve(np.asfortranarray(KERNEL(X)), pca.Wanted(4))
 
     def model(weights, offset):
         return apply.prepare(Model(KERNEL, X, {"scores": Head(weights, offset)}))
@@ -100,7 +100,7 @@ def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
     import tracemalloc
 
     X = rng.normal(size=(1500, 3))
-    found = pca.components(np.asfortranarray(KERNEL(X)))
+    found = pca.solve(np.asfortranarray(KERNEL(X)), pca.Wanted())
     score = apply.prepare(Model(KERNEL, X, {"scores": Head(found.weights, found.offset)}))
     tracemalloc.start()
     certificate = of_components(score, found.eigenvalues, [X])

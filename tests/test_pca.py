@@ -12,7 +12,7 @@ from dkfm.errors import NotPSDError
 
 
 def solve(kernel, X, q=None):
-    return pca.components(np.asfortranarray(kernel(X)), q)
+    return pca.solve(np.asfortranarray(kernel(X)), pca.Wanted(q))
 
 
 def scores(kernel, X, Z, q):
@@ -74,7 +74,7 @@ def test_a_slightly_indefinite_matrix_is_refused():
     Q = null_space(np.ones((1, 50)))
     K = Q @ np.diag(np.append(np.linspace(1, 2, 48), -1e-8)) @ Q.T
     with pytest.raises(NotPSDError):
-        pca.components(np.asfortranarray(K))
+        pca.solve(np.asfortranarray(K), pca.Wanted())
 
 
 def test_rows_that_do_not_vary_have_no_components():

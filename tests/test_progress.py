@@ -61,8 +61,8 @@ def test_a_fit_shows_its_tiles_and_the_time_that_the_root_will_take(estimator, t
 def test_the_time_of_the_root_is_told_before_it_begins(terminal, long, rng, monkeypatch):
     from dkfm import pca
 
-    stderr, told, components = terminal(), [], pca.components
-    monkeypatch.setattr(pca, "components", lambda *args: told.append(stderr.getvalue()) or components(*args))
+    stderr, told, solve = terminal(), [], pca.solve
+    monkeypatch.setattr(pca, "solve", lambda *args: told.append(stderr.getvalue()) or solve(*args))
     dkfm.KernelPCA(2).fit(rng.normal(size=(20, 3)))
     assert told == ["\rdkfm-root, about 40 s: 00:00"]
 

@@ -84,7 +84,7 @@ class Mine(process.RBF):
         (lambda: kernels.from_sklearn(Mine()), "has no translation"),
         (lambda: kernels.from_sklearn(process.RBF(), gamma=1), "gamma belong to a name"),
         (lambda: kernels.from_sklearn(3), "has no translation"),
-        (lambda: kernels.as_kernel(kernels.Linear(), {"gamma": 1}), "belong to the name of a kernel"),
+        (lambda: kernels.as_kernel(kernels.Linear(), {"gamma": 1}), "belong to a name or a function"),
         (lambda: kernels.as_kernel("rbf", 3), "must be a mapping"),
         (lambda: kernels.as_kernel(kernels.Gaussian), "is the class Gaussian"),
     ],

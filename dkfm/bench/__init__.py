@@ -206,6 +206,9 @@ def _features(site: Site, sizes: Sizes) -> Iterator[Row]:
 def _growth(address: str | None, folder: Path, sizes: Sizes) -> Table:
     rows = []
     for count, n in sizes.growth:
-        with _site(address, folder, sizes) as site:  # a fresh cluster of this machine: its peak is that of one job
-            rows.append(contests.grown(site, n, sizes.components, count))
+        jobs = []
+        for _ in range(sizes.rounds):
+            with _site(address, folder, sizes) as site:  # a fresh cluster of this machine: its peak is that of one job
+                jobs.append(contests.grown(site, n, sizes.components, count))
+        rows.append(contests.growth(jobs, n, count))
     return Table("As rows and N grow: time, the peak of the largest worker process, what was predicted", rows)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -25,7 +26,7 @@ from dkfm.sources import open_source
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Scored", "dask_share", "features", "fits", "grown", "laplacian", "odd", "scoring"]
+__all__ = ["Grown", "Scored", "dask_share", "features", "fits", "grown", "growth", "laplacian", "odd", "scoring"]
 
 _TILES = (256, 1024, 2048)
 _COLUMNS = 50
@@ -40,6 +41,15 @@ class Scored:
 
     scores: Sequence[Row]
     shares: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Seconds of a job, the peak of the largest worker process in bytes, and what was predicted of it."""
+
+    seconds: float
+    peak: int
+    predicted: int
 
 
 def _gaussian(columns: int) -> Gaussian:
@@ -193,24 +203,30 @@ def dask_share(site: Site, n: int, q: int, rows: int) -> Row:
     }
 
 
-def grown(site: Site, n: int, q: int, rows: int) -> Row:
-    """Score rows on a cluster whose peak of memory is then that of this job."""
+def grown(site: Site, n: int, q: int, rows: int) -> Grown:
+    """Score rows once on a cluster whose peak of memory is then that of this job."""
     before = max(site.client.run(workers.process_bytes).values())
     pca, source = _random_components(n, q), site.rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.saved(pca))
     site.timed({"imports": partial(job, site.rows(FEW, _COLUMNS))}, 1)
-    times = site.timed({"job": partial(job, source)})
+    times = site.timed({"job": partial(job, source)}, 1)
     peak = max(site.client.run(preflight.peak_memory).values())
     job_plan = plan(pca.model_, "scores", open_source(source), threads=site.threads)
     predicted = job_plan.worker_bytes(max(site.client.nthreads().values()), before)
+    return Grown(times.median("job"), peak, predicted)
+
+
+def growth(jobs: Sequence[Grown], n: int, rows: int) -> Row:
+    """Return what jobs of the same size, each on a cluster of its own, took: medians."""
+    seconds, peak = [job.seconds for job in jobs], median(job.peak for job in jobs)
     return {
         "rows": rows,
         "N": n,
-        "seconds": times.median("job"),
-        "microseconds_a_row": Ratio.of(times.seconds["job"], [rows / 1e6] * site.rounds),
+        "seconds": median(seconds),
+        "microseconds_a_row": Ratio.of(seconds, [rows / 1e6] * len(jobs)),
         "peak_MB": peak / 1e6,
-        "predicted_MB": predicted / 1e6,
-        "peak_of_predicted": peak / predicted,
+        "predicted_MB": median(job.predicted for job in jobs) / 1e6,
+        "peak_of_predicted": median(job.peak / job.predicted for job in jobs),
     }
 
 

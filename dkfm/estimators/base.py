@@ -16,7 +16,7 @@ from dkfm import apply, lazy, store
 from dkfm.certificate import Certificate, Verification
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.training import Points, Training, training
-from dkfm.kernels import KernelSpec, as_kernel
+from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.precomputed import Precomputed
 from dkfm.kernels.rows import Array, Rows, as_diagonal, as_rows, double
@@ -27,6 +27,7 @@ from dkfm.workers import threads_of_a_task
 if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
+    from sklearn.utils import Tags
 
 __all__ = ["KernelEstimator", "precision"]
 
@@ -53,6 +54,9 @@ class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def transform(self, X: object) -> Array:
         return self._score(self._output, X)  # type: ignore[no-any-return]  # of the subclass
 
+    def fit_transform(self, X: object, y: object = None) -> Array:
+        return self._of_training(X)  # type: ignore[no-any-return]  # of the subclass
+
 
 class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore[call-arg]  # lazy results stay lazy: `set_output` wraps those of _Transformer
     """Base of the estimators: a kernel, training rows, and a model fitted to them."""
@@ -70,6 +74,8 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
     _fitted_as: dict[str, object]
     """The parameters that a store keeps, as they were at fit."""
 
+    _policies: ClassVar[tuple[str, ...]] = ("raise", "clip")
+    """What `on_indefinite` may be."""
     _stored: ClassVar[tuple[str, ...]]
     """Constructor parameters that a store keeps, beside the kernel."""
     _arrays: ClassVar[tuple[str, ...]]
@@ -81,21 +87,27 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
     _numbers: ClassVar[tuple[str, ...]] = ()
     """Fitted numbers."""
 
-    def _begin(self, X: object) -> Training:
+    def _begin(self, X: object, kernel: Kernel, *, copy: bool = True) -> Training:
         """Check everything that can be checked before the first tile; return what the fit is given."""
-        if self.on_indefinite not in ("raise", "clip"):
-            raise InvalidInputError(f'on_indefinite must be "raise" or "clip", and is {self.on_indefinite!r}.')
-        given = training(as_kernel(self.kernel, self.kernel_params), X)
+        if self.on_indefinite not in self._policies:
+            known = ", ".join(self._policies)
+            raise InvalidInputError(f"on_indefinite must be one of {known}, and is {self.on_indefinite!r}.")
+        given = training(kernel, X, copy=copy)
         try:
             validate_data(clone(self), X, reset=True, skip_check_array=True)
         except TypeError as error:  # names of columns that scikit-learn does not take
             raise InvalidInputError(str(error)) from None
         return given
 
-    def _finish(self, X: object, model: Model, fitted: Mapping[str, object]) -> Self:
-        """Set everything that was fitted, at once: a fit that fails leaves the estimator as it was."""
+    def _finish(
+        self, X: object, model: Model, fitted: Mapping[str, object], resolved: Mapping[str, object] | None = None
+    ) -> Self:
+        """Set everything that was fitted, at once: a fit that fails leaves the estimator as it was.
+
+        `resolved` has the values of parameters that the fit has found for them.
+        """
         validate_data(self, X, reset=True, skip_check_array=True)
-        self._set(model, fitted, {name: _plain(getattr(self, name)) for name in self._stored})
+        self._set(model, fitted, {name: _plain(getattr(self, name)) for name in self._stored} | dict(resolved or {}))
         return self
 
     def _set(self, model: Model, fitted: Mapping[str, object], parameters: Mapping[str, object]) -> None:
@@ -137,6 +149,30 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
             Rows that are not finite real numbers, or another number of columns than in fit.
         """
         return self._lazily(self._output, X) if hasattr(X, "__dask_graph__") else super().transform(X)
+
+    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
+        """Fit, and return the output for the training rows: see `fit` and `transform`."""
+        self.fit(X, y, **fit_params)
+        return self.transform(X) if hasattr(X, "__dask_graph__") else super().fit_transform(X)
+
+    def _of_training(self, X: object) -> Array:
+        """Return the output for the rows of the fit."""
+        return self._score(self._output, X)
+
+    def _of_similarity(self, output: str, X: object, diag: object) -> Array | da.Array:
+        """Return an output that needs k(z, z), one number a row."""
+        check_is_fitted(self, "model_")
+        if self.kernel_.of_numbers != (diag is not None):
+            raise InvalidInputError(
+                f"{output} needs k(z, z) as diag, for a precomputed kernel does not know it."
+                if diag is None
+                else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
+            )
+        if not hasattr(X, "__dask_graph__"):
+            return self._score(output, X, diag)[:, 0]
+        found = self._lazily(output, X, diag)
+        lazily: da.Array = found[output] if hasattr(found, "columns") else found[:, 0]
+        return lazily
 
     def _lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
         check_is_fitted(self, "model_")
@@ -220,7 +256,7 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
         if "model_" in state:
             self._serving = _Served(self.model_)
 
-    def __sklearn_tags__(self) -> object:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         # Cross-validation then takes the same columns of a Gram matrix as rows.

@@ -18,7 +18,7 @@ from dkfm.estimators import landmarks, mapping
 from dkfm.estimators.base import KernelEstimator, precision
 from dkfm.estimators.landmarks import BUILDS, Settings
 from dkfm.estimators.training import Training, in_memory, weighted
-from dkfm.kernels import KernelSpec
+from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.rows import Array, Rows, as_rows, double
 from dkfm.record import Record
 from dkfm.tiling import require_count
@@ -194,7 +194,7 @@ class ExactFeatureMap(KernelEstimator):
         """
         self._require_parameters()
         X = in_memory(X)
-        given, weights = weighted(self._begin(X), sample_weight)
+        given, weights = weighted(self._begin(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
         settings = self._settings()
         with threads_of_a_task():
             chosen = landmarks.choose(given, self.landmarks, self.n_landmarks, self.random_state, settings)
@@ -298,18 +298,7 @@ class ExactFeatureMap(KernelEstimator):
         -------
         ndarray, or lazy dask array or series, of shape (n,)
         """
-        check_is_fitted(self, "model_")
-        if self.kernel_.of_numbers != (diag is not None):
-            raise InvalidInputError(
-                "residual needs k(z, z) as diag, for a precomputed kernel does not know it."
-                if diag is None
-                else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
-            )
-        if not hasattr(X, "__dask_graph__"):
-            return self._score("residual", X, diag)[:, 0]
-        found = self._lazily("residual", X, diag)
-        lazily: da.Array = found["residual"] if hasattr(found, "columns") else found[:, 0]
-        return lazily
+        return self._of_similarity("residual", X, diag)
 
     def distance(self, X: object, Y: object = None) -> Array | da.Array:
         """Return the distances ``|phi(x) - phi(y)|`` in the feature space of the kernel, of all pairs of rows.

@@ -3,43 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import ClassVar, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
-from dkfm import apply, budget, pca, preflight, progress
-from dkfm.certificate import Certificate, of_components
-from dkfm.estimators.base import KernelEstimator, precision
-from dkfm.estimators.mapping import in_precision
-from dkfm.estimators.training import Training, in_memory
-from dkfm.kernels import KernelSpec
-from dkfm.kernels.dot import Linear
-from dkfm.kernels.rows import Array
-from dkfm.model import Head, Model
-from dkfm.tiling import require_count
+from dkfm import apply, certificate
+from dkfm.certificate import Certificate
+from dkfm.errors import InvalidInputError, KernelError
+from dkfm.estimators.base import precision
+from dkfm.estimators.components import Solver, count_of, find, in_map, model_of, statistics
+from dkfm.estimators.feature_map import ExactFeatureMap
+from dkfm.estimators.inverse import Preimages
+from dkfm.estimators.training import Training, in_memory, standardized, weighted
+from dkfm.kernels import KernelSpec, as_kernel
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.rows import Array, as_rows
+from dkfm.kernels.translate import named
+from dkfm.pca import Wanted, Weighting
 from dkfm.workers import threads_of_a_task
+
+if TYPE_CHECKING:
+    import dask.array as da
+    from sklearn.utils import Tags
 
 __all__ = ["KernelPCA"]
 
+_SEEN = "n_features_in_", "feature_names_in_"
 
-class KernelPCA(KernelEstimator):
+
+class KernelPCA(Preimages):
     """Kernel principal component analysis: ``scores = k(Z, X) b - e'K b``, one product a row.
+
+    Takes the place of scikit-learn's `KernelPCA`: the same parameters mean the same, and there are more.
 
     Parameters
     ----------
-    n_components : int, optional
-        How many components; by default all with an eigenvalue above 1e-12 of the largest.
-    kernel : Kernel, name or Gaussian process kernel of scikit-learn's, or callable
-        As `ExactFeatureMap` takes it; linear by default, which is PCA. Only the centred Gram matrix must be positive
+    n_components : int or float, optional
+        How many components; or, below 1, the share of the variance that they explain at least, which takes all
+        eigenvectors. By default all with an eigenvalue above 1e-12 of the largest.
+    kernel : str, callable, Kernel or Gaussian process kernel of scikit-learn's
+        As `ExactFeatureMap` takes it; "linear" by default, which is PCA. Only the centred Gram matrix must be positive
         semi-definite.
+    gamma, degree, coef0 : float
+        Of the kernels that are named and have them; a gamma of None is 1 / d.
     kernel_params : mapping, optional
-        Parameters of a name.
-    on_indefinite : {"raise", "clip"}
-        What to do where it is not.
-    dtype : {"float64", "float32"}, or NumPy's
-        What scores are computed in; the components are found in float64. float32 keeps those with an eigenvalue above
-        2e-7 of the largest, as scikit-learn does, costs about half, and errs by some 1e-6 of the largest score.
+        More parameters of a name; of a callable its keyword arguments.
+    alpha : float
+        The ridge of `inverse_transform`.
+    fit_inverse_transform : bool
+        Whether to fit what `inverse_transform` needs: another N x N matrix.
+    eigen_solver : {"auto", "dense", "arpack", "randomized"}
+        "dense": all eigenvectors. "arpack": the first ones, by block Lanczos. "randomized": the same, with no more than
+        `iterated_power` products after the first, converged or not. "auto": Lanczos for at most one component of 20
+        rows, of 1,000 rows or more, and where the memory of this process is too small for all eigenvectors; the Gram
+        matrix stays in its store where it is too small for that.
+    tol : float
+        Of "arpack": what a residual may be as a share of its eigenvalue; at 0 what rounding allows.
+    max_iter : int, optional
+        Of "arpack": products with the Gram matrix.
+    iterated_power : int or "auto"
+        Of "randomized"; 7, or 4 for more than N / 10 components.
+    remove_zero_eig : bool
+        Leave out components with an eigenvalue of zero, which `n_components` would keep.
+    random_state : int, RandomState or None
+        Of the block that Lanczos begins with; by default always the same one.
+    copy_X : bool
+        Whether the model has rows of its own; without it they must not be changed.
+    n_jobs : int, optional
+        Without effect: the Gram matrix is computed on the current Dask client, or on all cores.
+    centered : bool
+        Whether the mean of the training features is taken from them.
+    formulation : {"combined", "primal", "dual"}
+        Which of the paper's eigenproblems is solved: that of ``H K H``, which the combined and the dual solution share,
+        or the covariance of the explicit map, which has two cubic steps and needs a positive semi-definite K.
+    on_indefinite : {"auto", "raise", "clip"}
+        What to do where the matrix has an eigenvalue more negative than rounding explains. "clip": drop them, and warn.
+        "auto" is "clip" for fewer components than have positive eigenvalues, which do not show it, and else "raise".
+    dtype : {"float64", "float32"}, or NumPy's, optional
+        What scores are computed in, by default what the training rows are in; the components are found in float64.
+        float32 keeps those with an eigenvalue above 2e-7 of the largest, as scikit-learn does, costs about half, and
+        errs by some 1e-6 of the largest score.
     tile_rows : int, optional
         Rows and columns of a Gram tile; 2,048 by default. One tile is computed in this process, without a store.
     workspace : path, optional
@@ -51,19 +97,33 @@ class KernelPCA(KernelEstimator):
     Attributes
     ----------
     eigenvalues_ : ndarray of shape (q,)
-        Of the centred Gram matrix, descending; divided by N they are variances.
+        Of the centred Gram matrix, descending.
     eigenvectors_ : ndarray of shape (N, q)
-        Of unit length. The first entry near the largest magnitude is positive.
+        Of unit length. The first training score near the largest magnitude is positive.
+    explained_variance_, explained_variance_ratio_ : ndarray of shape (q,)
+        The variance of each score, and its share of the variance of the training features, all of it.
+    total_variance_, total_weight_ : float
+        That variance, and the sum of the weights, N without any.
     model_ : Model
     kernel_ : Kernel
+    gamma_ : float
+        ``gamma``, or 1 / d.
+    X_fit_ : ndarray or csr_array of shape (N, d)
+        The training rows; not of a precomputed kernel.
+    dual_coef_, X_transformed_fit_ : ndarray of shape (N, d), (N, q)
+        After `fit_inverse_transform`.
+    mean_, scale_ : ndarray of shape (d,)
+        After `fit` with `standardize`.
+    sample_weight_ : ndarray of shape (N,)
+        After `fit` with weights.
     certificate_ : Certificate
         The Gram matrix of the training scores, measured against the eigenvalues.
     n_features_in_ : int
 
     Raises
     ------
-    InvalidInputError, NotPSDError, KernelError, BudgetError
-        From `fit`: the rows, the kernel, or the memory of this process will not do.
+    InvalidInputError, NotPSDError, KernelError, BudgetError, ConvergenceError
+        From `fit`: the rows, the kernel, the memory of this process, or `max_iter` will not do.
 
     Notes
     -----
@@ -74,68 +134,267 @@ class KernelPCA(KernelEstimator):
     --------
     >>> import numpy as np
     >>> from dkfm import KernelPCA
-    >>> from dkfm.kernels import Gaussian
     >>> X = np.random.default_rng(0).normal(size=(100, 5))
-    >>> KernelPCA(2, kernel=Gaussian(3.0)).fit(X).transform(X).shape
+    >>> KernelPCA(2, kernel="rbf", gamma=0.1).fit(X).transform(X).shape
     (100, 2)
     """
 
     eigenvalues_: Array
+    total_variance_: float
+    total_weight_: float
     _output: ClassVar[str] = "scores"
-    _stored: ClassVar[tuple[str, ...]] = ("n_components", "on_indefinite", "dtype")
+    _policies: ClassVar[tuple[str, ...]] = ("auto", "raise", "clip")
+    _stored: ClassVar[tuple[str, ...]] = ("n_components", "fit_inverse_transform", "alpha", "centered", "dtype")
     _arrays: ClassVar[tuple[str, ...]] = ("eigenvalues",)
+    _optional: ClassVar[tuple[str, ...]] = ("sample_weight", "dual_coef", "X_transformed_fit", "mean", "scale")
+    _numbers: ClassVar[tuple[str, ...]] = ("total_variance", "total_weight")
 
     def __init__(
         self,
-        n_components: int | None = None,
+        n_components: int | float | None = None,
         *,
-        kernel: KernelSpec = Linear(),  # noqa: B008  # a frozen value
+        kernel: KernelSpec = "linear",
+        gamma: float | None = None,
+        degree: float = 3,
+        coef0: float = 1,
         kernel_params: Mapping[str, object] | None = None,
-        on_indefinite: str = "raise",
-        dtype: str = "float64",
+        alpha: float = 1.0,
+        fit_inverse_transform: bool = False,
+        eigen_solver: str = "auto",
+        tol: float = 0,
+        max_iter: int | None = None,
+        iterated_power: int | str = "auto",
+        remove_zero_eig: bool = False,
+        random_state: object = None,
+        copy_X: bool = True,  # scikit-learn's name
+        n_jobs: int | None = None,
+        centered: bool = True,
+        formulation: str = "combined",
+        on_indefinite: str = "auto",
+        dtype: str | None = None,
         tile_rows: int | None = None,
         workspace: str | Path | None = None,
         progress: bool = True,
     ) -> None:
         self.n_components = n_components
         self.kernel = kernel
+        self.gamma = gamma
+        self.degree = degree
+        self.coef0 = coef0
         self.kernel_params = kernel_params
+        self.alpha = alpha
+        self.fit_inverse_transform = fit_inverse_transform
+        self.eigen_solver = eigen_solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.iterated_power = iterated_power
+        self.remove_zero_eig = remove_zero_eig
+        self.random_state = random_state
+        self.copy_X = copy_X
+        self.n_jobs = n_jobs
+        self.centered = centered
+        self.formulation = formulation
         self.on_indefinite = on_indefinite
         self.dtype = dtype
         self.tile_rows = tile_rows
         self.workspace = workspace
         self.progress = progress
 
-    def fit(self, X: object, y: object = None) -> Self:
-        """Fit the components to training rows X (N, d); y is ignored.
+    def fit(self, X: object, y: object = None, sample_weight: object = None, standardize: bool = False) -> Self:
+        """Fit the components to training rows X (N, d).
 
         The Gram matrix is computed on the current Dask client, or on threads of this process; its eigenvectors here.
-        """
-        q = None if self.n_components is None else require_count(self.n_components, "n_components")
-        dtype, X = precision(self.dtype), in_memory(X)
-        given = self._begin(X)
-        n, kernel = given.landmarks.shape[0], given.kernel
-        preflight.require_driver(n, given.width, kernel.blocks, kernel.copies)
-        with threads_of_a_task():
-            # Popped, so that nothing here keeps N^2 values alive.
-            held = [given.gram(self.tile_rows, self.workspace, self.progress)]
-            with progress.of_call("dkfm-root", budget.root_seconds(n), self.progress):
-                found = pca.components(held.pop(), q, self.on_indefinite, dtype)
-            model = in_precision(Model(kernel, given.landmarks, {"scores": Head(found.weights, found.offset)}), dtype)
-            fitted = {"eigenvalues": found.eigenvalues}
-            certificate = self._measure(apply.prepare(model), given, fitted)
-        return self._finish(X, model, {**fitted, "certificate": certificate})
 
-    def fit_transform(self, X: object, y: object = None) -> Array:
-        """Fit, and return the scores of the training rows, (N, q), from the eigenvectors: no second kernel product."""
-        self.fit(X)
-        scores: Array = self.eigenvectors_ * np.sqrt(self.eigenvalues_)
+        Parameters
+        ----------
+        X : array-like, scipy.sparse array or dask collection of shape (N, d)
+            For a precomputed kernel the Gram matrix, (N, N).
+        y : object
+            Ignored.
+        sample_weight : array-like of shape (N,), optional
+            Non-negative; the fit is that to rows that are repeated so often.
+        standardize : bool
+            Whether columns are centred and divided by their standard deviation first. That is part of the kernel, and
+            so of the model: `transform` and `dkfm score` take rows as they are.
+        """
+        wanted, X = self._wanted(X), in_memory(X)
+        kernel, columns = self._named_kernel(), dict[str, object]()
+        if standardize:
+            kernel, columns = standardized(kernel, X, sample_weight)
+        given, weights = weighted(self._begin(X, kernel, copy=bool(self.copy_X)), sample_weight)
+        weighting = Weighting(weights, bool(self.centered))
+        with threads_of_a_task():
+            found = find(given, wanted, weighting, self._solver())
+            if self.remove_zero_eig:
+                found = found.first(int((found.eigenvalues > 0).sum()))
+            model = model_of(given.kernel, given.landmarks, found, weighting.centered, wanted.dtype)
+            measured = certificate.of_components(apply.prepare(model), found.eigenvalues, given.tiles(), weights)
+            fitted = {**columns, **statistics(found, weighting.total), "certificate": measured}
+            fitted |= {} if sample_weight is None else {"sample_weight": weights}
+            if self.fit_inverse_transform:
+                scores = found.eigenvalues * found.weights / weights[:, np.newaxis]
+                fitted |= self._inverse(given, scores, "scale" in columns)
+        return self._finish(X, model, fitted, {"dtype": wanted.dtype.name})
+
+    @classmethod
+    def from_map(
+        cls,
+        feature_map: ExactFeatureMap,
+        n_components: int | float | None = None,
+        X: object = None,
+        *,
+        sample_weight: object = None,
+        centered: bool = True,
+    ) -> Self:
+        """Return the components of training rows in the features of a fitted map: no second N x N matrix, nor its root.
+
+        Parameters
+        ----------
+        feature_map : ExactFeatureMap
+        n_components : int or float, optional
+            As in the constructor.
+        X : array-like or scipy.sparse array of shape (n, d), optional
+            The training rows, of which some tiles of features are there at a time. By default the landmarks of a map
+            in the symmetric or spectral basis that was fitted to no others; a map with fewer landmarks than training
+            rows, as that of pivots, does not keep these.
+        sample_weight : array-like of shape (n,), optional
+            Of X.
+        centered : bool
+
+        Returns
+        -------
+        KernelPCA
+            Fitted, with the kernel, landmarks and precision of the map.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from dkfm import ExactFeatureMap, KernelPCA
+        >>> from dkfm.kernels import Gaussian
+        >>> X = np.random.default_rng(0).normal(size=(300, 2))
+        >>> phi = ExactFeatureMap(Gaussian(2.0), basis="cholesky").fit(X)
+        >>> KernelPCA.from_map(phi, 3, X).transform(X[:7]).shape
+        (7, 3)
+        """
+        check_is_fitted(feature_map, "model_")
+        kernel, dtype = feature_map.model_.kernel, feature_map.model_.dtype
+        made = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
+        wanted = Wanted(count_of(n_components), dtype)
+        with threads_of_a_task():
+            model, fitted, whole = in_map(feature_map, wanted, bool(centered), X, sample_weight)
+        made._set(model, fitted, {**{name: getattr(made, name) for name in cls._stored}, "whole": whole})
+        made.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
+        return made
+
+    def _wanted(self, X: object) -> Wanted:
+        """Return what is asked for, once all parameters are what they can be."""
+        for name in ("centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise InvalidInputError(f"{name} must be True or False, and is {getattr(self, name)!r}.")
+        if self.fit_inverse_transform and self._named_kernel().of_numbers:
+            raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
+        self._solver().require()
+        given = "float32" if self.dtype is None and getattr(X, "dtype", None) == np.float32 else "float64"
+        count = count_of(self.n_components)
+        return Wanted(count, precision(given if self.dtype is None else self.dtype), self.on_indefinite)
+
+    def _solver(self) -> Solver:
+        return Solver(**{field.name: getattr(self, field.name) for field in fields(Solver)})
+
+    def _named_kernel(self) -> Kernel:
+        if self.gamma is not None and isinstance(self.kernel, Kernel):
+            raise KernelError(f"gamma belongs to the name of a kernel, and kernel is {self.kernel!r}.")
+        parameters = named(self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0)
+        return as_kernel(self.kernel, {**parameters, **(self.kernel_params or {})})
+
+    def _of_training(self, X: object) -> Array:
+        # From the eigenvectors: no second kernel product. A row without weight has none.
+        weights = vars(self).get("sample_weight_")
+        if weights is not None and len(weights) != as_rows(X).shape[0]:
+            return super()._of_training(X)
+        scores: Array = self._weights * self.eigenvalues_ / (1.0 if weights is None else weights[:, np.newaxis])
         return scores.astype(self.model_.dtype, copy=False)
+
+    @property
+    def _weights(self) -> Array:
+        head = self.model_.head("scores")
+        return head.weights[:, : head.columns]
 
     @property
     def eigenvectors_(self) -> Array:
         """Eigenvectors of the centred Gram matrix, (N, q)."""
-        return self.model_.heads["scores"].weights * np.sqrt(self.eigenvalues_)
+        check_is_fitted(self, "model_")
+        if not self._fitted_as.get("whole", True):
+            raise AttributeError("Components of a map have weights of its landmarks, and no eigenvectors of all rows.")
+        weights = vars(self).get("sample_weight_", np.ones(1))
+        vectors: Array = self._weights * np.sqrt(self.eigenvalues_) / np.sqrt(weights)[:, np.newaxis]
+        return vectors
+
+    @property
+    def explained_variance_(self) -> Array:
+        """Variance of each score, (q,)."""
+        check_is_fitted(self, "model_")
+        return self.eigenvalues_ / self.total_weight_
+
+    @property
+    def explained_variance_ratio_(self) -> Array:
+        """Share of the variance of the training features, (q,); all components there are have a sum of 1."""
+        check_is_fitted(self, "model_")
+        total = self.total_variance_
+        return self.explained_variance_ / total if total > 0 else np.zeros(len(self.eigenvalues_))
+
+    @property
+    def gamma_(self) -> float:
+        """Gamma of the named kernels, as fitted."""
+        check_is_fitted(self, "model_")
+        return 1 / self.n_features_in_ if self.gamma is None else float(self.gamma)
+
+    @property
+    def X_fit_(self) -> object:  # noqa: N802  # scikit-learn's name
+        """The training rows, (N, d)."""
+        check_is_fitted(self, "model_")
+        if self.kernel_.of_numbers:
+            raise AttributeError("A model of a precomputed kernel keeps no Gram matrix.")
+        return self.model_.points
+
+    def reconstruction_error(self, X: object, diag: object = None) -> Array | da.Array:
+        """Return the squared distance, in feature space, of rows from the components' span through the mean.
+
+        ``k(z, z) - 2 e'k_z + e'Ke`` less the sum of squared scores, clipped at 0; uncentred ``k(z, z)`` less that sum.
+        It tells novel rows from such as the training rows.
+
+        Parameters
+        ----------
+        X : array-like, scipy.sparse array or dask collection of shape (n, d)
+        diag : array-like or dask array of shape (n,), optional
+            k(z, z), for a precomputed kernel, which does not know it.
+
+        Returns
+        -------
+        ndarray, or lazy dask array or series, of shape (n,)
+
+        Notes
+        -----
+        Hoffmann, "Kernel PCA for novelty detection" (2007).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from dkfm import KernelPCA
+        >>> X = np.random.default_rng(0).normal(size=(100, 2))
+        >>> pca = KernelPCA(20, kernel="rbf", gamma=0.1).fit(X)
+        >>> bool(pca.reconstruction_error([[0.0, 0.0]])[0] < 1e-3 < pca.reconstruction_error([[9.0, 9.0]])[0])
+        True
+        """
+        return self._of_similarity("reconstruction_error", X, diag)
 
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
-        return of_components(scorer, cast("Array", fitted["eigenvalues"]), landmarks.tiles())
+        values, weights = cast("Array", fitted["eigenvalues"]), cast("Array | None", fitted.get("sample_weight"))
+        if not self._fitted_as.get("whole", True):
+            return certificate.of_axes(scorer, values, landmarks.tiles())
+        return certificate.of_components(scorer, values, landmarks.tiles(), weights)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"] if self.dtype is None else [str(self.dtype)]
+        return tags

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm import gram, store
-from dkfm.errors import InvalidInputError, KernelError
+from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
+from dkfm.kernels import Affine
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array, Rows, as_array, as_rows, double
 from dkfm.sources import MemorySource, Source, open_source, read_finite
@@ -21,7 +22,7 @@ from dkfm.tiling import row_slices
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["GivenGram", "Numbers", "Points", "Training", "in_memory", "training", "weighted"]
+__all__ = ["GivenGram", "Numbers", "Points", "Training", "in_memory", "standardized", "training", "weighted"]
 
 _TILE_VALUES = 2**23
 """Of a Gram matrix, read at a time."""
@@ -31,6 +32,8 @@ _GRAM = "The Gram matrix"
 _SYMMETRY = 1e-8
 """Of the largest value: more than rounding does to a kernel that is symmetric."""
 
+_CONSTANT = 1e-15
+"""Of a column's mean: a smaller deviation is rounding."""
 
 Numbers = npt.NDArray[np.intp]
 
@@ -192,17 +195,32 @@ def in_memory(X: object) -> object:
     return X.compute() if lazy_frame else X  # type: ignore[attr-defined]  # as just seen
 
 
-def training(kernel: Kernel, X: object) -> Training:
-    """Return what a fit is given, checked; the kernel is resolved on it."""
+def training(kernel: Kernel, X: object, *, copy: bool = True) -> Training:
+    """Return what a fit is given, checked; the kernel is resolved on it. Without `copy` the rows stay the user's."""
     if kernel.of_numbers:
         return _given_dask(kernel, X) if hasattr(X, "__dask_graph__") else _given(kernel, open_source(X, _GRAM))
     rows = double(as_rows(X))
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):
-        return Points(resolved, rows.copy(), MemorySource(rows).row_values, np.arange(rows.shape[0]))
+        own_rows = rows.copy() if copy else rows
+        return Points(resolved, own_rows, MemorySource(rows).row_values, np.arange(rows.shape[0]))
     # The landmarks are the model's own: the user may change the rows.
-    own = rows.copy() if np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
+    own = rows.copy() if copy and np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
     return Points(resolved, own, rows.shape[1], np.arange(len(own)))
+
+
+def standardized(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, object]]:
+    """Return the kernel of rows whose columns have the mean 0 and the variance 1 over X, and what they had."""
+    if kernel.of_numbers:
+        raise InvalidInputError("A precomputed kernel has no rows to standardize.")
+    rows = double(as_rows(X))
+    if not isinstance(rows, np.ndarray):
+        raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
+    weights = np.ones(len(rows)) if sample_weight is None else _checked(sample_weight, len(rows))
+    mean = np.average(rows, axis=0, weights=weights)
+    scale = np.sqrt(np.average(np.square(rows - mean), axis=0, weights=weights))
+    scale[scale <= _CONSTANT * np.abs(mean)] = 1.0
+    return kernel.warp(Affine(tuple(1 / scale), tuple(-mean / scale))), {"mean": mean, "scale": scale}
 
 
 def weighted(given: Training, sample_weight: object) -> tuple[Training, Array]:
@@ -210,6 +228,12 @@ def weighted(given: Training, sample_weight: object) -> tuple[Training, Array]:
     n = given.landmarks.shape[0]
     if sample_weight is None:
         return given, np.ones(n)
+    weights = _checked(sample_weight, n)
+    kept = np.flatnonzero(weights)
+    return (given, weights) if len(kept) == n else (given.subset(kept), weights[kept])
+
+
+def _checked(sample_weight: object, n: int) -> Array:
     weights = np.asarray(sample_weight)
     if weights.shape != (n,) or weights.dtype.kind not in "biuf":
         raise InvalidInputError(
@@ -218,8 +242,7 @@ def weighted(given: Training, sample_weight: object) -> tuple[Training, Array]:
     weights = weights.astype(np.float64)
     if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
         raise InvalidInputError("sample_weight must be finite, not negative, and not zero for every row.")
-    kept = np.flatnonzero(weights)
-    return (given, weights) if len(kept) == n else (given.subset(kept), weights[kept])
+    return weights
 
 
 def _given(kernel: Kernel, source: Source) -> GivenGram:

@@ -6,6 +6,7 @@ scikit-learn is not imported: its objects are told by their class names and para
 import warnings
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from math import inf, sqrt
 from typing import Any, TypeAlias
 
@@ -23,7 +24,7 @@ from dkfm.kernels.periodic import Periodic
 from dkfm.kernels.precomputed import Precomputed
 from dkfm.kernels.stationary import Gaussian, RationalQuadratic
 
-__all__ = ["KernelSpec", "as_kernel", "from_sklearn"]
+__all__ = ["KernelSpec", "as_kernel", "from_sklearn", "named"]
 
 KernelSpec: TypeAlias = Kernel | str | Callable[..., object]
 """What ``kernel=`` takes: a kernel, a name or Gaussian process kernel of scikit-learn's, or a function of two rows."""
@@ -164,6 +165,16 @@ _PROCESSES: dict[str, Callable[[Any], Kernel]] = {
 }
 
 
+def named(spec: object, **parameters: object) -> dict[str, object]:
+    """Return those of the parameters that are given and that a kernel of this name has; none where it is no name.
+
+    >>> named("rbf", gamma=0.5, degree=3), named("poly", gamma=None, degree=2), named("linear", gamma=1.0)
+    ({'gamma': 0.5}, {'degree': 2}, {})
+    """
+    known = _PARAMETERS.get(spec, ()) if isinstance(spec, str) else ()
+    return {name: parameters[name] for name in known if parameters.get(name) is not None}
+
+
 def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> Kernel:
     """Return the kernel that ``kernel=`` means: itself, scikit-learn's by name or object, or a function of two rows.
 
@@ -174,8 +185,8 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
     """
     if parameters is not None and not isinstance(parameters, Mapping):
         raise KernelError(f"kernel_params must be a mapping of names to numbers, and is {parameters!r:.100}.")
-    if parameters and not isinstance(spec, str):
-        raise KernelError(f"kernel_params belong to the name of a kernel, and kernel is {spec!r:.100}.")
+    if parameters and (not callable(spec) or isinstance(spec, Kernel | type)) and not isinstance(spec, str):
+        raise KernelError(f"kernel_params belong to a name or a function of two rows, and kernel is {spec!r:.100}.")
     if isinstance(spec, str):
         return from_sklearn(spec, **(parameters or {}))
     if isinstance(spec, Kernel):
@@ -194,4 +205,4 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
         DkfmWarning,
         stacklevel=4,
     )
-    return Pairwise(spec)
+    return Pairwise(partial(spec, **parameters) if parameters else spec)

@@ -1,0 +1,223 @@
+"""How the components of training rows are found: which solver, and where the Gram matrix is meanwhile."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from dask.system import CPU_COUNT
+from sklearn.utils import check_random_state
+
+from dkfm import apply, budget, certificate, gram, lanczos, pca, preflight, progress, sweep
+from dkfm.errors import ConvergenceError, InvalidInputError
+from dkfm.estimators.feature_map import ExactFeatureMap
+from dkfm.estimators.mapping import in_precision
+from dkfm.estimators.training import GivenGram, Points, Training, training, weighted
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.blocks import mirror_lower
+from dkfm.kernels.rows import Array, Rows
+from dkfm.model import Head, Model
+from dkfm.pca import Components, Moments, Wanted, Weighting
+from dkfm.tiling import require_count
+
+__all__ = ["SOLVERS", "Solver", "count_of", "find", "in_map", "model_of", "statistics"]
+
+SOLVERS = ("auto", "dense", "arpack", "randomized")
+
+_MANY_ROWS, _FEW = 1000, 20
+"""From so many rows on, one component of so many rows, or fewer, are found by Lanczos."""
+
+_MOST = 200
+"""Products after which all eigenvectors are as soon found."""
+
+_MOST_ASKED = 1000
+"""Products, where Lanczos was asked for."""
+
+_POWERS = 7, 4
+"""Of scikit-learn's randomized solver, for few components and for more than a tenth of all."""
+
+Multiply = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Solver:
+    """The parameters of `KernelPCA` of these names."""
+
+    eigen_solver: str
+    tol: float
+    max_iter: int | None
+    iterated_power: int | str
+    random_state: object
+    formulation: str
+    tile_rows: int | None
+    workspace: str | Path | None
+    progress: bool
+
+    def require(self) -> None:
+        """Raise unless all of them are what they can be."""
+        if self.eigen_solver not in SOLVERS:
+            raise InvalidInputError(f"eigen_solver must be one of {', '.join(SOLVERS)}, and is {self.eigen_solver!r}.")
+        if self.formulation not in pca.FORMULATIONS:
+            forms = ", ".join(pca.FORMULATIONS)
+            raise InvalidInputError(f"formulation must be one of {forms}, and is {self.formulation!r}.")
+        if self.formulation == "primal" and self.eigen_solver not in ("auto", "dense"):
+            raise InvalidInputError('formulation="primal" has a root of the Gram matrix; use eigen_solver="dense".')
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float | np.number) or not 0 <= self.tol < 1:
+            raise InvalidInputError(f"tol must be in [0, 1), and is {self.tol!r}.")
+        if self.max_iter is not None:
+            require_count(self.max_iter, "max_iter")
+        if self.iterated_power != "auto" and (self.iterated_power != 0 or isinstance(self.iterated_power, bool)):
+            require_count(self.iterated_power, "iterated_power")
+
+    def products(self, q: int, n: int) -> int:
+        """Return how many products with the Gram matrix are made at most."""
+        if self.eigen_solver == "randomized":
+            few, many = _POWERS
+            auto = few if q < 0.1 * n else many
+            return 1 + (auto if self.iterated_power == "auto" else int(self.iterated_power))
+        if self.max_iter is not None:
+            return int(self.max_iter)
+        return _MOST if self.eigen_solver == "auto" else _MOST_ASKED
+
+
+def count_of(n_components: object) -> int | float | None:
+    """Return what `n_components` means: a number, a share of the variance, or all."""
+    if isinstance(n_components, float | np.floating) and 0 < n_components < 1:
+        return float(n_components)
+    return None if n_components is None else require_count(n_components, "n_components")
+
+
+def find(given: Training, wanted: Wanted, weighting: Weighting, solver: Solver) -> Components:
+    """Find the components of training rows, by all eigenvectors of the Gram matrix or by the first ones alone.
+
+    Raises
+    ------
+    NotPSDError, KernelError, BudgetError
+    ConvergenceError
+        The first ones were not found in `max_iter` products.
+    """
+    n, q, kernel = given.landmarks.shape[0], wanted.count, given.kernel
+    dense = budget.fit_bytes(n, given.width, kernel.blocks, kernel.copies)
+    fits = n <= budget.LARGEST_ROOT and dense <= preflight.available_memory()
+    if isinstance(q, int) and _by_lanczos(n, q, solver, fits):
+        try:
+            return _leading(given, replace(wanted, count=min(q, n)), weighting, solver)
+        except ConvergenceError:
+            if solver.eigen_solver != "auto" or not fits:
+                raise
+    preflight.require_driver(n, given.width, kernel.blocks, kernel.copies)
+    # Popped, so that nothing here keeps N^2 values alive.
+    held = [given.gram(solver.tile_rows, solver.workspace, solver.progress)]
+    with progress.of_call("dkfm-root", budget.root_seconds(n), solver.progress):
+        return pca.solve(held.pop(), wanted, weighting, solver.formulation)
+
+
+def _by_lanczos(n: int, q: int, solver: Solver, fits: bool) -> bool:
+    possible = 2 * (q + lanczos.block_columns(n, q)) <= min(n // 2, lanczos.held_columns(n, q))
+    if solver.eigen_solver == "dense" or solver.formulation == "primal" or not possible:
+        return False
+    return solver.eigen_solver != "auto" or not fits or (n >= _MANY_ROWS and _FEW * q <= n)
+
+
+def _leading(given: Training, wanted: Wanted, weighting: Weighting, solver: Solver) -> Components:
+    n, q = given.landmarks.shape[0], int(wanted.count or 0)
+    try:
+        # What it begins with only rounds the outcome: without a wish it is always the same.
+        rng = check_random_state(0 if solver.random_state is None else solver.random_state)
+    except ValueError as error:
+        raise InvalidInputError(f"random_state: {error}.") from None
+    start = rng.normal(size=(n, lanczos.block_columns(n, q)))
+    most = solver.products(q, n)
+    with _multiplier(given, q, solver) as (multiply, diagonal):
+        found, pairs = pca.leading(multiply, diagonal, start, wanted, weighting, float(solver.tol), most)
+    if not pairs.converged and solver.eigen_solver != "randomized":
+        raise ConvergenceError(
+            f"After {pairs.products} products with the Gram matrix {q} components have residuals up to "
+            f'{pairs.residuals.max():.1e}; raise max_iter or tol, or use eigen_solver="dense".'
+        )
+    return found
+
+
+@contextmanager
+def _multiplier(given: Training, q: int, solver: Solver) -> Iterator[tuple[Multiply, Array]]:
+    """Return what multiplies with the Gram matrix, and its diagonal: in memory where it fits, else in its store."""
+    n, kernel, held = given.landmarks.shape[0], given.kernel, lanczos.held_columns(given.landmarks.shape[0], q)
+    have = preflight.available_memory()
+    need = budget.leading_bytes(n, given.width, held, kernel.blocks, kernel.copies)
+    if need <= have:
+        K = given.gram(solver.tile_rows, solver.workspace, solver.progress).T
+        mirror_lower(K.T)
+        yield K.__matmul__, K.diagonal().copy()
+    elif isinstance(given, GivenGram):
+        yield lambda V: _by_rows(given, V), given.diagonal()
+    else:
+        tile_rows = min(solver.tile_rows or gram.TILE_ROWS, n)
+        need = budget.leading_stored_bytes(n, given.width, held, tile_rows, CPU_COUNT, kernel.copies)
+        budget.require(need, have, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
+        with gram.stored_gram(
+            kernel,
+            given.landmarks,
+            tile_rows=solver.tile_rows,
+            workspace=solver.workspace,
+            progress=solver.progress,
+        ) as stored:
+            yield stored.__matmul__, given.diagonal()
+
+
+def _by_rows(given: GivenGram, V: Array) -> Array:
+    product, start = np.empty((len(given.numbers), V.shape[1])), 0
+    for tile in given.tiles():
+        product[start : start + len(tile)] = tile[:, given.numbers] @ V
+        start += len(tile)
+    return product
+
+
+def model_of(kernel: Kernel, landmarks: Rows, found: Components, centered: bool, dtype: np.dtype[np.floating]) -> Model:
+    """Return the model of components."""
+    return in_precision(Model(kernel, landmarks, pca.heads(found, centered)), dtype)
+
+
+def statistics(found: Components, weight: float) -> dict[str, object]:
+    """Return what a fit keeps of components of rows that weigh so much together."""
+    return {"eigenvalues": found.eigenvalues, "total_variance": found.total / weight, "total_weight": weight}
+
+
+def in_map(
+    feature_map: ExactFeatureMap, wanted: Wanted, centered: bool, X: object, sample_weight: object
+) -> tuple[Model, dict[str, object], bool]:
+    """Return the model of the components in the features of a map, what is fitted, and whether of landmarks alone.
+
+    See `KernelPCA.from_map`.
+    """
+    model, head = feature_map.model_, feature_map.model_.head("residual")
+    W = head.weights.astype(np.float64)
+    score = apply.prepare(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
+    own = X is None
+    landmarks: Training = Points(model.kernel, model.points, 0)
+    if own:
+        moments = _own_moments(feature_map, W, sample_weight)
+    else:
+        given, weights = weighted(training(model.kernel, X), sample_weight)
+        moments = sweep.moments(score, given.tiles(), given.diagonal(), weights)
+        if model.kernel.of_numbers:
+            landmarks = given.subset(np.asarray(model.points)[:, 0].astype(np.intp))
+    found = pca.of_map(W, moments, wanted, centered)
+    made = model_of(model.kernel, model.points, found, centered, model.dtype)
+    measure = certificate.of_components if own else certificate.of_axes
+    measured = measure(apply.prepare(made), found.eigenvalues, landmarks.tiles())
+    return made, {**statistics(found, moments.weight), "certificate": measured}, own
+
+
+def _own_moments(feature_map: ExactFeatureMap, W: Array, sample_weight: object) -> Moments:
+    """Return the moments of the landmarks, where these are all training rows."""
+    fitted = vars(feature_map)
+    whole = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == feature_map.certificate_
+    if not whole or "pivots_" in fitted or feature_map.kernel_.of_numbers or sample_weight is not None:
+        raise InvalidInputError(
+            "X, the training rows, is needed: this map does not keep them (it has fewer landmarks, or pivots, or a "
+            "precomputed kernel), or they are to have weights."
+        )
+    points, values = feature_map.model_.points, feature_map.eigenvalues_
+    similarity = float(feature_map.kernel_.self_similarities(points).sum())
+    return Moments(values, W.mean(axis=0) * values, float(len(W)), similarity)

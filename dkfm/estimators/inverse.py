@@ -1,0 +1,133 @@
+"""The way back from scores to rows: by ridge regression, as scikit-learn does it, and by a fixed point."""
+
+from __future__ import annotations
+
+import warnings
+from typing import cast
+
+import numpy as np
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
+from dkfm import apply, preflight, preimage
+from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
+from dkfm.estimators.base import KernelEstimator
+from dkfm.estimators.training import Training
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.maps import Warped
+from dkfm.kernels.rows import Array, as_rows, double
+from dkfm.model import Head, Model
+from dkfm.workers import threads_of_a_task
+
+__all__ = ["Preimages"]
+
+
+class Preimages(KernelEstimator):
+    """What a fit of components adds to go back."""
+
+    alpha: float
+    dual_coef_: Array
+    X_transformed_fit_: Array
+
+    def inverse_transform(self, X: object) -> Array:
+        """Return the rows (n, d) that scores X (n, q) come from, as kernel ridge regression has learned them.
+
+        Raises
+        ------
+        NotFittedError
+            Fitted without `fit_inverse_transform`.
+
+        Notes
+        -----
+        Bakir, Weston and Schoelkopf, "Learning to find pre-images" (2004). The kernel of the ridge is that of the fit.
+        """
+        check_is_fitted(self, "model_")
+        if not hasattr(self, "dual_coef_"):
+            raise NotFittedError("The inverse transform is not available: fit with fit_inverse_transform=True.")
+        model = Model(
+            _of_scores(self.kernel_, hasattr(self, "scale_")),
+            self.X_transformed_fit_,
+            {"points": Head(self.dual_coef_)},
+        )
+        scores = self._scores_of(X)
+        with threads_of_a_task():
+            found = apply.finite_scores(apply.serve(model), "points", scores, "X")
+        return found.astype(self.model_.dtype, copy=False)
+
+    def preimage(self, X: object, init: object = None, *, tol: float = 1e-6, max_iter: int = 1000) -> Array:
+        """Return rows (n, d) whose features are nearest to those of scores X (n, q), by Mika's fixed point.
+
+        For Gaussian kernels, also of standardized rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, q)
+        init : array-like of shape (n, d), optional
+            Where the iteration begins, for denoising the noisy rows; by default at the training row of the nearest
+            scores.
+        tol : float
+            A step that is shorter than this share of the spread of the training rows ends it.
+        max_iter : int
+
+        Warns
+        -----
+        DkfmWarning
+            Some rows were still moving, or could not; they are returned as they are.
+
+        Notes
+        -----
+        Mika et al., "Kernel PCA and de-noising in feature spaces" (1999), eq. (10).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from dkfm import KernelPCA
+        >>> X = np.random.default_rng(0).normal(size=(100, 2))
+        >>> pca = KernelPCA(kernel="rbf").fit(X)
+        >>> bool(np.allclose(pca.preimage(pca.transform(X[:5])), X[:5], atol=1e-5))
+        True
+        """
+        check_is_fitted(self, "model_")
+        points, scores = self.model_.points, self._scores_of(X)
+        if not preimage.has_fixed_point(self.kernel_) or not isinstance(points, np.ndarray):
+            raise NotSupportedError(f"The fixed point is of Gaussian kernels of dense rows; this is {self.kernel_!r}.")
+        start = self._nearest(scores) if init is None else double(as_rows(init, "init"))
+        if start.shape != (len(scores), points.shape[1]) or not isinstance(start, np.ndarray):
+            raise InvalidInputError(f"init must be of shape {(len(scores), points.shape[1])}, and is {start.shape}.")
+        head = self.model_.head("scores")
+        weights = head.weights[:, : head.columns].astype(np.float64)
+        mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
+        with threads_of_a_task():
+            found = preimage.fixed_point(
+                self.kernel_, points, preimage.Span(weights, mean), scores, start, tol, max_iter
+            )
+        if not found.settled.all():
+            moving = int((~found.settled).sum())
+            warnings.warn(f"{moving} of {len(scores)} pre-images have not settled.", DkfmWarning, stacklevel=2)
+        return found.points.astype(self.model_.dtype, copy=False)
+
+    def _scores_of(self, X: object) -> Array:
+        scores, q = double(as_rows(X)), self._n_features_out
+        if not isinstance(scores, np.ndarray) or scores.shape[1] != q:
+            raise InvalidInputError(f"Scores must be dense, with {q} columns, and these have {scores.shape[1]}.")
+        return scores
+
+    def _nearest(self, scores: Array) -> Array:
+        """Return the training rows whose scores are nearest."""
+        points = self.model_.points
+        with threads_of_a_task():
+            known = apply.finite_scores(self._scorer(), "scores", points, "The training rows").astype(np.float64)
+        return cast("Array", points)[preimage.nearest(scores, known)]
+
+    def _inverse(self, given: Training, scores: Array, standardized: bool) -> dict[str, object]:
+        """Return what `inverse_transform` needs, from the scores of the training rows."""
+        if not isinstance(given.landmarks, np.ndarray):
+            raise NotSupportedError("The inverse transform is of dense rows, and these are sparse.")
+        n, kernel = len(scores), _of_scores(given.kernel, standardized)
+        preflight.require_driver(n, given.width, kernel.blocks, kernel.copies, squares=1)
+        return {"X_transformed_fit": scores, "dual_coef": preimage.ridge(kernel, scores, given.landmarks, self.alpha)}
+
+
+def _of_scores(kernel: Kernel, standardized: bool) -> Kernel:
+    """Return the kernel of a fit without the scales of columns, which scores do not have."""
+    return kernel.kernel if standardized and isinstance(kernel, Warped) else kernel

@@ -1,0 +1,87 @@
+"""Products with a Gram matrix that stays in its store: of its lower triangle, tile by tile, on threads."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from dask.system import CPU_COUNT
+
+from dkfm import formats, plain, tiling
+from dkfm.errors import DamagedStoreError
+from dkfm.kernels.lent import Lent
+from dkfm.kernels.rows import Array
+from dkfm.workers import single_blas_thread
+
+__all__ = ["StoredGram"]
+
+_Products = tuple[slice, Array, slice, Array | None]
+"""Rows of the product, what a tile adds to them; and what its mirror image adds to others."""
+
+
+@dataclass(frozen=True)
+class StoredGram:
+    """A finished build of `build_gram`, read anew by every product.
+
+    Parameters
+    ----------
+    root : Path
+        Of the store.
+    threads : int
+        Each holds one tile; by default the cores of this machine.
+    """
+
+    root: Path
+    threads: int = CPU_COUNT
+
+    @property
+    def _info(self) -> formats.ArrayInfo:
+        return formats.read_array(self.root / "gram")
+
+    def __matmul__(self, V: Array) -> Array:
+        """Return the product with V (N, p); the same bits each time."""
+        info, n = self._info, len(V)
+        product, right = np.zeros((n, V.shape[1])), np.ascontiguousarray(V)
+        pairs = list(tiling.lower_tiles(n, info.chunks[0]))
+        with single_blas_thread(), ThreadPoolExecutor(self.threads, thread_name_prefix="dkfm-gram") as pool:
+            for rows, part, others, mirrored in self._in_turn(pool, info, pairs, right):
+                product[rows] += part
+                if mirrored is not None:
+                    product[others] += mirrored
+        return product
+
+    def _in_turn(
+        self, pool: ThreadPoolExecutor, info: formats.ArrayInfo, pairs: list[tuple[int, int]], V: Array
+    ) -> Iterator[_Products]:
+        """Yield what the tiles add, in their order; a few wait at a time."""
+        going: deque[Future[_Products]] = deque()
+        for pair in pairs:
+            going.append(pool.submit(self._products, info, pair, V))
+            if len(going) > 2 * self.threads:
+                yield going.popleft().result()
+        while going:
+            yield going.popleft().result()
+
+    def _products(self, info: formats.ArrayInfo, pair: tuple[int, int], V: Array) -> _Products:
+        rows, columns = (tiling.row_slice(number, len(V), info.chunks[0]) for number in pair)
+        with self._tile(info, pair) as chunk:
+            tile = chunk[: rows.stop - rows.start, : columns.stop - columns.start]
+            return rows, tile @ V[columns], columns, None if rows == columns else tile.T @ V[rows]
+
+    @contextmanager
+    def _tile(self, info: formats.ArrayInfo, pair: tuple[int, int]) -> Iterator[Array]:
+        file = self.root / "gram" / "c" / str(pair[0]) / str(pair[1])
+        with _tiles.taken(info.chunks[0], info.chunks[1], np.dtype(np.float64)) as tile:
+            try:
+                plain.fill(tile, file, checked=True)
+            except (ValueError, OSError) as error:
+                raise DamagedStoreError(
+                    f"Tile {pair} of {self.root} cannot be read; delete {self.root} and build again: {error}"
+                ) from error
+            yield tile
+
+
+_tiles = Lent()
