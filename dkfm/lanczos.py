@@ -18,7 +18,7 @@ Multiply = Callable[[Array], Array]
 
 _EPS = float(np.finfo(np.float64).eps)
 
-_COLUMNS = 8, 32
+_COLUMNS = 16, 32
 """Of a block: a product with many columns takes hardly longer than one with a few."""
 
 _HELD = 20
@@ -62,17 +62,17 @@ def block_columns(n: int, q: int) -> int:
     """Return the columns of a block that is to find q eigenvectors.
 
     >>> block_columns(4000, 20), block_columns(4000, 1), block_columns(4000, 100)
-    (24, 8, 32)
+    (32, 16, 32)
     """
     least, most = _COLUMNS
-    return min(n, most, max(least, q + 4))
+    return min(n, most, max(least, q + 12))
 
 
 def held_columns(n: int, q: int) -> int:
     """Return how many columns are held at a time: with another block still less than n.
 
     >>> held_columns(4000, 20), held_columns(10**6, 200), held_columns(400, 20)
-    (560, 1440, 360)
+    (720, 1440, 352)
     """
     p = block_columns(n, q)
     return min((n // p - 1) * p, 4 * q + _HELD * p)

