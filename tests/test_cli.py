@@ -31,7 +31,11 @@ def test_a_pca_is_fitted_scored_verified_and_described(run):
     assert "certificate" in run("verify model").stdout
     assert "50 rows, every chunk" in run("verify scores.zarr").stdout
     facts = json.loads(run("info model --json").stdout)
-    assert (facts["estimator"], facts["landmarks"], facts["outputs"]) == ("KernelPCA", 80, {"scores": 4, "reconstruction_error": 1})
+    assert (facts["estimator"], facts["landmarks"], facts["outputs"]) == (
+        "KernelPCA",
+        80,
+        {"scores": 4, "reconstruction_error": 1},
+    )
     assert json.loads(run("info scores.zarr --json").stdout)["shape"] == [50, 4]
     assert "KernelPCA" in run("info model").stdout
 
