@@ -197,7 +197,12 @@ def fit(
 @click.argument("model")
 @click.argument("input")
 @click.argument("output")
-@click.option("--output", "name", metavar="NAME", help="scores, features or residual; by default what MODEL is for.")
+@click.option(
+    "--output",
+    "name",
+    metavar="NAME",
+    help="scores, reconstruction_error, features or residual; by default what MODEL is for.",
+)
 @click.option("--on-invalid", type=click.Choice(["raise", "nan"]), default="raise", show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")

@@ -11,7 +11,7 @@ import numpy as np
 
 from dkfm.kernels.rows import Array
 
-__all__ = ["Pairs", "block_columns", "held_columns", "largest"]
+__all__ = ["MANY", "Pairs", "block_columns", "held_columns", "largest", "suits"]
 
 Multiply = Callable[[Array], Array]
 """From a block (n, p) to the product of the matrix and the block."""
@@ -29,6 +29,13 @@ _FIRST_LOOK, _LOOK = 6, 1.2
 
 _WELL = 1e-5
 """Of a block's condition: its Gram matrix then still has the digits that a second pass needs."""
+
+
+_ROWS, _FEW = 1000, 20
+"""Of a matrix, at least; and of which one eigenvector, or fewer, is asked for."""
+
+MANY = 200
+"""Products after which all eigenvectors are as soon found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +73,15 @@ def block_columns(n: int, q: int) -> int:
     """
     least, most = _COLUMNS
     return min(n, most, max(least, q + 12))
+
+
+def suits(n: int, q: int) -> bool:
+    """Whether q eigenvectors are sooner found so than all.
+
+    >>> suits(4000, 20), suits(4000, 500), suits(300, 2)
+    (True, False, False)
+    """
+    return n >= _ROWS and _FEW * q <= n
 
 
 def held_columns(n: int, q: int) -> int:

@@ -4,13 +4,14 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from dask.system import CPU_COUNT
 
 from dkfm import formats, plain, tiling
+from dkfm.clusters import inside_worker
 from dkfm.errors import DamagedStoreError
 from dkfm.kernels.lent import Lent
 from dkfm.kernels.rows import Array
@@ -31,11 +32,11 @@ class StoredGram:
     root : Path
         Of the store.
     threads : int
-        Each holds one tile; by default the cores of this machine.
+        Each holds one tile; by default the cores of this machine, and one inside a Dask worker.
     """
 
     root: Path
-    threads: int = CPU_COUNT
+    threads: int = field(default_factory=lambda: 1 if inside_worker() else CPU_COUNT)
 
     @property
     def _info(self) -> formats.ArrayInfo:

@@ -253,15 +253,17 @@ def _of_pairs(
 ) -> Components:
     """Return the components of eigenpairs of the matrix of the problem, descending."""
     kept = _positive(values, wanted.dtype)
-    mu, C = np.zeros(len(values)), np.zeros((len(means), len(values)))
+    mu, b = np.zeros(len(values)), np.zeros((len(means), len(values)))
     mu[:kept] = values[:kept]
-    C[:, :kept] = vectors[:, :kept]
+    b[:, :kept] = vectors[:, :kept]
     if given.centered:
-        C -= np.outer(given.roots, given.roots @ C / given.total)
-    lengths = np.sqrt(np.einsum("ij,ij->j", C[:, :kept], C[:, :kept]))
-    b = given.roots[:, np.newaxis] * C
+        middle = given.roots @ b / given.total
+        for rows in row_slices(len(b), 256):
+            b[rows] -= np.outer(given.roots[rows], middle)
+    lengths = np.sqrt(np.einsum("ij,ij->j", b[:, :kept], b[:, :kept]))
+    b *= given.roots[:, np.newaxis]
     # Those of the training scores, which do not change where a row of weight 2 is there twice.
-    signs = fix_signs(b[:, :kept] / given.weights[:, np.newaxis])
+    signs = fix_signs(b[:, :kept], given.weights)
     b[:, :kept] *= signs / (lengths * np.sqrt(mu[:kept]))
     if not given.centered:
         return Components(mu, b, np.zeros(len(mu)), np.zeros(len(means)), 0.0, total)
@@ -310,14 +312,16 @@ def of_map(W: Array, moments: Moments, wanted: Wanted, centered: bool = True) ->
     mean = moments.mean if centered else np.zeros(r)
     diagonal = moments.second.ndim == 1
     total = moments.similarity - moments.weight * float(mean @ mean)
-    if isinstance(wanted.count, int) and 20 * wanted.count < r:
+    found = None
+    if isinstance(wanted.count, int) and lanczos.suits(r, wanted.count):
 
         def multiply(V: Array) -> Array:
             product = moments.second[:, np.newaxis] * V if diagonal else moments.second @ V
             return product - moments.weight * np.outer(mean, mean @ V)
 
         start = np.random.default_rng(0).normal(size=(r, lanczos.block_columns(r, wanted.count)))
-        found = lanczos.largest(multiply, start, wanted.count)
+        found = lanczos.largest(multiply, start, wanted.count, most=lanczos.MANY)
+    if found is not None and found.converged:
         values, V = found.values, found.vectors
     else:
         C = np.asfortranarray(np.diag(moments.second) if diagonal else moments.second)
@@ -325,8 +329,6 @@ def of_map(W: Array, moments: Moments, wanted: Wanted, centered: bool = True) ->
         ascending, vectors = eigh_lower(C)
         values, V = ascending[::-1], vectors[:, ::-1]
     q = _count(values, total, wanted)
-    if isinstance(wanted.count, int):
-        q = min(wanted.count, len(values))
     kept = min(q, _positive(values, wanted.dtype))
     mu, V = np.append(values[:kept], np.zeros(q - kept)), np.pad(V[:, :kept], ((0, 0), (0, q - kept)))
     b = W @ V

@@ -98,7 +98,8 @@ def batch_score(
     destination : str or Path
         Where the output is made; it must not exist.
     output : str, optional
-        Which output of the model: by default "scores" of a KernelPCA and "features" of a map; "residual" of a map.
+        Which output of the model: by default "scores" of a KernelPCA, which has "reconstruction_error" too, and
+        "features" of a map, which has "residual".
     client : distributed.Client, optional
         By default the current one, else threads of this process.
     on_invalid : {"raise", "nan"}

@@ -50,11 +50,14 @@ def require_psd(lowest: float, highest: float, scale: float, n: int, on_indefini
     warnings.warn(f"{found}; its negative part is dropped, so the map is not exact.", DkfmWarning, stacklevel=4)
 
 
-def fix_signs(vectors: Array) -> Array:
-    """Return the sign (+1 or -1) of each column that makes its first entry near the largest magnitude positive."""
+def fix_signs(vectors: Array, over: Array | float = 1.0) -> Array:
+    """Return the sign (+1 or -1) of each column that makes its first entry near the largest magnitude positive.
+
+    That is of entries divided by `over`, which is positive, (N,).
+    """
     signs = np.ones(vectors.shape[1])
     for j, column in enumerate(vectors.T):
-        size = np.abs(column)
+        size = np.abs(column) / over
         # The first of the near-largest: the largest alone changes with the last bit.
         if column[int(np.argmax(size >= (1 - 1e-6) * size.max()))] < 0:
             signs[j] = -1.0

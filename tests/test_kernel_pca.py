@@ -16,6 +16,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import dkfm
+import laws
 import oracles
 from dkfm import KernelPCA, kernels, preflight
 from dkfm.errors import (
@@ -260,6 +261,20 @@ def test_all_components_explain_all_of_the_variance(kernel, weights, centered, r
     np.testing.assert_allclose(pca.total_variance_, total, rtol=1e-10)
     scores = pca.transform(X)
     np.testing.assert_allclose(np.average(scores**2, axis=0, weights=w), pca.explained_variance_, atol=1e-10)
+
+
+def test_what_is_saved_comes_back(rng, tmp_path):
+    X, weights = rng.normal(size=(40, 3)), rng.uniform(0.5, 2.0, 40)
+    pca = KernelPCA(3, kernel="rbf", gamma=0.3, fit_inverse_transform=True)
+    laws.store_laws(pca.fit(X, sample_weight=weights, standardize=True), X, tmp_path / "pca")
+    laws.scoring_laws(pca, X)
+    loaded = dkfm.load(tmp_path / "pca")
+    assert loaded.gamma_ == pca.gamma_ == 0.3
+    for name in ("explained_variance_ratio_", "eigenvectors_", "total_weight_"):
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(pca, name))
+    np.testing.assert_array_equal(loaded.reconstruction_error(X), pca.reconstruction_error(X))
+    np.testing.assert_array_equal(loaded.inverse_transform(np.eye(3)), pca.inverse_transform(np.eye(3)))
+    assert loaded.verify().certificate == pca.certificate_
 
 
 def test_a_share_of_variance_takes_the_fewest_components_that_explain_it(rng):

@@ -25,12 +25,6 @@ __all__ = ["SOLVERS", "Solver", "count_of", "find", "in_map", "model_of", "stati
 
 SOLVERS = ("auto", "dense", "arpack", "randomized")
 
-_MANY_ROWS, _FEW = 1000, 20
-"""From so many rows on, one component of so many rows, or fewer, are found by Lanczos."""
-
-_MOST = 200
-"""Products after which all eigenvectors are as soon found."""
-
 _MOST_ASKED = 1000
 """Products, where Lanczos was asked for."""
 
@@ -67,6 +61,10 @@ class Solver:
             raise InvalidInputError(f"tol must be in [0, 1), and is {self.tol!r}.")
         if self.max_iter is not None:
             require_count(self.max_iter, "max_iter")
+        try:
+            check_random_state(self.random_state)
+        except ValueError as error:
+            raise InvalidInputError(f"random_state: {error}.") from None
         if self.iterated_power != "auto" and (self.iterated_power != 0 or isinstance(self.iterated_power, bool)):
             require_count(self.iterated_power, "iterated_power")
 
@@ -78,7 +76,7 @@ class Solver:
             return 1 + (auto if self.iterated_power == "auto" else int(self.iterated_power))
         if self.max_iter is not None:
             return int(self.max_iter)
-        return _MOST if self.eigen_solver == "auto" else _MOST_ASKED
+        return lanczos.MANY if self.eigen_solver == "auto" else _MOST_ASKED
 
 
 def count_of(n_components: object) -> int | float | None:
@@ -117,20 +115,25 @@ def _by_lanczos(n: int, q: int, solver: Solver, fits: bool) -> bool:
     possible = 2 * (q + lanczos.block_columns(n, q)) <= min(n // 2, lanczos.held_columns(n, q))
     if solver.eigen_solver == "dense" or solver.formulation == "primal" or not possible:
         return False
-    return solver.eigen_solver != "auto" or not fits or (n >= _MANY_ROWS and _FEW * q <= n)
+    return solver.eigen_solver != "auto" or not fits or lanczos.suits(n, q)
 
 
 def _leading(given: Training, wanted: Wanted, weighting: Weighting, solver: Solver) -> Components:
     n, q = given.landmarks.shape[0], int(wanted.count or 0)
-    try:
-        # What it begins with only rounds the outcome: without a wish it is always the same.
-        rng = check_random_state(0 if solver.random_state is None else solver.random_state)
-    except ValueError as error:
-        raise InvalidInputError(f"random_state: {error}.") from None
+    # What it begins with only rounds the outcome: without a wish it is always the same.
+    rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.block_columns(n, q)))
     most = solver.products(q, n)
-    with _multiplier(given, q, solver) as (multiply, diagonal):
-        found, pairs = pca.leading(multiply, diagonal, start, wanted, weighting, float(solver.tol), most)
+    with (
+        _multiplier(given, q, solver) as (multiply, diagonal),
+        progress.of_steps("dkfm-root", None, "product", solver.progress) as bar,
+    ):
+
+        def counted(V: Array) -> Array:
+            bar.update()
+            return multiply(V)
+
+        found, pairs = pca.leading(counted, diagonal, start, wanted, weighting, float(solver.tol), most)
     if not pairs.converged and solver.eigen_solver != "randomized":
         raise ConvergenceError(
             f"After {pairs.products} products with the Gram matrix {q} components have residuals up to "
@@ -199,7 +202,7 @@ def in_map(
     if own:
         moments = _own_moments(feature_map, W, sample_weight)
     else:
-        given, weights = weighted(training(model.kernel, X), sample_weight)
+        given, weights = weighted(training(model.kernel, X, copy=False), sample_weight)
         moments = sweep.moments(score, given.tiles(), given.diagonal(), weights)
         if model.kernel.of_numbers:
             landmarks = given.subset(np.asarray(model.points)[:, 0].astype(np.intp))

@@ -10,13 +10,14 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm import apply, preflight, preimage
-from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
+from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.training import Training
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.maps import Warped
 from dkfm.kernels.rows import Array, as_rows, double
 from dkfm.model import Head, Model
+from dkfm.record import Record
 from dkfm.workers import threads_of_a_task
 
 __all__ = ["Preimages"]
@@ -28,6 +29,16 @@ class Preimages(KernelEstimator):
     alpha: float
     dual_coef_: Array
     X_transformed_fit_: Array
+
+    @classmethod
+    def _from_record(cls, record: Record) -> KernelEstimator:
+        arrays, (n, _) = record.arrays, record.model.head("scores").weights.shape
+        q, d = record.model.head("scores").columns, record.model.columns
+        shapes = {"eigenvalues": (q,), "sample_weight": (n,), "dual_coef": (n, d), "X_transformed_fit": (n, q)}
+        shapes |= {"mean": (d,), "scale": (d,)}
+        if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
+            raise UnsupportedStoreError("The fitted arrays of components do not fit their model.")
+        return super()._from_record(record)
 
     def inverse_transform(self, X: object) -> Array:
         """Return the rows (n, d) that scores X (n, q) come from, as kernel ridge regression has learned them.

@@ -17,7 +17,7 @@ from dkfm.estimators.base import precision
 from dkfm.estimators.components import Solver, count_of, find, in_map, model_of, statistics
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.inverse import Preimages
-from dkfm.estimators.training import Training, in_memory, standardized, weighted
+from dkfm.estimators.training import Training, in_memory, is_single, standardized, weighted
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array, as_rows
@@ -56,10 +56,10 @@ class KernelPCA(Preimages):
     fit_inverse_transform : bool
         Whether to fit what `inverse_transform` needs: another N x N matrix.
     eigen_solver : {"auto", "dense", "arpack", "randomized"}
-        "dense": all eigenvectors. "arpack": the first ones, by block Lanczos. "randomized": the same, with no more than
-        `iterated_power` products after the first, converged or not. "auto": Lanczos for at most one component of 20
-        rows, of 1,000 rows or more, and where the memory of this process is too small for all eigenvectors; the Gram
-        matrix stays in its store where it is too small for that.
+        "dense": all eigenvectors. "arpack": the first ones, unless they are many, by block Lanczos. "randomized": the
+        same, with no more than `iterated_power` products after the first, converged or not. "auto": Lanczos for at most
+        one component of 20 rows, of 1,000 rows or more, and where the memory of this process is too small for all
+        eigenvectors; the Gram matrix stays in its store where it is too small for that.
     tol : float
         Of "arpack": what a residual may be as a share of its eigenvalue; at 0 what rounding allows.
     max_iter : int, optional
@@ -142,12 +142,13 @@ class KernelPCA(Preimages):
     eigenvalues_: Array
     total_variance_: float
     total_weight_: float
+    gamma_: float
     _output: ClassVar[str] = "scores"
     _policies: ClassVar[tuple[str, ...]] = ("auto", "raise", "clip")
     _stored: ClassVar[tuple[str, ...]] = ("n_components", "fit_inverse_transform", "alpha", "centered", "dtype")
     _arrays: ClassVar[tuple[str, ...]] = ("eigenvalues",)
     _optional: ClassVar[tuple[str, ...]] = ("sample_weight", "dual_coef", "X_transformed_fit", "mean", "scale")
-    _numbers: ClassVar[tuple[str, ...]] = ("total_variance", "total_weight")
+    _numbers: ClassVar[tuple[str, ...]] = ("total_variance", "total_weight", "gamma")
 
     def __init__(
         self,
@@ -212,13 +213,13 @@ class KernelPCA(Preimages):
         y : object
             Ignored.
         sample_weight : array-like of shape (N,), optional
-            Non-negative; the fit is that to rows that are repeated so often.
+            Non-negative; the fit is that to rows that are repeated so often. A row of weight 0 is left out.
         standardize : bool
             Whether columns are centred and divided by their standard deviation first. That is part of the kernel, and
             so of the model: `transform` and `dkfm score` take rows as they are.
         """
-        wanted, X = self._wanted(X), in_memory(X)
         kernel, columns = self._named_kernel(), dict[str, object]()
+        wanted, X = self._wanted(X, kernel), in_memory(X)
         if standardize:
             kernel, columns = standardized(kernel, X, sample_weight)
         given, weights = weighted(self._begin(X, kernel, copy=bool(self.copy_X)), sample_weight)
@@ -230,6 +231,7 @@ class KernelPCA(Preimages):
             model = model_of(given.kernel, given.landmarks, found, weighting.centered, wanted.dtype)
             measured = certificate.of_components(apply.prepare(model), found.eigenvalues, given.tiles(), weights)
             fitted = {**columns, **statistics(found, weighting.total), "certificate": measured}
+            fitted["gamma"] = 1 / model.columns if self.gamma is None else float(self.gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
                 scores = found.eigenvalues * found.weights / weights[:, np.newaxis]
@@ -282,19 +284,20 @@ class KernelPCA(Preimages):
         wanted = Wanted(count_of(n_components), dtype)
         with threads_of_a_task():
             model, fitted, whole = in_map(feature_map, wanted, bool(centered), X, sample_weight)
+        fitted["gamma"] = 1 / model.columns
         made._set(model, fitted, {**{name: getattr(made, name) for name in cls._stored}, "whole": whole})
         made.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
         return made
 
-    def _wanted(self, X: object) -> Wanted:
+    def _wanted(self, X: object, kernel: Kernel) -> Wanted:
         """Return what is asked for, once all parameters are what they can be."""
         for name in ("centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise InvalidInputError(f"{name} must be True or False, and is {getattr(self, name)!r}.")
-        if self.fit_inverse_transform and self._named_kernel().of_numbers:
+        if self.fit_inverse_transform and kernel.of_numbers:
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
         self._solver().require()
-        given = "float32" if self.dtype is None and getattr(X, "dtype", None) == np.float32 else "float64"
+        given = "float32" if self.dtype is None and is_single(X) else "float64"
         count = count_of(self.n_components)
         return Wanted(count, precision(given if self.dtype is None else self.dtype), self.on_indefinite)
 
@@ -344,12 +347,6 @@ class KernelPCA(Preimages):
         return self.explained_variance_ / total if total > 0 else np.zeros(len(self.eigenvalues_))
 
     @property
-    def gamma_(self) -> float:
-        """Gamma of the named kernels, as fitted."""
-        check_is_fitted(self, "model_")
-        return 1 / self.n_features_in_ if self.gamma is None else float(self.gamma)
-
-    @property
     def X_fit_(self) -> object:  # noqa: N802  # scikit-learn's name
         """The training rows, (N, d)."""
         check_is_fitted(self, "model_")
@@ -396,5 +393,6 @@ class KernelPCA(Preimages):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = not self.fit_inverse_transform
         tags.transformer_tags.preserves_dtype = ["float64", "float32"] if self.dtype is None else [str(self.dtype)]
         return tags

@@ -22,7 +22,17 @@ from dkfm.tiling import row_slices
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["GivenGram", "Numbers", "Points", "Training", "in_memory", "standardized", "training", "weighted"]
+__all__ = [
+    "GivenGram",
+    "Numbers",
+    "Points",
+    "Training",
+    "in_memory",
+    "is_single",
+    "standardized",
+    "training",
+    "weighted",
+]
 
 _TILE_VALUES = 2**23
 """Of a Gram matrix, read at a time."""
@@ -193,6 +203,12 @@ def in_memory(X: object) -> object:
     """Return what a fit is given: a dask data frame as one in memory, anything else as it is."""
     lazy_frame = hasattr(X, "map_partitions") and not hasattr(X, "map_blocks") and hasattr(X, "compute")
     return X.compute() if lazy_frame else X  # type: ignore[attr-defined]  # as just seen
+
+
+def is_single(X: object) -> bool:
+    """Whether all that a fit is given is float32."""
+    types = list(getattr(X, "dtypes", [getattr(X, "dtype", None)]))
+    return bool(types) and all(kind == np.float32 for kind in types)
 
 
 def training(kernel: Kernel, X: object, *, copy: bool = True) -> Training:
