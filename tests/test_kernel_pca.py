@@ -401,6 +401,7 @@ def test_products_that_do_not_suffice_are_told(rng):
     with pytest.raises(ConvergenceError, match=r"After 3 products .* raise max_iter"):
         KernelPCA(5, kernel="rbf", eigen_solver="arpack", max_iter=3).fit(X)
     KernelPCA(5, kernel="rbf", eigen_solver="randomized").fit(X)
+    assert KernelPCA(60, kernel="rbf", eigen_solver="randomized", iterated_power=0).fit(X).eigenvalues_.shape == (60,)
 
 
 @pytest.mark.parametrize("q", [3, 20])
@@ -417,6 +418,9 @@ def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, 
     K = truth.kernel_(X)
     given_gram = KernelPCA(q, kernel="precomputed").fit(K)
     require_same(given_gram, OfGram(K, q), K, K[:20], 1e-9)
+    K[0] += 1e-3
+    with pytest.raises(InvalidInputError, match="not symmetric"):
+        KernelPCA(q, kernel="precomputed").fit(K)
     monkeypatch.setattr(preflight, "available_memory", lambda: 10**6)
     with pytest.raises(BudgetError, match="Lanczos with N = 1200"):
         KernelPCA(q, kernel="rbf").fit(X)

@@ -19,7 +19,7 @@ from dkfm.kernels.blocks import mirror_lower
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head, Model
 from dkfm.pca import Components, Moments, Wanted, Weighting
-from dkfm.tiling import require_count
+from dkfm.tiling import count, require_count
 
 __all__ = ["SOLVERS", "Solver", "count_of", "find", "in_map", "model_of", "statistics"]
 
@@ -30,6 +30,9 @@ _MOST_ASKED = 1000
 
 _POWERS = 7, 4
 """Of scikit-learn's randomized solver, for few components and for more than a tenth of all."""
+
+_SYMMETRY = 1e-8
+"""Of a product of two vectors: more than rounding does."""
 
 Multiply = Callable[[Array], Array]
 
@@ -72,8 +75,8 @@ class Solver:
         """Return how many products with the Gram matrix are made at most."""
         if self.eigen_solver == "randomized":
             few, many = _POWERS
-            auto = few if q < 0.1 * n else many
-            return 1 + (auto if self.iterated_power == "auto" else int(self.iterated_power))
+            power = (few if q < 0.1 * n else many) if self.iterated_power == "auto" else int(self.iterated_power)
+            return max(1 + power, 1 + count(q, lanczos.block_columns(n, q)))  # blocks that hold as many, and some more
         if self.max_iter is not None:
             return int(self.max_iter)
         return lanczos.MANY if self.eigen_solver == "auto" else _MOST_ASKED
@@ -154,6 +157,7 @@ def _multiplier(given: Training, q: int, solver: Solver) -> Iterator[tuple[Multi
         # Of the symmetric matrix in C order from the left: four fifths of the time that K V takes.
         yield lambda V: (V.T @ K.T).T, K.diagonal().copy()
     elif isinstance(given, GivenGram):
+        _require_symmetric(given)
         yield lambda V: _by_rows(given, V), given.diagonal()
     else:
         tile_rows = min(solver.tile_rows or gram.TILE_ROWS, n)
@@ -167,6 +171,14 @@ def _multiplier(given: Training, q: int, solver: Solver) -> Iterator[tuple[Multi
             progress=solver.progress,
         ) as stored:
             yield stored.__matmul__, given.diagonal()
+
+
+def _require_symmetric(given: GivenGram) -> None:
+    """Raise unless ``u'Kv`` is ``v'Ku`` for two random vectors: one more reading of the matrix."""
+    V = np.random.default_rng(0).normal(size=(len(given.numbers), 2))
+    found = V.T @ _by_rows(given, V)
+    if abs(found[0, 1] - found[1, 0]) > _SYMMETRY * np.abs(found).max():
+        raise InvalidInputError("The Gram matrix is not symmetric.")
 
 
 def _by_rows(given: GivenGram, V: Array) -> Array:
