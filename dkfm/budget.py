@@ -40,9 +40,6 @@ PROCESS_BYTES = 2**24
 EIGENVECTORS, PIVOTS = 3, 2
 """How many arrays of N x N a root takes, that of eigenvectors and that of pivots."""
 
-_BLOCK_COLUMNS = 32
-"""Of a product with a Gram matrix, at most."""
-
 LARGEST_ROOT = 32_766
 """LAPACK's divide and conquer asks for 1 + 6N + 2N^2 values, counted in 32 bits."""
 
@@ -88,27 +85,27 @@ def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = E
     return _VALUE * (max(squares, blocks + 1) * n * n + 6 * n + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def leading_bytes(n: int, d: int, held: int, blocks: int = 1, copies: int = 1) -> int:
+def leading_bytes(n: int, d: int, held: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
     """Bytes that the driver takes, at its peak, to find a few eigenvectors of N rows of d columns, Gram in memory.
 
-    The Gram matrix, or the kernel's blocks where it is of one tile; the `held` columns of a basis, and half of them
-    again when it starts anew; the rows, and what the kernel prepares of them.
+    The Gram matrix, or the kernel's blocks where it is of one tile; the `held` columns of a basis, half of them again
+    when it starts anew, and some blocks of `columns`; the rows, and what the kernel prepares of them.
 
-    >>> leading_bytes(20_000, 50, 480) < fit_bytes(20_000, 50) / 2
+    >>> leading_bytes(20_000, 50, 720, 32) < fit_bytes(20_000, 50) / 2
     True
     """
     squares = blocks + 1 if n <= 2048 else 1
-    return _VALUE * (squares * n * n + _basis(n, held) + (2 + copies) * n * (d + 3)) + _OVERHEAD
+    return _VALUE * (squares * n * n + _basis(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def leading_stored_bytes(n: int, d: int, held: int, tile_rows: int, threads: int, copies: int = 1) -> int:
+def leading_stored_bytes(n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1) -> int:
     """Bytes of the same where the Gram matrix is in its store, and every thread has one tile of it."""
-    tiles = threads * tile_rows * tile_rows + 4 * (threads + 1) * tile_rows * _BLOCK_COLUMNS
-    return _VALUE * (tiles + _basis(n, held) + (2 + copies) * n * (d + 3)) + _OVERHEAD
+    tiles = threads * tile_rows * tile_rows + 4 * (threads + 1) * tile_rows * columns
+    return _VALUE * (tiles + _basis(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def _basis(n: int, held: int) -> int:
-    return n * (3 * held // 2 + 6 * _BLOCK_COLUMNS) + 4 * held * held
+def _basis(n: int, held: int, columns: int) -> int:
+    return n * (3 * held // 2 + 6 * columns) + 4 * held * held
 
 
 def columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:

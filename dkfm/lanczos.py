@@ -17,12 +17,16 @@ Multiply = Callable[[Array], Array]
 """From a block (n, p) to the product of the matrix and the block."""
 
 _EPS = float(np.finfo(np.float64).eps)
+_REACHED = 4 * _EPS
+"""Of the largest eigenvalue: a residual that rounding leaves."""
 
-_COLUMNS = 16, 32
-"""Of a block: a product with many columns takes hardly longer than one with a few."""
+_LEAST, _MORE = 16, 12
+"""Columns of a block: at least, for a product with many takes hardly longer than one with a few; and how many more than
+eigenvectors, of which no fewer may be asked at once: those of a repeated eigenvalue look the same to every product.
+"""
 
-_HELD = 20
-"""Blocks held at a time, beside four times the eigenvectors asked for."""
+_HELD = 640, 4
+"""Columns held at a time, beside four times the eigenvectors asked for; and blocks, at least."""
 
 _FIRST_LOOK, _LOOK = 6, 1.2
 """Products at the first look at what is there, and how many times as many there are at each next one."""
@@ -69,10 +73,9 @@ def block_columns(n: int, q: int) -> int:
     """Return the columns of a block that is to find q eigenvectors.
 
     >>> block_columns(4000, 20), block_columns(4000, 1), block_columns(4000, 100)
-    (32, 16, 32)
+    (32, 16, 112)
     """
-    least, most = _COLUMNS
-    return min(n, most, max(least, q + 12))
+    return min(n, max(_LEAST, q + _MORE))
 
 
 def suits(n: int, q: int) -> bool:
@@ -88,10 +91,10 @@ def held_columns(n: int, q: int) -> int:
     """Return how many columns are held at a time: with another block still less than n.
 
     >>> held_columns(4000, 20), held_columns(10**6, 200), held_columns(400, 20)
-    (720, 1440, 352)
+    (720, 1648, 352)
     """
-    p = block_columns(n, q)
-    return min((n // p - 1) * p, 4 * q + _HELD * p)
+    p, (columns, blocks) = block_columns(n, q), _HELD
+    return min((n // p - 1) * p, 4 * q + max(columns, blocks * p))
 
 
 class _Space:
@@ -152,7 +155,13 @@ def _orthonormal(block: Array) -> tuple[Array, Array]:
 
 
 def largest(
-    multiply: Multiply, start: Array, q: int, tol: float = 0.0, most: int = 1000, held: int | None = None
+    multiply: Multiply,
+    start: Array,
+    q: int,
+    tol: float = 0.0,
+    most: int = 1000,
+    noise: float = 0.0,
+    held: int | None = None,
 ) -> Pairs:
     """Return the q largest eigenvalues of a symmetric matrix (n, n), and their eigenvectors.
 
@@ -162,10 +171,13 @@ def largest(
     start : ndarray of shape (n, p)
         The first block, of full rank; every later one has p columns too, and p is less than n / 2.
     q : int
+        At most p.
     tol : float
         Of a residual as a share of its eigenvalue; at best the rounding unit of the largest one.
     most : int
         Products after which what there is is returned.
+    noise : float
+        What rounding adds to a product with a vector of length 1: no residual need be smaller.
     held : int, optional
         Columns of the basis, at least 2 (q + p); `held_columns` by default.
 
@@ -190,7 +202,8 @@ def largest(
         # The next block is orthogonal to all that is seen.
         residuals = np.linalg.norm(triangle @ vectors[space.count - p :], axis=0)
         best = slice(space.count - min(q, space.count), None)
-        allowed = np.maximum(tol * np.abs(values[best]), _EPS * max(abs(lowest), abs(float(values[-1]))))
+        reached = max(noise, _REACHED * max(abs(lowest), abs(float(values[-1]))))
+        allowed = np.maximum(tol * np.abs(values[best]), reached)
         converged = space.count >= q and bool((residuals[best] <= allowed).all())
         if converged or products == most:
             found = space.basis[:, : space.count] @ vectors[:, best][:, ::-1]

@@ -21,7 +21,7 @@ _VANISHED = 1e-12
 """Of the sum of the magnitudes: a smaller sum of weights is rounding."""
 
 
-def ridge(kernel: Kernel, scores: Array, X: Array, alpha: float) -> Array:
+def ridge(kernel: Kernel, scores: Array, X: Array, alpha: Array) -> Array:
     """Return the coefficients A (N, d) with which ``k(s, scores) A`` is nearest to the rows X that have these scores.
 
     Parameters
@@ -30,8 +30,8 @@ def ridge(kernel: Kernel, scores: Array, X: Array, alpha: float) -> Array:
         Of scores.
     scores : ndarray of shape (N, q)
     X : ndarray of shape (N, d)
-    alpha : float
-        The ridge.
+    alpha : ndarray of shape (N,)
+        The ridge: for a row of weight w, which is as good as w rows, a w-th of what it is for one.
 
     Notes
     -----
@@ -43,7 +43,7 @@ def ridge(kernel: Kernel, scores: Array, X: Array, alpha: float) -> Array:
         found: Array = solve(K, X, assume_a="pos", overwrite_a=True, check_finite=False)
     except LinAlgError:
         raise InvalidInputError(
-            f"{kernel!r} of the scores is not positive definite with alpha = {alpha:g}; raise alpha."
+            f"{kernel!r} of the scores is not positive definite with alpha = {alpha.max():g}; raise alpha."
         ) from None
     return found
 

@@ -39,15 +39,16 @@ def eigh_lower(K: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-def require_psd(lowest: float, highest: float, scale: float, n: int, on_indefinite: str, what: str) -> None:
-    """Raise, or warn under ``on_indefinite="clip"``, where rounding cannot explain the lowest eigenvalue."""
+def require_psd(lowest: float, highest: float, scale: float, n: int, on_indefinite: str, what: str) -> bool:
+    """Raise, or warn and return True under "clip", where rounding cannot explain the lowest eigenvalue."""
     if lowest >= -max(1000, n) * EPS * scale:
-        return
+        return False
     found = f"{what} is not positive semi-definite: lambda_min = {lowest:.6g}, lambda_max = {highest:.6g}"
     if on_indefinite != "clip":
         remedy = 'drop its negative part with on_indefinite="clip" (--on-indefinite clip)'
         raise NotPSDError(f"{found}; choose another kernel, or {remedy}.")
-    warnings.warn(f"{found}; its negative part is dropped, so the map is not exact.", DkfmWarning, stacklevel=4)
+    warnings.warn(f"{found}; its negative part is dropped, and the rest is not exact.", DkfmWarning, stacklevel=4)
+    return True
 
 
 def fix_signs(vectors: Array, over: Array | float = 1.0) -> Array:

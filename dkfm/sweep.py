@@ -67,7 +67,7 @@ def moments(score: Scorer, tiles: Iterable[Rows], diagonal: Array, weights: Arra
         second += scaled.T @ features
         first += scaled.sum(axis=0)
     total = float(weights.sum())
-    return Moments(second, first / total, total, float(weights @ diagonal))
+    return Moments(second, first / total, total, float(weights @ diagonal), len(weights))
 
 
 def combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:

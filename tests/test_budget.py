@@ -140,7 +140,7 @@ predicted = {"pivots": budget.fit_bytes(n, d, k.blocks, k.copies, budget.PIVOTS)
 if sys.argv[1] == "columns":
     predicted = budget.columns_bytes(n, d, estimator.rank_, k.copies)
 if sys.argv[1] == "few":
-    predicted = budget.leading_bytes(n, d, lanczos.held_columns(n, 20), k.blocks, k.copies)
+    predicted = budget.leading_bytes(n, d, lanczos.held_columns(n, 20), 32, k.blocks, k.copies)
 predicted = predicted or budget.fit_bytes(n, d, k.blocks, k.copies)
 print(json.dumps({"peak": peak_memory() - before, "predicted": predicted}))
 """
@@ -163,7 +163,7 @@ X = np.random.default_rng(0).normal(size=(n, d))
 pca = dkfm.KernelPCA(5, kernel="rbf")
 pca.fit(X[:1500])
 before = preflight.peak_memory()
-predicted = budget.leading_stored_bytes(n, d, lanczos.held_columns(n, 5), 2048, 2)
+predicted = budget.leading_stored_bytes(n, d, lanczos.held_columns(n, 5), 17, 2048, 2)
 preflight.available_memory = lambda: predicted
 pca.fit(X)
 print(json.dumps({"peak": preflight.peak_memory() - before, "predicted": predicted}))

@@ -144,7 +144,9 @@ def test_an_indefinite_kernel_is_refused_where_all_components_are_asked_for_and_
         ({"eigen_solver": "svd"}, "eigen_solver must be one of"),
         ({"formulation": "best"}, "formulation must be one of"),
         ({"formulation": "primal", "eigen_solver": "arpack"}, "root of the Gram matrix"),
-        ({"tol": -1}, r"tol must be in \[0, 1\)"),
+        ({"tol": -1}, "tol must be a number >= 0"),
+        ({"alpha": float("nan"), "fit_inverse_transform": True}, "alpha must be a finite number"),
+        ({"gamma": 1.0, "kernel": "rbf", "kernel_params": {"gamma": 2.0}}, "gamma is given twice"),
         ({"max_iter": 0}, "max_iter must be a positive integer"),
         ({"iterated_power": -1}, "iterated_power must be a positive integer"),
         ({"centered": "yes"}, "centered must be True or False"),
@@ -275,6 +277,76 @@ def test_what_is_saved_comes_back(rng, tmp_path):
     np.testing.assert_array_equal(loaded.reconstruction_error(X), pca.reconstruction_error(X))
     np.testing.assert_array_equal(loaded.inverse_transform(np.eye(3)), pca.inverse_transform(np.eye(3)))
     assert loaded.verify().certificate == pca.certificate_
+
+
+def test_weights_count_on_the_way_back_too(rng):
+    X, counts = rng.normal(size=(40, 3)), rng.integers(1, 4, 40)
+    options = {"n_components": 3, "kernel": "rbf", "gamma": 0.2, "fit_inverse_transform": True}
+    weighted = KernelPCA(**options).fit(X, sample_weight=counts)
+    repeated = KernelPCA(**options).fit(np.repeat(X, counts, axis=0))
+    scores = repeated.transform(X)
+    signs = np.sign(np.einsum("ij,ij->j", weighted.transform(X), scores))
+    np.testing.assert_allclose(
+        weighted.inverse_transform(scores * signs), repeated.inverse_transform(scores), atol=1e-9
+    )
+
+
+def test_what_is_dropped_has_no_variance(rng):
+    X = rng.normal(size=(60, 3))
+    with pytest.warns(DkfmWarning, match="negative part"):
+        clipped = KernelPCA(kernel="sigmoid", gamma=2.0, coef0=-1, on_indefinite="clip").fit(X)
+    assert abs(clipped.explained_variance_ratio_.sum() - 1) <= 1e-12
+
+
+def test_float32_that_does_not_hold_the_scores_is_told(rng):
+    X = (rng.normal(size=(60, 3)) + 1e4).astype(np.float32)
+    with pytest.warns(DkfmWarning, match="float32 does not hold these scores"):
+        KernelPCA(2).fit(X)
+    KernelPCA(2, dtype="float64").fit(X)
+
+
+@pytest.mark.parametrize("solver", ["auto", "arpack"])
+def test_a_gram_matrix_of_almost_equal_values_converges(solver, rng):
+    X = rng.normal(size=(1000, 100))
+    found = KernelPCA(5, kernel="rbf", gamma=1e-6, eigen_solver=solver, max_iter=60).fit(X)
+    truth = KernelPCA(5, kernel="rbf", gamma=1e-6, eigen_solver="dense").fit(X)
+    np.testing.assert_allclose(found.eigenvalues_, truth.eigenvalues_, rtol=1e-10)
+
+
+@pytest.mark.parametrize("solver", ["auto", "arpack", "randomized"])
+def test_an_eigenvalue_is_found_as_often_as_it_is_there(solver):
+    K = np.diag(np.append(np.ones(60), np.zeros(1140)))
+    found = KernelPCA(60, kernel="precomputed", centered=False, eigen_solver=solver, tol=1e-6).fit(K)
+    np.testing.assert_allclose(found.eigenvalues_, 1.0, rtol=1e-12)
+
+
+def test_all_ways_have_as_many_columns_as_are_asked_for(rng):
+    X = rng.normal(size=(60, 3))
+    widths = {KernelPCA(10, formulation=name).fit(X).transform(X).shape[1] for name in ("combined", "primal", "dual")}
+    phi = dkfm.ExactFeatureMap("linear", basis="spectral").fit(X)
+    assert widths | {KernelPCA.from_map(phi, 10).transform(X).shape[1]} == {10}
+
+
+def test_a_constant_column_is_not_scaled(rng):
+    X = np.column_stack([np.full(1000, 0.1), rng.normal(size=1000)])
+    assert KernelPCA(1, kernel="rbf").fit(X, standardize=True).scale_[0] == 1.0
+
+
+def test_components_of_a_precomputed_map_take_weights(rng):
+    X, k = rng.normal(size=(60, 2)), kernels.Gaussian(1.0)
+    K, weights = k(X), np.repeat([0.0, 1.0], 30)
+    phi = dkfm.ExactFeatureMap("precomputed", basis="cholesky").fit(K)
+    found = KernelPCA.from_map(phi, 3, K, sample_weight=weights)
+    assert found.certificate_.error < 1e-9
+    np.testing.assert_allclose(found.eigenvalues_, KernelPCA(3, kernel=k).fit(X[30:]).eigenvalues_, rtol=1e-8)
+
+
+def test_what_has_no_way_back_is_told_before_the_work(rng):
+    X = rng.normal(size=(30, 3))
+    with pytest.raises(NotSupportedError, match="not their scores"):
+        KernelPCA(2, kernel=kernels.Gaussian((1.0, 2.0, 3.0)), fit_inverse_transform=True).fit(X)
+    with pytest.raises(InvalidInputError, match="do not vary"):
+        KernelPCA(kernel="rbf", fit_inverse_transform=True).fit(np.ones((5, 2)))
 
 
 def test_a_share_of_variance_takes_the_fewest_components_that_explain_it(rng):
@@ -408,9 +480,9 @@ def test_products_that_do_not_suffice_are_told(rng):
 def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, monkeypatch, tmp_path):
     X, Z = rng.normal(size=(1200, 5)), rng.normal(size=(20, 5))
     truth = KernelPCA(q, kernel="rbf").fit(X)
-    from dkfm import budget
+    from dkfm import budget, lanczos
 
-    held = budget.leading_bytes(1200, 5, 480)
+    held = budget.leading_bytes(1200, 5, lanczos.held_columns(1200, q), lanczos.block_columns(1200, q))
     monkeypatch.setattr(preflight, "available_memory", lambda: held - 5_000_000)
     found = KernelPCA(q, kernel="rbf", tile_rows=300, workspace=tmp_path / "w").fit(X)
     require_same(found, truth, X, Z, 1e-9)

@@ -1,27 +1,42 @@
 """How the components of training rows are found: which solver, and where the Gram matrix is meanwhile."""
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from math import isqrt
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from dask.system import CPU_COUNT
 from sklearn.utils import check_random_state
 
 from dkfm import apply, budget, certificate, gram, lanczos, pca, preflight, progress, sweep
-from dkfm.errors import ConvergenceError, InvalidInputError
+from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.mapping import in_precision
-from dkfm.estimators.training import GivenGram, Points, Training, training, weighted
+from dkfm.estimators.training import TILE_VALUES, GivenGram, Points, Training, training, weighted
+from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.blocks import mirror_lower
 from dkfm.kernels.rows import Array, Rows
+from dkfm.kernels.translate import named
 from dkfm.model import Head, Model
-from dkfm.pca import Components, Moments, Wanted, Weighting
-from dkfm.tiling import count, require_count
+from dkfm.pca import Components, Moments, Problem, Wanted, Weighting
+from dkfm.tiling import require_count
 
-__all__ = ["SOLVERS", "Solver", "count_of", "find", "in_map", "model_of", "statistics"]
+__all__ = [
+    "SOLVERS",
+    "Solver",
+    "count_of",
+    "find",
+    "in_map",
+    "model_of",
+    "named_kernel",
+    "statistics",
+    "warn_of_rounding",
+]
 
 SOLVERS = ("auto", "dense", "arpack", "randomized")
 
@@ -31,10 +46,11 @@ _MOST_ASKED = 1000
 _POWERS = 7, 4
 """Of scikit-learn's randomized solver, for few components and for more than a tenth of all."""
 
+_UNHELD = 1e-2
+"""Of the largest variance: what float32 may be wrong by without a warning."""
+
 _SYMMETRY = 1e-8
 """Of a product of two vectors: more than rounding does."""
-
-Multiply = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -60,8 +76,8 @@ class Solver:
             raise InvalidInputError(f"formulation must be one of {forms}, and is {self.formulation!r}.")
         if self.formulation == "primal" and self.eigen_solver not in ("auto", "dense"):
             raise InvalidInputError('formulation="primal" has a root of the Gram matrix; use eigen_solver="dense".')
-        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float | np.number) or not 0 <= self.tol < 1:
-            raise InvalidInputError(f"tol must be in [0, 1), and is {self.tol!r}.")
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float | np.number) or not self.tol >= 0:
+            raise InvalidInputError(f"tol must be a number >= 0, and is {self.tol!r}.")
         if self.max_iter is not None:
             require_count(self.max_iter, "max_iter")
         try:
@@ -75,8 +91,8 @@ class Solver:
         """Return how many products with the Gram matrix are made at most."""
         if self.eigen_solver == "randomized":
             few, many = _POWERS
-            power = (few if q < 0.1 * n else many) if self.iterated_power == "auto" else int(self.iterated_power)
-            return max(1 + power, 1 + count(q, lanczos.block_columns(n, q)))  # blocks that hold as many, and some more
+            auto = few if q < 0.1 * n else many
+            return 1 + (auto if self.iterated_power == "auto" else int(self.iterated_power))
         if self.max_iter is not None:
             return int(self.max_iter)
         return lanczos.MANY if self.eigen_solver == "auto" else _MOST_ASKED
@@ -86,7 +102,29 @@ def count_of(n_components: object) -> int | float | None:
     """Return what `n_components` means: a number, a share of the variance, or all."""
     if isinstance(n_components, float | np.floating) and 0 < n_components < 1:
         return float(n_components)
+    if isinstance(n_components, float | np.floating):
+        raise InvalidInputError(
+            f"n_components must be a positive integer, or a share of variance below 1, and is {n_components!r}."
+        )
     return None if n_components is None else require_count(n_components, "n_components")
+
+
+def named_kernel(
+    kernel: KernelSpec,
+    gamma: float | None,
+    degree: float,
+    coef0: float,
+    kernel_params: Mapping[str, object] | None,
+) -> tuple[Kernel, float | None]:
+    """Return the kernel that the parameters of `KernelPCA` of these names mean, and gamma as given there or there."""
+    if gamma is not None and isinstance(kernel, Kernel):
+        raise KernelError(f"gamma belongs to the name of a kernel, and kernel is {kernel!r}.")
+    more = kernel_params if isinstance(kernel, str) and isinstance(kernel_params, Mapping) else {}
+    if gamma is not None and "gamma" in more:
+        raise KernelError("gamma is given twice, by itself and in kernel_params.")
+    gamma = cast("float | None", more.get("gamma", gamma))
+    parameters = named(kernel, gamma=gamma, degree=degree, coef0=coef0)
+    return as_kernel(kernel, {**parameters, **more} if isinstance(kernel, str) else kernel_params), gamma
 
 
 def find(given: Training, wanted: Wanted, weighting: Weighting, solver: Solver) -> Components:
@@ -128,15 +166,16 @@ def _leading(given: Training, wanted: Wanted, weighting: Weighting, solver: Solv
     start = rng.normal(size=(n, lanczos.block_columns(n, q)))
     most = solver.products(q, n)
     with (
-        _multiplier(given, q, solver) as (multiply, diagonal),
+        _problem(given, q, weighting, solver) as problem,
         progress.of_steps("dkfm-root", None, "product", solver.progress) as bar,
     ):
 
         def counted(V: Array) -> Array:
             bar.update()
-            return multiply(V)
+            return problem.multiply(V)
 
-        found, pairs = pca.leading(counted, diagonal, start, wanted, weighting, float(solver.tol), most)
+        shown = replace(problem, multiply=counted)
+        found, pairs = pca.leading(shown, start, wanted, weighting, float(solver.tol), most)
     if not pairs.converged and solver.eigen_solver != "randomized":
         raise ConvergenceError(
             f"After {pairs.products} products with the Gram matrix {q} components have residuals up to "
@@ -146,23 +185,21 @@ def _leading(given: Training, wanted: Wanted, weighting: Weighting, solver: Solv
 
 
 @contextmanager
-def _multiplier(given: Training, q: int, solver: Solver) -> Iterator[tuple[Multiply, Array]]:
-    """Return what multiplies with the Gram matrix, and its diagonal: in memory where it fits, else in its store."""
-    n, kernel, held = given.landmarks.shape[0], given.kernel, lanczos.held_columns(given.landmarks.shape[0], q)
-    have = preflight.available_memory()
-    need = budget.leading_bytes(n, given.width, held, kernel.blocks, kernel.copies)
-    if need <= have:
-        K = given.gram(solver.tile_rows, solver.workspace, solver.progress)
-        mirror_lower(K)
-        # Of the symmetric matrix in C order from the left: four fifths of the time that K V takes.
-        yield lambda V: (V.T @ K.T).T, K.diagonal().copy()
-    elif isinstance(given, GivenGram):
+def _problem(given: Training, q: int, weighting: Weighting, solver: Solver) -> Iterator[Problem]:
+    """Lend the problem, its Gram matrix in memory where it fits, else in its store."""
+    n, d, kernel, have = given.landmarks.shape[0], given.width, given.kernel, preflight.available_memory()
+    held, columns = lanczos.held_columns(n, q), lanczos.block_columns(n, q)
+    if budget.leading_bytes(n, d, held, columns, kernel.blocks, kernel.copies) <= have:
+        yield pca.in_place(given.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
+        return
+    whose = isinstance(given, GivenGram)
+    tile_rows, threads = (min(n, isqrt(TILE_VALUES)), 1) if whose else (solver.tile_rows or gram.TILE_ROWS, CPU_COUNT)
+    need = budget.leading_stored_bytes(n, d, held, columns, min(n, tile_rows), threads, kernel.copies)
+    budget.require(need, have, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
+    if isinstance(given, GivenGram):
         _require_symmetric(given)
-        yield lambda V: _by_rows(given, V), given.diagonal()
+        yield pca.implicit(partial(_by_rows, given), given.diagonal(), weighting)
     else:
-        tile_rows = min(solver.tile_rows or gram.TILE_ROWS, n)
-        need = budget.leading_stored_bytes(n, given.width, held, tile_rows, CPU_COUNT, kernel.copies)
-        budget.require(need, have, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
         with gram.stored_gram(
             kernel,
             given.landmarks,
@@ -170,7 +207,7 @@ def _multiplier(given: Training, q: int, solver: Solver) -> Iterator[tuple[Multi
             workspace=solver.workspace,
             progress=solver.progress,
         ) as stored:
-            yield stored.__matmul__, given.diagonal()
+            yield pca.implicit(stored.__matmul__, given.diagonal(), weighting)
 
 
 def _require_symmetric(given: GivenGram) -> None:
@@ -183,8 +220,9 @@ def _require_symmetric(given: GivenGram) -> None:
 
 def _by_rows(given: GivenGram, V: Array) -> Array:
     product, start = np.empty((len(given.numbers), V.shape[1])), 0
+    whole = len(given.numbers) == given.source.shape[1]
     for tile in given.tiles():
-        product[start : start + len(tile)] = tile[:, given.numbers] @ V
+        product[start : start + len(tile)] = (tile if whole else tile[:, given.numbers]) @ V
         start += len(tile)
     return product
 
@@ -192,6 +230,13 @@ def _by_rows(given: GivenGram, V: Array) -> Array:
 def model_of(kernel: Kernel, landmarks: Rows, found: Components, centered: bool, dtype: np.dtype[np.floating]) -> Model:
     """Return the model of components."""
     return in_precision(Model(kernel, landmarks, pca.heads(found, centered)), dtype)
+
+
+def warn_of_rounding(measured: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:
+    """Warn where float32 does not hold the scores of the training rows."""
+    if dtype == np.float32 and measured.error > _UNHELD:
+        message = f'float32 does not hold these scores, whose certificate is {measured}; fit with dtype="float64".'
+        warnings.warn(message, DkfmWarning, stacklevel=3)
 
 
 def statistics(found: Components, weight: float) -> dict[str, object]:
@@ -214,10 +259,11 @@ def in_map(
     if own:
         moments = _own_moments(feature_map, W, sample_weight)
     else:
-        given, weights = weighted(training(model.kernel, X, copy=False), sample_weight)
+        every = training(model.kernel, X, copy=False)
+        given, weights = weighted(every, sample_weight)
         moments = sweep.moments(score, given.tiles(), given.diagonal(), weights)
         if model.kernel.of_numbers:
-            landmarks = given.subset(np.asarray(model.points)[:, 0].astype(np.intp))
+            landmarks = every.subset(np.asarray(model.points)[:, 0].astype(np.intp))
     found = pca.of_map(W, moments, wanted, centered)
     made = model_of(model.kernel, model.points, found, centered, model.dtype)
     measure = certificate.of_components if own else certificate.of_axes
@@ -236,4 +282,4 @@ def _own_moments(feature_map: ExactFeatureMap, W: Array, sample_weight: object) 
         )
     points, values = feature_map.model_.points, feature_map.eigenvalues_
     similarity = float(feature_map.kernel_.self_similarities(points).sum())
-    return Moments(values, W.mean(axis=0) * values, float(len(W)), similarity)
+    return Moments(values, W.mean(axis=0) * values, float(len(W)), similarity, len(W))

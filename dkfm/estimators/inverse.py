@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm import apply, preflight, preimage
-from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError, UnsupportedStoreError
+from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.training import Training
 from dkfm.kernels.base import Kernel
@@ -18,6 +18,7 @@ from dkfm.kernels.maps import Warped
 from dkfm.kernels.rows import Array, as_rows, double
 from dkfm.model import Head, Model
 from dkfm.record import Record
+from dkfm.tiling import require_count
 from dkfm.workers import threads_of_a_task
 
 __all__ = ["Preimages"]
@@ -38,6 +39,8 @@ class Preimages(KernelEstimator):
         shapes |= {"mean": (d,), "scale": (d,)}
         if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
             raise UnsupportedStoreError("The fitted arrays of components do not fit their model.")
+        if not (arrays.get("sample_weight", np.ones(1)) > 0).all():
+            raise UnsupportedStoreError("The weights of the training rows are not all positive.")
         return super()._from_record(record)
 
     def inverse_transform(self, X: object) -> Array:
@@ -99,6 +102,9 @@ class Preimages(KernelEstimator):
         True
         """
         check_is_fitted(self, "model_")
+        require_count(max_iter, "max_iter")
+        if not tol >= 0:
+            raise InvalidInputError(f"tol must be a number >= 0, and is {tol!r}.")
         points, scores = self.model_.points, self._scores_of(X)
         if not preimage.has_fixed_point(self.kernel_) or not isinstance(points, np.ndarray):
             raise NotSupportedError(f"The fixed point is of Gaussian kernels of dense rows; this is {self.kernel_!r}.")
@@ -130,13 +136,29 @@ class Preimages(KernelEstimator):
             known = apply.finite_scores(self._scorer(), "scores", points, "The training rows").astype(np.float64)
         return cast("Array", points)[preimage.nearest(scores, known)]
 
-    def _inverse(self, given: Training, scores: Array, standardized: bool) -> dict[str, object]:
-        """Return what `inverse_transform` needs, from the scores of the training rows."""
+    def _require_way_back(self, given: Training, standardized: bool) -> None:
+        """Raise before the work where there is no ridge regression of the training rows on their scores."""
+        alpha = self.alpha
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 <= alpha < np.inf:
+            raise InvalidInputError(f"alpha must be a finite number >= 0, and is {alpha!r}.")
         if not isinstance(given.landmarks, np.ndarray):
             raise NotSupportedError("The inverse transform is of dense rows, and these are sparse.")
+        try:
+            _of_scores(given.kernel, standardized)(np.ones((1, given.landmarks.shape[1] + 1)))
+        except KernelError:
+            raise NotSupportedError(
+                f"{given.kernel!r} takes rows of {given.landmarks.shape[1]} columns, and not their scores: it has no "
+                "inverse transform."
+            ) from None
+
+    def _inverse(self, given: Training, scores: Array, weights: Array, standardized: bool) -> dict[str, object]:
+        """Return what `inverse_transform` needs, from the scores of the training rows."""
+        if not scores.shape[1]:
+            raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
         n, kernel = len(scores), _of_scores(given.kernel, standardized)
         preflight.require_driver(n, given.width, kernel.blocks, kernel.copies, squares=1)
-        return {"X_transformed_fit": scores, "dual_coef": preimage.ridge(kernel, scores, given.landmarks, self.alpha)}
+        X = cast("Array", given.landmarks)
+        return {"X_transformed_fit": scores, "dual_coef": preimage.ridge(kernel, scores, X, self.alpha / weights)}
 
 
 def _of_scores(kernel: Kernel, standardized: bool) -> Kernel:

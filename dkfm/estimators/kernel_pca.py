@@ -12,16 +12,15 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm import apply, certificate
 from dkfm.certificate import Certificate
-from dkfm.errors import InvalidInputError, KernelError
+from dkfm.errors import InvalidInputError
+from dkfm.estimators import components
 from dkfm.estimators.base import precision
-from dkfm.estimators.components import Solver, count_of, find, in_map, model_of, statistics
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.inverse import Preimages
 from dkfm.estimators.training import Training, in_memory, is_single, standardized, weighted
-from dkfm.kernels import KernelSpec, as_kernel
+from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array, as_rows
-from dkfm.kernels.translate import named
 from dkfm.pca import Wanted, Weighting
 from dkfm.workers import threads_of_a_task
 
@@ -50,7 +49,7 @@ class KernelPCA(Preimages):
     gamma, degree, coef0 : float
         Of the kernels that are named and have them; a gamma of None is 1 / d.
     kernel_params : mapping, optional
-        More parameters of a name; of a callable its keyword arguments.
+        Of a callable its keyword arguments; parameters of a name too, where scikit-learn ignores them.
     alpha : float
         The ridge of `inverse_transform`.
     fit_inverse_transform : bool
@@ -85,7 +84,7 @@ class KernelPCA(Preimages):
     dtype : {"float64", "float32"}, or NumPy's, optional
         What scores are computed in, by default what the training rows are in; the components are found in float64.
         float32 keeps those with an eigenvalue above 2e-7 of the largest, as scikit-learn does, costs about half, and
-        errs by some 1e-6 of the largest score.
+        errs by some 1e-6 of the largest score; by more, and with a warning, for kernels of products of rows far from 0.
     tile_rows : int, optional
         Rows and columns of a Gram tile; 2,048 by default. One tile is computed in this process, without a store.
     workspace : path, optional
@@ -218,24 +217,28 @@ class KernelPCA(Preimages):
             Whether columns are centred and divided by their standard deviation first. That is part of the kernel, and
             so of the model: `transform` and `dkfm score` take rows as they are.
         """
-        kernel, columns = self._named_kernel(), dict[str, object]()
+        kernel, gamma = components.named_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        columns: dict[str, object] = {}
         wanted, X = self._wanted(X, kernel), in_memory(X)
         if standardize:
             kernel, columns = standardized(kernel, X, sample_weight)
         given, weights = weighted(self._begin(X, kernel, copy=bool(self.copy_X)), sample_weight)
         weighting = Weighting(weights, bool(self.centered))
+        if self.fit_inverse_transform:
+            self._require_way_back(given, bool(columns))
         with threads_of_a_task():
-            found = find(given, wanted, weighting, self._solver())
+            found = components.find(given, wanted, weighting, self._solver())
             if self.remove_zero_eig:
                 found = found.first(int((found.eigenvalues > 0).sum()))
-            model = model_of(given.kernel, given.landmarks, found, weighting.centered, wanted.dtype)
+            model = components.model_of(given.kernel, given.landmarks, found, weighting.centered, wanted.dtype)
             measured = certificate.of_components(apply.prepare(model), found.eigenvalues, given.tiles(), weights)
-            fitted = {**columns, **statistics(found, weighting.total), "certificate": measured}
-            fitted["gamma"] = 1 / model.columns if self.gamma is None else float(self.gamma)
+            components.warn_of_rounding(measured, wanted.dtype)
+            fitted = {**columns, **components.statistics(found, weighting.total), "certificate": measured}
+            fitted["gamma"] = 1 / model.columns if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
                 scores = found.eigenvalues * found.weights / weights[:, np.newaxis]
-                fitted |= self._inverse(given, scores, "scale" in columns)
+                fitted |= self._inverse(given, scores, weights, bool(columns))
         return self._finish(X, model, fitted, {"dtype": wanted.dtype.name})
 
     @classmethod
@@ -281,9 +284,9 @@ class KernelPCA(Preimages):
         check_is_fitted(feature_map, "model_")
         kernel, dtype = feature_map.model_.kernel, feature_map.model_.dtype
         made = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
-        wanted = Wanted(count_of(n_components), dtype)
+        wanted = Wanted(components.count_of(n_components), dtype)
         with threads_of_a_task():
-            model, fitted, whole = in_map(feature_map, wanted, bool(centered), X, sample_weight)
+            model, fitted, whole = components.in_map(feature_map, wanted, bool(centered), X, sample_weight)
         fitted["gamma"] = 1 / model.columns
         made._set(model, fitted, {**{name: getattr(made, name) for name in cls._stored}, "whole": whole})
         made.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
@@ -298,17 +301,11 @@ class KernelPCA(Preimages):
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
         self._solver().require()
         given = "float32" if self.dtype is None and is_single(X) else "float64"
-        count = count_of(self.n_components)
+        count = components.count_of(self.n_components)
         return Wanted(count, precision(given if self.dtype is None else self.dtype), self.on_indefinite)
 
-    def _solver(self) -> Solver:
-        return Solver(**{field.name: getattr(self, field.name) for field in fields(Solver)})
-
-    def _named_kernel(self) -> Kernel:
-        if self.gamma is not None and isinstance(self.kernel, Kernel):
-            raise KernelError(f"gamma belongs to the name of a kernel, and kernel is {self.kernel!r}.")
-        parameters = named(self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0)
-        return as_kernel(self.kernel, {**parameters, **(self.kernel_params or {})})
+    def _solver(self) -> components.Solver:
+        return components.Solver(**{field.name: getattr(self, field.name) for field in fields(components.Solver)})
 
     def _of_training(self, X: object) -> Array:
         # From the eigenvectors: no second kernel product. A row without weight has none.

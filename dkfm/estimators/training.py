@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.preprocessing import StandardScaler
 
 from dkfm import gram, store
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import dask.array as da
 
 __all__ = [
+    "TILE_VALUES",
     "GivenGram",
     "Numbers",
     "Points",
@@ -34,16 +36,13 @@ __all__ = [
     "weighted",
 ]
 
-_TILE_VALUES = 2**23
+TILE_VALUES = 2**23
 """Of a Gram matrix, read at a time."""
 
 _GRAM = "The Gram matrix"
 
 _SYMMETRY = 1e-8
 """Of the largest value: more than rounding does to a kernel that is symmetric."""
-
-_CONSTANT = 1e-15
-"""Of a column's mean: a smaller deviation is rounding."""
 
 Numbers = npt.NDArray[np.intp]
 
@@ -165,7 +164,7 @@ class GivenGram:
 
     def tiles(self) -> Iterator[Array]:
         """Yield the rows of the matrix that are of the numbers."""
-        rows_at_once = max(1, _TILE_VALUES // self.source.shape[1])
+        rows_at_once = max(1, TILE_VALUES // self.source.shape[1])
         for part in row_slices(len(self.numbers), rows_at_once):
             yield self._rows(self.numbers[part])
 
@@ -232,10 +231,9 @@ def standardized(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kern
     rows = double(as_rows(X))
     if not isinstance(rows, np.ndarray):
         raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
-    weights = np.ones(len(rows)) if sample_weight is None else _checked(sample_weight, len(rows))
-    mean = np.average(rows, axis=0, weights=weights)
-    scale = np.sqrt(np.average(np.square(rows - mean), axis=0, weights=weights))
-    scale[scale <= _CONSTANT * np.abs(mean)] = 1.0
+    weights = None if sample_weight is None else _checked(sample_weight, len(rows))
+    scaler = StandardScaler().fit(rows, sample_weight=weights)  # it knows which columns are constant up to rounding
+    mean, scale = scaler.mean_, scaler.scale_
     return kernel.warp(Affine(tuple(1 / scale), tuple(-mean / scale))), {"mean": mean, "scale": scale}
 
 
