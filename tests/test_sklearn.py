@@ -24,8 +24,9 @@ REPEATED = {
 
 
 def expected_failures(estimator):
-    if not isinstance(estimator, dkfm.ExactFeatureMap):
-        return {}
+    if isinstance(estimator, dkfm.KernelPCA):
+        dense = "the way back is of dense rows, which the tags say, and scikit-learn 1.6 does not read them here"
+        return {"check_sample_weight_equivalence_on_sparse_data": dense} if estimator.fit_inverse_transform else {}
     names = "dense", "sparse"
     return {f"check_sample_weight_equivalence_on_{name}_data": REPEATED[estimator.basis] for name in names}
 
