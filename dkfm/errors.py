@@ -35,7 +35,7 @@ class InvalidTypeError(InvalidInputError, TypeError):
     """Rows that hold something else than numbers."""
 
 
-class NotSupportedError(InvalidInputError, NotImplementedError):
+class NotSupportedError(InvalidInputError):
     """What is asked of rows or a kernel that cannot give it."""
 
 

@@ -268,9 +268,8 @@ def driver_gram(
         return checked_block(kernel, X, X).T
     if find_client(client) is None and (workspace is None or not config.is_value(kernel)):
         return _in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
-    with _place(kernel, X, workspace) as path:
-        build_gram(kernel, X, path, tile_rows=tile_rows, client=client, progress=progress)
-        return _read_lower(path)
+    with stored_gram(kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress) as stored:
+        return _read_lower(stored.root)
 
 
 @contextmanager
