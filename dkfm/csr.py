@@ -7,7 +7,7 @@ import numpy as np
 import zarr
 from scipy.sparse import csr_array
 
-from dkfm import formats, store
+from dkfm import formats, stamps, store
 from dkfm.errors import UnsupportedStoreError
 from dkfm.kernels.rows import Rows, Sparse
 
@@ -90,3 +90,11 @@ class CsrSource:
     def read(self, rows: slice) -> Rows:
         """Return some rows."""
         return read(self.root, self.array, self.shape[1], rows)
+
+    def stamp(self) -> str:
+        """Return a digest of names, sizes and times of change."""
+        return stamps.of_path(self.root)
+
+    def where(self, row: int) -> tuple[str, int]:
+        """Return the path, and the row."""
+        return self.name, row

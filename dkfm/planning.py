@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkfm import apply, budget, links, tiling
+from dkfm.decoded import is_part
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.compose import widens
 from dkfm.kernels.rows import stored_values
 from dkfm.model import Head, Model, StoredWeights
 from dkfm.narrow import summed_values
-from dkfm.sources import Source, is_part
+from dkfm.sources import Source
 
 __all__ = ["Plan", "plan", "plan_streamed"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from dkfm import apply, budget, csr, outputs, planning, preflight, sources, tiling
+from dkfm import apply, budget, csr, decoded, outputs, planning, preflight, sources, tiling
 from dkfm.ahead import one_ahead
 from dkfm.clusters import executor, find_client
 from dkfm.errors import InvalidInputError
@@ -158,7 +158,7 @@ def batch_score(
             receipts = run(running, "dkfm-score", score_chunk, tasks, job.chunks, progress)
         finally:
             forget(record.digest)
-            sources.forget()
+            decoded.forget()
         seconds = time.perf_counter() - start
         outputs.complete(target, run_id, name, receipts)
     return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in receipts), job.chunks, seconds)

@@ -3,11 +3,9 @@
 A source on disk is a value of a few words: it travels in a task, and opens its file where it is read.
 """
 
+import hashlib
 import os
-import threading
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from dkfm import formats
+from dkfm import decoded, formats, stamps
+from dkfm.decoded import is_part
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.rows import (
     Array,
@@ -37,9 +36,7 @@ __all__ = [
     "NpySource",
     "Source",
     "ZarrSource",
-    "forget",
     "in_single",
-    "is_part",
     "open_source",
     "read_finite",
     "sample",
@@ -67,6 +64,31 @@ class Source(Protocol):
 
     def read(self, rows: slice) -> Rows:
         """Return some rows as float64, not checked for NaN; after `in_single`, as float32 where they are stored so."""
+
+    def stamp(self) -> str:
+        """Return what is another text once the rows have changed: of names, sizes and times, or of values in memory."""
+
+    def where(self, row: int) -> tuple[str, int]:
+        """Return the name of the file that holds a row, and the number of the row in it."""
+
+
+class _OneFile:
+    """Rows of one file, or of one store."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    def stamp(self) -> str:
+        """Return a digest of names, sizes and times of change."""
+        return stamps.of_path(self.path)
+
+    def where(self, row: int) -> tuple[str, int]:
+        """Return the path, and the row."""
+        return self.name, row
 
 
 class _Dense:
@@ -102,9 +124,20 @@ class MemorySource:
         """Return some rows, where they are dense a view of them."""
         return self.array[rows]
 
+    def stamp(self) -> str:
+        """Return a digest of the values."""
+        sums, rows = hashlib.sha256(), self.array
+        for values in [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, rows.indptr]:
+            sums.update(np.ascontiguousarray(values).data)
+        return sums.hexdigest()
+
+    def where(self, row: int) -> tuple[str, int]:
+        """Return the name, and the row."""
+        return self.name, row
+
 
 @dataclass(frozen=True)
-class NpySource(_Dense):
+class NpySource(_OneFile, _Dense):
     """Rows of a .npy file, memory-mapped, never unpickled."""
 
     path: Path
@@ -112,11 +145,6 @@ class NpySource(_Dense):
     chunk_rows: int = 1
     single: bool = False
     """Whether rows of float32 are read as they are."""
-
-    @property
-    def name(self) -> str:
-        """The path."""
-        return str(self.path)
 
     @classmethod
     def open(cls, path: Path) -> "NpySource":
@@ -145,7 +173,7 @@ def _map(path: Path) -> npt.NDArray[np.generic]:
 
 
 @dataclass(frozen=True)
-class ZarrSource(_Dense):
+class ZarrSource(_OneFile, _Dense):
     """Rows of an array in a Zarr version 3 store; its codecs are checked before it is opened."""
 
     path: Path
@@ -157,11 +185,6 @@ class ZarrSource(_Dense):
     """Whether rows of float32 are read as they are."""
     opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     """Which opening of the array this is: what was decoded for an earlier one may have changed since."""
-
-    @property
-    def name(self) -> str:
-        """The path."""
-        return str(self.path)
 
     @classmethod
     def open(cls, path: Path) -> "ZarrSource":
@@ -187,7 +210,7 @@ class ZarrSource(_Dense):
         for chunk in range(rows.start // self.chunk_rows, (rows.stop - 1) // self.chunk_rows + 1):
             first = chunk * self.chunk_rows
             part = slice(max(0, rows.start - first), min(self.chunk_rows, rows.stop - first))
-            parts.append(_decoded.part((self.opened, self.single, chunk), partial(self._read_chunk, chunk), part))
+            parts.append(decoded.part((self.opened, self.single, chunk), partial(self._read_chunk, chunk), part))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _read_chunk(self, chunk: int) -> Array:
@@ -208,46 +231,6 @@ class ZarrSource(_Dense):
 def in_single(source: Source) -> Source:
     """Return a source whose rows of float32 are read as they are, for a model that would round them anyway."""
     return replace(source, single=True) if isinstance(source, NpySource | ZarrSource) else source
-
-
-def is_part(rows: int, chunk_rows: int) -> bool:
-    """Whether so many rows are much less than a chunk, which is then decoded once for many tasks.
-
-    >>> is_part(500, 1000), is_part(1000, 1000)
-    (True, False)
-    """
-    return 2 * rows <= chunk_rows
-
-
-class _Last:
-    """The last two chunks that this process decoded: threads that want parts of them may stand on both sides."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._chunks: OrderedDict[tuple[str, bool, int], Array] = OrderedDict()
-
-    def part(self, key: tuple[str, bool, int], decode: Callable[[], Array], rows: slice) -> Array:
-        """Return a copy of some rows of a chunk, decoded if it is not there; the older one is let go first."""
-        with self._lock:
-            if key not in self._chunks:
-                while len(self._chunks) > 1:
-                    self._chunks.popitem(last=False)
-                self._chunks[key] = decode()
-            self._chunks.move_to_end(key)
-            return self._chunks[key][rows].copy()  # a view would keep the chunk alive
-
-    def forget(self) -> None:
-        """Let the chunks go."""
-        with self._lock:
-            self._chunks.clear()
-
-
-_decoded = _Last()
-
-
-def forget() -> None:
-    """Let go of what was kept for the next task of a job that has none."""
-    _decoded.forget()
 
 
 def open_source(data: object, name: str = "X") -> Source:
