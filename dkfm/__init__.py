@@ -10,29 +10,41 @@ if TYPE_CHECKING:
     from dkfm import kernels
     from dkfm.estimators import ExactFeatureMap, KernelPCA, load
     from dkfm.gram import build_gram
-    from dkfm.scoring import ScoreReport, batch_score, open_scores
+    from dkfm.planning import Plan
+    from dkfm.readers import iter_scores, open_scores
+    from dkfm.report import ScoreReport
+    from dkfm.scoring import batch_score, plan_score
+    from dkfm.verification import verify_scores
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ExactFeatureMap",
     "KernelPCA",
+    "Plan",
     "ScoreReport",
     "batch_score",
     "build_gram",
+    "iter_scores",
     "kernels",
     "load",
     "open_scores",
+    "plan_score",
+    "verify_scores",
 ]
 
 _HOMES = {
     "ExactFeatureMap": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
-    "ScoreReport": "dkfm.scoring",
+    "Plan": "dkfm.planning",
+    "ScoreReport": "dkfm.report",
     "batch_score": "dkfm.scoring",
     "build_gram": "dkfm.gram",
+    "iter_scores": "dkfm.readers",
     "load": "dkfm.estimators",
-    "open_scores": "dkfm.scoring",
+    "open_scores": "dkfm.readers",
+    "plan_score": "dkfm.scoring",
+    "verify_scores": "dkfm.verification",
 }
 
 

@@ -1,20 +1,21 @@
 """The command line: parse, call the public functions, print. A named error is one sentence on standard error."""
 
 import json
-import sys
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from dkfm import __version__
-from dkfm.errors import DkfmError
+from dkfm import __version__, arguments
+from dkfm.errors import DkfmError, StalledError
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from dkfm.estimators import KernelEstimator
+    from dkfm.report import ScoreReport
 
 __all__ = ["main"]
 
@@ -27,6 +28,11 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except DkfmError as error:
             click.echo(f"{type(error).__name__}: {error}", err=True)
+            if isinstance(error, StalledError):
+                os._exit(1)  # a thread that does not end would be waited for
+            ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo("Interrupted; dkfm score goes on from there with the same command.", err=True)
             ctx.exit(1)
 
 
@@ -67,39 +73,6 @@ def _client(address: str | None) -> "Iterator[Client | None]":
         yield client
 
 
-def _parameters(values: tuple[str, ...]) -> dict[str, object]:
-    parameters: dict[str, object] = {}
-    for value in values:
-        name, equals, text = value.partition("=")
-        if not (name and equals and text):
-            raise click.UsageError(f"--param takes NAME=VALUE, and got {value!r}.")
-        parts = [_number(part) for part in text.strip("()[] ").split(",") if part.strip()]
-        parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
-    return parameters
-
-
-def _number(text: str) -> object:
-    """Return a number; another word is for the kernel to take or refuse."""
-    try:
-        return int(text) if text.strip().lstrip("-").isdigit() else float(text)
-    except ValueError:
-        return text
-
-
-def _components(context: click.Context, parameter: click.Parameter, text: str | None) -> int | float | None:
-    """Return a count, or a share of the variance below 1."""
-    number = None if text is None else _number(text)
-    if number is None or (isinstance(number, int) and number >= 1) or (isinstance(number, float) and 0 < number < 1):
-        return number
-    raise click.BadParameter(f"{text} is no number of components, nor a share of variance below 1.")
-
-
-def _find_modules(*functions: str) -> None:
-    """Let functions that the user names be imported from the working directory, after all that is installed."""
-    if any(":" in function for function in functions) and "" not in sys.path:
-        sys.path.append("")
-
-
 @main.command()
 @click.argument("train")
 @click.argument("model")
@@ -123,7 +96,7 @@ def _find_modules(*functions: str) -> None:
 @click.option("--on-indefinite", type=click.Choice(["raise", "clip"]), default="raise", show_default=True)
 @click.option(
     "--components",
-    callback=_components,
+    callback=arguments.components,
     metavar="NUMBER",
     help="Of a pca: how many, or below 1 the share of variance they explain; all by default.",
 )
@@ -168,8 +141,8 @@ def fit(
     of_features = {name: value for name, value in of_features.items() if value is not None}
     if method == "pca" and of_features:
         raise click.UsageError(f"--{next(iter(of_features)).replace('_', '-')} belongs to --method features.")
-    _find_modules(kernel)
-    chosen = config.by_name(kernel, _parameters(param))
+    arguments.find_modules(kernel)
+    chosen = config.by_name(kernel, arguments.parameters(param))
     config.to_config(chosen)  # what cannot be saved is told before hours of work
     shared = {
         "tile_rows": tile_rows,
@@ -193,19 +166,33 @@ def fit(
     click.echo(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
 
 
+_STALL = 600.0
+
+
 @main.command()
 @click.argument("model")
 @click.argument("input")
 @click.argument("output")
 @click.option(
     "--output",
-    "name",
-    metavar="NAME",
-    help="scores, reconstruction_error, features or residual; by default what MODEL is for.",
+    "names",
+    metavar="NAMES",
+    help="Some of scores, reconstruction_error, features, residual, with commas; by default what MODEL is for.",
 )
 @click.option("--on-invalid", type=click.Choice(["raise", "nan"]), default="raise", show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")
+@click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default those of the fit, or all.")
+@click.option("--id-column", metavar="NAME", help="Of a table: kept as the first column of a Parquet OUTPUT.")
+@click.option(
+    "--stall-timeout",
+    type=click.FloatRange(min=1),
+    default=_STALL,
+    show_default=True,
+    help="Seconds without a finished task after which the job ends.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and whether the workers can hold it.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")
+@click.option("--json", "as_json", is_flag=True, help="The report for machines.")
 @_TRUSTED
 @_PROGRESS
 @_SCHEDULER
@@ -213,54 +200,93 @@ def score(
     model: str,
     input: str,  # noqa: A002  # click names the argument after what the user reads
     output: str,
-    name: str | None,
+    names: str | None,
     on_invalid: str,
     chunk_rows: int | None,
+    columns: str | None,
+    id_column: str | None,
+    stall_timeout: float,
+    dry_run: bool,
     overwrite: bool,
+    as_json: bool,
     trusted: tuple[str, ...],
     progress: bool,
     scheduler: str | None,
 ) -> None:
-    """Score the rows of INPUT (.npy, or a Zarr store) through MODEL into a Zarr store at OUTPUT."""
-    from dkfm.scoring import batch_score
+    """Score the rows of INPUT through MODEL into OUTPUT, or go on with what was begun there.
 
-    _find_modules(*trusted)
+    INPUT is a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz; OUTPUT is a folder
+    of Parquet where it ends in .parquet, else a Zarr store.
+    """
+    from dkfm.scoring import batch_score, plan_score
+
+    arguments.find_modules(*trusted)
     with _client(scheduler) as client:
+        asked = {
+            "output": arguments.listed(names),
+            "client": client,
+            "on_invalid": on_invalid,
+            "chunk_rows": chunk_rows,
+            "columns": arguments.listed(columns),
+            "id_column": id_column,
+            "overwrite": overwrite,
+            "trusted": trusted,
+        }
+        if dry_run:
+            plan = plan_score(model, input, output, **asked)  # type: ignore[arg-type]  # as its parameters are
+            click.echo(str(plan))
+            plan.require()
+            return
         report = batch_score(
             model,
             input,
             output,
-            output=name,
-            client=client,
-            on_invalid=on_invalid,
-            chunk_rows=chunk_rows,
-            overwrite=overwrite,
+            stall_timeout=stall_timeout,
             progress=progress,
-            trusted=trusted,
+            **asked,  # type: ignore[arg-type]  # as its parameters are
         )
+    if as_json:
+        click.echo(report.to_json())
+        return
+    click.echo(f"{output}: {_told(report)}")
+
+
+def _told(report: "ScoreReport") -> str:
     invalid = f", {report.invalid_rows:,} of them invalid" if report.invalid_rows else ""
-    click.echo(f"{output}: {report.rows:,} rows{invalid}, {report.rows_per_second:,.0f} rows per second")
+    before = report.chunks - report.scored_chunks
+    there = f", {before:,} of {report.chunks:,} chunks were there" if before else ""
+    again = f", {report.retries:,} tasks were started again" if report.retries else ""
+    speed = f", {report.rows_per_second:,.0f} rows per second" if report.scored_rows else ""
+    return f"{report.rows:,} rows{invalid}{there}{again}{speed}"
 
 
 @main.command()
 @click.argument("path")
-@click.option("--against", metavar="INPUT", help="Pair a feature map's landmarks with these rows.")
+@click.option("--against", metavar="INPUT", help="Score some of an output's rows anew, or pair a map with these.")
+@click.option(
+    "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows of an output to score anew."
+)
+@click.option("--model", metavar="MODEL", help="Of an output: where its model is, if it moved.")
 @_TRUSTED
-def verify(path: str, against: str | None, trusted: tuple[str, ...]) -> None:
-    """Measure a model's certificate anew, or read every chunk of an output against its receipt."""
-    from dkfm import formats, outputs, store
+def verify(path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...]) -> None:
+    """Measure a model's certificate anew, or hold an output against its receipts, and its input's rows."""
+    from dkfm import formats, store
     from dkfm.errors import InvalidInputError
 
-    root = store.local_path(path).absolute()
-    if formats.read_group(root)["kind"] == "scores":
+    arguments.find_modules(*trusted)
+    if formats.read_group(store.local_path(path).absolute())["kind"] == "scores":
+        from dkfm.verification import verify_scores
+
+        found = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
+        click.echo(f"{path}: {found.rows:,} rows, every chunk as it was written")
         if against is not None:
-            raise InvalidInputError("--against belongs to a model; an output is verified against its receipts.")
-        click.echo(f"{path}: {outputs.verify(root):,} rows, every chunk as it was written")
+            anew = f"{found.sampled:,} rows scored anew by the formula differ by at most {found.worst:.1g}"
+            click.echo(f"{path}: {anew} of what rounding allows")
         return
     from dkfm.estimators import load
-    from dkfm.sources import open_source, sample
+    from dkfm.sources import open_source
+    from dkfm.sources import sample as sample_of
 
-    _find_modules(*trusted)
     estimator = load(path, trusted=trusted)
     if estimator.kernel_.of_numbers:
         if against is None:
@@ -268,7 +294,7 @@ def verify(path: str, against: str | None, trusted: tuple[str, ...]) -> None:
         source = open_source(against)
         points: object = source.read(slice(0, source.shape[0]))
     else:
-        points = None if against is None else sample(open_source(against), 512)
+        points = None if against is None else sample_of(open_source(against), 512)
     for line in _verification(path, against, estimator, points):
         click.echo(line)
 

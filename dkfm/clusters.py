@@ -1,117 +1,24 @@
-"""Where tasks run: a Dask client, or a pool of threads in this process; both behind three methods."""
+"""Clients of Dask and clusters of this machine: found, connected to, started, asked."""
 
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dkfm.errors import ClusterError
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
 
-__all__ = [
-    "ClientExecutor",
-    "Executor",
-    "ThreadExecutor",
-    "connected",
-    "executor",
-    "find_client",
-    "inside_worker",
-    "local_cluster",
-]
+__all__ = ["ask_scheduler", "connected", "find_client", "inside_worker", "local_cluster", "worker_facts", "worker_name"]
 
 _GOODBYE = 10
 """Seconds that the workers of a local cluster have to leave it."""
 
-R = TypeVar("R")
-
-
-class Executor(Protocol):
-    """Runs tasks and hands them back as they finish; a context manager."""
-
-    threads: int
-
-    def submit(self, key: tuple[str, int], function: Callable[..., R], *arguments: object) -> None:
-        """Start one task; `key` names it on the dashboard."""
-
-    def as_completed(self) -> Iterator[object]:
-        """Yield results as tasks finish, those submitted meanwhile too; raise what a task raised."""
-
-    def cancel(self) -> None:
-        """Give up what has not finished."""
-
-
-class ThreadExecutor:
-    """A pool of threads in this process."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dkfm")
-        self._pending: set[Future[object]] = set()
-
-    def submit(self, key: tuple[str, int], function: Callable[..., R], *arguments: object) -> None:
-        """Start one task."""
-        self._pending.add(self._pool.submit(function, *arguments))
-
-    def as_completed(self) -> Iterator[object]:
-        """Yield results as tasks finish."""
-        while self._pending:
-            done, self._pending = wait(self._pending, return_when=FIRST_COMPLETED)
-            while done:
-                yield done.pop().result()
-
-    def cancel(self) -> None:
-        """Drop what has not started and wait for what has."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-class ClientExecutor:
-    """Tasks on a Dask cluster."""
-
-    def __init__(self, client: "Client") -> None:
-        from distributed import as_completed
-
-        if client.asynchronous:
-            raise ClusterError("This client is asynchronous, and dkfm needs a synchronous one: Client(...).")
-        try:
-            client.wait_for_workers(1, timeout=30)
-        except TimeoutError:
-            raise ClusterError("The cluster has had no worker for 30 seconds; start one and try again.") from None
-        self.threads = sum(client.nthreads().values())
-        self._client = client
-        self._completed = as_completed(loop=client.loop)
-        self._pending: set[object] = set()
-
-    def submit(self, key: tuple[str, int], function: Callable[..., R], *arguments: object) -> None:
-        """Start one task."""
-        future = self._client.submit(function, *arguments, key=key, pure=False)
-        self._pending.add(future)
-        self._completed.add(future)
-
-    def as_completed(self) -> Iterator[object]:
-        """Yield results as tasks finish."""
-        for future in self._completed:
-            self._pending.discard(future)
-            yield self._result(future)
-
-    def _result(self, future: "Future[object]") -> object:
-        from distributed import CancelledError, KilledWorker
-        from distributed.comm.core import CommClosedError
-
-        try:
-            return future.result()
-        except (KilledWorker, CancelledError, CommClosedError) as error:
-            raise ClusterError(f"The cluster lost the task {getattr(future, 'key', '')}: {error}") from error
-
-    def cancel(self) -> None:
-        """Cancel what has not finished."""
-        if self._pending and self._client.status == "running":
-            self._client.cancel(list(self._pending))
-        self._pending.clear()
+_ANSWER = 10
+"""Seconds that a scheduler has to answer a question."""
 
 
 def find_client(client: "Client | None") -> "Client | None":
@@ -129,37 +36,35 @@ def find_client(client: "Client | None") -> "Client | None":
 
 def inside_worker() -> bool:
     """Whether this is a task of a distributed worker."""
+    return worker_name() is not None
+
+
+def worker_name() -> str | None:
+    """Return the address of the distributed worker whose task this is; None outside of one."""
     if "distributed" not in sys.modules:
-        return False
+        return None
     from distributed import get_worker
 
     try:
-        get_worker()
+        return str(get_worker().address)
     except ValueError:
-        return False
-    return True
+        return None
 
 
-@contextmanager
-def executor(client: "Client | None") -> Iterator[Executor]:
-    """Open the executor of a client, or of this process without one; unfinished tasks are cancelled at the end."""
-    client = find_client(client)
-    if client is not None:
-        with _cancelled(ClientExecutor(client)) as on_cluster:
-            yield on_cluster
-        return
-    from dask.system import CPU_COUNT
-
-    with _cancelled(ThreadExecutor(1 if inside_worker() else CPU_COUNT)) as here:
-        yield here
+def worker_facts(client: "Client") -> dict[str, dict[str, Any]] | None:
+    """Return what a scheduler knows of each of its workers, by address; None if it does not answer."""
+    identity = ask_scheduler(client, "identity")
+    return None if identity is None else dict(identity["workers"])
 
 
-@contextmanager
-def _cancelled(running: Executor) -> Iterator[Executor]:
+def ask_scheduler(client: "Client", question: str, **options: object) -> Any:  # JSON of distributed
+    """Return the scheduler's answer to one of its own questions; None if there is none soon."""
+    if client.status != "running":
+        return None
     try:
-        yield running
-    finally:
-        running.cancel()
+        return client.sync(getattr(client.scheduler, question), callback_timeout=_ANSWER, **options)
+    except (TimeoutError, OSError):
+        return None
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from dkfm.estimators import ExactFeatureMap, KernelPCA
 from dkfm.gram import build_gram, workspace_path
 from dkfm.kernels import Gaussian
 from dkfm.kernels.rows import Array
-from dkfm.scoring import batch_score, open_scores
+from dkfm.readers import open_scores
+from dkfm.scoring import batch_score
 
 __all__ = ["run"]
 

@@ -16,10 +16,13 @@ __all__ = [
     "MissingExtraError",
     "NotPSDError",
     "NotSupportedError",
+    "StalledError",
     "StoreError",
     "StoreExistsError",
+    "UnreachableError",
     "UnsupportedStoreError",
     "UntrustedError",
+    "WorkerDiedError",
 ]
 
 
@@ -71,12 +74,24 @@ class UnsupportedStoreError(StoreError):
     """A store that this version does not read: newer, of another kind, or not of dkfm's format."""
 
 
+class UnreachableError(StoreError):
+    """A store that did not answer, or answered with an error of its own; trying again may help."""
+
+
 class UntrustedError(StoreError):
     """A store whose kernel is a function that the reader has not said to trust, or that has changed."""
 
 
 class ClusterError(DkfmError, RuntimeError):
     """A cluster that did not do all the work, or cannot."""
+
+
+class StalledError(ClusterError):
+    """Work of which nothing was heard for too long; threads of this process may still be at it."""
+
+
+class WorkerDiedError(ClusterError):
+    """A task whose workers died, every one of them."""
 
 
 class ConvergenceError(DkfmError, RuntimeError):

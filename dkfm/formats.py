@@ -17,10 +17,14 @@ from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, Uns
 from dkfm.tiling import count
 
 __all__ = [
+    "JOURNAL",
     "MARKER",
+    "TABLE",
     "ArrayInfo",
     "files",
     "foreign_file",
+    "is_partial",
+    "is_segment",
     "read_array",
     "read_group",
     "read_json",
@@ -28,11 +32,17 @@ __all__ = [
     "require_chunks",
 ]
 
-VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 1}
+VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 2}
 """The newest layout of each kind of store; this version reads these and writes these."""
 
 MARKER = "_COMPLETE"
 """Written last: a store without it is not finished."""
+
+JOURNAL = "_journal"
+"""The folder of an output's receipts while it is made."""
+
+TABLE = "_dkfm.json"
+"""What dkfm says of an output that is a folder of Parquet, whose readers pass over names like that."""
 
 _MAX_JSON = 2**26
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
@@ -59,6 +69,8 @@ _FIELDS = {
 }
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
 _INNER = re.compile(r"zarr\.json|c(/[0-9]+)*")
+_SEGMENT = re.compile(r"[0-9a-f]{32}-[0-9]{6,}\.json")
+_PART = re.compile(r"part-[0-9]{5,}\.parquet")
 CRC_BYTES = 4
 """The codec's checksum at the end of a chunk."""
 
@@ -88,6 +100,11 @@ class ArrayInfo:
         return ("/".join(["c", *map(str, place)]) for place in product(*map(range, self.grid)))
 
 
+def is_partial(name: str) -> bool:
+    """Whether a file has the name of one that is being written."""
+    return _PARTIAL.search(name) is not None
+
+
 def files(root: Path) -> Iterator[str]:
     """Yield the path of each file below `root`, relative to it; refuse links and whatever is not a plain file."""
     folders = [root]
@@ -95,7 +112,7 @@ def files(root: Path) -> Iterator[str]:
         folder = folders.pop()
         with os.scandir(folder) as entries:
             for entry in entries:
-                if _PARTIAL.search(entry.name):
+                if is_partial(entry.name):
                     continue  # what a writer is at, or a killed one left; no reader sees it
                 relative = Path(entry.path).relative_to(root).as_posix()
                 if entry.is_dir(follow_symlinks=False):
@@ -106,13 +123,21 @@ def files(root: Path) -> Iterator[str]:
                     yield relative
 
 
+def is_segment(name: str) -> bool:
+    """Whether a file has the name of a segment of a journal."""
+    return _SEGMENT.fullmatch(name) is not None
+
+
 def foreign_file(root: Path, own: Mapping[str, object]) -> str | None:
     """Return a file of a store that is not among those which its own attributes tell of, if any."""
     named = own.get("arrays")
     arrays = {str(name) for name in named} if isinstance(named, list) else set()
     for name in files(root):
         array, _, inner = name.partition("/")
-        if name not in ("zarr.json", MARKER) and not (array in arrays and _INNER.fullmatch(inner)):
+        of_zarr = name == "zarr.json" or (array in arrays and _INNER.fullmatch(inner))
+        of_table = own.get("form") == "parquet" and (name == TABLE or _PART.fullmatch(name))
+        of_job = own.get("kind") == "scores" and array == JOURNAL and is_segment(inner)
+        if not (name == MARKER or of_zarr or of_table or of_job):
             return name
     return None
 
@@ -151,9 +176,10 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
     """
     if not root.is_dir():
         raise StoreError(f"{root} is not a store: {'a file' if root.exists() else 'nothing'} is there.")
-    if (root / "zarr.json").is_symlink():
+    described = root / TABLE if (root / TABLE).is_file() and not (root / "zarr.json").exists() else root / "zarr.json"
+    if described.is_symlink():
         raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
-    metadata = read_json(root / "zarr.json")
+    metadata = read_json(described)
     attributes = metadata.get("attributes")
     own = attributes.get("dkfm") if isinstance(attributes, Mapping) else None
     if (

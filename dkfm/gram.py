@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm import budget, csr, formats, preflight, store, tiling
-from dkfm.clusters import executor, find_client
-from dkfm.errors import DamagedStoreError, KernelError, StoreError, StoreExistsError
+from dkfm import budget, csr, files, formats, preflight, store, tiling
+from dkfm.clusters import find_client
+from dkfm.errors import ClusterError, DamagedStoreError, KernelError, StoreError, StoreExistsError
+from dkfm.executors import executor
 from dkfm.job import run
 from dkfm.kernels import KernelSpec, as_kernel, config
 from dkfm.kernels.base import Kernel
@@ -114,9 +115,13 @@ def build_gram(
         readable = source if client is None else _shared_source(source, root, rows)
         pairs = list(tiling.lower_tiles(n, rows))
         tasks = ((kernel, readable, str(root), pair, rows) for pair in pairs)
-        run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+        tally = run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+    if tally.killers:
+        raise ClusterError(
+            f"Every worker died that computed the tile {pairs[tally.killers[0]]}; what else was built stays."
+        )
     _require_tiles(root)
-    with store.writing(root):
+    with files.writing(root):
         store.complete(root, {"tiles": len(pairs)})
     return _finished(root)
 
@@ -212,7 +217,7 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
         return source
     if not isinstance(source.array, np.ndarray):
         return csr.CsrSource(root, "rows", source.shape, source.row_values)
-    with store.writing(root):
+    with files.writing(root):
         shared = store.open_array(root, "rows", "r+")
         for part in tiling.row_slices(source.shape[0], rows):
             shared[part] = source.array[part]
@@ -233,7 +238,7 @@ def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int],
             block = checked_block(kernel, X, Y, (row.start, column.start))
         for image, _, _ in missing:
             store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
-    with store.writing(Path(root)):
+    with files.writing(Path(root)):
         for image, _, _ in (there for there in images if there not in missing):
             store.sync_chunk(Path(root) / "gram", image)  # what a killed build left may not be durable
     return pair

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dkfm import csr, formats, outputs, store
+from dkfm import csr, formats, journal, outputs, store
 from dkfm.errors import StoreError, UntrustedError
 from dkfm.kernels import config
 from dkfm.record import load_record
@@ -64,9 +64,21 @@ def _rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
 
 
 def _scores(root: Path, attributes: dict[str, object]) -> dict[str, object]:
-    facts = {key: attributes.get(key) for key in ("output", "model", "source")}
+    output = outputs.read(root)
+    facts: dict[str, object] = {
+        "outputs": {columns.output: columns.width for columns in output.columns},
+        "rows": output.rows,
+        "chunk_rows": output.chunk_rows,
+        "chunks": output.chunks,
+        "dtype": output.dtype,
+        "model": dict(output.model),
+        "input": dict(output.input),
+        "settings": dict(output.settings),
+    }
     try:
-        _, array = outputs.open_complete(root)
+        receipts = outputs.open_complete(root)[1].values()
     except StoreError as error:
-        return facts | {"complete": False, "reason": str(error)}
-    return facts | {"complete": True, "shape": list(array.shape), "chunk_rows": array.chunks[0]}
+        done = len({receipt.chunk for receipt in journal.receipts(root)})
+        return facts | {"complete": False, "reason": str(error), "chunks_in_the_journal": done}
+    invalid, size = (sum(values) for values in zip(*((r.invalid_rows, r.bytes) for r in receipts), strict=True))
+    return facts | {"complete": True, "invalid_rows": invalid, "bytes": size}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm import apply, store
+from dkfm import apply, files, store
 from dkfm.errors import InvalidInputError
 from dkfm.kernels import config
 from dkfm.kernels.base import Kernel
@@ -52,7 +52,7 @@ class Spilled:
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
         parent = None if workspace is None else store.local_path(workspace).absolute()
-        with store.writing(parent or Path(tempfile.gettempdir())):
+        with files.writing(parent or Path(tempfile.gettempdir())):
             if parent is not None:
                 parent.mkdir(parents=True, exist_ok=True)
             folder = tempfile.mkdtemp(prefix="dkfm-model-", dir=parent)

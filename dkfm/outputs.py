@@ -1,217 +1,331 @@
-"""Scores on disk: whole chunks written by their owner, read back, receipted, and completed by a marker."""
+"""Outputs of scoring jobs: what they are of, which chunks they have, and the marker that completes them.
 
-import os
+An output says which model, input and settings it is of, so that a job goes on with its own and never with another's.
+"""
+
+import json
 import uuid
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedRandom
 from pathlib import Path
-from typing import ClassVar
-
-import google_crc32c
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from dkfm import formats, store
-from dkfm.ahead import one_behind
-from dkfm.errors import DamagedStoreError, StoreError
+from dkfm.chunks import Chunk, Form, ZarrForm, checksum_of
+from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
+from dkfm.files import sync_folder, writing
 from dkfm.formats import CRC_BYTES
-from dkfm.kernels.rows import Array
-from dkfm.tiling import count, row_slices
+from dkfm.journal import Receipt
+from dkfm.tables import Columns, ParquetForm
+from dkfm.tiling import count, row_slice
 
-_AT_ONCE = 2**17
-"""Values that are read back at a time."""
+__all__ = [
+    "PARQUET",
+    "Output",
+    "complete",
+    "create",
+    "find",
+    "is_complete",
+    "is_sound",
+    "lacking",
+    "open_complete",
+    "read",
+    "remove",
+    "reopen",
+    "require_run",
+    "require_same",
+    "told",
+]
 
-_SOON = 2**20
-"""Bytes from which on a piece is made durable when it is written: the end of a chunk then waits for its last alone."""
-
-__all__ = ["Chunks", "Receipt", "complete", "create", "open_complete", "verify", "write_chunk"]
+PARQUET = "parquet"
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """What a task says of the chunk that it wrote and read back.
+class Output:
+    """What an output is of, as its attributes state.
 
-    The checksum is of the data alone: over the data and its own checksum it would be the same number for all.
+    Attributes
+    ----------
+    root : Path
+    columns : tuple of Columns
+        Of each head that is scored.
+    rows, chunk_rows : int
+    dtype : str
+    model, input, settings : mapping of str to str or None
+        Path and digest; name and stamp; what else makes the scores what they are.
+    run : str
+        The id that its creation gave it; a task of an earlier output at this path has another.
     """
 
-    chunk: int
-    invalid_rows: int
-    crc32c: int
+    root: Path
+    columns: tuple[Columns, ...]
+    rows: int
+    chunk_rows: int
+    dtype: str
+    model: Mapping[str, str]
+    input: Mapping[str, str]
+    settings: Mapping[str, str | None]
+    run: str = ""
+
+    @property
+    def form(self) -> Form:
+        """How its chunks lie on disk."""
+        if self.is_table:
+            return ParquetForm(self.root, self.columns, self.dtype, self.settings.get("id_column"))
+        outputs = tuple((columns.output, columns.width) for columns in self.columns)
+        return ZarrForm(self.root, outputs, self.chunk_rows, self.dtype)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a folder of Parquet."""
+        return self.settings.get("form") == PARQUET
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it has."""
+        return count(self.rows, self.chunk_rows)
+
+    def chunk(self, number: int) -> Chunk:
+        """Return one of its chunks."""
+        rows = self.slice(number)
+        return Chunk(number, rows.stop - rows.start)
+
+    def slice(self, number: int) -> slice:
+        """Return the rows of a chunk."""
+        return row_slice(number, self.rows, self.chunk_rows)
+
+    def difference(self, other: "Output") -> str | None:
+        """Return how another job differs from the one this output is of, in words; None where it is the same."""
+        if self.model["digest"] != other.model["digest"]:
+            return f"the model is another one than that of {self.model['path']} then"
+        if self.input["name"] != other.input["name"]:
+            return f"the input is {other.input['name']} and was {self.input['name']}"
+        if (self.input["stamp"], self.rows) != (other.input["stamp"], other.rows):
+            return f"the input {other.input['name']} has changed since"
+        if self.columns != other.columns:
+            was, now = (", ".join(columns.output for columns in output.columns) for output in (self, other))
+            return f"the output is {now} and was {was}"
+        changed = [key for key in other.settings if other.settings[key] != self.settings.get(key)]
+        if changed:
+            return f"{changed[0]} is {other.settings[changed[0]]!r} and was {self.settings.get(changed[0])!r}"
+        return None
 
 
-def create(
-    path: Path,
-    name: str,
-    shape: tuple[int, int],
-    chunk_rows: int,
-    model: str,
-    source: str,
-    overwrite: bool,
-    dtype: str = "float64",
-) -> str:
-    """Create an output of one array of scores (n, width), chunked by rows; return the id of this run."""
+def create(output: Output, overwrite: bool) -> Output:
+    """Make an output without chunks; return it with the id of its creation."""
     run = uuid.uuid4().hex
-    about: dict[str, object] = {"output": name, "model": model, "source": source, "run": run}
-    with store.making(path, "scores", about, [name], overwrite=overwrite) as group:
-        store.add_array(group, name, shape, (chunk_rows, shape[1]), dtype)
-    return run
+    about = {
+        "outputs": [[columns.output, columns.width, columns.prefix] for columns in output.columns],
+        "rows": output.rows,
+        "chunk_rows": output.chunk_rows,
+        "dtype": output.dtype,
+        "run": run,
+        "model": dict(output.model),
+        "input": dict(output.input),
+        "settings": dict(output.settings),
+    }
+    names = [] if output.is_table else [columns.output for columns in output.columns]
+    if output.is_table:
+        with store.making_folder(output.root, "scores", overwrite=overwrite) as folder:
+            folder.mkdir()
+            own = {**about, "kind": "scores", "version": formats.VERSIONS["scores"], "arrays": names, "form": PARQUET}
+            group = {"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}
+            (folder / formats.TABLE).write_text(json.dumps(group))
+    else:
+        with store.making(output.root, "scores", about, names, overwrite=overwrite) as made:
+            for columns in output.columns:
+                width = columns.width
+                store.add_array(made, columns.output, (output.rows, width), (output.chunk_rows, width), output.dtype)
+    return read(output.root)
 
 
-def write_chunk(path: Path, run: str, name: str, chunk: int, pieces: Generator[Array]) -> Receipt:
-    """Write one chunk durably, a piece of its rows while the next is made, read it back, and return the receipt.
+def find(root: Path) -> Output | None:
+    """Return the output at a path, finished or not; None where nothing is.
+
+    Raises
+    ------
+    StoreExistsError
+        Something else is there.
+    """
+    if not store.is_taken(root):
+        return None
+    kind = store.require_own(root)["kind"]
+    if kind != "scores":
+        raise StoreExistsError(f"{root} holds a dkfm {kind} store; choose another path.")
+    return read(root)
+
+
+def read(root: Path) -> Output:
+    """Read what an output is of, finished or not.
 
     Raises
     ------
     StoreError
-        The output at this path belongs to another run by now: a chunk that is late has no name there.
+        Not an output, or one whose attributes and arrays do not fit each other.
     """
-    _require_run(path, run)
-    info = formats.read_array(path / name)
-    with closing(pieces), store.chunk_file(path / name, (chunk, 0)) as file:
-        written = _Written(path / name, np.dtype(info.dtype), chunk, file)
-        one_behind(pieces, written.add)
-        store.require_place(path / name, info, (chunk, 0), (written.rows, *info.shape[1:]))
-        written.end(info)
-        _require_run(path, run)
-    return Receipt(chunk, written.invalid_rows, written.checksum)
+    own = formats.read_group(root, "scores")
+    try:
+        output = _of_attributes(root, own)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedStoreError(f"The attributes of {root} are not what dkfm writes ({error}).") from None
+    for columns in [] if output.is_table else output.columns:
+        info = formats.read_array(root / columns.output)
+        shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
+        if (info.shape, info.chunks, info.dtype) != (shape, chunks, output.dtype):
+            raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")
+    return output
 
 
-class _Written:
-    """What is in the file of a chunk so far, as it reads back."""
-
-    rows = invalid_rows = checksum = 0
-
-    def __init__(self, array: Path, dtype: np.dtype[np.generic], chunk: int, file: BufferedRandom) -> None:
-        self._array, self._dtype, self._chunk, self._file = array, dtype, chunk, file
-
-    def add(self, values: Array) -> None:
-        """Write some rows."""
-        if values.dtype != self._dtype:
-            raise AssertionError(f"Values of {values.dtype} are not of {self._array}.")
-        self.checksum = self._put(values, self.checksum)
-        if values.nbytes >= _SOON:
-            os.fdatasync(self._file.fileno())
-        self.rows += len(values)
-        self.invalid_rows += int(np.isnan(values.min(axis=1)).sum())
-
-    def end(self, info: formats.ArrayInfo) -> None:
-        """Fill the chunk up, and end it with its checksum."""
-        for part in row_slices(info.chunks[0] - self.rows, max(1, _AT_ONCE // info.chunks[1])):
-            self.checksum = self._put(store.filling(info, (part.stop - part.start, info.chunks[1])), self.checksum)
-        self._put(np.frombuffer(self.checksum.to_bytes(CRC_BYTES, "little"), np.uint8), 0)
-
-    def _put(self, values: npt.NDArray[np.generic], checksum: int) -> int:
-        """Write values, read them back some at a time, compare them as bits, and return the checksum that goes on."""
-        bits = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(-1).view(f"<u{values.itemsize}")
-        place = self._file.tell()
-        self._file.write(bits.data)
-        self._file.flush()
-        for part in row_slices(len(bits), _AT_ONCE):
-            some = bits[part]
-            found = os.pread(self._file.fileno(), some.nbytes, place + part.start * bits.itemsize)
-            if len(found) != some.nbytes or not np.array_equal(np.frombuffer(found, bits.dtype), some):
-                raise DamagedStoreError(f"Chunk {self._chunk} of {self._array} does not read back as it was written.")
-            checksum = google_crc32c.extend(checksum, found)
-        return checksum
+def _of_attributes(root: Path, own: Mapping[str, Any]) -> Output:
+    columns = tuple(Columns(_name(name), _count(width), _text(prefix)) for name, width, prefix in own["outputs"])
+    settings = {_text(key): None if value is None else _text(value) for key, value in own["settings"].items()}
+    model, given = ({key: _text(own[part][key]) for key in keys} for part, keys in _TEXTS.items())
+    rows, chunk_rows = _count(own["rows"]), _count(own["chunk_rows"])
+    if not columns or own["dtype"] not in ("float64", "float32") or chunk_rows > rows:
+        raise ValueError("a size or a type")
+    if (settings.get("form") == PARQUET) != (own.get("form") == PARQUET):
+        raise ValueError("its form")
+    return Output(root, columns, rows, chunk_rows, own["dtype"], model, given, settings, _text(own["run"]))
 
 
-def _require_run(path: Path, run: str) -> None:
-    if formats.read_group(path, "scores").get("run") != run:
-        raise StoreError(f"{path} was replaced by another run while this one worked.")
+_TEXTS = {"model": ("path", "digest"), "input": ("name", "stamp")}
 
 
-def _require_receipts(path: Path, name: str, checksums: Sequence[int]) -> None:
-    """Compare the checksum that each chunk file ends with to its receipt: four bytes a chunk."""
-    for chunk, checksum in enumerate(checksums):
-        with _chunk_file(path, name, chunk).open("rb") as file:
-            file.seek(-CRC_BYTES, os.SEEK_END)
-            if int.from_bytes(file.read(), "little") != checksum:
-                raise DamagedStoreError(f"Chunk {chunk} of {path} is not the one of its receipt.")
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text")
+    return value
 
 
-def _chunk_file(path: Path, name: str, chunk: int) -> Path:
-    return path / name / "c" / str(chunk) / "0"
+def _name(value: object) -> str:
+    name = _text(value)
+    if not name.isidentifier():
+        raise ValueError("the name of an output")
+    return name
 
 
-def complete(path: Path, run: str, name: str, receipts: Sequence[Receipt]) -> None:
-    """Complete an output with all its receipts, once this process sees every chunk as its receipt says."""
-    ordered = sorted(receipts, key=lambda receipt: receipt.chunk)
-    columns = {"invalid_rows": [r.invalid_rows for r in ordered], "crc32c": [r.crc32c for r in ordered]}
-    _require_run(path, run)
-    formats.require_chunks(path / name, formats.read_array(path / name))
-    _require_receipts(path, name, columns["crc32c"])
-    with store.writing(path):
-        store.complete(path, columns)
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 < value < 2**48:
+        raise ValueError("a number")
+    return value
 
 
-def open_complete(path: Path) -> tuple[str, store.ZarrArray]:
-    """Open a finished output and return the name of its array and the array.
+def require_same(found: Output, wanted: Output) -> None:
+    """Raise, naming what changed, unless an output is of the job that is wanted."""
+    what = found.difference(wanted)
+    if what is not None:
+        state = "a complete output" if is_complete(found.root) else "an unfinished output"
+        raise StoreExistsError(
+            f"{found.root} holds {state} of another job: {what}; choose another path, or replace it with "
+            "overwrite=True (--overwrite)."
+        )
+
+
+def require_run(root: Path, run: str) -> None:
+    """Raise unless an output is still the one that a task is of."""
+    if formats.read_group(root, "scores").get("run") != run:
+        raise StoreError(f"{root} was replaced by another run while this one worked.")
+
+
+def is_complete(root: Path) -> bool:
+    """Whether an output has its marker."""
+    return (root / formats.MARKER).is_file()
+
+
+def is_sound(output: Output, receipt: Receipt) -> bool:
+    """Read the files of a chunk again: whether they are what a receipt of it says."""
+    if not 0 <= receipt.chunk < output.chunks or receipt.rows != output.chunk(receipt.chunk).rows:
+        return False
+    trailer = 0 if output.is_table else CRC_BYTES
+    files = output.form.files(receipt.chunk)
+    try:
+        size = sum(file.stat().st_size for file in files)
+        for file, expected in zip(files, receipt.crc32c, strict=True):
+            checksum, rest = checksum_of(file, trailer)
+            if checksum != expected or (trailer and rest != expected.to_bytes(CRC_BYTES, "little")):
+                return False
+    except (OSError, ValueError):
+        return False
+    return size == receipt.bytes
+
+
+def lacking(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
+    """Return the chunks without a receipt, or whose files are gone or do not end as it says: a look at each file."""
+    form = output.form
+    return [
+        number
+        for number in range(output.chunks)
+        if number not in receipts
+        or not all(form.is_as(number, file, crc) for file, crc in enumerate(receipts[number].crc32c))
+    ]
+
+
+def complete(output: Output, receipts: Mapping[int, Receipt]) -> None:
+    """Complete an output: its marker has what every chunk must be."""
+    require_run(output.root, output.run)
+    ordered = [receipts[number] for number in range(output.chunks)]
+    columns = {name: [getattr(r, name) for r in ordered] for name in ("crc32c", "invalid_rows", "bytes")}
+    with writing(output.root):
+        store.complete(output.root, {"run": output.run, **columns})
+
+
+def reopen(output: Output) -> None:
+    """Take the marker of an output away, before a chunk of it goes."""
+    with writing(output.root):
+        (output.root / formats.MARKER).unlink(missing_ok=True)
+        sync_folder(output.root)
+
+
+def remove(output: Output, numbers: Sequence[int]) -> None:
+    """Remove the files of some chunks, as far as there are any."""
+    with writing(output.root):
+        for number in numbers:
+            for file in output.form.files(number):
+                file.unlink(missing_ok=True)
+
+
+def told(output: Output) -> dict[int, Receipt]:
+    """Return what the marker of a finished output says of each chunk.
+
+    Raises
+    ------
+    StoreError
+        Not finished, or with a marker that is not of this output.
+    """
+    marker = formats.read_marker(output.root)
+    columns = [marker.get(name) for name in ("crc32c", "invalid_rows", "bytes")]
+    files = len(output.form.files(0))
+    if marker.get("run") != output.run or not all(isinstance(c, list) and len(c) == output.chunks for c in columns):
+        raise DamagedStoreError(
+            f"The marker of {output.root} does not have the receipts of its {output.chunks} chunks."
+        )
+    try:
+        return {
+            number: _of_marker(output.chunk(number), files, *row)
+            for number, row in enumerate(zip(*columns, strict=True))
+        }
+    except (TypeError, ValueError):
+        raise DamagedStoreError(f"The marker of {output.root} has no receipts that dkfm writes.") from None
+
+
+def _of_marker(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:
+    numbers = [*crc32c, invalid, size]
+    if len(crc32c) != files or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("A receipt has numbers.")
+    return Receipt(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
+
+
+def open_complete(root: Path) -> tuple[Output, dict[int, Receipt]]:
+    """Open a finished output, all chunks of which are there as far as a look at the ends of their files tells.
 
     Raises
     ------
     StoreError
         Not an output, not finished, or a chunk lost or cut short.
     """
-    name, array, _ = _open(path)
-    return name, array
-
-
-def _open(path: Path) -> tuple[str, store.ZarrArray, list[int]]:
-    attributes = formats.read_group(path, "scores")
-    checksums = formats.read_marker(path).get("crc32c")
-    name = attributes.get("output")
-    if not isinstance(name, str) or "/" in name or name.startswith("."):
-        raise DamagedStoreError(f"{path} names no output.")
-    info = formats.read_array(path / name)
-    formats.require_chunks(path / name, info)
-    chunks = count(info.shape[0], info.chunks[0])
-    if not isinstance(checksums, list) or len(checksums) != chunks or any(type(c) is not int for c in checksums):
-        raise DamagedStoreError(f"The marker of {path} does not have the receipts of its {chunks} chunks.")
-    _require_receipts(path, name, checksums)
-    return name, store.open_array(path, name), checksums
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """Scores (n, width) of a finished output, read by slices; what was lost, changed or replaced since is an error."""
-
-    path: Path
-    name: str
-    run: str
-    shape: tuple[int, ...]
-    chunk_rows: int
-    dtype: np.dtype[np.floating]
-    ndim: ClassVar[int] = 2
-
-    @classmethod
-    def open(cls, path: Path) -> "Chunks":
-        """Open a finished output, as `open_complete` does."""
-        name, array = open_complete(path)
-        run = str(formats.read_group(path, "scores").get("run"))
-        return cls(path, name, run, array.shape, array.chunks[0], array.dtype)
-
-    def __getitem__(self, places: tuple[slice, ...]) -> Array:
-        _require_run(self.path, self.run)
-        start, stop, _ = places[0].indices(self.shape[0])
-        for chunk in range(start // self.chunk_rows, count(stop, self.chunk_rows)):
-            if not _chunk_file(self.path, self.name, chunk).exists():
-                raise DamagedStoreError(f"Chunk {chunk} of {self.path} is gone.")
-        try:
-            return np.asarray(store.open_array(self.path, self.name)[places])
-        except (ValueError, RuntimeError, OSError) as error:
-            raise DamagedStoreError(f"Rows {start} to {stop} of {self.path} cannot be read: {error}") from None
-
-
-def verify(path: Path) -> int:
-    """Read every chunk of a finished output again, hold it against its receipt, and return the number of rows."""
-    name, array, checksums = _open(path)
-    for chunk, checksum in enumerate(checksums):
-        try:
-            raw = _chunk_file(path, name, chunk).read_bytes()
-        except OSError as error:
-            raise StoreError(f"Chunk {chunk} of {path} cannot be read: {error.strerror}.") from None
-        if google_crc32c.value(raw[:-CRC_BYTES]) != checksum:
-            raise DamagedStoreError(f"Chunk {chunk} of {path} is not what was written: its checksum differs.")
-    return int(array.shape[0])
+    output = read(root)
+    receipts = told(output)
+    lost = lacking(output, receipts)
+    if lost:
+        raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")
+    return output, receipts

@@ -1,6 +1,6 @@
 """What a scoring job will do, on paper: chunks in step with the source, and the bytes of a task and of a worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,18 +39,18 @@ _AT_ONCE = 10
 _STREAMED_ROWS = 64, 4096
 """Rows of a task that reads its weights from the store: for fewer it would be reading alone."""
 
-_MAX_CHUNKS = 2**22
+_MAX_CHUNKS = 2**20
 """Receipts that one marker holds."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Plain numbers, made before anything is written.
+    """Plain numbers, made before anything is written; as text, what a user wants to know of a job.
 
     Attributes
     ----------
     rows, columns, width : int
-        Of the source, and of the output.
+        Of the source, and of all outputs together.
     chunk_rows, chunks : int
         Of the output; a chunk is a task.
     piece_rows : int
@@ -59,6 +59,16 @@ class Plan:
         Whether the weights stay in the store, and every task reads them from there.
     task_bytes, model_bytes : int
         What one task takes, and what all tasks of a process share.
+    chunk_bytes : int
+        Of the scores in a chunk.
+    row_seconds : float
+        What a row takes one thread, on paper.
+    threads : int
+        Of all workers.
+    have_bytes : int
+        What a task may take of its worker; fewer than `task_bytes` are a refusal.
+    done : int
+        Chunks that are there.
     """
 
     rows: int
@@ -70,13 +80,46 @@ class Plan:
     streamed: bool
     task_bytes: int
     model_bytes: int
+    chunk_bytes: int
+    row_seconds: float
+    threads: int
+    have_bytes: int = 0
+    done: int = 0
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all scores on disk."""
+        return self.chunks * self.chunk_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that what is left takes, on paper."""
+        return (self.chunks - self.done) * self.chunk_rows * self.row_seconds / self.threads
 
     def worker_bytes(self, threads: int, before: int) -> int:
         """Bytes, at its peak, of a worker process with some threads; `before` are those of `workers.process_bytes`."""
         return before + budget.PROCESS_BYTES + self.model_bytes + threads * self.task_bytes
 
+    def require(self) -> None:
+        """Raise a BudgetError unless a worker can hold its tasks."""
+        remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
+        budget.require(self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows", remedy)
 
-def plan(model: Model, output: str, source: Source, chunk_rows: int | None = None, threads: int = 1) -> Plan:
+    def __str__(self) -> str:
+        large, megabytes = budget.megabytes(self.output_bytes), budget.megabytes
+        lines = {
+            "rows": f"{self.rows:,} of {self.columns:,} columns, to {self.width:,} columns of scores",
+            "chunks": f"{self.chunks:,} of {self.chunk_rows:,} rows, {self.done:,} of them done",
+            "output": f"{large}, {megabytes(self.chunk_bytes)} a chunk",
+            "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",
+            "task": f"{megabytes(self.task_bytes)}, where a worker has {megabytes(self.have_bytes)} for each",
+            "model": f"{megabytes(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
+            "time": f"about {self.seconds / 3600:.2g} hours ({self.seconds:.3g} s) on paper",
+        }
+        return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
+
+
+def plan(model: Model, outputs: Sequence[str], source: Source, chunk_rows: int | None = None, threads: int = 1) -> Plan:
     """Plan a job with the whole model in memory: chunks of half a second, in step with those of the source.
 
     Of many chunks every thread gets as many as the others.
@@ -86,20 +129,26 @@ def plan(model: Model, output: str, source: Source, chunk_rows: int | None = Non
     InvalidInputError
         The source has another number of columns than the model.
     """
-    head = _checked(model, output, source)
-    n, rows, values = model.landmarks.shape[0], source.shape[0], source.row_values
+    heads = _checked(model, outputs, source)
+    n, rows, size = model.landmarks.shape[0], source.shape[0], model.dtype.itemsize
+    width = sum(head.width for head in heads)
     if chunk_rows is None:
-        wanted = int(_TASK_SECONDS / budget.score_seconds(n, values, head.width, model.dtype.itemsize))
-        wanted = min(wanted, tiling.count(rows, _TASKS), _CHUNK_BYTES // (model.dtype.itemsize * head.width))
+        wanted = int(_TASK_SECONDS / _row_seconds(model, heads, source))
+        wanted = min(wanted, tiling.count(rows, _TASKS), _CHUNK_BYTES // (size * width))
         chunk_rows = _balanced(rows, max(1, wanted), threads, source.chunk_rows)
     chunk_rows = min(chunk_rows, rows)
-    wide = max(head.width, head.columns)
-    tile = apply.tile_rows(n, _dense_columns(model), wide, model.dtype.itemsize)
-    return _plan(model, head, source, chunk_rows, _piece_rows(chunk_rows, source, model.dtype.itemsize), tile)
+    wide = max(max(head.width, head.columns) for head in heads)
+    tile = apply.tile_rows(n, _dense_columns(model), wide, size)
+    return _plan(model, heads, source, chunk_rows, _piece_rows(chunk_rows, source, size), tile, threads)
 
 
 def plan_streamed(
-    model: Model, output: str, source: Source, have: Callable[[int], int], chunk_rows: int | None = None
+    model: Model,
+    outputs: Sequence[str],
+    source: Source,
+    have: Callable[[int], int],
+    chunk_rows: int | None = None,
+    threads: int = 1,
 ) -> Plan:
     """Plan a job whose weights are read from the store by every task, for as many rows as its memory takes.
 
@@ -107,19 +156,26 @@ def plan_streamed(
     ----------
     model : Model
         With weights in its store.
-    output : str
+    outputs : sequence of str
     source : Source
     have : callable
         From the bytes that the tasks of a process share to those that one task may take.
     chunk_rows : int, optional
+    threads : int
     """
-    head = _checked(model, output, source)
+    heads = _checked(model, outputs, source)
+
+    def planned(rows: int) -> Plan:
+        return _plan(model, heads, source, rows, rows, rows, threads, streamed=True)
+
     if chunk_rows is None:
-        chunk_rows = _rows_within(
-            lambda rows: _plan(model, head, source, rows, rows, rows, streamed=True), source, have
-        )
-    chunk_rows = min(chunk_rows, source.shape[0])
-    return _plan(model, head, source, chunk_rows, chunk_rows, chunk_rows, streamed=True)
+        chunk_rows = _rows_within(planned, source, have)
+    return planned(min(chunk_rows, source.shape[0]))
+
+
+def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
+    width = sum(head.width for head in heads)
+    return budget.score_seconds(model.landmarks.shape[0], source.row_values, width, model.dtype.itemsize)
 
 
 def _rows_within(planned: Callable[[int], Plan], source: Source, have: Callable[[int], int]) -> int:
@@ -131,19 +187,20 @@ def _rows_within(planned: Callable[[int], Plan], source: Source, have: Callable[
     return _in_step(rows, source.chunk_rows)
 
 
-def _checked(model: Model, output: str, source: Source) -> Head:
+def _checked(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
     if source.shape[1] != model.columns:
         raise InvalidInputError(
             f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.columns}."
         )
-    head = model.head(output)
-    if model.kernel.of_numbers and links.is_scalar(head.link):
-        raise InvalidInputError(
-            f"The {output} of a precomputed kernel needs k(z, z): use {output}(Z, diag=) in Python."
-        )
-    if head.width == 0:
-        raise InvalidInputError(f"This model has no {output}: its training rows do not vary.")
-    return head
+    for output in outputs:
+        head = model.head(output)
+        if model.kernel.of_numbers and links.is_scalar(head.link):
+            raise InvalidInputError(
+                f"The {output} of a precomputed kernel needs k(z, z): use {output}(Z, diag=) in Python."
+            )
+        if head.width == 0:
+            raise InvalidInputError(f"This model has no {output}: its training rows do not vary.")
+    return [model.head(output) for output in outputs]
 
 
 def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
@@ -181,16 +238,17 @@ def _piece_rows(chunk_rows: int, source: Source, itemsize: int) -> int:
 
 def _plan(
     model: Model,
-    head: Head,
+    heads: Sequence[Head],
     source: Source,
     chunk_rows: int,
     piece_rows: int,
     tile: int,
+    threads: int,
     *,
     streamed: bool = False,
 ) -> Plan:
     n, rows, values, kernel = model.landmarks.shape[0], source.shape[0], source.row_values, model.kernel
-    chunks, size = tiling.count(rows, chunk_rows), model.dtype.itemsize
+    chunks, size, width = tiling.count(rows, chunk_rows), model.dtype.itemsize, sum(head.width for head in heads)
     if chunks > _MAX_CHUNKS:
         raise InvalidInputError(f"{rows} rows in {chunks} chunks are more than {_MAX_CHUNKS}; raise chunk_rows.")
     shared_read, beside = _reading(source, chunk_rows, piece_rows)
@@ -199,26 +257,36 @@ def _plan(
         blocks = 1 + 2 * (kernel.blocks + 1)  # a block in float64, and rounded
     if values < source.shape[1] or not isinstance(model.landmarks, np.ndarray):
         blocks += 3  # sparse rows are multiplied beside the block
-    product = head.columns if head.rotation is not None or links.is_scalar(head.link) else 0
-    beside += size * summed_values(n, head.columns)
-    if streamed and isinstance(head.weights, StoredWeights):
-        beside += 3 * size * n * head.weights.panel
-    task = budget.score_task_bytes(
-        piece_rows, values, n, head.width, min(tile, piece_rows), blocks, product, size, beside
-    )
-    held, heads = stored_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
-    shared = shared_read + budget.model_bytes(n, held, heads, kernel.copies, size)
+    product = max(_product_columns(head) for head in heads)
+    beside += size * max(summed_values(n, head.columns) for head in heads)
+    if streamed:
+        beside += 3 * size * n * max(map(_panel, heads))
+    task = budget.score_task_bytes(piece_rows, values, n, width, min(tile, piece_rows), blocks, product, size, beside)
+    held, stored = stored_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
     return Plan(
-        rows,
-        source.shape[1],
-        head.width,
-        chunk_rows,
-        chunks,
-        piece_rows,
-        streamed,
-        task,
-        shared,
+        rows=rows,
+        columns=source.shape[1],
+        width=width,
+        chunk_rows=chunk_rows,
+        chunks=chunks,
+        piece_rows=piece_rows,
+        streamed=streamed,
+        task_bytes=task,
+        model_bytes=shared_read + budget.model_bytes(n, held, stored, kernel.copies, size),
+        chunk_bytes=size * chunk_rows * width,
+        row_seconds=_row_seconds(model, heads, source),
+        threads=threads,
     )
+
+
+def _panel(head: Head) -> int:
+    """Return how many columns of a head's weights are read from their store together."""
+    return head.weights.panel if isinstance(head.weights, StoredWeights) else 0
+
+
+def _product_columns(head: Head) -> int:
+    """Return the columns of what a head makes beside its output."""
+    return head.columns if head.rotation is not None or links.is_scalar(head.link) else 0
 
 
 def _reading(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:

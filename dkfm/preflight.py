@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkfm import budget
-from dkfm.errors import BudgetError
+from dkfm.clusters import worker_facts
+from dkfm.errors import BudgetError, ClusterError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -63,10 +64,9 @@ def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
     """
     if client is None:
         return (available_memory() - shared) // threads
-    limits: list[tuple[int, int]] = list(client.run(_worker_limits).values())
+    facts = worker_facts(client)
+    if not facts:
+        raise ClusterError("The scheduler does not answer, or has no workers; start one and try again.")
+    # A worker without a limit of its own has what is left of its machine, which may be this one.
+    limits = ((int(fact["memory_limit"] or available_memory()), int(fact["nthreads"])) for fact in facts.values())
     return min((int(_SHARE * limit) - shared) // nthreads for limit, nthreads in limits)
-
-
-def _worker_limits(dask_worker) -> tuple[int, int]:  # type: ignore[no-untyped-def]  # distributed has no types
-    limit = dask_worker.memory_manager.memory_limit or available_memory()
-    return limit, dask_worker.state.nthreads

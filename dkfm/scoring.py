@@ -1,77 +1,39 @@
 """Millions of rows through a saved model: plan, tasks that own whole chunks, receipts, completion marker.
 
-A task carries two paths, a digest and a slice; the model is opened once per worker process.
+A task carries two paths, a digest and a number; the model is opened once per worker process. A job that was cut short
+goes on where it was: only chunks without a receipt that is true run again.
 """
 
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+import uuid
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dkfm import apply, budget, csr, decoded, outputs, planning, preflight, sources, tiling
-from dkfm.ahead import one_ahead
-from dkfm.clusters import executor, find_client
-from dkfm.errors import InvalidInputError
-from dkfm.job import run
-from dkfm.kernels import config, trust
-from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array, Rows, finite_rows
-from dkfm.model import Model
+from dkfm import decoded, files, outputs, sources
+from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError
+from dkfm.job import STALL_SECONDS, Tally, run
+from dkfm.journal import Journal, Receipt
+from dkfm.outputs import Output
 from dkfm.planning import Plan
-from dkfm.record import load_record
-from dkfm.sources import MemorySource, Source, open_source, read_finite
-from dkfm.store import local_path, making, writing
-from dkfm.workers import forget, saved_scorer, single_blas_thread
+from dkfm.preparing import Job, Request, Savable, known, prepared
+from dkfm.report import ScoreReport, slowest
+from dkfm.tasks import Work, check_chunks, score_chunk
+from dkfm.workers import forget
 
 if TYPE_CHECKING:
-    import dask.array as da
     from distributed import Client
 
-__all__ = [
-    "Savable",
-    "ScoreReport",
-    "Work",
-    "batch_score",
-    "main_output",
-    "open_scores",
-    "score_chunk",
-]
+__all__ = ["batch_score", "plan_score"]
 
+_ROUNDS = 3
+"""How often chunks that get lost while the job runs are made again."""
 
-@runtime_checkable
-class Savable(Protocol):
-    """An estimator that writes itself to a store."""
+_CHECKED_TOGETHER = 16
+"""Chunks that a task reads again."""
 
-    @property
-    def kernel_(self) -> Kernel:
-        """The kernel as fitted."""
-
-    def save(self, path: str | Path) -> None:
-        """Write the model."""
-
-
-@dataclass(frozen=True)
-class ScoreReport:
-    """What a finished scoring job did."""
-
-    path: str
-    rows: int
-    invalid_rows: int
-    chunks: int
-    seconds: float
-
-    @property
-    def rows_per_second(self) -> float:
-        """Rows divided by the seconds from the first task to the last."""
-        return self.rows / self.seconds if self.seconds > 0 else float("inf")
+_LEFT_ALONE = 3600.0
+"""Seconds after which what was being written is taken for a dead writer's."""
 
 
 def batch_score(
@@ -79,33 +41,45 @@ def batch_score(
     source: object,
     destination: str | Path,
     *,
-    output: str | None = None,
+    output: str | Sequence[str] | None = None,
     client: "Client | None" = None,
     on_invalid: str = "raise",
     chunk_rows: int | None = None,
+    columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    stall_timeout: float = STALL_SECONDS,
     overwrite: bool = False,
     progress: bool = True,
     trusted: Collection[str] = (),
 ) -> ScoreReport:
-    """Score the rows of a source through a model into a Zarr output.
+    """Score the rows of a source through a model into an output, or go on with one that was begun.
 
     Parameters
     ----------
     model : path or fitted estimator
         A saved model, or an estimator, which is saved for the time of the job.
     source : path, zarr.Array or array-like of shape (n, d)
-        Where the rows are: a .npy file, a Zarr store, or store.zarr/array. On a cluster every worker must see it.
+        Where the rows are: see `dkfm.sources.open_source`. On a cluster every worker must see it.
     destination : str or Path
-        Where the output is made; it must not exist.
-    output : str, optional
-        Which output of the model: by default "scores" of a KernelPCA, which has "reconstruction_error" too, and
-        "features" of a map, which has "residual".
+        Where the output is made: a folder of Parquet where it ends in ``.parquet``, else a Zarr store. An output there
+        of the same model, input and settings is gone on with; a complete one is read again, and mended where it is
+        damaged; anything else is refused.
+    output : str or sequence of str, optional
+        Which outputs of the model, all from one pass: by default "scores" of a KernelPCA, which has
+        "reconstruction_error" too, and "features" of a map, which has "residual".
     client : distributed.Client, optional
         By default the current one, else threads of this process.
     on_invalid : {"raise", "nan"}
-        A row with NaN or infinity stops the job before its chunk is written, or scores NaN and is counted.
+        A row with NaN or infinity, or one that overflows the kernel, stops the job before its chunk is written, or
+        scores NaN and is counted.
     chunk_rows : int, optional
         Rows of a task, which is one chunk of the output.
+    columns : sequence of str, optional
+        Of a table, by name: by default those that the model was fitted with, or, if it knows no names, all.
+    id_column : str, optional
+        Of a table: what tells its rows apart; the output, a table too, has it as its first column.
+    stall_timeout : float
+        Seconds without a finished task after which the job ends with an error.
     overwrite : bool
         Whether an earlier output of dkfm's at `destination` is replaced.
     progress : bool
@@ -121,7 +95,8 @@ def batch_score(
     Raises
     ------
     InvalidInputError, StoreError, BudgetError, ClusterError
-        In one sentence each; the output is then without its marker, and no reader takes it for finished.
+        In one sentence each; the output is then without its marker, and no reader takes it for finished. The same call
+        goes on from there.
 
     Examples
     --------
@@ -133,165 +108,156 @@ def batch_score(
     ...     report.rows, dkfm.open_scores(folder + "/scores.zarr").shape
     (300, (300, 2))
     """
-    if on_invalid not in ("raise", "nan"):
-        raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {on_invalid!r}.')
-    if chunk_rows is not None:
-        chunk_rows = tiling.require_count(chunk_rows, "chunk_rows")
-    trusted = trust.as_trusted(trusted)
-    target, client = local_path(destination).absolute(), find_client(client)
-    with _saved(model) as path, _on_disk(source, client) as rows, executor(client) as running:
-        if isinstance(model, Savable):
-            trusted = config.functions(model.kernel_)
-        record = load_record(path, trusted=trusted, streamed=True)
-        name = main_output(record.model) if output is None else output
-        job = _planned(record.model, name, rows, chunk_rows, client, running.threads)
-        _require_outside(target, path, rows)
-        shape, dtype = (job.rows, job.width), str(record.model.dtype)
-        run_id = outputs.create(target, name, shape, job.chunk_rows, record.digest, rows.name, overwrite, dtype)
-        read = sources.in_single(rows) if record.model.dtype == np.float32 else rows
-        work = Work(
-            str(path), record.digest, trusted, job.streamed, read, job.piece_rows, str(target), run_id, name, on_invalid
-        )
-        tasks = ((work, chunk, part) for chunk, part in enumerate(tiling.row_slices(job.rows, job.chunk_rows)))
-        start = time.perf_counter()
-        try:
-            receipts = run(running, "dkfm-score", score_chunk, tasks, job.chunks, progress)
-        finally:
-            forget(record.digest)
-            decoded.forget()
-        seconds = time.perf_counter() - start
-        outputs.complete(target, run_id, name, receipts)
-    return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in receipts), job.chunks, seconds)
+    request = Request(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
+    with prepared(model, source, request, client) as job:
+        job.plan.require()
+        return _Scoring(job, stall_timeout, progress).run()
 
 
-def _planned(
-    model: Model, output: str, source: Source, chunk_rows: int | None, client: "Client | None", threads: int
+def plan_score(
+    model: "str | Path | Savable",
+    source: object,
+    destination: str | Path,
+    *,
+    output: str | Sequence[str] | None = None,
+    client: "Client | None" = None,
+    on_invalid: str = "raise",
+    chunk_rows: int | None = None,
+    columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    overwrite: bool = False,
+    trusted: Collection[str] = (),
 ) -> Plan:
-    """Plan a job with its weights in the memory of every worker, or, where that is too little, read from the store."""
-    job = planning.plan(model, output, source, chunk_rows, threads)
-    have = preflight.task_budget(client, threads, job.model_bytes)
-    if job.task_bytes > have and model.stored_values:
-        job = planning.plan_streamed(
-            model, output, source, lambda shared: preflight.task_budget(client, threads, shared), chunk_rows
-        )
-        have = preflight.task_budget(client, threads, job.model_bytes)
-    remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
-    budget.require(job.task_bytes, have, f"A scoring task of {job.chunk_rows} rows", remedy)
-    return job
-
-
-def _require_outside(target: Path, model: Path, source: Source) -> None:
-    """Refuse to replace what is being read."""
-    for path in (model, getattr(source, "path", None)):
-        if path is not None and path.resolve().is_relative_to(target.resolve()):
-            raise InvalidInputError(f"The output {target} would replace {path}, which this job reads.")
-
-
-def main_output(model: Model) -> str:
-    """Return the first output of a model, the one it is made for."""
-    return next(iter(model.heads))
-
-
-@contextmanager
-def _saved(model: "str | Path | Savable") -> Iterator[Path]:
-    if isinstance(model, str | os.PathLike):
-        yield local_path(model).absolute()
-        return
-    if not isinstance(model, Savable):
-        raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
-    folder = Path(tempfile.mkdtemp(prefix="dkfm-model-"))
-    try:
-        model.save(folder / "model")
-        yield folder / "model"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _on_disk(source: object, client: "Client | None") -> Iterator[Source]:
-    """Yield the rows; those of an array in memory are put where the workers of a client can read them."""
-    rows = open_source(source, "source")
-    if client is None or not isinstance(rows, MemorySource):
-        yield rows
-        return
-    folder = Path(tempfile.mkdtemp(prefix="dkfm-rows-"))
-    try:
-        if isinstance(rows.array, np.ndarray):
-            with writing(folder):
-                np.save(folder / "rows.npy", rows.array)
-            yield open_source(folder / "rows.npy")
-            return
-        with making(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
-            csr.write(group, "rows", rows.array)
-        yield csr.CsrSource(folder / "rows.zarr", "rows", rows.shape, rows.row_values)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What all tasks of a job share: paths, names and numbers."""
-
-    model: str
-    digest: str
-    trusted: tuple[str, ...]
-    streamed: bool
-    source: Source
-    piece_rows: int
-    target: str
-    run_id: str
-    output: str
-    on_invalid: str
-
-
-def score_chunk(work: Work, chunk: int, rows: slice) -> outputs.Receipt:
-    """Score the rows of one chunk, write it, and return its receipt."""
-    scorer = saved_scorer(work.model, work.digest, work.trusted, work.streamed)
-    with single_blas_thread():
-        return outputs.write_chunk(Path(work.target), work.run_id, work.output, chunk, _scores(work, scorer, rows))
-
-
-def _scores(work: Work, scorer: apply.Scorer, rows: slice) -> Generator[Array]:
-    """Yield the scores of some rows, piece by piece; while one is scored the next is read."""
-    read = read_finite if work.on_invalid == "raise" else _read
-    parts = [
-        slice(rows.start + part.start, rows.start + part.stop)
-        for part in tiling.row_slices(rows.stop - rows.start, work.piece_rows)
-    ]
-    for part, Z in zip(parts, one_ahead([partial(read, work.source, part) for part in parts]), strict=True):
-        if work.on_invalid == "raise":
-            yield apply.finite_scores(scorer, work.output, Z, work.source.name, part.start)
-        else:
-            yield _score_valid(scorer, work.output, Z)
-
-
-def _read(source: Source, rows: slice) -> Rows:
-    return source.read(rows)
-
-
-def _score_valid(score: apply.Scorer, output: str, Z: Rows) -> Array:
-    valid, rows = finite_rows(Z)
-    with np.errstate(over="ignore", invalid="ignore"):
-        scores = score(output, rows)
-    scores[~(valid & np.isfinite(scores).all(axis=1))] = np.nan
-    return scores
-
-
-def open_scores(path: str | Path) -> "da.Array":
-    """Open a finished output as a lazy dask array of shape (n, width).
+    """Return what `batch_score` would do, with the same parameters; nothing is written.
 
     Raises
     ------
-    StoreError
-        Nothing there, not finished, or a chunk lost, cut short or without a receipt; when it is computed, a chunk
-        whose bytes changed.
+    InvalidInputError, StoreError, ClusterError
+        What `batch_score` would refuse; that a worker cannot hold a task, the plan's `require` tells.
 
     Examples
     --------
-    See `batch_score`.
+    >>> import dkfm, numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(300, 5))
+    >>> plan = dkfm.plan_score(dkfm.KernelPCA(2).fit(X), X, "scores.zarr", chunk_rows=100)
+    >>> plan.chunks, plan.output_bytes
+    (3, 4800)
     """
-    import dask.array as da
+    request = Request(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
+    with prepared(model, source, request, client) as job:
+        return job.plan
 
-    scores = outputs.Chunks.open(local_path(path).absolute())
-    lazy: da.Array = da.from_array(scores, chunks=(scores.chunk_rows, scores.shape[1]), asarray=False)
-    return lazy
+
+class _Scoring:
+    """A job at work."""
+
+    def __init__(self, job: Job, stall: float, progress: bool) -> None:
+        self._job, self._stall, self._progress = job, stall, progress
+        self._receipts: dict[int, Receipt] = {}
+        self._new: dict[int, Receipt] = {}
+        self._retries = self._duplicates = 0
+
+    def run(self) -> ScoreReport:
+        """Do all that is not done, and complete the output."""
+        job = self._job
+        output = outputs.create(job.wanted, job.overwrite) if job.found is None else job.found
+        complete = job.found is not None and outputs.is_complete(output.root)
+        start = time.perf_counter()
+        try:
+            if job.found is not None:
+                files.sweep(output.root, _LEFT_ALONE)
+                complete = self._look_again(output) and complete
+            self._score(output)
+        except ClusterError as error:
+            raise type(error)(f"{error} The same command goes on from there.") from error
+        finally:
+            forget(job.record.digest)
+            decoded.forget()
+        seconds = time.perf_counter() - start
+        if not complete:
+            self._require_unchanged()
+            outputs.complete(output, self._receipts)
+            files.sweep(output.root)
+        return self._report(output, seconds)
+
+    def _look_again(self, output: Output) -> bool:
+        """Read what is there again; let go of what no receipt tells, or tells otherwise; say whether all is there."""
+        groups: dict[int, list[Receipt]] = {}
+        for receipt in known(output):
+            if receipt not in groups.setdefault(receipt.chunk // _CHECKED_TOGETHER, []):
+                groups[receipt.chunk // _CHECKED_TOGETHER].append(receipt)
+
+        def keep(sound: list[Receipt]) -> None:
+            self._receipts.update({receipt.chunk: receipt for receipt in sound})
+
+        tasks = ((output, group) for group in groups.values())
+        run(self._job.running, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall)
+        lost = [number for number in range(output.chunks) if number not in self._receipts]
+        if lost:
+            outputs.reopen(output)
+            outputs.remove(output, lost)
+        return not lost
+
+    def _score(self, output: Output) -> None:
+        book = Journal(output.root, uuid.uuid4().hex)
+
+        def done(receipt: Receipt) -> None:
+            self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
+            book.add(receipt)
+
+        try:
+            for _ in range(_ROUNDS):
+                left = outputs.lacking(output, self._receipts)
+                if not left:
+                    return
+                outputs.remove(output, [number for number in left if self._receipts.pop(number, None)])
+                tally = self._run(output, left, done)
+                self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
+                self._require_no_killers(output, [left[number] for number in tally.killers])
+        finally:
+            book.flush()
+        left = outputs.lacking(output, self._receipts)
+        if left:
+            raise DamagedStoreError(f"Chunk {left[0]} of {output.root} is lost again and again; who else writes there?")
+
+    def _run(self, output: Output, left: list[int], done: Callable[[Receipt], None]) -> Tally:
+        job = self._job
+        read = sources.in_single(job.rows) if output.dtype == "float32" else job.rows
+        on_invalid = str(output.settings["on_invalid"])
+        work = Work(
+            *(str(job.model), job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),
+            *(output, on_invalid),
+        )
+        tasks = ((work, number) for number in left)
+        return run(job.running, "dkfm-score", score_chunk, tasks, len(left), self._progress, done, stall=self._stall)
+
+    def _require_no_killers(self, output: Output, killers: list[int]) -> None:
+        if killers:
+            rows = ", ".join(f"{output.slice(n).start} to {output.slice(n).stop - 1}" for n in killers[:5])
+            raise ClusterError(
+                f"Every worker died that scored rows {rows} (chunks {', '.join(map(str, killers[:5]))}; {len(killers)} "
+                f"such chunks), even alone; the other {output.chunks - len(killers)} chunks are done."
+            )
+
+    def _require_unchanged(self) -> None:
+        if self._job.given.stamp() != self._job.wanted.input["stamp"]:
+            raise InvalidInputError(
+                f"{self._job.given.name} changed while it was scored, so that its scores may be of two inputs; score "
+                "it again with overwrite=True (--overwrite)."
+            )
+
+    def _report(self, output: Output, seconds: float) -> ScoreReport:
+        everything, new = self._receipts.values(), self._new.values()
+        return ScoreReport(
+            path=str(output.root),
+            rows=output.rows,
+            invalid_rows=sum(receipt.invalid_rows for receipt in everything),
+            chunks=output.chunks,
+            bytes=sum(receipt.bytes for receipt in everything),
+            scored_rows=sum(receipt.rows for receipt in new),
+            scored_chunks=len(new),
+            seconds=seconds,
+            retries=self._retries,
+            duplicates=self._duplicates + sum(receipt.found for receipt in new),
+            slowest=slowest(new),
+        )

@@ -3,14 +3,15 @@
 A source on disk is a value of a few words: it travels in a task, and opens its file where it is read.
 """
 
-import hashlib
 import os
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import zarr
@@ -125,11 +126,11 @@ class MemorySource:
         return self.array[rows]
 
     def stamp(self) -> str:
-        """Return a digest of the values."""
-        sums, rows = hashlib.sha256(), self.array
-        for values in [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, rows.indptr]:
-            sums.update(np.ascontiguousarray(values).data)
-        return sums.hexdigest()
+        """Return a checksum of the values."""
+        rows = self.array
+        parts = [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, rows.indptr]
+        sums = [google_crc32c.value(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data) for part in parts]
+        return f"{rows.shape} {' '.join(map(str, sums))}"
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the name, and the row."""
@@ -233,7 +234,14 @@ def in_single(source: Source) -> Source:
     return replace(source, single=True) if isinstance(source, NpySource | ZarrSource) else source
 
 
-def open_source(data: object, name: str = "X") -> Source:
+def open_source(
+    data: object,
+    name: str = "X",
+    *,
+    columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    fitted: Sequence[str] | None = None,
+) -> Source:
     """Return a source for an array, a path, or a Zarr array on the local file system.
 
     Paths end in ``.npy``, or are a Zarr store, or ``store.zarr/array``.

@@ -10,7 +10,6 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from io import BufferedRandom
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -20,26 +19,27 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec
 
-from dkfm import formats
-from dkfm.errors import DkfmError, StoreError, StoreExistsError
+from dkfm import files, formats
+from dkfm.errors import StoreError, StoreExistsError
+from dkfm.files import new_file, sync_folder, writing
 
 __all__ = [
     "ZarrArray",
     "add_array",
     "bytes_of",
-    "chunk_file",
     "complete",
     "filling",
     "is_taken",
     "local_path",
     "making",
+    "making_folder",
     "open_array",
     "remove_own",
     "require_free",
+    "require_own",
     "require_place",
     "sync_chunk",
     "write_chunk",
-    "writing",
 ]
 
 if TYPE_CHECKING:
@@ -84,16 +84,23 @@ def making(
     StoreError
         The file system will not.
     """
+    own = {**attributes, "kind": kind, "version": formats.VERSIONS[kind], "arrays": sorted(arrays)}
+    json.dumps(own)  # what cannot be written is told before anything is touched
+    with making_folder(path, kind, overwrite=overwrite) as beside:
+        yield zarr.create_group(beside, zarr_format=3, attributes={"dkfm": own})
+
+
+@contextmanager
+def making_folder(path: Path, kind: str, *, overwrite: bool = False) -> Iterator[Path]:
+    """Make the folder of a store, as `making` does; yield where its files go meanwhile."""
     with writing(path):
         _require_outside_stores(path)
         _require_replaceable(path, kind, overwrite)
-        own = {**attributes, "kind": kind, "version": formats.VERSIONS[kind], "arrays": sorted(arrays)}
-        json.dumps(own)  # what cannot be written is told before anything is touched
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = _beside(path, "partial")
+        beside = files.beside(path, "partial")
         try:
-            yield zarr.create_group(beside, zarr_format=3, attributes={"dkfm": own})
-            _sync_tree(beside)
+            yield beside
+            files.sync_tree(beside)
             if overwrite and is_taken(path):
                 _exchange(beside, path, kind)
             else:
@@ -103,24 +110,9 @@ def making(
             shutil.rmtree(beside, ignore_errors=True)
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a sentence."""
-    try:
-        yield
-    except DkfmError:
-        raise
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}.") from error
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.{suffix}")
-
-
 def _exchange(beside: Path, path: Path, kind: str) -> None:
     _require_replaceable(path, kind, overwrite=True)
-    aside = _beside(path, "old")
+    aside = files.beside(path, "old")
     path.rename(aside)
     try:
         beside.rename(path)
@@ -164,15 +156,21 @@ def _require_outside_stores(path: Path) -> None:
         raise StoreExistsError(f"{path} lies inside a dkfm {kind} store, {parent}, which it would damage.")
 
 
-def _require_replaceable(path: Path, kind: str, overwrite: bool) -> None:
-    if not is_taken(path):
-        return
+def require_own(path: Path) -> dict[str, object]:
+    """Return the attributes of the store at a path; raise a StoreExistsError where dkfm did not write one."""
     try:
         own = formats.read_group(path)
     except StoreError:
         own = {}
     if not own or path.is_symlink():
         raise StoreExistsError(f"{path} holds something that dkfm did not write there; it was left untouched.")
+    return own
+
+
+def _require_replaceable(path: Path, kind: str, overwrite: bool) -> None:
+    if not is_taken(path):
+        return
+    own = require_own(path)
     if not overwrite or own["kind"] != kind:
         state = "a complete" if (path / formats.MARKER).exists() else "an unfinished"
         remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
@@ -186,7 +184,7 @@ def remove_own(path: Path, kind: str) -> None:
     """Remove a store of a kind, in one step for its readers; refuse where anything in it is not dkfm's."""
     with writing(path):
         _require_replaceable(path, kind, overwrite=True)
-        aside = _beside(path, "old")
+        aside = files.beside(path, "old")
         path.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -239,7 +237,7 @@ def bytes_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 
 
 def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.generic]) -> int:
-    """Write one chunk of an array of `add_array`, as `chunk_file` does.
+    """Write one chunk of an array of `add_array`, durably.
 
     Parameters
     ----------
@@ -261,31 +259,11 @@ def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.gene
         data = filling(info, info.chunks)
         data[tuple(map(slice, values.shape))] = values
     checksum = int(google_crc32c.value(bytes_of(data)))
-    with chunk_file(array, place) as file:
-        file.write(bytes_of(data).data)
-        file.write(checksum.to_bytes(formats.CRC_BYTES, "little"))
+    with new_file(array.joinpath("c", *map(str, place)), array) as new:
+        new.file.write(bytes_of(data).data)
+        new.file.write(checksum.to_bytes(formats.CRC_BYTES, "little"))
+        new.keep()
     return checksum
-
-
-@contextmanager
-def chunk_file(array: Path, place: tuple[int, ...]) -> Iterator[BufferedRandom]:
-    """Open a new file for one chunk: what is in it at the end is whole and durable before it has the chunk's name.
-
-    Not through Zarr, which copies the values to encode them and does not wait until they are durable.
-    """
-    file = array.joinpath("c", *map(str, place))
-    temporary = _beside(file, "partial")
-    with writing(array):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb+") as opened:
-                yield opened
-                opened.flush()
-                os.fsync(opened.fileno())
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_names(array, place)
 
 
 def require_place(array: Path, info: formats.ArrayInfo, place: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -302,31 +280,7 @@ def filling(info: formats.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.g
 
 def sync_chunk(array: Path, place: tuple[int, ...]) -> None:
     """Make a chunk durable that was written by whoever, and the names that lead to it."""
-    _sync_file(array.joinpath("c", *map(str, place)))
-    _sync_names(array, place)
-
-
-def _sync_names(array: Path, place: tuple[int, ...]) -> None:
-    for parent in Path("c", *map(str, place)).parents:
-        sync_folder(array / parent)
-
-
-def _sync_tree(root: Path) -> None:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            _sync_file(Path(folder) / name)
-        sync_folder(Path(folder))
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    file = Path("c", *map(str, place))
+    files.sync_file(array / file)
+    for folder in file.parents:
+        sync_folder(array / folder)

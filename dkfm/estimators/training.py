@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.preprocessing import StandardScaler
 
-from dkfm import gram, store
+from dkfm import files, gram
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.kernels import Affine
 from dkfm.kernels.base import Kernel
@@ -283,7 +283,7 @@ def _given_dask(kernel: Kernel, X: object) -> GivenGram:
 
 
 def _spooled(X: "da.Array", path: Path) -> Source:
-    with store.writing(path):
+    with files.writing(path):
         spool = np.lib.format.open_memmap(path, "w+", np.float64, X.shape)
         start = 0
         for length in filter(None, X.chunks[0]):

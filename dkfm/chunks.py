@@ -1,0 +1,300 @@
+"""Chunks of scores on disk, each written by its owner, once, and read back: as files of Zarr arrays, or of Parquet.
+
+A chunk that is there already, whole, is kept and told of as it is: every task of a job would write the same scores.
+"""
+
+import os
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from dkfm import store
+from dkfm.ahead import one_behind
+from dkfm.errors import DamagedStoreError
+from dkfm.files import NewFile, new_file
+from dkfm.formats import CRC_BYTES
+from dkfm.kernels.rows import Array
+from dkfm.tiling import row_slices
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Checked", "Chunk", "Contents", "File", "Form", "Piece", "ZarrForm", "checksum_of", "rows_with_nan", "write"]
+
+_AT_ONCE = 2**20
+"""Bytes that are read back at a time."""
+
+_SOON = 2**20
+"""Bytes from which on a piece is made durable when it is written: the end of a chunk then waits for its last alone."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a chunk: the scores (n, width) of each output, and the rows' ids where they have some."""
+
+    scores: Mapping[str, Array]
+    ids: "pa.Array | None" = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk of an output: its number, and how many rows of its own it has."""
+
+    number: int
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What one file of a chunk holds: a checksum of it, its bytes, and which rows are NaN somewhere."""
+
+    crc32c: int
+    bytes: int
+    invalid: npt.NDArray[np.bool_]
+
+
+class File(Protocol):
+    """One file of a chunk that is being written."""
+
+    def add(self, piece: Piece) -> None:
+        """Write some rows."""
+
+    def end(self) -> None:
+        """Write what comes after the last row."""
+
+    def keep(self) -> Contents | None:
+        """Give the file its name; None where there is one already."""
+
+
+class Form(Protocol):
+    """How chunks lie on disk."""
+
+    @property
+    def root(self) -> Path:
+        """The folder of the output."""
+
+    def files(self, number: int) -> list[Path]:
+        """Return the files of a chunk."""
+
+    def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
+        """Begin to write the files of a chunk, which go again with the stack unless they are kept."""
+
+    def contents(self, chunk: Chunk, file: int) -> Contents | None:
+        """Read a file of a chunk; None where it is not what `begin` and what follows write."""
+
+    def is_as(self, number: int, file: int, crc32c: int) -> bool:
+        """Whether a file is there with the right size, and with this checksum if it tells of one where it ends."""
+
+
+def write(
+    form: Form, chunk: Chunk, pieces: Generator[Piece], still_wanted: Callable[[], None]
+) -> tuple[list[Contents], bool]:
+    """Write a chunk durably, a piece of its rows while the next is made; return what its files hold, as they read back.
+
+    Parameters
+    ----------
+    form : Form
+    chunk : Chunk
+    pieces : generator of Piece
+        All rows of the chunk.
+    still_wanted : callable
+        It raises if this output is not the one it was; called before the first row and before files get their names.
+
+    Returns
+    -------
+    list of Contents
+        Of each file.
+    bool
+        Whether all of it was there before.
+    """
+    still_wanted()
+    found = _found(form, chunk)
+    if found is not None:
+        pieces.close()
+        return found, True
+    with closing(pieces), ExitStack() as stack:
+        files = form.begin(chunk, stack)
+
+        def add(piece: Piece) -> None:
+            for file in files:
+                file.add(piece)
+
+        one_behind(pieces, add)
+        for file in files:
+            file.end()
+        still_wanted()
+        return [_kept(form, chunk, number, file) for number, file in enumerate(files)], False
+
+
+def _found(form: Form, chunk: Chunk) -> list[Contents] | None:
+    """Return what the files of a chunk hold if all are there and sound; remove those that are not sound."""
+    held = []
+    for number, path in enumerate(form.files(chunk.number)):
+        if path.exists():
+            contents = form.contents(chunk, number)
+            if contents is None:
+                path.unlink(missing_ok=True)
+            else:
+                held.append(contents)
+    return held if len(held) == len(form.files(chunk.number)) else None
+
+
+def _kept(form: Form, chunk: Chunk, number: int, file: File) -> Contents:
+    """Give a file its name; where another task was first, what that one wrote is what counts."""
+    contents = file.keep()
+    if contents is None:
+        contents = form.contents(chunk, number)
+    if contents is None:
+        path = form.files(chunk.number)[number]
+        raise DamagedStoreError(f"{path} was written by another task at the same time, and is damaged.")
+    return contents
+
+
+class Checked:
+    """A new file, of which every byte is read back as it is written; for its user a file to write to."""
+
+    closed = False
+
+    def __init__(self, new: NewFile) -> None:
+        self.new, self.size, self.checksum, self._durable = new, 0, 0, 0
+
+    def write(self, data: "bytes | memoryview") -> int:
+        """Write bytes, read them back some at a time, and compare; `checksum` goes on."""
+        view = memoryview(data).cast("B")
+        file, place = self.new.file, self.size
+        file.write(view)
+        file.flush()
+        for part in row_slices(len(view), _AT_ONCE):
+            found = os.pread(file.fileno(), part.stop - part.start, place + part.start)
+            if found != view[part]:
+                raise DamagedStoreError(f"{self.new.path} does not read back as it was written.")
+            self.checksum = google_crc32c.extend(self.checksum, found)
+        self.size += len(view)
+        if self.size - self._durable >= _SOON:
+            os.fdatasync(file.fileno())
+            self._durable = self.size
+        return len(view)
+
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self.size
+
+    def flush(self) -> None:
+        """Do nothing: what is written is flushed."""
+
+    def close(self) -> None:
+        """Do nothing: the file goes on, or goes."""
+
+
+def checksum_of(path: Path, trailer: int = 0) -> tuple[int, bytes]:
+    """Return the checksum of what is in a file before its last bytes, and these."""
+    checksum, left = 0, path.stat().st_size - trailer
+    with path.open("rb") as file:
+        while left > 0 and (found := file.read(min(left, _AT_ONCE))):
+            checksum, left = google_crc32c.extend(checksum, found), left - len(found)
+        return checksum, file.read(trailer)
+
+
+def rows_with_nan(values: Array) -> npt.NDArray[np.bool_]:
+    """Return which rows hold NaN, (n,)."""
+    lowest: npt.NDArray[np.bool_] = np.isnan(values.min(axis=1))
+    return lowest
+
+
+@dataclass(frozen=True)
+class ZarrForm:
+    """Each output is an array of a Zarr group, and each chunk of it a file that ends with its checksum.
+
+    The checksum that is told is of the values alone: over these and their own checksum it would be the same for all.
+    """
+
+    root: Path
+    outputs: tuple[tuple[str, int], ...]
+    """Names and widths."""
+    chunk_rows: int
+    dtype: str
+
+    def files(self, number: int) -> list[Path]:
+        """Return the files of a chunk."""
+        return [self.root / name / "c" / str(number) / "0" for name, _ in self.outputs]
+
+    def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
+        """Begin to write the files of a chunk, which go again with the stack unless they are kept."""
+        files: list[File] = []
+        for (name, width), path in zip(self.outputs, self.files(chunk.number), strict=True):
+            new = stack.enter_context(new_file(path, self.root / name))
+            files.append(_ZarrFile(name, (self.chunk_rows, width), np.dtype(self.dtype), chunk, Checked(new)))
+        return files
+
+    def contents(self, chunk: Chunk, file: int) -> Contents | None:
+        """Read a file of a chunk; None where it has another size or checksum than it must have."""
+        path, width, dtype = self.files(chunk.number)[file], self.outputs[file][1], np.dtype(self.dtype)
+        row, checksum, invalid = width * dtype.itemsize, 0, np.zeros(self.chunk_rows, np.bool_)
+        if path.stat().st_size != self._bytes(file):
+            return None
+        with path.open("rb") as opened:
+            for part in row_slices(self.chunk_rows, max(1, _AT_ONCE // row)):
+                raw = opened.read((part.stop - part.start) * row)
+                checksum = google_crc32c.extend(checksum, raw)
+                invalid[part] = rows_with_nan(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
+            rest = opened.read()
+        if rest != checksum.to_bytes(CRC_BYTES, "little"):
+            return None
+        return Contents(checksum, self._bytes(file), invalid[: chunk.rows])
+
+    def is_as(self, number: int, file: int, crc32c: int) -> bool:
+        """Whether a file is there with the right size, and ends with this checksum."""
+        try:
+            with self.files(number)[file].open("rb") as opened:
+                size = opened.seek(-CRC_BYTES, os.SEEK_END) + CRC_BYTES
+                return size == self._bytes(file) and opened.read() == crc32c.to_bytes(CRC_BYTES, "little")
+        except OSError:
+            return False
+
+    def _bytes(self, file: int) -> int:
+        return self.chunk_rows * self.outputs[file][1] * np.dtype(self.dtype).itemsize + CRC_BYTES
+
+
+class _ZarrFile:
+    """A chunk of one array."""
+
+    def __init__(
+        self, name: str, shape: tuple[int, int], dtype: np.dtype[np.generic], chunk: Chunk, file: Checked
+    ) -> None:
+        self._name, self._shape, self._dtype, self._chunk, self._file = name, shape, dtype, chunk, file
+        self._invalid: list[npt.NDArray[np.bool_]] = []
+        self._rows = self._checksum = 0
+
+    def add(self, piece: Piece) -> None:
+        """Write some rows."""
+        values = piece.scores[self._name]
+        if values.dtype != self._dtype or values.shape[1:] != self._shape[1:]:
+            raise AssertionError(f"Values of {values.dtype} {values.shape} are not of {self._file.new.path}.")
+        self._put(values)
+        self._rows += len(values)
+        self._invalid.append(rows_with_nan(values))
+
+    def _put(self, values: npt.NDArray[np.generic]) -> None:
+        self._file.write(store.bytes_of(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
+
+    def end(self) -> None:
+        """Fill the chunk up with NaN, as missing ones read, and end it with its checksum."""
+        if self._rows != self._chunk.rows:
+            raise AssertionError(f"{self._rows} rows are not the {self._chunk.rows} of {self._file.new.path}.")
+        rows, width = self._shape
+        for part in row_slices(rows - self._rows, max(1, _AT_ONCE // (width * self._dtype.itemsize))):
+            self._put(np.full((part.stop - part.start, width), np.nan, self._dtype))
+        self._checksum = self._file.checksum
+        self._file.write(self._checksum.to_bytes(CRC_BYTES, "little"))
+
+    def keep(self) -> Contents | None:
+        """Give the file its name; None where there is one already."""
+        if not self._file.new.keep(once=True):
+            return None
+        return Contents(self._checksum, self._file.size, np.concatenate(self._invalid))

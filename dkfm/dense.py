@@ -1,0 +1,58 @@
+"""The outputs of a model by their formula, in one expression of NumPy, and what rounding allows them to differ.
+
+It has nothing of the tile loop, so that scores can be held against it.
+"""
+
+import numpy as np
+
+from dkfm import links
+from dkfm.kernels.rows import Array, Rows, double
+from dkfm.model import Head, Model
+
+__all__ = ["scores"]
+
+_ROUNDING = 64
+_NARROW_KERNEL = 1e-5
+"""What a kernel value in float32 may be off, of the largest k(x, x)."""
+
+
+def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
+    """Return ``link(k(Z, X) W - b)`` of some rows in float64, and how far other ways to it may be from it.
+
+    Parameters
+    ----------
+    model : Model
+        With its weights in memory.
+    name : str
+        Of a head.
+    Z : ndarray or csr_array of shape (n, d), float64
+
+    Returns
+    -------
+    values, allowed : ndarray of shape (n, width)
+        ``allowed`` is ``64 eps (sum |k| |W| + |b|)``, taken through the link; in float32 with what a kernel value may
+        be off there.
+    """
+    head, eps = model.head(name), float(np.finfo(model.dtype).eps)
+    K = np.asarray(model.kernel(Z, model.points), np.float64)
+    W = np.asarray(head.weights[:, : head.columns], np.float64)
+    b = np.zeros(head.columns) if head.offset is None else np.asarray(head.offset, np.float64)
+    diagonal = np.asarray(model.kernel.self_similarities(double(Z)), np.float64)
+    error = _ROUNDING * eps * (np.abs(K) @ np.abs(W) + np.abs(b))
+    if model.dtype == np.float32:
+        largest = max(float(np.abs(diagonal).max()), float(np.abs(model.kernel.self_similarities(model.points)).max()))
+        error += _NARROW_KERNEL * largest * np.abs(W).sum(axis=0)
+    product = K @ W - b
+    if head.rotation is not None:
+        s = np.asarray(head.rotation, np.float64)
+        return (product * s) @ W.T, (error * np.abs(s)) @ np.abs(W.T)
+    return links.by_name(head.link)(product, lambda: diagonal), _through(head, product, error, diagonal, eps)
+
+
+def _through(head: Head, product: Array, error: Array, diagonal: Array, eps: float) -> Array:
+    """Return what errors of a product come to behind its link: of a sum of squares, twice its terms', and their own."""
+    if not links.is_scalar(head.link):
+        return error
+    squares: Array = (2 * np.abs(product) * error + error**2 + _ROUNDING * eps * product**2).sum(axis=1)
+    squares += error.sum(axis=1) + _ROUNDING * eps * np.abs(diagonal)
+    return squares[:, np.newaxis]

@@ -1,0 +1,225 @@
+"""What runs tasks: a Dask client, or a pool of threads in this process; both behind four methods."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+from dkfm.clusters import ask_scheduler, find_client, inside_worker, worker_facts
+from dkfm.errors import ClusterError, StalledError, WorkerDiedError
+
+if TYPE_CHECKING:
+    import distributed
+    from distributed import Client
+
+__all__ = ["ClientExecutor", "Executor", "Finished", "Health", "Key", "ThreadExecutor", "executor"]
+
+Key: TypeAlias = tuple[str, int, int]
+"""Name of the run, number of the task, and which copy of it: names of a task on the dashboard."""
+
+_GATHER = 15
+"""Seconds that a result of a few bytes has to come from its worker."""
+
+_SILENT = 20
+"""Seconds without a sign of life, after which a worker's tasks are better run elsewhere too."""
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A task that came to its end: with a value, or an error."""
+
+    key: Key
+    value: object = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Health:
+    """What is known of those who run tasks.
+
+    Attributes
+    ----------
+    answers : bool
+        Whether the scheduler answers.
+    running, paused, silent : tuple of str
+        Addresses of workers: those that take tasks, those that have no memory left for one, and those not heard of.
+    stuck : tuple of Key
+        Tasks on the latter two.
+    """
+
+    answers: bool = True
+    running: tuple[str, ...] = ()
+    paused: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    stuck: tuple[Key, ...] = ()
+
+
+class Executor(Protocol):
+    """Runs tasks and hands them back as they finish."""
+
+    threads: int
+
+    def submit(
+        self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
+    ) -> None:
+        """Start one task, on some workers alone if they are given."""
+
+    def finished(self, timeout: float) -> Finished | None:
+        """Wait for a task that finished, so many seconds at most."""
+
+    def health(self) -> Health:
+        """Return what is known of those who run tasks."""
+
+    def cancel(self, *, wait: bool = True) -> None:
+        """Give up what has not finished."""
+
+
+class ThreadExecutor:
+    """A pool of threads in this process."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dkfm")
+        self._done: SimpleQueue[tuple[Key, Future[Any]]] = SimpleQueue()
+
+    def submit(
+        self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
+    ) -> None:
+        """Start one task."""
+        self._pool.submit(function, *arguments).add_done_callback(lambda future: self._done.put((key, future)))
+
+    def finished(self, timeout: float) -> Finished | None:
+        """Wait for a task that finished, so many seconds at most."""
+        try:
+            key, future = self._done.get(timeout=timeout)
+        except Empty:
+            return None
+        error = future.exception()
+        return Finished(key, None if error else future.result(), error)
+
+    def health(self) -> Health:
+        """Return that this process is well."""
+        return Health(running=("this process",))
+
+    def cancel(self, *, wait: bool = True) -> None:
+        """Drop what has not started and wait for what has."""
+        self._pool.shutdown(wait=wait, cancel_futures=True)
+
+
+class ClientExecutor:
+    """Tasks on a Dask cluster."""
+
+    def __init__(self, client: "Client") -> None:
+        if client.asynchronous:
+            raise ClusterError("This client is asynchronous, and dkfm needs a synchronous one: Client(...).")
+        try:
+            client.wait_for_workers(1, timeout=30)
+        except TimeoutError:
+            raise ClusterError("The cluster has had no worker for 30 seconds; start one and try again.") from None
+        self._client = client
+        self._done: SimpleQueue[distributed.Future[Any]] = SimpleQueue()
+        self._pending: dict[Key, distributed.Future[Any]] = {}
+        self._seen: dict[str, tuple[object, float]] = {}
+        self.threads = 1
+        if not self.health().answers:
+            raise ClusterError("The scheduler does not answer; is it still there?")
+
+    def submit(
+        self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
+    ) -> None:
+        """Start one task, on some workers alone if they are given."""
+        there = None if workers is None else list(workers)
+        future = self._client.submit(function, *arguments, key=key, pure=False, workers=there)
+        self._pending[key] = future
+        future.add_done_callback(self._done.put)
+
+    def finished(self, timeout: float) -> Finished | None:
+        """Wait for a task that finished, so many seconds at most."""
+        from distributed import KilledWorker
+
+        try:
+            future = self._done.get(timeout=timeout)
+        except Empty:
+            return None
+        if future.key not in self._pending:
+            return None
+        if future.status == "error":
+            error = future.exception(timeout=_GATHER)
+            if isinstance(error, KilledWorker):
+                error = WorkerDiedError(f"The workers died that ran the task {future.key[1]}.")
+            return self._taken(future.key, None, error)
+        if future.status == "finished":
+            try:
+                return self._taken(future.key, future.result(timeout=_GATHER), None)
+            except (TimeoutError, OSError):
+                pass  # its worker went, or hangs, with the result: it is run again, or has a copy run elsewhere
+        elif future.status != "pending":
+            raise ClusterError("The scheduler is gone, and all that it was to do.")
+        future.add_done_callback(self._done.put)
+        return None
+
+    def _taken(self, key: Key, value: object, error: BaseException | None) -> Finished:
+        del self._pending[key]  # which lets the cluster forget it
+        return Finished(key, value, error)
+
+    def health(self) -> Health:
+        """Return what the scheduler says of its workers; silent are those whose last sign of life does not move."""
+        facts = worker_facts(self._client)
+        if facts is None:
+            return Health(answers=False)
+        now = time.monotonic()
+        self._seen = {address: self._since(address, fact["last_seen"], now) for address, fact in facts.items()}
+        silent = tuple(address for address, (_, since) in self._seen.items() if now - since > _SILENT)
+        paused = tuple(a for a, fact in facts.items() if fact["status"] == "paused" and a not in silent)
+        running = tuple(a for a in facts if a not in paused and a not in silent)
+        self.threads = max(1, sum(int(facts[address]["nthreads"]) for address in running))
+        return Health(True, running, paused, silent, self._held_by([*paused, *silent]))
+
+    def _since(self, address: str, last: object, now: float) -> tuple[object, float]:
+        before = self._seen.get(address)
+        return before if before is not None and before[0] == last else (last, now)
+
+    def _held_by(self, workers: list[str]) -> tuple[Key, ...]:
+        if not workers:
+            return ()
+        held = ask_scheduler(self._client, "processing", workers=workers) or {}
+        keys = (tuple(key) for keys in held.values() for key in keys if not isinstance(key, str))
+        return tuple(key for key in keys if key in self._pending)
+
+    def cancel(self, *, wait: bool = True) -> None:
+        """Cancel what has not finished."""
+        pending, self._pending = list(self._pending.values()), {}
+        if pending and wait and self._client.status == "running":
+            self._client.cancel(pending)
+
+
+@contextmanager
+def executor(client: "Client | None") -> Iterator[Executor]:
+    """Open the executor of a client, or of this process without one; unfinished tasks are cancelled at the end."""
+    client = find_client(client)
+    if client is not None:
+        with _cancelled(ClientExecutor(client)) as on_cluster:
+            yield on_cluster
+        return
+    from dask.system import CPU_COUNT
+
+    with _cancelled(ThreadExecutor(1 if inside_worker() else CPU_COUNT)) as here:
+        yield here
+
+
+@contextmanager
+def _cancelled(running: Executor) -> Iterator[Executor]:
+    try:
+        yield running
+    except StalledError:
+        running.cancel(wait=False)  # whatever does not answer would be waited for
+        raise
+    except BaseException:
+        running.cancel()
+        raise
+    running.cancel()

@@ -1,0 +1,113 @@
+"""Receipts of chunks, kept while a job runs: numbered segments, each written once and never changed.
+
+A segment that is damaged is as one that is not there: its chunks are read again, and tell the same.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from dkfm import formats
+from dkfm.errors import StoreError
+from dkfm.files import new_file
+
+__all__ = ["Journal", "Receipt", "receipts"]
+
+_LEAST, _MOST, _SHARE, _COST = 0.2, 60.0, 0.005, 50
+"""Seconds between two segments: at least and at most; as a share of the time so far, so that they stay few; and how
+many times what the last one took.
+"""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a task says of the chunk that it wrote and read back.
+
+    Attributes
+    ----------
+    chunk, rows, invalid_rows : int
+        Its number, its rows, and how many of them scored NaN.
+    crc32c : tuple of int
+        Of each file.
+    bytes : int
+        Of all files.
+    seconds : float
+        That the task took.
+    worker : str
+        Where it ran.
+    found : bool
+        Whether the chunk was there already.
+    """
+
+    chunk: int
+    rows: int
+    invalid_rows: int
+    crc32c: tuple[int, ...]
+    bytes: int
+    seconds: float = 0.0
+    worker: str = ""
+    found: bool = False
+
+
+class Journal:
+    """The receipts of one run of a job, on their way to disk."""
+
+    def __init__(self, root: Path, run: str) -> None:
+        self._folder, self._root, self._run = root / formats.JOURNAL, root, run
+        self._waiting: list[Receipt] = []
+        self._segments = 0
+        self._started = self._written = time.monotonic()
+        self._took = 0.0
+
+    def add(self, receipt: Receipt) -> None:
+        """Take a receipt, and write those that wait if it is time."""
+        self._waiting.append(receipt)
+        now = time.monotonic()
+        if now - self._written > max(min(_MOST, max(_LEAST, _SHARE * (now - self._started))), _COST * self._took):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the receipts that wait; they are durable then."""
+        begun = time.monotonic()
+        if self._waiting:
+            rows = json.dumps([list(asdict(receipt).values()) for receipt in self._waiting])
+            text = json.dumps({"crc32c": google_crc32c.value(rows.encode()), "receipts": rows})
+            path = self._folder / f"{self._run}-{self._segments:06d}.json"
+            with new_file(path, self._root) as new:
+                new.file.write(text.encode())
+                new.keep()
+            self._segments, self._waiting = self._segments + 1, []
+        self._written = time.monotonic()
+        self._took = self._written - begun
+
+
+def receipts(root: Path) -> Iterator[Receipt]:
+    """Yield the receipts of all runs of a job, some of them perhaps of a chunk that is no longer as they say."""
+    folder = root / formats.JOURNAL
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if formats.is_segment(path.name):
+            yield from _of_segment(path)
+
+
+def _of_segment(path: Path) -> Iterable[Receipt]:
+    try:
+        content = formats.read_json(path)
+        text = str(content["receipts"])
+        if google_crc32c.value(text.encode()) != content["crc32c"]:
+            return []
+        return [_receipt(row) for row in json.loads(text)]
+    except (KeyError, TypeError, ValueError, RecursionError, StoreError):
+        return []
+
+
+def _receipt(row: list[Any]) -> Receipt:
+    values = dict(zip((field.name for field in fields(Receipt)), row, strict=True))
+    numbers = [values[name] for name in ("chunk", "rows", "invalid_rows", "bytes")]
+    if not all(type(number) is int and number >= 0 for number in [*numbers, *values["crc32c"]]):
+        raise ValueError("A receipt has numbers.")
+    return Receipt(**values | {"crc32c": tuple(values["crc32c"])})

@@ -1,0 +1,221 @@
+"""All that is known of a scoring job before anything is written: model, rows, plan, and what lies at its output."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+
+from dkfm import csr, journal, outputs, planning, preflight, tiling
+from dkfm.clusters import find_client
+from dkfm.errors import InvalidInputError
+from dkfm.executors import Executor, executor
+from dkfm.files import writing
+from dkfm.journal import Receipt
+from dkfm.kernels import config, trust
+from dkfm.kernels.base import Kernel
+from dkfm.model import Model
+from dkfm.outputs import Output
+from dkfm.planning import Plan
+from dkfm.record import Record, load_record
+from dkfm.sources import MemorySource, Source, open_source
+from dkfm.store import local_path, making
+from dkfm.tables import Columns, require_pyarrow
+from dkfm.tasks import Identified
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["Job", "Request", "Savable", "known", "main_output", "prepared"]
+
+
+@runtime_checkable
+class Savable(Protocol):
+    """An estimator that writes itself to a store."""
+
+    @property
+    def kernel_(self) -> Kernel:
+        """The kernel as fitted."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the model."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, as it came."""
+
+    destination: str | Path
+    output: str | Sequence[str] | None
+    on_invalid: str
+    chunk_rows: int | None
+    columns: Sequence[str] | None
+    id_column: str | None
+    overwrite: bool
+    trusted: Collection[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """All that is known before anything is written."""
+
+    model: Path
+    record: Record
+    trusted: tuple[str, ...]
+    given: Source
+    """What the user gave, and where its rows are for the workers."""
+    rows: Source
+    plan: Plan
+    wanted: Output
+    found: Output | None
+    overwrite: bool
+    running: Executor
+
+
+@contextmanager
+def prepared(model: "str | Path | Savable", source: object, request: Request, client: "Client | None") -> Iterator[Job]:
+    """Open, plan and check all that a job needs; nothing is written at its output."""
+    if request.on_invalid not in ("raise", "nan"):
+        raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {request.on_invalid!r}.')
+    chunk_rows = request.chunk_rows
+    if chunk_rows is not None:
+        chunk_rows = tiling.require_count(chunk_rows, "chunk_rows")
+    target, client = local_path(request.destination).absolute(), find_client(client)
+    trusted = config.functions(model.kernel_) if isinstance(model, Savable) else trust.as_trusted(request.trusted)
+    with _saved(model) as path, executor(client) as running:
+        record = load_record(path, trusted=trusted, streamed=True)
+        names = _names(request.output, record.model)
+        given = open_source(
+            source, "source", columns=request.columns, id_column=request.id_column, fitted=_fitted_columns(record)
+        )
+        _require_outside(target, path, given)
+        found = None if request.overwrite else outputs.find(target)
+        with _on_disk(given, client) as rows:
+            if found is not None and chunk_rows is None:
+                chunk_rows = found.chunk_rows
+            plan = _planned(record.model, names, rows, chunk_rows, client, running.threads)
+            wanted = _wanted(target, path, record, names, given, plan, request)
+            if found is not None:
+                outputs.require_same(found, wanted)
+                plan = replace(plan, done=len({receipt.chunk for receipt in known(found)}))
+            yield Job(path, record, trusted, given, rows, plan, wanted, found, request.overwrite, running)
+
+
+def _names(output: str | Sequence[str] | None, model: Model) -> list[str]:
+    if output is None:
+        return [main_output(model)]
+    names = [output] if isinstance(output, str) else list(output)
+    for name in names:
+        model.head(name)
+    if len(set(names)) != len(names) or not names:
+        raise InvalidInputError(f"output must name each output once, and is {output!r}.")
+    return names
+
+
+def main_output(model: Model) -> str:
+    """Return the first output of a model, the one it is made for."""
+    return next(iter(model.heads))
+
+
+def _fitted_columns(record: Record) -> list[str] | None:
+    """Return the names of the columns that a model was fitted with, if it had some."""
+    names = record.fitted.get("feature_names")
+    return [str(name) for name in names] if isinstance(names, list) and names else None
+
+
+def _wanted(
+    target: Path, path: Path, record: Record, names: list[str], given: Source, plan: Plan, request: Request
+) -> Output:
+    heads, main = record.model.heads, main_output(record.model)
+    prefixes = {name: record.estimator.lower() if name == main else name for name in names}
+    table = target.suffix == ".parquet"
+    if table:
+        require_pyarrow()
+    elif request.id_column is not None:
+        raise InvalidInputError(f"id_column is kept in a table: name the output {target.with_suffix('.parquet').name}.")
+    if request.id_column is not None and not isinstance(given, Identified):
+        raise InvalidInputError(f"id_column is of a table, and {given.name} is none.")
+    return Output(
+        root=target,
+        columns=tuple(Columns(name, heads[name].width, prefixes[name]) for name in names),
+        rows=plan.rows,
+        chunk_rows=plan.chunk_rows,
+        dtype=str(record.model.dtype),
+        model={"path": str(path), "digest": record.digest},
+        input={"name": given.name, "stamp": given.stamp()},
+        settings={
+            "on_invalid": request.on_invalid,
+            "columns": None if request.columns is None else ", ".join(request.columns),
+            "id_column": request.id_column,
+            "form": outputs.PARQUET if table else None,
+            "chunk_rows": str(plan.chunk_rows),
+        },
+    )
+
+
+def _planned(
+    model: Model, names: list[str], source: Source, chunk_rows: int | None, client: "Client | None", threads: int
+) -> Plan:
+    """Plan a job with its weights in the memory of every worker, or, where that is too little, read from the store."""
+
+    def have(shared: int) -> int:
+        return preflight.task_budget(client, threads, shared)
+
+    plan = planning.plan(model, names, source, chunk_rows, threads)
+    if plan.task_bytes > have(plan.model_bytes) and model.stored_values:
+        plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads)
+    return replace(plan, have_bytes=have(plan.model_bytes))
+
+
+def _require_outside(target: Path, model: Path, source: Source) -> None:
+    """Refuse to replace what is being read."""
+    for path in (model, getattr(source, "path", None)):
+        if path is not None and path.resolve().is_relative_to(target.resolve()):
+            raise InvalidInputError(f"The output {target} would replace {path}, which this job reads.")
+
+
+def known(output: Output) -> list[Receipt]:
+    """Return the receipts of an output that was begun: those of its marker, or all of its journal."""
+    if outputs.is_complete(output.root):
+        return list(outputs.told(output).values())
+    return list(journal.receipts(output.root))
+
+
+@contextmanager
+def _saved(model: "str | Path | Savable") -> Iterator[Path]:
+    if isinstance(model, str | os.PathLike):
+        yield local_path(model).absolute()
+        return
+    if not isinstance(model, Savable):
+        raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
+    folder = Path(tempfile.mkdtemp(prefix="dkfm-model-"))
+    try:
+        model.save(folder / "model")
+        yield folder / "model"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
+    """Yield the rows; those of an array in memory are put where the workers of a client can read them."""
+    if client is None or not isinstance(rows, MemorySource):
+        yield rows
+        return
+    folder = Path(tempfile.mkdtemp(prefix="dkfm-rows-"))
+    try:
+        if isinstance(rows.array, np.ndarray):
+            with writing(folder):
+                np.save(folder / "rows.npy", rows.array)
+            yield open_source(folder / "rows.npy")
+            return
+        with making(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
+            csr.write(group, "rows", rows.array)
+        yield csr.CsrSource(folder / "rows.zarr", "rows", rows.shape, rows.row_values)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,171 @@
+"""Chunks of scores as files of Parquet: a folder that every reader of Parquet takes, one file a chunk."""
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm.chunks import Checked, Chunk, Contents, File, Piece, checksum_of, rows_with_nan
+from dkfm.errors import MissingExtraError
+from dkfm.files import new_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile, ParquetWriter
+
+__all__ = ["Columns", "ParquetForm", "file_name", "require_pyarrow"]
+
+
+def require_pyarrow() -> None:
+    """Raise a MissingExtraError where there is no pyarrow."""
+    try:
+        import pyarrow.parquet  # noqa: F401  # whether it is there
+    except ImportError:
+        raise MissingExtraError("Parquet needs pyarrow: pip install 'dkfm[dataframe]'.") from None
+
+
+def file_name(number: int) -> str:
+    """Return the name of the file of a chunk.
+
+    >>> file_name(7)
+    'part-00007.parquet'
+    """
+    return f"part-{number:05d}.parquet"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that one output has in a table."""
+
+    output: str
+    width: int
+    prefix: str
+
+    @property
+    def names(self) -> list[str]:
+        """Return a name for each; that of the output itself where it is one."""
+        return [self.output] if self.prefix == self.output else [f"{self.prefix}{i}" for i in range(self.width)]
+
+
+@dataclass(frozen=True)
+class ParquetForm:
+    """A file of Parquet for each chunk, not compressed, a checksum in each page; of the same rows the same bytes."""
+
+    root: Path
+    columns: tuple[Columns, ...]
+    dtype: str
+    id_column: str | None = None
+
+    def files(self, number: int) -> list[Path]:
+        """Return the file of a chunk."""
+        return [self.root / file_name(number)]
+
+    def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
+        """Begin to write the file of a chunk, which goes again with the stack unless it is kept."""
+        new = stack.enter_context(new_file(self.files(chunk.number)[0], self.root))
+        file = _TableFile(self, chunk, Checked(new))
+        stack.callback(file.release)
+        return [file]
+
+    def contents(self, chunk: Chunk, file: int) -> Contents | None:
+        """Read the file of a chunk, every page of it; None where it is not a table of its rows and columns."""
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetFile
+
+        path, invalid = self.files(chunk.number)[file], [np.zeros(0, np.bool_)]
+        values = [name for columns in self.columns for name in columns.names]
+        names = values if self.id_column is None else [self.id_column, *values]
+        try:
+            with ParquetFile(path, page_checksum_verification=True) as table:
+                schema = table.schema_arrow
+                if schema.names != names or (schema.metadata or {}).get(b"dkfm") != _about(chunk):
+                    return None
+                for group in range(table.num_row_groups):
+                    invalid.append(self._invalid(table, group, values))
+            checksum, _ = checksum_of(path)
+            found = Contents(checksum, path.stat().st_size, np.concatenate(invalid))
+        except (OSError, ValueError, pa.ArrowException):
+            return None
+        return found if len(found.invalid) == chunk.rows else None
+
+    def _invalid(self, table: "ParquetFile", group: int, names: list[str]) -> npt.NDArray[np.bool_]:
+        rows = table.read_row_group(group)
+        invalid = np.zeros(rows.num_rows, np.bool_)
+        for name in names:
+            column = rows.column(name)
+            if str(column.type) != {"float64": "double", "float32": "float"}[self.dtype] or column.null_count:
+                raise ValueError(f"The column {name} is not one of scores.")
+            invalid |= np.isnan(column.to_numpy())
+        return invalid
+
+    def is_as(self, number: int, file: int, crc32c: int) -> bool:
+        """Whether a file is there, ending as Parquet does; it has no checksum of the whole of it."""
+        try:
+            return checksum_of(self.files(number)[file], 4)[1] == b"PAR1"
+        except OSError:
+            return False
+
+    def schema(self, chunk: Chunk, ids: "pa.DataType | None") -> "pa.Schema":
+        """Return the columns of a file."""
+        import pyarrow as pa
+
+        kind = pa.from_numpy_dtype(np.dtype(self.dtype))
+        fields = [] if self.id_column is None else [pa.field(self.id_column, ids)]
+        fields += [pa.field(name, kind, nullable=False) for columns in self.columns for name in columns.names]
+        return pa.schema(fields, metadata={b"dkfm": _about(chunk)})
+
+
+def _about(chunk: Chunk) -> bytes:
+    return json.dumps({"chunk": chunk.number, "rows": chunk.rows}).encode()
+
+
+class _TableFile:
+    """The file of one chunk."""
+
+    def __init__(self, form: ParquetForm, chunk: Chunk, file: Checked) -> None:
+        self._form, self._chunk, self._file = form, chunk, file
+        self._writer: ParquetWriter | None = None
+        self._invalid: list[npt.NDArray[np.bool_]] = []
+
+    def add(self, piece: Piece) -> None:
+        """Write some rows, as one row group."""
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetWriter
+
+        schema = self._form.schema(self._chunk, None if piece.ids is None else piece.ids.type)
+        if self._writer is None:
+            self._writer = ParquetWriter(
+                self._file,
+                schema,
+                compression="none",
+                use_dictionary=False,
+                write_statistics=False,
+                write_page_checksum=True,
+            )
+        scores = [piece.scores[columns.output] for columns in self._form.columns]
+        columns = [pa.array(values[:, i]) for values in scores for i in range(values.shape[1])]
+        table = pa.Table.from_arrays([*([] if piece.ids is None else [piece.ids]), *columns], schema=schema)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self._invalid.append(np.logical_or.reduce([rows_with_nan(values) for values in scores]))
+
+    def end(self) -> None:
+        """Write the footer."""
+        rows = sum(map(len, self._invalid))
+        if self._writer is None or rows != self._chunk.rows:
+            raise AssertionError(f"{rows} rows are not the {self._chunk.rows} of {self._file.new.path}.")
+        self._writer.close()
+
+    def release(self) -> None:
+        """Let the writer go, whatever became of the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def keep(self) -> Contents | None:
+        """Give the file its name; None where there is one already."""
+        if not self._file.new.keep(once=True):
+            return None
+        return Contents(self._file.checksum, self._file.size, np.concatenate(self._invalid))

@@ -1,0 +1,151 @@
+"""What runs on workers in a scoring job: a chunk is read, scored, written and told of; or read again."""
+
+import os
+import time
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm import apply, chunks, outputs, tiling
+from dkfm.ahead import one_ahead
+from dkfm.chunks import Piece
+from dkfm.clusters import worker_name
+from dkfm.errors import InvalidInputError, KernelError
+from dkfm.journal import Receipt
+from dkfm.kernels.rows import Array, Rows, finite_rows
+from dkfm.outputs import Output
+from dkfm.sources import Source
+from dkfm.workers import saved_scorer, single_blas_thread
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Identified", "Work", "check_chunks", "score_chunk"]
+
+_NAMED = 5
+"""Rows that a message names."""
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A source whose rows have ids."""
+
+    id_column: str | None
+
+    def read_ids(self, rows: slice) -> "pa.Array":
+        """Return the ids of some rows."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all tasks of a job share: paths, names and numbers."""
+
+    model: str
+    digest: str
+    trusted: tuple[str, ...]
+    streamed: bool
+    source: Source
+    piece_rows: int
+    output: Output
+    on_invalid: str
+
+
+def score_chunk(work: Work, number: int) -> Receipt:
+    """Score the rows of one chunk, write it, and return its receipt."""
+    start, output = time.perf_counter(), work.output
+    scorer = saved_scorer(work.model, work.digest, work.trusted, work.streamed)
+    still_wanted = partial(outputs.require_run, output.root, output.run)
+    with single_blas_thread():
+        pieces = _pieces(work, scorer, output.slice(number))
+        held, found = chunks.write(output.form, output.chunk(number), pieces, still_wanted)
+    return Receipt(
+        chunk=number,
+        rows=output.chunk(number).rows,
+        invalid_rows=int(np.logical_or.reduce([file.invalid for file in held]).sum()),
+        crc32c=tuple(file.crc32c for file in held),
+        bytes=sum(file.bytes for file in held),
+        seconds=time.perf_counter() - start,
+        worker=worker_name() or f"process {os.getpid()}",
+        found=found,
+    )
+
+
+def _pieces(work: Work, scorer: apply.Scorer, rows: slice) -> Generator[Piece]:
+    """Yield the scores of some rows, piece by piece; while one is scored the next is read."""
+    names = [columns.output for columns in work.output.columns]
+    parts = [
+        slice(rows.start + part.start, rows.start + part.stop)
+        for part in tiling.row_slices(rows.stop - rows.start, work.piece_rows)
+    ]
+    score = _score_all if work.on_invalid == "raise" else _score_valid
+    for part, (Z, ids) in zip(parts, one_ahead([partial(_read, work, part) for part in parts]), strict=True):
+        yield Piece(score(scorer, names, Z, work.source, part.start), ids)
+
+
+def _read(work: Work, rows: slice) -> "tuple[Rows, pa.Array | None]":
+    source, named = work.source, work.output.settings.get("id_column")
+    return source.read(rows), source.read_ids(rows) if named and isinstance(source, Identified) else None
+
+
+def _score_all(scorer: apply.Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
+    """Return the scores of rows; raise with the file and the numbers of those that have none."""
+    values = Z if isinstance(Z, np.ndarray) else Z.data
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspect = not np.isfinite(values.sum())  # one cheap pass, which overflows only where a closer look is due
+    if suspect:
+        bad = np.flatnonzero(~finite_rows(Z)[0])
+        if len(bad):
+            where, contain = _told(source, bad + first)
+            raise InvalidInputError(
+                f"{where[0]} must be finite, and {where[1]} {contain} NaN or infinity; nothing of that chunk was "
+                'written (on_invalid="nan", --on-invalid nan, scores such rows NaN).'
+            )
+    scores = scorer.several(names, Z)
+    bad = np.flatnonzero(~_finite(scores.values()))
+    if len(bad):
+        (file, rows), contain = _told(source, bad + first)
+        raise KernelError(
+            f"{rows.capitalize()} of {file} overflow{'s' if contain == 'contains' else ''} {scorer.model.kernel!r}: "
+            f"the {', '.join(names)} are not finite."
+        )
+    return scores
+
+
+def _score_valid(scorer: apply.Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
+    """Return the scores of rows, NaN for those that have none."""
+    valid, rows = finite_rows(Z)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = scorer.several(names, rows)
+    valid &= _finite(scores.values())
+    for values in scores.values():
+        values[~valid] = np.nan
+    return scores
+
+
+def _finite(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
+    """Return which rows are finite in all of some scores."""
+    finite: npt.NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(values).all(axis=1) for values in scores])
+    return finite
+
+
+def _told(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
+    """Name the file of the first of some rows, and those that are in it."""
+    places = [source.where(int(row)) for row in bad[:_NAMED]]
+    file = places[0][0]
+    numbers = [str(row) for name, row in places if name == file]
+    more = len(bad) - len(numbers)
+    told = ", ".join(numbers) + (f" and {more} more" if more else "")
+    return (file, f"row {told}" if len(bad) == 1 else f"rows {told}"), "contains" if len(bad) == 1 else "contain"
+
+
+def check_chunks(output: Output, receipts: Sequence[Receipt]) -> list[Receipt]:
+    """Read some chunks again; return the receipts that tell what is there, one a chunk."""
+    sound: dict[int, Receipt] = {}
+    for receipt in receipts:
+        if receipt.chunk not in sound and outputs.is_sound(output, receipt):
+            sound[receipt.chunk] = receipt
+    return list(sound.values())

@@ -1,0 +1,161 @@
+"""An output held against its receipts, and some of its rows against the formula: what it says is what was meant."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dkfm import dense, outputs, tiling
+from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
+from dkfm.executors import executor
+from dkfm.job import run
+from dkfm.journal import Receipt
+from dkfm.kernels.rows import Array, double, finite_rows
+from dkfm.model import Model
+from dkfm.outputs import Output
+from dkfm.readers import read_scores
+from dkfm.record import load_record
+from dkfm.sources import Source, open_source
+from dkfm.store import local_path
+from dkfm.tasks import check_chunks
+
+__all__ = ["ScoresVerification", "verify_scores"]
+
+_RUNS = 40
+"""Places of an output whose rows are computed anew."""
+
+
+@dataclass(frozen=True)
+class ScoresVerification:
+    """What was looked at, and how far the rows that were computed anew are from what rounding allows."""
+
+    rows: int
+    chunks: int
+    sampled: int
+    worst: float
+    """The largest difference, as a share of what rounding allows; 0 where no rows were computed anew."""
+
+
+def verify_scores(
+    path: str | Path,
+    against: object = None,
+    *,
+    sample: int = 1000,
+    model: "str | Path | None" = None,
+    trusted: Collection[str] = (),
+    progress: bool = False,
+) -> ScoresVerification:
+    """Read every chunk of a finished output again, and hold it against its receipt.
+
+    Parameters
+    ----------
+    path : str or Path
+    against : path or array-like, optional
+        The input: some rows of it are scored anew on this machine, by the dense formula, and compared.
+    sample : int
+        How many rows.
+    model : str or Path, optional
+        Where the model is, if it moved.
+    trusted : collection of str
+        See `batch_score`.
+    progress : bool
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    ScoresVerification
+
+    Raises
+    ------
+    DamagedStoreError
+        A chunk that is lost, or is not the one of its receipt.
+    CertificateError
+        A row that differs from the formula by more than rounding allows.
+
+    Examples
+    --------
+    >>> import dkfm, numpy as np, tempfile
+    >>> X = np.random.default_rng(0).normal(size=(300, 5))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dkfm.KernelPCA(2, kernel=dkfm.kernels.Gaussian(3.0)).fit(X[:100]).save(folder + "/model")
+    ...     report = dkfm.batch_score(folder + "/model", X, folder + "/scores.zarr", progress=False)
+    ...     found = dkfm.verify_scores(folder + "/scores.zarr", X)
+    ...     found.rows, found.sampled, found.worst < 1
+    (300, 300, True)
+    """
+    root = local_path(path).absolute()
+    output = outputs.read(root)
+    _require_sound(output, progress)
+    if against is None:
+        return ScoresVerification(output.rows, output.chunks, 0, 0.0)
+    sample = tiling.require_count(sample, "sample")
+    where = Path(output.model["path"]) if model is None else local_path(model).absolute()
+    loaded = load_record(where, output.model["digest"], trusted).model
+    source = _input(against, output)
+    places = _places(output.rows, sample)
+    worst = max(_worst(output, loaded, source, rows) for rows in places)
+    return ScoresVerification(output.rows, output.chunks, sum(rows.stop - rows.start for rows in places), worst)
+
+
+def _require_sound(output: Output, progress: bool) -> None:
+    """Raise unless every chunk is what its receipt says."""
+    receipts = outputs.told(output)
+    sound: set[int] = set()
+
+    def keep(found: list[Receipt]) -> None:
+        sound.update(receipt.chunk for receipt in found)
+
+    with executor(None) as running:
+        tasks = ((output, [receipt]) for receipt in receipts.values())
+        run(running, "dkfm-verify", check_chunks, tasks, len(receipts), progress, keep)
+    bad = sorted(receipts.keys() - sound)
+    if bad:
+        more = f", and {len(bad) - 1} more are not" if bad[1:] else ""
+        raise DamagedStoreError(
+            f"Chunk {bad[0]} of {output.root} is not what was written{more}; the same dkfm score makes it again."
+        )
+
+
+def _input(against: object, output: Output) -> Source:
+    columns = output.settings.get("columns")
+    source = open_source(against, "against", columns=None if columns is None else columns.split(", "))
+    if source.shape[0] != output.rows:
+        raise InvalidInputError(f"{source.name} has {source.shape[0]} rows and {output.root} scores {output.rows}.")
+    return source
+
+
+def _places(rows: int, sample: int) -> list[slice]:
+    """Return runs of rows, evenly spread, from the first to the last."""
+    if rows <= sample:
+        return list(tiling.row_slices(rows, max(1, tiling.count(rows, _RUNS))))
+    each = tiling.count(sample, _RUNS)
+    starts = np.unique(np.linspace(0, rows - each, tiling.count(sample, each)).astype(np.intp))
+    return [slice(int(start), int(start) + each) for start in starts]
+
+
+def _worst(output: Output, model: Model, source: Source, rows: slice) -> float:
+    """Return the largest difference of some rows, as a share of what is allowed; raise where it is above 1."""
+    Z, worst = source.read(rows), 0.0
+    valid, clean = finite_rows(Z)
+    for columns in output.columns:
+        found = np.asarray(read_scores(output, columns.output, rows), np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected, allowed = dense.scores(model, columns.output, double(clean))
+            lost = ~(valid & np.isfinite(expected).all(axis=1))
+            shares = np.abs(found - expected) / allowed
+        bad = np.where(np.isnan(found).any(axis=1), ~lost, lost | ~(shares <= 1).all(axis=1))
+        if bad.any():
+            row = rows.start + int(bad.argmax())
+            raise CertificateError(
+                f"The {columns.output} of row {row} in {output.root} are not those of its model and {source.name}: "
+                f"{_told(found[bad.argmax()], expected[bad.argmax()])}."
+            )
+        if not lost.all():
+            worst = max(worst, float(shares[~lost].max()))
+    return worst
+
+
+def _told(found: Array, expected: Array) -> str:
+    place = int(np.nanargmax(np.abs(found - expected))) if np.isfinite(found - expected).any() else 0
+    return f"{found[place]!r} where the formula gives {expected[place]!r}"
