@@ -30,7 +30,7 @@ from dkfm.kernels.rows import (
     stored_values,
 )
 from dkfm.plain import Plain
-from dkfm.store import local_path
+from dkfm.store import bytes_of, local_path
 
 __all__ = [
     "MemorySource",
@@ -129,7 +129,7 @@ class MemorySource:
         """Return a checksum of the values."""
         rows = self.array
         parts = [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, rows.indptr]
-        sums = [google_crc32c.value(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data) for part in parts]
+        sums = [google_crc32c.value(bytes_of(np.ascontiguousarray(part))) for part in parts]
         return f"{rows.shape} {' '.join(map(str, sums))}"
 
     def where(self, row: int) -> tuple[str, int]:

@@ -26,12 +26,10 @@ def test_the_tile_that_is_recommended_fits(available, d, blocks, copies):
     assert budget.gram_task_bytes(rows + 2, d, blocks, copies) > available
 
 
-def test_a_worker_counts_with_its_threads_and_three_fifths_of_its_limit():
-    class Client:
-        def run(self, function):
-            return {"a": (10**9, 2), "b": (4 * 10**9, 16)}
-
-    assert preflight.task_budget(Client(), 18, 10**8) == min((6 * 10**8 - 10**8) // 2, (24 * 10**8 - 10**8) // 16)
+def test_a_worker_counts_with_its_threads_and_three_fifths_of_its_limit(monkeypatch):
+    facts = {"a": {"memory_limit": 10**9, "nthreads": 2}, "b": {"memory_limit": 4 * 10**9, "nthreads": 16}}
+    monkeypatch.setattr(preflight, "worker_facts", lambda client: facts)
+    assert preflight.task_budget("a client", 18, 10**8) == min((6 * 10**8 - 10**8) // 2, (24 * 10**8 - 10**8) // 16)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +190,7 @@ def main():
         array[start : start + 50_000] = np.random.default_rng(start).normal(size=(min(50_000, rows - start), 40))
     pca = dkfm.KernelPCA(10, kernel=kernels.Gaussian(5.0)).fit(np.random.default_rng(0).normal(size=(2_000, 40)))
     pca.save(folder + "/model")
-    job = planning.plan(pca.model_, "scores", open_source(folder + "/z.zarr"))
+    job = planning.plan(pca.model_, ["scores"], open_source(folder + "/z.zarr"))
     with local_cluster() as cluster, Client(cluster) as client:
         before = max(client.run(workers.process_bytes).values())
         dkfm.batch_score(folder + "/model", folder + "/z.zarr", folder + "/scores", client=client, progress=False)

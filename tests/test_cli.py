@@ -36,7 +36,8 @@ def test_a_pca_is_fitted_scored_verified_and_described(run):
         80,
         {"scores": 4, "reconstruction_error": 1},
     )
-    assert json.loads(run("info scores.zarr --json").stdout)["shape"] == [50, 4]
+    facts = json.loads(run("info scores.zarr --json").stdout)
+    assert (facts["rows"], facts["outputs"], facts["complete"]) == (50, {"scores": 4}, True)
     assert "KernelPCA" in run("info model").stdout
 
 

@@ -8,7 +8,7 @@ from zarr.codecs import ZstdCodec
 
 import dkfm
 import laws
-from dkfm import kernels, scoring
+from dkfm import kernels, tasks
 from dkfm.errors import CertificateError, UnsupportedStoreError
 from dkfm.model import Head, Model
 
@@ -167,8 +167,8 @@ def test_float32_components_are_cut_where_scikit_learn_cuts_them(rng):
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(1.0), kernels.Linear(), kernels.Matern(1.5)], ids=repr)
 @pytest.mark.parametrize("stored", ["rows.npy", "rows.zarr", "packed.zarr"])
 def test_rows_stored_in_float32_score_as_those_widened_on_disk(stored, kernel, output, rng, tmp_path, monkeypatch):
-    seen, read = set(), scoring.read_finite
-    monkeypatch.setattr(scoring, "read_finite", lambda *a: seen.add((rows := read(*a)).dtype.name) or rows)
+    seen, read = set(), tasks._read
+    monkeypatch.setattr(tasks, "_read", lambda *a: seen.add((rows := read(*a))[0].dtype.name) or rows)
     Z = (5 + rng.normal(size=(120, 6))).astype(np.float32)
     phi = dkfm.ExactFeatureMap(kernel, dtype="float32").fit(5 + rng.normal(size=(60, 6)))
     for name, rows in (("as-it-is", Z), ("widened", Z.astype(float))):

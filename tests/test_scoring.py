@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import kernels, outputs, planning, record, scoring, store
+from dkfm import apply, chunks, files, kernels, outputs, planning, record, store, tasks
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
@@ -30,6 +31,7 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.sources import MemorySource, ZarrSource, open_source
+from dkfm.tables import Columns
 from dkfm.workers import single_blas_thread
 
 
@@ -48,6 +50,20 @@ def job(fitted, rng, tmp_path):
 
 def score(job, **options):
     return dkfm.batch_score(*job, progress=False, **options)
+
+
+def write(output, number, values):
+    """Write one chunk of an output of one array, as its task does."""
+    pieces = (chunks.Piece({"scores": part}) for part in values)
+    still = partial(outputs.require_run, output.root, output.run)
+    return chunks.write(output.form, output.chunk(number), pieces, still)
+
+
+def begun(root, rows, width, chunk_rows):
+    """Make an output without chunks."""
+    about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
+    columns = (Columns("scores", width, "kernelpca"),)
+    return outputs.create(outputs.Output(root, columns, rows, chunk_rows, "float64", *about), overwrite=False)
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 50))
@@ -84,11 +100,13 @@ def test_two_runs_give_the_same_bytes(job, tmp_path):
         assert (job[2] / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
-def test_an_output_that_exists_is_left_untouched(job, tmp_path):
+def test_an_output_that_exists_is_left_untouched(job, fitted, tmp_path):
     score(job)
     before = (job[2] / "_COMPLETE").read_bytes()
-    with pytest.raises(StoreExistsError, match="complete dkfm scores store"):
-        score(job)
+    with pytest.raises(StoreExistsError, match="complete output of another job: chunk_rows is '9'"):
+        score(job, chunk_rows=9)
+    with pytest.raises(StoreExistsError, match="dkfm model store"):
+        dkfm.batch_score(fitted, job[1], job[0], progress=False)
     assert (job[2] / "_COMPLETE").read_bytes() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
@@ -104,7 +122,7 @@ def test_an_invalid_row_stops_the_job_by_number_before_its_chunk_is_written(job,
     rows = np.load(job[1])
     rows[57, 2] = value
     np.save(job[1], rows)
-    with pytest.raises(InvalidInputError, match=r"z\.npy must be finite, and row 57"):
+    with pytest.raises(InvalidInputError, match=r"z\.npy must be finite, and row 57 contains"):
         score(job, chunk_rows=10)
     assert not list((job[2] / "scores" / "c").glob("5/*"))  # nor what was begun of it
     with pytest.raises(IncompleteStoreError):
@@ -126,7 +144,7 @@ def test_invalid_rows_can_score_nan_and_are_counted(job, fitted):
 def test_rows_that_overflow_the_kernel_are_invalid_too(rng, tmp_path):
     pca = dkfm.KernelPCA(1, kernel=kernels.Polynomial(3)).fit(rng.normal(size=(9, 1)))
     Z = np.array([[1.0], [1e200], [2.0]])
-    with pytest.raises(KernelError, match="Row 1 of source overflows"):
+    with pytest.raises(KernelError, match="Row 1 of source overflows Polynomial"):
         dkfm.batch_score(pca, Z, tmp_path / "a", progress=False)
     assert dkfm.batch_score(pca, Z, tmp_path / "b", on_invalid="nan", progress=False).invalid_rows == 1
 
@@ -163,22 +181,24 @@ def test_an_unfinished_or_damaged_output_is_refused_by_readers(job):
     score(job, chunk_rows=30)
     chunk = job[2] / "scores" / "c" / "2" / "0"
     good, marker = chunk.read_bytes(), (job[2] / "_COMPLETE").read_bytes()
-    assert outputs.verify(job[2]) == 100
+    assert dkfm.verify_scores(job[2]).rows == 100
     chunk.write_bytes(bytes([good[0] ^ 4]) + good[1:])
     with pytest.raises(DamagedStoreError, match="Chunk 2"):
-        outputs.verify(job[2])
+        dkfm.verify_scores(job[2])
     with pytest.raises(DamagedStoreError, match="Rows"):
         dkfm.open_scores(job[2]).compute(scheduler="synchronous")
     os.truncate(chunk, 50)
-    with pytest.raises(DamagedStoreError, match="50 bytes"):
+    with pytest.raises(DamagedStoreError, match="Chunk 2"):
         dkfm.open_scores(job[2])
     chunk.unlink()
     with pytest.raises(DamagedStoreError):
         dkfm.open_scores(job[2])
     chunk.write_bytes(good)
-    shorter = json.loads(marker)
-    shorter["crc32c"].pop()
-    for text in (json.dumps(shorter), "{}", '{"crc32c": 3}', '{"crc32c": ["a", null, 1, 2]}'):
+    told = json.loads(marker)
+    shorter = told | {"crc32c": told["crc32c"][1:]}
+    wrong = [told | {"crc32c": crc} for crc in (3, ["a", None, 1, 2], [["a"]] * 4, [[1, 2]] * 4, [[-1]] * 4, None)]
+    others = [told | {"run": "0" * 32}, told | {"bytes": [1.5] * 4}, told | {"invalid_rows": [True] * 4}]
+    for text in map(json.dumps, [shorter, {}, *wrong, *others]):
         (job[2] / "_COMPLETE").write_text(text)
         with pytest.raises(DamagedStoreError):
             dkfm.open_scores(job[2])
@@ -192,8 +212,8 @@ def test_receipts_are_those_of_the_data_on_disk_and_differ_from_chunk_to_chunk(j
     score(job, chunk_rows=30)
     marker = json.loads((job[2] / "_COMPLETE").read_text())
     files = [(job[2] / "scores" / "c" / str(i) / "0").read_bytes() for i in range(4)]
-    assert marker["crc32c"] == [google_crc32c.value(raw[:-4]) for raw in files]
-    assert len(set(marker["crc32c"])) == 4
+    assert marker["crc32c"] == [[google_crc32c.value(raw[:-4])] for raw in files]
+    assert len({crc for (crc,) in marker["crc32c"]}) == 4
 
 
 def test_chunks_that_changed_places_are_found(job):
@@ -203,36 +223,36 @@ def test_chunks_that_changed_places_are_found(job):
     first.write_bytes(b)
     second.write_bytes(a)
     with pytest.raises(DamagedStoreError, match="Chunk 0"):
-        outputs.verify(job[2])
+        dkfm.verify_scores(job[2])
 
 
 def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
     score(job, chunk_rows=30)
-    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
+    before = outputs.read(job[2])
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
-        outputs.write_chunk(job[2], run, "scores", 0, (np.zeros((30, 3)) for _ in range(1)))
-    assert outputs.verify(job[2]) == 100
+        write(before, 0, (np.zeros((30, 3)) for _ in range(1)))
+    assert dkfm.verify_scores(job[2]).rows == 100
 
 
 def test_a_run_that_was_replaced_does_not_complete_the_other(job):
     score(job, chunk_rows=30)
-    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
+    before = outputs.read(job[2])
+    receipts = outputs.told(before)
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
-        outputs.complete(job[2], run, "scores", [outputs.Receipt(i, 0, 0) for i in range(4)])
-    assert outputs.verify(job[2]) == 100
+        outputs.complete(before, receipts)
+    assert dkfm.verify_scores(job[2]).rows == 100
 
 
-def test_a_chunk_that_a_late_task_wrote_over_is_found_by_the_run_and_by_its_readers(job):
+def test_a_chunk_that_a_late_task_wrote_over_is_found_by_its_readers_and_by_the_next_run(job):
     score(job, chunk_rows=30)
-    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
-    sums = json.loads((job[2] / "_COMPLETE").read_text())["crc32c"]
+    good = (job[2] / "scores" / "c" / "0" / "0").read_bytes()
     store.open_array(job[2], "scores", "r+")[:30] = 0.0
     with pytest.raises(DamagedStoreError, match="Chunk 0"):
-        outputs.complete(job[2], run, "scores", [outputs.Receipt(i, 0, c) for i, c in enumerate(sums)])
-    with pytest.raises(DamagedStoreError, match="Chunk 0"):
         dkfm.open_scores(job[2])
+    assert score(job).scored_chunks == 1
+    assert (job[2] / "scores" / "c" / "0" / "0").read_bytes() == good
 
 
 def test_scores_that_were_opened_are_not_those_of_a_later_run(job, rng):
@@ -310,20 +330,26 @@ def test_an_output_whose_array_is_a_link_is_refused(job, tmp_path):
 
 
 def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    sync_folder = files.sync_folder
 
-    monkeypatch.setattr(store, "_sync_names", full)
+    def full(path):
+        if path.name == "c":
+            raise OSError(28, "No space left on device")
+        sync_folder(path)
+
+    monkeypatch.setattr(files, "sync_folder", full)
     with pytest.raises(StoreError, match="No space left on device"):
         score(job)
+    monkeypatch.undo()
     with pytest.raises(IncompleteStoreError):
         dkfm.open_scores(job[2])
+    assert score(job).scored_chunks == score(job).chunks
 
 
 def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**9, 4), chunks=(10**6, 4), dtype="f8")
     with pytest.raises(InvalidInputError, match="raise chunk_rows"):
-        planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 100)
+        planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 100)
 
 
 MEMORY = [
@@ -347,20 +373,18 @@ def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_pa
     model = Model(kernel, rng.normal(size=(n, d)), {"scores": Head(rng.normal(size=(n, width)))})
     zarr.create_array(tmp_path / "z.zarr", data=rng.normal(size=(3000, d)), chunks=(1000, d))
     source = open_source(tmp_path / "z.zarr")
-    job = planning.plan(model, "scores", source, 1500)
+    job = planning.plan(model, ["scores"], source, 1500)
     with single_blas_thread():
         kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
-    run = outputs.create(tmp_path / "out", "scores", (3000, width), 1500, "", "", False)
+    output = begun(tmp_path / "out", 3000, width, 1500)
     tracemalloc.start()
     try:
         scorer = apply.prepare(model)
         kept = tracemalloc.get_traced_memory()[0]
-        monkeypatch.setattr(scoring, "saved_scorer", lambda *_: scorer)
-        work = scoring.Work(
-            "", "", (), False, source, job.piece_rows, str(tmp_path / "out"), run, "scores", on_invalid="raise"
-        )
+        monkeypatch.setattr(tasks, "saved_scorer", lambda *_: scorer)
+        work = tasks.Work("", "", (), False, source, job.piece_rows, output, on_invalid="raise")
         with ThreadPoolExecutor(1) as fresh:  # this thread may have a buffer from before
-            fresh.submit(scoring.score_chunk, work, 0, slice(0, 1500)).result()
+            fresh.submit(tasks.score_chunk, work, 0).result()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -370,13 +394,13 @@ def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_pa
 
 def test_a_chunk_that_is_too_large_is_cut_evenly_and_counted_once_a_process(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**7, 4), chunks=(10**7, 4), dtype="f8")
-    job = planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"))
+    job = planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
     assert job.chunks * job.chunk_rows == 10**7
     assert job.piece_rows * 8 * 4 < 10**7  # it is long, and read in pieces
     # All tasks of a process share the chunk; before, a task was the whole of it, and a part of it was read with it all.
     assert job.model_bytes > 2 * 10**7 * 4 * 8 > 2 * job.task_bytes
     # A part that is not even may lie in two chunks: of both it takes its rows alone.
-    uneven = planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 30_000)
+    uneven = planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 30_000)
     assert uneven.model_bytes > 2 * 10**7 * 4 * 8 > 2 * uneven.task_bytes
 
 
@@ -401,9 +425,9 @@ def test_any_cut_of_the_sources_chunks_gives_the_same_scores(fitted, chunk, tmp_
     rows = rng.normal(size=(1000, 4))
     zarr.create_array(tmp_path / "z.zarr", data=rows, chunks=(chunk, 4))
     fitted.save(tmp_path / "model")
-    for place, tasks in enumerate((None, 50, 125, 333)):
+    for place, rows_of_a_task in enumerate((None, 50, 125, 333)):
         dkfm.batch_score(
-            tmp_path / "model", tmp_path / "z.zarr", tmp_path / f"{place}", chunk_rows=tasks, progress=False
+            tmp_path / "model", tmp_path / "z.zarr", tmp_path / f"{place}", chunk_rows=rows_of_a_task, progress=False
         )
         found = dkfm.open_scores(tmp_path / f"{place}").compute(scheduler="synchronous")
         np.testing.assert_allclose(found, fitted.transform(rows), atol=1e-13)
@@ -412,9 +436,9 @@ def test_any_cut_of_the_sources_chunks_gives_the_same_scores(fitted, chunk, tmp_
 def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
     zarr.create_array(tmp_path / "z.zarr", data=np.ones((800, 4)), chunks=(100, 4))
     fitted.save(tmp_path / "model")
-    job = planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"), 800)
+    job = planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 800)
     assert (job.chunks, job.piece_rows) == (1, 200)
-    events, read, score = [], ZarrSource.read, scoring.apply.finite_scores
+    events, read, several = [], ZarrSource.read, apply.Scorer.several
     reading = threading.Event()
 
     def slowly(self, rows):
@@ -422,15 +446,15 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
         reading.set()
         return read(self, rows)
 
-    def after_the_next_read(*arguments, **options):
+    def after_the_next_read(*arguments):
         if events.count("read") < 4:
             assert reading.wait(30)  # by a thread, while this one has its rows already
         reading.clear()
         events.append("scored")
-        return score(*arguments, **options)
+        return several(*arguments)
 
     monkeypatch.setattr(ZarrSource, "read", slowly)
-    monkeypatch.setattr(scoring.apply, "finite_scores", after_the_next_read)
+    monkeypatch.setattr(apply.Scorer, "several", after_the_next_read)
     dkfm.batch_score(tmp_path / "model", tmp_path / "z.zarr", tmp_path / "out", chunk_rows=800, progress=False)
     assert events.count("read") == events.count("scored") == 4
     assert events.index("scored") >= 1
@@ -454,7 +478,7 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     monkeypatch.setattr(
         streamed._InStore, "__getitem__", lambda self, places: reads.append(places) or take(self, places)
     )
-    job = planning.plan(model, output, open_source(Z), 60)
+    job = planning.plan(model, [output], open_source(Z), 60)
     monkeypatch.setattr(preflight, "available_memory", lambda: job.model_bytes + job.task_bytes - 1)
     monkeypatch.setattr("dask.system.CPU_COUNT", 1)
     report = dkfm.batch_score(tmp_path / "model", Z, tmp_path / "out", output=output, chunk_rows=60, progress=False)
@@ -508,7 +532,7 @@ def test_rows_of_a_streamed_task_are_as_many_as_memory_takes_whatever_the_chunks
     model = record.load_record(tmp_path / "model", streamed=True).model
     for chunk in (1000, 8191, 8192, 65536):
         zarr.create_array(tmp_path / f"{chunk}", shape=(10**6, 50), chunks=(chunk, 50), dtype="f8")
-        job = planning.plan_streamed(model, "features", open_source(tmp_path / f"{chunk}"), lambda shared: 10**8)
+        job = planning.plan_streamed(model, ["features"], open_source(tmp_path / f"{chunk}"), lambda shared: 10**8)
         assert 1000 <= job.chunk_rows <= 4096
         assert job.task_bytes <= 10**8
 
@@ -525,7 +549,7 @@ def test_the_blocks_of_kernels_that_do_not_fill_or_that_widen_are_counted(kernel
     n, dtype = 3000, np.dtype(np.float32)
     heads = {"scores": Head(rng.normal(size=(n, 2)).astype(dtype))}
     model, Z = Model(kernel, rng.normal(size=(n, 20)).astype(dtype), heads), rng.normal(size=(4000, 20))
-    job, score = planning.plan(model, "scores", open_source(Z), 4000), apply.prepare(model)
+    job, score = planning.plan(model, ["scores"], open_source(Z), 4000), apply.prepare(model)
     tracemalloc.start()
     try:
         with ThreadPoolExecutor(1) as fresh:
@@ -557,10 +581,9 @@ def test_weights_that_are_read_from_a_store_are_checked(tmp_path, rng):
 
 
 def test_a_scoring_task_pickles_to_under_ten_kilobytes(job):
-    work = scoring.Work(
-        str(job[0]), "0" * 64, (), True, open_source(job[1]), 4, str(job[2]), "1" * 32, "scores", "raise"
-    )
-    assert len(pickle.dumps((scoring.score_chunk, work, 3, slice(0, 9)))) < 10_000
+    score(job)
+    work = tasks.Work(str(job[0]), "0" * 64, (), True, open_source(job[1]), 4, outputs.read(job[2]), "raise")
+    assert len(pickle.dumps((tasks.score_chunk, work, 3))) < 5_000
 
 
 def test_a_replaced_model_is_not_taken_for_the_one_that_was_asked_for(job, rng):
@@ -573,7 +596,7 @@ def test_a_replaced_model_is_not_taken_for_the_one_that_was_asked_for(job, rng):
 
 def test_chunks_of_a_plan_are_in_step_with_the_source(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**6, 4), chunks=(7_000, 4), dtype="f8")
-    job = planning.plan(fitted.model_, "scores", open_source(tmp_path / "z.zarr"))
+    job = planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
     assert job.chunk_rows % 7_000 == 0
     assert job.chunks == -(-(10**6) // job.chunk_rows)
     assert job.task_bytes > job.chunk_rows * 8 * 7
@@ -583,8 +606,8 @@ def test_chunks_of_a_plan_are_in_step_with_the_source(fitted, tmp_path):
 @pytest.mark.parametrize("rows", [1, 500, 240_000, 1_000_003])
 def test_no_thread_waits_for_the_last_chunk_of_another(rows, threads, fitted):
     source = MemorySource(np.broadcast_to(np.zeros(fitted.n_features_in_), (rows, fitted.n_features_in_)))
-    alone = planning.plan(fitted.model_, "scores", source)
-    job = planning.plan(fitted.model_, "scores", source, threads=threads)
+    alone = planning.plan(fitted.model_, ["scores"], source)
+    job = planning.plan(fitted.model_, ["scores"], source, threads=threads)
     assert job.chunk_rows <= alone.chunk_rows
     busiest = job.chunk_rows * -(-job.chunks // threads)
     assert job.chunks == alone.chunks if alone.chunks <= threads else busiest <= 1.02 * (rows / threads + threads)
@@ -594,8 +617,8 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(outputs, "_SOON", 0)
-    monkeypatch.setattr(outputs.os, "fdatasync", full)
+    monkeypatch.setattr(chunks, "_SOON", 0)
+    monkeypatch.setattr(chunks.os, "fdatasync", full)
     with pytest.raises(StoreError, match="cannot be written: No space left on device"):
         score(job)
     assert not [path for path in (job[2] / "scores" / "c").rglob("*") if path.is_file()]
@@ -603,7 +626,8 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and
 
 def test_a_run_that_is_replaced_while_a_task_scores_is_not_written_into(job):
     score(job, chunk_rows=30)
-    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
+    before = outputs.read(job[2])
+    (job[2] / "scores" / "c" / "0" / "0").unlink()
 
     def late():
         yield np.zeros((20, 3))
@@ -611,8 +635,8 @@ def test_a_run_that_is_replaced_while_a_task_scores_is_not_written_into(job):
         yield np.zeros((10, 3))
 
     with pytest.raises(StoreError):
-        outputs.write_chunk(job[2], run, "scores", 0, late())
-    assert outputs.verify(job[2]) == 100
+        write(before, 0, late())
+    assert dkfm.verify_scores(job[2]).rows == 100
     assert not list(job[2].rglob("*.partial"))
 
 
@@ -628,10 +652,11 @@ def test_a_chunk_is_written_in_order_while_the_next_rows_are_made_and_no_more_ar
             del piece
 
     score(job, chunk_rows=30)
-    run = json.loads((job[2] / "zarr.json").read_text())["attributes"]["dkfm"]["run"]
-    receipt = outputs.write_chunk(job[2], run, "scores", 0, pieces())
+    (job[2] / "scores" / "c" / "0" / "0").unlink()
+    (held_by_file,), found = write(outputs.read(job[2]), 0, pieces())
     np.testing.assert_array_equal(store.open_array(job[2], "scores")[:30, 0], np.repeat(np.arange(10.0), 3))
-    assert receipt.invalid_rows == 0
+    assert not held_by_file.invalid.any()
+    assert not found
     assert max(held) <= 3
 
 
