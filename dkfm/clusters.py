@@ -1,5 +1,6 @@
 """Clients of Dask and clusters of this machine: found, connected to, started, asked."""
 
+import logging
 import sys
 import tempfile
 import time
@@ -12,10 +13,31 @@ from dkfm.errors import ClusterError
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
 
-__all__ = ["ask_scheduler", "connected", "find_client", "inside_worker", "local_cluster", "worker_facts", "worker_name"]
+__all__ = [
+    "ask_scheduler",
+    "connected",
+    "find_client",
+    "inside_worker",
+    "local_cluster",
+    "wait_for_workers",
+    "worker_facts",
+    "worker_name",
+]
+    "ask_scheduler",
+    "connected",
+    "find_client",
+    "inside_worker",
+    "local_cluster",
+    "wait_for_workers",
+    "worker_facts",
+    "worker_name",
+]
 
 _GOODBYE = 10
 """Seconds that the workers of a local cluster have to leave it."""
+
+_ARRIVAL = 30
+"""Seconds that the first worker of a cluster has to come."""
 
 _ANSWER = 10
 """Seconds that a scheduler has to answer a question."""
@@ -57,6 +79,17 @@ def worker_facts(client: "Client") -> dict[str, dict[str, Any]] | None:
     return None if identity is None else dict(identity["workers"])
 
 
+def wait_for_workers(client: "Client") -> None:
+    """Wait until there is a worker, be it a paused one; raise a ClusterError where none comes, or nobody answers."""
+    deadline = time.monotonic() + _ARRIVAL
+    while not (facts := worker_facts(client)):
+        if facts is None:
+            raise ClusterError("The scheduler does not answer; is it still there?")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"The cluster has had no worker for {_ARRIVAL} seconds; start one and try again.")
+        time.sleep(0.1)
+
+
 def ask_scheduler(client: "Client", question: str, **options: object) -> Any:  # JSON of distributed
     """Return the scheduler's answer to one of its own questions; None if there is none soon."""
     if client.status != "running":
@@ -72,6 +105,8 @@ def connected(address: str, *, current: bool = True) -> Iterator["Client"]:
     """Connect to a scheduler, as the current client or beside it; raise a ClusterError where there is none."""
     from distributed import Client
 
+    # That a scheduler went away is told in one sentence, not in a traceback of what tries to reach it.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
         client = Client(address, timeout=10, set_as_default=current)
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from dkfm.clusters import ask_scheduler, find_client, inside_worker, worker_facts
+from dkfm.clusters import ask_scheduler, find_client, inside_worker, wait_for_workers, worker_facts
 from dkfm.errors import ClusterError, StalledError, WorkerDiedError
 
 if TYPE_CHECKING:
@@ -117,17 +117,13 @@ class ClientExecutor:
     def __init__(self, client: "Client") -> None:
         if client.asynchronous:
             raise ClusterError("This client is asynchronous, and dkfm needs a synchronous one: Client(...).")
-        try:
-            client.wait_for_workers(1, timeout=30)
-        except TimeoutError:
-            raise ClusterError("The cluster has had no worker for 30 seconds; start one and try again.") from None
+        wait_for_workers(client)
         self._client = client
         self._done: SimpleQueue[distributed.Future[Any]] = SimpleQueue()
         self._pending: dict[Key, distributed.Future[Any]] = {}
         self._seen: dict[str, tuple[object, float]] = {}
         self.threads = 1
-        if not self.health().answers:
-            raise ClusterError("The scheduler does not answer; is it still there?")
+        self.health()
 
     def submit(
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
@@ -158,7 +154,7 @@ class ClientExecutor:
                 return self._taken(future.key, future.result(timeout=_GATHER), None)
             except (TimeoutError, OSError):
                 pass  # its worker went, or hangs, with the result: it is run again, or has a copy run elsewhere
-        elif future.status != "pending":
+        elif future.status == "cancelled":
             raise ClusterError("The scheduler is gone, and all that it was to do.")
         future.add_done_callback(self._done.put)
         return None

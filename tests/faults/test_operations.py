@@ -1,0 +1,188 @@
+"""A job that ends at any one operation of its store, or whose files are damaged, is finished by the same command."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dkfm
+from dkfm import outputs
+from dkfm.errors import DkfmError, StoreError
+from faults import harness
+from faults.harness import TOTALS, numbers
+
+EVENTS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return harness.Job.made(tmp_path_factory.mktemp("small"), rows=250, chunk_rows=50)
+
+
+def score(job, target, **options):
+    return dkfm.batch_score(*job.paths(target), chunk_rows=job.chunk_rows, progress=False, **options)
+
+
+def in_child(work):
+    """Run something in a child process; return its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = work()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def ending_at(operation, root, work):
+    """Run something in this process until it comes to the given operation on files below a folder: it ends there.
+
+    Opening, making, linking, naming, removing, and making durable count; 0 means that it came to its end before.
+    """
+    done = 0
+
+    def count(path):
+        nonlocal done
+        if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(str(root)):
+            done += 1
+            if done == operation:
+                os._exit(9)
+
+    def watch(event, arguments):
+        if event in EVENTS and not (event == "open" and arguments[1] == "r"):
+            count(arguments[0])
+
+    fsync = os.fsync
+    os.fsync = os.fdatasync = lambda descriptor: (
+        count(Path(f"/proc/self/fd/{descriptor}").readlink()),
+        fsync(descriptor),
+    )
+    sys.addaudithook(watch)
+    work()
+    return 0
+
+
+@pytest.mark.parametrize("form", ["scores", "scores.parquet"])
+@numbers(7, 3, 1)
+def test_a_job_that_ends_at_any_operation_goes_on(small, tmp_path, monkeypatch, form, faults):
+    """One in so many operations; all of them in full."""
+    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    whole = harness.Job(small.folder, small.chunk_rows)
+    if form.endswith("parquet"):
+        whole.expected = tmp_path / "expected.parquet"
+        score(small, whole.expected)
+    target, operation, code = tmp_path / form, 1, 9
+    while code == 9:
+        code = in_child(lambda: ending_at(operation, tmp_path, lambda: score(small, target)))  # noqa: B023  # it runs now
+        TOTALS.faults += code == 9
+        assert in_child(lambda: bool(score(small, target).rows != 250)) == 0
+        for path in list(tmp_path.glob(".*")):  # an output that had no name yet, beside its place
+            shutil.rmtree(path)
+        whole.settle(target)
+        operation += faults
+    assert operation > 40
+    assert code == 0
+
+
+def flip(path, rng):
+    raw = bytearray(path.read_bytes())
+    raw[int(rng.integers(len(raw)))] ^= 1 << int(rng.integers(8))
+    path.write_bytes(raw)
+
+
+DAMAGE = {
+    "deleted": lambda path, rng: path.unlink(),
+    "truncated": lambda path, rng: os.truncate(path, int(rng.integers(path.stat().st_size))),
+    "extended": lambda path, rng: path.write_bytes(path.read_bytes() + b"\0"),
+    "flipped": flip,
+    "zeros": lambda path, rng: path.write_bytes(bytes(path.stat().st_size)),
+    "another chunk": lambda path, rng: path.write_bytes(_other(path).read_bytes()),
+}
+
+
+def _other(path):
+    number = int(path.parent.name) if path.name == "0" else int(path.stem.split("-")[1])
+    other = (number + 1) % 4  # whole chunks
+    return path.parents[1] / str(other) / "0" if path.name == "0" else path.with_name(f"part-{other:05d}.parquet")
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
+@pytest.mark.parametrize("form", ["scores", "scores.parquet"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_to_any_chunk_is_found_by_readers_and_mended_by_the_same_command(small, tmp_path, kind, form, finished):
+    rng = np.random.default_rng(0)
+    target = tmp_path / form
+    score(small, target)
+    good = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    for number in range(5):
+        (path,) = outputs.read(target).form.files(number)
+        DAMAGE[kind](path, rng)
+        TOTALS.faults += 1
+        with pytest.raises(StoreError):
+            dkfm.verify_scores(target)
+        with pytest.raises(StoreError):
+            dkfm.open_scores(target).compute(scheduler="synchronous")
+        with pytest.raises(StoreError):
+            list(dkfm.iter_scores(target))
+        if not finished:
+            (target / "_COMPLETE").unlink()
+        assert score(small, target).scored_chunks == 1
+        assert path.read_bytes() == good[path]
+        assert json.loads((target / "_COMPLETE").read_bytes()) == json.loads(good[target / "_COMPLETE"])
+
+
+@numbers(60, 200, 2000)
+def test_every_flipped_bit_of_an_output_is_an_error_or_changes_no_score(small, tmp_path, faults):
+    rng = np.random.default_rng(faults)
+    for form in ("scores", "scores.parquet"):
+        target = tmp_path / form
+        score(small, target)
+        good = _read(target)
+        files = [path for path in sorted(target.rglob("*")) if path.is_file()]
+        sizes = np.array([path.stat().st_size for path in files])
+        for _ in range(faults // 2):
+            path = files[int(rng.choice(len(files), p=sizes / sizes.sum()))]
+            before = path.read_bytes()
+            flip(path, rng)
+            TOTALS.faults += 1
+            try:
+                found = _read(target)
+            except DkfmError:
+                found = good
+            TOTALS.wrong += int((found != good).any(axis=1).sum()) if found.shape == good.shape else len(good)
+            path.write_bytes(before)
+        assert TOTALS.wrong == 0
+
+
+def _read(target):
+    dkfm.verify_scores(target)
+    return np.concatenate([block for block, _ in dkfm.iter_scores(target)])
+
+
+def test_an_input_that_changes_under_way_completes_nothing(small, tmp_path, monkeypatch):
+    from dkfm import tasks
+    from dkfm.errors import InvalidInputError, StoreExistsError
+
+    rows, target, read = tmp_path / "rows.npy", tmp_path / "scores", tasks._read
+    shutil.copy(small.folder / "rows.npy", rows)
+
+    def changed(work, part):
+        if part.start == 100:
+            np.save(rows, np.load(rows) + 1)
+        return read(work, part)
+
+    monkeypatch.setattr(tasks, "_read", changed)
+    with pytest.raises(InvalidInputError, match="changed while it was scored"):
+        dkfm.batch_score(small.folder / "model", rows, target, chunk_rows=50, progress=False)
+    TOTALS.faults += 1
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="did not finish"):
+        dkfm.open_scores(target)
+    with pytest.raises(StoreExistsError, match="has changed since"):
+        dkfm.batch_score(small.folder / "model", rows, target, progress=False)
+    assert dkfm.batch_score(small.folder / "model", rows, target, overwrite=True, progress=False).rows == 250

@@ -1,0 +1,210 @@
+"""The window and the watchdog, on an executor that does as it is told: deaths, silence, copies, errors that pass."""
+
+import itertools
+from collections import deque
+
+import pytest
+
+from dkfm import executors, job
+from dkfm.errors import ClusterError, InvalidInputError, StalledError, UnreachableError, WorkerDiedError
+from dkfm.executors import Finished, Health
+
+
+class Scripted:
+    """Tasks end as `outcome(number, copy)` says: with a value, an error, or not at all (None)."""
+
+    threads = 2
+
+    def __init__(self, outcome, health=None):
+        self.outcome, self.state = outcome, health or Health(running=("a", "b"))
+        self.waiting, self.submitted = deque(), []
+
+    def submit(self, key, function, *arguments, workers=None):
+        self.submitted.append((*key[1:], workers))
+        ended = self.outcome(key[1], key[2])
+        if ended is not None:
+            wrong = isinstance(ended, BaseException)
+            self.waiting.append(Finished(key, None if wrong else ended, ended if wrong else None))
+
+    def finished(self, timeout):
+        return self.waiting.popleft() if self.waiting else None
+
+    def health(self):
+        return self.state
+
+    def cancel(self, *, wait=True):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """A second passes with every look at the clock."""
+    seconds = itertools.count()
+    monkeypatch.setattr(job.time, "monotonic", lambda: float(next(seconds)))
+
+
+def go(executor, count, **options):
+    found = []
+    tally = job.run(executor, "test", abs, ((i,) for i in range(count)), count, False, found.append, **options)
+    return tally, found
+
+
+def test_results_come_once_each_and_nothing_is_counted():
+    tally, found = go(Scripted(lambda number, copy: number), 20)
+    assert sorted(found) == list(range(20))
+    assert tally == job.Tally()
+
+
+def test_what_a_task_raises_ends_the_job():
+    executor = Scripted(lambda number, copy: InvalidInputError("Seven.") if number == 7 else number)
+    with pytest.raises(InvalidInputError, match="Seven"):
+        go(executor, 20)
+
+
+def test_a_store_that_does_not_answer_is_asked_again_but_not_for_ever():
+    tally, found = go(Scripted(lambda number, copy: number if copy == 2 else UnreachableError("500.")), 5)
+    assert (sorted(found), tally.retries) == ([0, 1, 2, 3, 4], 10)
+    never = Scripted(lambda number, copy: UnreachableError("500.") if number == 3 else number)
+    with pytest.raises(UnreachableError, match="500"):
+        go(never, 5)
+    assert max(copy for number, copy, _ in never.submitted if number == 3) < 5
+
+
+def test_tasks_whose_workers_died_are_run_alone_when_all_others_are_done():
+    died = WorkerDiedError("All of them.")
+    executor = Scripted(
+        lambda number, copy: died if number in (2, 5) and (number == 5 or not copy_of(executor, 2)) else number
+    )
+    tally, found = go(executor, 8)
+    assert (sorted(found), tally.killers, tally.retries) == ([0, 1, 2, 3, 4, 6, 7], [5], 2)
+    assert [number for number, _, _ in executor.submitted[-2:]] == [2, 5]
+
+
+def copy_of(executor, number):
+    """Return whether a task was submitted before."""
+    return sum(1 for submitted, _, _ in executor.submitted if submitted == number) > 1
+
+
+def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts_once():
+    executor = Scripted(lambda number, copy: None if number == 1 and copy == 0 else number)
+    executor.state = Health(running=("b",), silent=("a",), stuck=(("x", 1, 0),))
+    late = executor.submit
+
+    def submit(key, function, *arguments, workers=None):
+        late(key, function, *arguments, workers=workers)
+        if key[1:] == (1, 1):  # the first one ends after all, as the second does
+            executor.waiting.append(Finished((key[0], 1, 0), 1))
+            executor.waiting.append(Finished((key[0], 0, 9), 0)) if False else None
+
+    executor.submit = submit
+    tally, found = go(executor, 3, stall=1000.0)
+    assert sorted(found) == [0, 1, 2]
+    assert [entry for entry in executor.submitted if entry[0] == 1] == [(1, 0, None), (1, 1, ("b",))]
+    assert tally.retries == 1
+
+
+def test_an_error_of_one_copy_is_none_of_the_job_while_another_is_under_way():
+    executor = Scripted(lambda number, copy: None if copy == 0 else number)
+    executor.state = Health(running=("b",), silent=("a",), stuck=(("x", 0, 0),))
+    take = executor.submit
+
+    def submit(key, *arguments, workers=None):
+        if key[2] == 1:
+            executor.waiting.append(Finished((key[0], 0, 0), None, InvalidInputError("Late.")))
+        take(key, *arguments, workers=workers)
+
+    executor.submit = submit
+    assert go(executor, 1, stall=1000.0)[1] == [0]
+
+
+def test_results_of_an_earlier_run_are_not_taken_for_this_one_s():
+    executor = Scripted(lambda number, copy: number)
+    executor.waiting.append(Finished(("earlier", 0, 0), "not this"))
+    assert sorted(go(executor, 3)[1]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("health", "words"),
+    [
+        (Health(answers=False), "the scheduler does not answer"),
+        (Health(), "there is no worker"),
+        (Health(paused=("a", "b")), "paused, without memory"),
+        (Health(silent=("tcp://a",)), "of tcp://a nothing is heard"),
+        (Health(running=("a",)), "give them a longer stall timeout"),
+    ],
+)
+def test_silence_ends_in_a_sentence_that_says_what_is_known(health, words):
+    with pytest.raises(StalledError, match=words) as caught:
+        go(Scripted(lambda number, copy: None if number == 3 else number, health), 9, stall=50.0)
+    assert "8 of 9 are done" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_limit_a_task_takes_its_time_while_a_worker_is_well(monkeypatch):
+    executor = Scripted(lambda number, copy: None)
+    looks = 0
+
+    def health():
+        nonlocal looks
+        looks += 1
+        if looks == 1000:
+            executor.waiting.append(Finished((executor.name, 0, 0), 0))
+        return Health(running=("a",)) if looks <= 1000 else Health()
+
+    submit = executor.submit
+
+    def noted(key, *arguments, workers=None):
+        executor.name = key[0]
+        submit(key, *arguments, workers=workers)
+
+    executor.submit, executor.health = noted, health
+    assert go(executor, 1)[1] == [0]
+    executor = Scripted(lambda number, copy: None, Health())
+    with pytest.raises(StalledError, match="there is no worker"):
+        go(executor, 1)
+
+
+class Client:
+    """A scheduler of two workers, one of which says nothing any more."""
+
+    asynchronous, status = False, "running"
+
+    def __init__(self):
+        self.now, self.held = 0, {}
+
+    def wait_for_workers(self, *_, **__):
+        pass
+
+
+def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatch):
+    client, clock = Client(), itertools.count(step=15)
+    monkeypatch.setattr(executors.time, "monotonic", lambda: float(next(clock)))
+
+    def facts(_):
+        client.now += 1
+        seen = {"a": 1, "b": client.now, "c": client.now}
+        return {
+            address: {"last_seen": last, "status": "paused" if address == "c" else "running", "nthreads": 3}
+            for address, last in seen.items()
+        }
+
+    asked = []
+    monkeypatch.setattr(executors, "worker_facts", facts)
+    monkeypatch.setattr(
+        executors, "ask_scheduler", lambda *_, workers: asked.append(workers) or {"a": [("x", 1, 0), "y"]}
+    )
+    executor = executors.ClientExecutor(client)
+    assert executor.threads == 6
+    health = executor.health()
+    assert (health.running, health.paused, health.silent) == (("a", "b"), ("c",), ())
+    health = executor.health()
+    assert (health.running, health.paused, health.silent) == (("b",), ("c",), ("a",))
+    assert executor.threads == 3
+    assert asked[-1] == ["c", "a"]
+    assert health.stuck == ()  # no task of this executor
+
+
+def test_a_scheduler_that_does_not_answer_is_told_at_once(monkeypatch):
+    monkeypatch.setattr(executors, "worker_facts", lambda client: None)
+    with pytest.raises(ClusterError, match="does not answer"):
+        executors.ClientExecutor(Client())
