@@ -23,15 +23,6 @@ __all__ = [
     "worker_facts",
     "worker_name",
 ]
-    "ask_scheduler",
-    "connected",
-    "find_client",
-    "inside_worker",
-    "local_cluster",
-    "wait_for_workers",
-    "worker_facts",
-    "worker_name",
-]
 
 _GOODBYE = 10
 """Seconds that the workers of a local cluster have to leave it."""

@@ -23,7 +23,7 @@ import dkfm
 from dkfm import journal, kernels, outputs
 
 ROWS, CHUNK_ROWS, COLUMNS, LANDMARKS = 20_000, 500, 40, 600
-"""Of the job that is disturbed: some forty tasks of a fifth of a second."""
+"""Of the job that is disturbed: forty tasks of a fifth of a second."""
 
 LIMIT = 240
 """Seconds for any process that is waited for."""
@@ -60,8 +60,7 @@ class Job:
     @classmethod
     def made(cls, folder, rows=ROWS, chunk_rows=CHUNK_ROWS):
         rng = np.random.default_rng(3)
-        # Sums of absolute differences take long enough to be killed in.
-        kernel = kernels.Laplacian(20.0)
+        kernel = kernels.Matern(1.7, 6.0)  # Bessel functions take long enough to be killed in
         dkfm.KernelPCA(4, kernel=kernel).fit(rng.normal(size=(LANDMARKS, COLUMNS))).save(folder / "model")
         np.save(folder / "rows.npy", rng.normal(size=(rows, COLUMNS)))
         job = cls(folder, chunk_rows)
