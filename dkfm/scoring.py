@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from dkfm import apply, budget, csr, decoded, outputs, planning, preflight, sources, tiling
+from dkfm import apply, budget, csr, decoded, npz, outputs, planning, preflight, sources, tiling
 from dkfm.ahead import one_ahead
 from dkfm.clusters import executor, find_client
 from dkfm.errors import InvalidInputError
@@ -159,6 +159,7 @@ def batch_score(
         finally:
             forget(record.digest)
             decoded.forget()
+            npz.forget()
         seconds = time.perf_counter() - start
         outputs.complete(target, run_id, name, receipts)
     return ScoreReport(str(target), job.rows, sum(r.invalid_rows for r in receipts), job.chunks, seconds)
