@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
-__all__ = ["Footers", "declared_bytes", "opened", "pa", "read", "require_once", "schema_of"]
+__all__ = ["Footers", "declared_bytes", "opened", "pa", "read", "require_once"]
 
 _MAX_ROWS = 2**48
 _NAMED = 5
@@ -49,6 +49,8 @@ class Footers:
         Where they stand in the first file; None where they were not chosen, and are all that it has.
     single : bool
         Whether all of them are float32 in all files.
+    id_type : pyarrow.DataType or None
+        Of the ids, if they are asked for.
     """
 
     files: tuple[File, ...]
@@ -58,6 +60,7 @@ class Footers:
     columns: tuple[str, ...]
     places: tuple[int, ...] | range | None
     single: bool
+    id_type: "pa.DataType | None"
 
     def group_of(self, row: int) -> int:
         """Return the row group of a row."""
@@ -77,13 +80,13 @@ class Footers:
 
 
 @contextmanager
-def opened(file: File) -> Iterator["pq.ParquetFile"]:
-    """Open a file that is still as it was listed; whatever fails inside becomes one sentence."""
+def opened(file: File, *, again: bool = True) -> Iterator["pq.ParquetFile"]:
+    """Open a file that is still as it was listed, perhaps not for the first time; what fails inside is one sentence."""
     file.require_same()
     try:
         with pq.ParquetFile(
             str(file.path),
-            metadata=_metadata(file),
+            metadata=_metadata(file) if again else None,
             page_checksum_verification=True,
             pre_buffer=False,  # a row group is read as it is decoded, not before
             memory_map=False,  # a file that is cut while it is mapped ends the process
@@ -127,7 +130,7 @@ def read(
     found, files = listing.read(path)
     if expected not in (None, found):
         raise InvalidInputError(f"{path} changed since it was opened; open it again.")
-    first = schema_of(files[0])
+    first, _ = _described(files[0])
     if wanted is None:
         columns = _natural(first, id_column)
     else:
@@ -139,11 +142,12 @@ def read(
     numbers: list[int] = []
     single = True
     for owner, file in enumerate(files):
-        schema, rows = schema_of(file), _row_counts(file)
-        single &= _require_numbers(schema, columns, file.path)
-        _require_ids(schema, first, id_column, file.path)
-        if wanted is None and (more := sorted(set(_natural(schema, id_column)) - set(columns))):
-            raise InvalidInputError(f"{file.path} has {some(more)}, which {files[0].path} has not; name the columns.")
+        schema, rows = _described(file)
+        if owner == 0 or not schema.equals(first):
+            single &= _require_numbers(schema, columns, file.path)
+            _require_ids(schema, first, id_column, file.path)
+            if wanted is None and (more := sorted(set(_natural(schema, id_column)) - set(columns))):
+                raise InvalidInputError(f"{file.path} has {some(more)}, which {files[0].path} has not; name columns.")
         held = [number for number, count in enumerate(rows) if count]
         counts += [rows[number] for number in held]
         owners += [owner] * len(held)
@@ -152,25 +156,21 @@ def read(
         raise InvalidInputError(f"{path} needs at least one row, and at most 2**48, and has {sum(counts)}.")
     first_rows = np.array([*accumulate(counts, initial=0)], np.int64)
     places = None if wanted is None else _compact([first.names.index(name) for name in columns])
-    table = Footers(files, first_rows, np.array(owners, np.intp), np.array(numbers, np.intp), columns, places, single)
-    return found, table
+    at = np.array(owners, np.intp), np.array(numbers, np.intp)
+    id_type = None if id_column is None else first.field(id_column).type
+    return found, Footers(files, first_rows, *at, columns, places, single, id_type)
 
 
-def schema_of(file: File) -> "pa.Schema":
-    """Return the columns of a file and their types."""
-    with opened(file) as parquet:
-        return parquet.schema_arrow
-
-
-def _row_counts(file: File) -> list[int]:
-    with opened(file) as parquet:
-        metadata = parquet.metadata
+def _described(file: File) -> tuple["pa.Schema", list[int]]:
+    """Return the columns of a file and the rows of its row groups."""
+    with opened(file, again=False) as parquet:
+        schema, metadata = parquet.schema_arrow, parquet.metadata
+        _ = schema.names  # those that are no text fail here
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
-        raise InvalidInputError(
-            f"{file.path} is damaged: it says {metadata.num_rows} rows, its row groups {sum(rows)}."
-        )
-    return rows
+    said, found = metadata.num_rows, sum(rows)
+    if min(rows, default=0) < 0 or said != found:
+        raise InvalidInputError(f"{file.path} is damaged: it says {said} rows, its row groups {found}.")
+    return schema, rows
 
 
 def declared_bytes(metadata: "pq.FileMetaData", number: int, columns: Sequence[str]) -> int:

@@ -7,9 +7,9 @@ end of them.
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,11 @@ _BATCH_VALUES = 2**22
 _MAX_GROUP_BYTES = 2**33
 """No row group is larger, by what its footer says, or as float64."""
 
+_KEPT = 4
+"""Tables whose footers a process keeps."""
+
 _lock = threading.Lock()
+_tables: dict[Hashable, Footers] = {}
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,11 @@ class ParquetSource:
             Something else than Parquet files, a column that is missing or does not hold numbers, or no rows.
         """
         path = Path(path).absolute()
-        listing, table = footers.read(path, _checked(columns), id_column)
+        found, table = footers.read(path, _checked(columns), id_column)
         longest = int(np.diff(table.first_rows).max())
-        return cls(path, (int(table.first_rows[-1]), len(table.columns)), longest, listing, table.places, id_column)
+        with _lock:
+            _keep((path, found, table.places, id_column), table)
+        return cls(path, (int(table.first_rows[-1]), len(table.columns)), longest, found, table.places, id_column)
 
     @property
     def name(self) -> str:
@@ -132,14 +138,15 @@ class ParquetSource:
                 if first >= part.stop:
                     break
                 found.append(batch.column(0)[max(0, part.start - first) : part.stop - first])
-        if not found:
-            return pa.array([], footers.schema_of(table.files[0]).field(self.id_column).type)
-        return pa.concat_arrays(found)
+        return pa.concat_arrays(found) if found else pa.array([], table.id_type)
 
     @property
     def _table(self) -> Footers:
+        key = (self.path, self.listing, self.places, self.id_column)
         with _lock:
-            return _table(self.path, self.listing, self.places, self.id_column)
+            if key not in _tables:
+                _keep(key, footers.read(self.path, self.places, self.id_column, expected=self.listing)[1])
+            return _tables[key]
 
     def _dtype(self, table: Footers) -> np.dtype[np.floating]:
         return np.dtype(np.float32 if self.single and table.single else np.float64)
@@ -171,9 +178,10 @@ def _checked(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(columns)
 
 
-@lru_cache(maxsize=4)
-def _table(path: Path, listing: str, places: tuple[int, ...] | range | None, id_column: str | None) -> Footers:
-    return footers.read(path, places, id_column, expected=listing)[1]
+def _keep(key: Hashable, table: Footers) -> None:
+    while len(_tables) >= _KEPT:
+        del _tables[next(iter(_tables))]
+    _tables[key] = table
 
 
 def _parts(table: Footers, start: int, stop: int) -> Iterator[tuple[int, slice]]:
