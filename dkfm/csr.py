@@ -75,7 +75,9 @@ def joined(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np
     ValueError
         An index leads out of the columns.
     """
-    found = csr_array((data, indices, pointers - pointers[0]), shape=(len(pointers) - 1, columns))
+    kind = np.result_type(indices.dtype, np.min_scalar_type(-1 - len(data)))  # of both, so that neither is widened
+    offsets = (pointers - pointers[0]).astype(kind)
+    found = csr_array((data, indices, offsets), shape=(len(pointers) - 1, columns))
     try:
         found.check_format(full_check=True)
     except IndexError as error:

@@ -23,8 +23,10 @@ from dkfm.sources import MemorySource, open_source, read_finite
 
 
 @pytest.fixture
-def matrix():
-    return sp.random_array((200, 30), density=0.1, format="csr", rng=np.random.default_rng(3))
+def matrix(rng):
+    dense = np.zeros(6000)
+    dense[rng.choice(6000, 600, replace=False)] = rng.normal(size=600)
+    return sp.csr_array(dense.reshape(200, 30))
 
 
 @pytest.fixture(autouse=True)
