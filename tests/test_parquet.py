@@ -206,7 +206,8 @@ def test_names_with_dots_are_those_of_columns_and_not_of_their_parts(tmp_path):
     ],
     ids=lambda ids: str(ids.type),
 )
-def test_ids_of_any_plain_type_are_read_beside_the_rows(ids, rows, tmp_path):
+def test_ids_of_any_plain_type_are_read_beside_the_rows(ids, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_BATCH_VALUES", 30)
     for part in (0, 1):
         half = slice(500 * part, 500 * (part + 1))
         write(tmp_path / f"{part}.parquet", table(rows[half]).add_column(part, "id", ids[half.start : half.stop]))
@@ -236,7 +237,10 @@ def test_float32_is_read_as_it_is_only_where_all_columns_are_and_it_is_asked_for
     single = pa.table({name: rows[:, i].astype(np.float32) for i, name in enumerate("abc")})
     write(tmp_path / "s.parquet", single)
     write(tmp_path / "m.parquet", single.set_column(1, "b", [rows[:, 1]]))
-    for name, columns, dtype in [("s", "abc", "f4"), ("m", "abc", "f8"), ("m", "ac", "f4")]:
+    mixed = pa.concat_tables([single.select("ab"), single.select("ab")])
+    write(tmp_path / "f.parquet" / "1.parquet", mixed.set_column(1, "b", [np.tile(rows[:, 1], 2)]))
+    write(tmp_path / "f.parquet" / "2.parquet", mixed)
+    for name, columns, dtype in [("s", "abc", "f4"), ("f", "ab", "f8"), ("m", "abc", "f8"), ("m", "ac", "f4")]:
         source = open_source(tmp_path / f"{name}.parquet", columns=list(columns))
         for part in (slice(0, 1000), slice(3, 20)):
             assert source.read(part).dtype == np.float64
@@ -295,7 +299,7 @@ def test_a_source_of_500_files_is_small_in_a_task(wanted, tmp_path):
     assert len(pickle.dumps(source)) < 10_000
     assert source.shape[0] == 500
     assert pickle.loads(pickle.dumps(source)) == source
-    assert source.columns == tuple(names if wanted is None else [names[i] for i in wanted])
+    assert in_another_process(source).columns == tuple(names if wanted is None else [names[i] for i in wanted])
 
 
 def test_reading_a_slice_holds_its_rows_and_two_row_groups_and_not_the_file(tmp_path, rng):
@@ -444,7 +448,7 @@ def test_links_out_of_the_folder_and_links_to_folders_are_refused(rows, tmp_path
     ]:
         (folder / name).symlink_to(target)
         message = refusal(folder)
-        assert str(folder / name) in message or "cannot be read" in message
+        assert "it is a link" in message or (target == "nowhere.parquet" and "cannot be read" in message)
         (folder / name).unlink()
     (folder / "_c.parquet").symlink_to(outside)
     (folder / "notes.txt").symlink_to(outside)
