@@ -101,6 +101,8 @@ def _client(address: str | None) -> "Iterator[Client | None]":
     help="Of a pca: how many, or below 1 the share of variance they explain; all by default.",
 )
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
+@click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
+@click.option("--id-column", metavar="NAME", help="Of a table: what is no feature.")
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
 @_PROGRESS
 @_SCHEDULER
@@ -119,15 +121,19 @@ def fit(
     on_indefinite: str,
     components: int | float | None,
     tile_rows: int | None,
+    columns: str | None,
+    id_column: str | None,
     workspace: str | None,
     progress: bool,
     scheduler: str | None,
 ) -> None:
-    """Fit a model to the rows of TRAIN (.npy, or a Zarr store) and save it at MODEL."""
+    """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
+    import numpy as np
+
     from dkfm import preflight, store
     from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelPCA
     from dkfm.kernels import config
-    from dkfm.sources import open_source
+    from dkfm.sources import Named, open_source
 
     if method == "features" and components is not None:
         raise click.UsageError("--components belongs to --method pca.")
@@ -157,11 +163,13 @@ def fit(
     else:
         estimator = KernelPCA(components, kernel=chosen).set_params(**shared)
     store.require_free(store.local_path(model).absolute())
-    source = open_source(train)
+    source = open_source(train, columns=arguments.listed(columns), id_column=id_column)
     if method == "features" and basis != "cholesky" and landmarks is None:
         preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
     with _client(scheduler):
         estimator.fit(source.read(slice(0, source.shape[0])))
+    if isinstance(source, Named):
+        estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
     estimator.save(model)
     click.echo(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
 

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 from scipy.sparse import csr_array
 
 from dkfm import formats, stamps, store
 from dkfm.errors import UnsupportedStoreError
-from dkfm.kernels.rows import Rows, Sparse
+from dkfm.kernels.rows import Array, Rows, Sparse
 
-__all__ = ["CsrSource", "array_names", "read", "require_complete", "write"]
+__all__ = ["CsrSource", "array_names", "joined", "read", "require_complete", "span", "write"]
 
 _PARTS = ("data", "indices", "indptr")
 _CHUNK = 2**20
@@ -43,22 +44,45 @@ def read(root: Path, name: str, columns: int, rows: slice | None = None) -> Spar
         raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
     part = slice(0, indptr.shape[0] - 1) if rows is None else rows
     pointers = np.asarray(indptr[part.start : part.stop + 1], dtype=np.int64)
-    if len(pointers) != part.stop - part.start + 1 or not _is_rising(pointers, data.shape[0]):
+    if len(pointers) != part.stop - part.start + 1:
         raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
-    values = slice(int(pointers[0]), int(pointers[-1]))
     try:
-        found = csr_array(
-            (np.asarray(data[values]), np.asarray(indices[values]), pointers - pointers[0]),
-            shape=(len(pointers) - 1, columns),
-        )
-        found.check_format(full_check=True)
-    except (ValueError, IndexError) as error:
+        values = span(pointers, data.shape[0])
+        return joined(pointers, np.asarray(data[values]), np.asarray(indices[values]), columns)
+    except ValueError as error:
         raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {error}") from None
+
+
+def span(pointers: npt.NDArray[np.int64], stored: int) -> slice:
+    """Return which of the stored values belong to the rows that some pointers tell of.
+
+    Raises
+    ------
+    ValueError
+        The pointers fall, or lead out of the values.
+    """
+    rising = (pointers[1:] >= pointers[:-1]).all()  # a difference may be more than an integer holds
+    if not (rising and 0 <= pointers[0] <= pointers[-1] <= stored):
+        raise ValueError("the pointers do not rise within the values.")
+    return slice(int(pointers[0]), int(pointers[-1]))
+
+
+def joined(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np.integer], columns: int) -> Sparse:
+    """Return the rows of the values and columns of a `span`.
+
+    Raises
+    ------
+    ValueError
+        An index leads out of the columns.
+    """
+    kind = np.result_type(indices.dtype, np.min_scalar_type(-1 - len(data)))  # of both, so that neither is widened
+    offsets = (pointers - pointers[0]).astype(kind)
+    found = csr_array((data, indices, offsets), shape=(len(pointers) - 1, columns))
+    try:
+        found.check_format(full_check=True)
+    except IndexError as error:
+        raise ValueError(str(error)) from None
     return found
-
-
-def _is_rising(pointers: np.ndarray, end: int) -> bool:
-    return bool(pointers[0] >= 0 and pointers[-1] <= end and (np.diff(pointers) >= 0).all())
 
 
 def require_complete(root: Path, name: str) -> None:

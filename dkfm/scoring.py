@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm import decoded, files, outputs, sources
+from dkfm import decoded, files, npz, outputs, sources
 from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError
 from dkfm.job import STALL_SECONDS, Tally, run
 from dkfm.journal import Journal, Receipt
@@ -173,6 +173,7 @@ class _Scoring:
         finally:
             forget(job.record.digest)
             decoded.forget()
+            npz.forget()
         seconds = time.perf_counter() - start
         if not complete:
             self._require_unchanged()

@@ -1,4 +1,4 @@
-"""Rows of an array, a .npy file or a Zarr array behind one small interface.
+"""Rows of an array, a file or a store behind one small interface.
 
 A source on disk is a value of a few words: it travels in a task, and opens its file where it is read.
 """
@@ -6,10 +6,10 @@ A source on disk is a value of a few words: it travels in a task, and opens its 
 import os
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import google_crc32c
 import numpy as np
@@ -29,11 +29,13 @@ from dkfm.kernels.rows import (
     stacked,
     stored_values,
 )
+from dkfm.npz import NpzSource
 from dkfm.plain import Plain
 from dkfm.store import bytes_of, local_path
 
 __all__ = [
     "MemorySource",
+    "Named",
     "NpySource",
     "Source",
     "ZarrSource",
@@ -71,6 +73,15 @@ class Source(Protocol):
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the name of the file that holds a row, and the number of the row in it."""
+
+
+@runtime_checkable
+class Named(Protocol):
+    """Rows whose columns have names."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that are read."""
 
 
 class _OneFile:
@@ -231,7 +242,8 @@ class ZarrSource(_OneFile, _Dense):
 
 def in_single(source: Source) -> Source:
     """Return a source whose rows of float32 are read as they are, for a model that would round them anyway."""
-    return replace(source, single=True) if isinstance(source, NpySource | ZarrSource) else source
+    # Those that can have the field; naming the class of Parquet files here would import pyarrow.
+    return replace(source, single=True) if is_dataclass(source) and hasattr(source, "single") else source
 
 
 def open_source(
@@ -244,27 +256,62 @@ def open_source(
 ) -> Source:
     """Return a source for an array, a path, or a Zarr array on the local file system.
 
-    Paths end in ``.npy``, or are a Zarr store, or ``store.zarr/array``.
+    Parameters
+    ----------
+    data : array-like, zarr.Array or path
+        A path ends in ``.npy``, in ``.npz`` (CSR rows of ``scipy.sparse.save_npz``) or in ``.parquet``, or is a folder
+        with ``.parquet`` files in it, or a Zarr store, or ``store.zarr/array``.
+    name : str
+        What messages call an array.
+    columns : sequence of str, optional
+        The columns of Parquet files that are read, in this order; by default all but the ids.
+    id_column : str, optional
+        The column of Parquet files that names their rows.
+    fitted : sequence of str, optional
+        The columns of Parquet files that are read where `columns` does not say; other rows may have no names.
 
     Raises
     ------
     InvalidInputError
-        Nothing there, or something that does not hold rows of real numbers.
+        Nothing there, or something that does not hold rows of real numbers, or columns of what has no names.
+    MissingExtraError
+        Parquet files, and pyarrow is not installed.
     """
+    path = local_path(data).absolute() if isinstance(data, str | os.PathLike) else None
+    if path is not None and not path.exists():
+        raise InvalidInputError(f"There is no {path}.")
+    if path is not None and _is_parquet(path):
+        from dkfm.parquet import ParquetSource  # pyarrow is an extra, and takes long
+
+        return ParquetSource.open(path, fitted if columns is None else columns, id_column)
+    if columns is not None or id_column is not None:
+        raise InvalidInputError(f"columns and id_column name columns of Parquet files, and {path or name} is none.")
+    if path is not None:
+        return _open_unnamed(path)
     if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
         return ZarrSource.open(Path(data.store.root) / data.path)
     if hasattr(data, "__dask_graph__"):
         raise InvalidInputError("A dask collection is not a source; it belongs to transform(), which stays lazy.")
-    if isinstance(data, str | os.PathLike):
-        path = local_path(data).absolute()
-        if not path.exists():
-            raise InvalidInputError(f"There is no {path}.")
-        if path.is_dir():
-            return ZarrSource.open(path)
-        if path.suffix == ".npy":
-            return NpySource.open(path)
-        raise InvalidInputError(f"{path} is neither a .npy file nor a Zarr store.")
     return MemorySource(double(as_array(data, name)), name)
+
+
+def _is_parquet(path: Path) -> bool:
+    if not path.is_dir():
+        return path.suffix == ".parquet"
+    return not (path / "zarr.json").is_file() and next(path.rglob("*.parquet"), None) is not None
+
+
+def _open_unnamed(path: Path) -> Source:
+    """Open rows whose columns have no names."""
+    if path.is_dir():
+        return ZarrSource.open(path)
+    if path.suffix == ".npy":
+        return NpySource.open(path)
+    if path.suffix == ".npz":
+        return NpzSource.open(path)
+    raise InvalidInputError(
+        f"{path} is neither a .npy, .npz or .parquet file, nor a folder of .parquet files, nor a Zarr store."
+    )
 
 
 def read_finite(source: Source, rows: slice) -> Rows:

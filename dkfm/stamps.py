@@ -2,17 +2,23 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["of_path"]
+__all__ = ["of_files", "of_path"]
 
 
 def of_path(path: Path) -> str:
     """Return a digest of a file, or of every file below a folder: relative names, bytes, and times of change."""
+    return of_files(sorted(_files(path)))
+
+
+def of_files(files: Iterable[tuple[str, os.stat_result]]) -> str:
+    """Return a digest of files: names in the order given, bytes, and times of change."""
     found = hashlib.sha256()
-    for name, status in sorted(_files(path)):
-        found.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    for name, status in files:
+        # A name on disk may be bytes that are no text.
+        found.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
     return found.hexdigest()
 
 

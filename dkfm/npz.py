@@ -1,0 +1,250 @@
+"""CSR rows in a .npz file of scipy.sparse.save_npz, a stranger's: each process unpacks its arrays once and maps them.
+
+Nothing is unpickled, no member's name is a path, and no more is unpacked than headers declare. What is unpacked lies in
+files without a name in the temporary folder (TMPDIR), which are gone when the process is, however it ends.
+"""
+
+import math
+import shutil
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm import csr, stamps
+from dkfm.errors import DkfmError, InvalidInputError
+from dkfm.kernels.rows import Sparse
+
+__all__ = ["NpzSource", "forget"]
+
+_PARTS = ("data", "indices", "indptr")
+_PIECE = 2**20
+_MAX_SMALL = 2**10
+"""Bytes of the members that are no part of the rows."""
+
+_MAX_VALUES, _ENCRYPTED = 2**48, 1
+
+_Part = npt.NDArray[np.generic]
+
+_lock = threading.Lock()
+_unpacked: dict[tuple[Path, str], tuple[_Part, ...]] = {}
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What a member says of itself: how long its header is, and which array comes after it."""
+
+    member: zipfile.ZipInfo
+    start: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class NpzSource:
+    """CSR rows of a .npz file, compressed or not."""
+
+    path: Path
+    shape: tuple[int, int]
+    row_values: int
+    opened: str
+    """The stamp of the file when it was opened."""
+    chunk_rows: int = 1
+
+    @classmethod
+    def open(cls, path: Path) -> "NpzSource":
+        """Read the headers of a file.
+
+        Raises
+        ------
+        InvalidInputError
+            No .npz file of a CSR matrix, or one whose parts do not fit each other.
+        """
+        path = Path(path).absolute()
+        with _archive(path) as (archive, stamp):
+            shape, headers = _checked(archive, path)
+        stored = headers[0].shape[0]
+        return cls(path, shape, -(-2 * stored // shape[0]) + 1, stamp)
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    def stamp(self) -> str:
+        """Return a digest of the file's size and time of change."""
+        return stamps.of_path(self.path)
+
+    def where(self, row: int) -> tuple[str, int]:
+        """Return the path, and the row."""
+        return self.name, row
+
+    def read(self, rows: slice) -> Sparse:
+        """Return some rows, their columns in order and none twice."""
+        data, indices, indptr = self._parts()
+        start, stop, _ = rows.indices(self.shape[0])
+        try:
+            pointers = indptr[start : max(start, stop) + 1].astype(np.int64)
+            values = csr.span(pointers, data.shape[0])
+            # Copies: duplicates are added up in place, and a view would keep the disk space.
+            found = csr.joined(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
+        except ValueError as error:
+            raise InvalidInputError(f"The arrays of {self.path} do not make rows: {error}") from None
+        found.sum_duplicates()
+        return found
+
+    def _parts(self) -> tuple[_Part, ...]:
+        """Return the arrays that this process has unpacked; unpack them if it has not."""
+        if _stamp(self.path) != self.opened:
+            raise InvalidInputError(f"{self.path} changed since it was opened; open it again.")
+        key = (self.path, self.opened)
+        with _lock:
+            if key not in _unpacked:
+                _unpacked[key] = self._unpack()
+            return _unpacked[key]
+
+    def _unpack(self) -> tuple[_Part, ...]:
+        with _archive(self.path) as (archive, stamp):
+            shape, headers = _checked(archive, self.path)
+            if (stamp, shape) != (self.opened, self.shape):
+                raise InvalidInputError(f"{self.path} changed since it was opened; open it again.")
+            _require_room(self.path, sum(header.bytes for header in headers))
+            return tuple(_mapped(archive, header, self.path) for header in headers)
+
+
+def forget() -> None:
+    """Let go of what this process has unpacked, and of its disk space once nobody reads it."""
+    with _lock:
+        _unpacked.clear()
+
+
+def _stamp(path: Path) -> str:
+    try:
+        return stamps.of_path(path)
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, str]]:
+    """Open a file, with its stamp from before; whatever fails inside becomes one sentence."""
+    stamp = _stamp(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive, stamp
+    except DkfmError:
+        raise
+    except Exception as error:  # damage has no end of classes, in zipfile, zlib, struct, tokenize
+        reason = (str(getattr(error, "strerror", None) or error).splitlines() or [""])[0].rstrip(".")
+        raise InvalidInputError(f"{path} cannot be read as a .npz file: {reason:.300}.") from error
+
+
+def _checked(archive: zipfile.ZipFile, path: Path) -> tuple[tuple[int, int], list[_Header]]:
+    """Return the shape of the rows and the headers of their three arrays, once these agree."""
+    members = archive.infolist()
+    form, size = (_header(archive, members, name, path) for name in ("format", "shape"))
+    if form.shape != () or form.dtype.kind not in "SU" or size.shape != (2,) or size.dtype.kind not in "iu":
+        raise InvalidInputError(f"{path} does not say its format and shape as scipy.sparse.save_npz does.")
+    word = str(_small(archive, form, path).astype("U")[()])
+    if word != "csr":
+        raise InvalidInputError(f"{path} holds a matrix of format {word!r:.50}, not csr: convert it with .tocsr().")
+    rows, columns = (int(length) for length in _small(archive, size, path))
+    if not (0 < rows < _MAX_VALUES and 0 < columns < _MAX_VALUES):
+        raise InvalidInputError(f"{path} needs at least one row and one column, and its shape is {(rows, columns)}.")
+    headers = [_header(archive, members, name, path) for name in _PARTS]
+    data, indices, indptr = headers
+    if data.dtype.kind not in "biuf" or data.dtype.itemsize > 8:
+        raise InvalidInputError(f"{path} must hold real numbers of at most 64 bits, and its dtype is {data.dtype}.")
+    if indices.dtype.kind != "i" or indptr.dtype.kind != "i":
+        raise InvalidInputError(f"{path} must count in integers, and has {indices.dtype} and {indptr.dtype}.")
+    if len(data.shape) != 1 or indices.shape != data.shape or indptr.shape != (rows + 1,):
+        raise InvalidInputError(
+            f"{path} is damaged: for {rows} rows its data, indices and indptr have the shapes "
+            f"{data.shape}, {indices.shape} and {indptr.shape}."
+        )
+    return (rows, columns), headers
+
+
+def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Path) -> _Header:
+    found = [member for member in members if member.filename == f"{name}.npy"]
+    if len(found) != 1:
+        raise InvalidInputError(f"{path} holds {len(found)} arrays named {name!r}; scipy.sparse.save_npz writes one.")
+    member = found[0]
+    if member.flag_bits & _ENCRYPTED or member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise InvalidInputError(f"The array {name!r} of {path} is encrypted, or compressed as NumPy never does.")
+    with archive.open(member) as opened:
+        if np.lib.format.read_magic(opened) != (1, 0):  # headers of others may be as long as memory
+            raise InvalidInputError(f"The array {name!r} of {path} is not of version 1.0 of the .npy format.")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
+        start = opened.tell()
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise InvalidInputError(f"The array {name!r} of {path} holds objects, which are never unpickled.")
+    header = _Header(member, start, shape, dtype)
+    if min(shape, default=0) < 0 or start + header.bytes != member.file_size:
+        raise InvalidInputError(
+            f"The array {name!r} of {path} is damaged: it has {member.file_size - start} bytes, and its shape {shape} "
+            f"and dtype {dtype} make {header.bytes}."
+        )
+    return header
+
+
+def _pieces(archive: zipfile.ZipFile, header: _Header, path: Path) -> Iterator[bytes]:
+    """Yield the values of an array; raise once they are more or fewer than it declares."""
+    member = copy(header.member)
+    member.file_size += 1  # zipfile ends at the size that is declared, and would not tell of more
+    left = header.bytes
+    with archive.open(member) as opened:
+        _skip(opened, header.start)
+        while piece := opened.read(min(_PIECE, left + 1)):
+            left -= len(piece)
+            if left < 0:
+                break
+            yield piece
+    if left:
+        raise InvalidInputError(
+            f"The array {header.member.filename} of {path} is damaged: it has more or fewer bytes than it declares."
+        )
+
+
+def _skip(opened: IO[bytes], count: int) -> None:
+    while count > 0 and (piece := opened.read(count)):
+        count -= len(piece)
+
+
+def _small(archive: zipfile.ZipFile, header: _Header, path: Path) -> _Part:
+    if header.bytes > _MAX_SMALL:
+        raise InvalidInputError(f"{path} does not say its format and shape as scipy.sparse.save_npz does.")
+    return np.frombuffer(b"".join(_pieces(archive, header, path)), header.dtype).reshape(header.shape)
+
+
+def _require_room(path: Path, needed: int) -> None:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidInputError(
+            f"{path} takes {needed} bytes when it is unpacked, and {folder} has {free} free: "
+            "make room, set TMPDIR to another folder, or store the rows in Zarr or .npy."
+        )
+
+
+def _mapped(archive: zipfile.ZipFile, header: _Header, path: Path) -> _Part:
+    if header.bytes == 0:
+        return np.empty(header.shape, header.dtype)
+    with tempfile.TemporaryFile(prefix="dkfm-npz-") as file:
+        for piece in _pieces(archive, header, path):
+            file.write(piece)
+        file.flush()
+        return np.memmap(file, header.dtype, "r", shape=header.shape)
