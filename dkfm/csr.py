@@ -8,7 +8,7 @@ import zarr
 from scipy.sparse import csr_array
 
 from dkfm import formats, stamps, store
-from dkfm.errors import UnsupportedStoreError
+from dkfm.errors import UnsupportedStoreError, reason
 from dkfm.kernels.rows import Rows, Sparse
 
 __all__ = ["CsrSource", "array_names", "read", "require_complete", "write"]
@@ -42,18 +42,18 @@ def read(root: Path, name: str, columns: int, rows: slice | None = None) -> Spar
     if any(array.ndim != 1 for array in (data, indices, indptr)) or indptr.shape[0] < 2:
         raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
     part = slice(0, indptr.shape[0] - 1) if rows is None else rows
-    pointers = np.asarray(indptr[part.start : part.stop + 1], dtype=np.int64)
-    if len(pointers) != part.stop - part.start + 1 or not _is_rising(pointers, data.shape[0]):
-        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
-    values = slice(int(pointers[0]), int(pointers[-1]))
     try:
+        pointers = np.asarray(indptr[part.start : part.stop + 1], dtype=np.int64)
+        if len(pointers) != part.stop - part.start + 1 or not _is_rising(pointers, data.shape[0]):
+            raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
+        values = slice(int(pointers[0]), int(pointers[-1]))
         found = csr_array(
             (np.asarray(data[values]), np.asarray(indices[values]), pointers - pointers[0]),
             shape=(len(pointers) - 1, columns),
         )
         found.check_format(full_check=True)
-    except (ValueError, IndexError) as error:
-        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {error}") from None
+    except (ValueError, IndexError, RuntimeError, OSError) as error:
+        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {reason(error)}.") from None
     return found
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from dkfm import decoded, formats, stamps
+from dkfm import bounded, decoded, formats, stamps
 from dkfm.decoded import is_part
-from dkfm.errors import InvalidInputError
+from dkfm.errors import DkfmError, InvalidInputError, reason
 from dkfm.kernels.rows import (
     Array,
     Rows,
@@ -165,11 +165,13 @@ def _widened(values: npt.NDArray[np.generic], single: bool) -> Array:
 
 
 def _map(path: Path) -> npt.NDArray[np.generic]:
+    if not path.is_file():
+        raise InvalidInputError(f"{path} cannot be read as a .npy file: it is not a plain file.")
     try:
         return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(".")[0]
-        raise InvalidInputError(f"{path} cannot be read as a .npy file: {reason}.") from None
+    except Exception as error:  # whatever NumPy makes of a stranger's header
+        said = str(getattr(error, "strerror", None) or reason(error)).partition(".")[0]
+        raise InvalidInputError(f"{path} cannot be read as a .npy file: {said}.") from None
 
 
 @dataclass(frozen=True)
@@ -196,8 +198,9 @@ class ZarrSource(_OneFile, _Dense):
             if len(arrays) != 1:
                 held = ", ".join(arrays) or "none"
                 raise InvalidInputError(f"{path} is a group; name one of its arrays as {path}/NAME ({held}).")
+            formats.status_within(path, path / arrays[0] / "zarr.json")
             path = path / arrays[0]
-        info = formats.read_array(path, source=True)
+        _, info = formats.read_source(path)
         if len(info.shape) != 2 or 0 in info.shape:
             raise InvalidInputError(f"{path} must hold rows and columns, and its shape is {info.shape}.")
         return cls(path, (info.shape[0], info.shape[1]), info.chunks[0], Plain.of(path, info))
@@ -219,12 +222,12 @@ class ZarrSource(_OneFile, _Dense):
     def _read(self, rows: slice) -> Array:
         try:
             values = None if self.plain is None else self.plain.read(rows)
-            if values is None:
-                values = np.asarray(zarr.open_array(self.path, mode="r", zarr_format=3)[rows])
-            return _widened(values, self.single)
-        except (ValueError, RuntimeError, OSError) as error:
+            return _widened(bounded.read(self.path, rows) if values is None else values, self.single)
+        except DkfmError:
+            raise
+        except Exception as error:  # whatever a decoder makes of a stranger's bytes
             raise InvalidInputError(
-                f"Rows {rows.start} to {rows.stop} of {self.path} cannot be read: {error}"
+                f"Rows {rows.start} to {rows.stop} of {self.path} cannot be read: {reason(error)}."
             ) from error
 
 
