@@ -34,8 +34,8 @@ _COMPRESSORS = ("zstd", "blosc", "gzip")
 _SLACK = 2**8
 """What a compressor may add to values that it cannot make smaller, beside as many bytes again."""
 
-_EMPTY = 2**64 - 1
-"""Where the index of a shard has no chunk."""
+_INDEX_BYTES, _EMPTY = 16, 2**64 - 1
+"""Of the index of a shard for each of its chunks; and where it has none."""
 
 
 def read(path: Path, rows: slice) -> npt.NDArray[np.generic]:
@@ -64,20 +64,22 @@ def _require_sound(root: Path, file: Path, info: formats.ArrayInfo, chain: objec
     if status is None:
         return
     inner, item = codecs.inner_chunks(chain), np.dtype(info.dtype).itemsize
-    most = 2 * prod(inner or info.chunks) * item + _SLACK
+    chunks = prod(info.chunks) // prod(inner or info.chunks)
+    each = 2 * prod(inner or info.chunks) * item + _SLACK
+    most = chunks * (each + _INDEX_BYTES)
+    if status.st_size > most:
+        raise DamagedStoreError(f"{file} has {status.st_size} bytes, and a chunk of its array at most {most}.")
     if inner is None:
-        if status.st_size > most:
-            raise DamagedStoreError(f"{file} has {status.st_size} bytes, and a chunk of its array at most {most}.")
         return
-    index = _index(file, status.st_size, prod(info.chunks) // prod(inner), codecs.configuration(chain, 0))
+    index = _index(file, status.st_size, chunks, codecs.configuration(chain, 0))
     starts, lengths = index[index[:, 0] != _EMPTY].T
-    if (lengths > most).any() or (starts > status.st_size).any() or (starts + lengths > status.st_size).any():
+    if (lengths > each).any() or (starts > status.st_size).any() or (starts + lengths > status.st_size).any():
         raise DamagedStoreError(f"The index of the shard {file} tells of bytes that it does not have.")
 
 
 def _index(file: Path, size: int, chunks: int, shard: Mapping[str, object]) -> npt.NDArray[np.uint64]:
     """Return where the chunks of a shard lie: start and length of each."""
-    index_bytes = 16 * chunks
+    index_bytes = _INDEX_BYTES * chunks
     checksum = CRC_BYTES * (codecs.names(shard.get("index_codecs")) or []).count("crc32c")
     if size < index_bytes + checksum:
         raise DamagedStoreError(f"{file} has {size} bytes, and the index of its chunks alone has {index_bytes}.")

@@ -156,7 +156,7 @@ def foreign_file(root: Path, own: Mapping[str, object]) -> str | None:
 def read_json(path: Path, most: int = _MAX_JSON) -> dict[str, object]:
     """Read a JSON object from a plain file of at most so many bytes."""
     try:
-        value = json.loads(_plain_bytes(path, most), object_pairs_hook=_unique)
+        value = json.loads(_plain_bytes(path, most).decode(), object_pairs_hook=_unique)
     except FileNotFoundError:
         raise UnsupportedStoreError(f"{path} is missing, so {path.parent} is not a store that dkfm reads.") from None
     except (ValueError, RecursionError, MemoryError) as error:

@@ -191,7 +191,7 @@ class ZarrSource(_OneFile, _Dense):
     @classmethod
     def open(cls, path: Path) -> "ZarrSource":
         """Read the metadata of an array, or of the only array of a group."""
-        if not (path / "zarr.json").is_file():
+        if formats.status_within(path, path / "zarr.json") is None:
             raise InvalidInputError(f"There is no Zarr version 3 array at {path}.")
         if formats.read_json(path / "zarr.json").get("node_type") == "group":
             arrays = sorted(p.parent.name for p in path.glob("*/zarr.json"))
