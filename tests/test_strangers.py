@@ -389,6 +389,13 @@ def test_links_within_a_source_are_the_users_own(reader, sound):
         assert answer["value"] == truth, answer
 
 
+def test_links_that_lead_in_circles_do_not_hang_what_looks_for_changes(reader, sound):
+    store = sound("zstd")
+    for name in ("a", "b", "c/0/d"):
+        (store / name).symlink_to(store)
+    assert reader.ask("stamp", store)["error"] is None
+
+
 def zstd_of(size, stated=None):
     """Return a frame of zeros of some size in runs of 128 kB, 4 bytes each, that states this size, another, or none."""
     head = bytes([0x00, 0x58]) if stated is None else bytes([0xC0, 0x58]) + struct.pack("<Q", stated)
@@ -547,6 +554,13 @@ def gigabyte(store):
     os.truncate(store / "landmarks/c/0/0", rows * 24 + 4)
 
 
+def longer(store):
+    """Make the one chunk of the landmarks longer than they are, and sound."""
+    array("landmarks", lambda m: chunked(m, 60, 3))(store)
+    file = store / "landmarks/c/0/0"
+    file.write_bytes(sealed(file.read_bytes()[:-4] + bytes(240)))
+
+
 GAUSSIAN = {"name": "gaussian", "sigma": 2.0}
 NAMES = [
     "../model",
@@ -566,6 +580,7 @@ WHOLE = {
     "petabytes": array("landmarks", lambda m: m.update(shape=[2**46, 3])),
     "chunks of petabytes": array("landmarks", lambda m: (m.update(shape=[2**46, 3]), chunked(m, 2**46, 3))),
     "more chunk than array": array("landmarks", lambda m: chunked(m, 2**40, 3)),
+    "a chunk a little longer than the array": longer,
     "no chunks": array("landmarks", lambda m: m.update(shape=[0, 3])),
     "zstd": array("landmarks", lambda m: m["codecs"].append(codec("zstd", level=1))),
     "a shard": array("landmarks", lambda m: m.update(codecs=[codec("sharding_indexed", chunk_shape=[50, 3])])),
