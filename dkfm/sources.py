@@ -168,10 +168,19 @@ def _map(path: Path) -> npt.NDArray[np.generic]:
     if not path.is_file():
         raise InvalidInputError(f"{path} cannot be read as a .npy file: it is not a plain file.")
     try:
+        _require_header(path)
         return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception as error:  # whatever NumPy makes of a stranger's header
         said = str(getattr(error, "strerror", None) or reason(error)).partition(".")[0]
         raise InvalidInputError(f"{path} cannot be read as a .npy file: {said}.") from None
+
+
+def _require_header(path: Path) -> None:
+    """Raise where a header is longer than its file: NumPy would take memory for it first."""
+    with path.open("rb") as file:
+        head = file.read(12)
+    if head[6:7] > b"\1" and int.from_bytes(head[8:], "little") > path.stat().st_size:
+        raise ValueError("its header is longer than the file")
 
 
 @dataclass(frozen=True)
