@@ -9,7 +9,7 @@ import zarr
 from scipy.sparse import csr_array
 
 from dkfm import formats, stamps, store
-from dkfm.errors import UnsupportedStoreError
+from dkfm.errors import UnsupportedStoreError, reason
 from dkfm.kernels.rows import Array, Rows, Sparse
 
 __all__ = ["CsrSource", "array_names", "joined", "read", "require_complete", "span", "write"]
@@ -43,14 +43,14 @@ def read(root: Path, name: str, columns: int, rows: slice | None = None) -> Spar
     if any(array.ndim != 1 for array in (data, indices, indptr)) or indptr.shape[0] < 2:
         raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
     part = slice(0, indptr.shape[0] - 1) if rows is None else rows
-    pointers = np.asarray(indptr[part.start : part.stop + 1], dtype=np.int64)
-    if len(pointers) != part.stop - part.start + 1:
-        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
     try:
+        pointers = np.asarray(indptr[part.start : part.stop + 1], dtype=np.int64)
+        if len(pointers) != part.stop - part.start + 1:
+            raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
         values = span(pointers, data.shape[0])
         return joined(pointers, np.asarray(data[values]), np.asarray(indices[values]), columns)
-    except ValueError as error:
-        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {error}") from None
+    except (ValueError, RuntimeError, OSError) as error:
+        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {reason(error)}.") from None
 
 
 def span(pointers: npt.NDArray[np.int64], stored: int) -> slice:

@@ -23,7 +23,19 @@ __all__ = [
     "UnsupportedStoreError",
     "UntrustedError",
     "WorkerDiedError",
+    "reason",
 ]
+
+
+def reason(error: BaseException) -> str:
+    r"""Return what an error of another library says, as a part of a sentence.
+
+    >>> reason(ValueError("two lines.\nof text"))
+    'two lines'
+    """
+    lines = str(error).strip().splitlines()
+    said = lines[0][:300].rstrip(". ") if lines else ""
+    return said or type(error).__name__
 
 
 class DkfmError(Exception):

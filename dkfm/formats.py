@@ -4,19 +4,22 @@ Promises: nothing is unpickled, no codec outside the list runs; in a store of dk
 no array is larger than its files. A stranger's store is data, not code.
 """
 
-import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
 
+from dkfm import codecs, documents
+from dkfm.codecs import CRC_BYTES, sizes
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, UnsupportedStoreError
 from dkfm.tiling import count
 
 __all__ = [
+    "CRC_BYTES",
     "JOURNAL",
     "MARKER",
     "TABLE",
@@ -27,9 +30,11 @@ __all__ = [
     "is_segment",
     "read_array",
     "read_group",
-    "read_json",
     "read_marker",
+    "read_source",
     "require_chunks",
+    "require_name",
+    "status_within",
 ]
 
 VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 2}
@@ -38,22 +43,23 @@ VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 2}
 MARKER = "_COMPLETE"
 """Written last: a store without it is not finished."""
 
+_MAX_MARKER = 2**26
+_MAX_BYTES, _MAX_CHUNK_BYTES, _MAX_ROW_CHUNKS = 2**50, 2**33, 2**14
+"""Of a user's input: all of it, one chunk or one row of it, and chunks side by side."""
+
 JOURNAL = "_journal"
 """The folder of an output's receipts while it is made."""
 
 TABLE = "_dkfm.json"
 """What dkfm says of an output that is a folder of Parquet, whose readers pass over names like that."""
 
-_MAX_JSON = 2**26
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
-_SOURCE_CODECS = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
 _TYPES = {"float64": 8, "float32": 4, "int64": 8}
 _FILLS: dict[str, object] = {"float64": "NaN", "float32": "NaN", "int64": -1}
 """What no value of dkfm's is: a lost chunk never reads as data."""
 
 _SOURCE_TYPES = {
     **_TYPES,
-    "float32": 4,
     "int8": 1,
     "uint8": 1,
     "int16": 2,
@@ -71,8 +77,7 @@ _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
 _INNER = re.compile(r"zarr\.json|c(/[0-9]+)*")
 _SEGMENT = re.compile(r"[0-9a-f]{32}-[0-9]{6,}\.json")
 _PART = re.compile(r"part-[0-9]{5,}\.parquet")
-CRC_BYTES = 4
-"""The codec's checksum at the end of a chunk."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -109,18 +114,47 @@ def files(root: Path) -> Iterator[str]:
     """Yield the path of each file below `root`, relative to it; refuse links and whatever is not a plain file."""
     folders = [root]
     while folders:
-        folder = folders.pop()
+        for entry in _entries(folders.pop()):
+            if is_partial(entry.name):
+                continue  # what a writer is at, or a killed one left; no reader sees it
+            relative = Path(entry.path).relative_to(root).as_posix()
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                raise UnsupportedStoreError(f"{root} holds {relative}, which is a link or not a plain file.")
+            else:
+                yield relative
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
         with os.scandir(folder) as entries:
-            for entry in entries:
-                if is_partial(entry.name):
-                    continue  # what a writer is at, or a killed one left; no reader sees it
-                relative = Path(entry.path).relative_to(root).as_posix()
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry.path))
-                elif not entry.is_file(follow_symlinks=False):
-                    raise UnsupportedStoreError(f"{root} holds {relative}, which is a link or not a plain file.")
-                else:
-                    yield relative
+            return list(entries)
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be read: {error.strerror}.") from None
+
+
+def status_within(root: Path, file: Path) -> os.stat_result | None:
+    """Return what the file system says of a file of a user's input, None where there is nothing.
+
+    Raises
+    ------
+    StoreError
+        It is not a plain file, or links lead out of the input, or to nothing.
+    """
+    try:
+        status = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(file):
+            raise DamagedStoreError(f"{file} is a link to nothing.") from None
+        return None
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read: {error.strerror}.") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise UnsupportedStoreError(f"{file} is not a plain file.")
+    if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
+        raise UnsupportedStoreError(f"{file} is a link out of {root}; copy what it leads to into its place.")
+    return status
 
 
 def is_segment(name: str) -> bool:
@@ -142,24 +176,6 @@ def foreign_file(root: Path, own: Mapping[str, object]) -> str | None:
     return None
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """Read a small JSON object."""
-    try:
-        size = path.lstat().st_size
-        if size > _MAX_JSON:
-            raise UnsupportedStoreError(f"{path} has {size} bytes; metadata are below {_MAX_JSON}.")
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UnsupportedStoreError(f"{path} is missing, so {path.parent} is not a store that dkfm reads.") from None
-    except (ValueError, RecursionError) as error:
-        raise DamagedStoreError(f"{path} is not valid JSON ({error}).") from None
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}.") from None
-    if not isinstance(value, dict):
-        raise DamagedStoreError(f"{path} must hold a JSON object.")
-    return value
-
-
 def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
     """Return dkfm's own attributes of a store, checked for kind and version.
 
@@ -177,9 +193,9 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
     if not root.is_dir():
         raise StoreError(f"{root} is not a store: {'a file' if root.exists() else 'nothing'} is there.")
     described = root / TABLE if (root / TABLE).is_file() and not (root / "zarr.json").exists() else root / "zarr.json"
-    if described.is_symlink():
+    if _is_link(described):
         raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
-    metadata = read_json(described)
+    metadata = documents.read_json(described)
     attributes = metadata.get("attributes")
     own = attributes.get("dkfm") if isinstance(attributes, Mapping) else None
     if (
@@ -188,16 +204,16 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
         or metadata.get("node_type") != "group"
         or metadata.get("consolidated_metadata") is not None
         or not isinstance(own, dict)
-        or str(own.get("kind")) not in VERSIONS
+        or not isinstance(own.get("kind"), str)
+        or own["kind"] not in VERSIONS
     ):
         raise UnsupportedStoreError(f"{root} is not a store that dkfm wrote.")
-    own["kind"] = str(own["kind"])
     if kind is not None and own["kind"] != kind:
         raise UnsupportedStoreError(f"{root} is a dkfm {own['kind']} store, and a {kind} store is needed.")
     newest = VERSIONS[own["kind"]]
-    if own.get("version") != newest:
+    if type(own.get("version")) is not int or own["version"] != newest:
         raise UnsupportedStoreError(
-            f"{root} has format {own.get('version')} of a dkfm {own['kind']} store and this version reads format "
+            f"{root} has format {own.get('version')!r:.20} of a dkfm {own['kind']} store and this version reads format "
             f"{newest}; install the dkfm that wrote it."
         )
     return own
@@ -213,28 +229,67 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
     source : bool
         Whether it is a user's input, for which compressed chunks and more dtypes are accepted.
     """
-    if not source and (path.is_symlink() or (path / "zarr.json").is_symlink()):
+    if not source and (_is_link(path) or _is_link(path / "zarr.json")):
         raise UnsupportedStoreError(f"The array {path} is refused: it is a link.")
-    metadata = read_json(path / "zarr.json")
-    shape, chunks = _sizes(metadata.get("shape")), _sizes(_inner(metadata, "chunk_grid", "chunk_shape"))
-    known = _SOURCE_TYPES if source else _TYPES
+    return _accepted(path, documents.read_json(path / "zarr.json"), source)
+
+
+def read_source(path: Path) -> tuple[dict[str, object], ArrayInfo]:
+    """Return the metadata of an array of a user's input, and what they state, as `read_array` does."""
+    status_within(path, path / "zarr.json")
+    metadata = documents.read_json(path / "zarr.json")
+    return metadata, _accepted(path, metadata, source=True)
+
+
+def _accepted(path: Path, metadata: dict[str, object], source: bool) -> ArrayInfo:
+    shape, chunks = sizes(metadata.get("shape")), sizes(_inner(metadata, "chunk_grid", "chunk_shape"))
+    known, dtype = _SOURCE_TYPES if source else _TYPES, metadata.get("data_type")
     refusal = None
-    if metadata.get("zarr_format") != 3 or metadata.get("node_type") != "array":
+    if type(metadata.get("zarr_format")) is not int or (metadata["zarr_format"], metadata.get("node_type")) != (
+        3,
+        "array",
+    ):
         refusal = "it is not a Zarr version 3 array"
-    elif str(metadata.get("data_type")) not in known:
-        refusal = f"its data type is {metadata.get('data_type')!r}"
+    elif not isinstance(dtype, str) or dtype not in known:
+        refusal = f"its data type is {dtype!r:.100}"
     elif shape is None or chunks is None or len(shape) != len(chunks) or 0 in chunks:
         refusal = "its shape and chunks are not those of a regular grid"
     elif metadata.get("storage_transformers"):
         refusal = "it has storage transformers"
-    elif not _codecs_known(metadata.get("codecs"), source):
+    elif not (codecs.is_read(metadata.get("codecs"), chunks) if source else _named(metadata) == _OWN_CODECS):
         refusal = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
-    elif not source and not _is_own_layout(metadata):
-        refusal = "its fill value or chunk keys are not those that dkfm writes"
+    elif source:
+        refusal = _too_large(shape, chunks, known[dtype]) or _unknown_keys(metadata)
+    elif not _is_own_layout(metadata, shape, chunks):
+        refusal = "its fill value, chunks or chunk keys are not those that dkfm writes"
     if refusal is not None:
         raise UnsupportedStoreError(f"The array {path} is refused: {refusal}.")
     assert shape is not None and chunks is not None  # noqa: S101, PT018  # checked above; this tells the type checker
-    return ArrayInfo(shape, chunks, str(metadata["data_type"]), _trailer(metadata))
+    return ArrayInfo(shape, chunks, str(dtype), _trailer(metadata))
+
+
+def _too_large(shape: tuple[int, ...], chunks: tuple[int, ...], item: int) -> str | None:
+    """Say which part of a user's input is more than anybody has, with both numbers."""
+    across = prod(count(length, chunk) for length, chunk in zip(shape[1:], chunks[1:], strict=True))
+    for what, size, most in (
+        ("it has", item * prod(shape), _MAX_BYTES),
+        ("one chunk of it has", item * prod(chunks), _MAX_CHUNK_BYTES),
+        ("one row of it has", 8 * prod(shape[1:]), _MAX_CHUNK_BYTES),
+    ):
+        if size > most:
+            return f"{what} {size} bytes, and at most {most} are read"
+    return (
+        None
+        if across <= _MAX_ROW_CHUNKS
+        else f"one row of it lies in {across} chunks, and at most {_MAX_ROW_CHUNKS} are read"
+    )
+
+
+def _unknown_keys(metadata: Mapping[str, object]) -> str | None:
+    encoding = metadata.get("chunk_key_encoding")
+    known = isinstance(encoding, Mapping) and encoding.get("name") in ("default", "v2")
+    separator = codecs.configuration([encoding], 0).get("separator", "/")
+    return None if known and separator in ("/", ".") else "its chunk keys are not those of Zarr"
 
 
 def _trailer(metadata: Mapping[str, object]) -> int | None:
@@ -242,51 +297,46 @@ def _trailer(metadata: Mapping[str, object]) -> int | None:
     number = isinstance(fill, int | float) or fill in ("NaN", "Infinity", "-Infinity")
     usual = set(metadata) <= _FIELDS and number and metadata.get("dimension_names") is None
     by_folders = usual and _inner(metadata, "chunk_key_encoding", "separator") == "/"
-    codecs = metadata.get("codecs")
-    plain = next((n for n in (1, 2) if by_folders and _named(codecs) == _OWN_CODECS[:n]), None)
+    plain = next((n for n in (1, 2) if by_folders and _named(metadata) == _OWN_CODECS[:n]), None)
     return None if plain is None else CRC_BYTES * (plain - 1)
 
 
-def _is_own_layout(metadata: Mapping[str, object]) -> bool:
+def _is_own_layout(metadata: Mapping[str, object], shape: tuple[int, ...], chunks: tuple[int, ...]) -> bool:
     return (
-        metadata.get("fill_value") == _FILLS[str(metadata["data_type"])]
-        and _inner(metadata, "chunk_key_encoding", "separator") == "/"
+        set(metadata) <= _FIELDS
+        and metadata.get("fill_value") == _FILLS[str(metadata["data_type"])]
+        and metadata.get("chunk_grid") == {"name": "regular", "configuration": {"chunk_shape": list(chunks)}}
+        and metadata.get("chunk_key_encoding") == {"name": "default", "configuration": {"separator": "/"}}
         and metadata.get("attributes") in (None, {})
+        and metadata.get("dimension_names") is None
+        and all(chunk <= max(1, length) for chunk, length in zip(chunks, shape, strict=True))
     )
+
+
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except OSError:
+        return False  # nothing that can be opened either, which is told then
 
 
 def _inner(metadata: Mapping[str, object], key: str, inner: str) -> object:
     part = metadata.get(key)
-    configuration = part.get("configuration") if isinstance(part, Mapping) else None
     expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[key]
     named = isinstance(part, Mapping) and part.get("name") == expected
-    return configuration.get(inner) if named and isinstance(configuration, Mapping) else None
+    return codecs.configuration([part], 0).get(inner) if named else None
 
 
-def _sizes(value: object) -> tuple[int, ...] | None:
-    if not isinstance(value, list) or not 0 < len(value) <= 4:
-        return None
-    if any(isinstance(v, bool) or not isinstance(v, int) or not 0 <= v < 2**48 for v in value):
-        return None
-    return tuple(value)
+def _named(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
+    chain = metadata.get("codecs")
+    return [(name, codecs.configuration(chain, at)) for at, name in enumerate(codecs.names(chain) or [])]
 
 
-def _codecs_known(codecs: object, source: bool) -> bool:
-    if not isinstance(codecs, list) or not all(isinstance(codec, Mapping) for codec in codecs):
-        return False
-    if not source:
-        return _named(codecs) == _OWN_CODECS
-    for codec in codecs:
-        inner = codec.get("configuration")
-        nested = [inner[k] for k in ("codecs", "index_codecs") if k in inner] if isinstance(inner, Mapping) else []
-        if codec.get("name") not in _SOURCE_CODECS or not all(_codecs_known(n, True) for n in nested):
-            return False
-    return True
-
-
-def _named(codecs: object) -> list[tuple[object, object]]:
-    assert isinstance(codecs, list)  # noqa: S101  # checked by _codecs_known; this tells the type checker
-    return [(codec.get("name"), codec.get("configuration") or {}) for codec in codecs]
+def require_name(root: Path, name: object) -> str:
+    """Return the name of an array within a store, or raise where it may lead elsewhere."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UnsupportedStoreError(f"{root} names an array {name!r:.100}.")
+    return name
 
 
 def require_chunks(path: Path, info: ArrayInfo) -> None:
@@ -297,7 +347,7 @@ def require_chunks(path: Path, info: ArrayInfo) -> None:
     for name in info.chunk_names():
         try:
             size = (path / name).stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise DamagedStoreError(f"{path} has lost its chunk {name}.") from None
         if size != info.chunk_file_bytes:
             raise DamagedStoreError(
@@ -307,6 +357,6 @@ def require_chunks(path: Path, info: ArrayInfo) -> None:
 
 def read_marker(root: Path) -> dict[str, object]:
     """Return the content of the completion marker."""
-    if (root / MARKER).is_symlink() or not (root / MARKER).is_file():
+    if _is_link(root / MARKER) or not (root / MARKER).is_file():
         raise IncompleteStoreError(f"{root} has no {MARKER} marker: whatever wrote it did not finish.")
-    return read_json(root / MARKER)
+    return documents.read_json(root / MARKER, _MAX_MARKER)

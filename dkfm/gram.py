@@ -177,8 +177,13 @@ def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) 
     if found.get("identity") != identity:
         raise StoreExistsError(f"{root} holds the Gram of another kernel or other rows; it was left untouched.")
     begun, n = found.get("tile_rows"), int(identity["shape"][0])  # type: ignore[index]  # a list made above
-    if not isinstance(begun, int) or begun < 1:
+    if type(begun) is not int or begun < 1:
         raise DamagedStoreError(f"{root} does not say the rows of its tiles.")
+    info = formats.read_array(root / "gram")
+    if (info.shape, info.chunks, info.dtype) != ((n, n), (begun, begun), "float64"):
+        raise DamagedStoreError(
+            f"{root} is of {n} rows in tiles of {begun}, and its array is {info.shape}{info.chunks}."
+        )
     unfinished = not (root / formats.MARKER).exists()
     if unfinished and tile_rows is not None and begun != min(_checked_tile_rows(tile_rows), n):
         raise StoreExistsError(f"{root} was begun with tile_rows={begun}; go on with that, not {tile_rows}.")
@@ -219,6 +224,8 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
         return csr.CsrSource(root, "rows", source.shape, source.row_values)
     with files.writing(root):
         shared = store.open_array(root, "rows", "r+")
+        if shared.shape != source.shape:
+            raise DamagedStoreError(f"{root} is of rows {source.shape}, and those beside it are {shared.shape}.")
         for part in tiling.row_slices(source.shape[0], rows):
             shared[part] = source.array[part]
     return ZarrSource.open(root / "rows")

@@ -12,7 +12,7 @@ from typing import Any
 
 import google_crc32c
 
-from dkfm import formats
+from dkfm import documents, formats
 from dkfm.errors import StoreError
 from dkfm.files import new_file
 
@@ -96,7 +96,7 @@ def receipts(root: Path) -> Iterator[Receipt]:
 
 def _of_segment(path: Path) -> Iterable[Receipt]:
     try:
-        content = formats.read_json(path)
+        content = documents.read_json(path)
         text = str(content["receipts"])
         if google_crc32c.value(text.encode()) != content["crc32c"]:
             return []

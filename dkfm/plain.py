@@ -40,16 +40,17 @@ class Plain:
         ValueError
             A chunk of another size, or with another checksum, than it must have.
         """
-        if formats.read_array(self.path, source=True) != self.info:
+        if formats.read_source(self.path)[1] != self.info:
             return None
         n, d = self.info.shape
         each, stop = self.info.chunks[0], min(rows.stop, n)
         files = {number: self.path / "c" / str(number) / "0" for number in range(rows.start // each, count(stop, each))}
         for file in files.values():
-            if not file.is_file():
+            status = formats.status_within(self.path, file)
+            if status is None:
                 return None
-            if file.stat().st_size != self._file_bytes:
-                raise ValueError(f"{file} has {file.stat().st_size} bytes and must have {self._file_bytes}.")
+            if status.st_size != self._file_bytes:
+                raise ValueError(f"{file} has {status.st_size} bytes and must have {self._file_bytes}.")
         values = np.empty((stop - rows.start, d), np.dtype(self.info.dtype).newbyteorder("<"))
         for number, file in files.items():
             first, last = max(rows.start, number * each), min(stop, (number + 1) * each)

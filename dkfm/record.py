@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dkfm import csr, formats, links, store
-from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError
+from dkfm.errors import BudgetError, DamagedStoreError, StoreError, UnsupportedStoreError, reason
 from dkfm.kernels import config
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array, Rows, as_rows
@@ -127,8 +127,11 @@ def _sums(root: Path, names: list[str]) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def _manifest_digest(sums: Mapping[str, object]) -> str:
@@ -162,10 +165,13 @@ def load_record(
         raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
     try:
         return _read(path, attributes, found, trusted, streamed)
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {error}") from error
+    except (StoreError, BudgetError):
+        raise
+    except MemoryError as error:
+        size = sum((path / name).stat().st_size for name in formats.files(path))
+        raise BudgetError(f"{path} has {size} bytes, and this process has no memory for them.") from error
+    except Exception as error:  # whatever a constructor makes of a stranger's values
+        raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {reason(error)}.") from error
 
 
 def _require_intact(path: Path) -> str:
@@ -193,8 +199,7 @@ def _read(
     def array(name: object, triangular: object = None) -> Array | None:
         if name is None:
             return None
-        if not isinstance(name, str) or "/" in name or name.startswith("."):
-            raise UnsupportedStoreError(f"{path} names an array {name!r}.")
+        name = formats.require_name(path, name)
         key = (name, streamed and triangular is True)
         if key not in stored:
             info = formats.read_array(path / name)

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from dkfm import decoded, formats, stamps
+from dkfm import bounded, decoded, documents, formats, stamps
 from dkfm.decoded import is_part
-from dkfm.errors import InvalidInputError
+from dkfm.errors import DkfmError, InvalidInputError, reason
 from dkfm.kernels.rows import (
     Array,
     Rows,
@@ -177,11 +177,22 @@ def _widened(values: npt.NDArray[np.generic], single: bool) -> Array:
 
 
 def _map(path: Path) -> npt.NDArray[np.generic]:
+    if not path.is_file():
+        raise InvalidInputError(f"{path} cannot be read as a .npy file: it is not a plain file.")
     try:
+        _require_header(path)
         return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(".")[0]
-        raise InvalidInputError(f"{path} cannot be read as a .npy file: {reason}.") from None
+    except Exception as error:  # whatever NumPy makes of a stranger's header
+        said = str(getattr(error, "strerror", None) or reason(error)).partition(".")[0]
+        raise InvalidInputError(f"{path} cannot be read as a .npy file: {said}.") from None
+
+
+def _require_header(path: Path) -> None:
+    """Raise where a header is longer than its file: NumPy would take memory for it first."""
+    with path.open("rb") as file:
+        head = file.read(12)
+    if head[6:7] > b"\1" and int.from_bytes(head[8:], "little") > path.stat().st_size:
+        raise ValueError("its header is longer than the file")
 
 
 @dataclass(frozen=True)
@@ -201,15 +212,16 @@ class ZarrSource(_OneFile, _Dense):
     @classmethod
     def open(cls, path: Path) -> "ZarrSource":
         """Read the metadata of an array, or of the only array of a group."""
-        if not (path / "zarr.json").is_file():
+        if formats.status_within(path, path / "zarr.json") is None:
             raise InvalidInputError(f"There is no Zarr version 3 array at {path}.")
-        if formats.read_json(path / "zarr.json").get("node_type") == "group":
+        if documents.read_json(path / "zarr.json").get("node_type") == "group":
             arrays = sorted(p.parent.name for p in path.glob("*/zarr.json"))
             if len(arrays) != 1:
                 held = ", ".join(arrays) or "none"
                 raise InvalidInputError(f"{path} is a group; name one of its arrays as {path}/NAME ({held}).")
+            formats.status_within(path, path / arrays[0] / "zarr.json")
             path = path / arrays[0]
-        info = formats.read_array(path, source=True)
+        _, info = formats.read_source(path)
         if len(info.shape) != 2 or 0 in info.shape:
             raise InvalidInputError(f"{path} must hold rows and columns, and its shape is {info.shape}.")
         return cls(path, (info.shape[0], info.shape[1]), info.chunks[0], Plain.of(path, info))
@@ -231,12 +243,12 @@ class ZarrSource(_OneFile, _Dense):
     def _read(self, rows: slice) -> Array:
         try:
             values = None if self.plain is None else self.plain.read(rows)
-            if values is None:
-                values = np.asarray(zarr.open_array(self.path, mode="r", zarr_format=3)[rows])
-            return _widened(values, self.single)
-        except (ValueError, RuntimeError, OSError) as error:
+            return _widened(bounded.read(self.path, rows) if values is None else values, self.single)
+        except DkfmError:
+            raise
+        except Exception as error:  # whatever a decoder makes of a stranger's bytes
             raise InvalidInputError(
-                f"Rows {rows.start} to {rows.stop} of {self.path} cannot be read: {error}"
+                f"Rows {rows.start} to {rows.stop} of {self.path} cannot be read: {reason(error)}."
             ) from error
 
 

@@ -32,7 +32,7 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
         with os.scandir(path / folder) as entries:
             for entry in entries:
                 name = f"{folder}{entry.name}"
-                if entry.is_dir():
+                if entry.is_dir(follow_symlinks=False):  # a link may lead back to where it lies
                     folders.append(f"{name}/")
                 else:
-                    yield name, entry.stat()
+                    yield name, entry.stat(follow_symlinks=entry.is_file())

@@ -29,6 +29,9 @@ FLOORS = [
         "dense",
     },
     {
+        "bounded",
+        "codecs",
+        "documents",
         "formats",
         "files",
         "stamps",
@@ -71,7 +74,11 @@ FLOORS = [
     {"estimators"},
     {"plotting", "demo", "bench", "arguments", "cli", "__main__", "__init__"},
 ]
-OUTSIDE = [set(), {"numpy", "scipy", "numba"}, {"numpy", "scipy", "zarr", "google_crc32c", "pyarrow", "fsspec"}]
+OUTSIDE = [
+    set(),
+    {"numpy", "scipy", "numba"},
+    {"numpy", "scipy", "zarr", "numcodecs", "google_crc32c", "pyarrow", "fsspec"},
+]
 
 
 def module_files():

@@ -59,8 +59,8 @@ def test_only_plain_chunks_are_read_without_zarr(tmp_path, rng, monkeypatch, com
     stored(tmp_path / "x.zarr", values, (7, 3), compressors=compressors)[...] = values
     source = open_source(tmp_path / "x.zarr")
     opened = []
-    honest = zarr.open_array
-    monkeypatch.setattr(sources.zarr, "open_array", lambda *a, **k: opened.append(1) or honest(*a, **k))
+    honest = sources.bounded.read
+    monkeypatch.setattr(sources.bounded, "read", lambda *a: opened.append(1) or honest(*a))
     np.testing.assert_array_equal(source.read(slice(5, 44)), values[5:44])
     assert bool(opened) != plain
 
@@ -112,10 +112,10 @@ def test_a_stranger_s_chunk_size_takes_no_memory(tmp_path, there):
         array[...] = values
     file = tmp_path / "x.zarr" / "zarr.json"
     metadata = json.loads(file.read_text())
-    metadata["chunk_grid"]["configuration"]["chunk_shape"] = [2**40, 3]
+    metadata["chunk_grid"]["configuration"]["chunk_shape"] = [2**28, 3]
     file.write_text(json.dumps(metadata))
     source = open_source(tmp_path / "x.zarr")
-    assert source.chunk_rows == 2**40
+    assert source.chunk_rows == 2**28
     if there:
         with pytest.raises(InvalidInputError, match=r"480 bytes and must have"):
             source.read(slice(0, 20))

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from dkfm import store
-from dkfm.errors import InvalidInputError, StoreError, UnsupportedStoreError
+from dkfm.errors import StoreError, UnsupportedStoreError, reason
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.kernel_pca import KernelPCA
@@ -54,5 +54,6 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
         return _REGISTRY[record.estimator]._from_record(record)
     except StoreError:
         raise
-    except (KeyError, TypeError, ValueError, InvalidInputError) as error:
-        raise UnsupportedStoreError(f"{path} is not an estimator that dkfm can read: {error!r}.") from error
+    except Exception as error:  # whatever a constructor makes of a stranger's values
+        said = f"{type(error).__name__}: {reason(error)}"
+        raise UnsupportedStoreError(f"{path} is not an estimator that dkfm can read: {said}.") from error
