@@ -25,7 +25,19 @@ from dkfm.tiling import row_slices
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Checked", "Chunk", "Contents", "File", "Form", "Piece", "ZarrForm", "checksum_of", "rows_with_nan", "write"]
+__all__ = [
+    "Checked",
+    "Chunk",
+    "Contents",
+    "File",
+    "Form",
+    "Piece",
+    "ZarrForm",
+    "checksum_of",
+    "last_bytes",
+    "rows_with_nan",
+    "write",
+]
 
 _AT_ONCE = 2**20
 """Bytes that are read back at a time."""
@@ -88,8 +100,8 @@ class Form(Protocol):
     def contents(self, chunk: Chunk, file: int) -> Contents | None:
         """Read a file of a chunk; None where it is not what `begin` and what follows write."""
 
-    def is_as(self, number: int, file: int, crc32c: int) -> bool:
-        """Whether a file is there with the right size, and with this checksum if it tells of one where it ends."""
+    def ends_as(self, number: int, file: int, crc32c: int) -> bool:
+        """Whether a file ends as one of this checksum does, as far as that tells."""
 
 
 def write(
@@ -201,6 +213,16 @@ def checksum_of(path: Path, trailer: int = 0) -> tuple[int, bytes]:
         return checksum, file.read(trailer)
 
 
+def last_bytes(path: Path) -> bytes:
+    """Return the last four bytes of a file; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-CRC_BYTES, os.SEEK_END)
+            return file.read()
+    except OSError:
+        return b""
+
+
 def rows_with_nan(values: Array) -> npt.NDArray[np.bool_]:
     """Return which rows hold NaN, (n,)."""
     lowest: npt.NDArray[np.bool_] = np.isnan(values.min(axis=1))
@@ -248,14 +270,9 @@ class ZarrForm:
             return None
         return Contents(checksum, self._bytes(file), invalid[: chunk.rows])
 
-    def is_as(self, number: int, file: int, crc32c: int) -> bool:
-        """Whether a file is there with the right size, and ends with this checksum."""
-        try:
-            with self.files(number)[file].open("rb") as opened:
-                size = opened.seek(-CRC_BYTES, os.SEEK_END) + CRC_BYTES
-                return size == self._bytes(file) and opened.read() == crc32c.to_bytes(CRC_BYTES, "little")
-        except OSError:
-            return False
+    def ends_as(self, number: int, file: int, crc32c: int) -> bool:
+        """Whether a file ends with this checksum."""
+        return last_bytes(self.files(number)[file]) == crc32c.to_bytes(CRC_BYTES, "little")
 
     def _bytes(self, file: int) -> int:
         return self.chunk_rows * self.outputs[file][1] * np.dtype(self.dtype).itemsize + CRC_BYTES

@@ -3,10 +3,11 @@
 An output says which model, input and settings it is of, so that a job goes on with its own and never with another's.
 """
 
+import hashlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 PARQUET = "parquet"
+
+_NAME_LENGTH = 100
 
 
 @dataclass(frozen=True)
@@ -113,17 +116,7 @@ class Output:
 
 def create(output: Output, overwrite: bool) -> Output:
     """Make an output without chunks; return it with the id of its creation."""
-    run = uuid.uuid4().hex
-    about = {
-        "outputs": [[columns.output, columns.width, columns.prefix] for columns in output.columns],
-        "rows": output.rows,
-        "chunk_rows": output.chunk_rows,
-        "dtype": output.dtype,
-        "run": run,
-        "model": dict(output.model),
-        "input": dict(output.input),
-        "settings": dict(output.settings),
-    }
+    about = _about(replace(output, run=uuid.uuid4().hex))
     names = [] if output.is_table else [columns.output for columns in output.columns]
     if output.is_table:
         with store.making_folder(output.root, "scores", overwrite=overwrite) as folder:
@@ -137,6 +130,20 @@ def create(output: Output, overwrite: bool) -> Output:
                 width = columns.width
                 store.add_array(made, columns.output, (output.rows, width), (output.chunk_rows, width), output.dtype)
     return read(output.root)
+
+
+def _about(output: Output) -> dict[str, object]:
+    """Return the attributes of an output, as JSON."""
+    return {
+        "outputs": [[columns.output, columns.width, columns.prefix] for columns in output.columns],
+        "rows": output.rows,
+        "chunk_rows": output.chunk_rows,
+        "dtype": output.dtype,
+        "run": output.run,
+        "model": dict(output.model),
+        "input": dict(output.input),
+        "settings": dict(output.settings),
+    }
 
 
 def find(root: Path) -> Output | None:
@@ -164,9 +171,11 @@ def read(root: Path) -> Output:
         Not an output, or one whose attributes and arrays do not fit each other.
     """
     own = formats.read_group(root, "scores")
+    for _ in formats.files(root):
+        pass  # it refuses links
     try:
         output = _of_attributes(root, own)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedStoreError(f"The attributes of {root} are not what dkfm writes ({error}).") from None
     for columns in [] if output.is_table else output.columns:
         info = formats.read_array(root / columns.output)
@@ -199,7 +208,7 @@ def _text(value: object) -> str:
 
 def _name(value: object) -> str:
     name = _text(value)
-    if not name.isidentifier():
+    if not name.isidentifier() or len(name) > _NAME_LENGTH:
         raise ValueError("the name of an output")
     return name
 
@@ -250,13 +259,20 @@ def is_sound(output: Output, receipt: Receipt) -> bool:
 
 
 def lacking(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
-    """Return the chunks without a receipt, or whose files are gone or do not end as it says: a look at each file."""
+    """Return the chunks whose files are not as large as a receipt says; if none, those whose files do not end so."""
     form = output.form
-    return [
+
+    def has_size(receipt: Receipt) -> bool:
+        try:
+            return sum(file.stat().st_size for file in form.files(receipt.chunk)) == receipt.bytes
+        except OSError:
+            return False
+
+    lost = [number for number in range(output.chunks) if not (number in receipts and has_size(receipts[number]))]
+    return lost or [
         number
-        for number in range(output.chunks)
-        if number not in receipts
-        or not all(form.is_as(number, file, crc) for file, crc in enumerate(receipts[number].crc32c))
+        for number, receipt in receipts.items()
+        if not all(form.ends_as(number, file, crc) for file, crc in enumerate(receipt.crc32c))
     ]
 
 
@@ -264,9 +280,17 @@ def complete(output: Output, receipts: Mapping[int, Receipt]) -> None:
     """Complete an output: its marker has what every chunk must be."""
     require_run(output.root, output.run)
     ordered = [receipts[number] for number in range(output.chunks)]
-    columns = {name: [getattr(r, name) for r in ordered] for name in ("crc32c", "invalid_rows", "bytes")}
+    columns = [[getattr(receipt, name) for receipt in ordered] for name in _TOLD]
     with writing(output.root):
-        store.complete(output.root, {"run": output.run, **columns})
+        store.complete(output.root, {"sum": _sum(output, columns), **dict(zip(_TOLD, columns, strict=True))})
+
+
+_TOLD = ("crc32c", "invalid_rows", "bytes")
+
+
+def _sum(output: Output, columns: Sequence[object]) -> str:
+    """Return a digest of all that a finished output says of itself."""
+    return hashlib.sha256(json.dumps([_about(output), *columns], sort_keys=True).encode()).hexdigest()
 
 
 def reopen(output: Output) -> None:
@@ -293,12 +317,11 @@ def told(output: Output) -> dict[int, Receipt]:
         Not finished, or with a marker that is not of this output.
     """
     marker = formats.read_marker(output.root)
-    columns = [marker.get(name) for name in ("crc32c", "invalid_rows", "bytes")]
+    columns = [marker.get(name) for name in _TOLD]
     files = len(output.form.files(0))
-    if marker.get("run") != output.run or not all(isinstance(c, list) and len(c) == output.chunks for c in columns):
-        raise DamagedStoreError(
-            f"The marker of {output.root} does not have the receipts of its {output.chunks} chunks."
-        )
+    whole = all(isinstance(column, list) and len(column) == output.chunks for column in columns)
+    if not whole or marker.get("sum") != _sum(output, columns):
+        raise DamagedStoreError(f"The marker of {output.root} is not the one of its {output.chunks} chunks and rows.")
     try:
         return {
             number: _of_marker(output.chunk(number), files, *row)
@@ -325,6 +348,8 @@ def open_complete(root: Path) -> tuple[Output, dict[int, Receipt]]:
     """
     output = read(root)
     receipts = told(output)
+    for columns in [] if output.is_table else output.columns:
+        formats.require_chunks(root / columns.output, formats.read_array(root / columns.output))
     lost = lacking(output, receipts)
     if lost:
         raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")

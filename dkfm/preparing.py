@@ -13,7 +13,7 @@ import numpy as np
 
 from dkfm import csr, journal, outputs, planning, preflight, tiling
 from dkfm.clusters import find_client
-from dkfm.errors import InvalidInputError
+from dkfm.errors import DamagedStoreError, IncompleteStoreError, InvalidInputError
 from dkfm.executors import Executor, executor
 from dkfm.files import writing
 from dkfm.journal import Receipt
@@ -102,7 +102,7 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
             wanted = _wanted(target, path, record, names, given, plan, request)
             if found is not None:
                 outputs.require_same(found, wanted)
-                plan = replace(plan, done=len({receipt.chunk for receipt in known(found)}))
+                plan = replace(plan, done=len({receipt.chunk for receipt in known(found)[0]}))
             yield Job(path, record, trusted, given, rows, plan, wanted, found, request.overwrite, running)
 
 
@@ -179,11 +179,12 @@ def _require_outside(target: Path, model: Path, source: Source) -> None:
             raise InvalidInputError(f"The output {target} would replace {path}, which this job reads.")
 
 
-def known(output: Output) -> list[Receipt]:
-    """Return the receipts of an output that was begun: those of its marker, or all of its journal."""
-    if outputs.is_complete(output.root):
-        return list(outputs.told(output).values())
-    return list(journal.receipts(output.root))
+def known(output: Output) -> tuple[list[Receipt], bool]:
+    """Return the receipts of an output that was begun, and whether it was completed with them; else of its journal."""
+    try:
+        return list(outputs.told(output).values()), True
+    except (IncompleteStoreError, DamagedStoreError):
+        return list(journal.receipts(output.root)), False
 
 
 @contextmanager

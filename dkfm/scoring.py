@@ -161,12 +161,12 @@ class _Scoring:
         """Do all that is not done, and complete the output."""
         job = self._job
         output = outputs.create(job.wanted, job.overwrite) if job.found is None else job.found
-        complete = job.found is not None and outputs.is_complete(output.root)
+        complete = False
         start = time.perf_counter()
         try:
             if job.found is not None:
                 files.sweep(output.root, _LEFT_ALONE)
-                complete = self._look_again(output) and complete
+                complete = self._look_again(output)
             self._score(output)
         except ClusterError as error:
             raise type(error)(f"{error} The same command goes on from there.") from error
@@ -182,9 +182,10 @@ class _Scoring:
         return self._report(output, seconds)
 
     def _look_again(self, output: Output) -> bool:
-        """Read what is there again; let go of what no receipt tells, or tells otherwise; say whether all is there."""
+        """Read what is there again; let go of what no receipt tells; say whether all is there and complete."""
+        there, complete = known(output)
         groups: dict[int, list[Receipt]] = {}
-        for receipt in known(output):
+        for receipt in there:
             if receipt not in groups.setdefault(receipt.chunk // _CHECKED_TOGETHER, []):
                 groups[receipt.chunk // _CHECKED_TOGETHER].append(receipt)
 
@@ -197,7 +198,7 @@ class _Scoring:
         if lost:
             outputs.reopen(output)
             outputs.remove(output, lost)
-        return not lost
+        return complete and not lost
 
     def _score(self, output: Output) -> None:
         book = Journal(output.root, uuid.uuid4().hex)

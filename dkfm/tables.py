@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.chunks import Checked, Chunk, Contents, File, Piece, checksum_of, rows_with_nan
+from dkfm.chunks import Checked, Chunk, Contents, File, Piece, checksum_of, last_bytes, rows_with_nan
 from dkfm.errors import MissingExtraError
 from dkfm.files import new_file
 
@@ -102,12 +102,9 @@ class ParquetForm:
             invalid |= np.isnan(column.to_numpy())
         return invalid
 
-    def is_as(self, number: int, file: int, crc32c: int) -> bool:
-        """Whether a file is there, ending as Parquet does; it has no checksum of the whole of it."""
-        try:
-            return checksum_of(self.files(number)[file], 4)[1] == b"PAR1"
-        except OSError:
-            return False
+    def ends_as(self, number: int, file: int, crc32c: int) -> bool:
+        """Whether a file ends as Parquet does: it has no checksum of the whole of it."""
+        return last_bytes(self.files(number)[file]) == b"PAR1"
 
     def schema(self, chunk: Chunk, ids: "pa.DataType | None") -> "pa.Schema":
         """Return the columns of a file."""

@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from dkfm import executors, job
+from dkfm import clusters, executors, job
 from dkfm.errors import ClusterError, InvalidInputError, StalledError, UnreachableError, WorkerDiedError
 from dkfm.executors import Finished, Health
 
@@ -94,7 +94,6 @@ def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts
         late(key, function, *arguments, workers=workers)
         if key[1:] == (1, 1):  # the first one ends after all, as the second does
             executor.waiting.append(Finished((key[0], 1, 0), 1))
-            executor.waiting.append(Finished((key[0], 0, 9), 0)) if False else None
 
     executor.submit = submit
     tally, found = go(executor, 3, stall=1000.0)
@@ -172,9 +171,6 @@ class Client:
     def __init__(self):
         self.now, self.held = 0, {}
 
-    def wait_for_workers(self, *_, **__):
-        pass
-
 
 def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatch):
     client, clock = Client(), itertools.count(step=15)
@@ -190,6 +186,7 @@ def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatc
 
     asked = []
     monkeypatch.setattr(executors, "worker_facts", facts)
+    monkeypatch.setattr(executors, "wait_for_workers", lambda client: None)
     monkeypatch.setattr(
         executors, "ask_scheduler", lambda *_, workers: asked.append(workers) or {"a": [("x", 1, 0), "y"]}
     )
@@ -205,6 +202,6 @@ def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatc
 
 
 def test_a_scheduler_that_does_not_answer_is_told_at_once(monkeypatch):
-    monkeypatch.setattr(executors, "worker_facts", lambda client: None)
+    monkeypatch.setattr(clusters, "worker_facts", lambda client: None)
     with pytest.raises(ClusterError, match="does not answer"):
         executors.ClientExecutor(Client())

@@ -197,7 +197,7 @@ def test_an_unfinished_or_damaged_output_is_refused_by_readers(job):
     told = json.loads(marker)
     shorter = told | {"crc32c": told["crc32c"][1:]}
     wrong = [told | {"crc32c": crc} for crc in (3, ["a", None, 1, 2], [["a"]] * 4, [[1, 2]] * 4, [[-1]] * 4, None)]
-    others = [told | {"run": "0" * 32}, told | {"bytes": [1.5] * 4}, told | {"invalid_rows": [True] * 4}]
+    others = [told | {"sum": "0" * 64}, told | {"bytes": [1.5] * 4}, told | {"invalid_rows": [True] * 4}]
     for text in map(json.dumps, [shorter, {}, *wrong, *others]):
         (job[2] / "_COMPLETE").write_text(text)
         with pytest.raises(DamagedStoreError):

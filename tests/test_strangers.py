@@ -709,7 +709,7 @@ def test_a_gram_of_fewer_rows_than_it_says_is_refused(reader, sound):
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name!r:.12}")
 def test_scores_by_a_name_that_leads_elsewhere_are_refused(reader, sound, name):
     store = sound("scores")
-    attributes(lambda a: a.update(output=name))(store)
+    attributes(lambda a: a["outputs"][0].__setitem__(0, name))(store)
     for kind in ("scores", "verify"):
         require_refused(reader.ask(kind, store))
 
