@@ -18,6 +18,7 @@ __all__ = [
     "NotSupportedError",
     "StoreError",
     "StoreExistsError",
+    "UnreachableError",
     "UnsupportedStoreError",
     "UntrustedError",
 ]
@@ -69,6 +70,10 @@ class DamagedStoreError(StoreError):
 
 class UnsupportedStoreError(StoreError):
     """A store that this version does not read: newer, of another kind, or not of dkfm's format."""
+
+
+class UnreachableError(StoreError):
+    """A store that did not answer, or answered with an error of its own; trying again may help."""
 
 
 class UntrustedError(StoreError):

@@ -7,7 +7,7 @@ no array is larger than its files. A stranger's store is data, not code.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -18,9 +18,14 @@ from dkfm.tiling import count
 
 __all__ = [
     "MARKER",
+    "MAX_JSON",
     "ArrayInfo",
+    "array_info",
     "files",
     "foreign_file",
+    "foreign_name",
+    "group_attributes",
+    "parsed",
     "read_array",
     "read_group",
     "read_json",
@@ -34,7 +39,9 @@ VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 1}
 MARKER = "_COMPLETE"
 """Written last: a store without it is not finished."""
 
-_MAX_JSON = 2**26
+MAX_JSON = 2**26
+"""Bytes of metadata, at most."""
+
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
 _SOURCE_CODECS = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
 _TYPES = {"float64": 8, "float32": 4, "int64": 8}
@@ -108,9 +115,14 @@ def files(root: Path) -> Iterator[str]:
 
 def foreign_file(root: Path, own: Mapping[str, object]) -> str | None:
     """Return a file of a store that is not among those which its own attributes tell of, if any."""
+    return foreign_name(files(root), own)
+
+
+def foreign_name(names: Iterable[str], own: Mapping[str, object]) -> str | None:
+    """Return the first name that is not of a file which a store's own attributes tell of, if any."""
     named = own.get("arrays")
     arrays = {str(name) for name in named} if isinstance(named, list) else set()
-    for name in files(root):
+    for name in names:
         array, _, inner = name.partition("/")
         if name not in ("zarr.json", MARKER) and not (array in arrays and _INNER.fullmatch(inner)):
             return name
@@ -121,17 +133,23 @@ def read_json(path: Path) -> dict[str, object]:
     """Read a small JSON object."""
     try:
         size = path.lstat().st_size
-        if size > _MAX_JSON:
-            raise UnsupportedStoreError(f"{path} has {size} bytes; metadata are below {_MAX_JSON}.")
-        value = json.loads(path.read_bytes())
+        if size > MAX_JSON:
+            raise UnsupportedStoreError(f"{path} has {size} bytes; metadata are below {MAX_JSON}.")
+        return parsed(path.read_bytes(), path)
     except FileNotFoundError:
         raise UnsupportedStoreError(f"{path} is missing, so {path.parent} is not a store that dkfm reads.") from None
-    except (ValueError, RecursionError) as error:
-        raise DamagedStoreError(f"{path} is not valid JSON ({error}).") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def parsed(data: bytes, name: object) -> dict[str, object]:
+    """Return the JSON object that some bytes are; `name` is what messages call them."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedStoreError(f"{name} is not valid JSON ({error}).") from None
     if not isinstance(value, dict):
-        raise DamagedStoreError(f"{path} must hold a JSON object.")
+        raise DamagedStoreError(f"{name} must hold a JSON object.")
     return value
 
 
@@ -153,7 +171,11 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
         raise StoreError(f"{root} is not a store: {'a file' if root.exists() else 'nothing'} is there.")
     if (root / "zarr.json").is_symlink():
         raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
-    metadata = read_json(root / "zarr.json")
+    return group_attributes(read_json(root / "zarr.json"), root, kind)
+
+
+def group_attributes(metadata: Mapping[str, object], root: object, kind: str | None = None) -> dict[str, object]:
+    """Return dkfm's own attributes in a group's metadata, checked as `read_group` does; `root` is for messages."""
     attributes = metadata.get("attributes")
     own = attributes.get("dkfm") if isinstance(attributes, Mapping) else None
     if (
@@ -189,7 +211,11 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
     """
     if not source and (path.is_symlink() or (path / "zarr.json").is_symlink()):
         raise UnsupportedStoreError(f"The array {path} is refused: it is a link.")
-    metadata = read_json(path / "zarr.json")
+    return array_info(read_json(path / "zarr.json"), path, source=source)
+
+
+def array_info(metadata: Mapping[str, object], path: object, *, source: bool = False) -> ArrayInfo:
+    """Return what an array's metadata state, checked as `read_array` does; `path` is for messages."""
     shape, chunks = _sizes(metadata.get("shape")), _sizes(_inner(metadata, "chunk_grid", "chunk_shape"))
     known = _SOURCE_TYPES if source else _TYPES
     refusal = None

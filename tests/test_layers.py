@@ -28,6 +28,9 @@ FLOORS = [
         "certificate",
     },
     {
+        "refusals",
+        "filesystems",
+        "remote",
         "formats",
         "stamps",
         "decoded",
