@@ -151,7 +151,7 @@ def fit(
     scheduler: str | None,
 ) -> None:
     """Fit a model to the rows of TRAIN (.npy, or a Zarr store) and save it at MODEL."""
-    from dkfm import preflight, store
+    from dkfm import preflight, transfer
     from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelPCA
     from dkfm.kernels import config
     from dkfm.sources import open_source
@@ -183,7 +183,7 @@ def fit(
         estimator = ExactFeatureMap(chosen).set_params(**of_features, **shared)
     else:
         estimator = KernelPCA(components, kernel=chosen).set_params(**shared)
-    store.require_free(store.local_path(model).absolute())
+    transfer.require_free(model)
     source = open_source(train)
     if method == "features" and basis != "cholesky" and landmarks is None:
         preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
@@ -248,14 +248,13 @@ def score(
 @_TRUSTED
 def verify(path: str, against: str | None, trusted: tuple[str, ...]) -> None:
     """Measure a model's certificate anew, or read every chunk of an output against its receipt."""
-    from dkfm import formats, outputs, store
+    from dkfm import outputs, store, transfer
     from dkfm.errors import InvalidInputError
 
-    root = store.local_path(path).absolute()
-    if formats.read_group(root)["kind"] == "scores":
+    if transfer.kind_of(path) == "scores":
         if against is not None:
             raise InvalidInputError("--against belongs to a model; an output is verified against its receipts.")
-        click.echo(f"{path}: {outputs.verify(root):,} rows, every chunk as it was written")
+        click.echo(f"{path}: {outputs.verify(store.local_path(path).absolute()):,} rows, every chunk as it was written")
         return
     from dkfm.estimators import load
     from dkfm.sources import open_source, sample

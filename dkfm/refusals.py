@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from dkfm.errors import StoreError, UnreachableError
 
-__all__ = ["conflict", "refusal"]
+__all__ = ["conflict", "may_pass", "refusal", "without_credentials"]
 
 _PASSING = {
     *("HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead"),
@@ -24,8 +24,18 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]*@")
 
 def refusal(name: str, verb: str, error: Exception, url: str = "") -> StoreError:
     """Return the sentence for what went wrong where something was to be read, written, listed or removed."""
-    kind = UnreachableError if any(map(_may_pass, _chain(error))) else StoreError
+    kind = UnreachableError if may_pass(error) else StoreError
     return kind(f"{name} cannot be {verb}: {_reason(error).replace(url or name, name)}.")
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether what went wrong may go well if it is tried again."""
+    return any(map(_passes, _chain(error)))
+
+
+def without_credentials(text: str) -> str:
+    """Return a text with the user and password of each URL in it left out."""
+    return _CREDENTIALS.sub("", text)
 
 
 def conflict(error: BaseException) -> int | None:
@@ -50,7 +60,7 @@ def _status(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _may_pass(error: BaseException) -> bool:
+def _passes(error: BaseException) -> bool:
     status = _status(error)
     if status is not None and (status >= 500 or status in (408, 409, 425, 429)):
         return True
@@ -61,7 +71,7 @@ def _may_pass(error: BaseException) -> bool:
 
 def _reason(error: Exception) -> str:
     code = next((c for e in _chain(error) if (c := _response(e, "Error").get("Code"))), None)
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and not may_pass(error):
         return "there is no such bucket" if code == "NoSuchBucket" else "nothing is there"
     text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0].rstrip(". ")
-    return _CREDENTIALS.sub("", text) or f"{type(error).__name__}"
+    return without_credentials(text) or type(error).__name__

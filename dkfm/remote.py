@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dkfm import filesystems
 from dkfm.errors import DkfmError, StoreError
-from dkfm.refusals import refusal
+from dkfm.refusals import may_pass, refusal, without_credentials
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -54,16 +54,14 @@ class Remote:
         scheme = self.url.partition("://")[0]
         if scheme in _LOCAL:
             raise StoreError(f"{self} is on a local file system; give its path.")
-        if "::" in scheme:  # what a cache holds may have changed since
+        if "::" in self.url:  # what a cache holds may have changed since
             raise StoreError(f"{self} is a chain of file systems; give the URL of the last one alone.")
 
     @property
     def name(self) -> str:
         """What messages call it: the URL without credentials."""
-        scheme, _, rest = self.url.partition("://")
-        host, slash, path = rest.partition("/")
-        signed = scheme in ("http", "https")  # a query may be a signature; elsewhere "?" is a letter of a name
-        return f"{scheme}://{host.rpartition('@')[2]}{slash}{path.partition('?')[0] if signed else path}"
+        signed = self.url.startswith("http")  # a query may be a signature; elsewhere "?" is a letter of a name
+        return without_credentials(self.url.partition("?")[0] if signed else self.url)
 
     def __str__(self) -> str:
         return self.name
@@ -125,8 +123,11 @@ class Remote:
         with self.join(name).telling("written") as (files, path):
             files.pipe_file(path, data)
 
-    def remove(self, name: str) -> None:
-        """Remove an object, if it is there."""
+    def remove(self, *names: str) -> None:
+        """Remove objects, some at a time; one that is not there is none."""
+        _each(self._remove, names)
+
+    def _remove(self, name: str) -> None:
         with self.join(name).telling("removed") as (files, path), suppress(FileNotFoundError):
             files.rm_file(path)
 
@@ -154,7 +155,9 @@ class Remote:
         with self.telling("read") as (files, path):
             try:
                 status: Mapping[str, Any] = files.info(path)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if may_pass(error):  # of HTTP fsspec says so whatever happened
+                    raise
                 return None
             return status if status["type"] == "file" else None
 

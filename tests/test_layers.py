@@ -39,6 +39,7 @@ FLOORS = [
         "csr",
         "streamed",
         "record",
+        "transfer",
         "sources",
         "outputs",
         "inspection",
