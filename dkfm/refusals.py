@@ -20,6 +20,8 @@ _PASSING_NUMBERS = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT}
 
 _PASSING_CODES = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"}
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]*@")
+_QUERY = re.compile(r"(https?://[^\s?]*)\?\S*")
+"""Which may be a signature; in names of objects on other stores "?" is a letter."""
 
 
 def refusal(name: str, verb: str, error: Exception, url: str = "") -> StoreError:
@@ -34,8 +36,8 @@ def may_pass(error: BaseException) -> bool:
 
 
 def without_credentials(text: str) -> str:
-    """Return a text with the user and password of each URL in it left out."""
-    return _CREDENTIALS.sub("", text)
+    """Return a text with the user, the password and the signature of each URL in it left out."""
+    return _QUERY.sub(r"\1", _CREDENTIALS.sub("", text))
 
 
 def conflict(error: BaseException) -> int | None:
@@ -69,9 +71,11 @@ def _passes(error: BaseException) -> bool:
     return bool(named) or numbered or _response(error, "Error").get("Code") in _PASSING_CODES
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None and may_pass(error.__cause__):
+        return _reason(error.__cause__)
     code = next((c for e in _chain(error) if (c := _response(e, "Error").get("Code"))), None)
-    if isinstance(error, FileNotFoundError) and not may_pass(error):
+    if isinstance(error, FileNotFoundError):
         return "there is no such bucket" if code == "NoSuchBucket" else "nothing is there"
     text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0].rstrip(". ")
     return without_credentials(text) or type(error).__name__

@@ -60,8 +60,7 @@ class Remote:
     @property
     def name(self) -> str:
         """What messages call it: the URL without credentials."""
-        signed = self.url.startswith("http")  # a query may be a signature; elsewhere "?" is a letter of a name
-        return without_credentials(self.url.partition("?")[0] if signed else self.url)
+        return without_credentials(self.url)
 
     def __str__(self) -> str:
         return self.name

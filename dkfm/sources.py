@@ -7,7 +7,6 @@ import hashlib
 import os
 import uuid
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +15,6 @@ import numpy.typing as npt
 import zarr
 
 from dkfm import decoded, formats, stamps
-from dkfm.decoded import is_part
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.rows import (
     Array,
@@ -29,6 +27,8 @@ from dkfm.kernels.rows import (
     stored_values,
 )
 from dkfm.plain import Plain
+from dkfm.remote import at_url
+from dkfm.remote_rows import RemoteNpySource, RemoteZarrSource, open_remote
 from dkfm.store import local_path
 
 __all__ = [
@@ -155,13 +155,7 @@ class NpySource(_OneFile, _Dense):
 
     def read(self, rows: slice) -> Array:
         """Return some rows."""
-        return _widened(_map(self.path)[rows], self.single)
-
-
-def _widened(values: npt.NDArray[np.generic], single: bool) -> Array:
-    """Return values in float64; where `single` says so, those of float32 as they are."""
-    kept = single and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
-    return np.asarray(values, np.float32 if kept else np.float64)
+        return decoded.widened(_map(self.path)[rows], self.single)
 
 
 def _map(path: Path) -> npt.NDArray[np.generic]:
@@ -204,39 +198,32 @@ class ZarrSource(_OneFile, _Dense):
 
     def read(self, rows: slice) -> Array:
         """Return some rows; of a chunk much larger than they are, which is kept for those after them."""
-        if not is_part(rows.stop - rows.start, self.chunk_rows):
-            return self._read(rows)
-        parts = []
-        for chunk in range(rows.start // self.chunk_rows, (rows.stop - 1) // self.chunk_rows + 1):
-            first = chunk * self.chunk_rows
-            part = slice(max(0, rows.start - first), min(self.chunk_rows, rows.stop - first))
-            parts.append(decoded.part((self.opened, self.single, chunk), partial(self._read_chunk, chunk), part))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _read_chunk(self, chunk: int) -> Array:
-        return self._read(slice(chunk * self.chunk_rows, (chunk + 1) * self.chunk_rows))
+        return decoded.by_chunks((self.opened, self.single), rows, self.chunk_rows, self._read)
 
     def _read(self, rows: slice) -> Array:
         try:
             values = None if self.plain is None else self.plain.read(rows)
             if values is None:
                 values = np.asarray(zarr.open_array(self.path, mode="r", zarr_format=3)[rows])
-            return _widened(values, self.single)
+            return decoded.widened(values, self.single)
         except (ValueError, RuntimeError, OSError) as error:
             raise InvalidInputError(
                 f"Rows {rows.start} to {rows.stop} of {self.path} cannot be read: {error}"
             ) from error
 
 
+_FLOATS = NpySource | ZarrSource | RemoteNpySource | RemoteZarrSource
+
+
 def in_single(source: Source) -> Source:
     """Return a source whose rows of float32 are read as they are, for a model that would round them anyway."""
-    return replace(source, single=True) if isinstance(source, NpySource | ZarrSource) else source
+    return replace(source, single=True) if isinstance(source, _FLOATS) else source
 
 
 def open_source(data: object, name: str = "X") -> Source:
-    """Return a source for an array, a path, or a Zarr array on the local file system.
+    """Return a source for an array, a path, a URL of fsspec's, or a Zarr array on the local file system.
 
-    Paths end in ``.npy``, or are a Zarr store, or ``store.zarr/array``.
+    Paths and URLs end in ``.npy``, or are a Zarr store, or ``store.zarr/array``.
 
     Raises
     ------
@@ -248,6 +235,9 @@ def open_source(data: object, name: str = "X") -> Source:
     if hasattr(data, "__dask_graph__"):
         raise InvalidInputError("A dask collection is not a source; it belongs to transform(), which stays lazy.")
     if isinstance(data, str | os.PathLike):
+        place = at_url(data)
+        if place is not None:
+            return open_remote(place)
         path = local_path(data).absolute()
         if not path.exists():
             raise InvalidInputError(f"There is no {path}.")

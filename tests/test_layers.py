@@ -40,6 +40,7 @@ FLOORS = [
         "streamed",
         "record",
         "transfer",
+        "remote_rows",
         "sources",
         "outputs",
         "inspection",
