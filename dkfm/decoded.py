@@ -30,7 +30,7 @@ def widened(values: npt.NDArray[np.generic], single: bool) -> Array:
 
 def by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]) -> Array:
     """Return some rows; of a chunk much larger than they are, which is kept under the key for those after them."""
-    if not is_part(rows.stop - rows.start, chunk_rows):
+    if rows.stop <= rows.start or not is_part(rows.stop - rows.start, chunk_rows):
         return read(rows)
     parts = []
     for chunk in range(rows.start // chunk_rows, (rows.stop - 1) // chunk_rows + 1):
