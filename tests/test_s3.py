@@ -2,13 +2,12 @@
 
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -364,17 +363,26 @@ def test_a_process_copies_a_model_once_whatever_its_threads_ask(model, rows, pro
     assert transfer.local_copy(tmp_path, digest) == tmp_path
 
 
-def test_a_copy_ends_with_its_process(model, tmp_path):
+def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, place, rows, tmp_path):
     digest = json.loads(model.read(formats.MARKER))["digest"]
+    zarr.create_array(tmp_path / "x.zarr", data=rows, chunks=(7, 3))
+    put(place, tmp_path)
+    place.replace("x.npy", npy(rows))
+    copies = tmp_path / "copies"
+    copies.mkdir()
     code = (
-        "import os, pathlib; from dkfm.transfer import local_copy\n"
-        f"copy = local_copy({model.url!r}, {digest!r}, pathlib.Path({str(tmp_path)!r}))\n"
+        "import os, pathlib; from dkfm.sources import open_source; from dkfm.transfer import local_copy\n"
+        f"copy = local_copy({model.url!r}, {digest!r}, pathlib.Path({str(copies)!r}))\n"
+        f"sources = [open_source({place.url!r} + name) for name in ('/x.npy', '/x.zarr')]\n"
+        "want = [source.read(slice(0, 60)).tolist() for source in sources]\n"
         "child = os.fork()\n"
-        "if child == 0: raise SystemExit\n"  # whose end is not that of the copy
-        "os.waitpid(child, 0); assert (copy / 'zarr.json').exists()"
+        "assert [source.read(slice(0, 60)).tolist() for source in sources] == want\n"
+        "if child == 0: raise SystemExit\n"
+        "assert os.waitpid(child, 0)[1] == 0; assert (copy / 'zarr.json').exists()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    assert list(tmp_path.iterdir()) == []
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+    assert done.stderr == b""
+    assert list(copies.iterdir()) == []
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -511,47 +519,24 @@ def test_a_source_that_was_damaged_meanwhile_is_an_error(place, rows, tmp_path):
             source.read(slice(0, 10))
 
 
-def read_part(source, part):
-    return source.read(part)
-
-
-def test_threads_and_processes_read_sources_at_urls(place, rows, tmp_path):
+def test_threads_read_sources_at_urls_together(place, rows, tmp_path):
     zarr.create_array(tmp_path / "x.zarr", data=rows, chunks=(7, 3))
     np.save(tmp_path / "x.npy", rows)
     put(place, tmp_path)
-    sources = [open_source(f"{place.url}/{name}") for name in ("x.zarr", "x.npy")]
     parts = [slice(start, start + 10) for start in range(0, 60, 10)]
-    spawned = multiprocessing.get_context("spawn")
-    with ThreadPoolExecutor(6) as threads, ProcessPoolExecutor(1, spawned) as processes:
-        for pool in (threads, processes):
-            for source in sources:
-                read = list(pool.map(read_part, [source] * len(parts), parts))
-                np.testing.assert_array_equal(np.concatenate(read), rows)
+    for name in ("x.zarr", "x.npy"):
+        with ThreadPoolExecutor(6) as pool:
+            read = list(pool.map(open_source(f"{place.url}/{name}").read, parts))
+        np.testing.assert_array_equal(np.concatenate(read), rows)
 
 
-def test_a_forked_process_reads_after_its_parent_has_read(place, rows, tmp_path):
-    zarr.create_array(tmp_path / "x.zarr", data=rows, chunks=(7, 3))
-    put(place, tmp_path)
-    place.replace("x.npy", npy(rows))
-    code = (
-        "import os; from dkfm.sources import open_source\n"
-        f"sources = [open_source({place.url!r} + name) for name in ('/x.npy', '/x.zarr')]\n"
-        "want = [source.read(slice(0, 60)).tolist() for source in sources]\n"
-        "child = os.fork()\n"
-        "assert [source.read(slice(0, 60)).tolist() for source in sources] == want\n"
-        "if child: assert os.waitpid(child, 0)[1] == 0\n"
-        "else: os._exit(0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
-    assert done.stderr == b""
-
-
-def test_a_cluster_scores_rows_at_a_url(place, rows, fitted, tmp_path, client):
+def test_worker_processes_score_rows_at_a_url(place, rows, fitted, tmp_path, client):
     zarr.create_array(tmp_path / "x.zarr", data=rows, chunks=(10, 3))
     put(place, tmp_path)
-    for number, source in enumerate((f"{place.url}/x.zarr", f"{place.url}/x.zarr")):
-        target = tmp_path / f"scores-{number}.zarr"
-        dkfm.batch_score(fitted, source, target, client=client, progress=False)
+    place.replace("x.npy", npy(rows))
+    for name in ("x.zarr", "x.npy"):
+        target = tmp_path / f"scores-{name}"
+        dkfm.batch_score(fitted, f"{place.url}/{name}", target, client=client, progress=False)
         np.testing.assert_allclose(dkfm.open_scores(target).compute(), fitted.transform(rows), atol=1e-12)
 
 
@@ -617,10 +602,9 @@ def test_a_server_that_fails_for_a_while_is_asked_again(place, proxy, method, fa
     assert len(proxy.seen) == 2
 
 
-@pytest.mark.parametrize("fault", [500, 503])
-def test_a_server_that_keeps_failing_is_unreachable(place, proxy, fault):
+def test_a_server_that_keeps_failing_is_unreachable(place, proxy):
     place.replace("x", b"data")
-    for method, operation in operations(place).items():
+    for (method, operation), fault in zip(operations(place).items(), (500, 503, 503, 500), strict=True):
         proxy.faults = [(method, "/x", fault)] * 20
         start = time.monotonic()
         with pytest.raises(UnreachableError) as caught:
@@ -628,8 +612,7 @@ def test_a_server_that_keeps_failing_is_unreachable(place, proxy, fault):
         assert time.monotonic() - start < 15
         assert one_sentence(caught.value)
         assert f"{place.url}/x cannot be" in str(caught.value)
-        proxy.faults = []
-    proxy.faults = [("GET", "/bucket", fault)] * 20
+    proxy.faults = [("GET", "/bucket", 503)] * 20
     with pytest.raises(UnreachableError, match="cannot be listed"):
         list(place.names())
 
