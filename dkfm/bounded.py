@@ -28,7 +28,7 @@ from dkfm.codecs import CRC_BYTES
 from dkfm.errors import DamagedStoreError
 from dkfm.tiling import count
 
-__all__ = ["read"]
+__all__ = ["metadata_of", "read"]
 
 _COMPRESSORS = ("zstd", "blosc", "gzip")
 _SLACK = 2**8
@@ -49,13 +49,18 @@ def read(path: Path, rows: slice) -> npt.NDArray[np.generic]:
         Whatever a decoder makes of a stranger's bytes.
     """
     document, info = formats.read_source(path)
-    chain, made = document["codecs"], {**document, "codecs": _bounded(document["codecs"])}
-    metadata = ArrayV3Metadata.from_dict(made)  # type: ignore[arg-type]  # a codec may be there already
+    chain, metadata = document["codecs"], metadata_of(document)
     first, end = rows.start // info.chunks[0], count(min(rows.stop, info.shape[0]), info.chunks[0])
     for place in product(range(first, end), range(info.grid[1])):
         _require_sound(path, path / metadata.encode_chunk_key(place), info, chain)
     array = zarr.Array(zarr.AsyncArray(metadata, StorePath(LocalStore(path, read_only=True))))
     return np.asarray(array[rows])
+
+
+def metadata_of(document: Mapping[str, object]) -> ArrayV3Metadata:
+    """Return an array's metadata for Zarr, with codecs that decode a chunk to its own bytes, or not at all."""
+    made = {**document, "codecs": _bounded(document["codecs"])}
+    return ArrayV3Metadata.from_dict(made)  # type: ignore[arg-type]  # a codec may be there already
 
 
 def _require_sound(root: Path, file: Path, info: formats.ArrayInfo, chain: object) -> None:
@@ -120,7 +125,7 @@ class _Bounded(BytesBytesCodec):
 
     def compute_encoded_size(self, _input_byte_length: int, _chunk_spec: ArraySpec) -> int:
         """Raise: nobody knows it before."""
-        raise NotImplementedError
+        raise AssertionError("Chunks of sources are not written.")
 
 
 def _decoded(compressor: str, data: npt.NDArray[np.generic], size: int) -> bytes | memoryview:

@@ -130,7 +130,7 @@ def fit(
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
     import numpy as np
 
-    from dkfm import preflight, store
+    from dkfm import preflight, transfer
     from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelPCA
     from dkfm.kernels import config
     from dkfm.sources import Named, open_source
@@ -162,7 +162,7 @@ def fit(
         estimator = ExactFeatureMap(chosen).set_params(**of_features, **shared)
     else:
         estimator = KernelPCA(components, kernel=chosen).set_params(**shared)
-    store.require_free(store.local_path(model).absolute())
+    transfer.require_free(model)
     source = open_source(train, columns=arguments.listed(columns), id_column=id_column)
     if method == "features" and basis != "cholesky" and landmarks is None:
         preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
@@ -278,11 +278,11 @@ def _told(report: "ScoreReport") -> str:
 @_TRUSTED
 def verify(path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...]) -> None:
     """Measure a model's certificate anew, or hold an output against its receipts, and its input's rows."""
-    from dkfm import formats, store
+    from dkfm import transfer
     from dkfm.errors import InvalidInputError
 
     arguments.find_modules(*trusted)
-    if formats.read_group(store.local_path(path).absolute())["kind"] == "scores":
+    if transfer.kind_of(path) == "scores":
         from dkfm.verification import verify_scores
 
         found = verify_scores(path, against, sample=sample, model=model, trusted=trusted)

@@ -1,18 +1,43 @@
-"""The chunks of sources that this process decoded last: many tasks want parts of one, which is decoded once."""
+"""What sources decode: values in float64, and the chunks that this process decoded last.
+
+Many tasks want parts of one chunk, which is decoded once.
+"""
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
 
 from dkfm.kernels.rows import Array
 
-__all__ = ["forget", "is_part", "part"]
+__all__ = ["by_chunks", "forget", "is_part", "widened"]
 
 _KEPT = 2
 """Threads that want parts of chunks may stand on both sides of a border."""
 
 _lock = threading.Lock()
 _chunks: OrderedDict[Hashable, Array] = OrderedDict()
+
+
+def widened(values: npt.NDArray[np.generic], single: bool) -> Array:
+    """Return values in float64; where `single` says so, those of float32 as they are."""
+    kept = single and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
+    return np.asarray(values, np.float32 if kept else np.float64)
+
+
+def by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]) -> Array:
+    """Return some rows; of a chunk much larger than they are, which is kept under the key for those after them."""
+    if rows.stop <= rows.start or not is_part(rows.stop - rows.start, chunk_rows):
+        return read(rows)
+    parts = []
+    for chunk in range(rows.start // chunk_rows, (rows.stop - 1) // chunk_rows + 1):
+        first = chunk * chunk_rows
+        wanted = slice(max(0, rows.start - first), min(chunk_rows, rows.stop - first))
+        parts.append(part((*key, chunk), partial(read, slice(first, first + chunk_rows)), wanted))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def is_part(rows: int, chunk_rows: int) -> bool:

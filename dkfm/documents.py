@@ -7,25 +7,34 @@ from pathlib import Path
 
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError, reason
 
-__all__ = ["read_json"]
+__all__ = ["MAX_JSON", "parsed", "read_json"]
 
-_MAX_JSON, _MAX_DEPTH = 2**24, 64
+MAX_JSON, _MAX_DEPTH = 2**24, 64
+"""Bytes of metadata, and objects within objects, at most."""
 
 
-def read_json(path: Path, most: int = _MAX_JSON) -> dict[str, object]:
+def read_json(path: Path, most: int = MAX_JSON) -> dict[str, object]:
     """Read a JSON object from a plain file of at most so many bytes."""
     try:
-        value = json.loads(_plain_bytes(path, most).decode(), object_pairs_hook=_unique)
+        return parsed(_plain_bytes(path, most), path)
     except FileNotFoundError:
         raise UnsupportedStoreError(f"{path} is missing, so {path.parent} is not a store that dkfm reads.") from None
-    except (ValueError, RecursionError, MemoryError) as error:
+    except MemoryError as error:
         raise DamagedStoreError(f"{path} is not valid JSON ({reason(error)}).") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def parsed(data: bytes, name: object) -> dict[str, object]:
+    """Return the JSON object that some bytes are; `name` is what messages call them."""
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise DamagedStoreError(f"{name} is not valid JSON ({reason(error)}).") from None
     if not isinstance(value, dict):
-        raise DamagedStoreError(f"{path} must hold a JSON object.")
+        raise DamagedStoreError(f"{name} must hold a JSON object.")
     if not _is_shallow(value):
-        raise DamagedStoreError(f"{path} holds JSON that is nested deeper than {_MAX_DEPTH}.")
+        raise DamagedStoreError(f"{name} holds JSON that is nested deeper than {_MAX_DEPTH}.")
     return value
 
 

@@ -7,7 +7,7 @@ no array is larger than its files. A stranger's store is data, not code.
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -24,8 +24,11 @@ __all__ = [
     "MARKER",
     "TABLE",
     "ArrayInfo",
+    "array_info",
     "files",
     "foreign_file",
+    "foreign_name",
+    "group_attributes",
     "is_partial",
     "is_segment",
     "read_array",
@@ -164,9 +167,14 @@ def is_segment(name: str) -> bool:
 
 def foreign_file(root: Path, own: Mapping[str, object]) -> str | None:
     """Return a file of a store that is not among those which its own attributes tell of, if any."""
+    return foreign_name(files(root), own)
+
+
+def foreign_name(names: Iterable[str], own: Mapping[str, object]) -> str | None:
+    """Return the first name that is not of a file which a store's own attributes tell of, if any."""
     named = own.get("arrays")
     arrays = {str(name) for name in named} if isinstance(named, list) else set()
-    for name in files(root):
+    for name in names:
         array, _, inner = name.partition("/")
         of_zarr = name == "zarr.json" or (array in arrays and _INNER.fullmatch(inner))
         of_table = own.get("form") == "parquet" and (name == TABLE or _PART.fullmatch(name))
@@ -195,7 +203,11 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
     described = root / TABLE if (root / TABLE).is_file() and not (root / "zarr.json").exists() else root / "zarr.json"
     if _is_link(described):
         raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
-    metadata = documents.read_json(described)
+    return group_attributes(documents.read_json(described), root, kind)
+
+
+def group_attributes(metadata: Mapping[str, object], root: object, kind: str | None = None) -> dict[str, object]:
+    """Return dkfm's own attributes in a group's metadata, checked as `read_group` does; `root` is for messages."""
     attributes = metadata.get("attributes")
     own = attributes.get("dkfm") if isinstance(attributes, Mapping) else None
     if (
@@ -231,17 +243,18 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
     """
     if not source and (_is_link(path) or _is_link(path / "zarr.json")):
         raise UnsupportedStoreError(f"The array {path} is refused: it is a link.")
-    return _accepted(path, documents.read_json(path / "zarr.json"), source)
+    return array_info(documents.read_json(path / "zarr.json"), path, source=source)
 
 
 def read_source(path: Path) -> tuple[dict[str, object], ArrayInfo]:
     """Return the metadata of an array of a user's input, and what they state, as `read_array` does."""
     status_within(path, path / "zarr.json")
     metadata = documents.read_json(path / "zarr.json")
-    return metadata, _accepted(path, metadata, source=True)
+    return metadata, array_info(metadata, path, source=True)
 
 
-def _accepted(path: Path, metadata: dict[str, object], source: bool) -> ArrayInfo:
+def array_info(metadata: dict[str, object], path: object, *, source: bool = False) -> ArrayInfo:
+    """Return what an array's metadata state, checked as `read_array` does; `path` is for messages."""
     shape, chunks = sizes(metadata.get("shape")), sizes(_inner(metadata, "chunk_grid", "chunk_shape"))
     known, dtype = _SOURCE_TYPES if source else _TYPES, metadata.get("data_type")
     refusal = None

@@ -6,6 +6,8 @@ from dkfm import csr, formats, journal, outputs, store
 from dkfm.errors import StoreError, UntrustedError
 from dkfm.kernels import config
 from dkfm.record import load_record
+from dkfm.remote import at_url
+from dkfm.transfer import fetched
 
 __all__ = ["describe"]
 
@@ -18,6 +20,10 @@ def describe(path: str | Path) -> dict[str, object]:
     StoreError
         Nothing there, or nothing of dkfm's.
     """
+    place = at_url(path)
+    if place is not None:
+        with fetched(path) as copy:
+            return describe(copy) | {"path": place.name}
     root = store.local_path(path).absolute()
     attributes = formats.read_group(root)
     kind = str(attributes["kind"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from dkfm import csr, journal, outputs, planning, preflight, tiling
+from dkfm import csr, journal, outputs, planning, preflight, tiling, transfer
 from dkfm.clusters import find_client
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, InvalidInputError
 from dkfm.executors import Executor, executor
@@ -23,6 +23,7 @@ from dkfm.model import Model
 from dkfm.outputs import Output
 from dkfm.planning import Plan
 from dkfm.record import Record, load_record
+from dkfm.remote import at_url
 from dkfm.sources import MemorySource, Source, open_source
 from dkfm.store import local_path, making
 from dkfm.tables import Columns, require_pyarrow
@@ -64,7 +65,8 @@ class Request:
 class Job:
     """All that is known before anything is written."""
 
-    model: Path
+    model: str
+    """The path or the URL that workers open."""
     record: Record
     trusted: tuple[str, ...]
     given: Source
@@ -99,11 +101,12 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
             if found is not None and chunk_rows is None:
                 chunk_rows = found.chunk_rows
             plan = _planned(record.model, names, rows, chunk_rows, client, running.threads)
-            wanted = _wanted(target, path, record, names, given, plan, request)
+            where = str(model) if isinstance(model, str | os.PathLike) and at_url(model) else str(path)
+            wanted = _wanted(target, where, record, names, given, plan, request)
             if found is not None:
                 outputs.require_same(found, wanted)
                 plan = replace(plan, done=len({receipt.chunk for receipt in known(found)[0]}))
-            yield Job(path, record, trusted, given, rows, plan, wanted, found, request.overwrite, running)
+            yield Job(where, record, trusted, given, rows, plan, wanted, found, request.overwrite, running)
 
 
 def _names(output: str | Sequence[str] | None, model: Model) -> list[str]:
@@ -129,7 +132,7 @@ def _fitted_columns(record: Record) -> list[str] | None:
 
 
 def _wanted(
-    target: Path, path: Path, record: Record, names: list[str], given: Source, plan: Plan, request: Request
+    target: Path, where: str, record: Record, names: list[str], given: Source, plan: Plan, request: Request
 ) -> Output:
     heads, main = record.model.heads, main_output(record.model)
     prefixes = {name: record.estimator.lower() if name == main else name for name in names}
@@ -146,7 +149,7 @@ def _wanted(
         rows=plan.rows,
         chunk_rows=plan.chunk_rows,
         dtype=str(record.model.dtype),
-        model={"path": str(path), "digest": record.digest},
+        model={"path": where, "digest": record.digest},
         input={"name": given.name, "stamp": given.stamp()},
         settings={
             "on_invalid": request.on_invalid,
@@ -190,7 +193,8 @@ def known(output: Output) -> tuple[list[Receipt], bool]:
 @contextmanager
 def _saved(model: "str | Path | Savable") -> Iterator[Path]:
     if isinstance(model, str | os.PathLike):
-        yield local_path(model).absolute()
+        with transfer.fetched(model) as path:
+            yield path.absolute()
         return
     if not isinstance(model, Savable):
         raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")

@@ -227,7 +227,7 @@ class _Scoring:
         read = sources.in_single(job.rows) if output.dtype == "float32" else job.rows
         on_invalid = str(output.settings["on_invalid"])
         work = Work(
-            *(str(job.model), job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),
+            *(job.model, job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),
             *(output, on_invalid),
         )
         tasks = ((work, number) for number in left)

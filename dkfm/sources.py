@@ -7,7 +7,6 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +16,6 @@ import numpy.typing as npt
 import zarr
 
 from dkfm import bounded, decoded, documents, formats, stamps
-from dkfm.decoded import is_part
 from dkfm.errors import DkfmError, InvalidInputError, reason
 from dkfm.kernels.rows import (
     Array,
@@ -31,6 +29,8 @@ from dkfm.kernels.rows import (
 )
 from dkfm.npz import NpzSource
 from dkfm.plain import Plain
+from dkfm.remote import at_url
+from dkfm.remote_rows import open_remote
 from dkfm.store import bytes_of, local_path
 
 __all__ = [
@@ -167,13 +167,7 @@ class NpySource(_OneFile, _Dense):
 
     def read(self, rows: slice) -> Array:
         """Return some rows."""
-        return _widened(_map(self.path)[rows], self.single)
-
-
-def _widened(values: npt.NDArray[np.generic], single: bool) -> Array:
-    """Return values in float64; where `single` says so, those of float32 as they are."""
-    kept = single and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
-    return np.asarray(values, np.float32 if kept else np.float64)
+        return decoded.widened(_map(self.path)[rows], self.single)
 
 
 def _map(path: Path) -> npt.NDArray[np.generic]:
@@ -228,22 +222,12 @@ class ZarrSource(_OneFile, _Dense):
 
     def read(self, rows: slice) -> Array:
         """Return some rows; of a chunk much larger than they are, which is kept for those after them."""
-        if not is_part(rows.stop - rows.start, self.chunk_rows):
-            return self._read(rows)
-        parts = []
-        for chunk in range(rows.start // self.chunk_rows, (rows.stop - 1) // self.chunk_rows + 1):
-            first = chunk * self.chunk_rows
-            part = slice(max(0, rows.start - first), min(self.chunk_rows, rows.stop - first))
-            parts.append(decoded.part((self.opened, self.single, chunk), partial(self._read_chunk, chunk), part))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _read_chunk(self, chunk: int) -> Array:
-        return self._read(slice(chunk * self.chunk_rows, (chunk + 1) * self.chunk_rows))
+        return decoded.by_chunks((self.opened, self.single), rows, self.chunk_rows, self._read)
 
     def _read(self, rows: slice) -> Array:
         try:
             values = None if self.plain is None else self.plain.read(rows)
-            return _widened(bounded.read(self.path, rows) if values is None else values, self.single)
+            return decoded.widened(bounded.read(self.path, rows) if values is None else values, self.single)
         except DkfmError:
             raise
         except Exception as error:  # whatever a decoder makes of a stranger's bytes
@@ -266,13 +250,13 @@ def open_source(
     id_column: str | None = None,
     fitted: Sequence[str] | None = None,
 ) -> Source:
-    """Return a source for an array, a path, or a Zarr array on the local file system.
+    """Return a source for an array, a path, a URL of fsspec's, or a Zarr array on the local file system.
 
     Parameters
     ----------
     data : array-like, zarr.Array or path
         A path ends in ``.npy``, in ``.npz`` (CSR rows of ``scipy.sparse.save_npz``) or in ``.parquet``, or is a folder
-        with ``.parquet`` files in it, or a Zarr store, or ``store.zarr/array``.
+        with ``.parquet`` files in it, or a Zarr store, or ``store.zarr/array``; a URL in ``.npy``, or of a Zarr store.
     name : str
         What messages call an array.
     columns : sequence of str, optional
@@ -289,6 +273,10 @@ def open_source(
     MissingExtraError
         Parquet files, and pyarrow is not installed.
     """
+    place = at_url(data) if isinstance(data, str | os.PathLike) else None
+    if place is not None and not place.url.endswith(".parquet"):
+        _require_no_columns(place, columns, id_column)
+        return open_remote(place)
     path = local_path(data).absolute() if isinstance(data, str | os.PathLike) else None
     if path is not None and not path.exists():
         raise InvalidInputError(f"There is no {path}.")
@@ -296,8 +284,7 @@ def open_source(
         from dkfm.parquet import ParquetSource  # pyarrow is an extra, and takes long
 
         return ParquetSource.open(path, fitted if columns is None else columns, id_column)
-    if columns is not None or id_column is not None:
-        raise InvalidInputError(f"columns and id_column name columns of Parquet files, and {path or name} is none.")
+    _require_no_columns(path or name, columns, id_column)
     if path is not None:
         return _open_unnamed(path)
     if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
@@ -305,6 +292,11 @@ def open_source(
     if hasattr(data, "__dask_graph__"):
         raise InvalidInputError("A dask collection is not a source; it belongs to transform(), which stays lazy.")
     return MemorySource(double(as_array(data, name)), name)
+
+
+def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: str | None) -> None:
+    if columns is not None or id_column is not None:
+        raise InvalidInputError(f"columns and id_column name columns of Parquet files, and {what} is none.")
 
 
 def _is_parquet(path: Path) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dkfm import dense, outputs, tiling
+from dkfm import dense, outputs, tiling, transfer
 from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
 from dkfm.executors import executor
 from dkfm.job import run
@@ -90,8 +90,8 @@ def verify_scores(
     if against is None:
         return ScoresVerification(output.rows, output.chunks, 0, 0.0)
     sample = tiling.require_count(sample, "sample")
-    where = Path(output.model["path"]) if model is None else local_path(model).absolute()
-    loaded = load_record(where, output.model["digest"], trusted).model
+    with transfer.fetched(output.model["path"] if model is None else model) as folder:
+        loaded = load_record(folder, output.model["digest"], trusted).model
     source = _input(against, output)
     places = _places(output.rows, sample)
     worst = max(_worst(output, loaded, source, rows) for rows in places)

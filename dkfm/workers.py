@@ -17,6 +17,7 @@ from dkfm.clusters import inside_worker
 from dkfm.kernels import sums
 from dkfm.preflight import peak_memory
 from dkfm.record import load_record
+from dkfm.transfer import local_copy
 
 __all__ = ["cached_scorer", "forget", "process_bytes", "saved_scorer", "single_blas_thread", "threads_of_a_task"]
 
@@ -119,7 +120,7 @@ def saved_scorer(path: str, digest: str, trusted: Collection[str] = (), streamed
     """
 
     def read() -> apply.Scorer:
-        return apply.serve(load_record(Path(path), digest, trusted, streamed=streamed).model)
+        return apply.serve(load_record(local_copy(path, digest), digest, trusted, streamed=streamed).model)
 
     # What is read again and again is of one place: the same model elsewhere may outlive it.
     return cached_scorer(f"{digest}{_STREAMED}{path}" if streamed else digest, read)

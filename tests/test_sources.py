@@ -59,7 +59,7 @@ def test_what_is_not_a_source_is_refused_in_one_sentence(tmp_path, rows):
     for data in [
         *(tmp_path / n for n in ("object.npy", "flat.npy", "empty.npy", "cut.npy", "x.csv", "missing.npy")),
         *(tmp_path / n for n in ("flat.zarr", "none.zarr", "v2.zarr", "none.zarr/x")),
-        "s3://bucket/x.npy",
+        "nosuch://bucket/x.npy",
         da.ones((3, 3)),
         np.ones(3),
         np.array([["a"]]),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dkfm
 import laws
-from dkfm import formats, kernels, store
+from dkfm import files, formats, kernels, store
 from dkfm.errors import (
     DamagedStoreError,
     DkfmError,

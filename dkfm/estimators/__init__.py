@@ -3,13 +3,12 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from dkfm import store
+from dkfm import transfer
 from dkfm.errors import StoreError, UnsupportedStoreError, reason
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.kernel_pca import KernelPCA
 from dkfm.kernels.trust import as_trusted
-from dkfm.record import load_record
 
 __all__ = ["ExactFeatureMap", "KernelEstimator", "KernelPCA", "load"]
 
@@ -22,6 +21,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
     Parameters
     ----------
     path : str or Path
+        Or a URL of fsspec's, such as ``s3://bucket/model``.
     trusted : collection of str
         Functions of yours, as ``module:function``, that may be imported and run as its kernel.
 
@@ -49,7 +49,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
     ...     dkfm.load(folder + "/model").eigenvalues_.shape
     (2,)
     """
-    record = load_record(store.local_path(path).absolute(), trusted=as_trusted(trusted))
+    record = transfer.load(path, trusted=as_trusted(trusted))
     try:
         return _REGISTRY[record.estimator]._from_record(record)
     except StoreError:

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm import apply, lazy, store
+from dkfm import apply, lazy, transfer
 from dkfm.certificate import Certificate, Verification
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.training import Points, Training, training
@@ -21,7 +21,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.precomputed import Precomputed
 from dkfm.kernels.rows import Array, Rows, as_diagonal, as_rows, double
 from dkfm.model import Model
-from dkfm.record import Record, save_record
+from dkfm.record import Record
 from dkfm.workers import threads_of_a_task
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
         Parameters
         ----------
         path : str or Path
-            Must not exist, or be empty.
+            Or a URL of fsspec's, such as ``s3://bucket/model``. Must not exist, or be empty.
         overwrite : bool
             Whether a model of dkfm's that is there is replaced; nothing else ever is.
 
@@ -323,7 +323,7 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
             The kernel is a class of yours, or a function that no other process could import.
         """
         check_is_fitted(self, "model_")
-        save_record(store.local_path(path).absolute(), self._record(), overwrite=overwrite)
+        transfer.save(path, self._record(), overwrite=overwrite)
 
     def _record(self) -> Record:
         fitted: dict[str, object] = {
