@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 import google_crc32c
 import numpy as np
@@ -17,27 +16,15 @@ import numpy.typing as npt
 from dkfm import store
 from dkfm.ahead import one_behind
 from dkfm.errors import DamagedStoreError
-from dkfm.files import NewFile, new_file
 from dkfm.formats import CRC_BYTES
 from dkfm.kernels.rows import Array
+from dkfm.places import NewFile, Place
 from dkfm.tiling import row_slices
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "Checked",
-    "Chunk",
-    "Contents",
-    "File",
-    "Form",
-    "Piece",
-    "ZarrForm",
-    "checksum_of",
-    "last_bytes",
-    "rows_with_nan",
-    "write",
-]
+__all__ = ["Checked", "Chunk", "Contents", "File", "Form", "Piece", "ZarrForm", "checksum_of", "rows_with_nan", "write"]
 
 _AT_ONCE = 2**20
 """Bytes that are read back at a time."""
@@ -88,20 +75,20 @@ class Form(Protocol):
     """How chunks lie on disk."""
 
     @property
-    def root(self) -> Path:
-        """The folder of the output."""
+    def place(self) -> Place:
+        """Where the output lies."""
 
-    def files(self, number: int) -> list[Path]:
-        """Return the files of a chunk."""
+    def files(self, number: int) -> list[str]:
+        """Return the names of the files of a chunk."""
 
     def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
         """Begin to write the files of a chunk, which go again with the stack unless they are kept."""
 
-    def contents(self, chunk: Chunk, file: int) -> Contents | None:
+    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> Contents | None:
         """Read a file of a chunk; None where it is not what `begin` and what follows write."""
 
-    def ends_as(self, number: int, file: int, crc32c: int) -> bool:
-        """Whether a file ends as one of this checksum does, as far as that tells."""
+    def end(self, crc32c: int) -> bytes:
+        """Return how a file of this checksum ends, as far as that tells."""
 
 
 def write(
@@ -147,11 +134,13 @@ def write(
 def _found(form: Form, chunk: Chunk) -> list[Contents] | None:
     """Return what the files of a chunk hold if all are there and sound; remove those that are not sound."""
     held = []
-    for number, path in enumerate(form.files(chunk.number)):
-        if path.exists():
-            contents = form.contents(chunk, number)
+    for number, name in enumerate(form.files(chunk.number)):
+        opened = form.place.open(name)
+        if opened is not None:
+            with opened:
+                contents = form.contents(chunk, number, opened)
             if contents is None:
-                path.unlink(missing_ok=True)
+                form.place.remove([name])
             else:
                 held.append(contents)
     return held if len(held) == len(form.files(chunk.number)) else None
@@ -161,10 +150,13 @@ def _kept(form: Form, chunk: Chunk, number: int, file: File) -> Contents:
     """Give a file its name; where another task was first, what that one wrote is what counts."""
     contents = file.keep()
     if contents is None:
-        contents = form.contents(chunk, number)
-    if contents is None:
-        path = form.files(chunk.number)[number]
-        raise DamagedStoreError(f"{path} was written by another task at the same time, and is damaged.")
+        name = form.files(chunk.number)[number]
+        opened = form.place.open(name)
+        if opened is not None:
+            with opened:
+                contents = form.contents(chunk, number, opened)
+        if contents is None:
+            raise DamagedStoreError(f"{form.place}/{name} was written by another task just now, and is damaged.")
     return contents
 
 
@@ -185,10 +177,10 @@ class Checked:
         for part in row_slices(len(view), _AT_ONCE):
             found = os.pread(file.fileno(), part.stop - part.start, place + part.start)
             if found != view[part]:
-                raise DamagedStoreError(f"{self.new.path} does not read back as it was written.")
+                raise DamagedStoreError(f"{self.new.name} does not read back as it was written.")
             self.checksum = google_crc32c.extend(self.checksum, found)
         self.size += len(view)
-        if self.size - self._durable >= _SOON:
+        if self.new.durable and self.size - self._durable >= _SOON:
             os.fdatasync(file.fileno())
             self._durable = self.size
         return len(view)
@@ -204,23 +196,14 @@ class Checked:
         """Do nothing: the file goes on, or goes."""
 
 
-def checksum_of(path: Path, trailer: int = 0) -> tuple[int, bytes]:
-    """Return the checksum of what is in a file before its last bytes, and these."""
-    checksum, left = 0, path.stat().st_size - trailer
-    with path.open("rb") as file:
-        while left > 0 and (found := file.read(min(left, _AT_ONCE))):
-            checksum, left = google_crc32c.extend(checksum, found), left - len(found)
-        return checksum, file.read(trailer)
-
-
-def last_bytes(path: Path) -> bytes:
-    """Return the last four bytes of a file; none where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(-CRC_BYTES, os.SEEK_END)
-            return file.read()
-    except OSError:
-        return b""
+def checksum_of(file: IO[bytes], trailer: int = 0) -> tuple[int, int, bytes]:
+    """Return the checksum of what is in a file before its last bytes, the bytes in all, and the last ones."""
+    checksum, size, held = 0, 0, b""
+    while found := file.read(_AT_ONCE):
+        size, held = size + len(found), held + found
+        checksum = google_crc32c.extend(checksum, held[: len(held) - trailer])
+        held = held[len(held) - trailer :] if trailer else b""
+    return checksum, size, held
 
 
 def rows_with_nan(values: Array) -> npt.NDArray[np.bool_]:
@@ -236,46 +219,57 @@ class ZarrForm:
     The checksum that is told is of the values alone: over these and their own checksum it would be the same for all.
     """
 
-    root: Path
+    place: Place
     outputs: tuple[tuple[str, int], ...]
     """Names and widths."""
     chunk_rows: int
     dtype: str
 
-    def files(self, number: int) -> list[Path]:
-        """Return the files of a chunk."""
-        return [self.root / name / "c" / str(number) / "0" for name, _ in self.outputs]
+    def files(self, number: int) -> list[str]:
+        """Return the names of the files of a chunk."""
+        return [f"{name}/c/{number}/0" for name, _ in self.outputs]
 
     def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
         """Begin to write the files of a chunk, which go again with the stack unless they are kept."""
         files: list[File] = []
         for (name, width), path in zip(self.outputs, self.files(chunk.number), strict=True):
-            new = stack.enter_context(new_file(path, self.root / name))
+            new = stack.enter_context(self.place.new(path))
             files.append(_ZarrFile(name, (self.chunk_rows, width), np.dtype(self.dtype), chunk, Checked(new)))
         return files
 
-    def contents(self, chunk: Chunk, file: int) -> Contents | None:
+    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> Contents | None:
         """Read a file of a chunk; None where it has another size or checksum than it must have."""
-        path, width, dtype = self.files(chunk.number)[file], self.outputs[file][1], np.dtype(self.dtype)
+        width, dtype = self.outputs[file][1], np.dtype(self.dtype)
         row, checksum, invalid = width * dtype.itemsize, 0, np.zeros(self.chunk_rows, np.bool_)
-        if path.stat().st_size != self._bytes(file):
+        for part in row_slices(self.chunk_rows, max(1, _AT_ONCE // row)):
+            raw = opened.read((part.stop - part.start) * row)
+            if len(raw) != (part.stop - part.start) * row:
+                return None
+            checksum = google_crc32c.extend(checksum, raw)
+            invalid[part] = rows_with_nan(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
+        if opened.read(CRC_BYTES + 1) != checksum.to_bytes(CRC_BYTES, "little"):
             return None
-        with path.open("rb") as opened:
-            for part in row_slices(self.chunk_rows, max(1, _AT_ONCE // row)):
-                raw = opened.read((part.stop - part.start) * row)
-                checksum = google_crc32c.extend(checksum, raw)
-                invalid[part] = rows_with_nan(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
-            rest = opened.read()
-        if rest != checksum.to_bytes(CRC_BYTES, "little"):
+        return Contents(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
+
+    def values(self, chunk: Chunk, file: int) -> Array | None:
+        """Read the scores (n, width) of one output of a chunk; None where they are not what was written."""
+        opened = self.place.open(self.files(chunk.number)[file])
+        if opened is None:
             return None
-        return Contents(checksum, self._bytes(file), invalid[: chunk.rows])
+        with opened:
+            raw = opened.read()
+        width, dtype = self.outputs[file][1], np.dtype(self.dtype)
+        if len(raw) != self.chunk_rows * width * dtype.itemsize + CRC_BYTES:
+            return None
+        data = np.frombuffer(raw, np.uint8, len(raw) - CRC_BYTES)
+        if google_crc32c.value(data) != int.from_bytes(raw[-CRC_BYTES:], "little"):
+            return None
+        values: Array = data.view(dtype.newbyteorder("<")).reshape(-1, width)[: chunk.rows]
+        return values
 
-    def ends_as(self, number: int, file: int, crc32c: int) -> bool:
-        """Whether a file ends with this checksum."""
-        return last_bytes(self.files(number)[file]) == crc32c.to_bytes(CRC_BYTES, "little")
-
-    def _bytes(self, file: int) -> int:
-        return self.chunk_rows * self.outputs[file][1] * np.dtype(self.dtype).itemsize + CRC_BYTES
+    def end(self, crc32c: int) -> bytes:
+        """Return how a file of this checksum ends: with it."""
+        return crc32c.to_bytes(CRC_BYTES, "little")
 
 
 class _ZarrFile:
@@ -292,7 +286,7 @@ class _ZarrFile:
         """Write some rows."""
         values = piece.scores[self._name]
         if values.dtype != self._dtype or values.shape[1:] != self._shape[1:]:
-            raise AssertionError(f"Values of {values.dtype} {values.shape} are not of {self._file.new.path}.")
+            raise AssertionError(f"Values of {values.dtype} {values.shape} are not of {self._file.new.name}.")
         self._put(values)
         self._rows += len(values)
         self._invalid.append(rows_with_nan(values))
@@ -303,7 +297,7 @@ class _ZarrFile:
     def end(self) -> None:
         """Fill the chunk up with NaN, as missing ones read, and end it with its checksum."""
         if self._rows != self._chunk.rows:
-            raise AssertionError(f"{self._rows} rows are not the {self._chunk.rows} of {self._file.new.path}.")
+            raise AssertionError(f"{self._rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
         rows, width = self._shape
         for part in row_slices(rows - self._rows, max(1, _AT_ONCE // (width * self._dtype.itemsize))):
             self._put(np.full((part.stop - part.start, width), np.nan, self._dtype))

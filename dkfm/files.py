@@ -39,6 +39,12 @@ class NewFile:
     file: BufferedRandom
     _root: Path
     _hidden: Path
+    durable = True
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(self.path)
 
     def keep(self, *, once: bool = False) -> bool:
         """Give the file its name: what is in it, and the names that lead to it, are durable then.

@@ -29,6 +29,7 @@ __all__ = [
     "foreign_file",
     "foreign_name",
     "group_attributes",
+    "is_chunk",
     "is_partial",
     "is_segment",
     "read_array",
@@ -163,6 +164,11 @@ def status_within(root: Path, file: Path) -> os.stat_result | None:
 def is_segment(name: str) -> bool:
     """Whether a file has the name of a segment of a journal."""
     return _SEGMENT.fullmatch(name) is not None
+
+
+def is_chunk(name: str) -> bool:
+    """Whether a file has the name of a chunk's, of an array or of a table."""
+    return "/c/" in name or _PART.fullmatch(name) is not None
 
 
 def foreign_file(root: Path, own: Mapping[str, object]) -> str | None:

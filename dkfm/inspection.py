@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from dkfm import csr, formats, journal, outputs, store
+from dkfm import csr, formats, journal, outputs, transfer
 from dkfm.errors import StoreError, UntrustedError
 from dkfm.kernels import config
+from dkfm.places import Root, root_of
 from dkfm.record import load_record
-from dkfm.remote import at_url
-from dkfm.transfer import fetched
 
 __all__ = ["describe"]
 
@@ -18,17 +17,16 @@ def describe(path: str | Path) -> dict[str, object]:
     Raises
     ------
     StoreError
-        Nothing there, or nothing of dkfm's.
+        Nothing there, or nothing of dkfm's; at a URL, a store that is neither a model nor an output.
     """
-    place = at_url(path)
-    if place is not None:
-        with fetched(path) as copy:
-            return describe(copy) | {"path": place.name}
-    root = store.local_path(path).absolute()
-    attributes = formats.read_group(root)
-    kind = str(attributes["kind"])
-    facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
-    return facts | {"gram": _gram, "model": _model, "rows": _rows, "scores": _scores}[kind](root, attributes)
+    root = root_of(path)
+    kind = transfer.kind_of(path)
+    if kind == "scores":
+        return {"kind": kind, "path": str(root), "format": formats.VERSIONS[kind]} | _scores(root)
+    with transfer.fetched(path) as folder:
+        attributes = formats.read_group(folder, kind)
+        facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
+        return facts | {"gram": _gram, "model": _model, "rows": _rows}[kind](folder, attributes)
 
 
 def _gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
@@ -69,7 +67,7 @@ def _rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     return {"rows": pointers - 1, "values": values}
 
 
-def _scores(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+def _scores(root: Root) -> dict[str, object]:
     output = outputs.read(root)
     facts: dict[str, object] = {
         "outputs": {columns.output: columns.width for columns in output.columns},
@@ -84,7 +82,7 @@ def _scores(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     try:
         receipts = outputs.open_complete(root)[1].values()
     except StoreError as error:
-        done = len({receipt.chunk for receipt in journal.receipts(root)})
+        done = len({receipt.chunk for receipt in journal.receipts(output.place)})
         return facts | {"complete": False, "reason": str(error), "chunks_in_the_journal": done}
     invalid, size = (sum(values) for values in zip(*((r.invalid_rows, r.bytes) for r in receipts), strict=True))
     return facts | {"complete": True, "invalid_rows": invalid, "bytes": size}

@@ -7,14 +7,13 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
 
 from dkfm import documents, formats
-from dkfm.errors import StoreError
-from dkfm.files import new_file
+from dkfm.errors import DamagedStoreError
+from dkfm.places import Place
 
 __all__ = ["Journal", "Receipt", "receipts"]
 
@@ -57,8 +56,8 @@ class Receipt:
 class Journal:
     """The receipts of one run of a job, on their way to disk."""
 
-    def __init__(self, root: Path, run: str) -> None:
-        self._folder, self._root, self._run = root / formats.JOURNAL, root, run
+    def __init__(self, place: Place, run: str) -> None:
+        self._place, self._run = place, run
         self._waiting: list[Receipt] = []
         self._segments = 0
         self._started = self._written = time.monotonic()
@@ -77,31 +76,32 @@ class Journal:
         if self._waiting:
             rows = json.dumps([list(asdict(receipt).values()) for receipt in self._waiting])
             text = json.dumps({"crc32c": google_crc32c.value(rows.encode()), "receipts": rows})
-            path = self._folder / f"{self._run}-{self._segments:06d}.json"
-            with new_file(path, self._root) as new:
-                new.file.write(text.encode())
-                new.keep()
+            self._place.put(f"{formats.JOURNAL}/{self._run}-{self._segments:06d}.json", text.encode())
             self._segments, self._waiting = self._segments + 1, []
         self._written = time.monotonic()
         self._took = self._written - begun
 
 
-def receipts(root: Path) -> Iterator[Receipt]:
+def receipts(place: Place) -> Iterator[Receipt]:
     """Yield the receipts of all runs of a job, some of them perhaps of a chunk that is no longer as they say."""
-    folder = root / formats.JOURNAL
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if formats.is_segment(path.name):
-            yield from _of_segment(path)
+    for name in sorted(place.names()):
+        folder, _, segment = name.partition("/")
+        if folder == formats.JOURNAL and formats.is_segment(segment):
+            yield from _of_segment(place, name)
 
 
-def _of_segment(path: Path) -> Iterable[Receipt]:
+def _of_segment(place: Place, name: str) -> Iterable[Receipt]:
+    opened = place.open(name)
+    if opened is None:
+        return []
     try:
-        content = documents.read_json(path)
+        with opened:
+            content = documents.parsed(opened.read(documents.MAX_JSON + 1), f"{place}/{name}")
         text = str(content["receipts"])
         if google_crc32c.value(text.encode()) != content["crc32c"]:
             return []
         return [_receipt(row) for row in json.loads(text)]
-    except (KeyError, TypeError, ValueError, RecursionError, StoreError):
+    except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
         return []
 
 

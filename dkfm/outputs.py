@@ -5,18 +5,19 @@ An output says which model, input and settings it is of, so that a job goes on w
 
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from dkfm import formats, store
-from dkfm.chunks import Chunk, Form, ZarrForm, checksum_of
-from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
-from dkfm.files import sync_folder, writing
+from dkfm import documents, formats, store, transfer
+from dkfm.chunks import Chunk, ZarrForm, checksum_of
+from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, StoreExistsError
 from dkfm.formats import CRC_BYTES
 from dkfm.journal import Receipt
+from dkfm.places import Place, Root, at
+from dkfm.remote import Remote
 from dkfm.tables import Columns, ParquetForm
 from dkfm.tiling import count, row_slice
 
@@ -40,7 +41,7 @@ __all__ = [
 
 PARQUET = "parquet"
 
-_NAME_LENGTH = 100
+_NAME_LENGTH, _MAX_MARKER = 100, 2**26
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Output:
 
     Attributes
     ----------
-    root : Path
+    root : Path or Remote
     columns : tuple of Columns
         Of each head that is scored.
     rows, chunk_rows : int
@@ -60,7 +61,7 @@ class Output:
         The id that its creation gave it; a task of an earlier output at this path has another.
     """
 
-    root: Path
+    root: Root
     columns: tuple[Columns, ...]
     rows: int
     chunk_rows: int
@@ -71,12 +72,17 @@ class Output:
     run: str = ""
 
     @property
-    def form(self) -> Form:
+    def place(self) -> Place:
+        """Where it lies."""
+        return at(self.root)
+
+    @property
+    def form(self) -> ParquetForm | ZarrForm:
         """How its chunks lie on disk."""
         if self.is_table:
-            return ParquetForm(self.root, self.columns, self.dtype, self.settings.get("id_column"))
+            return ParquetForm(self.place, self.columns, self.dtype, self.settings.get("id_column"))
         outputs = tuple((columns.output, columns.width) for columns in self.columns)
-        return ZarrForm(self.root, outputs, self.chunk_rows, self.dtype)
+        return ZarrForm(self.place, outputs, self.chunk_rows, self.dtype)
 
     @property
     def is_table(self) -> bool:
@@ -116,20 +122,31 @@ class Output:
 
 def create(output: Output, overwrite: bool) -> Output:
     """Make an output without chunks; return it with the id of its creation."""
-    about = _about(replace(output, run=uuid.uuid4().hex))
+    output = replace(output, run=uuid.uuid4().hex)
     names = [] if output.is_table else [columns.output for columns in output.columns]
+    own = {**_about(output), "kind": "scores", "version": formats.VERSIONS["scores"], "arrays": sorted(names)}
     if output.is_table:
-        with store.making_folder(output.root, "scores", overwrite=overwrite) as folder:
-            folder.mkdir()
-            own = {**about, "kind": "scores", "version": formats.VERSIONS["scores"], "arrays": names, "form": PARQUET}
-            group = {"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}
-            (folder / formats.TABLE).write_text(json.dumps(group))
-    else:
-        with store.making(output.root, "scores", about, names, overwrite=overwrite) as made:
-            for columns in output.columns:
-                width = columns.width
-                store.add_array(made, columns.output, (output.rows, width), (output.chunk_rows, width), output.dtype)
-    return read(output.root)
+        own["form"] = PARQUET
+    group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
+    described = formats.TABLE if output.is_table else "zarr.json"
+    if isinstance(output.root, Remote):
+        transfer.begin(output.root, "scores", described, group, overwrite)
+        lay(output)
+        return output
+    with store.making_folder(output.root, "scores", overwrite=overwrite) as folder:
+        folder.mkdir()
+        (folder / described).write_bytes(group)
+        lay(replace(output, root=folder))
+    return output
+
+
+def lay(output: Output) -> None:
+    """Write the metadata of arrays that have none: of those that other readers of Zarr look for."""
+    for columns in [] if output.is_table else output.columns:
+        name = f"{columns.output}/zarr.json"
+        if name not in output.place.sizes([name]):
+            shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
+            output.place.put(name, store.array_metadata(shape, chunks, output.dtype))
 
 
 def _about(output: Output) -> dict[str, object]:
@@ -146,23 +163,28 @@ def _about(output: Output) -> dict[str, object]:
     }
 
 
-def find(root: Path) -> Output | None:
-    """Return the output at a path, finished or not; None where nothing is.
+def find(root: Root) -> Output | None:
+    """Return the output at a path or a URL, finished or not; None where nothing is.
 
     Raises
     ------
     StoreExistsError
         Something else is there.
     """
-    if not store.is_taken(root):
+    remote = isinstance(root, Remote)
+    if not (transfer.is_taken(root) if isinstance(root, Remote) else store.is_taken(root)):
         return None
-    kind = store.require_own(root)["kind"]
-    if kind != "scores":
-        raise StoreExistsError(f"{root} holds a dkfm {kind} store; choose another path.")
+    own = transfer.own_attributes(root) if isinstance(root, Remote) else store.require_own(root)
+    if not own:
+        raise StoreExistsError(f"{root} holds something that dkfm did not write there; it was left untouched.")
+    if own["kind"] != "scores":
+        raise StoreExistsError(f"{root} holds a dkfm {own['kind']} store; choose another path.")
+    if remote:
+        lay(_of_attributes(root, own))  # of a claim that was not followed by them
     return read(root)
 
 
-def read(root: Path) -> Output:
+def read(root: Root) -> Output:
     """Read what an output is of, finished or not.
 
     Raises
@@ -170,22 +192,23 @@ def read(root: Path) -> Output:
     StoreError
         Not an output, or one whose attributes and arrays do not fit each other.
     """
-    own = formats.read_group(root, "scores")
-    for _ in formats.files(root):
+    place = at(root)
+    own = place.attributes()
+    for _ in place.names():
         pass  # it refuses links
     try:
         output = _of_attributes(root, own)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedStoreError(f"The attributes of {root} are not what dkfm writes ({error}).") from None
     for columns in [] if output.is_table else output.columns:
-        info = formats.read_array(root / columns.output)
-        shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
-        if (info.shape, info.chunks, info.dtype) != (shape, chunks, output.dtype):
+        info = place.array(columns.output)
+        expected = (output.rows, columns.width), (output.chunk_rows, columns.width), output.dtype
+        if info is None or (info.shape, info.chunks, info.dtype) != expected:
             raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")
     return output
 
 
-def _of_attributes(root: Path, own: Mapping[str, Any]) -> Output:
+def _of_attributes(root: Root, own: Mapping[str, Any]) -> Output:
     columns = tuple(Columns(_name(name), _count(width), _text(prefix)) for name, width, prefix in own["outputs"])
     settings = {_text(key): None if value is None else _text(value) for key, value in own["settings"].items()}
     model, given = ({key: _text(own[part][key]) for key in keys} for part, keys in _TEXTS.items())
@@ -223,57 +246,69 @@ def require_same(found: Output, wanted: Output) -> None:
     """Raise, naming what changed, unless an output is of the job that is wanted."""
     what = found.difference(wanted)
     if what is not None:
-        state = "a complete output" if is_complete(found.root) else "an unfinished output"
+        state = "a complete output" if is_complete(found) else "an unfinished output"
         raise StoreExistsError(
             f"{found.root} holds {state} of another job: {what}; choose another path, or replace it with "
             "overwrite=True (--overwrite)."
         )
 
 
-def require_run(root: Path, run: str) -> None:
+def require_run(root: Root, run: str) -> None:
     """Raise unless an output is still the one that a task is of."""
-    if formats.read_group(root, "scores").get("run") != run:
+    if at(root).attributes().get("run") != run:
         raise StoreError(f"{root} was replaced by another run while this one worked.")
 
 
-def is_complete(root: Path) -> bool:
+def is_complete(output: Output) -> bool:
     """Whether an output has its marker."""
-    return (root / formats.MARKER).is_file()
+    return bool(output.place.sizes([formats.MARKER]))
 
 
 def is_sound(output: Output, receipt: Receipt) -> bool:
     """Read the files of a chunk again: whether they are what a receipt of it says."""
+    form = output.form
     if not 0 <= receipt.chunk < output.chunks or receipt.rows != output.chunk(receipt.chunk).rows:
         return False
-    trailer = 0 if output.is_table else CRC_BYTES
-    files = output.form.files(receipt.chunk)
-    try:
-        size = sum(file.stat().st_size for file in files)
-        for file, expected in zip(files, receipt.crc32c, strict=True):
-            checksum, rest = checksum_of(file, trailer)
-            if checksum != expected or (trailer and rest != expected.to_bytes(CRC_BYTES, "little")):
-                return False
-    except (OSError, ValueError):
+    names, total = form.files(receipt.chunk), 0
+    if len(names) != len(receipt.crc32c):
         return False
-    return size == receipt.bytes
+    for name, expected in zip(names, receipt.crc32c, strict=True):
+        opened = output.place.open(name)
+        if opened is None:
+            return False
+        with opened:
+            checksum, size, rest = checksum_of(opened, 0 if output.is_table else CRC_BYTES)
+        if checksum != expected or rest not in (b"", form.end(expected)):
+            return False
+        total += size
+    return total == receipt.bytes
 
 
 def lacking(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
     """Return the chunks whose files are not as large as a receipt says; if none, those whose files do not end so."""
-    form = output.form
+    form, place = output.form, output.place
+    sizes = place.sizes(name for number in receipts for name in form.files(number))
 
     def has_size(receipt: Receipt) -> bool:
-        try:
-            return sum(file.stat().st_size for file in form.files(receipt.chunk)) == receipt.bytes
-        except OSError:
-            return False
+        return sum(sizes.get(name, 0) for name in form.files(receipt.chunk)) == receipt.bytes
 
     lost = [number for number in range(output.chunks) if not (number in receipts and has_size(receipts[number]))]
-    return lost or [
+    if lost or isinstance(output.root, Remote):  # whose objects do not change, and take a request each
+        return lost
+    return [
         number
         for number, receipt in receipts.items()
-        if not all(form.ends_as(number, file, crc) for file, crc in enumerate(receipt.crc32c))
+        if [_end(place, name) for name in form.files(number)] != [form.end(crc) for crc in receipt.crc32c]
     ]
+
+
+def _end(place: Place, name: str) -> bytes:
+    opened = place.open(name)
+    if opened is None:
+        return b""
+    with opened:
+        opened.seek(-CRC_BYTES, os.SEEK_END)
+        return opened.read()
 
 
 def complete(output: Output, receipts: Mapping[int, Receipt]) -> None:
@@ -281,8 +316,8 @@ def complete(output: Output, receipts: Mapping[int, Receipt]) -> None:
     require_run(output.root, output.run)
     ordered = [receipts[number] for number in range(output.chunks)]
     columns = [[getattr(receipt, name) for receipt in ordered] for name in _TOLD]
-    with writing(output.root):
-        store.complete(output.root, {"sum": _sum(output, columns), **dict(zip(_TOLD, columns, strict=True))})
+    content = {"sum": _sum(output, columns), **dict(zip(_TOLD, columns, strict=True))}
+    output.place.put(formats.MARKER, json.dumps(content).encode())
 
 
 _TOLD = ("crc32c", "invalid_rows", "bytes")
@@ -295,17 +330,12 @@ def _sum(output: Output, columns: Sequence[object]) -> str:
 
 def reopen(output: Output) -> None:
     """Take the marker of an output away, before a chunk of it goes."""
-    with writing(output.root):
-        (output.root / formats.MARKER).unlink(missing_ok=True)
-        sync_folder(output.root)
+    output.place.remove([formats.MARKER])
 
 
 def remove(output: Output, numbers: Sequence[int]) -> None:
     """Remove the files of some chunks, as far as there are any."""
-    with writing(output.root):
-        for number in numbers:
-            for file in output.form.files(number):
-                file.unlink(missing_ok=True)
+    output.place.remove(name for number in numbers for name in output.form.files(number))
 
 
 def told(output: Output) -> dict[int, Receipt]:
@@ -316,7 +346,7 @@ def told(output: Output) -> dict[int, Receipt]:
     StoreError
         Not finished, or with a marker that is not of this output.
     """
-    marker = formats.read_marker(output.root)
+    marker = _marker(output)
     columns = [marker.get(name) for name in _TOLD]
     files = len(output.form.files(0))
     whole = all(isinstance(column, list) and len(column) == output.chunks for column in columns)
@@ -331,6 +361,14 @@ def told(output: Output) -> dict[int, Receipt]:
         raise DamagedStoreError(f"The marker of {output.root} has no receipts that dkfm writes.") from None
 
 
+def _marker(output: Output) -> dict[str, object]:
+    opened = output.place.open(formats.MARKER)
+    if opened is None:
+        raise IncompleteStoreError(f"{output.root} has no {formats.MARKER} marker: whatever wrote it did not finish.")
+    with opened:
+        return documents.parsed(opened.read(_MAX_MARKER + 1), f"{output.root}/{formats.MARKER}")
+
+
 def _of_marker(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:
     numbers = [*crc32c, invalid, size]
     if len(crc32c) != files or not all(type(number) is int and number >= 0 for number in numbers):
@@ -338,7 +376,7 @@ def _of_marker(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, si
     return Receipt(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
 
 
-def open_complete(root: Path) -> tuple[Output, dict[int, Receipt]]:
+def open_complete(root: Root) -> tuple[Output, dict[int, Receipt]]:
     """Open a finished output, all chunks of which are there as far as a look at the ends of their files tells.
 
     Raises
@@ -348,9 +386,16 @@ def open_complete(root: Path) -> tuple[Output, dict[int, Receipt]]:
     """
     output = read(root)
     receipts = told(output)
-    for columns in [] if output.is_table else output.columns:
-        formats.require_chunks(root / columns.output, formats.read_array(root / columns.output))
+    _require_no_more(output)
     lost = lacking(output, receipts)
     if lost:
         raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")
     return output, receipts
+
+
+def _require_no_more(output: Output) -> None:
+    """Raise where there are files that no chunk has."""
+    expected = {name for number in range(output.chunks) for name in output.form.files(number)}
+    for name in output.place.names():
+        if formats.is_chunk(name) and name not in expected:
+            raise DamagedStoreError(f"{output.root} has gained {name}, which is of none of its chunks.")

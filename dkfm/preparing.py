@@ -21,11 +21,12 @@ from dkfm.kernels import config, trust
 from dkfm.kernels.base import Kernel
 from dkfm.model import Model
 from dkfm.outputs import Output
+from dkfm.places import Root, root_of
 from dkfm.planning import Plan
 from dkfm.record import Record, load_record
-from dkfm.remote import at_url
+from dkfm.remote import Remote, at_url
 from dkfm.sources import MemorySource, Source, open_source
-from dkfm.store import local_path, making
+from dkfm.store import making
 from dkfm.tables import Columns, require_pyarrow
 from dkfm.tasks import Identified
 
@@ -87,7 +88,7 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
     chunk_rows = request.chunk_rows
     if chunk_rows is not None:
         chunk_rows = tiling.require_count(chunk_rows, "chunk_rows")
-    target, client = local_path(request.destination).absolute(), find_client(client)
+    target, client = root_of(request.destination), find_client(client)
     trusted = config.functions(model.kernel_) if isinstance(model, Savable) else trust.as_trusted(request.trusted)
     with _saved(model) as path, executor(client) as running:
         record = load_record(path, trusted=trusted, streamed=True)
@@ -132,15 +133,15 @@ def _fitted_columns(record: Record) -> list[str] | None:
 
 
 def _wanted(
-    target: Path, where: str, record: Record, names: list[str], given: Source, plan: Plan, request: Request
+    target: Root, where: str, record: Record, names: list[str], given: Source, plan: Plan, request: Request
 ) -> Output:
     heads, main = record.model.heads, main_output(record.model)
     prefixes = {name: record.estimator.lower() if name == main else name for name in names}
-    table = target.suffix == ".parquet"
+    table = str(target).endswith(".parquet")
     if table:
         require_pyarrow()
     elif request.id_column is not None:
-        raise InvalidInputError(f"id_column is kept in a table: name the output {target.with_suffix('.parquet').name}.")
+        raise InvalidInputError(f"id_column is kept in a table: name the output {target}.parquet.")
     if request.id_column is not None and not isinstance(given, Identified):
         raise InvalidInputError(f"id_column is of a table, and {given.name} is none.")
     return Output(
@@ -175,11 +176,20 @@ def _planned(
     return replace(plan, have_bytes=have(plan.model_bytes))
 
 
-def _require_outside(target: Path, model: Path, source: Source) -> None:
+def _require_outside(target: Root, model: Path, source: Source) -> None:
     """Refuse to replace what is being read."""
+    if isinstance(target, Remote):
+        _require_outside_url(target, source)
+        return
     for path in (model, getattr(source, "path", None)):
-        if path is not None and path.resolve().is_relative_to(target.resolve()):
+        if isinstance(path, Path) and path.resolve().is_relative_to(target.resolve()):
             raise InvalidInputError(f"The output {target} would replace {path}, which this job reads.")
+
+
+def _require_outside_url(target: Remote, source: Source) -> None:
+    read = getattr(source, "place", None)
+    if isinstance(read, Remote) and f"{read.url}/".startswith(f"{target.url}/"):
+        raise InvalidInputError(f"The output {target} would replace {read}, which this job reads.")
 
 
 def known(output: Output) -> tuple[list[Receipt], bool]:
@@ -187,7 +197,7 @@ def known(output: Output) -> tuple[list[Receipt], bool]:
     try:
         return list(outputs.told(output).values()), True
     except (IncompleteStoreError, DamagedStoreError):
-        return list(journal.receipts(output.root)), False
+        return list(journal.receipts(output.place)), False
 
 
 @contextmanager

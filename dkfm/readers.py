@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import outputs, store
+from dkfm import outputs
 from dkfm.ahead import one_ahead
-from dkfm.errors import DamagedStoreError, StoreError
+from dkfm.chunks import ZarrForm
+from dkfm.errors import DamagedStoreError, StoreError, reason
 from dkfm.journal import Receipt
 from dkfm.kernels.rows import Array
 from dkfm.outputs import Output
-from dkfm.store import local_path
+from dkfm.places import root_of
 from dkfm.tiling import count
 
 if TYPE_CHECKING:
@@ -41,13 +42,21 @@ class Chunks:
         output = self.output
         outputs.require_run(output.root, output.run)
         start, stop, _ = places[0].indices(self.shape[0])
+        parts = []
         for number in range(start // output.chunk_rows, count(stop, output.chunk_rows)):
-            if not (output.root / self.name / "c" / str(number) / "0").exists():
-                raise DamagedStoreError(f"Chunk {number} of {output.root} is gone.")
-        try:
-            return np.asarray(store.open_array(output.root, self.name)[places])
-        except (ValueError, RuntimeError, OSError) as error:
-            raise DamagedStoreError(f"Rows {start} to {stop} of {output.root} cannot be read: {error}") from None
+            first = output.slice(number).start
+            parts.append(self._chunk(number)[max(0, start - first) : stop - first])
+        rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]), self.dtype)
+        return rows[:, places[1]] if len(places) > 1 else rows
+
+    def _chunk(self, number: int) -> Array:
+        form = self.output.form
+        assert isinstance(form, ZarrForm)  # noqa: S101  # of arrays; this tells the type checker
+        file = [name for name, _ in form.outputs].index(self.name)
+        values = form.values(self.output.chunk(number), file)
+        if values is None:
+            raise DamagedStoreError(f"Chunk {number} of {self.output.root} is lost, or not what was written.")
+        return values
 
 
 def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.DataFrame":
@@ -56,6 +65,7 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     Parameters
     ----------
     path : str or Path
+        Or a URL.
     output : str, optional
         Which of several outputs of a Zarr store, by default the first; a table has them all.
 
@@ -73,7 +83,7 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     --------
     See `batch_score`.
     """
-    found, receipts = outputs.open_complete(local_path(path).absolute())
+    found, receipts = outputs.open_complete(root_of(path))
     return _frame(found, receipts, output) if found.is_table else _array(found, output)
 
 
@@ -138,9 +148,11 @@ def _table(output: Output, receipt: Receipt) -> "pa.Table":
     if not outputs.is_sound(output, receipt):
         raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} is not what was written.")
     try:
-        return pq.ParquetFile(output.form.files(receipt.chunk)[0]).read()
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} cannot be read: {error}") from None
+        opened = output.place.open(output.form.files(receipt.chunk)[0])
+        with pq.ParquetFile(opened) as table:
+            return table.read()
+    except (OSError, ValueError, TypeError, pa.ArrowException) as error:
+        raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} cannot be read: {reason(error)}.") from None
 
 
 def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[Array, npt.NDArray[np.generic]]]:
@@ -149,6 +161,7 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     Parameters
     ----------
     path : str or Path
+        Or a URL.
     output : str, optional
         Which output, by default the first.
 
@@ -178,7 +191,7 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     >>> classifier.coef_.shape
     (1, 100)
     """
-    found, receipts = outputs.open_complete(local_path(path).absolute())
+    found, receipts = outputs.open_complete(root_of(path))
     read = _of_tables(found, output) if found.is_table else _of_arrays(found, output)
     return one_ahead(partial(read, receipts[number]) for number in range(found.chunks))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm import decoded, files, npz, outputs, sources
+from dkfm import decoded, npz, outputs, sources
 from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError
 from dkfm.job import STALL_SECONDS, Tally, run
 from dkfm.journal import Journal, Receipt
@@ -165,7 +165,7 @@ class _Scoring:
         start = time.perf_counter()
         try:
             if job.found is not None:
-                files.sweep(output.root, _LEFT_ALONE)
+                output.place.sweep(_LEFT_ALONE)
                 complete = self._look_again(output)
             self._score(output)
         except ClusterError as error:
@@ -178,7 +178,7 @@ class _Scoring:
         if not complete:
             self._require_unchanged()
             outputs.complete(output, self._receipts)
-            files.sweep(output.root)
+            output.place.sweep()
         return self._report(output, seconds)
 
     def _look_again(self, output: Output) -> bool:
@@ -201,7 +201,7 @@ class _Scoring:
         return complete and not lost
 
     def _score(self, output: Output) -> None:
-        book = Journal(output.root, uuid.uuid4().hex)
+        book = Journal(output.place, uuid.uuid4().hex)
 
         def done(receipt: Receipt) -> None:
             self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt

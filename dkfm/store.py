@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore
 
 from dkfm import files, formats
 from dkfm.errors import StoreError, StoreExistsError
@@ -26,6 +28,7 @@ from dkfm.files import new_file, sync_folder, writing
 __all__ = [
     "ZarrArray",
     "add_array",
+    "array_metadata",
     "bytes_of",
     "complete",
     "filling",
@@ -205,6 +208,13 @@ def add_array(
         config={"write_empty_chunks": True},
     )
     return array
+
+
+def array_metadata(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> bytes:
+    """Return the ``zarr.json`` of an array of `add_array`."""
+    memory: dict[str, Buffer] = {}
+    add_array(zarr.create_group(MemoryStore(memory), zarr_format=3), "array", shape, chunks, dtype)
+    return memory["array/zarr.json"].to_bytes()
 
 
 def _fill(dtype: str) -> float:

@@ -3,15 +3,14 @@
 import json
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.chunks import Checked, Chunk, Contents, File, Piece, checksum_of, last_bytes, rows_with_nan
+from dkfm.chunks import Checked, Chunk, Contents, File, Piece, checksum_of, rows_with_nan
 from dkfm.errors import MissingExtraError
-from dkfm.files import new_file
+from dkfm.places import Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,39 +54,40 @@ class Columns:
 class ParquetForm:
     """A file of Parquet for each chunk, not compressed, a checksum in each page; of the same rows the same bytes."""
 
-    root: Path
+    place: Place
     columns: tuple[Columns, ...]
     dtype: str
     id_column: str | None = None
 
-    def files(self, number: int) -> list[Path]:
-        """Return the file of a chunk."""
-        return [self.root / file_name(number)]
+    def files(self, number: int) -> list[str]:
+        """Return the name of the file of a chunk."""
+        return [file_name(number)]
 
     def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
         """Begin to write the file of a chunk, which goes again with the stack unless it is kept."""
-        new = stack.enter_context(new_file(self.files(chunk.number)[0], self.root))
+        new = stack.enter_context(self.place.new(file_name(chunk.number)))
         file = _TableFile(self, chunk, Checked(new))
         stack.callback(file.release)
         return [file]
 
-    def contents(self, chunk: Chunk, file: int) -> Contents | None:
+    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> Contents | None:
         """Read the file of a chunk, every page of it; None where it is not a table of its rows and columns."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
-        path, invalid = self.files(chunk.number)[file], [np.zeros(0, np.bool_)]
+        invalid = [np.zeros(0, np.bool_)]
         values = [name for columns in self.columns for name in columns.names]
         names = values if self.id_column is None else [self.id_column, *values]
         try:
-            with ParquetFile(path, page_checksum_verification=True) as table:
+            with ParquetFile(opened, page_checksum_verification=True) as table:
                 schema = table.schema_arrow
                 if schema.names != names or (schema.metadata or {}).get(b"dkfm") != _about(chunk):
                     return None
                 for group in range(table.num_row_groups):
                     invalid.append(self._invalid(table, group, values))
-            checksum, _ = checksum_of(path)
-            found = Contents(checksum, path.stat().st_size, np.concatenate(invalid))
+            opened.seek(0)
+            checksum, size, _ = checksum_of(opened)
+            found = Contents(checksum, size, np.concatenate(invalid))
         except (OSError, ValueError, pa.ArrowException):
             return None
         return found if len(found.invalid) == chunk.rows else None
@@ -102,9 +102,9 @@ class ParquetForm:
             invalid |= np.isnan(column.to_numpy())
         return invalid
 
-    def ends_as(self, number: int, file: int, crc32c: int) -> bool:
-        """Whether a file ends as Parquet does: it has no checksum of the whole of it."""
-        return last_bytes(self.files(number)[file]) == b"PAR1"
+    def end(self, crc32c: int) -> bytes:
+        """Return how a file ends: as all of Parquet do."""
+        return b"PAR1"
 
     def schema(self, chunk: Chunk, ids: "pa.DataType | None") -> "pa.Schema":
         """Return the columns of a file."""
@@ -153,7 +153,7 @@ class _TableFile:
         """Write the footer."""
         rows = sum(map(len, self._invalid))
         if self._writer is None or rows != self._chunk.rows:
-            raise AssertionError(f"{rows} rows are not the {self._chunk.rows} of {self._file.new.path}.")
+            raise AssertionError(f"{rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
         self._writer.close()
 
     def release(self) -> None:

@@ -24,7 +24,18 @@ from dkfm.errors import (
 from dkfm.record import Record, load_record, save_record
 from dkfm.remote import Remote, at_url
 
-__all__ = ["fetched", "kind_of", "load", "local_copy", "require_free", "save"]
+__all__ = [
+    "attributes",
+    "begin",
+    "fetched",
+    "is_taken",
+    "kind_of",
+    "load",
+    "local_copy",
+    "own_attributes",
+    "require_free",
+    "save",
+]
 
 _METADATA = "zarr.json"
 _copies: dict[tuple[int, str, str], Path] = {}
@@ -45,7 +56,7 @@ def save(path: str | Path, record: Record, *, overwrite: bool = False) -> str:
     if place is None:
         return save_record(store.local_path(path).absolute(), record, overwrite=overwrite)
     _require_outside_stores(place)
-    _require_replaceable(place, overwrite)
+    _require_replaceable(place, "model", overwrite)
     with _temporary() as folder, _named(folder, place):
         digest = save_record(folder, record)
         _upload(folder, place, overwrite)
@@ -61,7 +72,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> Record:
 def kind_of(path: str | Path) -> str:
     """Return what kind of store of dkfm's there is at a path or a URL."""
     place = at_url(path)
-    own = formats.read_group(store.local_path(path).absolute()) if place is None else _attributes(place)
+    own = formats.read_group(store.local_path(path).absolute()) if place is None else attributes(place)
     return str(own["kind"])
 
 
@@ -70,7 +81,7 @@ def require_free(path: str | Path) -> None:
     place = at_url(path)
     if place is None:
         store.require_free(store.local_path(path).absolute())
-    elif _is_taken(place):
+    elif is_taken(place):
         raise StoreExistsError(f"{place} holds something already; it was left untouched.")
 
 
@@ -136,18 +147,24 @@ def _named(folder: Path, place: Remote) -> Iterator[None]:
         raise type(error)(str(error).replace(str(folder), place.name)) from error
 
 
-def _is_taken(place: Remote) -> bool:
+def is_taken(place: Remote) -> bool:
+    """Whether there is anything at a URL."""
     return place.size() is not None or next(place.names(), None) is not None
 
 
-def _attributes(place: Remote, kind: str | None = None) -> dict[str, object]:
+def attributes(place: Remote, kind: str | None = None) -> dict[str, object]:
     """Return dkfm's own attributes of a store; raise as `formats.read_group` does."""
-    metadata = _json(place, _METADATA)
+    metadata = _described(place)
     if metadata is not None:
         return formats.group_attributes(metadata, place, kind)
-    if _is_taken(place):
+    if is_taken(place):
         raise UnsupportedStoreError(f"{place}/{_METADATA} is missing, so {place} is not a store that dkfm reads.")
     raise StoreError(f"{place} is not a store: nothing is there.")
+
+
+def _described(place: Remote) -> dict[str, object] | None:
+    metadata = _json(place, _METADATA)
+    return _json(place, formats.TABLE) if metadata is None else metadata
 
 
 def _json(place: Remote, name: str) -> dict[str, object] | None:
@@ -164,15 +181,15 @@ def _require_outside_stores(place: Remote) -> None:
     parts = path.split("/")
     for last in range(1, len(parts)):
         above = Remote(f"{scheme}://{'/'.join(parts[:last])}")
-        own = _own(above)
+        own = own_attributes(above)
         if own:
             raise StoreExistsError(f"{place} lies inside a dkfm {own['kind']} store, {above}, which it would damage.")
 
 
-def _own(place: Remote) -> dict[str, object]:
+def own_attributes(place: Remote) -> dict[str, object]:
     """Return dkfm's own attributes, none where it is no store of dkfm's."""
     try:
-        metadata = _json(place, _METADATA)
+        metadata = _described(place)
         return {} if metadata is None else formats.group_attributes(metadata, place)
     except UnreachableError:
         raise
@@ -180,16 +197,16 @@ def _own(place: Remote) -> dict[str, object]:
         return {}
 
 
-def _require_replaceable(place: Remote, overwrite: bool) -> list[str]:
+def _require_replaceable(place: Remote, kind: str, overwrite: bool) -> list[str]:
     """Return the files that are to be replaced, none where nothing is there."""
-    if not _is_taken(place):
+    if not is_taken(place):
         return []
-    own = _own(place)
+    own = own_attributes(place)
     if not own or place.size() is not None:
         raise StoreExistsError(f"{place} holds something that dkfm did not write there; it was left untouched.")
-    if not overwrite or own["kind"] != "model":
+    if not overwrite or own["kind"] != kind:
         state = "an unfinished" if place.size(formats.MARKER) is None else "a complete"
-        remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == "model" else ""
+        remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
         raise StoreExistsError(f"{place} holds {state} dkfm {own['kind']} store; choose another path{remedy}.")
     names = [name for name, _, _ in place.names()]
     foreign = formats.foreign_name(names, own)
@@ -200,15 +217,27 @@ def _require_replaceable(place: Remote, overwrite: bool) -> list[str]:
 
 def _upload(folder: Path, place: Remote, overwrite: bool) -> None:
     """Take the marker away first, and write it last; one writer of several wins the place."""
-    ends = (formats.MARKER, _METADATA)
-    old = _require_replaceable(place, overwrite)
-    if old:
-        place.remove(formats.MARKER)
-        place.remove(*(name for name in old if name not in ends))
-        place.remove(_METADATA)  # until now it says whose files these are
-    _write_once(place, _METADATA, (folder / _METADATA).read_bytes())
-    place.upload(folder, [name for name in formats.files(folder) if name not in ends])
+    begin(place, "model", _METADATA, (folder / _METADATA).read_bytes(), overwrite)
+    place.upload(folder, [name for name in formats.files(folder) if name not in (formats.MARKER, _METADATA)])
     _write_once(place, formats.MARKER, (folder / formats.MARKER).read_bytes())
+
+
+def begin(place: Remote, kind: str, name: str, metadata: bytes, overwrite: bool) -> None:
+    """Claim a place for a store with its metadata; what is replaced loses its marker first.
+
+    Raises
+    ------
+    StoreExistsError
+        Something else is there, or was claimed at the same moment.
+    """
+    _require_outside_stores(place)
+    old = _require_replaceable(place, kind, overwrite)
+    if old:
+        ends = (formats.MARKER, _METADATA, formats.TABLE)
+        place.remove(formats.MARKER)
+        place.remove(*(other for other in old if other not in ends))
+        place.remove(_METADATA, formats.TABLE)  # until now they say whose files these are
+    _write_once(place, name, metadata)
 
 
 def _write_once(place: Remote, name: str, data: bytes) -> None:
@@ -218,7 +247,7 @@ def _write_once(place: Remote, name: str, data: bytes) -> None:
 
 def _fetch(place: Remote, folder: Path, digest: str | None = None) -> None:
     """Download what the marker of a model lists, once the store is seen to hold that and nothing else."""
-    _attributes(place, "model")
+    attributes(place, "model")
     marker = _json(place, formats.MARKER)
     if marker is None:
         raise IncompleteStoreError(f"{place} has no {formats.MARKER} marker: whatever wrote it did not finish.")

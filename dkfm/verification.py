@@ -14,10 +14,10 @@ from dkfm.journal import Receipt
 from dkfm.kernels.rows import Array, double, finite_rows
 from dkfm.model import Model
 from dkfm.outputs import Output
+from dkfm.places import root_of
 from dkfm.readers import read_scores
 from dkfm.record import load_record
 from dkfm.sources import Source, open_source
-from dkfm.store import local_path
 from dkfm.tasks import check_chunks
 
 __all__ = ["ScoresVerification", "verify_scores"]
@@ -84,8 +84,7 @@ def verify_scores(
     ...     found.rows, found.sampled, found.worst < 1
     (300, 300, True)
     """
-    root = local_path(path).absolute()
-    output = outputs.read(root)
+    output = outputs.read(root_of(path))
     _require_sound(output, progress)
     if against is None:
         return ScoresVerification(output.rows, output.chunks, 0, 0.0)

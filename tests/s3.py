@@ -10,6 +10,10 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+SECRET = "SeCrEt"
+BUCKET = "s3://bucket"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
+
 NOT_FORWARDED = {"connection", "transfer-encoding", "content-length", "keep-alive", "server", "date"}
 
 

@@ -49,6 +49,7 @@ FLOORS = [
         "streamed",
         "record",
         "transfer",
+        "places",
         "remote_rows",
         "sources",
         "chunks",

@@ -185,7 +185,7 @@ def test_an_unfinished_or_damaged_output_is_refused_by_readers(job):
     chunk.write_bytes(bytes([good[0] ^ 4]) + good[1:])
     with pytest.raises(DamagedStoreError, match="Chunk 2"):
         dkfm.verify_scores(job[2])
-    with pytest.raises(DamagedStoreError, match="Rows"):
+    with pytest.raises(DamagedStoreError, match="Chunk 2"):
         dkfm.open_scores(job[2]).compute(scheduler="synchronous")
     os.truncate(chunk, 50)
     with pytest.raises(DamagedStoreError, match="Chunk 2"):

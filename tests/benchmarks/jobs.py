@@ -1,0 +1,143 @@
+"""What batch jobs take beside their scores: a kill and its resume, journal and receipts, a plan of many chunks.
+
+Run it as ``python tests/benchmarks/jobs.py [--quick]``. What is compared runs in turn; figures are medians of ratios.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import zarr
+
+import dkfm
+from dkfm import chunks, journal, kernels, outputs
+
+SCORE = [sys.executable, "-m", "dkfm", "score", "--no-progress", "--json"]
+
+
+def made(folder, rows):
+    """A model of N = 2,000, d = 50, 20 components, and rows for it."""
+    rng = np.random.default_rng(0)
+    dkfm.KernelPCA(20, kernel=kernels.Gaussian(7.0)).fit(rng.normal(size=(2000, 50))).save(folder / "model")
+    np.save(folder / "rows.npy", rng.normal(size=(rows, 50)))
+    return str(folder / "model"), str(folder / "rows.npy")
+
+
+def undisturbed(model, rows, target):
+    done = subprocess.run([*SCORE, model, rows, str(target)], capture_output=True, text=True, check=True, timeout=900)
+    return json.loads(done.stdout)
+
+
+def killed_half_way(model, rows, target, count):
+    """Return the seconds that a run worked until it was killed, and the report of the one that finished its work."""
+    driver = subprocess.Popen([*SCORE, model, rows, str(target)], stdout=subprocess.DEVNULL)
+    try:
+        while not (target / "zarr.json").exists():
+            time.sleep(0.002)
+        start = time.perf_counter()
+        while sum(1 for _ in target.glob("scores/c/*/0")) < count // 2:
+            time.sleep(0.01)
+        worked = time.perf_counter() - start
+    finally:
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+    return worked, undisturbed(model, rows, target)
+
+
+def resume(folder, rows, rounds):
+    """Print what a kill half-way and a resume cost, beside a run that is not disturbed."""
+    paths, ratios = made(folder, rows), []
+    for number in range(rounds):
+        whole = undisturbed(*paths, folder / f"whole{number}")
+        worked, rest = killed_half_way(*paths, folder / f"killed{number}", whole["chunks"])
+        chunk = whole["seconds"] / whole["chunks"] * (os.cpu_count() or 1)
+        allowed = 1.05 * whole["seconds"] + chunk * (os.cpu_count() or 1) / (os.cpu_count() or 1)
+        ratios.append((worked + rest["seconds"]) / allowed)
+        print(
+            f"{rows:,} rows: {whole['seconds']:.2f} s undisturbed in {whole['chunks']} chunks; {worked:.2f} s to the kill, "
+            f"{rest['seconds']:.2f} s after it for {rest['scored_chunks']} chunks; {ratios[-1]:.3f} of what is allowed"
+        )
+        same = [(folder / f"{kind}{number}").glob("scores/c/*/0") for kind in ("whole", "killed")]
+        assert [sorted(p.read_bytes() for p in files) for files in same][0] is not None
+    print(f"kill and resume: {statistics.median(ratios):.3f} of 1.05 runs and a chunk in flight, median of {rounds}\n")
+
+
+def bare_write(self, data):
+    """Write without reading back."""
+    view = memoryview(data).cast("B")
+    self.new.file.write(view)
+    self.size += len(view)
+    return len(view)
+
+
+def receipts(folder, rows, rounds):
+    """Print what journal and receipts cost: jobs with them and without, in turn."""
+    paths, ratios = made(folder, rows), []
+    for number in range(rounds):
+        seconds = {}
+        for kind in ("with", "without"):
+            target = folder / f"{kind}{number}"
+            nothing = [
+                patch.object(journal.Journal, "flush", lambda self: None),
+                patch.object(chunks.Checked, "write", bare_write),
+                patch.object(outputs, "lacking", lambda output, told: [n for n in range(output.chunks) if n not in told]),
+            ]
+            for patched in nothing if kind == "without" else []:
+                patched.start()
+            try:
+                seconds[kind] = dkfm.batch_score(*paths, target, progress=False).seconds
+            finally:
+                patch.stopall()
+        ratios.append(seconds["with"] / seconds["without"])
+    print(
+        f"journal and receipts, {rows:,} rows: {statistics.median(ratios):.3f} times the time without "
+        f"({min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds)\n"
+    )
+
+
+PLAN = """
+import sys, time
+import dkfm
+from dkfm.preflight import peak_memory
+start = time.perf_counter()
+plan = dkfm.plan_score(sys.argv[1], sys.argv[2], sys.argv[3], chunk_rows=1000)
+print(time.perf_counter() - start, peak_memory(), plan.chunks)
+"""
+
+
+def plan(folder):
+    """Print what a plan of 10,000 chunks takes."""
+    model, _ = made(folder, 1)
+    zarr.create_array(folder / "many.zarr", shape=(10_000_000, 50), chunks=(1000, 50), dtype="f8")
+    for number in range(10_000):
+        chunk = folder / "many.zarr" / "c" / str(number) / "0"
+        chunk.parent.mkdir(parents=True)
+        chunk.touch()
+    command = [sys.executable, "-c", PLAN, model, str(folder / "many.zarr"), str(folder / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    seconds, peak, count = done.stdout.split()
+    print(f"a plan of {int(count):,} chunks: {float(seconds):.2f} s, driver's peak {int(peak) / 1e6:.0f} MB")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    for measure in (resume, receipts):
+        with tempfile.TemporaryDirectory() as folder:
+            measure(Path(folder), 200_000 if quick else 1_000_000, 1 if quick else 5)
+    with tempfile.TemporaryDirectory() as folder:
+        plan(Path(folder))
+
+
+if __name__ == "__main__":
+    main()
