@@ -28,6 +28,7 @@ __all__ = [
     "score_seconds",
     "score_task_bytes",
     "tile_rows_within",
+    "told",
 ]
 
 _VALUE = 8
@@ -191,6 +192,18 @@ def require(need: int, have: int, what: str, remedy: str) -> None:
     """Raise a BudgetError with both numbers unless `need` bytes fit into `have`."""
     if need > have:
         raise BudgetError(f"{what} needs {megabytes(need)} and {megabytes(have)} are there; {remedy}.")
+
+
+def told(size: int) -> str:
+    """Say a number of bytes in two or three digits.
+
+    >>> told(512), told(40_000), told(12_345_678_901)
+    ('512 B', '40 kB', '12.3 GB')
+    """
+    for unit, least in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= least:
+            return f"{size / least:.3g} {unit}"
+    return f"{size} B"
 
 
 def megabytes(size: int) -> str:

@@ -14,7 +14,7 @@ from dkfm.model import Head, Model, StoredWeights
 from dkfm.narrow import summed_values
 from dkfm.sources import Source
 
-__all__ = ["Plan", "plan", "plan_streamed"]
+__all__ = ["Plan", "Writing", "plan", "plan_streamed"]
 
 _TASK_SECONDS = 0.5
 """On paper: a hundred times the scheduler's share. It is the same however many rows there are, and so is the memory."""
@@ -41,6 +41,14 @@ _STREAMED_ROWS = 64, 4096
 
 _MAX_CHUNKS = 2**20
 """Receipts that one marker holds."""
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How many pieces, and chunks, of scores a task holds to write them, beside those that it made."""
+
+    pieces: int = 0
+    chunks: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,20 +114,27 @@ class Plan:
         budget.require(self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows", remedy)
 
     def __str__(self) -> str:
-        large, megabytes = budget.megabytes(self.output_bytes), budget.megabytes
+        told = budget.told
         lines = {
             "rows": f"{self.rows:,} of {self.columns:,} columns, to {self.width:,} columns of scores",
             "chunks": f"{self.chunks:,} of {self.chunk_rows:,} rows, {self.done:,} of them done",
-            "output": f"{large}, {megabytes(self.chunk_bytes)} a chunk",
+            "output": f"{told(self.output_bytes)}, {told(self.chunk_bytes)} a chunk",
             "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",
-            "task": f"{megabytes(self.task_bytes)}, where a worker has {megabytes(self.have_bytes)} for each",
-            "model": f"{megabytes(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
-            "time": f"about {self.seconds / 3600:.2g} hours ({self.seconds:.3g} s) on paper",
+            "task": f"{told(self.task_bytes)} of memory, where a worker has {told(self.have_bytes)} for each",
+            "model": f"{told(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
+            "time": f"about {self.seconds / 3600:.2g} hours, or {self.seconds:.2g} s, on paper",
         }
         return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
 
 
-def plan(model: Model, outputs: Sequence[str], source: Source, chunk_rows: int | None = None, threads: int = 1) -> Plan:
+def plan(
+    model: Model,
+    outputs: Sequence[str],
+    source: Source,
+    chunk_rows: int | None = None,
+    threads: int = 1,
+    writing: Writing = Writing(),
+) -> Plan:
     """Plan a job with the whole model in memory: chunks of half a second, in step with those of the source.
 
     Of many chunks every thread gets as many as the others.
@@ -139,7 +154,7 @@ def plan(model: Model, outputs: Sequence[str], source: Source, chunk_rows: int |
     chunk_rows = min(chunk_rows, rows)
     wide = max(max(head.width, head.columns) for head in heads)
     tile = apply.tile_rows(n, _dense_columns(model), wide, size)
-    return _plan(model, heads, source, chunk_rows, _piece_rows(chunk_rows, source, size), tile, threads)
+    return _plan(model, heads, source, chunk_rows, _piece_rows(chunk_rows, source, size), tile, threads, writing)
 
 
 def plan_streamed(
@@ -149,6 +164,7 @@ def plan_streamed(
     have: Callable[[int], int],
     chunk_rows: int | None = None,
     threads: int = 1,
+    writing: Writing = Writing(),
 ) -> Plan:
     """Plan a job whose weights are read from the store by every task, for as many rows as its memory takes.
 
@@ -162,11 +178,12 @@ def plan_streamed(
         From the bytes that the tasks of a process share to those that one task may take.
     chunk_rows : int, optional
     threads : int
+    writing : Writing
     """
     heads = _checked(model, outputs, source)
 
     def planned(rows: int) -> Plan:
-        return _plan(model, heads, source, rows, rows, rows, threads, streamed=True)
+        return _plan(model, heads, source, rows, rows, rows, threads, writing, streamed=True)
 
     if chunk_rows is None:
         chunk_rows = _rows_within(planned, source, have)
@@ -244,6 +261,7 @@ def _plan(
     piece_rows: int,
     tile: int,
     threads: int,
+    writing: Writing,
     *,
     streamed: bool = False,
 ) -> Plan:
@@ -261,6 +279,7 @@ def _plan(
     beside += size * max(summed_values(n, head.columns) for head in heads)
     if streamed:
         beside += 3 * size * n * max(map(_panel, heads))
+    beside += size * width * (writing.pieces * piece_rows + writing.chunks * chunk_rows)
     task = budget.score_task_bytes(piece_rows, values, n, width, min(tile, piece_rows), blocks, product, size, beside)
     held, stored = stored_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
     return Plan(

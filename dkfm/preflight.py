@@ -50,11 +50,11 @@ def require_driver(n: int, d: int, blocks: int = 1, copies: int = 1, squares: in
     budget.require(budget.fit_bytes(n, d, blocks, copies, squares), have, f"The root of N = {n} training rows", remedy)
 
 
-def require_disk(path: Path, need: int) -> None:
+def require_disk(path: Path, need: int, what: str = "The Gram matrix") -> None:
     """Raise a BudgetError unless the file system of `path` has room."""
     folder = next(parent for parent in (path, *path.parents) if parent.exists())
     have = shutil.disk_usage(folder).free
-    budget.require(need, have, f"The Gram matrix at {path}", "choose a larger disk or fewer training rows")
+    budget.require(need, have, f"{what} at {path}", "choose a larger disk, or fewer rows")
 
 
 def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:

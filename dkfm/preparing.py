@@ -22,7 +22,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.model import Model
 from dkfm.outputs import Output
 from dkfm.places import Root, root_of
-from dkfm.planning import Plan
+from dkfm.planning import Plan, Writing
 from dkfm.record import Record, load_record
 from dkfm.remote import Remote, at_url
 from dkfm.sources import MemorySource, Source, open_source
@@ -101,7 +101,7 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
         with _on_disk(given, client) as rows:
             if found is not None and chunk_rows is None:
                 chunk_rows = found.chunk_rows
-            plan = _planned(record.model, names, rows, chunk_rows, client, running.threads)
+            plan = _planned(record.model, names, rows, chunk_rows, client, running.threads, _writing(target))
             where = str(model) if isinstance(model, str | os.PathLike) and at_url(model) else str(path)
             wanted = _wanted(target, where, record, names, given, plan, request)
             if found is not None:
@@ -137,7 +137,7 @@ def _wanted(
 ) -> Output:
     heads, main = record.model.heads, main_output(record.model)
     prefixes = {name: record.estimator.lower() if name == main else name for name in names}
-    table = str(target).endswith(".parquet")
+    table = _is_table(target)
     if table:
         require_pyarrow()
     elif request.id_column is not None:
@@ -162,17 +162,32 @@ def _wanted(
     )
 
 
+def _writing(target: Root) -> Writing:
+    """Return what a task holds to write: columns and pages of a table, and an object that travels and comes back."""
+    return Writing(pieces=3 if _is_table(target) else 0, chunks=2 if isinstance(target, Remote) else 0)
+
+
+def _is_table(target: Root) -> bool:
+    return str(target).endswith(".parquet")
+
+
 def _planned(
-    model: Model, names: list[str], source: Source, chunk_rows: int | None, client: "Client | None", threads: int
+    model: Model,
+    names: list[str],
+    source: Source,
+    chunk_rows: int | None,
+    client: "Client | None",
+    threads: int,
+    writing: Writing,
 ) -> Plan:
     """Plan a job with its weights in the memory of every worker, or, where that is too little, read from the store."""
 
     def have(shared: int) -> int:
         return preflight.task_budget(client, threads, shared)
 
-    plan = planning.plan(model, names, source, chunk_rows, threads)
+    plan = planning.plan(model, names, source, chunk_rows, threads, writing)
     if plan.task_bytes > have(plan.model_bytes) and model.stored_values:
-        plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads)
+        plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, writing)
     return replace(plan, have_bytes=have(plan.model_bytes))
 
 

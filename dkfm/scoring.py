@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm import decoded, npz, outputs, sources
+from dkfm import decoded, npz, outputs, preflight, sources
 from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError
 from dkfm.job import STALL_SECONDS, Tally, run
 from dkfm.journal import Journal, Receipt
@@ -111,6 +111,9 @@ def batch_score(
     request = Request(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
     with prepared(model, source, request, client) as job:
         job.plan.require()
+        if isinstance(job.wanted.root, Path):
+            left = (job.plan.chunks - job.plan.done) * job.plan.chunk_bytes
+            preflight.require_disk(job.wanted.root, left, "The output")
         return _Scoring(job, stall_timeout, progress).run()
 
 

@@ -78,10 +78,10 @@ class Job:
         """Hold a finished output against the one that nothing disturbed, count, and let it go."""
         found, expected = outputs.read(target), outputs.read(self.expected)
         dkfm.verify_scores(target)
-        receipts = list(journal.receipts(target))
+        receipts = list(journal.receipts(found.place))
         TOTALS.again += len(receipts) - len({receipt.chunk for receipt in receipts})
         for number in range(expected.chunks):
-            (ours,), (theirs,) = (output.form.files(number) for output in (found, expected))
+            ours, theirs = (output.root / output.form.files(number)[0] for output in (found, expected))
             rows = expected.chunk(number).rows
             TOTALS.lost += 0 if ours.exists() else rows
             TOTALS.wrong += 0 if ours.read_bytes() == theirs.read_bytes() else rows

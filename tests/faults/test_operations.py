@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +122,7 @@ def test_damage_to_any_chunk_is_found_by_readers_and_mended_by_the_same_command(
     score(small, target)
     good = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
     for number in range(5):
-        (path,) = outputs.read(target).form.files(number)
+        path = target / outputs.read(target).form.files(number)[0]
         DAMAGE[kind](path, rng)
         TOTALS.faults += 1
         with pytest.raises(StoreError):
@@ -186,3 +188,39 @@ def test_an_input_that_changes_under_way_completes_nothing(small, tmp_path, monk
     with pytest.raises(StoreExistsError, match="has changed since"):
         dkfm.batch_score(small.folder / "model", rows, target, progress=False)
     assert dkfm.batch_score(small.folder / "model", rows, target, overwrite=True, progress=False).rows == 250
+
+
+def mounted(folder, size):
+    """Mount a file system in memory, or skip: it takes privileges."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")  # reason: it takes privileges
+
+
+def test_a_full_disk_is_a_sentence_and_with_more_room_the_same_command_goes_on(job, tmp_path):
+    disk = tmp_path / "disk"
+    mounted(disk, "1m")
+    try:
+        target, ballast = disk / "scores", disk / "ballast"
+        log = tmp_path / "driver.log"
+        with harness.process(job.command(target), log) as driver:
+            job.wait_for_a_chunk(target, driver)
+            with suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            TOTALS.faults += 1
+            assert driver.wait(harness.LIMIT) == 1
+        assert "No space left on device" in harness.sentence(log.read_text())
+        told = harness.sentence(harness.run(job.command(target), code=1))
+        assert "BudgetError: The output at" in told
+        subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+        assert "chunks were there" in harness.run(job.command(target))
+        job.settle(target)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
