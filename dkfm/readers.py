@@ -145,13 +145,13 @@ def _table(output: Output, receipt: Receipt) -> "pa.Table":
     import pyarrow.parquet as pq
 
     outputs.require_run(output.root, output.run)
-    if not outputs.is_sound(output, receipt):
-        raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} is not what was written.")
+    opened = output.place.open(output.form.files(receipt.chunk)[0]) if outputs.is_sound(output, receipt) else None
+    if opened is None:
+        raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written.")
     try:
-        opened = output.place.open(output.form.files(receipt.chunk)[0])
-        with pq.ParquetFile(opened) as table:
+        with opened, pq.ParquetFile(opened) as table:
             return table.read()
-    except (OSError, ValueError, TypeError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} cannot be read: {reason(error)}.") from None
 
 
