@@ -2,10 +2,12 @@
 
 import gzip
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import s3
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -87,3 +89,47 @@ def threaded_client(tmp_path):
         Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as connected,
     ):
         yield connected
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory):
+    """An S3 server, of which the environment tells fsspec."""
+    import s3fs
+
+    nothing = str(tmp_path_factory.mktemp("aws") / "none")
+    with s3.server() as port, pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
+            patch.delenv(name)
+        here = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_EC2_METADATA_DISABLED": "true"}
+        files = {"AWS_CONFIG_FILE": nothing, "AWS_SHARED_CREDENTIALS_FILE": nothing}
+        for name, value in {**s3.CREDENTIALS, **here, **files}.items():
+            patch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem().mkdir("bucket")
+        yield port
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def place(port, request):
+    """A prefix of the test's own on an S3 server."""
+    from dkfm.remote import Remote
+
+    return Remote(f"{s3.BUCKET}/{request.node.name.partition('[')[0]}/{time.monotonic_ns()}")
+
+
+@pytest.fixture(scope="module")
+def one_proxy(port):
+    with s3.proxy(port) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(one_proxy, monkeypatch):
+    """A proxy through which dkfm reaches the server now, with limits of about a second."""
+    from fsspec.config import conf
+
+    limits = {"connect_timeout": 1, "read_timeout": 1.2, "retries": {"total_max_attempts": 2}}
+    monkeypatch.setitem(conf, "s3", {"endpoint_url": one_proxy.url, "config_kwargs": limits})
+    one_proxy.seen, one_proxy.faults = [], []
+    return one_proxy

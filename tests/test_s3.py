@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -14,9 +13,10 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
+from s3 import BUCKET, SECRET, one_sentence, put
 
 import dkfm
-from dkfm import formats, kernels, transfer, workers
+from dkfm import documents, formats, kernels, transfer, workers
 from dkfm.cli import main
 from dkfm.errors import (
     DamagedStoreError,
@@ -33,53 +33,6 @@ from dkfm.sources import in_single, open_source
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
-
-import s3
-
-SECRET = "SeCrEt"
-BUCKET = "s3://bucket"
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
-
-
-@pytest.fixture(scope="module")
-def port(tmp_path_factory):
-    import s3fs
-
-    nothing = str(tmp_path_factory.mktemp("aws") / "none")
-    with s3.server() as port, pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
-            patch.delenv(name)
-        here = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_EC2_METADATA_DISABLED": "true"}
-        files = {"AWS_CONFIG_FILE": nothing, "AWS_SHARED_CREDENTIALS_FILE": nothing}
-        for name, value in {**CREDENTIALS, **here, **files}.items():
-            patch.setenv(name, value)
-        s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir("bucket")
-        yield port
-        s3fs.S3FileSystem.clear_instance_cache()
-
-
-@pytest.fixture
-def place(port, request):
-    """A prefix of the test's own."""
-    return Remote(f"{BUCKET}/{request.node.name.partition('[')[0]}/{time.monotonic_ns()}")
-
-
-@pytest.fixture(scope="module")
-def one_proxy(port):
-    with s3.proxy(port) as made:
-        yield made
-
-
-@pytest.fixture
-def proxy(one_proxy, monkeypatch):
-    """A proxy through which dkfm reaches the server now, with limits of about a second."""
-    from fsspec.config import conf
-
-    limits = {"connect_timeout": 1, "read_timeout": 1.2, "retries": {"total_max_attempts": 2}}
-    monkeypatch.setitem(conf, "s3", {"endpoint_url": one_proxy.url, "config_kwargs": limits})
-    one_proxy.seen, one_proxy.faults = [], []
-    return one_proxy
 
 
 @pytest.fixture
@@ -104,16 +57,8 @@ def npy(values, **options):
     return file.getvalue()
 
 
-def put(place, folder):
-    place.upload(folder, [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()])
-
-
 def contents(place):
     return {name: place.read(name) for name, _, _ in place.names()}
-
-
-def one_sentence(error):
-    return "\n" not in str(error) and str(error).endswith(".") and SECRET not in str(error)
 
 
 def test_an_object_is_read_measured_listed_and_removed_as_it_is_now(place):
@@ -338,7 +283,7 @@ def test_names_that_would_leave_the_folder_are_refused(model, tmp_path):
 
 
 def test_metadata_that_are_too_large_are_not_read(model, monkeypatch):
-    monkeypatch.setattr(formats, "MAX_JSON", 100)
+    monkeypatch.setattr(documents, "MAX_JSON", 100)
     with pytest.raises(UnsupportedStoreError, match="metadata are below 100"):
         dkfm.load(model.url)
 
