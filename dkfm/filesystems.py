@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dkfm.errors import MissingExtraError, StoreError
@@ -110,4 +111,6 @@ def listed(files: "AbstractFileSystem", prefix: str) -> Iterator[tuple[str, Mapp
 
 def stamp(status: Mapping[str, Any]) -> str:
     """Return a text that is another one once a file has changed."""
-    return next((str(status[key]) for key in _STAMPS if status.get(key)), "")
+    found = next((status[key] for key in _STAMPS if status.get(key)), "")
+    # Some give a time in one form where they list files, and in another where they are asked for one.
+    return str(found.timestamp() if isinstance(found, datetime) else found)

@@ -5,11 +5,11 @@ Footers are a stranger's: they are checked against each other and against what w
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dkfm import listing
 from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError
 from dkfm.listing import File
+from dkfm.remote import Place
 
 try:
     import pyarrow as pa
@@ -28,6 +29,9 @@ except ImportError as error:
 __all__ = ["Footers", "declared_bytes", "opened", "pa", "read", "require_once"]
 
 _MAX_ROWS = 2**48
+_AT_ONCE = 8
+"""Files whose footers are read at a time: on an object store each takes some requests."""
+
 _NAMED = 5
 """Columns that a message names."""
 
@@ -81,26 +85,30 @@ class Footers:
 
 @contextmanager
 def opened(file: File, *, again: bool = True) -> Iterator["pq.ParquetFile"]:
-    """Open a file that is still as it was listed, perhaps not for the first time; what fails inside is one sentence."""
+    """Open a file that is and stays as it was listed, perhaps not for the first time; what fails is one sentence."""
     file.require_same()
     try:
         with pq.ParquetFile(
-            str(file.path),
+            file.source(),
             metadata=_metadata(file) if again else None,
             page_checksum_verification=True,
-            pre_buffer=False,  # a row group is read as it is decoded, not before
+            pre_buffer=file.far,  # few requests; on a disk a row group is read as it is decoded, not before
             memory_map=False,  # a file that is cut while it is mapped ends the process
         ) as parquet:
             yield parquet
     except DkfmError:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        file.require_same()
         raise InvalidInputError(f"{file.path} cannot be read as a Parquet file: {_reason(error)}.") from error
+    file.require_same()  # an object is read in parts, and no open file keeps what it was
 
 
 @lru_cache(maxsize=4)
 def _metadata(file: File) -> "pq.FileMetaData":
-    return pq.read_metadata(str(file.path), memory_map=False)
+    found = pq.read_metadata(file.source(), memory_map=False)
+    file.require_same()
+    return found
 
 
 def _reason(error: Exception) -> str:
@@ -109,13 +117,13 @@ def _reason(error: Exception) -> str:
 
 
 def read(
-    path: Path, wanted: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
+    path: Place, wanted: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
 ) -> tuple[str, Footers]:
     """Read the footers of a table, and return its stamp too.
 
     Parameters
     ----------
-    path : Path
+    path : Path or Remote
     wanted : sequence of str or int, optional
         Columns, by name or by their place in the first file; by default all of it but ids and index.
     id_column : str, optional
@@ -141,17 +149,19 @@ def read(
     owners: list[int] = []
     numbers: list[int] = []
     single = True
-    for owner, file in enumerate(files):
-        schema, rows = _described(file)
-        if owner == 0 or not schema.equals(first):
-            single &= _require_numbers(schema, columns, file.path)
-            _require_ids(schema, first, id_column, file.path)
-            if wanted is None and (more := sorted(set(_natural(schema, id_column)) - set(columns))):
-                raise InvalidInputError(f"{file.path} has {some(more)}, which {files[0].path} has not; name columns.")
-        held = [number for number, count in enumerate(rows) if count]
-        counts += [rows[number] for number in held]
-        owners += [owner] * len(held)
-        numbers += held
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-footers") as pool:
+        for owner, (file, (schema, rows)) in enumerate(zip(files, pool.map(_described, files), strict=True)):
+            if owner == 0 or not schema.equals(first):
+                single &= _require_numbers(schema, columns, file.path)
+                _require_ids(schema, first, id_column, file.path)
+                if wanted is None and (more := sorted(set(_natural(schema, id_column)) - set(columns))):
+                    raise InvalidInputError(
+                        f"{file.path} has {some(more)}, which {files[0].path} has not; name columns."
+                    )
+            held = [number for number, count in enumerate(rows) if count]
+            counts += [rows[number] for number in held]
+            owners += [owner] * len(held)
+            numbers += held
     if not 0 < sum(counts) <= _MAX_ROWS:
         raise InvalidInputError(f"{path} needs at least one row, and at most 2**48, and has {sum(counts)}.")
     first_rows = np.array([*accumulate(counts, initial=0)], np.int64)
@@ -200,7 +210,7 @@ def _index_columns(schema: "pa.Schema") -> list[str]:
     return [name for name in kept if isinstance(name, str)] if isinstance(kept, list) else []
 
 
-def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Path) -> bool:
+def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Place) -> bool:
     """Raise unless every column is there, once, and holds numbers; return whether all are float32."""
     require_once(schema.names, f"{path} has")
     there = {field.name: field.type for field in schema}
@@ -226,7 +236,7 @@ def _is_number(kind: "pa.DataType") -> bool:
     return any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
-def _require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Path) -> None:
+def _require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Place) -> None:
     """Raise unless the ids are there, of a type without parts, the same in every file."""
     if id_column is None:
         return

@@ -1,5 +1,6 @@
-"""Which files of a folder are those of a table, and whether one of them is still what it was when it was listed."""
+"""Which files of a folder, or of a prefix, are those of a table, and whether one of them is still what it was then."""
 
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from dkfm import stamps
 from dkfm.errors import InvalidInputError
+from dkfm.remote import Place, Remote, open_file
 
 __all__ = ["File", "read"]
 
@@ -16,29 +18,48 @@ __all__ = ["File", "read"]
 class File:
     """A file as it was when it was listed."""
 
-    path: Path
+    path: Place
     bytes: int
-    changed: int
+    changed: int | str
+    """The time of change, or what an object store has for it."""
+
+    @property
+    def far(self) -> bool:
+        """Whether each read of it is a request."""
+        return isinstance(self.path, Remote)
+
+    def source(self) -> str | io.RawIOBase:
+        """Return what pyarrow opens: a path, or a file that asks for what is read of it, and no more."""
+        return open_file(self.path, self.bytes).detach() if isinstance(self.path, Remote) else str(self.path)
 
     def require_same(self) -> None:
         """Raise unless it has still its size and its time of change."""
         try:
-            status = self.path.stat()
-            same = (status.st_size, status.st_mtime_ns) == (self.bytes, self.changed)
+            status = self.path.status() if isinstance(self.path, Remote) else _status(self.path.stat())
         except OSError:
-            same = False
-        if not same:
+            status = None
+        if status != (self.bytes, self.changed):
             raise InvalidInputError(f"{self.path} changed since it was opened; open it again.")
 
 
-def read(path: Path) -> tuple[str, tuple[File, ...]]:
-    """List the Parquet files below a folder in the order of their relative names, or a file; return their stamp too.
+def read(place: Place) -> tuple[str, tuple[File, ...]]:
+    """List the Parquet files below a place in the order of their relative names, or a file; return their stamp too.
 
     Raises
     ------
     InvalidInputError
         None there, a partition folder, a link that leads out of the folder or to a folder, or what is no plain file.
+    StoreError
+        An object store that did not answer.
     """
+    found = _objects(place) if isinstance(place, Remote) else _files(place)
+    if not found:
+        raise InvalidInputError(f"{place} holds no .parquet file whose name begins with neither '_' nor '.'.")
+    files = (File(place.join(n) if isinstance(place, Remote) else place / n, *status) for n, *status in found)
+    return stamps.of_files(found), tuple(files)
+
+
+def _files(path: Path) -> list[tuple[str, int, int]]:
     try:
         found = sorted(_below(path), key=lambda file: file[0]) if path.is_dir() else [("", path.stat())]
     except OSError as error:
@@ -46,10 +67,28 @@ def read(path: Path) -> tuple[str, tuple[File, ...]]:
     for name, status in found:
         if not stat.S_ISREG(status.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    if not found:
-        raise InvalidInputError(f"{path} holds no .parquet file whose name begins with neither '_' nor '.'.")
-    files = tuple(File(path / name, status.st_size, status.st_mtime_ns) for name, status in found)
-    return stamps.of_files(found), files
+    return [(name, *_status(status)) for name, status in found]
+
+
+def _status(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _objects(place: Remote) -> list[tuple[str, int, str]]:
+    status = place.status()
+    if status is not None:
+        return [("", *status)]
+    found = []
+    for name, size, stamp in place.names():
+        parts = name.split("/")
+        if not name.endswith(".parquet") or any(part.startswith(("_", ".")) for part in parts):
+            continue
+        if partition := next((depth for depth, part in enumerate(parts[:-1], 1) if "=" in part), None):
+            raise _partitioned(f"{place.join('/'.join(parts[:partition]))}")
+        found.append((name, size, stamp))
+    if not found and next(place.names(), None) is None:
+        raise InvalidInputError(f"There is no {place}.")
+    return sorted(found)
 
 
 def _below(root: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -64,11 +103,15 @@ def _below(root: Path) -> Iterator[tuple[str, os.stat_result]]:
                 if entry.is_symlink() and (is_folder or not Path(entry.path).resolve().is_relative_to(home)):
                     raise InvalidInputError(f"{entry.path} is refused: it is a link to a folder, or out of {root}.")
                 if is_folder and "=" in entry.name:
-                    raise InvalidInputError(
-                        f"{entry.path} is a partition folder, whose column is not in its files: "
-                        "name the folder of one partition, or write the column into the files."
-                    )
+                    raise _partitioned(entry.path)
                 if is_folder:
                     folders.append(f"{name}/")
                 else:
                     yield name, entry.stat()
+
+
+def _partitioned(folder: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{folder} is a partition folder, whose column is not in its files: "
+        "name the folder of one partition, or write the column into the files."
+    )

@@ -1,5 +1,7 @@
 """CSR rows in a .npz file of scipy.sparse.save_npz, a stranger's: each process unpacks its arrays once and maps them.
 
+From an object store the file is read as it is unpacked, and refused if it was another one before or after.
+
 Nothing is unpickled, no member's name is a path, and no more is unpacked than headers declare. What is unpacked lies in
 files without a name in the temporary folder (TMPDIR), which are gone when the process is, however it ends.
 """
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from dkfm import csr, stamps
 from dkfm.errors import DkfmError, InvalidInputError
 from dkfm.kernels.rows import Sparse
+from dkfm.remote import Place, Remote, open_file
 
 __all__ = ["NpzSource", "forget"]
 
@@ -35,7 +38,7 @@ _MAX_VALUES, _ENCRYPTED = 2**48, 1
 _Part = npt.NDArray[np.generic]
 
 _lock = threading.Lock()
-_unpacked: dict[tuple[Path, str], tuple[_Part, ...]] = {}
+_unpacked: dict[tuple[Place, str], tuple[_Part, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class _Header:
 class NpzSource:
     """CSR rows of a .npz file, compressed or not."""
 
-    path: Path
+    place: Place
     shape: tuple[int, int]
     row_values: int
     opened: str
@@ -65,7 +68,7 @@ class NpzSource:
     chunk_rows: int = 1
 
     @classmethod
-    def open(cls, path: Path) -> "NpzSource":
+    def open(cls, place: Place) -> "NpzSource":
         """Read the headers of a file.
 
         Raises
@@ -73,20 +76,25 @@ class NpzSource:
         InvalidInputError
             No .npz file of a CSR matrix, or one whose parts do not fit each other.
         """
-        path = Path(path).absolute()
-        with _archive(path) as (archive, stamp):
-            shape, headers = _checked(archive, path)
+        place = place if isinstance(place, Remote) else Path(place).absolute()
+        with _archive(place) as (archive, stamp):
+            shape, headers = _checked(archive, place)
         stored = headers[0].shape[0]
-        return cls(path, shape, -(-2 * stored // shape[0]) + 1, stamp)
+        return cls(place, shape, -(-2 * stored // shape[0]) + 1, stamp)
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is on this machine; None on an object store."""
+        return None if isinstance(self.place, Remote) else self.place
 
     @property
     def name(self) -> str:
-        """The path."""
-        return str(self.path)
+        """The path, or the URL without credentials."""
+        return str(self.place)
 
     def stamp(self) -> str:
-        """Return a digest of the file's size and time of change."""
-        return stamps.of_path(self.path)
+        """Return a digest of the file's size, and its time of change or ETag."""
+        return _stamp(self.place)
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the path, and the row."""
@@ -102,27 +110,26 @@ class NpzSource:
             # Copies: duplicates are added up in place, and a view would keep the disk space.
             found = csr.joined(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
         except ValueError as error:
-            raise InvalidInputError(f"The arrays of {self.path} do not make rows: {error}") from None
+            raise InvalidInputError(f"The arrays of {self.place} do not make rows: {error}") from None
         found.sum_duplicates()
         return found
 
     def _parts(self) -> tuple[_Part, ...]:
         """Return the arrays that this process has unpacked; unpack them if it has not."""
-        if _stamp(self.path) != self.opened:
-            raise InvalidInputError(f"{self.path} changed since it was opened; open it again.")
-        key = (self.path, self.opened)
+        _require_same(self.place, self.opened)
+        key = (self.place, self.opened)
         with _lock:
             if key not in _unpacked:
                 _unpacked[key] = self._unpack()
             return _unpacked[key]
 
     def _unpack(self) -> tuple[_Part, ...]:
-        with _archive(self.path) as (archive, stamp):
-            shape, headers = _checked(archive, self.path)
+        with _archive(self.place) as (archive, stamp):
+            shape, headers = _checked(archive, self.place)
             if (stamp, shape) != (self.opened, self.shape):
-                raise InvalidInputError(f"{self.path} changed since it was opened; open it again.")
-            _require_room(self.path, sum(header.bytes for header in headers))
-            return tuple(_mapped(archive, header, self.path) for header in headers)
+                raise InvalidInputError(f"{self.place} changed since it was opened; open it again.")
+            _require_room(self.place, sum(header.bytes for header in headers))
+            return tuple(_mapped(archive, header, self.place) for header in headers)
 
 
 def forget() -> None:
@@ -131,28 +138,39 @@ def forget() -> None:
         _unpacked.clear()
 
 
-def _stamp(path: Path) -> str:
+def _stamp(path: Place) -> str:
+    if isinstance(path, Remote):
+        if (status := path.status()) is None:
+            raise InvalidInputError(f"There is no {path}.")
+        return stamps.of_files([("", *status)])
     try:
         return stamps.of_path(path)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
 
 
+def _require_same(path: Place, stamp: str) -> None:
+    if _stamp(path) != stamp:
+        raise InvalidInputError(f"{path} changed since it was opened; open it again.")
+
+
 @contextmanager
-def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, str]]:
-    """Open a file, with its stamp from before; whatever fails inside becomes one sentence."""
+def _archive(path: Place) -> Iterator[tuple[zipfile.ZipFile, str]]:
+    """Open a file that stays as it is, with its stamp; whatever fails inside becomes one sentence."""
     stamp = _stamp(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) if isinstance(path, Remote) else path.open("rb") as file, zipfile.ZipFile(file) as archive:
             yield archive, stamp
     except DkfmError:
         raise
     except Exception as error:  # damage has no end of classes, in zipfile, zlib, struct, tokenize
+        _require_same(path, stamp)
         reason = (str(getattr(error, "strerror", None) or error).splitlines() or [""])[0].rstrip(".")
         raise InvalidInputError(f"{path} cannot be read as a .npz file: {reason:.300}.") from error
+    _require_same(path, stamp)  # an object is read in parts
 
 
-def _checked(archive: zipfile.ZipFile, path: Path) -> tuple[tuple[int, int], list[_Header]]:
+def _checked(archive: zipfile.ZipFile, path: Place) -> tuple[tuple[int, int], list[_Header]]:
     """Return the shape of the rows and the headers of their three arrays, once these agree."""
     members = archive.infolist()
     form, size = (_header(archive, members, name, path) for name in ("format", "shape"))
@@ -178,7 +196,7 @@ def _checked(archive: zipfile.ZipFile, path: Path) -> tuple[tuple[int, int], lis
     return (rows, columns), headers
 
 
-def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Path) -> _Header:
+def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Place) -> _Header:
     found = [member for member in members if member.filename == f"{name}.npy"]
     if len(found) != 1:
         raise InvalidInputError(f"{path} holds {len(found)} arrays named {name!r}; scipy.sparse.save_npz writes one.")
@@ -201,7 +219,7 @@ def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str,
     return header
 
 
-def _pieces(archive: zipfile.ZipFile, header: _Header, path: Path) -> Iterator[bytes]:
+def _pieces(archive: zipfile.ZipFile, header: _Header, path: Place) -> Iterator[bytes]:
     """Yield the values of an array; raise once they are more or fewer than it declares."""
     member = copy(header.member)
     member.file_size += 1  # zipfile ends at the size that is declared, and would not tell of more
@@ -224,13 +242,13 @@ def _skip(opened: IO[bytes], count: int) -> None:
         count -= len(piece)
 
 
-def _small(archive: zipfile.ZipFile, header: _Header, path: Path) -> _Part:
+def _small(archive: zipfile.ZipFile, header: _Header, path: Place) -> _Part:
     if header.bytes > _MAX_SMALL:
         raise InvalidInputError(f"{path} does not say its format and shape as scipy.sparse.save_npz does.")
     return np.frombuffer(b"".join(_pieces(archive, header, path)), header.dtype).reshape(header.shape)
 
 
-def _require_room(path: Path, needed: int) -> None:
+def _require_room(path: Place, needed: int) -> None:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -240,7 +258,7 @@ def _require_room(path: Path, needed: int) -> None:
         )
 
 
-def _mapped(archive: zipfile.ZipFile, header: _Header, path: Path) -> _Part:
+def _mapped(archive: zipfile.ZipFile, header: _Header, path: Place) -> _Part:
     if header.bytes == 0:
         return np.empty(header.shape, header.dtype)
     with tempfile.TemporaryFile(prefix="dkfm-npz-") as file:

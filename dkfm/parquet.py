@@ -1,5 +1,7 @@
 """Rows of Parquet files: the columns that are asked for, by name, from one file or from all files of a folder.
 
+A folder is one on a disk, or a prefix on an object store, of which only the bytes of those columns are asked for.
+
 A source is a value of a few words however many files there are: each process lists them and reads their footers itself,
 once, and refuses them if they have changed. Memory is that of the rows asked for, and of the row groups that hold an
 end of them.
@@ -18,6 +20,7 @@ from dkfm import decoded, footers, listing
 from dkfm.errors import InvalidInputError
 from dkfm.footers import Footers, pa
 from dkfm.kernels.rows import Array
+from dkfm.remote import Place, Remote
 
 __all__ = ["ParquetSource"]
 
@@ -41,7 +44,7 @@ class ParquetSource:
     Files and folders whose names begin with "_" or "." are not looked at. Nulls are NaN.
     """
 
-    path: Path
+    place: Place
     shape: tuple[int, int]
     chunk_rows: int
     """Rows of the largest row group: they are decoded together."""
@@ -56,12 +59,12 @@ class ParquetSource:
     """Which opening of the table this is: what was decoded for an earlier one may have changed since."""
 
     @classmethod
-    def open(cls, path: Path, columns: Sequence[str] | None = None, id_column: str | None = None) -> "ParquetSource":
+    def open(cls, place: Place, columns: Sequence[str] | None = None, id_column: str | None = None) -> "ParquetSource":
         """Read the footers of a file, or of all files of a folder.
 
         Parameters
         ----------
-        path : Path
+        place : Path or Remote
         columns : sequence of str, optional
             Names of the columns that are read, in their order; by default those of the first file in its order, but
             neither the ids nor the index of a data frame.
@@ -73,17 +76,22 @@ class ParquetSource:
         InvalidInputError
             Something else than Parquet files, a column that is missing or does not hold numbers, or no rows.
         """
-        path = Path(path).absolute()
-        found, table = footers.read(path, _checked(columns), id_column)
+        place = place if isinstance(place, Remote) else Path(place).absolute()
+        found, table = footers.read(place, _checked(columns), id_column)
         longest = int(np.diff(table.first_rows).max())
         with _lock:
-            _keep((path, found, table.places, id_column), table)
-        return cls(path, (int(table.first_rows[-1]), len(table.columns)), longest, found, table.places, id_column)
+            _keep((place, found, table.places, id_column), table)
+        return cls(place, (int(table.first_rows[-1]), len(table.columns)), longest, found, table.places, id_column)
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is on this machine; None on an object store."""
+        return None if isinstance(self.place, Remote) else self.place
 
     @property
     def name(self) -> str:
-        """The path."""
-        return str(self.path)
+        """The path, or the URL without credentials."""
+        return str(self.place)
 
     @property
     def row_values(self) -> int:
@@ -96,8 +104,8 @@ class ParquetSource:
         return self._table.columns
 
     def stamp(self) -> str:
-        """Return a digest of the names, sizes and times of change of its files."""
-        return listing.read(self.path)[0]
+        """Return a digest of the names, the sizes, and the times of change or ETags of its files."""
+        return listing.read(self.place)[0]
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the file that holds a row, and the number of the row in it."""
@@ -129,7 +137,7 @@ class ParquetSource:
             The source was opened without an id column.
         """
         if self.id_column is None:
-            raise InvalidInputError(f"{self.path} was opened without ids; name their column with id_column=.")
+            raise InvalidInputError(f"{self.place} was opened without ids; name their column with id_column=.")
         table = self._table
         start, stop, _ = rows.indices(self.shape[0])
         found = []
@@ -138,14 +146,15 @@ class ParquetSource:
                 if first >= part.stop:
                     break
                 found.append(batch.column(0)[max(0, part.start - first) : part.stop - first])
+            table.file_of(group).require_same()  # which an end before the last batch leaves out
         return pa.concat_arrays(found) if found else pa.array([], table.id_type)
 
     @property
     def _table(self) -> Footers:
-        key = (self.path, self.listing, self.places, self.id_column)
+        key = (self.place, self.listing, self.places, self.id_column)
         with _lock:
             if key not in _tables:
-                _keep(key, footers.read(self.path, self.places, self.id_column, expected=self.listing)[1])
+                _keep(key, footers.read(self.place, self.places, self.id_column, expected=self.listing)[1])
             return _tables[key]
 
     def _dtype(self, table: Footers) -> np.dtype[np.floating]:

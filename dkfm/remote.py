@@ -4,7 +4,6 @@ Promises: no listing is a stale one; what is created exclusively has one creator
 error in some minutes, of one sentence, without the credentials that a URL may hold.
 """
 
-import hashlib
 import io
 import os
 import re
@@ -15,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkfm import filesystems
+from dkfm import filesystems, stamps
 from dkfm.errors import DkfmError, StoreError
 from dkfm.refusals import may_pass, refusal, without_credentials
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Remote", "at_url", "open_file"]
+__all__ = ["Place", "Remote", "at_url", "open_file"]
 
 _AT_ONCE, _PART = 8, 2**26
 """Files of a folder that travel at a time; and the bytes that are read at a time."""
@@ -82,8 +81,19 @@ class Remote:
 
     def size(self, name: str = "") -> int | None:
         """Return the bytes of an object; None where there is none."""
-        status = self.join(name)._status()
-        return None if status is None else int(status["size"])
+        status = self.join(name).status()
+        return None if status is None else status[0]
+
+    def status(self) -> tuple[int, str] | None:
+        """Return the bytes and the stamp of an object; None where there is none."""
+        with self.telling("read") as (files, path):
+            try:
+                found = files.info(path)
+            except FileNotFoundError as error:
+                if may_pass(error):  # of HTTP fsspec says so whatever happened
+                    raise
+                return None
+            return (int(found["size"]), filesystems.stamp(found)) if found["type"] == "file" else None
 
     def names(self) -> Iterator[tuple[str, int, str]]:
         """Yield the name, the bytes and the stamp of every object below, as they are on the store now."""
@@ -104,9 +114,8 @@ class Remote:
 
     def stamp(self) -> str:
         """Return a digest of names, sizes and stamps: of the object, or of all below."""
-        status = self._status()
-        entries = sorted(self.names()) if status is None else [("", int(status["size"]), filesystems.stamp(status))]
-        return hashlib.sha256("".join(f"{n}\0{size}\0{stamp}\0" for n, size, stamp in entries).encode()).hexdigest()
+        status = self.status()
+        return stamps.of_files(sorted(self.names()) if status is None else [("", *status)])
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object where there is none; False where there is one already, which is left as it is.
@@ -150,16 +159,6 @@ class Remote:
                     raise StoreError(f"{self.join(name)} cannot be read: it was replaced meanwhile.")
                 opened.write(part)
 
-    def _status(self) -> Mapping[str, Any] | None:
-        with self.telling("read") as (files, path):
-            try:
-                status: Mapping[str, Any] = files.info(path)
-            except FileNotFoundError as error:
-                if may_pass(error):  # of HTTP fsspec says so whatever happened
-                    raise
-                return None
-            return status if status["type"] == "file" else None
-
     @contextmanager
     def telling(self, verb: str) -> "Iterator[tuple[AbstractFileSystem, str]]":
         """Lend the file system and the path in it; turn what they refuse into a sentence."""
@@ -171,14 +170,18 @@ class Remote:
             raise refusal(self.name, verb, error, self.url) from error
 
 
+Place = Path | Remote
+"""On a file system of this machine, or on an object store."""
+
+
 def _each(act: Any, names: Iterable[str]) -> None:
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-remote") as pool:
         for _ in pool.map(act, names):
             pass
 
 
-def open_file(place: "Remote | str") -> io.BufferedReader:
-    """Open an object as a binary file that seeks: what is read of it is asked for, and no more.
+def open_file(place: "Remote | str", size: int | None = None) -> io.BufferedReader:
+    """Open an object, of which the bytes may be known, as a binary file that seeks: no more is read than is asked for.
 
     Raises
     ------
@@ -186,7 +189,7 @@ def open_file(place: "Remote | str") -> io.BufferedReader:
         Nothing there; at a read, what `Remote.read` raises.
     """
     remote = place if isinstance(place, Remote) else Remote(place)
-    size = remote.size()
+    size = remote.size() if size is None else size
     if size is None:
         raise StoreError(f"{remote} cannot be read: nothing is there.")
     return io.BufferedReader(_Reader(remote, size), 2**18)

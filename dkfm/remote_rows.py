@@ -43,7 +43,9 @@ def open_remote(place: Remote) -> "RemoteNpySource | RemoteZarrSource":
         return RemoteZarrSource.open(place)
     if place.size() is None and next(place.names(), None) is None:
         raise InvalidInputError(f"There is no {place}.")
-    raise InvalidInputError(f"{place} is neither a .npy file nor a Zarr version 3 store.")
+    raise InvalidInputError(
+        f"{place} is neither a .npy, .npz or .parquet file, nor a folder of .parquet files, nor a Zarr version 3 store."
+    )
 
 
 @dataclass(frozen=True)

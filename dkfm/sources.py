@@ -29,7 +29,7 @@ from dkfm.kernels.rows import (
 )
 from dkfm.npz import NpzSource
 from dkfm.plain import Plain
-from dkfm.remote import at_url
+from dkfm.remote import Place, Remote, at_url
 from dkfm.remote_rows import open_remote
 from dkfm.store import bytes_of, local_path
 
@@ -255,8 +255,8 @@ def open_source(
     Parameters
     ----------
     data : array-like, zarr.Array or path
-        A path ends in ``.npy``, in ``.npz`` (CSR rows of ``scipy.sparse.save_npz``) or in ``.parquet``, or is a folder
-        with ``.parquet`` files in it, or a Zarr store, or ``store.zarr/array``; a URL in ``.npy``, or of a Zarr store.
+        A path or a URL ends in ``.npy``, in ``.npz`` (CSR rows of ``scipy.sparse.save_npz``) or in ``.parquet``, or is
+        a folder with ``.parquet`` files in it, or a Zarr store, or ``store.zarr/array``.
     name : str
         What messages call an array.
     columns : sequence of str, optional
@@ -271,22 +271,18 @@ def open_source(
     InvalidInputError
         Nothing there, or something that does not hold rows of real numbers, or columns of what has no names.
     MissingExtraError
-        Parquet files, and pyarrow is not installed.
+        Parquet files, or a URL, and a package that is not installed.
+    StoreError
+        An object store that did not answer, or does not let one read.
     """
-    place = at_url(data) if isinstance(data, str | os.PathLike) else None
-    if place is not None and not place.url.endswith(".parquet"):
-        _require_no_columns(place, columns, id_column)
-        return open_remote(place)
-    path = local_path(data).absolute() if isinstance(data, str | os.PathLike) else None
-    if path is not None and not path.exists():
-        raise InvalidInputError(f"There is no {path}.")
-    if path is not None and _is_parquet(path):
+    place = _place(data) if isinstance(data, str | os.PathLike) else None
+    if place is not None and _is_parquet(place):
         from dkfm.parquet import ParquetSource  # pyarrow is an extra, and takes long
 
-        return ParquetSource.open(path, fitted if columns is None else columns, id_column)
-    _require_no_columns(path or name, columns, id_column)
-    if path is not None:
-        return _open_unnamed(path)
+        return ParquetSource.open(place, fitted if columns is None else columns, id_column)
+    _require_no_columns(place or name, columns, id_column)
+    if place is not None:
+        return _open_unnamed(place)
     if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
         return ZarrSource.open(Path(data.store.root) / data.path)
     if hasattr(data, "__dask_graph__"):
@@ -294,19 +290,41 @@ def open_source(
     return MemorySource(double(as_array(data, name)), name)
 
 
+def _place(data: str | os.PathLike[str]) -> Place:
+    """Return where something is, which is there."""
+    found = at_url(data) or local_path(data).absolute()
+    if isinstance(found, Path) and not found.exists():
+        raise InvalidInputError(f"There is no {found}.")
+    return found
+
+
 def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: str | None) -> None:
     if columns is not None or id_column is not None:
         raise InvalidInputError(f"columns and id_column name columns of Parquet files, and {what} is none.")
 
 
-def _is_parquet(path: Path) -> bool:
+def _is_parquet(path: Place) -> bool:
+    if isinstance(path, Remote):
+        return _is_parquet_at(path)
     if not path.is_dir():
         return path.suffix == ".parquet"
     return not (path / "zarr.json").is_file() and next(path.rglob("*.parquet"), None) is not None
 
 
-def _open_unnamed(path: Path) -> Source:
+def _is_parquet_at(place: Remote) -> bool:
+    if place.url.endswith((".npy", ".npz")):
+        return False  # without a request
+    if place.size() is not None:
+        return place.url.endswith(".parquet")
+    if place.size("zarr.json") is not None:
+        return False
+    return place.url.endswith(".parquet") or any(name.endswith(".parquet") for name, _, _ in place.names())
+
+
+def _open_unnamed(path: Place) -> Source:
     """Open rows whose columns have no names."""
+    if isinstance(path, Remote):
+        return NpzSource.open(path) if path.url.endswith(".npz") else open_remote(path)
     if path.is_dir():
         return ZarrSource.open(path)
     if path.suffix == ".npy":

@@ -1,4 +1,4 @@
-"""Which files these are: names, sizes and times of change, so that a job knows whether its input is still the same."""
+"""Which files these are: names, sizes, and times of change or ETags, so that a job knows its input again."""
 
 import hashlib
 import os
@@ -13,18 +13,19 @@ def of_path(path: Path) -> str:
     return of_files(sorted(_files(path)))
 
 
-def of_files(files: Iterable[tuple[str, os.stat_result]]) -> str:
-    """Return a digest of files: names in the order given, bytes, and times of change."""
+def of_files(files: Iterable[tuple[str, int, int | str]]) -> str:
+    """Return a digest of files: names in the order given, bytes, and times of change or what stores have for them."""
     found = hashlib.sha256()
-    for name, status in files:
+    for name, size, changed in files:
         # A name on disk may be bytes that are no text.
-        found.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+        found.update(f"{name}\0{size}\0{changed}\0".encode("utf-8", "surrogateescape"))
     return found.hexdigest()
 
 
-def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _files(path: Path) -> Iterator[tuple[str, int, int]]:
     if not path.is_dir():
-        yield "", path.stat()
+        status = path.stat()
+        yield "", status.st_size, status.st_mtime_ns
         return
     folders = [""]
     while folders:
@@ -35,4 +36,5 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
                 if entry.is_dir(follow_symlinks=False):  # a link may lead back to where it lies
                     folders.append(f"{name}/")
                 else:
-                    yield name, entry.stat(follow_symlinks=entry.is_file())
+                    status = entry.stat(follow_symlinks=entry.is_file())
+                    yield name, status.st_size, status.st_mtime_ns

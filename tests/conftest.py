@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import s3
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -92,8 +93,7 @@ def threaded_client(tmp_path):
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory):
-    """The port of a real S3 server, to which this process and its children connect now."""
-    import s3
+    """An S3 server, of which the environment tells fsspec."""
     import s3fs
 
     nothing = str(tmp_path_factory.mktemp("aws") / "none")
@@ -112,9 +112,7 @@ def port(tmp_path_factory):
 
 @pytest.fixture
 def place(port, request):
-    """A prefix of the test's own."""
-    import s3
-
+    """A prefix of the test's own on an S3 server."""
     from dkfm.remote import Remote
 
     return Remote(f"{s3.BUCKET}/{request.node.name.partition('[')[0]}/{time.monotonic_ns()}")
@@ -122,8 +120,6 @@ def place(port, request):
 
 @pytest.fixture(scope="module")
 def one_proxy(port):
-    import s3
-
     with s3.proxy(port) as made:
         yield made
 

@@ -10,10 +10,8 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-SECRET = "SeCrEt"
-BUCKET = "s3://bucket"
+BUCKET, SECRET = "s3://bucket", "SeCrEt"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
-
 NOT_FORWARDED = {"connection", "transfer-encoding", "content-length", "keep-alive", "server", "date"}
 
 
@@ -117,3 +115,13 @@ def proxy(behind):
         finally:
             made.shutdown()
             thread.join()
+
+
+def put(place, folder):
+    """Upload a folder."""
+    place.upload(folder, [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()])
+
+
+def one_sentence(error):
+    """Whether a message is one sentence, without credentials."""
+    return "\n" not in str(error) and str(error).endswith(".") and SECRET not in str(error)

@@ -219,6 +219,28 @@ def test_headers_that_lie_are_refused_before_anything_is_unpacked(lie, matrix, t
     assert not unpacked
 
 
+@pytest.mark.parametrize(("directory", "message"), [(False, "is damaged: it has 4800 bytes"), (True, "has .* free")])
+def test_a_member_whose_header_claims_terabytes_is_refused_before_anything_is_unpacked(
+    directory, message, matrix, tmp_path, monkeypatch
+):
+    claimed = {name: npy(getattr(matrix, name), shape=(10**13,)) for name in ("data", "indices")}
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as opened:
+        for name, content in members(matrix, **claimed).items():
+            opened.writestr(name, content)
+        for name, part in [("data", matrix.data), ("indices", matrix.indices)] if directory else []:
+            opened.getinfo(f"{name}.npy").file_size += (10**13 - 600) * part.itemsize
+    monkeypatch.setattr(npz, "_mapped", lambda *_: pytest.fail("unpacked"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match=message) as caught:
+            open_source(tmp_path / "x.npz").read(slice(0, 1))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+    assert peak < 2**24
+
+
 @pytest.mark.parametrize(
     "pointers",
     [

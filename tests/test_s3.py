@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
+from s3 import BUCKET, SECRET, one_sentence, put
 
 import dkfm
 from dkfm import documents, formats, kernels, transfer, workers
@@ -32,8 +33,6 @@ from dkfm.sources import in_single, open_source
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
-
-from s3 import BUCKET, SECRET
 
 
 @pytest.fixture
@@ -58,16 +57,8 @@ def npy(values, **options):
     return file.getvalue()
 
 
-def put(place, folder):
-    place.upload(folder, [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()])
-
-
 def contents(place):
     return {name: place.read(name) for name, _, _ in place.names()}
-
-
-def one_sentence(error):
-    return "\n" not in str(error) and str(error).endswith(".") and SECRET not in str(error)
 
 
 def test_an_object_is_read_measured_listed_and_removed_as_it_is_now(place):

@@ -1,0 +1,410 @@
+"""Parquet files and .npz files on an object store: what they are on a disk, from no more requests than they need."""
+
+import io
+import pickle
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from s3 import SECRET, one_sentence, put
+
+import dkfm
+from dkfm import decoded, footers, kernels, npz, parquet
+from dkfm.errors import InvalidInputError, UnreachableError
+from dkfm.npz import NpzSource
+from dkfm.remote import Remote
+from dkfm.sources import in_single, open_source
+
+pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
+pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+PARTS = [slice(0, 1000), slice(0, 1), slice(95, 730), slice(410, 420), slice(990, 5000), slice(20, 20)]
+
+
+@pytest.fixture
+def rows(rng):
+    return rng.normal(size=(1000, 3))
+
+
+@pytest.fixture
+def matrix(rows):
+    return sp.csr_array(rows * (rows > 0.5))
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    yield
+    fresh()
+
+
+def fresh():
+    """Make this process one that has read nothing yet."""
+    npz.forget()
+    decoded.forget()
+    parquet._tables.clear()
+    footers._metadata.cache_clear()
+
+
+def table(rows, names="abc"):
+    return pa.table({name: rows[:, place] for place, name in enumerate(names)})
+
+
+def parquet_bytes(data, group_rows=100, **options):
+    file = io.BytesIO()
+    pq.write_table(data if isinstance(data, pa.Table) else table(data), file, row_group_size=group_rows, **options)
+    return file.getvalue()
+
+
+def npz_bytes(matrix, compressed=True):
+    file = io.BytesIO()
+    sp.save_npz(file, matrix, compressed=compressed)
+    return file.getvalue()
+
+
+def split(folder, rows):
+    """Write a folder of files with ids, of which one has its columns in another order."""
+    for name, part, order in [("b/1", 1, "abc"), ("a", 0, "cab"), ("b/2", 2, "abc"), ("c", 3, "abc")]:
+        held = slice(250 * part, 250 * (part + 1))
+        columns = table(rows[held]).select(order).append_column("id", pa.array(range(held.start, held.stop)))
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.parquet").write_bytes(parquet_bytes(columns))
+    for name in ("_SUCCESS", "notes.txt", "_metadata/a.parquet", ".hidden/a=1/x.parquet", "_x.parquet", ".x.parquet"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("not looked at")
+
+
+def dense(rows):
+    return rows.toarray() if sp.issparse(rows) else rows
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"id_column": "id"},
+        {"columns": ["c", "a"]},
+        {"columns": ["b"], "id_column": "id"},
+        {"fitted": ["c", "b", "a"], "id_column": "id"},
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("name", ["folder", "folder.parquet", "folder/b/1.parquet"])
+def test_tables_at_urls_are_those_on_a_disk(name, options, place, rows, tmp_path):
+    split(tmp_path / "folder", rows)
+    split(tmp_path / "folder.parquet", rows)
+    put(place, tmp_path)
+    local, remote = open_source(tmp_path / name, **options), open_source(f"{place.url}/{name}", **options)
+    fresh()
+    assert type(local) is type(remote)
+    assert len(pickle.dumps(remote)) < 700
+    assert pickle.loads(pickle.dumps(remote)) == remote
+    assert (remote.shape, remote.chunk_rows, remote.columns) == (local.shape, local.chunk_rows, local.columns)
+    assert remote.name == f"{place.url}/{name}"
+    for row in (0, 249, 250, 999):
+        if row < local.shape[0]:
+            file, number = local.where(row)
+            assert remote.where(row) == (file.replace(str(tmp_path), place.url), number)
+    for part in PARTS:
+        np.testing.assert_array_equal(remote.read(part), local.read(part))
+        if remote.id_column:
+            assert remote.read_ids(part).equals(local.read_ids(part))
+
+
+def test_float32_at_a_url_is_read_as_it_is_where_it_is_asked_for(place, rows):
+    place.replace("x.parquet", parquet_bytes(table(rows.astype(np.float32))))
+    source = open_source(f"{place.url}/x.parquet")
+    assert source.read(slice(3, 20)).dtype == np.float64
+    assert in_single(source).read(slice(3, 20)).dtype == np.float32
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_sparse_rows_at_a_url_are_those_on_a_disk(compressed, place, matrix, tmp_path):
+    place.replace("x.npz", npz_bytes(matrix, compressed))
+    (tmp_path / "x.npz").write_bytes(npz_bytes(matrix, compressed))
+    local, remote = open_source(tmp_path / "x.npz"), open_source(f"{place.url}/x.npz")
+    assert len(pickle.dumps(remote)) < 500
+    assert pickle.loads(pickle.dumps(remote)) == remote
+    assert (remote.shape, remote.chunk_rows, remote.row_values) == (local.shape, 1, local.row_values)
+    assert (remote.name, remote.where(7)) == (f"{place.url}/x.npz", (f"{place.url}/x.npz", 7))
+    for part in PARTS:
+        ours, theirs = remote.read(part), local.read(part)
+        for name in ("data", "indices", "indptr"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def test_a_process_unpacks_sparse_rows_once_whatever_threads_read_them(place, matrix, proxy):
+    place.replace("x.npz", npz_bytes(matrix))
+    source = open_source(f"{place.url}/x.npz")
+    proxy.seen.clear()
+    with ThreadPoolExecutor(8) as pool:
+        parts = list(pool.map(lambda first: source.read(slice(first, first + 50)), range(0, 1000, 50)))
+    np.testing.assert_array_equal(sp.vstack(parts).toarray(), matrix.toarray())
+    methods = [method for method, _ in proxy.seen]
+    assert methods.count("GET") <= 6
+    assert methods.count("HEAD") <= 20 + 4
+
+
+def test_only_the_row_groups_and_columns_that_are_wanted_are_asked_for(place, rng, monkeypatch):
+    columns = {f"p{i}": rng.normal(size=40_000) for i in range(20)}
+    data = parquet_bytes(pa.table(columns), 10_000, use_dictionary=False, compression=None)
+    place.replace("x.parquet", data)
+    few, whole = (open_source(f"{place.url}/x.parquet", columns=names) for names in (["p7", "p3"], None))
+    few.read(slice(0, 10))  # the footer
+    asked, original = [], Remote.read
+    monkeypatch.setattr(Remote, "read", lambda self, *where: asked.append(original(self, *where)) or asked[-1])
+    decoded.forget()
+    found = few.read(slice(12_000, 13_000))
+    np.testing.assert_array_equal(found, np.stack([columns["p7"], columns["p3"]], 1)[12_000:13_000])
+    assert len(asked) == 2
+    assert 2 * 80_000 < sum(map(len, asked)) < 2 * 81_000
+    few.read(slice(14_000, 15_000))
+    assert len(asked) == 2
+    asked.clear()
+    whole.read(slice(20_000, 30_000))
+    assert len(asked) == 1
+    assert 20 * 80_000 < len(asked[0]) < 20 * 81_000
+
+
+def test_footers_of_a_folder_are_read_once_by_a_process(place, rows, tmp_path, proxy):
+    split(tmp_path, rows)
+    put(place, tmp_path)
+    source = open_source(place.url, id_column="id")
+    fresh()
+    again = pickle.loads(pickle.dumps(source))
+    proxy.seen.clear()
+    assert again.columns == source.columns
+    first = len(proxy.seen)
+    assert (again.columns, again.where(700)) == (source.columns, (f"{place.url}/b/2.parquet", 200))
+    assert len(proxy.seen) == first
+
+
+def test_an_object_that_changed_is_refused_and_has_another_stamp(place, rows, matrix, tmp_path):
+    split(tmp_path, rows)
+    put(place, tmp_path)
+    place.replace("x.npz", npz_bytes(matrix))
+    table_, sparse = open_source(place.url, columns=["a", "b", "c"]), open_source(f"{place.url}/x.npz")
+    stamps = table_.stamp(), sparse.stamp()
+    assert stamps == (table_.listing, sparse.opened)
+    for source in (table_, sparse):
+        np.testing.assert_array_equal(dense(source.read(slice(500, 510))), dense(source.read(slice(500, 1000)))[:10])
+    place.replace("_SUCCESS", b"no row of the table")
+    assert table_.stamp() == stamps[0]
+    place.replace("b/2.parquet", parquet_bytes(2 * rows[500:750]))
+    place.replace("x.npz", npz_bytes(2 * matrix))
+    assert table_.stamp() != stamps[0]
+    assert sparse.stamp() != stamps[1]
+    for part in (slice(500, 510), slice(500, 600), slice(0, 1000)):
+        for source in (table_, sparse):
+            with pytest.raises(InvalidInputError, match="changed since it was opened; open it again") as caught:
+                source.read(part)
+            assert one_sentence(caught.value)
+    np.testing.assert_array_equal(table_.read(slice(0, 10)), rows[:10])
+    fresh()
+    for source in (table_, sparse):
+        with pytest.raises(InvalidInputError, match="changed since it was opened; open it again"):
+            source.read(slice(0, 10))
+    np.testing.assert_array_equal(dense(open_source(f"{place.url}/x.npz").read(slice(0, 9))), 2 * dense(matrix)[:9])
+
+
+def replaced_meanwhile(monkeypatch, place, name, data):
+    """Replace an object once a first part of it has been read."""
+    original = Remote.read
+
+    def read(self, *where):
+        found = original(self, *where)
+        if self.url.endswith(name):
+            monkeypatch.undo()
+            place.replace(name, data)
+        return found
+
+    monkeypatch.setattr(Remote, "read", read)
+
+
+def test_rows_of_an_object_that_is_replaced_while_it_is_read_are_never_given(place, rows, matrix, monkeypatch):
+    # Of the same length, without checksums: nothing but the object's ETag tells them apart.
+    plain = {"use_dictionary": False, "compression": None}
+    place.replace("x.parquet", parquet_bytes(table(rows).append_column("id", pa.array(range(1000))), **plain))
+    place.replace("x.npz", npz_bytes(matrix, compressed=False))
+    source, sparse = open_source(f"{place.url}/x.parquet", id_column="id"), open_source(f"{place.url}/x.npz")
+    source.read(slice(0, 10))
+    other = parquet_bytes(table(rows).append_column("id", pa.array(range(1, 1001))), **plain)
+    assert len(other) == place.size("x.parquet")
+    for act in (lambda: source.read_ids(slice(400, 420)), lambda: source.read(slice(0, 1000))):
+        before = place.read("x.parquet")
+        replaced_meanwhile(monkeypatch, place, "x.parquet", other)
+        with pytest.raises(InvalidInputError, match=r"x\.parquet changed since it was opened"):
+            act()
+        place.replace("x.parquet", before)
+    np.testing.assert_array_equal(source.read(slice(0, 1000)), rows)
+    for act in (lambda: sparse.read(slice(0, 10)), lambda: open_source(f"{place.url}/x.npz")):
+        before = place.read("x.npz")
+        # The part that is read first is the directory, which both have, but for checksums of other values.
+        replaced_meanwhile(monkeypatch, place, "x.npz", before[:100] + bytes([before[100] ^ 1]) + before[101:])
+        with pytest.raises(InvalidInputError, match=r"x\.npz changed since it was opened"):
+            act()
+        place.replace("x.npz", before)
+
+
+def test_lost_objects_are_errors_of_one_sentence(place, rows, matrix, tmp_path):
+    split(tmp_path / "t", rows)
+    put(place, tmp_path)
+    place.replace("x.parquet", parquet_bytes(rows))
+    place.replace("x.npz", npz_bytes(matrix))
+    folder = open_source(f"{place.url}/t", id_column="id")
+    sources = [open_source(f"{place.url}/{name}") for name in ("x.parquet", "x.npz")]
+    place.remove("t/b/2.parquet", "x.parquet", "x.npz")
+    for source in (folder, *sources):
+        for in_another_process in (False, True):
+            if in_another_process:
+                fresh()
+            with pytest.raises(InvalidInputError, match=r"changed since it was opened|There is no") as caught:
+                source.read(slice(500, 510))
+            assert one_sentence(caught.value)
+    for name in ("x.parquet", "x.npz", "none", "none.parquet"):
+        for options in ({}, {"columns": ["a"]}):
+            with pytest.raises(InvalidInputError) as caught:
+                open_source(f"{place.url}/{name}", **options)
+            assert one_sentence(caught.value)
+            if not options or name.endswith(".parquet"):
+                assert str(caught.value) == f"There is no {place.url}/{name}."
+
+
+def test_damaged_objects_are_refused_by_their_url(place, rows, matrix):
+    whole, checked = parquet_bytes(rows), {"use_dictionary": False, "compression": None, "write_page_checksum": True}
+    damaged = {"e": b"", "m": b"PAR1", "c": whole[:-20], "d": whole[:-4] + b"PARE", "t": b"a" * 50}
+    for name, data in damaged.items():
+        place.replace(f"{name}.parquet", data)
+    sparse = npz_bytes(matrix)
+    for name, data in {"c": sparse[: len(sparse) // 2], "t": b"no zip", "e": b""}.items():
+        place.replace(f"{name}.npz", data)
+        damaged[f"{name}.npz"] = data
+    for name in damaged:
+        url = f"{place.url}/{name}" if "." in name else f"{place.url}/{name}.parquet"
+        with pytest.raises(InvalidInputError, match="cannot be read as a") as caught:
+            open_source(url)
+        assert one_sentence(caught.value)
+        assert url in str(caught.value)
+    content = bytearray(parquet_bytes(rows, 1000, **checked))
+    content[content.index(rows[500, 1].tobytes())] ^= 1
+    place.replace("bit.parquet", bytes(content))
+    with pytest.raises(InvalidInputError, match=r"(?i)/bit\.parquet cannot be read.*crc"):
+        open_source(f"{place.url}/bit.parquet").read(slice(0, 1000))
+
+
+def test_what_is_no_table_at_a_url_is_refused_as_on_a_disk(place, rows, tmp_path):
+    place.replace("t/year=2025/x.parquet", parquet_bytes(rows))
+    with pytest.raises(InvalidInputError, match=f"^{place.url}/t/year=2025 is a partition folder"):
+        open_source(f"{place.url}/t")
+    np.testing.assert_array_equal(open_source(f"{place.url}/t/year=2025").read(slice(0, 1000)), rows)
+    place.replace("h.parquet/_x.parquet", parquet_bytes(rows))
+    with pytest.raises(InvalidInputError, match=r"holds no \.parquet file"):
+        open_source(f"{place.url}/h.parquet")
+    zarr.create_array(tmp_path / "x.zarr", data=rows)
+    zarr.create_array(tmp_path / "z.parquet", data=rows)
+    put(place, tmp_path)
+    place.replace("x.zarr/stray.parquet", b"a Zarr store all the same")
+    place.replace("x.npz", npz_bytes(sp.csr_array(rows)))
+    for name in ("x.zarr", "z.parquet", "x.npz"):
+        assert open_source(f"{place.url}/{name}").shape == (1000, 3)
+        for options in ({"columns": ["a"]}, {"id_column": "a"}):
+            with pytest.raises(InvalidInputError, match="columns and id_column name columns of Parquet files"):
+                open_source(f"{place.url}/{name}", **options)
+
+
+@pytest.mark.parametrize("fault", [500, 503, "cut", 1.7])
+def test_a_server_that_fails_for_a_while_gives_the_rows(fault, place, rows, matrix, proxy):
+    place.replace("x.parquet", parquet_bytes(rows))
+    place.replace("x.npz", npz_bytes(matrix))
+    source, sparse = open_source(f"{place.url}/x.parquet"), open_source(f"{place.url}/x.npz")
+    for found, name, want in ((source, "/x.parquet", rows), (sparse, "/x.npz", matrix.toarray())):
+        proxy.faults = [("GET", name, fault)]
+        np.testing.assert_array_equal(dense(found.read(slice(0, 1000))), want)
+        assert proxy.faults == []
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("name", ["folder", "x.parquet", "x.npz"])
+def test_a_server_that_fails_for_ever_is_unreachable_in_one_sentence(
+    name, method, place, rows, matrix, tmp_path, proxy
+):
+    split(tmp_path / "folder", rows)
+    put(place, tmp_path)
+    place.replace("x.parquet", parquet_bytes(rows))
+    place.replace("x.npz", npz_bytes(matrix))
+    url = f"{place.url}/{name}"
+    source = open_source(url, **({"id_column": "id"} if name == "folder" else {}))
+    for act in (
+        lambda: source.read(slice(0, 500)),
+        lambda: source.read(slice(0, 10)),
+        lambda: fresh() or source.read(slice(0, 10)),
+        lambda: open_source(url),
+    ):
+        proxy.faults = [(method, "/bucket", 500)] * 500
+        start = time.monotonic()
+        with pytest.raises(UnreachableError) as caught:
+            act()
+        assert time.monotonic() - start < 15
+        assert one_sentence(caught.value)
+        assert str(caught.value).startswith(place.url)
+    proxy.faults = []
+    assert source.read(slice(0, 10)).shape == (10, 3)
+
+
+def test_no_credentials_of_a_url_are_told():
+    for name in ("x.parquet", "x.npz", "folder.parquet"):
+        with pytest.raises(UnreachableError) as caught:
+            open_source(f"http://user:{SECRET}@127.0.0.1:9/{name}")
+        assert one_sentence(caught.value)
+    place = Remote(f"ftp://user:{SECRET}@127.0.0.1:9/x.npz")
+    assert SECRET not in NpzSource(place, (1, 1), 1, "").name
+
+
+def test_other_file_systems_hold_tables_too(rows, matrix):
+    place = Remote(f"memory://tables/{time.monotonic_ns()}")
+    place.replace("t/a.parquet", parquet_bytes(rows[:300]))
+    place.replace("t/b/c.parquet", parquet_bytes(rows[300:]))
+    place.replace("x.npz", npz_bytes(matrix))
+    source = open_source(f"{place.url}/t")
+    np.testing.assert_array_equal(source.read(slice(0, 1000)), rows)
+    np.testing.assert_array_equal(dense(open_source(f"{place.url}/x.npz").read(slice(0, 1000))), matrix.toarray())
+    place.replace("t/b/c.parquet", parquet_bytes(rows[300:]))
+    with pytest.raises(InvalidInputError, match=r"c\.parquet changed"):
+        source.read(slice(300, 400))
+
+
+def test_a_forked_process_reads_after_its_parent(place, rows, matrix, tmp_path):
+    split(tmp_path, rows)
+    put(place, tmp_path)
+    place.replace("x.npz", npz_bytes(matrix))
+    code = (
+        "import os; from dkfm.sources import open_source\n"
+        f"sources = [open_source({place.url!r}, id_column='id'), open_source({place.url + '/x.npz'!r})]\n"
+        "want = [source.read(slice(0, 500)).sum() for source in sources]\n"
+        "child = os.fork()\n"
+        "assert [source.read(slice(0, 500)).sum() for source in sources] == want\n"
+        "if child == 0: raise SystemExit\n"
+        "assert os.waitpid(child, 0)[1] == 0"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+    assert done.stderr == b""
+
+
+def test_worker_processes_score_tables_at_a_url(place, rows, matrix, tmp_path, client):
+    pca = dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(rows[:50])
+    split(tmp_path / "t", rows)
+    put(place, tmp_path)
+    place.replace("x.npz", npz_bytes(matrix))
+    options = {"client": client, "progress": False}
+    dkfm.batch_score(pca, f"{place.url}/t", tmp_path / "a.parquet", columns=list("abc"), id_column="id", **options)
+    found = dkfm.open_scores(tmp_path / "a.parquet").compute()
+    np.testing.assert_array_equal(found["id"], range(1000))
+    np.testing.assert_allclose(found.drop(columns="id").to_numpy(), pca.transform(rows), atol=1e-12)
+    dkfm.batch_score(pca, f"{place.url}/x.npz", tmp_path / "b", **options)
+    np.testing.assert_allclose(dkfm.open_scores(tmp_path / "b").compute(), pca.transform(matrix.toarray()), atol=1e-12)
