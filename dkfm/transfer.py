@@ -236,7 +236,7 @@ def begin(place: Remote, kind: str, name: str, metadata: bytes, overwrite: bool)
         ends = (formats.MARKER, _METADATA, formats.TABLE)
         place.remove(formats.MARKER)
         place.remove(*(other for other in old if other not in ends))
-        place.remove(_METADATA, formats.TABLE)  # until now they say whose files these are
+        place.remove(*(other for other in old if other in (_METADATA, formats.TABLE)))  # they say whose files these are
     _write_once(place, name, metadata)
 
 

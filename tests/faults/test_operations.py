@@ -220,7 +220,7 @@ def test_a_full_disk_is_a_sentence_and_with_more_room_the_same_command_goes_on(j
         told = harness.sentence(harness.run(job.command(target), code=1))
         assert "BudgetError: The output at" in told
         subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
-        assert "chunks were there" in harness.run(job.command(target))
+        assert "20,000 rows" in harness.run(job.command(target))
         job.settle(target)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
