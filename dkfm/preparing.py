@@ -1,5 +1,6 @@
 """All that is known of a scoring job before anything is written: model, rows, plan, and what lies at its output."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -94,7 +95,7 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
         record = load_record(path, trusted=trusted, streamed=True)
         names = _names(request.output, record.model)
         given = open_source(
-            source, "source", columns=request.columns, id_column=request.id_column, fitted=_fitted_columns(record)
+            source, "source", columns=request.columns, id_column=request.id_column, fitted=record.feature_names
         )
         _require_outside(target, path, given)
         found = None if request.overwrite else outputs.find(target)
@@ -126,12 +127,6 @@ def main_output(model: Model) -> str:
     return next(iter(model.heads))
 
 
-def _fitted_columns(record: Record) -> list[str] | None:
-    """Return the names of the columns that a model was fitted with, if it had some."""
-    names = record.fitted.get("feature_names")
-    return [str(name) for name in names] if isinstance(names, list) and names else None
-
-
 def _wanted(
     target: Root, where: str, record: Record, names: list[str], given: Source, plan: Plan, request: Request
 ) -> Output:
@@ -154,7 +149,7 @@ def _wanted(
         input={"name": given.name, "stamp": given.stamp()},
         settings={
             "on_invalid": request.on_invalid,
-            "columns": None if request.columns is None else ", ".join(request.columns),
+            "columns": None if request.columns is None else json.dumps(list(request.columns)),
             "id_column": request.id_column,
             "form": outputs.PARQUET if table else None,
             "chunk_rows": str(plan.chunk_rows),

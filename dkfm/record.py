@@ -51,6 +51,12 @@ class Record:
     model: Model
     digest: str = ""
 
+    @property
+    def feature_names(self) -> list[str] | None:
+        """The names of the columns that it was fitted with; None where they had none."""
+        names = self.fitted.get("feature_names")
+        return [str(name) for name in names] if isinstance(names, list) and names else None
+
 
 def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
     """Write a model store and return its digest; nothing is pickled.

@@ -81,9 +81,11 @@ def _pieces(work: Work, scorer: apply.Scorer, rows: slice) -> Generator[Piece]:
         slice(rows.start + part.start, rows.start + part.stop)
         for part in tiling.row_slices(rows.stop - rows.start, work.piece_rows)
     ]
-    score = _score_all if work.on_invalid == "raise" else _score_valid
-    for part, (Z, ids) in zip(parts, one_ahead([partial(_read, work, part) for part in parts]), strict=True):
-        yield Piece(score(scorer, names, Z, work.source, part.start), ids)
+    strict = work.on_invalid == "raise"
+    for at, (Z, ids) in enumerate(one_ahead([partial(_read, work, part) for part in parts])):
+        if strict:
+            _require_finite(work.source, Z, parts[at:])
+        yield Piece((_score_all if strict else _score_valid)(scorer, names, Z, work.source, parts[at].start), ids)
 
 
 def _read(work: Work, rows: slice) -> "tuple[Rows, pa.Array | None]":
@@ -91,19 +93,24 @@ def _read(work: Work, rows: slice) -> "tuple[Rows, pa.Array | None]":
     return source.read(rows), source.read_ids(rows) if named and isinstance(source, Identified) else None
 
 
-def _score_all(scorer: apply.Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
-    """Return the scores of rows; raise with the file and the numbers of those that have none."""
+def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
+    """Raise with the file and the numbers of the rows that are not finite, if the first of some parts has any."""
     values = Z if isinstance(Z, np.ndarray) else Z.data
     with np.errstate(over="ignore", invalid="ignore"):
-        suspect = not np.isfinite(values.sum())  # one cheap pass, which overflows only where a closer look is due
-    if suspect:
-        bad = np.flatnonzero(~finite_rows(Z)[0])
-        if len(bad):
-            where, contain = _told(source, bad + first)
-            raise InvalidInputError(
-                f"{where[0]} must be finite, and {where[1]} {contain} NaN or infinity; nothing of that chunk was "
-                'written (on_invalid="nan", --on-invalid nan, scores such rows NaN).'
-            )
+        if np.isfinite(values.sum()):  # one cheap pass, which overflows only where a closer look is due
+            return
+    if finite_rows(Z)[0].all():
+        return
+    bad = np.concatenate([part.start + np.flatnonzero(~finite_rows(source.read(part))[0]) for part in parts])
+    (file, rows), contain = _told(source, bad)
+    raise InvalidInputError(
+        f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
+        '(on_invalid="nan", --on-invalid nan, scores such rows NaN).'
+    )
+
+
+def _score_all(scorer: apply.Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
+    """Return the scores of rows; raise with the file and the numbers of those that have none."""
     scores = scorer.several(names, Z)
     bad = np.flatnonzero(~_finite(scores.values()))
     if len(bad):

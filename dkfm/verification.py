@@ -1,5 +1,6 @@
 """An output held against its receipts, and some of its rows against the formula: what it says is what was meant."""
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from dkfm.model import Model
 from dkfm.outputs import Output
 from dkfm.places import root_of
 from dkfm.readers import read_scores
-from dkfm.record import load_record
+from dkfm.record import Record, load_record
 from dkfm.sources import Source, open_source
 from dkfm.tasks import check_chunks
 
@@ -90,8 +91,8 @@ def verify_scores(
         return ScoresVerification(output.rows, output.chunks, 0, 0.0)
     sample = tiling.require_count(sample, "sample")
     with transfer.fetched(output.model["path"] if model is None else model) as folder:
-        loaded = load_record(folder, output.model["digest"], trusted).model
-    source = _input(against, output)
+        record = load_record(folder, output.model["digest"], trusted)
+    source, loaded = _input(against, output, record), record.model
     places = _places(output.rows, sample)
     worst = max(_worst(output, loaded, source, rows) for rows in places)
     return ScoresVerification(output.rows, output.chunks, sum(rows.stop - rows.start for rows in places), worst)
@@ -116,9 +117,15 @@ def _require_sound(output: Output, progress: bool) -> None:
         )
 
 
-def _input(against: object, output: Output) -> Source:
+def _input(against: object, output: Output, record: Record) -> Source:
     columns = output.settings.get("columns")
-    source = open_source(against, "against", columns=None if columns is None else columns.split(", "))
+    source = open_source(
+        against,
+        "against",
+        columns=None if columns is None else json.loads(columns),
+        id_column=output.settings.get("id_column"),
+        fitted=record.feature_names,
+    )
     if source.shape[0] != output.rows:
         raise InvalidInputError(f"{source.name} has {source.shape[0]} rows and {output.root} scores {output.rows}.")
     return source

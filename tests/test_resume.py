@@ -1,0 +1,443 @@
+"""Jobs that go on: what was done stays, what changed is refused by name, several outputs come from one pass."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dkfm
+from dkfm import dense, job, journal, kernels, outputs, preflight, tasks
+from dkfm.cli import main
+from dkfm.errors import (
+    BudgetError,
+    CertificateError,
+    DamagedStoreError,
+    InvalidInputError,
+    KernelError,
+    StalledError,
+    StoreError,
+    StoreExistsError,
+)
+from dkfm.places import Folder
+from dkfm.sources import open_source
+
+NAMES = ["a", "b", "c", "d"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A model that knows names, and 100 rows as .npy file, as Zarr, and as a table with ids."""
+    import pandas as pd
+
+    folder, rng = tmp_path_factory.mktemp("made"), np.random.default_rng(5)
+    frame = pd.DataFrame(rng.normal(size=(60, 4)), columns=NAMES)
+    dkfm.KernelPCA(3, kernel=kernels.Gaussian(2.0)).fit(frame).save(folder / "model")
+    rows = rng.normal(size=(100, 4))
+    np.save(folder / "rows.npy", rows)
+    zarr.create_array(folder / "rows.zarr", data=rows, chunks=(30, 4))
+    ids = [f"row {i}" for i in range(100)]
+    table = pa.table({"d": rows[:, 3], "id": ids, "b": rows[:, 1], "note": ids, "a": rows[:, 0], "c": rows[:, 2]})
+    pq.write_table(table, folder / "rows.parquet", row_group_size=33)
+    return folder
+
+
+def score(made, target, source="rows.npy", **options):
+    options = {"chunk_rows": 20, "progress": False} | options
+    return dkfm.batch_score(made / "model", made / source, target, **options)
+
+
+def values(target, output=None):
+    return dkfm.open_scores(target, output).compute(scheduler="synchronous")
+
+
+def expected(made, output="scores"):
+    pca = dkfm.load(made / "model")
+    rows = np.load(made / "rows.npy")
+    with pytest.warns(UserWarning, match="feature names"):
+        return pca.transform(rows) if output == "scores" else pca.reconstruction_error(rows)[:, np.newaxis]
+
+
+def test_the_same_call_on_a_finished_output_does_nothing_and_says_so(made, tmp_path):
+    first = score(made, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    again = score(made, tmp_path / "out", chunk_rows=None)
+    assert (first.scored_chunks, again.scored_chunks, again.rows, again.bytes) == (5, 0, 100, first.bytes)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_whatever_is_lost_or_damaged_is_made_again_and_nothing_else(made, tmp_path_factory, data):
+    target = tmp_path_factory.mktemp("job") / data.draw(st.sampled_from(["out", "out.parquet"]))
+    score(made, target, output=["scores", "reconstruction_error"])
+    good = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    output = outputs.read(target)
+    bad = data.draw(st.sets(st.integers(0, 4)))
+    for number in bad:
+        path = target / data.draw(st.sampled_from(output.form.files(number)))
+        other = target / output.form.files((number + 1) % 4)[0]
+        how = data.draw(st.sampled_from(["gone", "short", "flipped", "another"]))
+        raw = bytearray(good[path])
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes({"short": good[path][:-1], "flipped": bytes(raw), "another": good[other]}[how])
+    same = {
+        number
+        for number in bad
+        if all(
+            (target / f).exists() and (target / f).read_bytes() == good[target / f] for f in output.form.files(number)
+        )
+    }
+    lost = data.draw(st.sampled_from(["nothing", "marker", "journal", "both"]))
+    if lost in ("marker", "both"):
+        (target / "_COMPLETE").unlink()
+    if lost in ("journal", "both"):
+        shutil.rmtree(target / "_journal")
+    report = score(made, target, output=["scores", "reconstruction_error"])
+    assert report.scored_chunks == (5 if lost == "both" else len(bad - same))
+    for path, raw in good.items():
+        if "_journal" not in path.parts:
+            assert path.read_bytes() == raw
+    shutil.rmtree(target)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda made: {"model": made / "other"}, "the model is another one than that of "),
+        (lambda made: {"source": made / "rows.zarr"}, "the input is .*rows.zarr and was .*rows.npy"),
+        (lambda made: {"output": "reconstruction_error"}, "the output is reconstruction_error and was scores"),
+        (lambda made: {"on_invalid": "nan"}, "on_invalid is 'nan' and was 'raise'"),
+        (lambda made: {"chunk_rows": 21}, "chunk_rows is '21' and was '20'"),
+    ],
+    ids=["model", "input", "output", "on_invalid", "chunk_rows"],
+)
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
+def test_what_changed_is_refused_by_name_and_nothing_is_touched(made, tmp_path, change, words, finished, rng):
+    if not (made / "other").exists():
+        dkfm.KernelPCA(3).fit(rng.normal(size=(30, 4))).save(made / "other")
+    score(made, tmp_path / "out")
+    if not finished:
+        (tmp_path / "out" / "_COMPLETE").unlink()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    call = {"model": made / "model", "source": made / "rows.npy", "chunk_rows": 20} | change(made)
+    with pytest.raises(StoreExistsError, match=words) as caught:
+        dkfm.batch_score(call.pop("model"), call.pop("source"), tmp_path / "out", progress=False, **call)
+    assert "\n" not in str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+def test_an_input_with_other_values_is_refused(made, tmp_path):
+    rows = tmp_path / "rows.npy"
+    shutil.copy(made / "rows.npy", rows)
+    dkfm.batch_score(made / "model", rows, tmp_path / "out", progress=False)
+    np.save(rows, np.load(rows) + 1)
+    with pytest.raises(StoreExistsError, match=r"the input .*rows\.npy has changed since"):
+        dkfm.batch_score(made / "model", rows, tmp_path / "out", progress=False)
+    X = np.load(rows)
+    dkfm.batch_score(made / "model", X, tmp_path / "memory", progress=False)
+    X[3, 1] += 1
+    with pytest.raises(StoreExistsError, match="the input source has changed since"):
+        dkfm.batch_score(made / "model", X, tmp_path / "memory", progress=False)
+
+
+def test_several_outputs_come_from_one_pass_over_the_kernel(made, tmp_path, monkeypatch):
+    from dkfm import apply
+
+    passes, block = [], apply.Scorer.values
+    monkeypatch.setattr(apply.Scorer, "values", lambda self, *a: passes.append(1) or block(self, *a))
+    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    score(made, tmp_path / "one")
+    alone = len(passes)
+    score(made, tmp_path / "two", output=["reconstruction_error", "scores"])
+    assert len(passes) == 2 * alone
+    for output in ("scores", "reconstruction_error"):
+        np.testing.assert_allclose(values(tmp_path / "two", output), expected(made, output), atol=1e-12)
+    np.testing.assert_array_equal(values(tmp_path / "two"), values(tmp_path / "two", "reconstruction_error"))
+    with pytest.raises(StoreError, match="no output 'features'; it has reconstruction_error, scores"):
+        dkfm.open_scores(tmp_path / "two", "features")
+    for wrong in ([], ["scores", "scores"]):
+        with pytest.raises(InvalidInputError, match="each output once"):
+            score(made, tmp_path / "no", output=wrong)
+
+
+def test_a_table_scores_by_name_and_keeps_its_ids_in_order(made, tmp_path):
+    report = score(made, tmp_path / "out.parquet", "rows.parquet", id_column="id")
+    assert report.rows == 100
+    frame = dkfm.open_scores(tmp_path / "out.parquet")
+    assert frame.divisions == (0, 20, 40, 60, 80, 99)
+    found = frame.compute(scheduler="synchronous")
+    assert found.columns.tolist() == ["id", "kernelpca0", "kernelpca1", "kernelpca2"]
+    assert found["id"].tolist() == [f"row {i}" for i in range(100)]
+    np.testing.assert_allclose(found.iloc[:, 1:].to_numpy(), expected(made), atol=1e-12)
+    whole = pq.read_table(tmp_path / "out.parquet")  # as any reader of Parquet
+    assert whole.column("id").to_pylist() == found["id"].tolist()
+    blocks = list(dkfm.iter_scores(tmp_path / "out.parquet"))
+    assert [ids[0] for _, ids in blocks] == ["row 0", "row 20", "row 40", "row 60", "row 80"]
+    score(made, tmp_path / "out", "rows.parquet")
+    np.testing.assert_array_equal(values(tmp_path / "out"), found.iloc[:, 1:].to_numpy())
+    assert dkfm.verify_scores(tmp_path / "out.parquet", made / "rows.parquet").worst < 1
+    assert dkfm.verify_scores(tmp_path / "out", made / "rows.parquet").worst < 1
+
+
+def test_columns_and_ids_that_are_not_there_are_one_sentence(made, tmp_path):
+    table = pq.read_table(made / "rows.parquet").drop_columns(["b"])
+    pq.write_table(table, tmp_path / "less.parquet")
+    for source, target, options, words in [
+        (tmp_path / "less.parquet", "out", {}, "'b'|b"),
+        (made / "rows.parquet", "out", {"columns": ["a", "b", "c", "e"]}, "e"),
+        (made / "rows.parquet", "out.parquet", {"id_column": "key"}, "key"),
+        (made / "rows.parquet", "out", {"id_column": "id"}, r"out\.parquet"),
+        (made / "rows.npy", "out.parquet", {"id_column": "id"}, "is none"),
+        (made / "rows.npy", "out", {"columns": ["a"]}, "is none"),
+    ]:
+        with pytest.raises(InvalidInputError, match=words) as caught:
+            dkfm.batch_score(made / "model", source, tmp_path / target, progress=False, **options)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / target).exists()
+
+
+def test_rows_that_have_no_score_are_named_by_file_and_row(made, tmp_path, monkeypatch):
+    rows = np.load(made / "rows.npy")
+    rows[[45, 47, 59, 61], 2] = np.nan
+    folder = tmp_path / "rows.parquet"
+    folder.mkdir()
+    for part in (0, 1):
+        some = rows[50 * part : 50 * part + 50]
+        pq.write_table(pa.table(dict(zip(NAMES, some.T, strict=True))), folder / f"part{part}.parquet")
+    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    words = r"part0\.parquet must be finite, and rows 45, 47 and 1 more contain NaN"
+    with pytest.raises(InvalidInputError, match=words):
+        dkfm.batch_score(made / "model", folder, tmp_path / "out", chunk_rows=20, progress=False)
+    report = dkfm.batch_score(
+        made / "model",
+        folder,
+        tmp_path / "nan",
+        output=["scores", "reconstruction_error"],
+        chunk_rows=20,
+        on_invalid="nan",
+        progress=False,
+    )
+    assert report.invalid_rows == 4
+    for output in ("scores", "reconstruction_error"):
+        assert np.flatnonzero(np.isnan(values(tmp_path / "nan", output)).any(axis=1)).tolist() == [45, 47, 59, 61]
+    assert dkfm.verify_scores(tmp_path / "nan", folder).sampled == 100
+
+
+def test_rows_that_overflow_are_named_too(rng, tmp_path):
+    pca = dkfm.KernelPCA(1, kernel=kernels.Polynomial(3)).fit(rng.normal(size=(9, 1)))
+    Z = np.ones((30, 1))
+    Z[[7, 9]] = 1e200
+    with pytest.raises(KernelError, match=r"Rows 7, 9 of source overflow Polynomial"):
+        dkfm.batch_score(pca, Z, tmp_path / "out", chunk_rows=30, progress=False)
+
+
+def test_a_plan_tells_chunks_bytes_hours_and_the_refusal_and_writes_nothing(made, tmp_path, monkeypatch):
+    plan = dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "out", chunk_rows=20)
+    assert (plan.rows, plan.chunks, plan.chunk_rows, plan.width, plan.done) == (100, 5, 20, 3, 0)
+    assert plan.output_bytes == 100 * 3 * 8
+    told = str(plan)
+    for words in ("5 of 20 rows", "2.4 kB, 480 B a chunk", "of memory, where a worker has", "hours"):
+        assert words in told
+    assert not (tmp_path / "out").exists()
+    score(made, tmp_path / "out")
+    assert dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "out").done == 5
+    monkeypatch.setattr(preflight, "available_memory", lambda: 2000)
+    plan = dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "new")
+    with pytest.raises(BudgetError, match=r"needs .* are there"):
+        plan.require()
+
+
+def test_the_command_line_has_the_plan_the_report_and_the_verification(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [str(made / "model"), str(made / "rows.parquet"), "out.parquet", "--id-column", "id"]
+
+    def run(*line):
+        return CliRunner().invoke(main, ["score", *paths, "--chunk-rows", "20", *line])
+
+    assert "5 of 20 rows, 0 of them done" in run("--dry-run").stdout
+    assert not (tmp_path / "out.parquet").exists()
+    report = json.loads(run("--json").stdout)
+    assert (report["rows"], report["scored_chunks"], len(report["slowest"])) == (100, 5, 5)
+    assert report["rows_per_second"] > 0
+    assert "100 rows, 5 of 5 chunks were there" in run().stdout
+    assert "5 of them done" in run("--dry-run").stdout
+    refused = run("--output", "scores, reconstruction_error")
+    assert refused.exit_code == 1
+    assert "StoreExistsError" in refused.stderr
+    verify = ["verify", "out.parquet", "--against", str(made / "rows.parquet"), "--sample", "40"]
+    done = CliRunner().invoke(main, verify)
+    assert "40 rows scored anew by the formula differ by at most" in done.stdout
+    monkeypatch.setattr(preflight, "available_memory", lambda: 2000)
+    refused = run("--dry-run", "--overwrite")
+    assert refused.exit_code == 1
+    assert "chunks" in refused.stdout
+    assert "BudgetError" in refused.stderr
+
+
+def test_interrupted_is_a_sentence_and_what_is_done_stays(made, tmp_path, monkeypatch):
+    score_chunk = tasks.score_chunk
+
+    def interrupted(work, number):
+        if number == 3:
+            raise KeyboardInterrupt
+        return score_chunk(work, number)
+
+    monkeypatch.setattr("dkfm.scoring.score_chunk", interrupted)
+    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    line = ["score", str(made / "model"), str(made / "rows.npy"), str(tmp_path / "out"), "--chunk-rows", "20"]
+    done = CliRunner().invoke(main, line)
+    assert done.exit_code == 1
+    assert "goes on from there" in done.stderr
+    monkeypatch.undo()
+    assert "3 of 5 chunks were there" in CliRunner().invoke(main, line).stdout
+
+
+def test_a_silent_job_ends_within_its_stall_timeout(made, tmp_path, monkeypatch):
+    import threading
+
+    release = threading.Event()
+    monkeypatch.setattr("dkfm.scoring.score_chunk", lambda work, number: release.wait(60))
+    try:
+        with pytest.raises(StalledError, match="No task finished for"):
+            score(made, tmp_path / "out", stall_timeout=0.5)
+    finally:
+        release.set()
+
+
+def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
+    """A chunk whose receipt is true but whose scores are not: only the formula tells."""
+    score(made, tmp_path / "out")
+    output = outputs.read(tmp_path / "out")
+    receipts = outputs.told(output)
+    wrong = values(tmp_path / "out")[40:60].copy()
+    wrong[7, 1] += 1e-9
+    outputs.remove(output, [2])
+    from dkfm import chunks
+
+    (held,), _ = chunks.write(
+        output.form, output.chunk(2), (chunks.Piece({"scores": part}) for part in [wrong]), lambda: None
+    )
+    receipts[2] = journal.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
+    outputs.complete(output, receipts)
+    assert dkfm.verify_scores(tmp_path / "out").rows == 100
+    with pytest.raises(CertificateError, match="row 47"):
+        dkfm.verify_scores(tmp_path / "out", made / "rows.npy")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
+@pytest.mark.parametrize("kernel", [kernels.Gaussian(1.0), kernels.Polynomial(3), kernels.Laplacian(2.0)], ids=repr)
+def test_every_output_of_every_map_is_within_what_rounding_allows_of_the_formula(kernel, basis, dtype, rng, tmp_path):
+    phi = dkfm.ExactFeatureMap(kernel, basis=basis, dtype=dtype, centered=True).fit(rng.normal(size=(80, 3)))
+    Z = rng.normal(size=(300, 3))
+    np.save(tmp_path / "z.npy", Z)
+    phi.save(tmp_path / "model")
+    dkfm.batch_score(
+        tmp_path / "model", tmp_path / "z.npy", tmp_path / "out", output=["features", "residual"], progress=False
+    )
+    assert dkfm.verify_scores(tmp_path / "out", tmp_path / "z.npy", sample=300).worst < 1
+    # The formula is that of the documents, in one line of NumPy.
+    features, _ = dense.scores(phi.model_, "features", Z[:5])
+    np.testing.assert_allclose(features, phi.transform(Z[:5]), atol=1e-4 if dtype == "float32" else 1e-9)
+
+
+def test_a_model_that_moved_is_found_where_it_is_said_to_be(made, tmp_path):
+    shutil.copytree(made / "model", tmp_path / "model")
+    dkfm.batch_score(tmp_path / "model", made / "rows.npy", tmp_path / "out", progress=False)
+    (tmp_path / "model").rename(tmp_path / "moved")
+    with pytest.raises(StoreError, match="nothing is there"):
+        dkfm.verify_scores(tmp_path / "out", made / "rows.npy")
+    assert dkfm.verify_scores(tmp_path / "out", made / "rows.npy", model=tmp_path / "moved").worst < 1
+
+
+def test_receipts_survive_a_journal_whose_segments_are_damaged_or_a_stranger_s(made, tmp_path):
+    score(made, tmp_path / "out")
+    place = Folder(tmp_path / "out")
+    (segment,) = (tmp_path / "out" / "_journal").iterdir()
+    assert len(list(journal.receipts(place))) == 5
+    good = json.loads(segment.read_text())
+    rows = json.loads(good["receipts"])
+    import google_crc32c
+
+    for wrong in ([], [1], [[]], [[1, 2]], [["a", *rows[0][1:]]], [[-1, *rows[0][1:]]], [[*rows[0], 1]], None, 5):
+        text = json.dumps(wrong)
+        segment.write_text(json.dumps({"crc32c": google_crc32c.value(text.encode()), "receipts": text}))
+        assert list(journal.receipts(place)) == []
+    segment.write_text(json.dumps(good | {"crc32c": good["crc32c"] ^ 1}))
+    assert list(journal.receipts(place)) == []
+    (tmp_path / "out" / "_COMPLETE").unlink()
+    assert score(made, tmp_path / "out").scored_chunks == 5
+
+
+def test_segments_stay_few_however_long_a_job_is(tmp_path, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(journal.time, "monotonic", lambda: now)
+    puts = []
+
+    class Place:
+        def put(self, name, data):
+            puts.append(name)
+
+    book = journal.Journal(Place(), "0" * 32)
+    for number in range(36_000):  # an hour of ten chunks a second
+        now = number / 10
+        book.add(journal.Receipt(number, 1, 0, (1,), 8))
+    book.flush()
+    assert 100 < len(puts) < 2000
+    assert len(set(puts)) == len(puts)
+
+
+def test_a_window_of_tasks_is_all_that_a_job_holds(made, tmp_path, monkeypatch):
+    most = 0
+    start = job._Run._start
+
+    def counted(self, number, workers=None):
+        nonlocal most
+        most = max(most, len(self._open))
+        start(self, number, workers)
+
+    monkeypatch.setattr(job._Run, "_start", counted)
+    monkeypatch.setattr("dask.system.CPU_COUNT", 2)
+    score(made, tmp_path / "out", chunk_rows=1)
+    assert 0 < most <= 6
+
+
+def test_what_a_finished_output_is_read_from_is_checked_chunk_by_chunk(made, tmp_path):
+    score(made, tmp_path / "out")
+    blocks = dkfm.iter_scores(tmp_path / "out")
+    first, rows = next(blocks)
+    np.testing.assert_array_equal(rows, np.arange(20))
+    np.testing.assert_array_equal(first, values(tmp_path / "out")[:20])
+    chunk = tmp_path / "out" / "scores" / "c" / "4" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:-4] + b"abcd")
+    with pytest.raises(DamagedStoreError, match="Chunk 4"):
+        list(blocks)
+
+
+def test_ids_of_any_kind_come_back(made, tmp_path):
+    import datetime
+
+    rows = np.load(made / "rows.npy")[:6]
+    columns = dict(zip(NAMES, rows.T, strict=True))
+    for kind, ids in {
+        "int": pa.array(range(6)),
+        "text": pa.array(list("uvwxyz")),
+        "time": pa.array([datetime.datetime(2026, 1, day) for day in range(1, 7)]),  # ids have no zone
+    }.items():
+        pq.write_table(pa.table({"id": ids, **columns}), tmp_path / f"{kind}.parquet")
+        target = tmp_path / f"{kind}-out.parquet"
+        dkfm.batch_score(
+            made / "model", tmp_path / f"{kind}.parquet", target, id_column="id", chunk_rows=4, progress=False
+        )
+        assert pq.read_table(target).column("id").combine_chunks() == ids
+        assert open_source(target / "part-00000.parquet", id_column="id").shape == (4, 3)
