@@ -29,6 +29,9 @@ _WINDOW = 3
 _LOOK = 2.0
 """Seconds between two looks at the cluster."""
 
+_ALONE = 3
+"""Times that a task is run alone, each time on as many workers as the scheduler gives it, before it is blamed."""
+
 _ATTEMPTS = 4
 """Of a task whose store did not answer."""
 
@@ -130,12 +133,20 @@ class _Run(Generic[R]):
     def all_of(self, tasks: Iterable[tuple[object, ...]]) -> Tally:
         """Run everything."""
         self._drain(enumerate(tasks))
-        for number, arguments in sorted(self._suspects.items()):
-            self._suspects = {}
-            self._tally.retries += 1
-            self._drain(iter([(number, arguments)]))  # alone: if a worker dies now, it is this task's doing
-            self._tally.killers.extend(self._suspects)
+        suspects, self._suspects = self._suspects, {}
+        for number, arguments in sorted(suspects.items()):
+            if self._kills(number, arguments):
+                self._tally.killers.append(number)
         return self._tally
+
+    def _kills(self, number: int, arguments: tuple[object, ...]) -> bool:
+        """Run a task alone, some times if need be: whether its workers die each time, which is its doing then."""
+        for _ in range(_ALONE):
+            self._tally.retries += 1
+            self._drain(iter([(number, arguments)]))
+            if self._suspects.pop(number, None) is None:
+                return False
+        return True
 
     def _drain(self, numbered: Iterator[tuple[int, tuple[object, ...]]]) -> None:
         while True:
