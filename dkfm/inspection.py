@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dkfm import csr, formats, journal, outputs, transfer
+from dkfm import completion, csr, formats, journal, outputs, transfer
 from dkfm.errors import StoreError, UntrustedError
 from dkfm.kernels import config
 from dkfm.places import Root, root_of
@@ -80,7 +80,7 @@ def _scores(root: Root) -> dict[str, object]:
         "settings": dict(output.settings),
     }
     try:
-        receipts = outputs.open_complete(root)[1].values()
+        receipts = completion.open_complete(root)[1].values()
     except StoreError as error:
         done = len({receipt.chunk for receipt in journal.receipts(output.place)})
         return facts | {"complete": False, "reason": str(error), "chunks_in_the_journal": done}

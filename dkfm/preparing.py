@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from dkfm import csr, journal, outputs, planning, preflight, tiling, transfer
+from dkfm import completion, csr, journal, outputs, planning, preflight, tiling, transfer
 from dkfm.clusters import find_client
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, InvalidInputError
 from dkfm.executors import Executor, executor
@@ -205,7 +205,7 @@ def _require_outside_url(target: Remote, source: Source) -> None:
 def known(output: Output) -> tuple[list[Receipt], bool]:
     """Return the receipts of an output that was begun, and whether it was completed with them; else of its journal."""
     try:
-        return list(outputs.told(output).values()), True
+        return list(completion.told(output).values()), True
     except (IncompleteStoreError, DamagedStoreError):
         return list(journal.receipts(output.place)), False
 

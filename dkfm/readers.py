@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import outputs
+from dkfm import completion, outputs
 from dkfm.ahead import one_ahead
 from dkfm.chunks import ZarrForm
 from dkfm.errors import DamagedStoreError, StoreError, reason
@@ -83,7 +83,7 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     --------
     See `batch_score`.
     """
-    found, receipts = outputs.open_complete(root_of(path))
+    found, receipts = completion.open_complete(root_of(path))
     return _frame(found, receipts, output) if found.is_table else _array(found, output)
 
 
@@ -105,7 +105,7 @@ def read_scores(output: Output, name: str, rows: slice) -> Array:
     """Read some rows (n, width) of one output, as open_scores would."""
     if not output.is_table:
         return _chunks(output, name)[rows, :]
-    receipts, parts = outputs.told(output), []
+    receipts, parts = completion.told(output), []
     read = _of_tables(output, name)
     for number in range(rows.start // output.chunk_rows, count(rows.stop, output.chunk_rows)):
         block, first = read(receipts[number])[0], output.slice(number).start
@@ -145,7 +145,7 @@ def _table(output: Output, receipt: Receipt) -> "pa.Table":
     import pyarrow.parquet as pq
 
     outputs.require_run(output.root, output.run)
-    opened = output.place.open(output.form.files(receipt.chunk)[0]) if outputs.is_sound(output, receipt) else None
+    opened = output.place.open(output.form.files(receipt.chunk)[0]) if completion.is_sound(output, receipt) else None
     if opened is None:
         raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written.")
     try:
@@ -191,7 +191,7 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     >>> classifier.coef_.shape
     (1, 100)
     """
-    found, receipts = outputs.open_complete(root_of(path))
+    found, receipts = completion.open_complete(root_of(path))
     read = _of_tables(found, output) if found.is_table else _of_arrays(found, output)
     return one_ahead(partial(read, receipts[number]) for number in range(found.chunks))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm import decoded, npz, outputs, preflight, sources
+from dkfm import completion, decoded, npz, outputs, preflight, sources
 from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError
 from dkfm.job import STALL_SECONDS, Tally, run
 from dkfm.journal import Journal, Receipt
@@ -180,7 +180,7 @@ class _Scoring:
         seconds = time.perf_counter() - start
         if not complete:
             self._require_unchanged()
-            outputs.complete(output, self._receipts)
+            completion.complete(output, self._receipts)
             output.place.sweep()
         return self._report(output, seconds)
 
@@ -199,8 +199,8 @@ class _Scoring:
         run(self._job.running, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall)
         lost = [number for number in range(output.chunks) if number not in self._receipts]
         if lost:
-            outputs.reopen(output)
-            outputs.remove(output, lost)
+            completion.reopen(output)
+            completion.remove(output, lost)
         return complete and not lost
 
     def _score(self, output: Output) -> None:
@@ -212,16 +212,16 @@ class _Scoring:
 
         try:
             for _ in range(_ROUNDS):
-                left = outputs.lacking(output, self._receipts)
+                left = completion.lacking(output, self._receipts)
                 if not left:
                     return
-                outputs.remove(output, [number for number in left if self._receipts.pop(number, None)])
+                completion.remove(output, [number for number in left if self._receipts.pop(number, None)])
                 tally = self._run(output, left, done)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
                 self._require_no_killers(output, [left[number] for number in tally.killers])
         finally:
             book.flush()
-        left = outputs.lacking(output, self._receipts)
+        left = completion.lacking(output, self._receipts)
         if left:
             raise DamagedStoreError(f"Chunk {left[0]} of {output.root} is lost again and again; who else writes there?")
 

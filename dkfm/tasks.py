@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import apply, chunks, outputs, tiling
+from dkfm import apply, chunks, completion, outputs, tiling
 from dkfm.ahead import one_ahead
 from dkfm.chunks import Piece
 from dkfm.clusters import worker_name
@@ -153,6 +153,6 @@ def check_chunks(output: Output, receipts: Sequence[Receipt]) -> list[Receipt]:
     """Read some chunks again; return the receipts that tell what is there, one a chunk."""
     sound: dict[int, Receipt] = {}
     for receipt in receipts:
-        if receipt.chunk not in sound and outputs.is_sound(output, receipt):
+        if receipt.chunk not in sound and completion.is_sound(output, receipt):
             sound[receipt.chunk] = receipt
     return list(sound.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dkfm import dense, outputs, tiling, transfer
+from dkfm import completion, dense, outputs, tiling, transfer
 from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
 from dkfm.executors import executor
 from dkfm.job import run
@@ -100,7 +100,7 @@ def verify_scores(
 
 def _require_sound(output: Output, progress: bool) -> None:
     """Raise unless every chunk is what its receipt says."""
-    receipts = outputs.told(output)
+    receipts = completion.told(output)
     sound: set[int] = set()
 
     def keep(found: list[Receipt]) -> None:

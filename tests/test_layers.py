@@ -56,6 +56,7 @@ FLOORS = [
         "tables",
         "journal",
         "outputs",
+        "completion",
         "inspection",
     },
     {

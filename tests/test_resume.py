@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import dense, job, journal, kernels, outputs, preflight, tasks
+from dkfm import completion, dense, job, journal, kernels, outputs, preflight, tasks
 from dkfm.cli import main
 from dkfm.errors import (
     BudgetError,
@@ -318,17 +318,17 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     """A chunk whose receipt is true but whose scores are not: only the formula tells."""
     score(made, tmp_path / "out")
     output = outputs.read(tmp_path / "out")
-    receipts = outputs.told(output)
+    receipts = completion.told(output)
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9
-    outputs.remove(output, [2])
+    completion.remove(output, [2])
     from dkfm import chunks
 
     (held,), _ = chunks.write(
         output.form, output.chunk(2), (chunks.Piece({"scores": part}) for part in [wrong]), lambda: None
     )
     receipts[2] = journal.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
-    outputs.complete(output, receipts)
+    completion.complete(output, receipts)
     assert dkfm.verify_scores(tmp_path / "out").rows == 100
     with pytest.raises(CertificateError, match="row 47"):
         dkfm.verify_scores(tmp_path / "out", made / "rows.npy")

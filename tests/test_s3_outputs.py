@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import dkfm
-from dkfm import journal, kernels, outputs, scoring
+from dkfm import completion, journal, kernels, outputs, scoring
 from dkfm.cli import main
 from dkfm.errors import (
     DamagedStoreError,
@@ -179,13 +179,13 @@ def test_many_writers_of_one_chunk_leave_one_of_them_and_all_tell_of_it(job):
     score(job)
     output = outputs.read(place.join("scores"))
     digest, source = output.model["digest"], open_source(f"{place.url}/rows.npy")
-    outputs.reopen(output)
-    outputs.remove(output, [1])
+    completion.reopen(output)
+    completion.remove(output, [1])
     work = Work(f"{place.url}/model", digest, (), False, source, 30, output, "raise")
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(lambda _: score_chunk(work, 1), range(8)))
     assert len({receipt.crc32c for receipt in told}) == 1
-    assert outputs.is_sound(output, told[0])
+    assert completion.is_sound(output, told[0])
 
 
 def test_two_jobs_on_one_url_both_end_well_or_in_a_sentence(job):

@@ -213,43 +213,70 @@ def test_an_object_that_changed_is_refused_and_has_another_stamp(place, rows, ma
     np.testing.assert_array_equal(dense(open_source(f"{place.url}/x.npz").read(slice(0, 9))), 2 * dense(matrix)[:9])
 
 
-def replaced_meanwhile(monkeypatch, place, name, data):
-    """Replace an object once a first part of it has been read."""
+PLAIN = {"use_dictionary": False, "compression": None}
+MEANWHILE = {
+    "a row group": lambda source: source.read(slice(400, 500)),
+    "a part of a row group": lambda source: source.read(slice(400, 420)),
+    "all row groups": lambda source: source.read(slice(0, 1000)),
+    "ids": lambda source: source.read_ids(slice(400, 500)),
+    "ids of the first batch": lambda source: source.read_ids(slice(400, 410)),
+    "a footer that is not kept": lambda source: footers._metadata.cache_clear() or source.read(slice(400, 500)),
+    "a table that is not kept": lambda source: fresh() or source.read(slice(400, 500)),
+    "an opening": lambda source: open_source(source.name, id_column="id"),
+}
+
+
+def replace_before_a_read(monkeypatch, place, data):
+    """Replace an object after it was looked at, and before it is read."""
     original = Remote.read
 
     def read(self, *where):
-        found = original(self, *where)
-        if self.url.endswith(name):
-            monkeypatch.undo()
-            place.replace(name, data)
-        return found
+        monkeypatch.undo()
+        place.replace("", data)
+        return original(self, *where)
 
     monkeypatch.setattr(Remote, "read", read)
 
 
-def test_rows_of_an_object_that_is_replaced_while_it_is_read_are_never_given(place, rows, matrix, monkeypatch):
-    # Of the same length, without checksums: nothing but the object's ETag tells them apart.
-    plain = {"use_dictionary": False, "compression": None}
-    place.replace("x.parquet", parquet_bytes(table(rows).append_column("id", pa.array(range(1000))), **plain))
-    place.replace("x.npz", npz_bytes(matrix, compressed=False))
-    source, sparse = open_source(f"{place.url}/x.parquet", id_column="id"), open_source(f"{place.url}/x.npz")
+@pytest.mark.parametrize("what", MEANWHILE)
+@pytest.mark.parametrize("other", ["values", "names", "nothing"])
+def test_rows_of_an_object_that_is_replaced_while_it_is_read_are_never_given(what, other, place, rows, monkeypatch):
+    # Of the same length: nothing but the object's ETag tells them apart.
+    monkeypatch.setattr(parquet, "_BATCH_VALUES", 30)
+    place, ids = place.join("x.parquet"), pa.array(range(1000))
+    before = parquet_bytes(table(rows).append_column("id", ids), **PLAIN)
+    after = {
+        "values": parquet_bytes(table(rows + 1).append_column("id", pa.array(range(1, 1001))), **PLAIN),
+        "names": parquet_bytes(table(rows, "bca").append_column("id", ids), **PLAIN),
+        "nothing": bytes(len(before)),
+    }[other]
+    assert len(after) == len(before)
+    place.replace("", before)
+    source = open_source(place.url, id_column="id")
     source.read(slice(0, 10))
-    other = parquet_bytes(table(rows).append_column("id", pa.array(range(1, 1001))), **plain)
-    assert len(other) == place.size("x.parquet")
-    for act in (lambda: source.read_ids(slice(400, 420)), lambda: source.read(slice(0, 1000))):
-        before = place.read("x.parquet")
-        replaced_meanwhile(monkeypatch, place, "x.parquet", other)
+    with pytest.MonkeyPatch.context() as patch:
+        replace_before_a_read(patch, place, after)
         with pytest.raises(InvalidInputError, match=r"x\.parquet changed since it was opened"):
-            act()
-        place.replace("x.parquet", before)
+            MEANWHILE[what](source)
+        assert place.read() == after
+    place.replace("", before)
     np.testing.assert_array_equal(source.read(slice(0, 1000)), rows)
-    for act in (lambda: sparse.read(slice(0, 10)), lambda: open_source(f"{place.url}/x.npz")):
-        before = place.read("x.npz")
-        # The part that is read first is the directory, which both have, but for checksums of other values.
-        replaced_meanwhile(monkeypatch, place, "x.npz", before[:100] + bytes([before[100] ^ 1]) + before[101:])
-        with pytest.raises(InvalidInputError, match=r"x\.npz changed since it was opened"):
-            act()
-        place.replace("x.npz", before)
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("other", ["values", "nothing"])
+def test_sparse_rows_that_are_replaced_while_they_are_read_are_never_given(other, again, place, matrix, monkeypatch):
+    place, before = place.join("x.npz"), npz_bytes(matrix, compressed=False)
+    after = {"values": npz_bytes(2 * matrix, compressed=False), "nothing": bytes(len(before))}[other]
+    assert len(after) == len(before)
+    place.replace("", before)
+    source = open_source(place.url)
+    replace_before_a_read(monkeypatch, place, after)
+    with pytest.raises(InvalidInputError, match=r"x\.npz changed since it was opened"):
+        open_source(place.url) if again else source.read(slice(0, 10))
+    assert place.read() == after
+    place.replace("", before)
+    np.testing.assert_array_equal(dense(source.read(slice(0, 1000))), matrix.toarray())
 
 
 def test_lost_objects_are_errors_of_one_sentence(place, rows, matrix, tmp_path):

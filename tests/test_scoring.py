@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import apply, chunks, files, kernels, outputs, planning, record, store, tasks
+from dkfm import apply, chunks, completion, files, kernels, outputs, planning, record, store, tasks
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
@@ -238,10 +238,10 @@ def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
 def test_a_run_that_was_replaced_does_not_complete_the_other(job):
     score(job, chunk_rows=30)
     before = outputs.read(job[2])
-    receipts = outputs.told(before)
+    receipts = completion.told(before)
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
-        outputs.complete(before, receipts)
+        completion.complete(before, receipts)
     assert dkfm.verify_scores(job[2]).rows == 100
 
 

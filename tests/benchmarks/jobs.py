@@ -19,7 +19,7 @@ import numpy as np
 import zarr
 
 import dkfm
-from dkfm import chunks, journal, kernels, outputs
+from dkfm import chunks, journal, kernels
 
 SCORE = [sys.executable, "-m", "dkfm", "score", "--no-progress", "--json"]
 
@@ -96,7 +96,7 @@ def receipts(folder, rows, rounds):
                 patch.object(journal.Journal, "flush", lambda self: None),
                 patch.object(chunks.Checked, "write", bare_write),
                 patch.object(
-                    outputs, "lacking", lambda output, told: [n for n in range(output.chunks) if n not in told]
+                    completion, "lacking", lambda output, told: [n for n in range(output.chunks) if n not in told]
                 ),
             ]
             for patched in nothing if kind == "without" else []:

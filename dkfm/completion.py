@@ -1,0 +1,161 @@
+"""Which chunks an output has, by their receipts, and the marker that completes it and tells what each must be."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from dkfm import documents, formats, outputs
+from dkfm.chunks import Chunk, checksum_of
+from dkfm.errors import DamagedStoreError, IncompleteStoreError
+from dkfm.formats import CRC_BYTES
+from dkfm.journal import Receipt
+from dkfm.outputs import Output
+from dkfm.places import Place, Root
+from dkfm.remote import Remote
+
+__all__ = ["complete", "is_complete", "is_sound", "lacking", "open_complete", "remove", "reopen", "told"]
+
+_MAX_MARKER = 2**26
+
+
+def is_complete(output: Output) -> bool:
+    """Whether an output has its marker."""
+    return bool(output.place.sizes([formats.MARKER]))
+
+
+def is_sound(output: Output, receipt: Receipt) -> bool:
+    """Read the files of a chunk again: whether they are what a receipt of it says."""
+    form = output.form
+    if not 0 <= receipt.chunk < output.chunks or receipt.rows != output.chunk(receipt.chunk).rows:
+        return False
+    names, total = form.files(receipt.chunk), 0
+    if len(names) != len(receipt.crc32c):
+        return False
+    for name, expected in zip(names, receipt.crc32c, strict=True):
+        opened = output.place.open(name)
+        if opened is None:
+            return False
+        with opened:
+            checksum, size, rest = checksum_of(opened, 0 if output.is_table else CRC_BYTES)
+        if checksum != expected or rest not in (b"", form.end(expected)):
+            return False
+        total += size
+    return total == receipt.bytes
+
+
+def lacking(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
+    """Return the chunks whose files are not as large as a receipt says; if none, those whose files do not end so."""
+    form, place = output.form, output.place
+    sizes = place.sizes(name for number in receipts for name in form.files(number))
+
+    def has_size(receipt: Receipt) -> bool:
+        return sum(sizes.get(name, 0) for name in form.files(receipt.chunk)) == receipt.bytes
+
+    lost = [number for number in range(output.chunks) if not (number in receipts and has_size(receipts[number]))]
+    if lost or isinstance(output.root, Remote):  # whose objects do not change, and take a request each
+        return lost
+    return [
+        number
+        for number, receipt in receipts.items()
+        if [_end(place, name) for name in form.files(number)] != [form.end(crc) for crc in receipt.crc32c]
+    ]
+
+
+def _end(place: Place, name: str) -> bytes:
+    opened = place.open(name)
+    if opened is None:
+        return b""
+    with opened:
+        opened.seek(-CRC_BYTES, os.SEEK_END)
+        return opened.read()
+
+
+def complete(output: Output, receipts: Mapping[int, Receipt]) -> None:
+    """Complete an output: its marker has what every chunk must be."""
+    outputs.require_run(output.root, output.run)
+    ordered = [receipts[number] for number in range(output.chunks)]
+    columns = [[getattr(receipt, name) for receipt in ordered] for name in _TOLD]
+    content = {"sum": _sum(output, columns), **dict(zip(_TOLD, columns, strict=True))}
+    output.place.put(formats.MARKER, json.dumps(content).encode())
+
+
+_TOLD = ("crc32c", "invalid_rows", "bytes")
+
+
+def _sum(output: Output, columns: Sequence[object]) -> str:
+    """Return a digest of all that a finished output says of itself."""
+    return hashlib.sha256(json.dumps([outputs.about(output), *columns], sort_keys=True).encode()).hexdigest()
+
+
+def reopen(output: Output) -> None:
+    """Take the marker of an output away, before a chunk of it goes."""
+    output.place.remove([formats.MARKER])
+
+
+def remove(output: Output, numbers: Sequence[int]) -> None:
+    """Remove the files of some chunks, as far as there are any."""
+    output.place.remove(name for number in numbers for name in output.form.files(number))
+
+
+def told(output: Output) -> dict[int, Receipt]:
+    """Return what the marker of a finished output says of each chunk.
+
+    Raises
+    ------
+    StoreError
+        Not finished, or with a marker that is not of this output.
+    """
+    marker = _marker(output)
+    columns = [marker.get(name) for name in _TOLD]
+    files = len(output.form.files(0))
+    whole = all(isinstance(column, list) and len(column) == output.chunks for column in columns)
+    if not whole or marker.get("sum") != _sum(output, columns):
+        raise DamagedStoreError(f"The marker of {output.root} is not the one of its {output.chunks} chunks and rows.")
+    try:
+        return {
+            number: _of_marker(output.chunk(number), files, *row)
+            for number, row in enumerate(zip(*columns, strict=True))
+        }
+    except (TypeError, ValueError):
+        raise DamagedStoreError(f"The marker of {output.root} has no receipts that dkfm writes.") from None
+
+
+def _marker(output: Output) -> dict[str, object]:
+    opened = output.place.open(formats.MARKER)
+    if opened is None:
+        raise IncompleteStoreError(f"{output.root} has no {formats.MARKER} marker: whatever wrote it did not finish.")
+    with opened:
+        return documents.parsed(opened.read(_MAX_MARKER + 1), f"{output.root}/{formats.MARKER}")
+
+
+def _of_marker(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:
+    numbers = [*crc32c, invalid, size]
+    if len(crc32c) != files or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("A receipt has numbers.")
+    return Receipt(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
+
+
+def open_complete(root: Root) -> tuple[Output, dict[int, Receipt]]:
+    """Open a finished output, all chunks of which are there as far as a look at the ends of their files tells.
+
+    Raises
+    ------
+    StoreError
+        Not an output, not finished, or a chunk lost or cut short.
+    """
+    output = outputs.read(root)
+    receipts = told(output)
+    _require_no_more(output)
+    lost = lacking(output, receipts)
+    if lost:
+        raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")
+    return output, receipts
+
+
+def _require_no_more(output: Output) -> None:
+    """Raise where there are files that no chunk has."""
+    expected = {name for number in range(output.chunks) for name in output.form.files(number)}
+    for name in output.place.names():
+        if formats.is_chunk(name) and name not in expected:
+            raise DamagedStoreError(f"{output.root} has gained {name}, which is of none of its chunks.")
