@@ -12,6 +12,7 @@ __all__ = [
     "LARGEST_ROOT",
     "PIVOTS",
     "PROCESS_BYTES",
+    "STALL_SECONDS",
     "columns_bytes",
     "columns_seconds",
     "fit_bytes",
@@ -29,6 +30,7 @@ __all__ = [
     "score_task_bytes",
     "tile_rows_within",
     "told",
+    "told_time",
 ]
 
 _VALUE = 8
@@ -37,6 +39,9 @@ _OVERHEAD = 2**27
 
 PROCESS_BYTES = 2**24
 """What tasks add to a process beside their arrays: thread stacks and BLAS buffers."""
+
+STALL_SECONDS = 600.0
+"""After so long without a result a job is given up."""
 
 EIGENVECTORS, PIVOTS = 3, 2
 """How many arrays of N x N a root takes, that of eigenvectors and that of pivots."""
@@ -204,6 +209,17 @@ def told(size: int) -> str:
         if size >= least:
             return f"{size / least:.3g} {unit}"
     return f"{size} B"
+
+
+def told_time(seconds: float) -> str:
+    """Say a time.
+
+    >>> told_time(0.242), told_time(800), told_time(9000)
+    ('0.24 s', '13 minutes', '2.5 hours')
+    """
+    if seconds < 120:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def megabytes(size: int) -> str:

@@ -67,8 +67,12 @@ class File(Protocol):
     def end(self) -> None:
         """Write what comes after the last row."""
 
-    def keep(self) -> Contents | None:
-        """Give the file its name; None where there is one already."""
+    def keep(self, *, once: bool) -> bool:
+        """Give the file its name; with `once` not in place of another: False where there is one."""
+
+    @property
+    def contents(self) -> Contents:
+        """What it holds, once it came to its end."""
 
 
 class Form(Protocol):
@@ -113,7 +117,7 @@ def write(
         Whether all of it was there before.
     """
     still_wanted()
-    found = _found(form, chunk)
+    found = None if form.place.late else _found(form, chunk)
     if found is not None:
         pieces.close()
         return found, True
@@ -128,7 +132,7 @@ def write(
         for file in files:
             file.end()
         still_wanted()
-        return [_kept(form, chunk, number, file) for number, file in enumerate(files)], False
+        return [_kept(form, chunk, number, file, still_wanted) for number, file in enumerate(files)], False
 
 
 def _found(form: Form, chunk: Chunk) -> list[Contents] | None:
@@ -146,18 +150,25 @@ def _found(form: Form, chunk: Chunk) -> list[Contents] | None:
     return held if len(held) == len(form.files(chunk.number)) else None
 
 
-def _kept(form: Form, chunk: Chunk, number: int, file: File) -> Contents:
-    """Give a file its name; where another task was first, what that one wrote is what counts."""
-    contents = file.keep()
-    if contents is None:
-        name = form.files(chunk.number)[number]
-        opened = form.place.open(name)
-        if opened is not None:
-            with opened:
-                contents = form.contents(chunk, number, opened)
-        if contents is None:
-            raise DamagedStoreError(f"{form.place}/{name} was written by another task just now, and is damaged.")
-    return contents
+def _kept(form: Form, chunk: Chunk, number: int, file: File, still_wanted: Callable[[], None]) -> Contents:
+    """Give a file its name; where another task was first, what that one wrote is what counts.
+
+    But for a place where that other may be of an output that was here before: there it has to be the same.
+    """
+    if file.keep(once=True):
+        return file.contents
+    name, there = form.files(chunk.number)[number], None
+    opened = form.place.open(name)
+    if opened is not None:
+        with opened:
+            there = form.contents(chunk, number, opened)
+    if form.place.late and (there is None or there.crc32c != file.contents.crc32c):
+        still_wanted()
+        file.keep(once=False)
+        return file.contents
+    if there is None:
+        raise DamagedStoreError(f"{form.place}/{name} was written by another task just now, and is damaged.")
+    return there
 
 
 class Checked:
@@ -251,18 +262,19 @@ class ZarrForm:
             return None
         return Contents(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
 
-    def values(self, chunk: Chunk, file: int) -> Array | None:
-        """Read the scores (n, width) of one output of a chunk; None where they are not what was written."""
-        opened = self.place.open(self.files(chunk.number)[file])
+    def values(self, chunk: Chunk, file: int, crc32c: int) -> Array | None:
+        """Read the scores (n, width) of one output of a chunk; None where they are not those of this checksum."""
+        width, dtype = self.outputs[file][1], np.dtype(self.dtype)
+        size = self.chunk_rows * width * dtype.itemsize + CRC_BYTES
+        opened = self.place.open(self.files(chunk.number)[file], size)
         if opened is None:
             return None
         with opened:
-            raw = opened.read()
-        width, dtype = self.outputs[file][1], np.dtype(self.dtype)
-        if len(raw) != self.chunk_rows * width * dtype.itemsize + CRC_BYTES:
+            raw = opened.read(size + 1)
+        if len(raw) != size or raw[-CRC_BYTES:] != self.end(crc32c):
             return None
         data = np.frombuffer(raw, np.uint8, len(raw) - CRC_BYTES)
-        if google_crc32c.value(data) != int.from_bytes(raw[-CRC_BYTES:], "little"):
+        if google_crc32c.value(data) != crc32c:
             return None
         values: Array = data.view(dtype.newbyteorder("<")).reshape(-1, width)[: chunk.rows]
         return values
@@ -304,8 +316,11 @@ class _ZarrFile:
         self._checksum = self._file.checksum
         self._file.write(self._checksum.to_bytes(CRC_BYTES, "little"))
 
-    def keep(self) -> Contents | None:
-        """Give the file its name; None where there is one already."""
-        if not self._file.new.keep(once=True):
-            return None
+    def keep(self, *, once: bool) -> bool:
+        """Give the file its name."""
+        return self._file.new.keep(once=once)
+
+    @property
+    def contents(self) -> Contents:
+        """What it holds."""
         return Contents(self._checksum, self._file.size, np.concatenate(self._invalid))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dkfm import __version__, arguments
+from dkfm.budget import STALL_SECONDS
 from dkfm.errors import DkfmError, StalledError
 
 if TYPE_CHECKING:
@@ -174,9 +175,6 @@ def fit(
     click.echo(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
 
 
-_STALL = 600.0
-
-
 @main.command()
 @click.argument("model")
 @click.argument("input")
@@ -194,13 +192,13 @@ _STALL = 600.0
 @click.option(
     "--stall-timeout",
     type=click.FloatRange(min=1),
-    default=_STALL,
+    default=STALL_SECONDS,
     show_default=True,
     help="Seconds without a finished task after which the job ends.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and whether the workers can hold it.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")
-@click.option("--json", "as_json", is_flag=True, help="The report for machines.")
+@click.option("--json", "as_json", is_flag=True, help="The report, or the plan, for machines.")
 @_TRUSTED
 @_PROGRESS
 @_SCHEDULER
@@ -242,7 +240,7 @@ def score(
         }
         if dry_run:
             plan = plan_score(model, input, output, **asked)  # type: ignore[arg-type]  # as its parameters are
-            click.echo(str(plan))
+            click.echo(plan.to_json() if as_json else str(plan))
             plan.require()
             return
         report = batch_score(

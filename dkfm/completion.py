@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 
 from dkfm import documents, formats, outputs
@@ -11,17 +10,11 @@ from dkfm.errors import DamagedStoreError, IncompleteStoreError
 from dkfm.formats import CRC_BYTES
 from dkfm.journal import Receipt
 from dkfm.outputs import Output
-from dkfm.places import Place, Root
-from dkfm.remote import Remote
+from dkfm.remote import Root
 
-__all__ = ["complete", "is_complete", "is_sound", "lacking", "open_complete", "remove", "reopen", "told"]
+__all__ = ["complete", "is_sound", "lacking", "open_complete", "remove", "reopen", "require_no_more", "told"]
 
 _MAX_MARKER = 2**26
-
-
-def is_complete(output: Output) -> bool:
-    """Whether an output has its marker."""
-    return bool(output.place.sizes([formats.MARKER]))
 
 
 def is_sound(output: Output, receipt: Receipt) -> bool:
@@ -53,22 +46,14 @@ def lacking(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
         return sum(sizes.get(name, 0) for name in form.files(receipt.chunk)) == receipt.bytes
 
     lost = [number for number in range(output.chunks) if not (number in receipts and has_size(receipts[number]))]
-    if lost or isinstance(output.root, Remote):  # whose objects do not change, and take a request each
+    if lost or output.is_table:  # the ends of tables are all the same
         return lost
+    ends = place.ends(sizes, CRC_BYTES)
     return [
         number
         for number, receipt in receipts.items()
-        if [_end(place, name) for name in form.files(number)] != [form.end(crc) for crc in receipt.crc32c]
+        if [ends.get(name) for name in form.files(number)] != [form.end(crc) for crc in receipt.crc32c]
     ]
-
-
-def _end(place: Place, name: str) -> bytes:
-    opened = place.open(name)
-    if opened is None:
-        return b""
-    with opened:
-        opened.seek(-CRC_BYTES, os.SEEK_END)
-        return opened.read()
 
 
 def complete(output: Output, receipts: Mapping[int, Receipt]) -> None:
@@ -122,7 +107,7 @@ def told(output: Output) -> dict[int, Receipt]:
 
 
 def _marker(output: Output) -> dict[str, object]:
-    opened = output.place.open(formats.MARKER)
+    opened = output.place.open(formats.MARKER, _MAX_MARKER)
     if opened is None:
         raise IncompleteStoreError(f"{output.root} has no {formats.MARKER} marker: whatever wrote it did not finish.")
     with opened:
@@ -130,10 +115,9 @@ def _marker(output: Output) -> dict[str, object]:
 
 
 def _of_marker(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:
-    numbers = [*crc32c, invalid, size]
-    if len(crc32c) != files or not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError("A receipt has numbers.")
-    return Receipt(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
+    if len(crc32c) != files:
+        raise ValueError("A receipt has a checksum for each file.")
+    return Receipt.checked(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
 
 
 def open_complete(root: Root) -> tuple[Output, dict[int, Receipt]]:
@@ -146,16 +130,21 @@ def open_complete(root: Root) -> tuple[Output, dict[int, Receipt]]:
     """
     output = outputs.read(root)
     receipts = told(output)
-    _require_no_more(output)
+    require_no_more(output)
     lost = lacking(output, receipts)
     if lost:
         raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")
     return output, receipts
 
 
-def _require_no_more(output: Output) -> None:
+def require_no_more(output: Output) -> None:
     """Raise where there are files that no chunk has."""
     expected = {name for number in range(output.chunks) for name in output.form.files(number)}
+    own = {
+        "arrays": [columns.output for columns in output.columns],
+        "kind": "scores",
+        "form": output.settings.get("form"),
+    }
     for name in output.place.names():
-        if formats.is_chunk(name) and name not in expected:
+        if formats.foreign_name([name], own) or (formats.is_chunk(name) and name not in expected):
             raise DamagedStoreError(f"{output.root} has gained {name}, which is of none of its chunks.")

@@ -39,6 +39,7 @@ def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     b = np.zeros(head.columns) if head.offset is None else np.asarray(head.offset, np.float64)
     diagonal = np.asarray(model.kernel.self_similarities(double(Z)), np.float64)
     error = _ROUNDING * eps * (np.abs(K) @ np.abs(W) + np.abs(b))
+    error += float(np.finfo(model.dtype).tiny) * (1 + np.abs(W).sum(axis=0))  # of what underflows
     if model.dtype == np.float32:
         largest = max(float(np.abs(diagonal).max()), float(np.abs(model.kernel.self_similarities(model.points)).max()))
         error += _NARROW_KERNEL * largest * np.abs(W).sum(axis=0)

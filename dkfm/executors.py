@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -150,10 +150,8 @@ class ClientExecutor:
                 error = WorkerDiedError(f"The workers died that ran the task {future.key[1]}.")
             return self._taken(future.key, None, error)
         if future.status == "finished":
-            try:
+            with suppress(Exception):  # its worker, or the scheduler, went or hangs with the result: we shall be told
                 return self._taken(future.key, future.result(timeout=_GATHER), None)
-            except (TimeoutError, OSError):
-                pass  # its worker went, or hangs, with the result: it is run again, or has a copy run elsewhere
         elif future.status == "cancelled":
             raise ClusterError("The scheduler is gone, and all that it was to do.")
         future.add_done_callback(self._done.put)

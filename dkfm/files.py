@@ -10,7 +10,7 @@ from io import BufferedRandom
 from pathlib import Path
 
 from dkfm import formats
-from dkfm.errors import DkfmError, StoreError
+from dkfm.errors import DkfmError, StoreError, UnreachableError
 
 __all__ = ["NewFile", "beside", "new_file", "sweep", "sync_file", "sync_folder", "sync_tree", "writing"]
 
@@ -70,7 +70,7 @@ def _link(hidden: Path, path: Path) -> bool:
     except FileNotFoundError:
         if path.exists():
             return False  # another run completed this output, and cleaned up
-        raise
+        raise UnreachableError(f"{path} cannot be written: another run cleaned up while it was made.") from None
     except OSError:  # a file system without links; what others write there meanwhile has the same values
         if path.exists():
             return False

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dkfm import listing
 from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError
 from dkfm.listing import File
-from dkfm.remote import Place
+from dkfm.remote import Root
 
 try:
     import pyarrow as pa
@@ -117,7 +117,7 @@ def _reason(error: Exception) -> str:
 
 
 def read(
-    path: Place, wanted: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
+    path: Root, wanted: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
 ) -> tuple[str, Footers]:
     """Read the footers of a table, and return its stamp too.
 
@@ -210,7 +210,7 @@ def _index_columns(schema: "pa.Schema") -> list[str]:
     return [name for name in kept if isinstance(name, str)] if isinstance(kept, list) else []
 
 
-def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Place) -> bool:
+def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Root) -> bool:
     """Raise unless every column is there, once, and holds numbers; return whether all are float32."""
     require_once(schema.names, f"{path} has")
     there = {field.name: field.type for field in schema}
@@ -236,7 +236,7 @@ def _is_number(kind: "pa.DataType") -> bool:
     return any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
-def _require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Place) -> None:
+def _require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Root) -> None:
     """Raise unless the ids are there, of a type without parts, the same in every file."""
     if id_column is None:
         return

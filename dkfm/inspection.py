@@ -5,8 +5,9 @@ from pathlib import Path
 from dkfm import completion, csr, formats, journal, outputs, transfer
 from dkfm.errors import StoreError, UntrustedError
 from dkfm.kernels import config
-from dkfm.places import Root, root_of
+from dkfm.places import root_of
 from dkfm.record import load_record
+from dkfm.remote import Root
 
 __all__ = ["describe"]
 

@@ -12,16 +12,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar, cast
 
+from dkfm.budget import STALL_SECONDS
 from dkfm.errors import StalledError, UnreachableError, WorkerDiedError
 from dkfm.executors import Executor, Finished, Health
 from dkfm.progress import of_steps
 
-__all__ = ["STALL_SECONDS", "Tally", "run"]
+__all__ = ["Tally", "run"]
 
 R = TypeVar("R")
-
-STALL_SECONDS = 600.0
-"""After so long without a result a job is given up."""
 
 _WINDOW = 3
 """Tasks in flight per thread: enough to hide the scheduler's milliseconds, few enough to hold no memory."""

@@ -6,7 +6,7 @@ A segment that is damaged is as one that is not there: its chunks are read again
 import json
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import google_crc32c
@@ -52,6 +52,21 @@ class Receipt:
     worker: str = ""
     found: bool = False
 
+    @classmethod
+    def checked(cls, *values: Any) -> "Receipt":  # what stands in JSON
+        """Return a receipt of values that were read.
+
+        Raises
+        ------
+        TypeError, ValueError
+            They are not those of one.
+        """
+        receipt = cls(*values)
+        numbers = receipt.chunk, receipt.rows, receipt.invalid_rows, receipt.bytes, *receipt.crc32c
+        if not all(type(number) is int and number >= 0 for number in numbers) or max(receipt.crc32c) >= 2**32:
+            raise ValueError("A receipt has numbers.")
+        return receipt
+
 
 class Journal:
     """The receipts of one run of a job, on their way to disk."""
@@ -91,7 +106,7 @@ def receipts(place: Place) -> Iterator[Receipt]:
 
 
 def _of_segment(place: Place, name: str) -> Iterable[Receipt]:
-    opened = place.open(name)
+    opened = place.open(name, documents.MAX_JSON)
     if opened is None:
         return []
     try:
@@ -106,8 +121,5 @@ def _of_segment(place: Place, name: str) -> Iterable[Receipt]:
 
 
 def _receipt(row: list[Any]) -> Receipt:
-    values = dict(zip((field.name for field in fields(Receipt)), row, strict=True))
-    numbers = [values[name] for name in ("chunk", "rows", "invalid_rows", "bytes")]
-    if not all(type(number) is int and number >= 0 for number in [*numbers, *values["crc32c"]]):
-        raise ValueError("A receipt has numbers.")
-    return Receipt(**values | {"crc32c": tuple(values["crc32c"])})
+    chunk, rows, invalid, crc32c, *others = row
+    return Receipt.checked(chunk, rows, invalid, tuple(crc32c), *others)

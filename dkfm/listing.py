@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dkfm import stamps
 from dkfm.errors import InvalidInputError
-from dkfm.remote import Place, Remote, open_file
+from dkfm.remote import Remote, Root, open_file
 
 __all__ = ["File", "read"]
 
@@ -18,7 +18,7 @@ __all__ = ["File", "read"]
 class File:
     """A file as it was when it was listed."""
 
-    path: Place
+    path: Root
     bytes: int
     changed: int | str
     """The time of change, or what an object store has for it."""
@@ -42,7 +42,7 @@ class File:
             raise InvalidInputError(f"{self.path} changed since it was opened; open it again.")
 
 
-def read(place: Place) -> tuple[str, tuple[File, ...]]:
+def read(place: Root) -> tuple[str, tuple[File, ...]]:
     """List the Parquet files below a place in the order of their relative names, or a file; return their stamp too.
 
     Raises

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from dkfm import csr, stamps
 from dkfm.errors import DkfmError, InvalidInputError
 from dkfm.kernels.rows import Sparse
-from dkfm.remote import Place, Remote, open_file
+from dkfm.remote import Remote, Root, open_file
 
 __all__ = ["NpzSource", "forget"]
 
@@ -38,7 +38,10 @@ _MAX_VALUES, _ENCRYPTED = 2**48, 1
 _Part = npt.NDArray[np.generic]
 
 _lock = threading.Lock()
-_unpacked: dict[tuple[Place, str], tuple[_Part, ...]] = {}
+_KEPT = 2
+"""Files that a process keeps unpacked."""
+
+_unpacked: dict[tuple[Root, str], tuple[_Part, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class _Header:
 class NpzSource:
     """CSR rows of a .npz file, compressed or not."""
 
-    place: Place
+    place: Root
     shape: tuple[int, int]
     row_values: int
     opened: str
@@ -68,7 +71,7 @@ class NpzSource:
     chunk_rows: int = 1
 
     @classmethod
-    def open(cls, place: Place) -> "NpzSource":
+    def open(cls, place: Root) -> "NpzSource":
         """Read the headers of a file.
 
         Raises
@@ -120,6 +123,8 @@ class NpzSource:
         key = (self.place, self.opened)
         with _lock:
             if key not in _unpacked:
+                while len(_unpacked) >= _KEPT:
+                    del _unpacked[next(iter(_unpacked))]  # its space is free once nobody reads it
                 _unpacked[key] = self._unpack()
             return _unpacked[key]
 
@@ -138,7 +143,7 @@ def forget() -> None:
         _unpacked.clear()
 
 
-def _stamp(path: Place) -> str:
+def _stamp(path: Root) -> str:
     if isinstance(path, Remote):
         if (status := path.status()) is None:
             raise InvalidInputError(f"There is no {path}.")
@@ -149,13 +154,13 @@ def _stamp(path: Place) -> str:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _require_same(path: Place, stamp: str) -> None:
+def _require_same(path: Root, stamp: str) -> None:
     if _stamp(path) != stamp:
         raise InvalidInputError(f"{path} changed since it was opened; open it again.")
 
 
 @contextmanager
-def _archive(path: Place) -> Iterator[tuple[zipfile.ZipFile, str]]:
+def _archive(path: Root) -> Iterator[tuple[zipfile.ZipFile, str]]:
     """Open a file that stays as it is, with its stamp; whatever fails inside becomes one sentence."""
     stamp = _stamp(path)
     try:
@@ -170,7 +175,7 @@ def _archive(path: Place) -> Iterator[tuple[zipfile.ZipFile, str]]:
     _require_same(path, stamp)  # an object is read in parts
 
 
-def _checked(archive: zipfile.ZipFile, path: Place) -> tuple[tuple[int, int], list[_Header]]:
+def _checked(archive: zipfile.ZipFile, path: Root) -> tuple[tuple[int, int], list[_Header]]:
     """Return the shape of the rows and the headers of their three arrays, once these agree."""
     members = archive.infolist()
     form, size = (_header(archive, members, name, path) for name in ("format", "shape"))
@@ -196,7 +201,7 @@ def _checked(archive: zipfile.ZipFile, path: Place) -> tuple[tuple[int, int], li
     return (rows, columns), headers
 
 
-def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Place) -> _Header:
+def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Root) -> _Header:
     found = [member for member in members if member.filename == f"{name}.npy"]
     if len(found) != 1:
         raise InvalidInputError(f"{path} holds {len(found)} arrays named {name!r}; scipy.sparse.save_npz writes one.")
@@ -219,7 +224,7 @@ def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str,
     return header
 
 
-def _pieces(archive: zipfile.ZipFile, header: _Header, path: Place) -> Iterator[bytes]:
+def _pieces(archive: zipfile.ZipFile, header: _Header, path: Root) -> Iterator[bytes]:
     """Yield the values of an array; raise once they are more or fewer than it declares."""
     member = copy(header.member)
     member.file_size += 1  # zipfile ends at the size that is declared, and would not tell of more
@@ -242,13 +247,13 @@ def _skip(opened: IO[bytes], count: int) -> None:
         count -= len(piece)
 
 
-def _small(archive: zipfile.ZipFile, header: _Header, path: Place) -> _Part:
+def _small(archive: zipfile.ZipFile, header: _Header, path: Root) -> _Part:
     if header.bytes > _MAX_SMALL:
         raise InvalidInputError(f"{path} does not say its format and shape as scipy.sparse.save_npz does.")
     return np.frombuffer(b"".join(_pieces(archive, header, path)), header.dtype).reshape(header.shape)
 
 
-def _require_room(path: Place, needed: int) -> None:
+def _require_room(path: Root, needed: int) -> None:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -258,7 +263,7 @@ def _require_room(path: Place, needed: int) -> None:
         )
 
 
-def _mapped(archive: zipfile.ZipFile, header: _Header, path: Place) -> _Part:
+def _mapped(archive: zipfile.ZipFile, header: _Header, path: Root) -> _Part:
     if header.bytes == 0:
         return np.empty(header.shape, header.dtype)
     with tempfile.TemporaryFile(prefix="dkfm-npz-") as file:

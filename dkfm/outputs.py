@@ -12,8 +12,8 @@ from typing import Any
 from dkfm import formats, store, transfer
 from dkfm.chunks import Chunk, ZarrForm
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
-from dkfm.places import Place, Root, at
-from dkfm.remote import Remote
+from dkfm.places import Place, at
+from dkfm.remote import Remote, Root
 from dkfm.tables import Columns, ParquetForm
 from dkfm.tiling import count, row_slice
 
@@ -160,7 +160,6 @@ def find(root: Root) -> Output | None:
     StoreExistsError
         Something else is there.
     """
-    remote = isinstance(root, Remote)
     if not (transfer.is_taken(root) if isinstance(root, Remote) else store.is_taken(root)):
         return None
     own = transfer.own_attributes(root) if isinstance(root, Remote) else store.require_own(root)
@@ -168,8 +167,6 @@ def find(root: Root) -> Output | None:
         raise StoreExistsError(f"{root} holds something that dkfm did not write there; it was left untouched.")
     if own["kind"] != "scores":
         raise StoreExistsError(f"{root} holds a dkfm {own['kind']} store; choose another path.")
-    if remote:
-        lay(_of_attributes(root, own))  # of a claim that was not followed by them
     return read(root)
 
 
@@ -183,16 +180,17 @@ def read(root: Root) -> Output:
     """
     place = at(root)
     own = place.attributes()
-    for _ in place.names():
-        pass  # it refuses links
+    place.require_plain()
     try:
         output = _of_attributes(root, own)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedStoreError(f"The attributes of {root} are not what dkfm writes ({error}).") from None
     for columns in [] if output.is_table else output.columns:
         info = place.array(columns.output)
+        if info is None:
+            continue  # a claim at a URL that was not followed by it: `lay` mends that
         expected = (output.rows, columns.width), (output.chunk_rows, columns.width), output.dtype
-        if info is None or (info.shape, info.chunks, info.dtype) != expected:
+        if (info.shape, info.chunks, info.dtype) != expected:
             raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")
     return output
 

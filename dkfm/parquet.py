@@ -20,7 +20,7 @@ from dkfm import decoded, footers, listing
 from dkfm.errors import InvalidInputError
 from dkfm.footers import Footers, pa
 from dkfm.kernels.rows import Array
-from dkfm.remote import Place, Remote
+from dkfm.remote import Remote, Root
 
 __all__ = ["ParquetSource"]
 
@@ -44,7 +44,7 @@ class ParquetSource:
     Files and folders whose names begin with "_" or "." are not looked at. Nulls are NaN.
     """
 
-    place: Place
+    place: Root
     shape: tuple[int, int]
     chunk_rows: int
     """Rows of the largest row group: they are decoded together."""
@@ -59,7 +59,7 @@ class ParquetSource:
     """Which opening of the table this is: what was decoded for an earlier one may have changed since."""
 
     @classmethod
-    def open(cls, place: Place, columns: Sequence[str] | None = None, id_column: str | None = None) -> "ParquetSource":
+    def open(cls, place: Root, columns: Sequence[str] | None = None, id_column: str | None = None) -> "ParquetSource":
         """Read the footers of a file, or of all files of a folder.
 
         Parameters

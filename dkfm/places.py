@@ -5,21 +5,22 @@ A file gets its name when all of it is there, and does not take the place of ano
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Protocol, TypeAlias
+from typing import IO, Protocol
 
 from dkfm import documents, files, formats, transfer
 from dkfm.errors import DamagedStoreError, StoreError
-from dkfm.remote import Remote, at_url
+from dkfm.remote import Remote, Root, at_url
 from dkfm.store import local_path
 
-__all__ = ["Bucket", "Folder", "Place", "Root", "at", "root_of"]
+__all__ = ["Bucket", "Folder", "NewFile", "Place", "at", "root_of"]
 
-Root: TypeAlias = Path | Remote
-"""What names a place."""
+_FEW, _AT_ONCE = 4, 8
+"""Names for which a place is asked one by one, and requests at a time."""
 
 
 class NewFile(Protocol):
@@ -44,6 +45,10 @@ class NewFile(Protocol):
 class Place(Protocol):
     """A folder, or what is like one."""
 
+    @property
+    def late(self) -> bool:
+        """Whether what was begun for an output that was here before may still get its name."""
+
     def attributes(self) -> dict[str, object]:
         """Return what dkfm says of the output here, checked as `formats.read_group` does."""
 
@@ -56,8 +61,14 @@ class Place(Protocol):
     def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the bytes of those files that are there."""
 
-    def open(self, name: str) -> IO[bytes] | None:
-        """Open a file to be read; None where there is none."""
+    def require_plain(self) -> None:
+        """Raise where there is something that is not a plain file, such as a link."""
+
+    def ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
+        """Return the last bytes of files of these sizes."""
+
+    def open(self, name: str, most: int | None = None) -> IO[bytes] | None:
+        """Open a file to be read; None where there is none. Of one larger than `most` bytes no more need be there."""
 
     def new(self, name: str) -> AbstractContextManager[NewFile]:
         """Begin a file, of which nothing is left unless it is kept."""
@@ -77,6 +88,7 @@ class Folder:
     """A folder of this file system."""
 
     root: Path
+    late = False  # a file lies, hidden, in the folder that goes with the output
 
     def __str__(self) -> str:
         return str(self.root)
@@ -101,7 +113,23 @@ class Folder:
                 found[name] = (self.root / name).stat().st_size
         return found
 
-    def open(self, name: str) -> IO[bytes] | None:
+    def require_plain(self) -> None:
+        """Raise where there is something that is not a plain file."""
+        for _ in self.names():
+            pass
+
+    def ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
+        """Return the last bytes of files of these sizes."""
+        found = {}
+        for name, size in sizes.items():
+            opened = self.open(name)
+            if opened is not None:
+                with opened:
+                    opened.seek(max(0, size - length))
+                    found[name] = opened.read(length)
+        return found
+
+    def open(self, name: str, most: int | None = None) -> IO[bytes] | None:
         """Open a file to be read."""
         try:
             return (self.root / name).open("rb")
@@ -143,6 +171,7 @@ class Bucket:
     """What lies below a prefix on an object store."""
 
     root: Remote
+    late = True  # a request may take as long as it likes
 
     def __str__(self) -> str:
         return str(self.root)
@@ -166,11 +195,28 @@ class Bucket:
     def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the bytes of those files that are there."""
         wanted = set(names)
+        if len(wanted) < _FEW:
+            sizes = {name: self.root.size(name) for name in wanted}
+            return {name: size for name, size in sizes.items() if size is not None}
         return {name: size for name, size, _ in self.root.names() if name in wanted}
 
-    def open(self, name: str) -> IO[bytes] | None:
+    def require_plain(self) -> None:
+        """Do nothing: there are only objects."""
+
+    def ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
+        """Return the last bytes of objects of these sizes, some at a time."""
+
+        def end(name: str) -> tuple[str, bytes]:
+            return name, self.root.read(name, max(0, sizes[name] - length), sizes[name])
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-ends") as pool:
+            return dict(pool.map(end, sizes))
+
+    def open(self, name: str, most: int | None = None) -> IO[bytes] | None:
         """Open a file to be read: all of it is in memory then, for one request is one state of it."""
-        return None if self.root.size(name) is None else BytesIO(self.root.read(name))
+        if self.root.size(name) is None:
+            return None
+        return BytesIO(self.root.read(name) if most is None else self.root.read(name, 0, most + 1))
 
     @contextmanager
     def new(self, name: str) -> Iterator[NewFile]:

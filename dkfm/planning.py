@@ -1,7 +1,8 @@
 """What a scoring job will do, on paper: chunks in step with the source, and the bytes of a task and of a worker."""
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -113,6 +114,10 @@ class Plan:
         remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
         budget.require(self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows", remedy)
 
+    def to_json(self) -> str:
+        """Return all of it as JSON."""
+        return json.dumps(asdict(self) | {"output_bytes": self.output_bytes, "seconds": self.seconds})
+
     def __str__(self) -> str:
         told = budget.told
         lines = {
@@ -122,7 +127,7 @@ class Plan:
             "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",
             "task": f"{told(self.task_bytes)} of memory, where a worker has {told(self.have_bytes)} for each",
             "model": f"{told(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
-            "time": f"about {self.seconds / 3600:.2g} hours, or {self.seconds:.2g} s, on paper",
+            "time": f"about {budget.told_time(self.seconds)} on paper",
         }
         return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
 

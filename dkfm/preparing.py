@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import numpy as np
 
 from dkfm import completion, csr, journal, outputs, planning, preflight, tiling, transfer
 from dkfm.clusters import find_client
-from dkfm.errors import DamagedStoreError, IncompleteStoreError, InvalidInputError
+from dkfm.errors import DamagedStoreError, DkfmWarning, IncompleteStoreError, InvalidInputError
 from dkfm.executors import Executor, executor
 from dkfm.files import writing
 from dkfm.journal import Receipt
@@ -22,11 +23,11 @@ from dkfm.kernels import config, trust
 from dkfm.kernels.base import Kernel
 from dkfm.model import Model
 from dkfm.outputs import Output
-from dkfm.places import Root, root_of
+from dkfm.places import root_of
 from dkfm.planning import Plan, Writing
 from dkfm.record import Record, load_record
-from dkfm.remote import Remote, at_url
-from dkfm.sources import MemorySource, Source, open_source
+from dkfm.remote import Remote, Root, at_url
+from dkfm.sources import MemorySource, Named, Source, open_source
 from dkfm.store import making
 from dkfm.tables import Columns, require_pyarrow
 from dkfm.tasks import Identified
@@ -93,22 +94,46 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
     trusted = config.functions(model.kernel_) if isinstance(model, Savable) else trust.as_trusted(request.trusted)
     with _saved(model) as path, executor(client) as running:
         record = load_record(path, trusted=trusted, streamed=True)
-        names = _names(request.output, record.model)
-        given = open_source(
-            source, "source", columns=request.columns, id_column=request.id_column, fitted=record.feature_names
-        )
-        _require_outside(target, path, given)
+        names, columns = _names(request.output, record.model), _columns(request, record)
+        given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted=record.feature_names)
+        if isinstance(given, Named) and columns is None and record.feature_names is None:
+            _warn_of_order(given)
+        _require_apart(target, path, given)
         found = None if request.overwrite else outputs.find(target)
         with _on_disk(given, client) as rows:
             if found is not None and chunk_rows is None:
                 chunk_rows = found.chunk_rows
             plan = _planned(record.model, names, rows, chunk_rows, client, running.threads, _writing(target))
-            where = str(model) if isinstance(model, str | os.PathLike) and at_url(model) else str(path)
-            wanted = _wanted(target, where, record, names, given, plan, request)
+            remote = at_url(model)
+            wanted = _wanted(target, str(path) if remote is None else remote.name, record, names, given, plan, request)
             if found is not None:
                 outputs.require_same(found, wanted)
-                plan = replace(plan, done=len({receipt.chunk for receipt in known(found)[0]}))
+                told = {receipt.chunk: receipt for receipt in known(found)[0]}
+                plan = replace(plan, done=plan.chunks - len(completion.lacking(found, told)))
+            where = str(path) if remote is None else remote.url
             yield Job(where, record, trusted, given, rows, plan, wanted, found, request.overwrite, running)
+
+
+def _warn_of_order(given: Named) -> None:
+    told = ", ".join(given.columns[:5]) + (", ..." if len(given.columns) > 5 else "")
+    warnings.warn(
+        f"The model was fitted without names of columns; they are taken in the order of the table: {told}. Say which "
+        "with columns= (--columns), or fit from a table.",
+        DkfmWarning,
+        stacklevel=5,
+    )
+
+
+def _columns(request: Request, record: Record) -> list[str] | None:
+    """Return the columns that are asked for, in the order of the fit if that had names."""
+    asked, fitted = request.columns, record.feature_names
+    if asked is None or fitted is None:
+        return None if asked is None else list(asked)
+    if sorted(asked) != sorted(fitted):
+        raise InvalidInputError(
+            f"columns are {', '.join(map(repr, asked))}, and the model was fitted with {', '.join(map(repr, fitted))}."
+        )
+    return fitted
 
 
 def _names(output: str | Sequence[str] | None, model: Model) -> list[str]:
@@ -139,9 +164,12 @@ def _wanted(
         raise InvalidInputError(f"id_column is kept in a table: name the output {target}.parquet.")
     if request.id_column is not None and not isinstance(given, Identified):
         raise InvalidInputError(f"id_column is of a table, and {given.name} is none.")
+    columns = tuple(Columns(name, heads[name].width, prefixes[name]) for name in names)
+    if request.id_column in [name for some in columns for name in some.names]:
+        raise InvalidInputError(f"The ids are called {request.id_column!r}, as a column of the scores is; rename it.")
     return Output(
         root=target,
-        columns=tuple(Columns(name, heads[name].width, prefixes[name]) for name in names),
+        columns=columns,
         rows=plan.rows,
         chunk_rows=plan.chunk_rows,
         dtype=str(record.model.dtype),
@@ -149,7 +177,7 @@ def _wanted(
         input={"name": given.name, "stamp": given.stamp()},
         settings={
             "on_invalid": request.on_invalid,
-            "columns": None if request.columns is None else json.dumps(list(request.columns)),
+            "columns": json.dumps(given.columns) if isinstance(given, Named) else None,
             "id_column": request.id_column,
             "form": outputs.PARQUET if table else None,
             "chunk_rows": str(plan.chunk_rows),
@@ -186,20 +214,20 @@ def _planned(
     return replace(plan, have_bytes=have(plan.model_bytes))
 
 
-def _require_outside(target: Root, model: Path, source: Source) -> None:
-    """Refuse to replace what is being read."""
-    if isinstance(target, Remote):
-        _require_outside_url(target, source)
-        return
-    for path in (model, getattr(source, "path", None)):
-        if isinstance(path, Path) and path.resolve().is_relative_to(target.resolve()):
-            raise InvalidInputError(f"The output {target} would replace {path}, which this job reads.")
+def _require_apart(target: Root, model: Path, source: Source) -> None:
+    """Refuse to replace what is being read, and to write into it."""
+    read = getattr(source, "path", None) or getattr(source, "place", None)
+    for place in (model, read):
+        if place is not None and _is_within(place, target):
+            raise InvalidInputError(f"The output {target} would replace {place}, which this job reads.")
+    if read is not None and _is_within(target, read):
+        raise InvalidInputError(f"The output {target} lies in {read}, which this job reads; choose another path.")
 
 
-def _require_outside_url(target: Remote, source: Source) -> None:
-    read = getattr(source, "place", None)
-    if isinstance(read, Remote) and f"{read.url}/".startswith(f"{target.url}/"):
-        raise InvalidInputError(f"The output {target} would replace {read}, which this job reads.")
+def _is_within(inner: Root, outer: Root) -> bool:
+    if isinstance(inner, Remote) and isinstance(outer, Remote):
+        return f"{inner.url}/".startswith(f"{outer.url}/")
+    return isinstance(inner, Path) and isinstance(outer, Path) and inner.resolve().is_relative_to(outer.resolve())
 
 
 def known(output: Output) -> tuple[list[Receipt], bool]:

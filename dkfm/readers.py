@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from dkfm import completion, outputs
 from dkfm.ahead import one_ahead
-from dkfm.chunks import ZarrForm
+from dkfm.chunks import ZarrForm, checksum_of
 from dkfm.errors import DamagedStoreError, StoreError, reason
 from dkfm.journal import Receipt
 from dkfm.kernels.rows import Array
 from dkfm.outputs import Output
 from dkfm.places import root_of
+from dkfm.tables import ParquetForm
 from dkfm.tiling import count
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Chunks:
     name: str
     shape: tuple[int, int]
     dtype: np.dtype[np.floating]
+    checksums: npt.NDArray[np.uint32]
+    """Of each chunk, as its receipt says."""
     ndim: ClassVar[int] = 2
 
     def __getitem__(self, places: tuple[slice, ...]) -> Array:
@@ -53,7 +56,7 @@ class Chunks:
         form = self.output.form
         assert isinstance(form, ZarrForm)  # noqa: S101  # of arrays; this tells the type checker
         file = [name for name, _ in form.outputs].index(self.name)
-        values = form.values(self.output.chunk(number), file)
+        values = form.values(self.output.chunk(number), file, int(self.checksums[number]))
         if values is None:
             raise DamagedStoreError(f"Chunk {number} of {self.output.root} is lost, or not what was written.")
         return values
@@ -84,29 +87,30 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     See `batch_score`.
     """
     found, receipts = completion.open_complete(root_of(path))
-    return _frame(found, receipts, output) if found.is_table else _array(found, output)
+    return _frame(found, receipts, output) if found.is_table else _array(found, receipts, output)
 
 
-def _array(output: Output, name: str | None) -> "da.Array":
+def _array(output: Output, receipts: dict[int, Receipt], name: str | None) -> "da.Array":
     import dask.array as da
 
-    scores = _chunks(output, name)
+    scores = _chunks(output, receipts, name)
     lazy: da.Array = da.from_array(scores, chunks=(output.chunk_rows, scores.shape[1]), asarray=False)
     return lazy
 
 
-def _chunks(output: Output, name: str | None) -> Chunks:
-    chosen = _chosen(output, name)
-    width = next(columns.width for columns in output.columns if columns.output == chosen)
-    return Chunks(output, chosen, (output.rows, width), np.dtype(output.dtype))
+def _chunks(output: Output, receipts: dict[int, Receipt], name: str | None) -> Chunks:
+    names = [columns.output for columns in output.columns]
+    file = names.index(_chosen(output, name))
+    checksums = np.array([receipts[number].crc32c[file] for number in range(output.chunks)], np.uint32)
+    shape = output.rows, output.columns[file].width
+    return Chunks(output, names[file], shape, np.dtype(output.dtype), checksums)
 
 
-def read_scores(output: Output, name: str, rows: slice) -> Array:
+def read_scores(output: Output, receipts: dict[int, Receipt], name: str, rows: slice) -> Array:
     """Read some rows (n, width) of one output, as open_scores would."""
     if not output.is_table:
-        return _chunks(output, name)[rows, :]
-    receipts, parts = completion.told(output), []
-    read = _of_tables(output, name)
+        return _chunks(output, receipts, name)[rows, :]
+    parts, read = [], _of_tables(output, name)
     for number in range(rows.start // output.chunk_rows, count(rows.stop, output.chunk_rows)):
         block, first = read(receipts[number])[0], output.slice(number).start
         parts.append(block[max(0, rows.start - first) : rows.stop - first])
@@ -140,19 +144,28 @@ def _frame_of(receipt: Receipt, output: Output) -> "pd.DataFrame":
 
 
 def _table(output: Output, receipt: Receipt) -> "pa.Table":
-    """Read the table of a chunk, once its file is seen to be the one of its receipt."""
+    """Read the table of a chunk, once its file is seen to be the one of its receipt, and no larger than it says."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     outputs.require_run(output.root, output.run)
-    opened = output.place.open(output.form.files(receipt.chunk)[0]) if completion.is_sound(output, receipt) else None
+    form = output.form
+    assert isinstance(form, ParquetForm)  # noqa: S101  # of tables; this tells the type checker
+    lost = f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written"
+    opened = output.place.open(form.files(receipt.chunk)[0], receipt.bytes)
     if opened is None:
-        raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written.")
+        raise DamagedStoreError(f"{lost}.")
     try:
-        with opened, pq.ParquetFile(opened) as table:
-            return table.read()
+        with opened:
+            if checksum_of(opened)[:2] != (receipt.crc32c[0], receipt.bytes):
+                raise DamagedStoreError(f"{lost}.")
+            opened.seek(0)
+            with pq.ParquetFile(opened) as table:
+                if table.schema_arrow.names != form.names or table.metadata.num_rows != receipt.rows:
+                    raise DamagedStoreError(f"{lost}.")
+                return table.read()
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DamagedStoreError(f"Chunk {receipt.chunk} of {output.root} cannot be read: {reason(error)}.") from None
+        raise DamagedStoreError(f"{lost}: {reason(error)}.") from None
 
 
 def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[Array, npt.NDArray[np.generic]]]:
@@ -192,15 +205,15 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     (1, 100)
     """
     found, receipts = completion.open_complete(root_of(path))
-    read = _of_tables(found, output) if found.is_table else _of_arrays(found, output)
+    read = _of_tables(found, output) if found.is_table else _of_arrays(found, receipts, output)
     return one_ahead(partial(read, receipts[number]) for number in range(found.chunks))
 
 
 _Block: TypeAlias = tuple[Array, npt.NDArray[np.generic]]
 
 
-def _of_arrays(output: Output, name: str | None) -> Callable[[Receipt], _Block]:
-    chunks = _chunks(output, name)
+def _of_arrays(output: Output, receipts: dict[int, Receipt], name: str | None) -> Callable[[Receipt], _Block]:
+    chunks = _chunks(output, receipts, name)
 
     def read(receipt: Receipt) -> _Block:
         rows = output.slice(receipt.chunk)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dkfm import filesystems, stamps
 from dkfm.errors import DkfmError, StoreError
@@ -21,7 +21,7 @@ from dkfm.refusals import may_pass, refusal, without_credentials
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Place", "Remote", "at_url", "open_file"]
+__all__ = ["Remote", "Root", "at_url", "open_file"]
 
 _AT_ONCE, _PART = 8, 2**26
 """Files of a folder that travel at a time; and the bytes that are read at a time."""
@@ -170,7 +170,7 @@ class Remote:
             raise refusal(self.name, verb, error, self.url) from error
 
 
-Place = Path | Remote
+Root: TypeAlias = Path | Remote
 """On a file system of this machine, or on an object store."""
 
 

@@ -7,12 +7,14 @@ goes on where it was: only chunks without a receipt that is true run again.
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkfm import completion, decoded, npz, outputs, preflight, sources
-from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError
-from dkfm.job import STALL_SECONDS, Tally, run
+from dkfm.budget import STALL_SECONDS
+from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError, StoreError
+from dkfm.job import Tally, run
 from dkfm.journal import Journal, Receipt
 from dkfm.outputs import Output
 from dkfm.planning import Plan
@@ -164,47 +166,63 @@ class _Scoring:
         """Do all that is not done, and complete the output."""
         job = self._job
         output = outputs.create(job.wanted, job.overwrite) if job.found is None else job.found
-        complete = False
         start = time.perf_counter()
         try:
-            if job.found is not None:
-                output.place.sweep(_LEFT_ALONE)
-                complete = self._look_again(output)
-            self._score(output)
+            if job.found is None or not self._look_again(output):
+                self._finish(output)
         except ClusterError as error:
             raise type(error)(f"{error} The same command goes on from there.") from error
         finally:
             forget(job.record.digest)
             decoded.forget()
             npz.forget()
-        seconds = time.perf_counter() - start
-        if not complete:
+        return self._report(output, time.perf_counter() - start)
+
+    def _finish(self, output: Output) -> None:
+        """Score what is left, and complete the output, unless somebody takes chunks from it meanwhile."""
+        book = Journal(output.place, uuid.uuid4().hex)
+        for _ in range(_ROUNDS):
+            self._score(output, book)
             self._require_unchanged()
             completion.complete(output, self._receipts)
-            output.place.sweep()
-        return self._report(output, seconds)
+            lost = completion.lacking(output, self._receipts)
+            if not lost:
+                output.place.sweep()
+                return
+            completion.reopen(output)
+        raise DamagedStoreError(f"Chunk {lost[0]} of {output.root} is lost again and again; who else writes there?")
 
     def _look_again(self, output: Output) -> bool:
         """Read what is there again; let go of what no receipt tells; say whether all is there and complete."""
+        output.place.sweep(_LEFT_ALONE)
+        if not output.is_table:
+            outputs.lay(output)
+        checked: set[Receipt] = set()
         there, complete = known(output)
-        groups: dict[int, list[Receipt]] = {}
-        for receipt in there:
-            if receipt not in groups.setdefault(receipt.chunk // _CHECKED_TOGETHER, []):
-                groups[receipt.chunk // _CHECKED_TOGETHER].append(receipt)
-
-        def keep(sound: list[Receipt]) -> None:
-            self._receipts.update({receipt.chunk: receipt for receipt in sound})
-
-        tasks = ((output, group) for group in groups.values())
-        run(self._job.running, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall)
+        while new := set(there) - checked:  # until no other driver adds any
+            self._check(output, new)
+            checked |= new
+            there, complete = known(output)
         lost = [number for number in range(output.chunks) if number not in self._receipts]
         if lost:
             completion.reopen(output)
             completion.remove(output, lost)
         return complete and not lost
 
-    def _score(self, output: Output) -> None:
-        book = Journal(output.place, uuid.uuid4().hex)
+    def _check(self, output: Output, receipts: Collection[Receipt]) -> None:
+        """Read chunks again, and keep the receipts that are true."""
+        groups: dict[int, list[Receipt]] = {}
+        for receipt in receipts:
+            groups.setdefault(receipt.chunk // _CHECKED_TOGETHER, []).append(receipt)
+
+        def keep(sound: list[Receipt]) -> None:
+            self._receipts.update({receipt.chunk: receipt for receipt in sound})
+
+        tasks = ((output, group) for group in groups.values())
+        run(self._job.running, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall)
+
+    def _score(self, output: Output, book: Journal) -> None:
+        """Run the tasks of all chunks that are not there as their receipts say."""
 
         def done(receipt: Receipt) -> None:
             self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
@@ -214,13 +232,16 @@ class _Scoring:
             for _ in range(_ROUNDS):
                 left = completion.lacking(output, self._receipts)
                 if not left:
-                    return
+                    break
                 completion.remove(output, [number for number in left if self._receipts.pop(number, None)])
                 tally = self._run(output, left, done)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
                 self._require_no_killers(output, [left[number] for number in tally.killers])
-        finally:
-            book.flush()
+        except BaseException:
+            with suppress(StoreError):  # what went wrong first is told
+                book.flush()
+            raise
+        book.flush()
         left = completion.lacking(output, self._receipts)
         if left:
             raise DamagedStoreError(f"Chunk {left[0]} of {output.root} is lost again and again; who else writes there?")

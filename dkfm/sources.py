@@ -29,7 +29,7 @@ from dkfm.kernels.rows import (
 )
 from dkfm.npz import NpzSource
 from dkfm.plain import Plain
-from dkfm.remote import Place, Remote, at_url
+from dkfm.remote import Remote, Root, at_url
 from dkfm.remote_rows import open_remote
 from dkfm.store import bytes_of, local_path
 
@@ -290,7 +290,7 @@ def open_source(
     return MemorySource(double(as_array(data, name)), name)
 
 
-def _place(data: str | os.PathLike[str]) -> Place:
+def _place(data: str | os.PathLike[str]) -> Root:
     """Return where something is, which is there."""
     found = at_url(data) or local_path(data).absolute()
     if isinstance(found, Path) and not found.exists():
@@ -303,7 +303,7 @@ def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: 
         raise InvalidInputError(f"columns and id_column name columns of Parquet files, and {what} is none.")
 
 
-def _is_parquet(path: Place) -> bool:
+def _is_parquet(path: Root) -> bool:
     if isinstance(path, Remote):
         return _is_parquet_at(path)
     if not path.is_dir():
@@ -321,7 +321,7 @@ def _is_parquet_at(place: Remote) -> bool:
     return place.url.endswith(".parquet") or any(name.endswith(".parquet") for name, _, _ in place.names())
 
 
-def _open_unnamed(path: Place) -> Source:
+def _open_unnamed(path: Root) -> Source:
     """Open rows whose columns have no names."""
     if isinstance(path, Remote):
         return NpzSource.open(path) if path.url.endswith(".npz") else open_remote(path)

@@ -56,7 +56,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     """Return a path of this file system; a URL of another one is refused."""
     text = os.fspath(path)
     if "://" in text:
-        raise StoreError(f"{text} is not on a local file system, and this version stores nowhere else.")
+        raise StoreError(f"{text} is not on a local file system; only models, rows and outputs may be elsewhere.")
     return Path(text)
 
 

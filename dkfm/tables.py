@@ -59,6 +59,12 @@ class ParquetForm:
     dtype: str
     id_column: str | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """The columns of a file: the ids, then the scores."""
+        scores = [name for columns in self.columns for name in columns.names]
+        return scores if self.id_column is None else [self.id_column, *scores]
+
     def files(self, number: int) -> list[str]:
         """Return the name of the file of a chunk."""
         return [file_name(number)]
@@ -75,20 +81,18 @@ class ParquetForm:
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
-        invalid = [np.zeros(0, np.bool_)]
-        values = [name for columns in self.columns for name in columns.names]
-        names = values if self.id_column is None else [self.id_column, *values]
+        invalid, values = [np.zeros(0, np.bool_)], [name for columns in self.columns for name in columns.names]
         try:
             with ParquetFile(opened, page_checksum_verification=True) as table:
                 schema = table.schema_arrow
-                if schema.names != names or (schema.metadata or {}).get(b"dkfm") != _about(chunk):
+                if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _about(chunk):
                     return None
                 for group in range(table.num_row_groups):
                     invalid.append(self._invalid(table, group, values))
             opened.seek(0)
             checksum, size, _ = checksum_of(opened)
             found = Contents(checksum, size, np.concatenate(invalid))
-        except (OSError, ValueError, pa.ArrowException):
+        except (OSError, ValueError, KeyError, pa.ArrowException):
             return None
         return found if len(found.invalid) == chunk.rows else None
 
@@ -161,8 +165,11 @@ class _TableFile:
         if self._writer is not None:
             self._writer.close()
 
-    def keep(self) -> Contents | None:
-        """Give the file its name; None where there is one already."""
-        if not self._file.new.keep(once=True):
-            return None
+    def keep(self, *, once: bool) -> bool:
+        """Give the file its name."""
+        return self._file.new.keep(once=once)
+
+    @property
+    def contents(self) -> Contents:
+        """What it holds."""
         return Contents(self._file.checksum, self._file.size, np.concatenate(self._invalid))

@@ -86,21 +86,30 @@ def verify_scores(
     (300, 300, True)
     """
     output = outputs.read(root_of(path))
-    _require_sound(output, progress)
+    receipts = completion.told(output)
+    _require_sound(output, receipts, progress)
     if against is None:
         return ScoresVerification(output.rows, output.chunks, 0, 0.0)
     sample = tiling.require_count(sample, "sample")
-    with transfer.fetched(output.model["path"] if model is None else model) as folder:
+    with transfer.fetched(_stated(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
     source, loaded = _input(against, output, record), record.model
     places = _places(output.rows, sample)
-    worst = max(_worst(output, loaded, source, rows) for rows in places)
+    worst = max(_worst(output, receipts, loaded, source, rows) for rows in places)
     return ScoresVerification(output.rows, output.chunks, sum(rows.stop - rows.start for rows in places), worst)
 
 
-def _require_sound(output: Output, progress: bool) -> None:
+def _stated(output: Output) -> str:
+    """Return where the output says that its model is; a URL only beside its own: whoever wrote it may be a stranger."""
+    stated = output.model["path"]
+    if "://" in stated and stated.split("/")[:3] != str(output.root).split("/")[:3]:
+        raise InvalidInputError(f"{output.root} says that its model is at {stated}; name it with model= (--model).")
+    return stated
+
+
+def _require_sound(output: Output, receipts: dict[int, Receipt], progress: bool) -> None:
     """Raise unless every chunk is what its receipt says."""
-    receipts = completion.told(output)
+    completion.require_no_more(output)
     sound: set[int] = set()
 
     def keep(found: list[Receipt]) -> None:
@@ -119,15 +128,12 @@ def _require_sound(output: Output, progress: bool) -> None:
 
 def _input(against: object, output: Output, record: Record) -> Source:
     columns = output.settings.get("columns")
-    source = open_source(
-        against,
-        "against",
-        columns=None if columns is None else json.loads(columns),
-        id_column=output.settings.get("id_column"),
-        fitted=record.feature_names,
-    )
+    fitted = record.feature_names if columns is None else json.loads(columns)
+    source = open_source(against, "against", fitted=fitted)
     if source.shape[0] != output.rows:
         raise InvalidInputError(f"{source.name} has {source.shape[0]} rows and {output.root} scores {output.rows}.")
+    if source.shape[1] != record.model.columns:
+        raise InvalidInputError(f"{source.name} has {source.shape[1]} columns and the model {record.model.columns}.")
     return source
 
 
@@ -140,12 +146,12 @@ def _places(rows: int, sample: int) -> list[slice]:
     return [slice(int(start), int(start) + each) for start in starts]
 
 
-def _worst(output: Output, model: Model, source: Source, rows: slice) -> float:
+def _worst(output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice) -> float:
     """Return the largest difference of some rows, as a share of what is allowed; raise where it is above 1."""
     Z, worst = source.read(rows), 0.0
     valid, clean = finite_rows(Z)
     for columns in output.columns:
-        found = np.asarray(read_scores(output, columns.output, rows), np.float64)
+        found = np.asarray(read_scores(output, receipts, columns.output, rows), np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             expected, allowed = dense.scores(model, columns.output, double(clean))
             lost = ~(valid & np.isfinite(expected).all(axis=1))
@@ -164,4 +170,4 @@ def _worst(output: Output, model: Model, source: Source, rows: slice) -> float:
 
 def _told(found: Array, expected: Array) -> str:
     place = int(np.nanargmax(np.abs(found - expected))) if np.isfinite(found - expected).any() else 0
-    return f"{found[place]!r} where the formula gives {expected[place]!r}"
+    return f"{float(found[place])!r} where the formula gives {float(expected[place])!r}"

@@ -72,16 +72,22 @@ def process_bytes() -> int:
 @cache
 def _keep_compilations() -> None:
     """Let what a task compiles be kept in the scratch directory of its worker, if that has this process to itself."""
+    scratch = _scratch()
+    if scratch is not None:
+        folder = scratch / "dkfm-compiled"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sums.keep_in(folder)
+
+
+def _scratch() -> Path | None:
+    """Return the directory that the nanny of this worker process clears after it; None elsewhere."""
     from distributed import get_worker
 
     try:
         worker = get_worker()
     except ValueError:
-        return
-    if worker.nanny:
-        folder = Path(worker.local_directory) / "dkfm-compiled"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        sums.keep_in(folder)
+        return None
+    return Path(worker.local_directory) if worker.nanny else None
 
 
 def _limit_to_one() -> threadpool_limits:
@@ -120,7 +126,7 @@ def saved_scorer(path: str, digest: str, trusted: Collection[str] = (), streamed
     """
 
     def read() -> apply.Scorer:
-        return apply.serve(load_record(local_copy(path, digest), digest, trusted, streamed=streamed).model)
+        return apply.serve(load_record(local_copy(path, digest, _scratch()), digest, trusted, streamed=streamed).model)
 
     # What is read again and again is of one place: the same model elsewhere may outlive it.
     return cached_scorer(f"{digest}{_STREAMED}{path}" if streamed else digest, read)

@@ -19,7 +19,7 @@ import numpy as np
 import zarr
 
 import dkfm
-from dkfm import chunks, journal, kernels
+from dkfm import chunks, completion, journal, kernels
 
 SCORE = [sys.executable, "-m", "dkfm", "score", "--no-progress", "--json"]
 
