@@ -19,6 +19,7 @@ from dkfm.errors import (
     BudgetError,
     CertificateError,
     DamagedStoreError,
+    DkfmWarning,
     InvalidInputError,
     KernelError,
     StalledError,
@@ -194,11 +195,17 @@ def test_columns_and_ids_that_are_not_there_are_one_sentence(made, tmp_path):
     pq.write_table(table, tmp_path / "less.parquet")
     for source, target, options, words in [
         (tmp_path / "less.parquet", "out", {}, "'b'|b"),
-        (made / "rows.parquet", "out", {"columns": ["a", "b", "c", "e"]}, "e"),
+        (
+            made / "rows.parquet",
+            "out",
+            {"columns": ["a", "b", "c", "e"]},
+            "'e', and the model was fitted with 'a', 'b', 'c', 'd'",
+        ),
+        (made / "rows.parquet", "out.parquet", {"id_column": "kernelpca1"}, "column|ids"),
         (made / "rows.parquet", "out.parquet", {"id_column": "key"}, "key"),
         (made / "rows.parquet", "out", {"id_column": "id"}, r"out\.parquet"),
         (made / "rows.npy", "out.parquet", {"id_column": "id"}, "is none"),
-        (made / "rows.npy", "out", {"columns": ["a"]}, "is none"),
+        (made / "rows.npy", "out", {"columns": NAMES}, "is none"),
     ]:
         with pytest.raises(InvalidInputError, match=words) as caught:
             dkfm.batch_score(made / "model", source, tmp_path / target, progress=False, **options)
@@ -246,7 +253,7 @@ def test_a_plan_tells_chunks_bytes_hours_and_the_refusal_and_writes_nothing(made
     assert (plan.rows, plan.chunks, plan.chunk_rows, plan.width, plan.done) == (100, 5, 20, 3, 0)
     assert plan.output_bytes == 100 * 3 * 8
     told = str(plan)
-    for words in ("5 of 20 rows", "2.4 kB, 480 B a chunk", "of memory, where a worker has", "hours"):
+    for words in ("5 of 20 rows", "2.4 kB, 480 B a chunk", "of memory, where a worker has", "s on paper"):
         assert words in told
     assert not (tmp_path / "out").exists()
     score(made, tmp_path / "out")
@@ -441,3 +448,96 @@ def test_ids_of_any_kind_come_back(made, tmp_path):
         )
         assert pq.read_table(target).column("id").combine_chunks() == ids
         assert open_source(target / "part-00000.parquet", id_column="id").shape == (4, 3)
+
+
+def test_columns_in_another_order_are_those_of_the_fit(made, tmp_path):
+    score(made, tmp_path / "out", "rows.parquet", columns=["d", "c", "b", "a"])
+    np.testing.assert_allclose(values(tmp_path / "out"), expected(made), atol=1e-12)
+
+
+def test_a_model_without_names_takes_a_table_as_it_stands_and_says_so(made, tmp_path, rng):
+    dkfm.KernelPCA(2).fit(rng.normal(size=(30, 4))).save(tmp_path / "nameless")
+    call = tmp_path / "nameless", made / "rows.parquet"
+    table = pq.read_table(made / "rows.parquet").drop_columns(["id", "note"])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.warns(DkfmWarning, match="in the order of the table: d, b, a, c"):
+        dkfm.batch_score(call[0], tmp_path / "rows.parquet", tmp_path / "out", progress=False)
+    dkfm.batch_score(*call, tmp_path / "said", columns=["d", "b", "a", "c"], progress=False)
+    np.testing.assert_allclose(values(tmp_path / "out"), values(tmp_path / "said"), atol=1e-13)
+    assert dkfm.verify_scores(tmp_path / "said", made / "rows.parquet").worst < 1
+
+
+def test_ids_that_are_called_as_scores_are_refused(made, tmp_path):
+    table = pq.read_table(made / "rows.parquet").rename_columns({"id": "kernelpca1"})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(InvalidInputError, match="The ids are called 'kernelpca1'"):
+        dkfm.batch_score(made / "model", tmp_path / "rows.parquet", tmp_path / "o.parquet", id_column="kernelpca1")
+
+
+def test_an_output_within_its_input_is_refused_before_the_work(made, tmp_path):
+    folder = tmp_path / "rows.parquet"
+    folder.mkdir()
+    shutil.copy(made / "rows.parquet", folder / "part.parquet")
+    shutil.copytree(made / "rows.zarr", tmp_path / "rows.zarr")
+    for source in (folder, tmp_path / "rows.zarr"):
+        with pytest.raises(InvalidInputError, match="which this job reads; choose another path"):
+            dkfm.batch_score(made / "model", source, source / "out.parquet", progress=False)
+        assert not (source / "out.parquet").exists()
+
+
+def test_a_plan_counts_chunks_whose_files_are_there(made, tmp_path):
+    score(made, tmp_path / "out")
+    (tmp_path / "out" / "scores" / "c" / "3" / "0").unlink()
+    assert dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "out").done == 4
+
+
+def test_what_is_in_an_output_and_not_of_it_is_told(made, tmp_path):
+    score(made, tmp_path / "out.parquet", "rows.parquet")
+    shutil.copy(tmp_path / "out.parquet" / "part-00001.parquet", tmp_path / "out.parquet" / "extra.parquet")
+    for reads in (dkfm.open_scores, dkfm.verify_scores):
+        with pytest.raises(DamagedStoreError, match=r"has gained extra\.parquet"):
+            reads(tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-200, 1.0, 30.0])
+def test_rows_whose_scores_vanish_are_right(scale, rng, tmp_path):
+    X = rng.normal(size=(40, 5))
+    Z = scale * rng.normal(size=(50, 5))
+    for number, estimator in enumerate(
+        [
+            dkfm.ExactFeatureMap(kernels.Linear(), basis="cholesky"),
+            dkfm.ExactFeatureMap(kernels.Gaussian(0.5)),
+            dkfm.KernelPCA(2, kernel=kernels.Gaussian(0.5)),
+        ]
+    ):
+        estimator.fit(X).save(tmp_path / f"model{number}")
+        dkfm.batch_score(tmp_path / f"model{number}", Z, tmp_path / f"out{number}", progress=False)
+        assert dkfm.verify_scores(tmp_path / f"out{number}", Z).worst < 1
+
+
+def test_chunks_that_changed_places_after_they_were_opened_are_not_read(made, tmp_path):
+    score(made, tmp_path / "out")
+    scores = dkfm.open_scores(tmp_path / "out")
+    first, second = (tmp_path / "out" / "scores" / "c" / str(number) / "0" for number in range(2))
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    with pytest.raises(DamagedStoreError, match="Chunk"):
+        scores.compute(scheduler="synchronous")
+
+
+def test_a_driver_that_loses_a_chunk_as_it_completes_makes_it_again(made, tmp_path, monkeypatch):
+    from dkfm import completion
+
+    complete, lost = completion.complete, []
+
+    def taken(output, receipts):
+        complete(output, receipts)
+        if not lost:
+            lost.append(1)
+            completion.remove(output, [2])
+
+    monkeypatch.setattr(completion, "complete", taken)
+    score(made, tmp_path / "out")
+    assert lost
+    assert dkfm.verify_scores(tmp_path / "out").rows == 100

@@ -282,3 +282,52 @@ def test_nothing_at_a_url_is_a_sentence(place):
     for reads in (dkfm.open_scores, dkfm.verify_scores):
         with pytest.raises(StoreError, match="nothing is there"):
             reads(f"{place.url}/none")
+
+
+def test_a_write_that_comes_late_from_a_replaced_job_is_never_taken_for_this_one_s(job, rng):
+    _, rows, place = job
+    score(job)
+    output = outputs.read(place.join("scores"))
+    (file,) = output.form.files(1)
+    stale = output.root.read(file)
+    other = dkfm.KernelPCA(3, kernel=kernels.Gaussian(1.0)).fit(rng.normal(size=(60, 4)))
+    other.save(f"{place.url}/model", overwrite=True)
+    create = type(output.root).create
+
+    def after_a_late_one(self, name, data):
+        if name == file:
+            self.replace(name, stale)
+        return create(self, name, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(output.root), "create", after_a_late_one)
+        score(job, overwrite=True)
+    found = dkfm.open_scores(f"{place.url}/scores").compute(scheduler="synchronous")
+    np.testing.assert_allclose(found, other.transform(rows), atol=1e-12)
+
+
+def test_objects_that_changed_places_are_not_read(job):
+    _, _, place = job
+    score(job)
+    output = outputs.read(place.join("scores"))
+    scores = dkfm.open_scores(f"{place.url}/scores")
+    files = [output.form.files(number)[0] for number in range(2)]
+    data = [output.root.read(file) for file in files]
+    for file, other in zip(files, reversed(data), strict=True):
+        output.root.replace(file, other)
+    with pytest.raises(DamagedStoreError, match="Chunk"):
+        scores.compute(scheduler="synchronous")
+    with pytest.raises(DamagedStoreError, match="Chunk"):
+        dkfm.open_scores(f"{place.url}/scores")
+    assert score(job).scored_chunks == 2
+
+
+def test_a_plan_writes_nothing_at_a_url_and_no_secret_is_kept(job):
+    _, _, place = job
+    score(job)
+    place.join("scores").remove("scores/zarr.json")
+    before = bytes_of(place)
+    assert dkfm.plan_score(*(f"{place.url}/{name}" for name in ("model", "rows.npy", "scores"))).done == 4
+    assert bytes_of(place) == before
+    assert score(job).scored_chunks == 0
+    assert "scores/scores/zarr.json" in bytes_of(place)
