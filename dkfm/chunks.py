@@ -187,7 +187,7 @@ class Checked:
         file.flush()
         for part in row_slices(len(view), _AT_ONCE):
             found = os.pread(file.fileno(), part.stop - part.start, place + part.start)
-            if found != view[part]:
+            if found != view[part].tobytes():  # memoryviews are compared value by value
                 raise DamagedStoreError(f"{self.new.name} does not read back as it was written.")
             self.checksum = google_crc32c.extend(self.checksum, found)
         self.size += len(view)

@@ -38,6 +38,7 @@ def test_a_killed_driver_goes_on_with_the_same_command(job, tmp_path, faults):
                     killed = driver.poll() is None
                 TOTALS.faults += killed
                 faults -= killed
+                job.count_lost_work(target)
             run(command)
             job.settle(target)
 
