@@ -468,7 +468,8 @@ def test_a_model_without_names_takes_a_table_as_it_stands_and_says_so(made, tmp_
 
 
 def test_ids_that_are_called_as_scores_are_refused(made, tmp_path):
-    table = pq.read_table(made / "rows.parquet").rename_columns({"id": "kernelpca1"})
+    table = pq.read_table(made / "rows.parquet")
+    table = table.rename_columns(["kernelpca1" if name == "id" else name for name in table.column_names])
     pq.write_table(table, tmp_path / "rows.parquet")
     with pytest.raises(InvalidInputError, match="The ids are called 'kernelpca1'"):
         dkfm.batch_score(made / "model", tmp_path / "rows.parquet", tmp_path / "o.parquet", id_column="kernelpca1")
