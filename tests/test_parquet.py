@@ -499,7 +499,8 @@ def test_a_folder_of_files_scores_as_its_rows_do(dtype, rows, tmp_path):
     parts = np.split(rows.astype(dtype), [130, 470, 471, 800])
     for number, part in enumerate(parts):
         write(tmp_path / "z" / f"{number}.parquet", part, 77)
-    report = dkfm.batch_score(pca, tmp_path / "z", tmp_path / "out", chunk_rows=90, progress=False)
+    options = {"columns": ["a", "b", "c"], "chunk_rows": 90, "progress": False}
+    report = dkfm.batch_score(pca, tmp_path / "z", tmp_path / "out", **options)
     assert report.rows == 1000
     found = dkfm.open_scores(tmp_path / "out").compute(scheduler="synchronous")
     np.testing.assert_allclose(found, pca.transform(rows), atol=1e-12 if dtype == "float64" else 1e-5)

@@ -211,7 +211,7 @@ def grown(site: Site, n: int, q: int, rows: int) -> Grown:
     site.timed({"imports": partial(job, site.rows(FEW, _COLUMNS))}, 1)
     times = site.timed({"job": partial(job, source)}, 1)
     peak = max(site.client.run(preflight.peak_memory).values())
-    job_plan = plan(pca.model_, "scores", open_source(source), threads=site.threads)
+    job_plan = plan(pca.model_, ["scores"], open_source(source), threads=site.threads)
     predicted = job_plan.worker_bytes(max(site.client.nthreads().values()), before)
     return Grown(times.median("job"), peak, predicted)
 
