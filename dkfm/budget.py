@@ -214,12 +214,14 @@ def told(size: int) -> str:
 def told_time(seconds: float) -> str:
     """Say a time.
 
-    >>> told_time(0.242), told_time(800), told_time(9000)
-    ('0.24 s', '13 minutes', '2.5 hours')
+    >>> told_time(0.242), told_time(40.3), told_time(800), told_time(9000)
+    ('0.24 s', '40 s', '13 min', '2.5 h')
     """
-    if seconds < 120:
+    if seconds < 1:
         return f"{seconds:.2g} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def megabytes(size: int) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import TqdmWarning
 
+from dkfm.budget import told_time
 from dkfm.clusters import inside_worker
 
 with warnings.catch_warnings():
@@ -51,7 +52,7 @@ def of_call(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
     shown : bool
         Whether the user wants one.
     """
-    told = f"{name}, about {_told(seconds)}"
+    told = f"{name}, about {told_time(seconds)}"
     # LAPACK holds the interpreter's lock, so that no thread could move it on.
     return _bar(told, None, "", 0.0, "{desc}: {elapsed}", shown and seconds >= LEAST_SECONDS)
 
@@ -72,14 +73,3 @@ def _bar(name: str, total: int | None, unit: str, delay: float, bar_format: str 
 def _in_notebook() -> bool:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
-
-
-def _told(seconds: float) -> str:
-    """Say a time.
-
-    >>> _told(40.3), _told(800), _told(9000)
-    ('40 s', '13 min', '2.5 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
