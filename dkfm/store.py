@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -232,13 +231,9 @@ def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
 
 def complete(path: Path, content: Json) -> None:
     """Write the completion marker: durable before it has its name."""
-    temporary = path / f"{formats.MARKER}.{uuid.uuid4().hex}.partial"
-    with temporary.open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path / formats.MARKER)
-    sync_folder(path)
+    with new_file(path / formats.MARKER, path) as new:
+        new.file.write(json.dumps(content).encode())
+        new.keep()
 
 
 def bytes_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
