@@ -98,7 +98,7 @@ class Job:
     def wait_for_a_chunk(self, target, driver):
         """Wait until there is one more, or the driver is gone."""
         before = self.chunks_there(target)
-        wait_for(lambda: self.chunks_there(target) > before or driver.poll() is not None, "a chunk")
+        wait_for(lambda: self.chunks_there(target) > before or driver.poll() is not None, "a chunk", LIMIT)
 
     def chunks_there(self, target):
         """Return how many chunks of an output have their names."""
