@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -61,6 +62,16 @@ _TRUSTED = click.option(
 @click.version_option(__version__, prog_name="dkfm")
 def main() -> None:
     """Exact, explicit feature maps of any kernel, built and applied with Dask."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let what batch systems send before they kill end a job as Ctrl-C does: what is done is kept, in a sentence."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -227,7 +238,7 @@ def score(
     from dkfm.scoring import batch_score, plan_score
 
     arguments.find_modules(*trusted)
-    with _client(scheduler) as client:
+    with _terminable(), _client(scheduler) as client:
         asked = {
             "output": arguments.listed(names),
             "client": client,

@@ -83,6 +83,19 @@ def test_two_drivers_on_one_output_both_finish_it(job, tmp_path):
     job.settle(target)
 
 
+def test_a_job_that_is_told_to_end_says_so_and_keeps_what_is_done(job, tmp_path):
+    target, log = tmp_path / "scores", tmp_path / "driver.log"
+    with process(job.command(target), log) as driver:
+        job.wait_for_a_chunk(target, driver)
+        driver.send_signal(signal.SIGTERM)
+        TOTALS.faults += 1
+        assert driver.wait(60) == 1
+    assert "goes on from there with the same command" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert "chunks were there" in run(job.command(target))
+    job.settle(target)
+
+
 KILLER = """
 import os
 from pathlib import Path
