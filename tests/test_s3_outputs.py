@@ -20,6 +20,7 @@ from dkfm.errors import (
     UnreachableError,
 )
 from dkfm.places import at
+from dkfm.remote import Remote
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
@@ -116,40 +117,44 @@ def test_a_job_that_was_cut_short_goes_on_at_its_url(job, monkeypatch):
     assert all(found[name] == expected[name] for name in same)
 
 
-def test_every_operation_at_which_a_job_ends_leaves_what_the_same_call_finishes(job, monkeypatch):
-    from dkfm.remote import Remote
+class Ending:
+    """Lets so many operations of an object store pass; at the next one the job ends."""
 
+    def __init__(self, patch, operations):
+        self.left, self.ended = operations, False
+        for name in ("create", "replace", "remove"):
+            patch.setattr(Remote, name, self.counted(getattr(Remote, name)))
+
+    def counted(self, honest):
+        def act(place, *arguments):
+            self.left -= 1
+            if self.left < 0:
+                self.ended = True
+                raise KeyboardInterrupt
+            return honest(place, *arguments)
+
+        return act
+
+
+def test_every_operation_at_which_a_job_ends_leaves_what_the_same_call_finishes(job, monkeypatch):
     _, _, place = job
     score(job, "expected")
     expected = bytes_of(place.join("expected"))
-    honest = {name: getattr(Remote, name) for name in ("create", "replace", "remove")}
-    ended, operation = True, 0
+    ended, operations = True, -1
     while ended:
-        operation, done, ended = operation + 1, 0, False
-
-        def counted(name):
-            def act(self, *arguments):
-                nonlocal done, ended
-                done += 1  # it runs in this turn
-                if done == operation:  # noqa: B023  # as above
-                    ended = True
-                    raise KeyboardInterrupt
-                return honest[name](self, *arguments)
-
-            return act
-
+        operations += 1
         with monkeypatch.context() as patch:
             patch.setattr("dask.system.CPU_COUNT", 1)
-            for name in honest:
-                patch.setattr(Remote, name, counted(name))
+            ending = Ending(patch, operations)
             with suppress(KeyboardInterrupt):
                 score(job)
+        ended = ending.ended
         score(job)
         found = bytes_of(place.join("scores"))
         assert all(found[name] == expected[name] for name in expected if "/c/" in name)
         dkfm.verify_scores(f"{place.url}/scores")
         place.join("scores").remove(*[name for name, _, _ in place.join("scores").names()])
-    assert operation > 8
+    assert operations > 7
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "flipped"])

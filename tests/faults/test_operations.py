@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_a_job_that_ends_at_any_operation_goes_on(small, tmp_path, monkeypatch, 
         score(small, whole.expected)
     target, operation, code = tmp_path / form, 1, 9
     while code == 9:
-        code = in_child(lambda: ending_at(operation, tmp_path, lambda: score(small, target)))  # noqa: B023  # it runs now
+        code = in_child(partial(ending_at, operation, tmp_path, partial(score, small, target)))
         TOTALS.faults += code == 9
         assert in_child(lambda: bool(score(small, target).rows != 250)) == 0
         for path in list(tmp_path.glob(".*")):  # an output that had no name yet, beside its place
