@@ -58,12 +58,12 @@ def batch_score(
 
     Parameters
     ----------
-    model : path or fitted estimator
+    model : path, URL or fitted estimator
         A saved model, or an estimator, which is saved for the time of the job.
-    source : path, zarr.Array or array-like of shape (n, d)
+    source : path, URL, zarr.Array or array-like of shape (n, d)
         Where the rows are: see `dkfm.sources.open_source`. On a cluster every worker must see it.
     destination : str or Path
-        Where the output is made: a folder of Parquet where it ends in ``.parquet``, else a Zarr store. An output there
+        Or a URL: where the output is made, a folder of Parquet where it ends in ``.parquet``, else a Zarr store. One
         of the same model, input and settings is gone on with; a complete one is read again, and mended where it is
         damaged; anything else is refused.
     output : str or sequence of str, optional

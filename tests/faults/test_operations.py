@@ -202,7 +202,8 @@ def mounted(folder, size):
         check=False,
     )
     if done.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")  # reason: it takes privileges
+        # reason: mounting takes privileges that not every machine gives, and nothing else makes a disk that is full
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")  # reason: as above
 
 
 def test_a_full_disk_is_a_sentence_and_with_more_room_the_same_command_goes_on(job, tmp_path):
