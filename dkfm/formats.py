@@ -273,7 +273,7 @@ def array_info(metadata: dict[str, object], path: object, *, source: bool = Fals
         refusal = f"its data type is {dtype!r:.100}"
     elif shape is None or chunks is None or len(shape) != len(chunks) or 0 in chunks:
         refusal = "its shape and chunks are not those of a regular grid"
-    elif metadata.get("storage_transformers"):
+    elif metadata.get("storage_transformers") not in (None, []):
         refusal = "it has storage transformers"
     elif not (codecs.is_read(metadata.get("codecs"), chunks) if source else _named(metadata) == _OWN_CODECS):
         refusal = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"

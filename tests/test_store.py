@@ -182,6 +182,7 @@ HOSTILE = {
     "fill that is data": lambda m: m.update(fill_value=0.0),
     "dotted keys": lambda m: m["chunk_key_encoding"]["configuration"].update(separator="."),
     "transformers": lambda m: m.update(storage_transformers=[{"name": "x"}]),
+    "no transformers, as a number": lambda m: m.update(storage_transformers=False),
     "grid of lists": lambda m: m.update(chunk_grid=[1, 2]),
 }
 
@@ -349,9 +350,9 @@ def test_a_replacement_whose_last_sync_fails_says_so_and_is_whole(saved, rows, m
     np.testing.assert_array_equal(dkfm.load(saved).transform(rows), model.transform(rows))
 
 
-def test_a_url_is_refused_by_name(rows):
-    with pytest.raises(StoreError, match="s3://bucket/m"):
-        dkfm.KernelPCA(1).fit(rows).save("s3://bucket/m")
+def test_a_url_of_no_known_file_system_is_refused_by_name(rows):
+    with pytest.raises(StoreError, match=r"nowhere://bucket/.* is on no file system"):
+        dkfm.KernelPCA(1).fit(rows).save("nowhere://bucket/m")
 
 
 def test_a_killed_writers_partial_file_is_no_part_of_a_store(saved):
