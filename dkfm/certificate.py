@@ -17,9 +17,9 @@ from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head
 
-__all__ = ["Certificate", "Verification", "of_axes", "of_components", "of_map", "spread"]
+__all__ = ["SAMPLE", "Certificate", "Verification", "of_axes", "of_components", "of_map", "relative_errors", "spread"]
 
-_SAMPLE = 512
+SAMPLE = 512
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,26 @@ def of_map(
     Certificate
         Of features in the model's precision, multiplied in float64.
     """
+    return _compare(*_sides(score, X, X if points is None else points, Z, tiles, mean))
+
+
+def relative_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
+    """Return the errors that `of_map` takes the largest of, ``|err| / sqrt(k(x, x) k(z, z))``, of all pairs.
+
+    Returns
+    -------
+    ndarray of shape (s, m)
+    """
+    found, expected, left, right = _sides(score, X, X, Z, (), mean)
+    return _relative(np.abs(found - expected), left, right)
+
+
+def _sides(
+    score: Scorer, X: Rows, points: Rows, Z: Rows | None, tiles: Iterable[Rows], mean: Array | None
+) -> tuple[Array, Array, Array, Array]:
+    """Return the products of features, the values of the kernel, and the self-similarities of both sides."""
     model = score.model
-    points, Z = X if points is None else points, X if Z is None else Z[spread(Z.shape[0])]
+    Z = X if Z is None else Z[spread(Z.shape[0])]
     if Z.shape[1] != model.columns:
         raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {model.columns}.")
     centre = 0.0 if mean is None else score.image("features", mean[np.newaxis]).astype(np.float64)
@@ -157,7 +175,7 @@ def of_map(
         expected = np.column_stack([expected, combined[some]])
         right = np.concatenate([right, score.image("features", combined[np.newaxis])])
         sizes = sizes[0], np.append(sizes[1], sizes[0].max())
-    return _compare(left.astype(np.float64) @ right.astype(np.float64).T, expected, *sizes)
+    return left.astype(np.float64) @ right.astype(np.float64).T, expected, *sizes
 
 
 def of_components(
@@ -230,16 +248,20 @@ def _some_scores(score: Scorer, some: npt.NDArray[np.intp]) -> Scorer:
 
 def spread(n: int) -> npt.NDArray[np.intp]:
     """Return the numbers of at most 512 of n rows, evenly spread: those that are measured."""
-    return np.linspace(0, n - 1, min(n, _SAMPLE)).astype(np.intp)
+    return np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.intp)
 
 
 def _compare(found: Array, expected: Array, left: Array, right: Array) -> Certificate:
     error = np.abs(found - expected)
     largest = max(float(np.abs(values).max()) for values in (expected, left, right))
+    relative = float(_relative(error, left, right).max())
+    return Certificate(_ratio(float(error.max()), largest), relative, found.size)
+
+
+def _relative(error: Array, left: Array, right: Array) -> Array:
     scale = np.sqrt(np.abs(np.outer(left, right)))
     # 0 / 0 is an exact zero; anything else over 0 is an infinite error.
-    relative = np.divide(error, scale, out=np.where(error > 0, np.inf, 0.0), where=scale > 0)
-    return Certificate(_ratio(float(error.max()), largest), float(relative.max()), found.size)
+    return np.divide(error, scale, out=np.where(error > 0, np.inf, 0.0), where=scale > 0)
 
 
 def _ratio(error: float, scale: float) -> float:

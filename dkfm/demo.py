@@ -159,7 +159,7 @@ def _accuracy(
 
 def _draw(folder: Path, phi: ExactFeatureMap, scores: Array, labels: npt.NDArray[np.int64]) -> None:
     try:
-        pictures = plotting.spectrum(phi.eigenvalues_), plotting.components(scores, labels)
+        pictures = plotting.spectrum(phi.eigenvalues_, phi.dropped_), plotting.components(scores, labels)
     except MissingExtraError:
         return  # pictures are for those who have Matplotlib
     for picture, name in zip(pictures, _PICTURES, strict=True):

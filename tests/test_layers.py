@@ -79,7 +79,7 @@ FLOORS = [
         "verification",
     },
     {"estimators"},
-    {"plotting", "demo", "bench", "arguments", "cli", "__main__", "__init__"},
+    {"drawn", "canvas", "planes", "plotting", "demo", "bench", "arguments", "cli", "__main__", "__init__"},
 ]
 OUTSIDE = [
     set(),
