@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dkfm import kernels
+    from dkfm import kernels, plotting
+    from dkfm.compare import compare_kernels
+    from dkfm.comparison import Comparison
     from dkfm.estimators import ExactFeatureMap, KernelPCA, load
     from dkfm.gram import build_gram
     from dkfm.planning import Plan
@@ -19,27 +21,33 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "ExactFeatureMap",
     "KernelPCA",
     "Plan",
     "ScoreReport",
     "batch_score",
     "build_gram",
+    "compare_kernels",
     "iter_scores",
     "kernels",
     "load",
     "open_scores",
     "plan_score",
+    "plotting",
     "verify_scores",
 ]
 
+_MODULES = ("kernels", "plotting")
 _HOMES = {
+    "Comparison": "dkfm.comparison",
     "ExactFeatureMap": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
     "Plan": "dkfm.planning",
     "ScoreReport": "dkfm.report",
     "batch_score": "dkfm.scoring",
     "build_gram": "dkfm.gram",
+    "compare_kernels": "dkfm.compare",
     "iter_scores": "dkfm.readers",
     "load": "dkfm.estimators",
     "open_scores": "dkfm.readers",
@@ -49,8 +57,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "kernels":
-        return import_module("dkfm.kernels")
+    if name in _MODULES:
+        return import_module(f"dkfm.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'dkfm' has no attribute {name!r}")

@@ -1,10 +1,16 @@
 """Words of the command line: how they become numbers, lists and parameters, and which are refused."""
 
+import json
+import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-__all__ = ["components", "find_modules", "listed", "parameters"]
+if TYPE_CHECKING:
+    from dkfm.kernels import Kernel
+
+__all__ = ["components", "find_modules", "kernel", "listed", "parameters"]
 
 
 def parameters(values: tuple[str, ...]) -> dict[str, object]:
@@ -13,15 +19,41 @@ def parameters(values: tuple[str, ...]) -> dict[str, object]:
     for value in values:
         name, equals, text = value.partition("=")
         if not (name and equals and text):
-            raise click.UsageError(f"--param takes NAME=VALUE, and got {value!r}.")
+            raise click.UsageError(f"A parameter is written NAME=VALUE, and not {value!r}.")
         parts = [_number(part) for part in text.strip("()[] ").split(",") if part.strip()]
         parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
     return parameters
 
 
+def kernel(word: str) -> "Kernel":
+    """Return the kernel that a word tells: a name, its parameters after a colon; or ``module:name``; or JSON.
+
+    >>> kernel("polynomial:degree=9,scale=1/784").degree
+    9
+    >>> kernel('{"name": "warped", "kernel": {"name": "linear"}, "h": {"name": "affine", "scale": 2, "shift": -1}}')
+    Linear().warp(Affine(scale=2.0, shift=-1.0))
+    """
+    from dkfm.kernels import config
+
+    if word.lstrip().startswith("{"):
+        try:
+            stored = json.loads(word)
+        except ValueError as error:
+            raise click.UsageError(f"{word!r:.50} is no kernel in JSON: {error}.") from None
+        return config.from_config(stored)
+    name, _, rest = word.partition(":")
+    if "=" not in rest:
+        find_modules(word)
+        return config.by_name(word, {})
+    return config.by_name(name, parameters(tuple(re.split(r",(?=\s*\w+=)", rest))))
+
+
 def _number(text: str) -> object:
-    """Return a number; another word is for the kernel to take or refuse."""
+    """Return a number, or a fraction of two; another word is for the kernel to take or refuse."""
     try:
+        above, slash, below = text.partition("/")
+        if slash and float(below):
+            return float(above) / float(below)
         return int(text) if text.strip().lstrip("-").isdigit() else float(text)
     except ValueError:
         return text

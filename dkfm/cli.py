@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dkfm import __version__, arguments
+from dkfm import __version__, arguments, commands
 from dkfm.budget import STALL_SECONDS
 from dkfm.errors import DkfmError, StalledError
 
@@ -358,24 +358,5 @@ def info(path: str, as_json: bool) -> None:
         click.echo(f"{key:<{width}}  {value}")
 
 
-@main.command()
-@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Rows to score.")
-@click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Where everything is put.")
-def demo(rows: int, directory: str) -> None:
-    """Run the main job on real digits, on a cluster of this machine."""
-    from dkfm.demo import run
-
-    run(directory, rows, click.echo)
-
-
-@main.command()
-@click.option("--quick", is_flag=True, help="Smaller: two minutes rather than twenty.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, a cluster of this machine.")
-def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
-    """Measure how fast dkfm is here, beside scikit-learn and beside the arithmetic alone."""
-    from dkfm import bench
-
-    report = bench.run(bench.QUICK if quick else bench.FULL, scheduler, (lambda _: None) if as_json else click.echo)
-    if as_json:
-        click.echo(json.dumps(report))
+for _command in (commands.demo, commands.bench, commands.compare):
+    main.add_command(_command)

@@ -62,8 +62,8 @@ def drawn(
         Shapes that do not fit, or values that are not finite real numbers.
     """
     n = matrix(values, name)[0] if shape == 2 else _length(values, name)
-    if labels is not None and (count := _length(labels, "labels")) != n:
-        raise InvalidInputError(f"labels has {count:,} values and {name} has {n:,} rows; each row has one label.")
+    if labels is not None:
+        require_length(labels, n, "labels")
     both = _computed([values] if labels is None else [values, labels], sample_numbers(n, most))
     rows, marks = _finite(both[0], name), None if labels is None else _marks(both[1])
     return rows, marks, f"{most:,} of {n:,} rows, drawn at random" if n > most else ""
@@ -73,7 +73,7 @@ def sample_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | N
     """Return the numbers of some of n rows, at random with a seed, ascending; None where they are all.
 
     >>> sample_numbers(10, 3), sample_numbers(3, 3)
-    (array([2, 6, 7]), None)
+    (array([0, 5, 7]), None)
     """
     return None if n <= most else np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
 
@@ -89,7 +89,7 @@ def _computed(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> lis
     return [np.asarray(array) for array in taken]
 
 
-def matrix(values: Values, name: str) -> tuple[int, int]:
+def matrix(values: object, name: str) -> tuple[int, int]:
     """Return the shape (n, q) of an array, or raise where it has another."""
     shape = _shape(values, name)
     if len(shape) != 2 or 0 in shape:
@@ -104,14 +104,20 @@ def column(values: Values, name: str, least: int = 1) -> Array:
     return _finite(_computed([values], None)[0], name)
 
 
-def _length(values: Values, name: str) -> int:
+def _length(values: object, name: str) -> int:
     shape = _shape(values, name)
     if len(shape) != 1:
         raise InvalidInputError(f"{name} must have one dimension, and its shape is {shape}.")
     return shape[0]
 
 
-def _shape(values: Values, name: str) -> tuple[int, ...]:
+def require_length(labels: object, n: int, name: str) -> None:
+    """Raise unless there is a label for each of n rows."""
+    if (count := _length(labels, name)) != n:
+        raise InvalidInputError(f"{name} must have a label for each of {n:,} rows, and has {count:,}.")
+
+
+def _shape(values: object, name: str) -> tuple[int, ...]:
     shape: tuple[float, ...] | None = getattr(values, "shape", None)
     if hasattr(values, "__dask_graph__") and (
         not hasattr(values, "chunks") or any(np.isnan(size) for size in shape or ())
@@ -122,7 +128,7 @@ def _shape(values: Values, name: str) -> tuple[int, ...]:
     if shape is not None:
         return tuple(int(size) for size in shape)
     try:
-        return np.shape(values)
+        return np.shape(values)  # type: ignore[arg-type]  # whatever it is, it has a shape or raises
     except ValueError as error:
         raise InvalidInputError(f"{name} must be an array: {error}.") from None
 
@@ -148,11 +154,11 @@ def _marks(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     return labels
 
 
-def together(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def together(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.generic]:
     """Return labels and labels, one after the other; NumPy would make strings of numbers beside strings."""
     if (one.dtype.kind in "biuf") != (other.dtype.kind in "biuf"):
         raise InvalidInputError(
-            f"What is predicted has the dtype {one.dtype} and labels have {other.dtype}: no labels of it."
+            f"{name} must be of one kind, and they are of the dtypes {one.dtype} and {other.dtype}."
         )
     return _marks(np.concatenate([one, other]))
 

@@ -31,12 +31,16 @@ class Table:
                  4          16
                 30         900
         """
-        header = [name.replace("_", " ") for name in self.rows[0]]
-        texts = [header, *([_text(cell) for cell in row.values()] for row in self.rows)]
+        texts = self.texts()
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         yield self.title
         for row in texts:
             yield "  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
+
+    def texts(self) -> list[list[str]]:
+        """Return the names of the columns, then each row, as words."""
+        header = [name.replace("_", " ") for name in self.rows[0]]
+        return [header, *([_text(cell) for cell in row.values()] for row in self.rows)]
 
     def plain(self) -> list[dict[str, object]]:
         """Return the rows for JSON, which has no word for what is not finite."""

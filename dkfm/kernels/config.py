@@ -177,7 +177,7 @@ def _decode_value(value: object, trusted: Collection[str], depth: int) -> object
 
 
 def by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
-    """Return a kernel by its name, as the command line does; ``module:function`` is a `Function` of yours.
+    """Return a kernel by its name, as the command line does; ``module:name`` is a function of blocks, or a kernel.
 
     Examples
     --------
@@ -188,7 +188,8 @@ def by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
     if ":" in name:
         if parameters:
             raise KernelError(f"The function {name} has no parameters that could be given here.")
-        return Function(trust.imported(name))
+        found = trust.imported(name)
+        return found if isinstance(found, Kernel) else Function(found)
     kernel: Kernel = _build(_lookup(name, _PLAIN), parameters)
     return kernel
 

@@ -1,0 +1,65 @@
+"""Commands that make no model and no scores: the demo, the benchmark, the comparison of kernels."""
+
+import json
+
+import click
+
+from dkfm import arguments
+
+__all__ = ["bench", "compare", "demo"]
+
+
+@click.command()
+@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Rows to score.")
+@click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Where everything is put.")
+def demo(rows: int, directory: str) -> None:
+    """Run the main job on real digits, on a cluster of this machine."""
+    from dkfm.demo import run
+
+    run(directory, rows, click.echo)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Smaller: two minutes rather than twenty.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, a cluster of this machine.")
+def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
+    """Measure how fast dkfm is here, beside scikit-learn and beside the arithmetic alone."""
+    from dkfm import bench
+
+    report = bench.run(bench.QUICK if quick else bench.FULL, scheduler, (lambda _: None) if as_json else click.echo)
+    if as_json:
+        click.echo(json.dumps(report))
+
+
+@click.command()
+@click.argument("train")
+@click.option("--labels", required=True, metavar="Y.NPY", help="A label for each row of TRAIN.")
+@click.option("--kernel", "words", multiple=True, required=True, metavar="KERNEL", help="Once for each; see above.")
+@click.option("--test", metavar="TEST", help="Rows held out; by default a quarter of TRAIN.")
+@click.option("--test-labels", metavar="Y.NPY", help="A label for each row of TEST.")
+@click.option("--html", metavar="PAGE", help="Write a page with pictures here; t-SNE with the extra tsne.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def compare(
+    train: str,
+    labels: str,
+    words: tuple[str, ...],
+    test: str | None,
+    test_labels: str | None,
+    html: str | None,
+    as_json: bool,
+) -> None:
+    """Say what each kernel makes of the labelled rows of TRAIN, in a table and on a page.
+
+    A KERNEL is a name, with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784; or
+    module:name, a kernel or a function f(X, Y) of yours; or JSON, as dkfm info prints it of a model.
+    """
+    from dkfm.compare import compare_kernels
+    from dkfm.labelled import read_labels
+
+    kernels = [arguments.kernel(word) for word in words]
+    marks = read_labels(labels), None if test_labels is None else read_labels(test_labels)
+    found = compare_kernels(kernels, train, marks[0], test=test, test_labels=marks[1], embedding=html is not None)
+    click.echo(found.to_json() if as_json else str(found))
+    if html is not None:
+        found.save_page(html)
