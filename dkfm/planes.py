@@ -77,8 +77,8 @@ def decision_regions(
             f"decision_regions draws one label a row, and {type(estimator).__name__}.predict returned "
             f"{predicted.shape} for {len(points):,} rows."
         )
-    ax = axes_or_new(ax)
     seen = predicted if marks is None else together(predicted, marks, "What is predicted and labels")
+    ax = axes_or_new(ax)
     classes, codes = np.unique(seen, return_inverse=True)
     colours = [colour_of(code, len(classes)) for code in range(len(classes))]
     regions = codes[: len(points)].reshape(len(vertical), len(horizontal))

@@ -61,8 +61,8 @@ def embed(train: npt.ArrayLike, test: npt.ArrayLike, *, random_state: int = 0) -
     Policar, Strazar and Zupan, "openTSNE: a modular Python library for t-SNE dimensionality reduction and embedding"
     (2024).
 
-    openTSNE finds a width for each row by search. Where all neighbours are almost equally far, relative to what sets
-    them apart, as around large rows of the paper's k1, the search stops early, and more neighbours count than asked for.
+    openTSNE finds a width for each row by search. Where all neighbours are almost equally far, as around the large rows
+    of the paper's k1, the search stops early, and more neighbours count than were asked for.
 
     Examples
     --------

@@ -15,6 +15,8 @@ settings.register_profile(
 )
 settings.load_profile("dkfm")
 
+_FIRST, _NEXT = slice(500), slice(500, 1000)
+
 
 @pytest.fixture
 def rng():
@@ -35,23 +37,29 @@ def _idx(path: Path, offset: int):
     return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=offset)
 
 
-def images_247():
-    """Images of the digits 2, 4 and 7, pixels in [0, 1]: the first 500 of each, then what is left in a seeded order.
-
-    None where MNIST is neither in `DKFM_MNIST` nor to be had from OpenML.
-    """
+def mnist():
+    """Images of MNIST (n, 784) and their labels, in bytes; None where they are neither in `DKFM_MNIST` nor at OpenML."""
     folder = os.environ.get("DKFM_MNIST")
     if folder is not None:
         images = _idx(Path(folder) / "t10k-images-idx3-ubyte.gz", 16).reshape(-1, 784)
-        labels = _idx(Path(folder) / "t10k-labels-idx1-ubyte.gz", 8)
-    else:
-        from sklearn.datasets import fetch_openml
+        return images, _idx(Path(folder) / "t10k-labels-idx1-ubyte.gz", 8)
+    from sklearn.datasets import fetch_openml
 
-        try:
-            images, labels = fetch_openml("mnist_784", return_X_y=True, as_frame=False, n_retries=1, delay=0.1)
-        except Exception:
-            return None
-        labels = labels.astype(np.uint8)
+    try:
+        images, labels = fetch_openml("mnist_784", return_X_y=True, as_frame=False, n_retries=1, delay=0.1)
+    except Exception:
+        return None
+    return images, labels.astype(np.uint8)
+
+
+def images_247():
+    """Images of the digits 2, 4 and 7, pixels in [0, 1]: the first 500 of each, then what is left in a seeded order.
+
+    None where MNIST is not to be had.
+    """
+    if (found := mnist()) is None:
+        return None
+    images, labels = found
     first = np.concatenate([np.flatnonzero(labels == digit)[:500] for digit in (2, 4, 7)])
     rest = np.setdiff1d(np.flatnonzero(np.isin(labels, (2, 4, 7))), first)
     return images[np.concatenate([first, np.random.default_rng(0).permutation(rest)])] / 255
@@ -65,6 +73,16 @@ def mnist_247():
         # Where DKFM_MNIST is set, as in .ci/run, a missing file is an error in images_247.
         pytest.skip("MNIST is neither in DKFM_MNIST nor on OpenML.")  # reason: without images nothing can be measured
     return images[:1500]
+
+
+@pytest.fixture(scope="session")
+def paper_247():
+    """The paper's rows: of each of the digits 2, 4 and 7 the first 500 images for training, the next 500 for tests."""
+    if (found := mnist()) is None:
+        pytest.skip("MNIST is neither in DKFM_MNIST nor on OpenML.")  # reason: without images nothing can be measured
+    images, labels = found
+    parts = [np.concatenate([np.flatnonzero(labels == d)[part] for d in (2, 4, 7)]) for part in (_FIRST, _NEXT)]
+    return [(images[part] / 255, labels[part]) for part in parts]
 
 
 @pytest.fixture

@@ -1,0 +1,392 @@
+"""Kernels beside each other: figures against plain formulas, and the page in a browser."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from sklearn.metrics import silhouette_score
+from sklearn.neighbors import KNeighborsClassifier
+
+import dkfm
+from dkfm import arguments, kernels, labelled, page, tsne
+from dkfm.cli import main
+from dkfm.errors import InvalidInputError, MissingExtraError
+
+NAMES = {"wide <b>&": kernels.Gaussian(20.0), "narrow": kernels.Gaussian(0.3), "linear": kernels.Linear()}
+K1 = kernels.Polynomial(9, scale=1 / 784)
+K2 = kernels.Polynomial(9, scale=1 / 1568, offset=0.5).warp(kernels.Affine(2, -1))
+
+
+@pytest.fixture(scope="module")
+def rows(digits):
+    X, y = digits
+    return X[:200], np.array([f"digit {label}" for label in y[:200] % 3]), X[200:300], y[200:300] % 3
+
+
+@pytest.fixture(scope="module")
+def found(rows):
+    X, y, Z, t = rows
+    t = np.array([f"digit {label}" for label in t])
+    return dkfm.compare_kernels(NAMES, X, y, test=Z, test_labels=t, embedding=True)
+
+
+def figures(comparison):
+    return [{key: value for key, value in one.row().items() if key != "seconds"} for one in comparison.compared]
+
+
+def test_its_figures_are_those_of_plain_formulas(found, rows):
+    X, y, Z, t = rows
+    t = np.array([f"digit {label}" for label in t])
+    for one, (name, kernel) in zip(found.compared, NAMES.items(), strict=True):
+        phi = dkfm.ExactFeatureMap(kernel, basis="spectral").fit(X)
+        assert (one.name, one.rank, one.condition) == (name, phi.rank_, phi.condition_)
+        assert (one.least_similarity, one.most_similarity) == (kernel.diag(X).min(), kernel.diag(X).max())
+        # The nearest training row is the same in the span of the training rows: what is beyond is added to all.
+        F, G = phi.transform(X), phi.transform(Z)
+        assert one.neighbour_accuracy == pytest.approx(KNeighborsClassifier(1).fit(F, y).score(G, t), abs=0.011)
+        assert one.silhouette == pytest.approx(silhouette_score(F, y), abs=1e-6)
+        fisher = dkfm.KernelFisher(kernel=kernel, shrinkage=1e-3).fit(X, y)
+        assert one.fisher_accuracy == pytest.approx(fisher.score(Z, t), abs=0.011)
+        assert one.seconds > 0
+        assert one.embedding.train.shape == (200, 2)
+        assert one.embedding.test.shape == (100, 2)
+    assert [line.split()[-1] for line in str(found).splitlines()[1:2]] == ["seconds"]
+    assert "200 training rows of 64 columns in 3 classes; 100 test rows." in str(found)
+
+
+def test_without_test_rows_a_quarter_is_held_out_the_same_each_time(rows):
+    X, y = rows[:2]
+    first, again, other = (dkfm.compare_kernels([K1], X, y, random_state=seed) for seed in (0, 0, 1))
+    assert figures(first) == figures(again)
+    assert figures(first) != figures(other)
+    assert "150 training rows" in str(first)
+    assert "50 test rows, a quarter of all, which were held out at random with the seed 0" in str(first)
+    assert first.compared[0].name == repr(K1)
+
+
+def test_rows_are_the_same_in_memory_in_dask_in_a_file_or_sparse(rows, tmp_path):
+    from scipy.sparse import csr_array
+
+    X, y, Z, t = rows
+    y = np.char.replace(y, "digit ", "").astype(int)
+    np.save(tmp_path / "rows.npy", X)
+    truth = figures(dkfm.compare_kernels([kernels.Gaussian(2.0)], X, y, test=Z, test_labels=t))
+    for train, test in (
+        (da.from_array(X, chunks=(64, 64)), da.from_array(Z, chunks=(30, 64))),
+        (tmp_path / "rows.npy", Z),
+        (csr_array(X), csr_array(Z)),
+    ):
+        found = figures(dkfm.compare_kernels([kernels.Gaussian(2.0)], train, y, test=test, test_labels=t))
+        for one, other in zip(found[0].values(), truth[0].values(), strict=True):
+            assert one == other if isinstance(one, str) else one == pytest.approx(other, rel=1e-9)
+
+
+def test_of_many_rows_some_are_taken_and_the_words_say_so(rows, monkeypatch, tmp_path):
+    X, y, Z, t = rows
+    t = np.array([f"digit {label}" for label in t])
+    monkeypatch.setattr(labelled, "TEST_ROWS", 40)
+    monkeypatch.setattr(labelled, "SAMPLE", 30)
+    monkeypatch.setattr(labelled, "_PIECE", 33)
+    np.save(tmp_path / "test.npy", Z)
+    kept = [
+        dkfm.compare_kernels([K1], X, y, test=test, test_labels=t, embedding=True)
+        for test in (Z, da.from_array(Z, chunks=17), tmp_path / "test.npy")
+    ]
+    assert figures(kept[0]) == figures(kept[1]) == figures(kept[2])
+    assert "40 test rows, taken of 100 at random with the seed 0" in str(kept[0])
+    assert "Silhouette: of 30 training rows, taken at random" in str(kept[0])
+    assert kept[0].compared[0].embedding.train.shape == (30, 2)
+    assert kept[0].compared[0].discriminants.shape[0] == 30
+
+
+def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
+    X, y = rows[:2]
+    found = dkfm.compare_kernels({"bad": kernels.Sigmoid(1.0, -1.0), "good": K1, "gram": "precomputed"}, X, y)
+    assert [one.name for one in found.compared] == ["good"]
+    assert "positive semi-definite" in found.refused["bad"]
+    assert "no points" in found.refused["gram"]
+    assert "bad is left out: " in str(found)
+    assert json.loads(found.to_json())["refused"].keys() == {"bad", "gram"}
+    with pytest.raises(InvalidInputError, match=r"No kernel makes a feature map of these rows; bad: .*definite"):
+        dkfm.compare_kernels({"bad": kernels.Sigmoid(1.0, -1.0)}, X, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kernels": []}, "at least one"),
+        ({"kernels": "linear"}, "a list, or a mapping"),
+        ({"y": np.arange(10)}, "labels and X has 200 rows"),
+        ({"y": np.zeros(200, int)}, "1 different labels"),
+        ({"y": np.arange(200)}, "cannot be held out"),
+        ({"test": np.zeros((5, 64))}, "belong together"),
+        ({"test": np.zeros((5, 3)), "test_labels": np.zeros(5)}, "3 columns, and the training rows have 64"),
+        ({"test": np.zeros((5, 64)), "test_labels": ["a"] * 4}, "for each of 5 rows, and has 4"),
+        ({"test": np.zeros((5, 64)), "test_labels": np.zeros(5, int)}, "of one kind"),
+        ({"X": np.full((200, 64), np.nan)}, "NaN"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(rows, change, said):
+    given = {"kernels": [K1], "X": rows[0], "y": rows[1], **change}
+    with pytest.raises(InvalidInputError, match=said):
+        dkfm.compare_kernels(**given)
+
+
+def test_an_embedding_keeps_neighbours_together_and_is_the_same_twice(rng):
+    labels = np.repeat([0, 1], 40)
+    X = rng.normal(size=(80, 5)) + 8 * labels[:, np.newaxis]
+    first, again = (tsne.embed(X, X + 1e-3, random_state=3) for _ in range(2))
+    np.testing.assert_array_equal(first.train, again.train)
+    np.testing.assert_array_equal(first.test, again.test)
+    assert silhouette_score(first.train, labels) > 0.5
+    assert (KNeighborsClassifier(1).fit(first.train, labels).predict(first.test) == labels).all()
+    for train, test in ((X[:4], X), (X, X[:, :3])):
+        with pytest.raises(InvalidInputError, match="at least 5"):
+            tsne.embed(train, test)
+
+
+# ------------------------------------------------------------------ the page
+
+
+class Parsed(HTMLParser):
+    """What a page holds, by tag."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.cells, self._cell = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._cell = tag in ("td", "h2")
+
+    def handle_data(self, data):
+        if self._cell:
+            self.cells.append(data)
+            self._cell = False
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(found):
+    parsed = Parsed(found.to_html())
+    links = [a for _, attrs in parsed.tags for name, a in attrs.items() if name in ("src", "href", "action", "srcset")]
+    assert all(link.startswith("data:") for link in links)
+    assert not parsed.of("script")
+    assert not parsed.of("b")
+    assert "wide <b>&" in parsed.cells
+    images = parsed.of("img")
+    assert len(images) == 4 * len(NAMES)
+    assert all(len(image["alt"]) > 20 for image in images)
+    assert len(found.to_html()) < 150_000 * len(images)
+    assert found.to_html() == found.to_html()
+
+
+def test_the_page_is_the_same_of_the_same_rows(found, rows):
+    X, y, Z, t = rows
+    t = np.array([f"digit {label}" for label in t])
+    again = dkfm.compare_kernels(NAMES, X, y, test=Z, test_labels=t, embedding=True)
+    pictures = [re.findall(r"base64,([^\"]+)", one.to_html()) for one in (found, again)]
+    assert pictures[0] == pictures[1]
+
+
+def test_without_opentsne_the_page_says_what_to_install_and_has_the_other_pictures(rows, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openTSNE", None)
+    text = dkfm.compare_kernels([K1], *rows[:2], embedding=True).to_html()
+    assert "t-SNE needs openTSNE; install it with pip install &#x27;dkfm[tsne]&#x27;." in text
+    assert len(Parsed(text).of("img")) == 2
+
+
+def test_without_matplotlib_the_table_is_there_and_the_page_says_what_to_install(rows, monkeypatch):
+    found = dkfm.compare_kernels([K1], *rows[:2])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "Fisher accuracy" in str(found)
+    with pytest.raises(MissingExtraError, match=r"dkfm\[plot\]"):
+        found.to_html()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Run a headless Chromium on a file; return what it wrote and said."""
+    # Where DKFM_CHROMIUM is set, as in .ci/run, a browser that is not there is an error.
+    path = os.environ.get("DKFM_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("There is no Chromium to open the page in.")  # reason: nothing else renders as browsers do
+
+    def run(file, *options, cwd):
+        command = [path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+        command += [
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            "--enable-logging=stderr",
+            f"--user-data-dir={cwd}/profile",
+        ]
+        done = subprocess.run(
+            [*command, *options, file.as_uri()], capture_output=True, text=True, cwd=cwd, timeout=120, check=True
+        )
+        return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+    return run
+
+
+def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(found, chromium, tmp_path):
+    found.save_page(tmp_path / "page.html")
+    dom, complaints = chromium(tmp_path / "page.html", "--dump-dom", cwd=tmp_path)
+    assert complaints == []
+    parsed = Parsed(dom)
+    assert len(parsed.of("img")) == 4 * len(NAMES)
+    assert "wide <b>&" in parsed.cells
+    _, complaints = chromium(tmp_path / "page.html", "--screenshot=shot.png", "--window-size=1200,1600", cwd=tmp_path)
+    assert complaints == []
+    from matplotlib.image import imread
+
+    shot = imread(tmp_path / "shot.png")
+    assert shot.shape[:2] == (1600, 1200)
+    halves = shot[:300, :, :3], shot[400:, :, :3]  # the table; the pictures
+    assert min(half.std() for half in halves) > 0.05
+    assert (np.ptp(halves[1], axis=2) > 0.3).mean() > 0.002  # some colours
+
+
+def test_a_browser_that_has_to_complain_is_heard(chromium, tmp_path):
+    text = page.document("t", [], [["a"]], []).replace("</body>", "<script>1</script><img src='http://x/y'></body>")
+    (tmp_path / "page.html").write_text(text)
+    _, complaints = chromium(tmp_path / "page.html", "--dump-dom", cwd=tmp_path)
+    assert len(complaints) >= 2
+
+
+def test_the_page_is_no_wider_than_a_phone(found, chromium, tmp_path):
+    held = json.dumps(found.to_html()).replace("</", "<\\/")
+    (tmp_path / "phone.html").write_text(
+        f"""<iframe id="phone" width="390" height="800"></iframe><p id="said"></p><script>
+        const phone = document.getElementById("phone");
+        phone.onload = () => {{
+            const root = phone.contentDocument.documentElement;
+            const broken = [...phone.contentDocument.images].filter(image => !image.naturalWidth).length;
+            document.getElementById("said").textContent = `${{root.scrollWidth}} ${{root.clientWidth}} ${{broken}}`;
+        }};
+        phone.srcdoc = {held};
+        </script>"""
+    )
+    dom, _ = chromium(tmp_path / "phone.html", "--dump-dom", "--virtual-time-budget=10000", cwd=tmp_path)
+    wide, visible, broken = map(int, re.search(r'<p id="said">(\d+) (\d+) (\d+)<', dom).groups())
+    assert wide <= visible <= 390
+    assert broken == 0
+
+
+# ------------------------------------------------------------------ the command line
+
+
+@pytest.mark.parametrize(
+    ("word", "kernel"),
+    [
+        ("linear", kernels.Linear()),
+        ("gaussian:sigma=5", kernels.Gaussian(5.0)),
+        ("gaussian:sigma=median", kernels.Gaussian("median")),
+        ("gaussian:sigma=1,2,3", kernels.Gaussian((1.0, 2.0, 3.0))),
+        ("polynomial:degree=9,scale=1/784", K1),
+        ("polynomial:degree=2,scale=0.5,offset=1", kernels.Polynomial(2, 0.5, 1.0)),
+        (json.dumps(kernels.config.to_config(K2)), K2),
+    ],
+)
+def test_kernels_are_words(word, kernel):
+    assert arguments.kernel(word) == kernel
+
+
+@pytest.mark.parametrize(
+    ("word", "error"),
+    [
+        ("gaussian:sigma=", "NAME=VALUE"),
+        ("gaussian:=1", "NAME=VALUE"),
+        ("gausian:sigma=1", "near it: gaussian"),
+        ("gaussian:sigma=1/0", "1/0"),
+        ("gaussian:width=1", "has the parameters sigma"),
+        ("{", "no kernel in JSON"),
+        ('{"name": "nothing"}', "no kernel named 'nothing'"),
+        ('{"name": "function", "function": {"function": "os:system", "source": ""}}', "os:system"),
+        ("no_such_module:kernel", "cannot be imported"),
+    ],
+)
+def test_a_word_that_is_no_kernel_is_told(word, error):
+    result = CliRunner().invoke(main, ["compare", "x.npy", "--labels", "y.npy", "--kernel", word])
+    assert result.exit_code in (1, 2)
+    assert error in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, rows):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    X, y, Z, t = rows
+    for name, values in (("x", X), ("y", y), ("z", Z), ("t", np.array([f"digit {label}" for label in t]))):
+        np.save(f"{name}.npy", values)
+    Path("papers_kernels.py").write_text(
+        "from dkfm import kernels\n"
+        "k2 = kernels.Polynomial(9, scale=1/1568, offset=0.5).warp(kernels.Affine(2, -1))\n"
+        "def plain(X, Y):\n    return X @ Y.T\n"
+    )
+    yield tmp_path
+    sys.modules.pop("papers_kernels", None)
+
+
+def test_the_command_prints_the_table_and_writes_the_page(folder, found):
+    words = ["--kernel", "gaussian:sigma=20", "--kernel", "papers_kernels:k2", "--kernel", "papers_kernels:plain"]
+    line = ["compare", "x.npy", "--labels", "y.npy", "--test", "z.npy", "--test-labels", "t.npy", *words]
+    result = CliRunner().invoke(main, [*line, "--html", "page.html"])
+    assert result.exit_code == 0, result.output
+    header, wide, k2, plain = result.stdout.splitlines()[1:5]
+    assert header.split()[:3] == ["kernel", "rank", "condition"]
+    assert wide.split()[0] == "Gaussian(sigma=20.0)"
+    assert repr(K2) in k2
+    assert "Function(papers_kernels:plain)" in plain
+    assert len(Parsed(Path("page.html").read_text()).of("img")) == 4 * 3
+    result = CliRunner().invoke(main, [*line, "--json"])
+    read = json.loads(result.stdout)
+    kept = {"rank": 0, "condition": 0, "1-NN_accuracy": 0, "Fisher_accuracy": 0}.keys()
+    assert [{key: value for key, value in one.items() if key in kept} for one in read["kernels"]][:1] == [
+        {key: value for key, value in found.compared[0].row().items() if key in kept}
+    ]
+
+
+def test_the_command_says_what_is_wrong_with_its_files(folder):
+    run = lambda *words: CliRunner().invoke(main, ["compare", *words, "--kernel", "linear"])  # noqa: E731  # one line
+    np.save("objects.npy", np.array([None, "a"], dtype=object), allow_pickle=True)
+    for words, said in (
+        (["none.npy", "--labels", "y.npy"], "There is no"),
+        (["x.npy", "--labels", "none.npy"], "cannot be read as labels"),
+        (["x.npy", "--labels", "objects.npy"], "cannot be read as labels"),
+        (["x.npy", "--labels", "t.npy"], "100 labels"),
+        (["x.npy", "--labels", "y.npy", "--test", "z.npy"], "belong together"),
+    ):
+        result = run(*words)
+        assert result.exit_code == 1
+        assert said in result.stderr
+    assert run("x.npy").exit_code == 2
+
+
+# ------------------------------------------------------------------ the paper
+
+
+def test_the_papers_comparison_is_the_table_of_the_readme(paper_247):
+    (X, y), (Z, t) = paper_247
+    found = dkfm.compare_kernels({"k1": K1, "k2": K2}, X, y, test=Z, test_labels=t)
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    told = dict(re.findall(r"^\| (k[12]) \| (.*) \|$", text, re.M))
+    header = re.search(r"^\| kernel \| (.*) \|$", text, re.M)[1].split(" | ")
+    for one in found.compared:
+        texts = found.table.texts()
+        shown = dict(zip(texts[0], texts[1 + ["k1", "k2"].index(one.name)], strict=True))
+        for name, value in zip(header, told[one.name].split(" | "), strict=True):
+            assert float(value.replace(",", "")) == pytest.approx(float(shown[name].replace(",", "")), rel=0.01), name
+    k1, k2 = found.compared
+    assert k2.fisher_accuracy >= 0.97
+    assert k1.fisher_accuracy < k2.fisher_accuracy - 0.05
