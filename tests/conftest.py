@@ -38,7 +38,7 @@ def _idx(path: Path, offset: int):
 
 
 def mnist():
-    """Images of MNIST (n, 784) and their labels, in bytes; None where they are neither in `DKFM_MNIST` nor at OpenML."""
+    """Images of MNIST (n, 784) and their labels, bytes; None where neither `DKFM_MNIST` nor OpenML has them."""
     folder = os.environ.get("DKFM_MNIST")
     if folder is not None:
         images = _idx(Path(folder) / "t10k-images-idx3-ubyte.gz", 16).reshape(-1, 784)

@@ -21,7 +21,7 @@ from dkfm import arguments, kernels, labelled, page, tsne
 from dkfm.cli import main
 from dkfm.errors import InvalidInputError, MissingExtraError
 
-NAMES = {"wide <b>&": kernels.Gaussian(20.0), "narrow": kernels.Gaussian(0.3), "linear": kernels.Linear()}
+NAMES = {"wide <b>&": kernels.Gaussian(20.0), "linear": kernels.Linear()}
 K1 = kernels.Polynomial(9, scale=1 / 784)
 K2 = kernels.Polynomial(9, scale=1 / 1568, offset=0.5).warp(kernels.Affine(2, -1))
 
@@ -37,6 +37,11 @@ def found(rows):
     X, y, Z, t = rows
     t = np.array([f"digit {label}" for label in t])
     return dkfm.compare_kernels(NAMES, X, y, test=Z, test_labels=t, embedding=True)
+
+
+@pytest.fixture(scope="module")
+def text(found):
+    return found.to_html()
 
 
 def figures(comparison):
@@ -127,7 +132,7 @@ def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
         ({"kernels": "linear"}, "a list, or a mapping"),
         ({"y": np.arange(10)}, "labels and X has 200 rows"),
         ({"y": np.zeros(200, int)}, "1 different labels"),
-        ({"y": np.arange(200)}, "cannot be held out"),
+        ({"y": np.arange(200) // 199}, "cannot be held out"),
         ({"test": np.zeros((5, 64))}, "belong together"),
         ({"test": np.zeros((5, 3)), "test_labels": np.zeros(5)}, "3 columns, and the training rows have 64"),
         ({"test": np.zeros((5, 64)), "test_labels": ["a"] * 4}, "for each of 5 rows, and has 4"),
@@ -178,8 +183,8 @@ class Parsed(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(found):
-    parsed = Parsed(found.to_html())
+def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(text):
+    parsed = Parsed(text)
     links = [a for _, attrs in parsed.tags for name, a in attrs.items() if name in ("src", "href", "action", "srcset")]
     assert all(link.startswith("data:") for link in links)
     assert not parsed.of("script")
@@ -188,16 +193,14 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(found):
     images = parsed.of("img")
     assert len(images) == 4 * len(NAMES)
     assert all(len(image["alt"]) > 20 for image in images)
-    assert len(found.to_html()) < 150_000 * len(images)
-    assert found.to_html() == found.to_html()
+    assert len(text) < 150_000 * len(images)
 
 
-def test_the_page_is_the_same_of_the_same_rows(found, rows):
+def test_the_pictures_are_the_same_of_the_same_rows(text, rows):
     X, y, Z, t = rows
     t = np.array([f"digit {label}" for label in t])
-    again = dkfm.compare_kernels(NAMES, X, y, test=Z, test_labels=t, embedding=True)
-    pictures = [re.findall(r"base64,([^\"]+)", one.to_html()) for one in (found, again)]
-    assert pictures[0] == pictures[1]
+    again = dkfm.compare_kernels(NAMES, X, y, test=Z, test_labels=t, embedding=True).to_html()
+    assert re.findall(r"base64,([^\"]+)", text) == re.findall(r"base64,([^\"]+)", again)
 
 
 def test_without_opentsne_the_page_says_what_to_install_and_has_the_other_pictures(rows, monkeypatch):
@@ -238,8 +241,8 @@ def chromium():
     return run
 
 
-def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(found, chromium, tmp_path):
-    found.save_page(tmp_path / "page.html")
+def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(text, chromium, tmp_path):
+    (tmp_path / "page.html").write_text(text)
     dom, complaints = chromium(tmp_path / "page.html", "--dump-dom", cwd=tmp_path)
     assert complaints == []
     parsed = Parsed(dom)
@@ -263,8 +266,8 @@ def test_a_browser_that_has_to_complain_is_heard(chromium, tmp_path):
     assert len(complaints) >= 2
 
 
-def test_the_page_is_no_wider_than_a_phone(found, chromium, tmp_path):
-    held = json.dumps(found.to_html()).replace("</", "<\\/")
+def test_the_page_is_no_wider_than_a_phone(text, chromium, tmp_path):
+    held = json.dumps(text).replace("</", "<\\/")
     (tmp_path / "phone.html").write_text(
         f"""<iframe id="phone" width="390" height="800"></iframe><p id="said"></p><script>
         const phone = document.getElementById("phone");
@@ -276,7 +279,7 @@ def test_the_page_is_no_wider_than_a_phone(found, chromium, tmp_path):
         phone.srcdoc = {held};
         </script>"""
     )
-    dom, _ = chromium(tmp_path / "phone.html", "--dump-dom", "--virtual-time-budget=10000", cwd=tmp_path)
+    dom, _ = chromium(tmp_path / "phone.html", "--dump-dom", cwd=tmp_path)
     wide, visible, broken = map(int, re.search(r'<p id="said">(\d+) (\d+) (\d+)<', dom).groups())
     assert wide <= visible <= 390
     assert broken == 0
@@ -347,7 +350,7 @@ def test_the_command_prints_the_table_and_writes_the_page(folder, found):
     assert header.split()[:3] == ["kernel", "rank", "condition"]
     assert wide.split()[0] == "Gaussian(sigma=20.0)"
     assert repr(K2) in k2
-    assert "Function(papers_kernels:plain)" in plain
+    assert "Function(plain)" in plain
     assert len(Parsed(Path("page.html").read_text()).of("img")) == 4 * 3
     result = CliRunner().invoke(main, [*line, "--json"])
     read = json.loads(result.stdout)
@@ -381,12 +384,14 @@ def test_the_papers_comparison_is_the_table_of_the_readme(paper_247):
     found = dkfm.compare_kernels({"k1": K1, "k2": K2}, X, y, test=Z, test_labels=t)
     text = (Path(__file__).parent.parent / "README.md").read_text()
     told = dict(re.findall(r"^\| (k[12]) \| (.*) \|$", text, re.M))
-    header = re.search(r"^\| kernel \| (.*) \|$", text, re.M)[1].split(" | ")
+    header = re.search(r"^\| kernel of the paper \| (.*) \|$", text, re.M)[1].split(" | ")
     for one in found.compared:
         texts = found.table.texts()
         shown = dict(zip(texts[0], texts[1 + ["k1", "k2"].index(one.name)], strict=True))
         for name, value in zip(header, told[one.name].split(" | "), strict=True):
-            assert float(value.replace(",", "")) == pytest.approx(float(shown[name].replace(",", "")), rel=0.01), name
+            measured = float(shown[name].replace(",", ""))
+            # A condition is as exact as its smallest eigenvalue, some 1e-7 of k1's; figures have three digits.
+            assert float(value.replace(",", "")) == pytest.approx(measured, rel=0.01), name
     k1, k2 = found.compared
     assert k2.fisher_accuracy >= 0.97
     assert k1.fisher_accuracy < k2.fisher_accuracy - 0.05

@@ -5,14 +5,13 @@ import sys
 
 import dask
 import dask.array as da
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
 import dkfm
 from dkfm import certificate, drawn, kernels, plotting
 from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError
-
-plt = pytest.importorskip("matplotlib.pyplot", reason="pictures are drawn by Matplotlib, an extra")
 
 
 @pytest.fixture(autouse=True)
