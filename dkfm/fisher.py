@@ -271,7 +271,8 @@ def decision(means: Array, priors: Array) -> tuple[Array, Array]:
 def _within(G: Array, Y: Array, classes: Classes) -> float:
     """Return ``N tr(S_w)`` of a centred Gram matrix, once it is seen to be above rounding."""
     total = float(np.trace(G))
-    within = total - float((np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes).sum())
+    between = np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes
+    within: float = total - float(between.sum())
     _require_spread(within, total)
     return within
 

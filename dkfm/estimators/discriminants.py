@@ -98,7 +98,8 @@ def in_map(
         moments = own_moments(feature_map, W, sample_weight)
         labels, codes = np.unique(y, return_inverse=True)
         classes = asked.classes(codes, np.ones(len(y)), labels)
-        second, sums = np.diag(moments.second), classes.indicators().T @ (W * moments.second)
+        sums: Array = classes.indicators().T @ (W * moments.second)
+        second: Array = np.diag(moments.second)
     else:
         every = training(model.kernel, X, copy=False)
         given, weights = weighted(every, sample_weight)

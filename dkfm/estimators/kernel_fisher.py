@@ -290,28 +290,31 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
 
     def predict(self, X: object) -> Labels | da.Array | dd.Series:
         """Return the label of each row X, (n,): that of the largest decision; of dask collections lazily."""
-        found = self._of(X, "predict")
+        found, classes = self._of(X, "predict"), self.classes_
+        if isinstance(found, np.ndarray):
+            return _labels_of(found[:, 0], classes)
         if hasattr(found, "columns"):
-            meta = ("label", self.classes_.dtype)
-            return cast("dd.DataFrame", found)["predict"].map_partitions(_series_of, self.classes_, meta=meta)
-        if hasattr(found, "map_blocks"):
-            codes = cast("da.Array", found)[:, 0]
-            return codes.map_blocks(_labels_of, self.classes_, dtype=self.classes_.dtype, meta=self.classes_[:0])
-        return _labels_of(found[:, 0], self.classes_)
+            series: dd.Series = found["predict"].map_partitions(_series_of, classes, meta=("label", classes.dtype))
+            return series
+        lazily: da.Array = found[:, 0].map_blocks(_labels_of, classes, dtype=classes.dtype, meta=classes[:0])
+        return lazily
 
     def predict_proba(self, X: object) -> Array | da.Array | dd.DataFrame:
         """Return the probability of each class for rows X, (n, C); of dask collections lazily."""
         return self._of(X, "predict_proba")
 
-    def predict_log_proba(self, X: object) -> Array | da.Array | dd.DataFrame:
+    def predict_log_proba(self, X: object) -> Array | da.Array:
         """Return the logarithms of the probabilities, (n, C), also of those too small for a number."""
         found = self._of(X, "decision_function")
+        if isinstance(found, np.ndarray):
+            return _log_chances(found)
         if hasattr(found, "columns"):
             raise InvalidInputError("Of data frames there is predict_proba; give arrays to predict_log_proba.")
-        if hasattr(found, "map_blocks"):
-            chunks = (found.chunks[0], (len(self.classes_),))
-            return found.map_blocks(_log_chances, dtype=found.dtype, chunks=chunks)
-        return _log_chances(found)
+        import dask.array as da
+
+        chunks, meta = (found.chunks[0], (len(self.classes_),)), np.empty((0, 0), found.dtype)
+        lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta)
+        return lazily
 
     def _of(self, X: object, output: str) -> Array | da.Array | dd.DataFrame:
         return self._lazily(output, X) if hasattr(X, "__dask_graph__") else self._score(output, X)

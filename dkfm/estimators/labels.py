@@ -1,6 +1,6 @@
 """Labels of classes: from what a user gives to codes, and into a store without pickle."""
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +8,9 @@ from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
 from dkfm.errors import InvalidInputError, InvalidTypeError, UnsupportedStoreError, reason
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 __all__ = ["Labels", "from_record", "labels_of", "to_record"]
 
@@ -30,7 +33,7 @@ def labels_of(y: object, n: int, name: str) -> Labels:
     if y is None:
         raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a label a row.")
     try:
-        found = column_or_1d(y.compute() if hasattr(y, "__dask_graph__") else y, warn=True)
+        found = column_or_1d(cast("da.Array", y).compute() if hasattr(y, "__dask_graph__") else y, warn=True)
         assert_all_finite(found, input_name="y")
         check_classification_targets(found)
     except ValueError as error:
