@@ -4,7 +4,6 @@ With S_w the covariance within the classes and m_c their means, a discriminant i
 ``(S_w + lambda)^(-1) (m_c - m)``; ``lambda`` is a number of the feature space, so all bases of it have the same u.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,21 +13,26 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
 from dkfm import links
 from dkfm.errors import InvalidInputError, NotPSDError
-from dkfm.kernels.blocks import mirror_lower
 from dkfm.kernels.rows import Array
 from dkfm.model import Head
 from dkfm.pca import Weighting, centre
 from dkfm.root import EPS, NOISE
 from dkfm.spectrum import eigh_lower, fix_signs, require_psd
 
-__all__ = ["GRID", "Classes", "Discriminants", "choose", "decision", "heads", "of_map", "solve"]
+__all__ = [
+    "Classes",
+    "Discriminants",
+    "Spectral",
+    "decision",
+    "decomposed",
+    "heads",
+    "of_map",
+    "of_residual",
+    "solve",
+]
 
 Codes = npt.NDArray[np.int64]
-
-GRID = tuple(10.0 ** (step / 2) for step in range(-12, 5))
-"""What a shrinkage is chosen from: 1e-6 to 100, two to a power of ten."""
-
-_FOLDS = 5
+Numbers = npt.NDArray[np.intp]
 
 _APART = 1e-10
 """Share of a direction's variance that lies between the classes: what is below comes from rounding."""
@@ -86,7 +90,7 @@ class Classes:
         roots = np.sqrt(self.weights)[:, np.newaxis]
         return self.indicators() / roots - roots * self.shares
 
-    def subset(self, numbers: npt.NDArray[np.intp]) -> "Classes":
+    def subset(self, numbers: Numbers) -> "Classes":
         """Return those of some rows."""
         return replace(self, codes=self.codes[numbers], weights=self.weights[numbers])
 
@@ -133,7 +137,7 @@ def solve(
         ``lambda = shrinkage tr(S_w) / N``, N the sum of the weights.
     by_eigenvalues : bool
         Whether the matrix is decomposed, which shows that a kernel is not positive semi-definite. Without it one
-        Cholesky factor is enough, unless the ridge is nothing beside rounding.
+        Cholesky factor is enough, unless the ridge is nothing beside rounding, which is refused.
     on_indefinite : {"raise", "clip"}
         What to do with a negative part.
 
@@ -153,14 +157,14 @@ def solve(
     """
     weighting, Y = Weighting(classes.weights), classes.centred()
     means = centre(K, weighting)
-    ridge = shrinkage * _within(K, Y, classes) / classes.total  # N lambda
-    if by_eigenvalues or ridge <= NOISE * float(np.trace(K)):
-        spectral = _decomposed(K, Y, on_indefinite, means, weighting)
+    if by_eigenvalues:
+        spectral = decomposed(K, Y, on_indefinite, means, weighting)
+        ridge = shrinkage * spectral.within(classes) / classes.total  # N lambda
         C, left = spectral.combination(ridge), spectral.residual(ridge) / classes.total
     else:
-        C = _by_cholesky(K, Y, ridge)
+        C, ridge = _by_cholesky(K, Y, classes, shrinkage)
         left = ridge / classes.total * (Y.T @ C)
-    found = _of_residual(left, classes)
+    found = of_residual(left, classes)
     b = weighting.inner(C @ found.combinations)
     return Discriminants(b, means @ b, found.ratios, found.means, ridge / classes.total)
 
@@ -184,9 +188,8 @@ def of_map(W: Array, second: Array, sums: Array, classes: Classes, shrinkage: fl
     centred = means - middle
     within = np.asfortranarray(second / classes.total)
     within -= (means * shares[:, np.newaxis]).T @ means
-    spread = float(np.trace(within))
-    _require_spread(spread, float(np.trace(second)) / classes.total)
-    ridge = shrinkage * spread / classes.total
+    between = shares * np.square(centred).sum(axis=1)
+    ridge = shrinkage * _spread_within(float(np.trace(within) + between.sum()), between) / classes.total
     within.flat[:: len(within) + 1] += ridge
     try:
         V = cho_solve(cho_factor(within, lower=True, overwrite_a=True, check_finite=False), centred.T)
@@ -202,44 +205,6 @@ def of_map(W: Array, second: Array, sums: Array, classes: Classes, shrinkage: fl
     found = _turned(A * shares[:, np.newaxis] / np.sqrt(ratios), A * np.sqrt(ratios), ratios, classes)
     U = V @ found.combinations
     return Discriminants(W @ U, middle @ U, found.ratios, found.means, ridge, U.T @ U)
-
-
-def choose(K: Array, classes: Classes) -> float:
-    """Return the shrinkage of `GRID` whose predictions are right most often; of equals the largest.
-
-    Every class is dealt out, in the order of its rows, to five parts, and each part is predicted from the other four; a
-    class of one row is in no part.
-
-    Parameters
-    ----------
-    K : ndarray of shape (N, N)
-        Only the lower triangle is read; the upper one is filled.
-    classes : Classes
-    """
-    mirror_lower(K)
-    parts, right = _parts(classes), np.zeros(len(GRID))
-    for part in range(parts.max() + 1):
-        left_out, others = np.flatnonzero(parts == part), np.flatnonzero(parts != part)
-        known = classes.subset(others)
-        weighting, Y = Weighting(known.weights), known.centred()
-        G = np.array(K[np.ix_(others, others)], order="F")
-        means = centre(G, weighting)
-        within = _within(G, Y, known)
-        spectral = _decomposed(G, Y, "clip", means, weighting)
-        V = weighting.inner(spectral.vectors)
-        coordinates = K[np.ix_(left_out, others)] @ V - means @ V
-        del G, V
-        truth, weights = classes.codes[left_out], classes.weights[left_out]
-        for number, shrinkage in enumerate(GRID):
-            ridge = shrinkage * within / known.total
-            with suppress(InvalidInputError):  # where it is too small for these rows it is never right
-                found = _of_residual(spectral.residual(ridge) / known.total, known)
-                scores = coordinates @ (spectral.scaled(ridge) @ found.combinations)
-                T, constants = decision(found.means, known.chances)
-                told = scores @ T - constants
-                codes = told.argmax(axis=1) if known.count > 2 else told[:, 0] > 0
-                right[number] += weights[codes == truth].sum()
-    return GRID[int(np.flatnonzero(right >= right.max() * (1 - 1e-12))[-1])]
 
 
 def heads(found: Discriminants, classes: Classes, count: int | None) -> dict[str, Head]:
@@ -268,25 +233,18 @@ def decision(means: Array, priors: Array) -> tuple[Array, Array]:
     return T, constants
 
 
-def _within(G: Array, Y: Array, classes: Classes) -> float:
-    """Return ``N tr(S_w)`` of a centred Gram matrix, once it is seen to be above rounding."""
-    total = float(np.trace(G))
-    between = np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes
-    within: float = total - float(between.sum())
-    _require_spread(within, total)
-    return within
-
-
-def _require_spread(within: float, total: float) -> None:
+def _spread_within(total: float, between: Array) -> float:
+    within = total - float(between.sum())
     if not within > 1e-13 * total:
         raise InvalidInputError(
             "The training rows do not vary within their classes, for the kernel tells the rows of a class apart by "
             f"{max(within, 0.0):.1e} where all rows vary by {total:.1e}; discriminants need classes of several rows."
         )
+    return within
 
 
 @dataclass(frozen=True, eq=False)
-class _Spectral:
+class Spectral:
     """A centred Gram matrix by its eigenvectors above rounding, and the indicators in these: ``R Y`` of any ridge."""
 
     values: Array
@@ -295,7 +253,13 @@ class _Spectral:
     beyond: Array
     """Y'Y of the part of Y that no eigenvector has."""
 
+    def within(self, classes: Classes) -> float:
+        """Return ``N tr(S_w)``, once it is seen to be above rounding."""
+        between = (self.image**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.sizes
+        return _spread_within(float(self.values.sum()), between)
+
     def scaled(self, ridge: float) -> Array:
+        """Return R Y in the eigenvectors, (r, C)."""
         scaled: Array = self.image / (self.values + ridge)[:, np.newaxis]
         return scaled
 
@@ -308,7 +272,8 @@ class _Spectral:
         return ridge * (self.image.T @ self.scaled(ridge)) + self.beyond
 
 
-def _decomposed(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> _Spectral:
+def decomposed(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> Spectral:
+    """Decompose a centred Gram matrix, which is overwritten, with the means of K's rows for the scale of rounding."""
     values, vectors = eigh_lower(G)
     lowest, highest = float(values[0]), float(values[-1])
     scale = max(highest, weighting.total * abs(float(means @ weighting.shares)))
@@ -317,11 +282,18 @@ def _decomposed(G: Array, Y: Array, on_indefinite: str, means: Array, weighting:
     values, vectors = values[len(values) - kept :], vectors[:, len(values) - kept :]
     image = vectors.T @ Y
     rest = Y - vectors @ image
-    return _Spectral(values, vectors, image, rest.T @ rest)
+    return Spectral(values, vectors, image, rest.T @ rest)
 
 
-def _by_cholesky(G: Array, Y: Array, ridge: float) -> Array:
-    """Return ``(G + ridge)^(-1) Y`` (N, C); G is overwritten."""
+def _by_cholesky(G: Array, Y: Array, classes: Classes, shrinkage: float) -> tuple[Array, float]:
+    """Return ``(G + ridge)^(-1) Y`` (N, C) and the ridge, N lambda; G is overwritten."""
+    total = float(np.trace(G))
+    ridge = shrinkage * _spread_within(total, np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes) / classes.total
+    if ridge <= NOISE * total:
+        raise InvalidInputError(
+            f"A ridge of {ridge:.1e} is nothing beside the rounding of kernel values whose variance is {total:.1e}; "
+            "raise shrinkage."
+        )
     G.T.flat[:: len(G) + 1] += ridge
     try:
         factor = cho_factor(G, lower=True, overwrite_a=True, check_finite=False)
@@ -331,7 +303,7 @@ def _by_cholesky(G: Array, Y: Array, ridge: float) -> Array:
             'kernel, or drop its negative part with on_indefinite="clip" (--on-indefinite clip).'
         ) from None
     found: Array = cho_solve(factor, Y, check_finite=False)
-    return found
+    return found, ridge
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,7 +315,7 @@ class _Found:
     ratios: Array
 
 
-def _of_residual(left: Array, classes: Classes) -> _Found:
+def of_residual(left: Array, classes: Classes) -> _Found:
     """Return the directions of E, (C, C): combinations of R Y."""
     roots = np.sqrt(classes.shares)
     theta, g = _eigh_beside(roots, left / np.outer(roots, roots))
@@ -378,14 +350,3 @@ def _singular(share: float) -> InvalidInputError:
         f"The covariance within the classes is singular: a direction that tells the classes apart has {share:.1e} of "
         f"its variance within them, and at least {_WITHIN:.0e} is needed; raise shrinkage."
     )
-
-
-def _parts(classes: Classes) -> Codes:
-    """Return the part of each row (N,), -1 of rows that are alone in their class."""
-    parts, start = np.full(len(classes.codes), -1, np.int64), 0
-    for code in range(classes.count):
-        rows = np.flatnonzero(classes.codes == code)
-        if len(rows) > 1:
-            parts[rows] = (start + np.arange(len(rows))) % _FOLDS
-            start += len(rows)
-    return parts

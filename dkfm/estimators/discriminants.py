@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from dkfm import apply, budget, certificate, fisher, preflight, progress, sweep
+from dkfm import apply, budget, certificate, fisher, preflight, progress, shrinkage, sweep
 from dkfm.certificate import Certificate
 from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators.components import own_moments, warn_of_rounding
@@ -67,17 +67,17 @@ def fitted(
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and what is fitted beside it, by name."""
     kernel, n = given.kernel, given.landmarks.shape[0]
-    by_eigenvalues = asked.on_indefinite == "clip" or not _is_known(kernel)
-    chosen = asked.shrinkage is None
-    decomposed = by_eigenvalues or chosen or asked.shrinkage == 0
+    small = asked.shrinkage is not None and asked.shrinkage < shrinkage.GRID[0]
+    by_eigenvalues = small or asked.on_indefinite == "clip" or not _is_known(kernel)
+    decomposed = by_eigenvalues or asked.shrinkage is None
     _require_memory(n, given.width, kernel, budget.EIGENVECTORS if decomposed else 1)
     K = given.gram(asked.tile_rows, asked.workspace, asked.progress)
     with progress.of_call("dkfm-root", budget.root_seconds(n) if decomposed else 0.0, asked.progress):
-        shrinkage = fisher.choose(K, classes) if asked.shrinkage is None else asked.shrinkage
-        found = fisher.solve(K, classes, shrinkage, by_eigenvalues=by_eigenvalues, on_indefinite=asked.on_indefinite)
+        used = shrinkage.choose(K, classes, asked.on_indefinite) if asked.shrinkage is None else asked.shrinkage
+        found = fisher.solve(K, classes, used, by_eigenvalues=by_eigenvalues, on_indefinite=asked.on_indefinite)
     del K
     model = in_precision(Model(kernel, given.landmarks, fisher.heads(found, classes, asked.n_components)), dtype)
-    values = {**_values(found, classes, shrinkage), "codes": classes.codes}
+    values = {**_values(found, classes, used), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
     measure = measured(apply.prepare(model), given, {**values, **weights}, found.ridge)
     warn_of_rounding(measure, dtype)
@@ -143,12 +143,12 @@ def measured(scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, obj
     return worst
 
 
-def _values(found: Discriminants, classes: Classes, shrinkage: float) -> dict[str, object]:
+def _values(found: Discriminants, classes: Classes, used: float) -> dict[str, object]:
     return {
         "priors": classes.chances,
         "ratios": found.ratios,
         "means": found.means,
-        "shrinkage": shrinkage,
+        "shrinkage": used,
         "ridge": found.ridge,
     }
 
