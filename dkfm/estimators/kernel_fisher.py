@@ -320,8 +320,8 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         return self._lazily(output, X) if hasattr(X, "__dask_graph__") else self._score(output, X)
 
     def _names_of(self, output: str) -> list[str]:
-        width = self.model_.head(output).width
-        return [f"{output}{label}" for label in self.classes_] if width > 1 else super()._names_of(output)
+        of_classes = output != self._output and self.model_.head(output).width > 1
+        return [f"{output}{label}" for label in self.classes_] if of_classes else super()._names_of(output)
 
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
         return discriminants.measured(scorer, landmarks, fitted, self.ridge_)
