@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dkfm import kernels, plotting
     from dkfm.compare import compare_kernels
     from dkfm.comparison import Comparison
-    from dkfm.estimators import ExactFeatureMap, KernelPCA, load
+    from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, load
     from dkfm.gram import build_gram
     from dkfm.planning import Plan
     from dkfm.readers import iter_scores, open_scores
@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "ExactFeatureMap",
+    "KernelFisher",
     "KernelPCA",
     "Plan",
     "ScoreReport",
@@ -42,6 +43,7 @@ _MODULES = ("kernels", "plotting")
 _HOMES = {
     "Comparison": "dkfm.comparison",
     "ExactFeatureMap": "dkfm.estimators",
+    "KernelFisher": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
     "Plan": "dkfm.planning",
     "ScoreReport": "dkfm.report",

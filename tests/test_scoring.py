@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import dkfm
 from dkfm import apply, chunks, completion, files, kernels, outputs, planning, record, store, tasks
+from dkfm.chunks import Columns
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
@@ -31,7 +32,6 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.sources import MemorySource, ZarrSource, open_source
-from dkfm.tables import Columns
 from dkfm.workers import single_blas_thread
 
 
@@ -62,7 +62,7 @@ def write(output, number, values):
 def begun(root, rows, width, chunk_rows):
     """Make an output without chunks."""
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
-    columns = (Columns("scores", width, "kernelpca"),)
+    columns = (Columns("scores", width, "kernelpca", "float64"),)
     return outputs.create(outputs.Output(root, columns, rows, chunk_rows, "float64", *about), overwrite=False)
 
 

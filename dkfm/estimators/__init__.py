@@ -7,12 +7,17 @@ from dkfm import transfer
 from dkfm.errors import StoreError, UnsupportedStoreError, reason
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
+from dkfm.estimators.kernel_fisher import KernelFisher
 from dkfm.estimators.kernel_pca import KernelPCA
 from dkfm.kernels.trust import as_trusted
 
-__all__ = ["ExactFeatureMap", "KernelEstimator", "KernelPCA", "load"]
+__all__ = ["ExactFeatureMap", "KernelEstimator", "KernelFisher", "KernelPCA", "load"]
 
-_REGISTRY: dict[str, type[KernelEstimator]] = {"ExactFeatureMap": ExactFeatureMap, "KernelPCA": KernelPCA}
+_REGISTRY: dict[str, type[KernelEstimator]] = {
+    "ExactFeatureMap": ExactFeatureMap,
+    "KernelFisher": KernelFisher,
+    "KernelPCA": KernelPCA,
+}
 
 
 def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
@@ -27,7 +32,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
 
     Returns
     -------
-    ExactFeatureMap or KernelPCA
+    ExactFeatureMap, KernelPCA or KernelFisher
 
     Raises
     ------

@@ -192,11 +192,15 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
             raise InvalidInputError(
                 f"The data frame has {len(frame.columns)} columns and the model was fitted with {self.model_.columns}."
             )
-        columns = list(self.get_feature_names_out()) if output == self._output else [output]
+        columns = self._names_of(output)
         if diagonal is not None:
             raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
         rows = frame if names is None else frame[list(names)]
         return lazy.transform_frame(self._carried(), self.model_, output, rows, columns)
+
+    def _names_of(self, output: str) -> list[str]:
+        """Return what the columns of an output are called in a data frame."""
+        return list(self.get_feature_names_out()) if output == self._output else [output]
 
     def _score(self, output: str, X: object, diagonal: object = None) -> Array:
         check_is_fitted(self, "model_")
