@@ -65,6 +65,8 @@ def compare_kernels(
     InvalidInputError
         Rows or labels that do not fit, no kernel, or none that makes a feature map of these rows. Where one does, those
         that do not are in `refused`, each with its reason.
+    BudgetError
+        More training rows than this process can fit; none is read.
 
     Notes
     -----

@@ -128,7 +128,7 @@ def _shape(values: object, name: str) -> tuple[int, ...]:
     if shape is not None:
         return tuple(int(size) for size in shape)
     try:
-        return np.shape(values)  # type: ignore[arg-type]  # whatever it is, it has a shape or raises
+        return np.asarray(values).shape
     except ValueError as error:
         raise InvalidInputError(f"{name} must be an array: {error}.") from None
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dkfm import preflight
 from dkfm.comparison import Marks
 from dkfm.drawn import matrix, require_length, sample_numbers, together
 from dkfm.errors import InvalidInputError, reason
@@ -45,7 +46,11 @@ def taken(X: object, y: object, test: object, test_labels: object, seed: int) ->
     """Return training and test rows in memory, with their labels."""
     if (test is None) != (test_labels is None):
         raise InvalidInputError("Test rows and their labels belong together; give both or none.")
-    train = _read(X, "X", None)
+    given = _opened(X, "X")
+    n = given.shape[0]
+    # What cannot be fitted is refused before it is read.
+    preflight.require_driver(n if test is not None else n - int(_HELD_OUT * n), getattr(given, "row_values", 1))
+    train = _read(given, "X", None)
     labels = labels_of(y, train.shape[0], "The comparison")
     if test is None:
         first, rest = _split(labels, seed)

@@ -19,7 +19,7 @@ from sklearn.neighbors import KNeighborsClassifier
 import dkfm
 from dkfm import arguments, kernels, labelled, page, tsne
 from dkfm.cli import main
-from dkfm.errors import InvalidInputError, MissingExtraError
+from dkfm.errors import BudgetError, InvalidInputError, MissingExtraError
 
 NAMES = {"wide <b>&": kernels.Gaussian(20.0), "linear": kernels.Linear()}
 HALVES = slice(500), slice(500, 1000)
@@ -145,6 +145,15 @@ def test_what_does_not_fit_is_a_sentence(rows, change, said):
     given = {"kernels": [K1], "X": rows[0], "y": rows[1], **change}
     with pytest.raises(InvalidInputError, match=said):
         dkfm.compare_kernels(**given)
+
+
+def test_rows_that_are_too_many_for_a_gram_matrix_are_refused_before_they_are_read():
+    def never(block_info=None):
+        raise AssertionError("a row was read")
+
+    rows = da.map_blocks(never, chunks=((10_000,) * 10, (3,)), dtype=float, meta=np.empty((0, 0)))
+    with pytest.raises(BudgetError, match="75000 training rows"):
+        dkfm.compare_kernels([K1], rows, np.zeros(100_000, int))
 
 
 def test_an_embedding_keeps_neighbours_together_and_is_the_same_twice(rng):
