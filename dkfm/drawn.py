@@ -72,8 +72,8 @@ def drawn(
 def sample_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | None:
     """Return the numbers of some of n rows, at random with a seed, ascending; None where they are all.
 
-    >>> sample_numbers(10, 3), sample_numbers(3, 3)
-    (array([0, 5, 7]), None)
+    >>> sample_numbers(10, 3).tolist(), sample_numbers(3, 3)
+    ([5, 6, 9], None)
     """
     return None if n <= most else np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
 
