@@ -172,7 +172,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         X : array-like, scipy.sparse array or dask collection of shape (N, d)
             For a precomputed kernel the Gram matrix, (N, N).
         y : array-like of shape (N,)
-            Whole numbers, floats, bools or words.
+            Whole numbers, bools or words.
         sample_weight : array-like of shape (N,), optional
             Non-negative; the fit is that to rows that are repeated so often, but for shrinkage="auto", which leaves
             them together. A row of weight 0 is left out.
