@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dkfm import kernels, plotting
     from dkfm.compare import compare_kernels
     from dkfm.comparison import Comparison
-    from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, load
+    from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
     from dkfm.gram import build_gram
     from dkfm.planning import Plan
     from dkfm.readers import iter_scores, open_scores
@@ -30,6 +30,7 @@ __all__ = [
     "batch_score",
     "build_gram",
     "compare_kernels",
+    "fold",
     "iter_scores",
     "kernels",
     "load",
@@ -50,6 +51,7 @@ _HOMES = {
     "batch_score": "dkfm.scoring",
     "build_gram": "dkfm.gram",
     "compare_kernels": "dkfm.compare",
+    "fold": "dkfm.estimators",
     "iter_scores": "dkfm.readers",
     "load": "dkfm.estimators",
     "open_scores": "dkfm.readers",

@@ -9,7 +9,7 @@ from dkfm import links
 from dkfm.kernels.rows import Array, Rows, double
 from dkfm.model import Model
 
-__all__ = ["scores"]
+__all__ = ["scores", "through"]
 
 _ROUNDING = 64
 _NARROW_KERNEL = 1e-5
@@ -49,15 +49,24 @@ def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
         return (product * s) @ W.T, (error * np.abs(s)) @ np.abs(W.T)
     values = np.asarray(links.by_name(head.link)(product, lambda: diagonal), np.float64)
     if not links.is_distance(head.link):
-        return values, _through(head.link, product, error, eps)
+        return values, through(head.link, product, error, eps)
     # Of a sum of squares twice the errors of its terms, and their own.
     squares: Array = (2 * np.abs(product) * error + error**2 + _ROUNDING * eps * product**2).sum(axis=1)
     squares += error.sum(axis=1) + _ROUNDING * eps * np.abs(diagonal)
     return values, squares[:, np.newaxis]
 
 
-def _through(link: str, product: Array, error: Array, eps: float) -> Array:
-    """Return what errors of a product come to behind its link."""
+def through(link: str, product: Array, error: Array, eps: float) -> Array:
+    """Return what errors of a product (n, q) come to behind its link, (n, width).
+
+    Parameters
+    ----------
+    link : str
+        Not one of distances.
+    product, error : ndarray of shape (n, q), float64
+    eps : float
+        The rounding unit of what the link is computed in.
+    """
     if link == links.IDENTITY:
         return error
     worst: Array = error.max(axis=1, keepdims=True)

@@ -111,12 +111,15 @@ def _source(train: str, options: Options) -> "tuple[Source, npt.NDArray[np.gener
 
 def _read(path: str) -> npt.NDArray[np.generic]:
     try:
-        found: npt.NDArray[np.generic] = np.load(path, allow_pickle=False)
+        found = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise InvalidInputError(f"There is no {path}, which --labels names.") from None
     except (OSError, ValueError) as error:
         raise InvalidInputError(f"--labels takes a .npy file of one label a row: {path}: {reason(error)}.") from None
-    if not isinstance(found, np.ndarray) or found.ndim != 1:
-        shape = getattr(found, "shape", "several arrays")
-        raise InvalidInputError(f"--labels takes one label a row, of shape (N,), and {path} has {shape}.")
-    return found
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise InvalidInputError(f"--labels takes a .npy file of one label a row, and {path} has several arrays.")
+    if found.ndim != 1:
+        raise InvalidInputError(f"--labels takes one label a row, of shape (N,), and {path} has {found.shape}.")
+    labels: npt.NDArray[np.generic] = found
+    return labels

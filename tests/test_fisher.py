@@ -8,7 +8,7 @@ from dkfm import fisher, kernels, shrinkage
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.fisher import Classes
 
-KERNELS = [kernels.Gaussian(1.0), kernels.Linear(), kernels.Polynomial(3, offset=1.0), kernels.Laplacian(2.0)]
+KERNELS = [kernels.Gaussian(1.0), kernels.Linear(), kernels.Polynomial(3, offset=1.0), kernels.Exponential(2.0)]
 
 
 def dense(F, y, share, weights=None, priors=None):
@@ -154,13 +154,21 @@ def cross_validated(kernel, X, y, share, priors=None):
     return right
 
 
-def test_the_shrinkage_that_is_chosen_is_the_largest_of_those_that_predict_best(rows):
-    X, y = rows
-    kernel = kernels.Gaussian(1.0)
+@pytest.mark.parametrize("seed", range(6))
+def test_the_shrinkage_that_is_chosen_is_the_largest_of_those_that_predict_best(seed):
+    rng = np.random.default_rng(seed)
+    y, kernel = rng.choice(4, 73, p=[0.4, 0.3, 0.2, 0.1]), kernels.Gaussian(1.0)
+    X = rng.normal(size=(73, 3)) + np.eye(4)[y][:, :3]
     right = [cross_validated(kernel, X, y, share) for share in shrinkage.GRID]
     best = max(share for share, count in zip(shrinkage.GRID, right, strict=True) if count == max(right))
     assert len(set(right)) > 3
-    assert shrinkage.choose(np.asfortranarray(kernel(X, X)), Classes(y, np.ones(90), 4)) == best
+    assert shrinkage.choose(np.asfortranarray(kernel(X, X)), Classes(y, np.ones(73), 4)) == best
+
+
+def test_where_every_shrinkage_is_right_the_largest_is_chosen(rng):
+    y = np.repeat([0, 1], 20)
+    x = rng.normal(size=(40, 1)) + 100 * y[:, None]
+    assert shrinkage.choose(np.asfortranarray(x @ x.T), Classes(y, np.ones(40), 2)) == shrinkage.GRID[-1]
 
 
 def test_a_row_that_is_alone_in_its_class_is_never_left_out(rows):

@@ -25,6 +25,7 @@ FLOORS = [
         "pca",
         "fisher",
         "shrinkage",
+        "affine",
         "preimage",
         "sweep",
         "certificate",

@@ -18,6 +18,7 @@ from dkfm.estimators.base import KernelEstimator, precision
 from dkfm.estimators.discriminants import Asked
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.labels import Labels
+from dkfm.estimators.outcomes import Outcome, flat, labelled
 from dkfm.estimators.training import Numbers, Training, in_memory, is_single, weighted
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.rows import Array, as_rows
@@ -27,7 +28,6 @@ from dkfm.workers import threads_of_a_task
 
 if TYPE_CHECKING:
     import dask.array as da
-    import dask.dataframe as dd
     from sklearn.utils import Tags
 
     from dkfm.certificate import Certificate
@@ -172,7 +172,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         X : array-like, scipy.sparse array or dask collection of shape (N, d)
             For a precomputed kernel the Gram matrix, (N, N).
         y : array-like of shape (N,)
-            Whole numbers, floats, bools or words.
+            Whole numbers, bools or words.
         sample_weight : array-like of shape (N,), optional
             Non-negative; the fit is that to rows that are repeated so often, but for shrinkage="auto", which leaves
             them together. A row of weight 0 is left out.
@@ -273,7 +273,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         shares: Array = self.ratios_ / self.ratios_.sum()
         return shares[: self._n_features_out]
 
-    def decision_function(self, X: object) -> Array | da.Array | dd.DataFrame:
+    def decision_function(self, X: object) -> Outcome:
         """Return the logarithm of what each class has of rows X, up to what all have: (n, C), of two classes (n,).
 
         Parameters
@@ -282,30 +282,22 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
 
         Returns
         -------
-        ndarray, or lazily a dask array, or a data frame of one
+        ndarray, or lazily a dask array, data frame or series
             Of two classes that of the second less that of the first.
         """
-        found = self._of(X, "decision_function")
-        return found if len(self.classes_) > 2 or hasattr(found, "columns") else found[:, 0]
+        return flat(self._of("decision_function", X))
 
-    def predict(self, X: object) -> Labels | da.Array | dd.Series:
+    def predict(self, X: object) -> Outcome:
         """Return the label of each row X, (n,): that of the largest decision; of dask collections lazily."""
-        found, classes = self._of(X, "predict"), self.classes_
-        if isinstance(found, np.ndarray):
-            return _labels_of(found[:, 0], classes)
-        if hasattr(found, "columns"):
-            series: dd.Series = found["predict"].map_partitions(_series_of, classes, meta=("label", classes.dtype))
-            return series
-        lazily: da.Array = found[:, 0].map_blocks(_labels_of, classes, dtype=classes.dtype, meta=classes[:0])
-        return lazily
+        return labelled(self._of("predict", X), self.classes_)
 
-    def predict_proba(self, X: object) -> Array | da.Array | dd.DataFrame:
+    def predict_proba(self, X: object) -> Outcome:
         """Return the probability of each class for rows X, (n, C); of dask collections lazily."""
-        return self._of(X, "predict_proba")
+        return self._of("predict_proba", X)
 
-    def predict_log_proba(self, X: object) -> Array | da.Array:
+    def predict_log_proba(self, X: object) -> Outcome:
         """Return the logarithms of the probabilities, (n, C), also of those too small for a number."""
-        found = self._of(X, "decision_function")
+        found = self._of("decision_function", X)
         if isinstance(found, np.ndarray):
             return _log_chances(found)
         if hasattr(found, "columns"):
@@ -316,12 +308,9 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta)
         return lazily
 
-    def _of(self, X: object, output: str) -> Array | da.Array | dd.DataFrame:
-        return self._lazily(output, X) if hasattr(X, "__dask_graph__") else self._score(output, X)
-
-    def _names_of(self, output: str) -> list[str]:
+    def _columns_of(self, output: str) -> list[str]:
         of_classes = output != self._output and self.model_.head(output).width > 1
-        return [f"{output}{label}" for label in self.classes_] if of_classes else super()._names_of(output)
+        return [f"{output}{label}" for label in self.classes_] if of_classes else super()._columns_of(output)
 
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
         return discriminants.measured(scorer, landmarks, fitted, self.ridge_)
@@ -359,17 +348,6 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"] if self.dtype is None else [str(self.dtype)]
         return tags
-
-
-def _labels_of(codes: Array, classes: Labels) -> Labels:
-    return classes[codes.astype(np.intp)]
-
-
-def _series_of(codes: object, classes: Labels) -> object:
-    import pandas as pd
-
-    series = cast("pd.Series", codes)
-    return pd.Series(_labels_of(series.to_numpy(), classes), index=series.index, name="label")
 
 
 def _log_chances(decision: Array) -> Array:
