@@ -308,10 +308,6 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta)
         return lazily
 
-    def _columns_of(self, output: str) -> list[str]:
-        of_classes = output != self._output and self.model_.head(output).width > 1
-        return [f"{output}{label}" for label in self.classes_] if of_classes else super()._columns_of(output)
-
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
         return discriminants.measured(scorer, landmarks, fitted, self.ridge_)
 
