@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dkfm.errors import InvalidInputError, reason
+
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from dkfm.kernels import Kernel
 
-__all__ = ["components", "find_modules", "kernel", "listed", "parameters", "shrinkage"]
+__all__ = ["components", "find_modules", "kernel", "labels", "listed", "parameters", "shrinkage"]
 
 
 def parameters(values: tuple[str, ...]) -> dict[str, object]:
@@ -88,3 +93,22 @@ def listed(text: str | None) -> list[str] | None:
     ['a', 'b']
     """
     return None if text is None else [part.strip() for part in text.split(",")]
+
+
+def labels(path: str, option: str) -> "npt.NDArray[np.generic]":
+    """Return the labels (n,) of a .npy file, which is never unpickled."""
+    import numpy as np
+
+    try:
+        found = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise InvalidInputError(f"There is no {path}, which {option} names.") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {path}: {reason(error)}.") from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise InvalidInputError(f"{option} takes a .npy file of one label a row, and {path} has several arrays.")
+    if found.ndim != 1:
+        raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {found.shape}.")
+    labels: npt.NDArray[np.generic] = found
+    return labels

@@ -55,11 +55,11 @@ def compare(
     module:name, a kernel or a function f(X, Y) of yours; or JSON, as dkfm info prints it of a model.
     """
     from dkfm.compare import compare_kernels
-    from dkfm.labelled import read_labels
 
     kernels = [arguments.kernel(word) for word in words]
-    marks = read_labels(labels), None if test_labels is None else read_labels(test_labels)
-    found = compare_kernels(kernels, train, marks[0], test=test, test_labels=marks[1], embedding=html is not None)
+    y = arguments.labels(labels, "--labels")
+    t = None if test_labels is None else arguments.labels(test_labels, "--test-labels")
+    found = compare_kernels(kernels, train, y, test=test, test_labels=t, embedding=html is not None)
     click.echo(found.to_json() if as_json else str(found))
     if html is not None:
         found.save_page(html)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm import arguments, preflight, transfer
-from dkfm.errors import InvalidInputError, reason
+from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA
 from dkfm.kernels import config
 from dkfm.kernels.base import Kernel
@@ -99,7 +99,7 @@ def _source(train: str, options: Options) -> "tuple[Source, npt.NDArray[np.gener
     columns, ids, label = arguments.listed(options.columns), options.id_column, options.label_column
     source = open_source(train, columns=columns, id_column=ids)
     if label is None:
-        return source, None if options.labels is None else _read(options.labels)
+        return source, None if options.labels is None else arguments.labels(options.labels, "--labels")
     if not isinstance(source, Named):
         raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
     named = open_source(train, columns=[label], id_column=ids)
@@ -107,19 +107,3 @@ def _source(train: str, options: Options) -> "tuple[Source, npt.NDArray[np.gener
     whole = bool((values == np.rint(values)).all())
     others = [name for name in source.columns if name != label]
     return open_source(train, columns=others, id_column=ids), values.astype(np.int64) if whole else values
-
-
-def _read(path: str) -> npt.NDArray[np.generic]:
-    try:
-        found = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise InvalidInputError(f"There is no {path}, which --labels names.") from None
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(f"--labels takes a .npy file of one label a row: {path}: {reason(error)}.") from None
-    if not isinstance(found, np.ndarray):
-        found.close()
-        raise InvalidInputError(f"--labels takes a .npy file of one label a row, and {path} has several arrays.")
-    if found.ndim != 1:
-        raise InvalidInputError(f"--labels takes one label a row, of shape (N,), and {path} has {found.shape}.")
-    labels: npt.NDArray[np.generic] = found
-    return labels

@@ -16,7 +16,7 @@ from dkfm.kernels.rows import Rows, as_rows, double, stacked
 from dkfm.sources import open_source, read_finite
 from dkfm.tiling import row_slices
 
-__all__ = ["SAMPLE", "TEST_ROWS", "LabelledRows", "read_labels", "taken"]
+__all__ = ["SAMPLE", "TEST_ROWS", "LabelledRows", "taken"]
 
 TEST_ROWS = 10_000
 """So many test rows are measured at most."""
@@ -103,14 +103,6 @@ def _read(data: object, name: str, numbers: npt.NDArray[np.intp] | None) -> Rows
         if len(own):
             parts.append(double(read_finite(source, part)[own - part.start]))
     return stacked(parts)
-
-
-def read_labels(path: str) -> Marks:
-    """Return the labels of a .npy file, which is never unpickled."""
-    try:
-        return np.asarray(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise InvalidInputError(f"{path} cannot be read as labels in a .npy file: {reason(error)}.") from None
 
 
 def _some(n: int, seed: int) -> npt.NDArray[np.intp]:

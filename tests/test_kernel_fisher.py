@@ -72,31 +72,31 @@ def test_scikit_learns_shrinkage_of_the_same_ridge_decides_as_it_does(data):
     np.testing.assert_allclose(*gaps, atol=1e-8)
 
 
-@pytest.fixture(scope="module", params=[(K1, 0.905, 0.303), (K2, 0.979, 0.773)], ids=["k1", "k2"])
+@pytest.fixture(scope="module", params=[(K1, 0.906, 0.31), (K2, 0.978, 0.77)], ids=["k1", "k2"])
 def of_digits(request, mnist_247_labelled):
-    """The paper's kernels, fitted to 1,500 digits, what the figures are on the others, and all digits."""
-    (X, y), (kernel, accuracy, silhouette) = mnist_247_labelled, request.param
-    return KernelFisher(kernel=kernel).fit(X[:1500], y[:1500]), accuracy, silhouette, X, y
+    """The paper's kernels, fitted to 1,500 digits, and what the figures are on 1,482 others."""
+    (X, y, *_), (kernel, accuracy, silhouette) = mnist_247_labelled, request.param
+    return KernelFisher(kernel=kernel).fit(X, y), accuracy, silhouette
 
 
 def require_figures(fda, accuracy, silhouette, Z, labels):
     assert fda.score(Z, labels) == pytest.approx(accuracy, abs=5e-4)
-    assert silhouette_score(fda.transform(Z), labels) == pytest.approx(silhouette, abs=5e-4)
+    assert silhouette_score(fda.transform(Z), labels) == pytest.approx(silhouette, abs=5e-3)
     assert fda.certificate_.error < 1e-11
 
 
-def test_mnist_is_told_apart_as_in_the_papers_figures_3_and_4(of_digits):
-    fda, accuracy, silhouette, X, y = of_digits
-    require_figures(fda, accuracy, silhouette, X[1500:], y[1500:])
+def test_mnist_is_told_apart_as_in_the_papers_figures_3_and_4(of_digits, mnist_247_labelled):
+    require_figures(*of_digits, *mnist_247_labelled[2:])
 
 
 @pytest.mark.parametrize("basis", BASES)
-def test_mnist_is_told_apart_the_same_in_every_basis(basis, of_digits):
-    fda, accuracy, silhouette, X, y = of_digits
-    phi = ExactFeatureMap(fda.kernel_, basis=basis).fit(X[:1500])
-    same = KernelFisher.from_map(phi, y[:1500], X[:1500])
-    require_figures(same, accuracy, silhouette, X[1500:], y[1500:])
-    np.testing.assert_allclose(same.transform(X[1500:]), fda.transform(X[1500:]), atol=1e-7)
+def test_mnist_is_told_apart_the_same_in_every_basis(basis, of_digits, mnist_247_labelled):
+    (fda, accuracy, silhouette), (X, y, Z, labels) = of_digits, mnist_247_labelled
+    phi = ExactFeatureMap(fda.kernel_, basis=basis).fit(X)
+    same = KernelFisher.from_map(phi, y, X)
+    require_figures(same, accuracy, silhouette, Z, labels)
+    assert same.score(Z, labels) == fda.score(Z, labels)
+    np.testing.assert_allclose(same.transform(Z), fda.transform(Z), atol=1e-7)
 
 
 @pytest.mark.parametrize("basis", BASES)
