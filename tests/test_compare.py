@@ -374,7 +374,7 @@ def test_the_command_says_what_is_wrong_with_its_files(folder):
     np.save("objects.npy", np.array([None, "a"], dtype=object), allow_pickle=True)
     for words, said in (
         (["none.npy", "--labels", "y.npy"], "There is no"),
-        (["x.npy", "--labels", "none.npy"], "--labels takes a .npy file"),
+        (["x.npy", "--labels", "none.npy"], "There is no none.npy"),
         (["x.npy", "--labels", "objects.npy"], "--labels takes a .npy file"),
         (["x.npy", "--labels", "t.npy"], "100 labels"),
         (["x.npy", "--labels", "y.npy", "--test", "z.npy"], "belong together"),

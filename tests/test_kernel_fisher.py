@@ -437,7 +437,7 @@ def test_the_command_line_takes_labels_from_a_column_of_a_table(run, data):
         ("--labels words.txt", "takes a .npy file"),
         ("--labels objects.npy", "takes a .npy file"),
         ("--labels several.npz", "has several arrays"),
-        ("--labels train.npy", "of shape (N,), and train.npy has (120, 4)"),
+        ("--labels train.npy", "of shape (n,), and train.npy has (120, 4)"),
         ("--labels short.npy", "100 labels and X has 120 rows"),
         ("--labels same.npy", "1 class"),
         ("--labels numbers.npy", "label a row"),
