@@ -9,6 +9,7 @@ from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.kernel_pca import KernelPCA
 from dkfm.kernels.trust import as_trusted
+from dkfm.places import root_of
 
 __all__ = ["ExactFeatureMap", "KernelEstimator", "KernelPCA", "load"]
 
@@ -51,7 +52,9 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
     """
     record = transfer.load(path, trusted=as_trusted(trusted))
     try:
-        return _REGISTRY[record.estimator]._from_record(record)
+        estimator = _REGISTRY[record.estimator]._from_record(record)
+        estimator._lies_at = str(root_of(path))
+        return estimator
     except StoreError:
         raise
     except Exception as error:  # whatever a constructor makes of a stranger's values

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm import apply, lazy, transfer
 from dkfm.certificate import Certificate, Verification
 from dkfm.errors import InvalidInputError
+from dkfm.estimators.shown import Shown
 from dkfm.estimators.training import Points, Training, training
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.precomputed import Precomputed
 from dkfm.kernels.rows import Array, Rows, as_diagonal, as_rows, double
 from dkfm.model import Model
+from dkfm.places import root_of
 from dkfm.record import Record
 from dkfm.workers import threads_of_a_task
 
@@ -45,11 +47,8 @@ def precision(dtype: object) -> np.dtype[np.floating]:
     return found
 
 
-class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Shown):  # type: ignore[misc]  # scikit-learn has no types
     """Of arrays in memory: what it returns is what `set_output` asks for."""
-
-    _output: ClassVar[str]
-    """The head of `transform`."""
 
     def transform(self, X: object) -> Array:
         return self._score(self._output, X)  # type: ignore[no-any-return]  # of the subclass
@@ -116,6 +115,7 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
         for name, value in fitted.items():
             setattr(self, f"{name}_", value)
         self.model_ = model
+        self._lies_at = None
         self._fitted_as = dict(parameters)
         self._serving = _Served(model)
 
@@ -324,6 +324,7 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
         """
         check_is_fitted(self, "model_")
         transfer.save(path, self._record(), overwrite=overwrite)
+        self._lies_at = str(root_of(path))
 
     def _record(self) -> Record:
         fitted: dict[str, object] = {
