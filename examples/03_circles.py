@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 import dkfm
 
-BEENY_SIGMA = 1.0
+BEENY_SIGMA = 3.0
 """Of ``exp(-|x - y|^2 / sigma^2)``, as Beeny writes the Gaussian: dkfm's sigma is smaller by the root of two."""
 
 

@@ -12,8 +12,8 @@ import dkfm
 
 
 def begin_and_end(folder: Path) -> str:
-    """Start the job as a process of its own, as a scheduler at night does, and tell it to end when some chunks are there."""
-    command = "dkfm score model rows.npy scores.zarr --chunk-rows 2000 --no-progress".split()
+    """Start the job as a process of its own, as at night, and tell it to end when some chunks are there."""
+    command = ["dkfm", "score", "model", "rows.npy", "scores.zarr", "--chunk-rows", "2000", "--no-progress"]
     with subprocess.Popen([sys.executable, "-m", *command], cwd=folder, stderr=subprocess.PIPE, text=True) as job:
         while job.poll() is None and len(list(folder.glob("scores.zarr/scores/c/*/0"))) < 8:
             time.sleep(0.01)

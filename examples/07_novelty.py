@@ -20,7 +20,9 @@ def main(rows: int = 1000) -> None:
     train, rest = images[known], np.setdiff1d(np.arange(len(images)), known)
     test, is_nine = images[rest], labels[rest] == 9
     forest = IsolationForest(n_estimators=200, random_state=0).fit(train)
-    print(f"{len(train)} digits 0 to 8 known; {is_nine.sum()} times 9 among {len(test)} others; area under the ROC curve")
+    print(
+        f"{len(train)} digits 0 to 8 known; {is_nine.sum()} times 9 among {len(test)} others; area under the ROC curve"
+    )
     print(f"{'IsolationForest':<52} {roc_auc_score(is_nine, -forest.score_samples(test)):.3f}")
     for sigma in (0.5, 1.0, 2.0):
         kernel = dkfm.kernels.Gaussian(sigma)

@@ -9,7 +9,7 @@ import dkfm
 from dkfm.kernels import Function, Gaussian
 
 LENGTH = 24
-GAUSSIAN = Gaussian(2.0)
+GAUSSIAN = Gaussian(4.0)
 
 
 def over_shifts(X: np.ndarray, Y: np.ndarray) -> np.ndarray:

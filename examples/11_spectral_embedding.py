@@ -1,4 +1,4 @@
-"""Spectral embedding: the first eigenvectors of a kernel, scaled by its degrees, as kernel PCA; new points come free."""
+"""Spectral embedding: the first eigenvectors of a kernel, scaled by its degrees, as kernel PCA; new points too."""
 
 import sys
 
