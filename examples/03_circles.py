@@ -1,4 +1,4 @@
-"""Concentric circles: no line parts them, a plane does after three components of a Gaussian kernel (Beeny, figure 4)."""
+"""Concentric circles: no line parts them, a plane does after three components of a Gaussian (Beeny, figure 4)."""
 
 import sys
 import tempfile
