@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dkfm import kernels
-    from dkfm.estimators import ExactFeatureMap, KernelPCA, load
+    from dkfm.estimators import ExactFeatureMap, KernelPCA, fold, load
     from dkfm.gram import build_gram
     from dkfm.planning import Plan
     from dkfm.readers import iter_scores, open_scores
@@ -25,6 +25,7 @@ __all__ = [
     "ScoreReport",
     "batch_score",
     "build_gram",
+    "fold",
     "iter_scores",
     "kernels",
     "load",
@@ -40,6 +41,7 @@ _HOMES = {
     "ScoreReport": "dkfm.report",
     "batch_score": "dkfm.scoring",
     "build_gram": "dkfm.gram",
+    "fold": "dkfm.estimators",
     "iter_scores": "dkfm.readers",
     "load": "dkfm.estimators",
     "open_scores": "dkfm.readers",

@@ -73,12 +73,12 @@ class Scorer:
 
         Returns
         -------
-        dict of str to ndarray of shape (n, width), of the model's dtype
-            Not finite in a row that overflows the kernel.
+        dict of str to ndarray of shape (n, width), of the model's dtype, or codes of classes, int64
+            Not finite, or no code, in a row that overflows the kernel.
         """
         model, n = self.model, Z.shape[0]
         heads = {name: model.head(name) for name in names}
-        out = {name: np.empty((n, head.width), model.dtype) for name, head in heads.items()}
+        out = {name: np.empty((n, head.width), head.dtype) for name, head in heads.items()}
         rows = max(1, _even(n, rows or self._tile_rows(heads.values(), n)))
         with (
             np.errstate(over="ignore", invalid="ignore"),  # `finite_scores` tells
@@ -238,8 +238,8 @@ def finite_scores(
 ) -> Array:
     """Return the output of one head, or raise with the number of the first row that overflows the kernel."""
     scores = score(name, Z, diagonal=diagonal)
-    finite = np.isfinite(scores)
-    if not finite.all():
-        row = first_row + int(np.logical_and.reduce(finite, axis=1).argmin())
+    valid = links.is_valid(scores)
+    if not valid.all():
+        row = first_row + int(valid.argmin())
         raise KernelError(f"Row {row} of {what} overflows {score.model.kernel!r}: its {name} are not finite.")
     return scores

@@ -17,14 +17,25 @@ from dkfm import store
 from dkfm.ahead import one_behind
 from dkfm.errors import DamagedStoreError
 from dkfm.formats import CRC_BYTES
-from dkfm.kernels.rows import Array
 from dkfm.places import NewFile, Place
 from dkfm.tiling import row_slices
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Checked", "Chunk", "Contents", "File", "Form", "Piece", "ZarrForm", "checksum_of", "rows_with_nan", "write"]
+__all__ = [
+    "Checked",
+    "Chunk",
+    "Columns",
+    "Contents",
+    "File",
+    "Form",
+    "Piece",
+    "ZarrForm",
+    "checksum_of",
+    "invalid_rows",
+    "write",
+]
 
 _AT_ONCE = 2**20
 """Bytes that are read back at a time."""
@@ -34,10 +45,26 @@ _SOON = 2**20
 
 
 @dataclass(frozen=True)
+class Columns:
+    """One output of a model: how many columns it has, what their names in a table begin with, and their dtype."""
+
+    output: str
+    width: int
+    prefix: str
+    dtype: str
+
+    @property
+    def names(self) -> list[str]:
+        """Return a name for each in a table; that of the output itself where it is one."""
+        alone = self.prefix == self.output and self.width == 1
+        return [self.output] if alone else [f"{self.prefix}{i}" for i in range(self.width)]
+
+
+@dataclass(frozen=True)
 class Piece:
     """Some rows of a chunk: the scores (n, width) of each output, and the rows' ids where they have some."""
 
-    scores: Mapping[str, Array]
+    scores: Mapping[str, npt.NDArray[np.generic]]
     ids: "pa.Array | None" = None
 
 
@@ -51,7 +78,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What one file of a chunk holds: a checksum of it, its bytes, and which rows are NaN somewhere."""
+    """What one file of a chunk holds: a checksum of it, its bytes, and which rows are NaN, or no code, somewhere."""
 
     crc32c: int
     bytes: int
@@ -217,10 +244,11 @@ def checksum_of(file: IO[bytes], trailer: int = 0) -> tuple[int, int, bytes]:
     return checksum, size, held
 
 
-def rows_with_nan(values: Array) -> npt.NDArray[np.bool_]:
-    """Return which rows hold NaN, (n,)."""
-    lowest: npt.NDArray[np.bool_] = np.isnan(values.min(axis=1))
-    return lowest
+def invalid_rows(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Return which rows (n,) hold NaN, or of codes of classes none."""
+    lowest = values.min(axis=1)
+    invalid: npt.NDArray[np.bool_] = lowest < 0 if values.dtype.kind == "i" else np.isnan(lowest)
+    return invalid
 
 
 @dataclass(frozen=True)
@@ -231,40 +259,38 @@ class ZarrForm:
     """
 
     place: Place
-    outputs: tuple[tuple[str, int], ...]
-    """Names and widths."""
+    columns: tuple[Columns, ...]
     chunk_rows: int
-    dtype: str
 
     def files(self, number: int) -> list[str]:
         """Return the names of the files of a chunk."""
-        return [f"{name}/c/{number}/0" for name, _ in self.outputs]
+        return [f"{columns.output}/c/{number}/0" for columns in self.columns]
 
     def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
         """Begin to write the files of a chunk, which go again with the stack unless they are kept."""
         files: list[File] = []
-        for (name, width), path in zip(self.outputs, self.files(chunk.number), strict=True):
+        for columns, path in zip(self.columns, self.files(chunk.number), strict=True):
             new = stack.enter_context(self.place.new(path))
-            files.append(_ZarrFile(name, (self.chunk_rows, width), np.dtype(self.dtype), chunk, Checked(new)))
+            files.append(_ZarrFile(columns, self.chunk_rows, chunk, Checked(new)))
         return files
 
     def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> Contents | None:
         """Read a file of a chunk; None where it has another size or checksum than it must have."""
-        width, dtype = self.outputs[file][1], np.dtype(self.dtype)
+        width, dtype = self.columns[file].width, np.dtype(self.columns[file].dtype)
         row, checksum, invalid = width * dtype.itemsize, 0, np.zeros(self.chunk_rows, np.bool_)
         for part in row_slices(self.chunk_rows, max(1, _AT_ONCE // row)):
             raw = opened.read((part.stop - part.start) * row)
             if len(raw) != (part.stop - part.start) * row:
                 return None
             checksum = google_crc32c.extend(checksum, raw)
-            invalid[part] = rows_with_nan(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
+            invalid[part] = invalid_rows(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
         if opened.read(CRC_BYTES + 1) != checksum.to_bytes(CRC_BYTES, "little"):
             return None
         return Contents(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
 
-    def values(self, chunk: Chunk, file: int, crc32c: int) -> Array | None:
+    def values(self, chunk: Chunk, file: int, crc32c: int) -> npt.NDArray[np.generic] | None:
         """Read the scores (n, width) of one output of a chunk; None where they are not those of this checksum."""
-        width, dtype = self.outputs[file][1], np.dtype(self.dtype)
+        width, dtype = self.columns[file].width, np.dtype(self.columns[file].dtype)
         size = self.chunk_rows * width * dtype.itemsize + CRC_BYTES
         opened = self.place.open(self.files(chunk.number)[file], size)
         if opened is None:
@@ -276,7 +302,7 @@ class ZarrForm:
         data = np.frombuffer(raw, np.uint8, len(raw) - CRC_BYTES)
         if google_crc32c.value(data) != crc32c:
             return None
-        values: Array = data.view(dtype.newbyteorder("<")).reshape(-1, width)[: chunk.rows]
+        values: npt.NDArray[np.generic] = data.view(dtype.newbyteorder("<")).reshape(-1, width)[: chunk.rows]
         return values
 
     def end(self, crc32c: int) -> bytes:
@@ -287,10 +313,9 @@ class ZarrForm:
 class _ZarrFile:
     """A chunk of one array."""
 
-    def __init__(
-        self, name: str, shape: tuple[int, int], dtype: np.dtype[np.generic], chunk: Chunk, file: Checked
-    ) -> None:
-        self._name, self._shape, self._dtype, self._chunk, self._file = name, shape, dtype, chunk, file
+    def __init__(self, columns: Columns, chunk_rows: int, chunk: Chunk, file: Checked) -> None:
+        self._name, self._dtype, self._chunk, self._file = columns.output, np.dtype(columns.dtype), chunk, file
+        self._shape = chunk_rows, columns.width
         self._invalid: list[npt.NDArray[np.bool_]] = []
         self._rows = self._checksum = 0
 
@@ -301,18 +326,18 @@ class _ZarrFile:
             raise AssertionError(f"Values of {values.dtype} {values.shape} are not of {self._file.new.name}.")
         self._put(values)
         self._rows += len(values)
-        self._invalid.append(rows_with_nan(values))
+        self._invalid.append(invalid_rows(values))
 
     def _put(self, values: npt.NDArray[np.generic]) -> None:
         self._file.write(store.bytes_of(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
 
     def end(self) -> None:
-        """Fill the chunk up with NaN, as missing ones read, and end it with its checksum."""
+        """Fill the chunk up with NaN, or -1, as missing ones read, and end it with its checksum."""
         if self._rows != self._chunk.rows:
             raise AssertionError(f"{self._rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
         rows, width = self._shape
         for part in row_slices(rows - self._rows, max(1, _AT_ONCE // (width * self._dtype.itemsize))):
-            self._put(np.full((part.stop - part.start, width), np.nan, self._dtype))
+            self._put(np.full((part.stop - part.start, width), store.fill_value(self._dtype.name), self._dtype))
         self._checksum = self._file.checksum
         self._file.write(self._checksum.to_bytes(CRC_BYTES, "little"))
 

@@ -194,7 +194,8 @@ def fit(
     "--output",
     "names",
     metavar="NAMES",
-    help="Some of scores, reconstruction_error, features, residual, with commas; by default what MODEL is for.",
+    help="Some of scores, reconstruction_error, features, residual, predict, decision_function, predict_proba, "
+    "transform, with commas; by default what MODEL is for.",
 )
 @click.option("--on-invalid", type=click.Choice(["raise", "nan"]), default="raise", show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")

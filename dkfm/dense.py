@@ -7,9 +7,9 @@ import numpy as np
 
 from dkfm import links
 from dkfm.kernels.rows import Array, Rows, double
-from dkfm.model import Head, Model
+from dkfm.model import Model
 
-__all__ = ["scores"]
+__all__ = ["scores", "through"]
 
 _ROUNDING = 64
 _NARROW_KERNEL = 1e-5
@@ -29,7 +29,7 @@ def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
 
     Returns
     -------
-    values, allowed : ndarray of shape (n, width)
+    values, allowed : ndarray of shape (n, width), float64
         ``allowed`` is ``64 eps (sum |k| |W| + |b|)``, taken through the link; in float32 with what a kernel value may
         be off there.
     """
@@ -47,13 +47,38 @@ def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     if head.rotation is not None:
         s = np.asarray(head.rotation, np.float64)
         return (product * s) @ W.T, (error * np.abs(s)) @ np.abs(W.T)
-    return links.by_name(head.link)(product, lambda: diagonal), _through(head, product, error, diagonal, eps)
-
-
-def _through(head: Head, product: Array, error: Array, diagonal: Array, eps: float) -> Array:
-    """Return what errors of a product come to behind its link: of a sum of squares, twice its terms', and their own."""
-    if not links.is_scalar(head.link):
-        return error
+    values = np.asarray(links.by_name(head.link)(product, lambda: diagonal), np.float64)
+    if not links.is_distance(head.link):
+        return values, through(head.link, product, error, eps)
+    # Of a sum of squares twice the errors of its terms, and their own.
     squares: Array = (2 * np.abs(product) * error + error**2 + _ROUNDING * eps * product**2).sum(axis=1)
     squares += error.sum(axis=1) + _ROUNDING * eps * np.abs(diagonal)
-    return squares[:, np.newaxis]
+    return values, squares[:, np.newaxis]
+
+
+def through(link: str, product: Array, error: Array, eps: float) -> Array:
+    """Return what errors of a product (n, q) come to behind its link, (n, width).
+
+    Parameters
+    ----------
+    link : str
+        Not one of distances.
+    product, error : ndarray of shape (n, q), float64
+    eps : float
+        The rounding unit of what the link is computed in.
+    """
+    if link == links.IDENTITY:
+        return error
+    worst: Array = error.max(axis=1, keepdims=True)
+    both = product if product.shape[1] > 1 else np.hstack([-product, product])
+    if link == links.ARGMAX:
+        ordered = np.sort(both, axis=1)
+        clear = ordered[:, -1:] - ordered[:, -2:-1] > 2 * worst
+        return np.where(clear, 0.5, float(both.shape[1]))  # what is not clear may be any class
+    if link == links.MODIFIED_HUBER:
+        halves = (np.clip(both, -1, 1) + 1) / 2
+        sums, wrong = halves.sum(axis=1, keepdims=True), worst * halves.shape[1]
+        share: Array = worst * (1 + halves.shape[1]) / np.maximum(sums - wrong, eps) + _ROUNDING * eps
+        return np.where(sums > 2 * wrong, share, 1.0) * np.ones(both.shape[1])
+    # The derivatives of chances by what they are made of are no more than 1.
+    return np.asarray(worst + _ROUNDING * eps) * np.ones(links.width(link, product.shape[1]))

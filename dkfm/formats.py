@@ -41,7 +41,7 @@ __all__ = [
     "status_within",
 ]
 
-VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 2}
+VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 3}
 """The newest layout of each kind of store; this version reads these and writes these."""
 
 MARKER = "_COMPLETE"

@@ -109,7 +109,7 @@ def transform(
         carried=shared,
         head=name,
         chunks=(Z.chunks[0], (model.head(name).width,)),
-        meta=np.empty((0, 0), model.dtype),
+        meta=np.empty((0, 0), model.head(name).dtype),
     )
     return scores
 
@@ -166,7 +166,8 @@ def _aligned(diagonal: object, Z: "da.Array") -> "da.Array":
 def _score_block(block: Array, diagonal: Array | None = None, *, carried: Carried | Spilled, head: str) -> Array:
     what, scorer = "a block of rows", carried.scorer()
     if block.shape[0] == 0:
-        return np.empty((0, scorer.model.head(head).width), scorer.model.dtype)
+        found = scorer.model.head(head)
+        return np.empty((0, found.width), found.dtype)
     rows = double(as_rows(block, what))
     known = None if diagonal is None else diagonal[:, 0]
     with single_blas_thread():

@@ -71,9 +71,12 @@ class Head:
     @property
     def width(self) -> int:
         """Columns of the output."""
-        if links.is_scalar(self.link):
-            return 1
-        return self.columns if self.rotation is None else int(self.weights.shape[0])
+        return links.width(self.link, self.columns if self.rotation is None else int(self.weights.shape[0]))
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """What the output is of: int64 codes of classes, or what the weights are of."""
+        return links.result_dtype(self.link, self.weights.dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dkfm import formats, store, transfer
-from dkfm.chunks import Chunk, ZarrForm
+from dkfm.chunks import Chunk, Columns, ZarrForm
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.places import Place, at
 from dkfm.remote import Remote, Root
-from dkfm.tables import Columns, ParquetForm
+from dkfm.tables import ParquetForm
 from dkfm.tiling import count, row_slice
 
 __all__ = [
@@ -30,7 +30,10 @@ __all__ = [
 
 PARQUET = "parquet"
 
-_NAME_LENGTH, _MAX_MARKER = 100, 2**26
+Label = str | int | float
+"""Of a class."""
+
+_NAME_LENGTH = 100
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,11 @@ class Output:
         Of each head that is scored.
     rows, chunk_rows : int
     dtype : str
+        Of what the model computes in.
     model, input, settings : mapping of str to str or None
         Path and digest; name and stamp; what else makes the scores what they are.
+    classes : tuple of str, int, float or bool
+        What the codes of classes stand for, in their order; of a classifier alone.
     run : str
         The id that its creation gave it; a task of an earlier output at this path has another.
     """
@@ -58,6 +64,7 @@ class Output:
     model: Mapping[str, str]
     input: Mapping[str, str]
     settings: Mapping[str, str | None]
+    classes: tuple[Label, ...] = ()
     run: str = ""
 
     @property
@@ -69,9 +76,8 @@ class Output:
     def form(self) -> ParquetForm | ZarrForm:
         """How its chunks lie on disk."""
         if self.is_table:
-            return ParquetForm(self.place, self.columns, self.dtype, self.settings.get("id_column"))
-        outputs = tuple((columns.output, columns.width) for columns in self.columns)
-        return ZarrForm(self.place, outputs, self.chunk_rows, self.dtype)
+            return ParquetForm(self.place, self.columns, self.settings.get("id_column"))
+        return ZarrForm(self.place, self.columns, self.chunk_rows)
 
     @property
     def is_table(self) -> bool:
@@ -135,13 +141,14 @@ def lay(output: Output) -> None:
         name = f"{columns.output}/zarr.json"
         if name not in output.place.sizes([name]):
             shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
-            output.place.put(name, store.array_metadata(shape, chunks, output.dtype))
+            output.place.put(name, store.array_metadata(shape, chunks, columns.dtype))
 
 
 def about(output: Output) -> dict[str, object]:
     """Return the attributes of an output, as JSON."""
     return {
-        "outputs": [[columns.output, columns.width, columns.prefix] for columns in output.columns],
+        "outputs": [[columns.output, columns.width, columns.prefix, columns.dtype] for columns in output.columns],
+        "classes": list(output.classes),
         "rows": output.rows,
         "chunk_rows": output.chunk_rows,
         "dtype": output.dtype,
@@ -189,22 +196,24 @@ def read(root: Root) -> Output:
         info = place.array(columns.output)
         if info is None:
             continue  # a claim at a URL that was not followed by it: `lay` mends that
-        expected = (output.rows, columns.width), (output.chunk_rows, columns.width), output.dtype
+        expected = (output.rows, columns.width), (output.chunk_rows, columns.width), columns.dtype
         if (info.shape, info.chunks, info.dtype) != expected:
             raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")
     return output
 
 
 def _of_attributes(root: Root, own: Mapping[str, Any]) -> Output:
-    columns = tuple(Columns(_name(name), _count(width), _text(prefix)) for name, width, prefix in own["outputs"])
+    columns = tuple(_columns(*some) for some in own["outputs"])
     settings = {_text(key): None if value is None else _text(value) for key, value in own["settings"].items()}
     model, given = ({key: _text(own[part][key]) for key in keys} for part, keys in _TEXTS.items())
     rows, chunk_rows = _count(own["rows"]), _count(own["chunk_rows"])
-    if not columns or own["dtype"] not in ("float64", "float32") or chunk_rows > rows:
+    dtypes, precision = {some.dtype for some in columns}, _text(own["dtype"])
+    if precision not in ("float64", "float32") or not dtypes <= {precision, "int64"} or not dtypes or chunk_rows > rows:
         raise ValueError("a size or a type")
     if (settings.get("form") == PARQUET) != (own.get("form") == PARQUET):
         raise ValueError("its form")
-    return Output(root, columns, rows, chunk_rows, own["dtype"], model, given, settings, _text(own["run"]))
+    classes = tuple(map(_label, own["classes"]))
+    return Output(root, columns, rows, chunk_rows, precision, model, given, settings, classes, _text(own["run"]))
 
 
 _TEXTS = {"model": ("path", "digest"), "input": ("name", "stamp")}
@@ -213,6 +222,16 @@ _TEXTS = {"model": ("path", "digest"), "input": ("name", "stamp")}
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("a text")
+    return value
+
+
+def _columns(name: object, width: object, prefix: object, dtype: object) -> Columns:
+    return Columns(_name(name), _count(width), _text(prefix), _text(dtype))
+
+
+def _label(value: object) -> Label:
+    if not isinstance(value, str | int | float):
+        raise TypeError("a class")
     return value
 
 

@@ -40,6 +40,9 @@ _AT_ONCE = 10
 _STREAMED_ROWS = 64, 4096
 """Rows of a task that reads its weights from the store: for fewer it would be reading alone."""
 
+_LINK_COPIES = 6
+"""Of a product, which a link to classes or their chances makes: less its offset, exponentials, sums, shares."""
+
 _MAX_CHUNKS = 2**20
 """Receipts that one marker holds."""
 
@@ -216,7 +219,7 @@ def _checked(model: Model, outputs: Sequence[str], source: Source) -> list[Head]
         )
     for output in outputs:
         head = model.head(output)
-        if model.kernel.of_numbers and links.is_scalar(head.link):
+        if model.kernel.of_numbers and links.is_distance(head.link):
             raise InvalidInputError(
                 f"The {output} of a precomputed kernel needs k(z, z): use {output}(Z, diag=) in Python."
             )
@@ -271,7 +274,9 @@ def _plan(
     streamed: bool = False,
 ) -> Plan:
     n, rows, values, kernel = model.landmarks.shape[0], source.shape[0], source.row_values, model.kernel
-    chunks, size, width = tiling.count(rows, chunk_rows), model.dtype.itemsize, sum(head.width for head in heads)
+    chunks, size = tiling.count(rows, chunk_rows), model.dtype.itemsize
+    row_bytes = sum(head.width * head.dtype.itemsize for head in heads)
+    width = tiling.count(row_bytes, size)  # codes of classes are as wide as two float32
     if chunks > _MAX_CHUNKS:
         raise InvalidInputError(f"{rows} rows in {chunks} chunks are more than {_MAX_CHUNKS}; raise chunk_rows.")
     shared_read, beside = _reading(source, chunk_rows, piece_rows)
@@ -284,20 +289,20 @@ def _plan(
     beside += size * max(summed_values(n, head.columns) for head in heads)
     if streamed:
         beside += 3 * size * n * max(map(_panel, heads))
-    beside += size * width * (writing.pieces * piece_rows + writing.chunks * chunk_rows)
+    beside += row_bytes * (writing.pieces * piece_rows + writing.chunks * chunk_rows)
     task = budget.score_task_bytes(piece_rows, values, n, width, min(tile, piece_rows), blocks, product, size, beside)
     held, stored = stored_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
     return Plan(
         rows=rows,
         columns=source.shape[1],
-        width=width,
+        width=sum(head.width for head in heads),
         chunk_rows=chunk_rows,
         chunks=chunks,
         piece_rows=piece_rows,
         streamed=streamed,
         task_bytes=task,
         model_bytes=shared_read + budget.model_bytes(n, held, stored, kernel.copies, size),
-        chunk_bytes=size * chunk_rows * width,
+        chunk_bytes=row_bytes * chunk_rows,
         row_seconds=_row_seconds(model, heads, source),
         threads=threads,
     )
@@ -310,7 +315,9 @@ def _panel(head: Head) -> int:
 
 def _product_columns(head: Head) -> int:
     """Return the columns of what a head makes beside its output."""
-    return head.columns if head.rotation is not None or links.is_scalar(head.link) else 0
+    if head.link == links.IDENTITY:
+        return head.columns if head.rotation is not None else 0
+    return head.columns * (1 if links.is_distance(head.link) else _LINK_COPIES)
 
 
 def _reading(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from dkfm import completion, csr, journal, outputs, planning, preflight, tiling, transfer
+from dkfm.chunks import Columns
 from dkfm.clusters import find_client
 from dkfm.errors import DamagedStoreError, DkfmWarning, IncompleteStoreError, InvalidInputError
 from dkfm.executors import Executor, executor
@@ -30,11 +31,14 @@ from dkfm.record import Record, load_record
 from dkfm.remote import Remote, Root, at_url
 from dkfm.sources import MemorySource, Named, Source, open_source
 from dkfm.store import making
-from dkfm.tables import Columns, require_pyarrow
+from dkfm.tables import require_pyarrow
 from dkfm.tasks import Identified
 
 if TYPE_CHECKING:
     from distributed import Client
+
+_NAMED_BY_ESTIMATOR = ("features", "scores", "transform")
+"""Outputs whose columns `get_feature_names_out` names, where they are what a model is for."""
 
 __all__ = ["Job", "Request", "Savable", "known", "main_output", "prepared"]
 
@@ -157,7 +161,8 @@ def _wanted(
     target: Root, where: str, record: Record, names: list[str], given: Source, plan: Plan, request: Request
 ) -> Output:
     heads, main = record.model.heads, main_output(record.model)
-    prefixes = {name: record.estimator.lower() if name == main else name for name in names}
+    named = main in _NAMED_BY_ESTIMATOR
+    prefixes = {name: record.estimator.lower() if name == main and named else name for name in names}
     table = _is_table(target)
     if table:
         require_pyarrow()
@@ -165,7 +170,7 @@ def _wanted(
         raise InvalidInputError(f"id_column is kept in a table: name the output {target}.parquet.")
     if request.id_column is not None and not isinstance(given, Identified):
         raise InvalidInputError(f"id_column is of a table, and {given.name} is none.")
-    columns = tuple(Columns(name, heads[name].width, prefixes[name]) for name in names)
+    columns = tuple(Columns(name, heads[name].width, prefixes[name], heads[name].dtype.name) for name in names)
     if request.id_column in [name for some in columns for name in some.names]:
         raise InvalidInputError(f"The ids are called {request.id_column!r}, as a column of the scores is; rename it.")
     return Output(
@@ -183,6 +188,7 @@ def _wanted(
             "form": outputs.PARQUET if table else None,
             "chunk_rows": str(plan.chunk_rows),
         },
+        classes=record.classes,
     )
 
 

@@ -36,7 +36,7 @@ class Chunks:
     output: Output
     name: str
     shape: tuple[int, int]
-    dtype: np.dtype[np.floating]
+    dtype: np.dtype[np.generic]
     checksums: npt.NDArray[np.uint32]
     """Of each chunk, as its receipt says."""
     ndim: ClassVar[int] = 2
@@ -52,10 +52,10 @@ class Chunks:
         rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]), self.dtype)
         return rows[:, places[1]] if len(places) > 1 else rows
 
-    def _chunk(self, number: int) -> Array:
+    def _chunk(self, number: int) -> npt.NDArray[np.generic]:
         form = self.output.form
         assert isinstance(form, ZarrForm)  # noqa: S101  # of arrays; this tells the type checker
-        file = [name for name, _ in form.outputs].index(self.name)
+        file = [columns.output for columns in form.columns].index(self.name)
         values = form.values(self.output.chunk(number), file, int(self.checksums[number]))
         if values is None:
             raise DamagedStoreError(f"Chunk {number} of {self.output.root} is lost, or not what was written.")
@@ -102,8 +102,8 @@ def _chunks(output: Output, receipts: dict[int, Receipt], name: str | None) -> C
     names = [columns.output for columns in output.columns]
     file = names.index(_chosen(output, name))
     checksums = np.array([receipts[number].crc32c[file] for number in range(output.chunks)], np.uint32)
-    shape = output.rows, output.columns[file].width
-    return Chunks(output, names[file], shape, np.dtype(output.dtype), checksums)
+    columns = output.columns[file]
+    return Chunks(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
 
 
 def read_scores(output: Output, receipts: dict[int, Receipt], name: str, rows: slice) -> Array:

@@ -52,6 +52,16 @@ class Record:
     digest: str = ""
 
     @property
+    def classes(self) -> tuple[str | int | float, ...]:
+        """What the codes of a classifier stand for; none of another model."""
+        classes = self.fitted.get("classes")
+        if classes is None:
+            return ()
+        if not isinstance(classes, list) or not all(isinstance(label, str | int | float) for label in classes):
+            raise UnsupportedStoreError("The classes of a model are not what dkfm writes.")
+        return tuple(classes)
+
+    @property
     def feature_names(self) -> list[str] | None:
         """The names of the columns that it was fitted with; None where they had none."""
         names = self.fitted.get("feature_names")

@@ -68,7 +68,8 @@ def batch_score(
         damaged; anything else is refused.
     output : str or sequence of str, optional
         Which outputs of the model, all from one pass: by default "scores" of a KernelPCA, which has
-        "reconstruction_error" too, and "features" of a map, which has "residual".
+        "reconstruction_error" too, and "features" of a map, which has "residual". Of a classifier "predict": int64
+        codes of the classes that the attributes of the output list, -1 for a row that is invalid.
     client : distributed.Client, optional
         By default the current one, else threads of this process.
     on_invalid : {"raise", "nan"}

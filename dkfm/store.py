@@ -30,6 +30,7 @@ __all__ = [
     "array_metadata",
     "bytes_of",
     "complete",
+    "fill_value",
     "filling",
     "is_taken",
     "local_path",
@@ -200,7 +201,7 @@ def add_array(
         shape=shape,
         chunks=chunks,
         dtype=dtype,
-        fill_value=_fill(dtype),
+        fill_value=fill_value(dtype),
         filters=None,
         serializer=BytesCodec(endian="little"),
         compressors=[Crc32cCodec()],
@@ -216,7 +217,8 @@ def array_metadata(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) 
     return memory["array/zarr.json"].to_bytes()
 
 
-def _fill(dtype: str) -> float:
+def fill_value(dtype: str) -> float:
+    """Return what missing chunks of an array of `add_array` read as: NaN, of integers -1."""
     return -1 if dtype == "int64" else np.nan
 
 
@@ -280,7 +282,7 @@ def require_place(array: Path, info: formats.ArrayInfo, place: tuple[int, ...], 
 
 def filling(info: formats.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
     """Return values that stand for missing ones of an array."""
-    return np.full(shape, _fill(info.dtype), np.dtype(info.dtype).newbyteorder("<"))
+    return np.full(shape, fill_value(info.dtype), np.dtype(info.dtype).newbyteorder("<"))
 
 
 def sync_chunk(array: Path, place: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.chunks import Checked, Chunk, Contents, File, Piece, checksum_of, rows_with_nan
+from dkfm.chunks import Checked, Chunk, Columns, Contents, File, Piece, checksum_of, invalid_rows
 from dkfm.errors import MissingExtraError
 from dkfm.places import Place
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile, ParquetWriter
 
-__all__ = ["Columns", "ParquetForm", "file_name", "require_pyarrow"]
+__all__ = ["ParquetForm", "file_name", "require_pyarrow"]
 
 
 def require_pyarrow() -> None:
@@ -37,26 +37,11 @@ def file_name(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The columns that one output has in a table."""
-
-    output: str
-    width: int
-    prefix: str
-
-    @property
-    def names(self) -> list[str]:
-        """Return a name for each; that of the output itself where it is one."""
-        return [self.output] if self.prefix == self.output else [f"{self.prefix}{i}" for i in range(self.width)]
-
-
-@dataclass(frozen=True)
 class ParquetForm:
     """A file of Parquet for each chunk, not compressed, a checksum in each page; of the same rows the same bytes."""
 
     place: Place
     columns: tuple[Columns, ...]
-    dtype: str
     id_column: str | None = None
 
     @property
@@ -81,14 +66,14 @@ class ParquetForm:
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
-        invalid, values = [np.zeros(0, np.bool_)], [name for columns in self.columns for name in columns.names]
+        invalid = [np.zeros(0, np.bool_)]
         try:
             with ParquetFile(opened, page_checksum_verification=True) as table:
                 schema = table.schema_arrow
                 if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _about(chunk):
                     return None
                 for group in range(table.num_row_groups):
-                    invalid.append(self._invalid(table, group, values))
+                    invalid.append(self._invalid(table, group))
             opened.seek(0)
             checksum, size, _ = checksum_of(opened)
             found = Contents(checksum, size, np.concatenate(invalid))
@@ -96,14 +81,17 @@ class ParquetForm:
             return None
         return found if len(found.invalid) == chunk.rows else None
 
-    def _invalid(self, table: "ParquetFile", group: int, names: list[str]) -> npt.NDArray[np.bool_]:
+    def _invalid(self, table: "ParquetFile", group: int) -> npt.NDArray[np.bool_]:
+        import pyarrow as pa
+
         rows = table.read_row_group(group)
         invalid = np.zeros(rows.num_rows, np.bool_)
-        for name in names:
-            column = rows.column(name)
-            if str(column.type) != {"float64": "double", "float32": "float"}[self.dtype] or column.null_count:
-                raise ValueError(f"The column {name} is not one of scores.")
-            invalid |= np.isnan(column.to_numpy())
+        for columns in self.columns:
+            for name in columns.names:
+                column = rows.column(name)
+                if column.type != pa.from_numpy_dtype(np.dtype(columns.dtype)) or column.null_count:
+                    raise ValueError(f"The column {name} is not one of scores.")
+                invalid |= invalid_rows(column.to_numpy()[:, np.newaxis])
         return invalid
 
     def end(self, crc32c: int) -> bytes:
@@ -114,9 +102,10 @@ class ParquetForm:
         """Return the columns of a file."""
         import pyarrow as pa
 
-        kind = pa.from_numpy_dtype(np.dtype(self.dtype))
         fields = [] if self.id_column is None else [pa.field(self.id_column, ids)]
-        fields += [pa.field(name, kind, nullable=False) for columns in self.columns for name in columns.names]
+        for columns in self.columns:
+            kind = pa.from_numpy_dtype(np.dtype(columns.dtype))
+            fields += [pa.field(name, kind, nullable=False) for name in columns.names]
         return pa.schema(fields, metadata={b"dkfm": _about(chunk)})
 
 
@@ -151,7 +140,7 @@ class _TableFile:
         columns = [pa.array(values[:, i]) for values in scores for i in range(values.shape[1])]
         table = pa.Table.from_arrays([*([] if piece.ids is None else [piece.ids]), *columns], schema=schema)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-        self._invalid.append(np.logical_or.reduce([rows_with_nan(values) for values in scores]))
+        self._invalid.append(np.logical_or.reduce([invalid_rows(values) for values in scores]))
 
     def end(self) -> None:
         """Write the footer."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import apply, chunks, completion, outputs, tiling
+from dkfm import apply, chunks, completion, links, outputs, tiling
 from dkfm.ahead import one_ahead
 from dkfm.chunks import Piece
 from dkfm.clusters import worker_name
@@ -123,19 +123,19 @@ def _score_all(scorer: apply.Scorer, names: list[str], Z: Rows, source: Source, 
 
 
 def _score_valid(scorer: apply.Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
-    """Return the scores of rows, NaN for those that have none."""
+    """Return the scores of rows, NaN, or no code, for those that have none."""
     valid, rows = finite_rows(Z)
     with np.errstate(over="ignore", invalid="ignore"):
         scores = scorer.several(names, rows)
     valid &= _finite(scores.values())
     for values in scores.values():
-        values[~valid] = np.nan
+        values[~valid] = links.NO_CODE if values.dtype.kind == "i" else np.nan
     return scores
 
 
 def _finite(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
     """Return which rows are finite in all of some scores."""
-    finite: npt.NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(values).all(axis=1) for values in scores])
+    finite: npt.NDArray[np.bool_] = np.logical_and.reduce([links.is_valid(values) for values in scores])
     return finite
 
 

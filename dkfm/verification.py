@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dkfm import completion, dense, outputs, tiling, transfer
+from dkfm import completion, dense, links, outputs, tiling, transfer
 from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
 from dkfm.executors import executor
 from dkfm.job import run
@@ -154,8 +154,10 @@ def _worst(output: Output, receipts: dict[int, Receipt], model: Model, source: S
         found = np.asarray(read_scores(output, receipts, columns.output, rows), np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             expected, allowed = dense.scores(model, columns.output, double(clean))
-            lost = ~(valid & np.isfinite(expected).all(axis=1))
+            lost = ~(valid & links.is_valid(expected))
             shares = np.abs(found - expected) / allowed
+        if columns.dtype == "int64":
+            found[found < 0] = np.nan
         bad = np.where(np.isnan(found).any(axis=1), ~lost, lost | ~(shares <= 1).all(axis=1))
         if bad.any():
             row = rows.start + int(bad.argmax())

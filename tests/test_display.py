@@ -93,7 +93,7 @@ def test_a_fitted_map_shows_its_rank_certificate_bytes_and_kernel(rows):
     assert page.cells["kernel"] == repr(phi.kernel_)
     assert "median" not in page.cells["kernel"]
     assert page.cells["rank"] == str(phi.rank_)
-    assert page.cells["output"] == f"{phi.rank_} features"
+    assert page.cells["outputs"] == f"features ({phi.rank_}), residual (1)"
     assert page.cells["landmarks"] == f"{phi.model_.landmarks.shape[0]} x 3"
     assert page.cells["certificate"] == str(phi.certificate_)
     assert page.cells["precision"] == "float32"
@@ -105,9 +105,19 @@ def test_fitted_components_show_how_many_they_are_and_that_rows_are_sparse(rows)
     import scipy.sparse
 
     page = card_of(dkfm.KernelPCA(2).fit(scipy.sparse.csr_array(rows))._repr_html_())
-    assert page.cells["output"] == "2 scores"
+    assert page.cells["outputs"].startswith("scores (2), ")
     assert page.cells["landmarks"] == "60 x 3, sparse"
     assert "rank" not in page.cells
+
+
+def test_a_folded_model_shows_its_outputs_and_what_folding_rounds(rows):
+    phi = dkfm.ExactFeatureMap(Gaussian(2.0)).fit(rows)
+    folded = dkfm.fold(phi, RidgeClassifier().fit(phi.transform(rows), rows[:, 0] > 0))
+    page = card_of(folded._repr_html_())
+    assert page.caption == "Folded, fitted"
+    assert "decision_function (1)" in page.cells["outputs"]
+    assert page.cells["rounding"] == f"{folded.rounding_:.1e} of the spread of the outputs"
+    assert "certificate" not in page.cells
 
 
 def test_a_saved_or_loaded_estimator_shows_where_until_it_is_fitted_again(rows, tmp_path):

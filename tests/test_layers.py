@@ -23,6 +23,7 @@ FLOORS = [
         "cholesky",
         "lanczos",
         "pca",
+        "affine",
         "preimage",
         "sweep",
         "certificate",

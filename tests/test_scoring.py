@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import apply, chunks, completion, files, kernels, outputs, planning, record, store, tasks
+from dkfm import apply, chunks, completion, files, kernels, links, outputs, planning, record, store, tasks
+from dkfm.chunks import Columns
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
@@ -30,8 +31,8 @@ from dkfm.errors import (
     StoreExistsError,
     UnsupportedStoreError,
 )
+from dkfm.model import Head, Model
 from dkfm.sources import MemorySource, ZarrSource, open_source
-from dkfm.tables import Columns
 from dkfm.workers import single_blas_thread
 
 
@@ -62,7 +63,7 @@ def write(output, number, values):
 def begun(root, rows, width, chunk_rows):
     """Make an output without chunks."""
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
-    columns = (Columns("scores", width, "kernelpca"),)
+    columns = (Columns("scores", width, "kernelpca", "float64"),)
     return outputs.create(outputs.Output(root, columns, rows, chunk_rows, "float64", *about), overwrite=False)
 
 
@@ -362,21 +363,20 @@ MEMORY = [
 ]
 
 
-@pytest.mark.parametrize("kernel", MEMORY, ids=repr)
-def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_path, rng, monkeypatch):
+def measured(model, names, folder, rng, monkeypatch):
+    """Return the plan of a job, and the bytes that a prepared model and then a task of it took."""
     import tracemalloc
 
-    from dkfm import apply
-    from dkfm.model import Head, Model
-
-    n, d, width = 4000, 60, 20
-    model = Model(kernel, rng.normal(size=(n, d)), {"scores": Head(rng.normal(size=(n, width)))})
-    zarr.create_array(tmp_path / "z.zarr", data=rng.normal(size=(3000, d)), chunks=(1000, d))
-    source = open_source(tmp_path / "z.zarr")
-    job = planning.plan(model, ["scores"], source, 1500)
+    d = model.landmarks.shape[1]
+    zarr.create_array(folder / "z.zarr", data=rng.normal(size=(3000, d)), chunks=(1000, d))
+    source = open_source(folder / "z.zarr")
+    job = planning.plan(model, names, source, 1500)
     with single_blas_thread():
-        kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
-    output = begun(tmp_path / "out", 3000, width, 1500)
+        model.kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
+        apply.prepare(model).several(names, np.ones((1, d)))
+    columns = tuple(Columns(name, model.head(name).width, name, model.head(name).dtype.name) for name in names)
+    about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
+    output = outputs.create(outputs.Output(folder / "out", columns, 3000, 1500, "float64", *about), overwrite=False)
     tracemalloc.start()
     try:
         scorer = apply.prepare(model)
@@ -385,11 +385,26 @@ def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_pa
         work = tasks.Work("", "", (), False, source, job.piece_rows, output, on_invalid="raise")
         with ThreadPoolExecutor(1) as fresh:  # this thread may have a buffer from before
             fresh.submit(tasks.score_chunk, work, 0).result()
-        peak = tracemalloc.get_traced_memory()[1]
+        return job, kept, tracemalloc.get_traced_memory()[1] - kept
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kernel", MEMORY, ids=repr)
+def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_path, rng, monkeypatch):
+    model = Model(kernel, rng.normal(size=(4000, 60)), {"scores": Head(rng.normal(size=(4000, 20)))})
+    job, kept, peak = measured(model, ["scores"], tmp_path, rng, monkeypatch)
     assert kept + model.nbytes <= job.model_bytes + 100_000  # a few small objects
-    assert peak - kept <= job.task_bytes <= 3 * (peak - kept)
+    assert peak <= job.task_bytes <= 3 * peak
+
+
+@pytest.mark.parametrize("link", [links.ARGMAX, links.SIGMOID, links.SOFTMAX, links.MODIFIED_HUBER])
+def test_the_memory_of_a_task_of_many_classes_is_at_most_what_was_planned(link, tmp_path, rng, monkeypatch):
+    W, b = rng.normal(size=(1000, 800)), rng.normal(size=800)
+    heads = {"decision": Head(W, b), "outcome": Head(W, b, link=link)}
+    model = Model(kernels.Gaussian(3.0), rng.normal(size=(1000, 10)), heads)
+    job, _, peak = measured(model, list(heads), tmp_path, rng, monkeypatch)
+    assert peak <= job.task_bytes <= 3 * peak
 
 
 def test_a_chunk_that_is_too_large_is_cut_evenly_and_counted_once_a_process(fitted, tmp_path):

@@ -7,16 +7,21 @@ from dkfm import transfer
 from dkfm.errors import StoreError, UnsupportedStoreError, reason
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
+from dkfm.estimators.folded import Folded, FoldedTransformer
+from dkfm.estimators.folding import fold
 from dkfm.estimators.kernel_pca import KernelPCA
+from dkfm.estimators.serving import Serving
 from dkfm.kernels.trust import as_trusted
 from dkfm.places import root_of
 
-__all__ = ["ExactFeatureMap", "KernelEstimator", "KernelPCA", "load"]
+__all__ = ["ExactFeatureMap", "Folded", "FoldedTransformer", "KernelEstimator", "KernelPCA", "Serving", "fold", "load"]
 
-_REGISTRY: dict[str, type[KernelEstimator]] = {"ExactFeatureMap": ExactFeatureMap, "KernelPCA": KernelPCA}
+_REGISTRY: dict[str, type[KernelEstimator | Folded]] = {
+    kind.__name__: kind for kind in (ExactFeatureMap, KernelPCA, Folded, FoldedTransformer)
+}
 
 
-def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
+def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator | Folded:
     """Load a fitted estimator that `save` wrote; a stranger's store is data, never code.
 
     Parameters
@@ -28,7 +33,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator:
 
     Returns
     -------
-    ExactFeatureMap or KernelPCA
+    ExactFeatureMap, KernelPCA or Folded
 
     Raises
     ------

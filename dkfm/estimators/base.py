@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import numpy as np
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm import apply, lazy, transfer
+from dkfm import apply
 from dkfm.certificate import Certificate, Verification
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.shown import Shown
 from dkfm.estimators.training import Points, Training, training
+from dkfm.estimators.transforming import Transforming
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.precomputed import Precomputed
-from dkfm.kernels.rows import Array, Rows, as_diagonal, as_rows, double
+from dkfm.kernels.rows import Array, Rows, as_rows, double
 from dkfm.model import Model
-from dkfm.places import root_of
 from dkfm.record import Record
-from dkfm.workers import threads_of_a_task
 
 if TYPE_CHECKING:
-    import dask.array as da
-    import dask.dataframe as dd
     from sklearn.utils import Tags
 
 __all__ = ["KernelEstimator", "precision"]
@@ -47,29 +41,15 @@ def precision(dtype: object) -> np.dtype[np.floating]:
     return found
 
 
-class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Shown):  # type: ignore[misc]  # scikit-learn has no types
-    """Of arrays in memory: what it returns is what `set_output` asks for."""
-
-    def transform(self, X: object) -> Array:
-        return self._score(self._output, X)  # type: ignore[no-any-return]  # of the subclass
-
-    def fit_transform(self, X: object, y: object = None) -> Array:
-        return self._of_training(X)  # type: ignore[no-any-return]  # of the subclass
-
-
-class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore[call-arg]  # lazy results stay lazy: `set_output` wraps those of _Transformer
+class KernelEstimator(Transforming):
     """Base of the estimators: a kernel, training rows, and a model fitted to them."""
 
     kernel: KernelSpec
     kernel_params: Mapping[str, object] | None
-    workspace: str | Path | None
     tile_rows: int | None
     on_indefinite: str
     progress: bool
-    model_: Model
     certificate_: Certificate
-    n_features_in_: int
-    _serving: _Served
     _fitted_as: dict[str, object]
     """The parameters that a store keeps, as they were at fit."""
 
@@ -114,102 +94,8 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
             self.__dict__.pop(f"{name}_", None)  # of a fit before
         for name, value in fitted.items():
             setattr(self, f"{name}_", value)
-        self.model_ = model
-        self._lies_at = None
         self._fitted_as = dict(parameters)
-        self._serving = _Served(model)
-
-    @property
-    def kernel_(self) -> Kernel:
-        """The kernel as fitted, every parameter resolved."""
-        return self.model_.kernel
-
-    @property
-    def _n_features_out(self) -> int:
-        return self.model_.head(self._output).width
-
-    def transform(self, X: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
-        """Return the output of the fitted model for rows X.
-
-        Parameters
-        ----------
-        X : array-like, scipy.sparse array, dask array or dask data frame of shape (n, d)
-            For a precomputed kernel the values k(z, x) of each row z, (n, N). The columns of a dask data frame are
-            taken by the names that `fit` saw, if it saw any.
-
-        Returns
-        -------
-        ndarray of shape (n, width), in the precision of the model
-            Or what `set_output` asks for. Lazily, of a dask array a dask array with its row chunks, and of a dask data
-            frame one with its index; these are what they are whatever `set_output` asks for.
-
-        Raises
-        ------
-        InvalidInputError
-            Rows that are not finite real numbers, or another number of columns than in fit.
-        """
-        return self._lazily(self._output, X) if hasattr(X, "__dask_graph__") else super().transform(X)
-
-    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
-        """Fit, and return the output for the training rows: see `fit` and `transform`."""
-        self.fit(X, y, **fit_params)
-        return self.transform(X) if hasattr(X, "__dask_graph__") else super().fit_transform(X)
-
-    def _of_training(self, X: object) -> Array:
-        """Return the output for the rows of the fit."""
-        return self._score(self._output, X)
-
-    def _of_similarity(self, output: str, X: object, diag: object) -> Array | da.Array:
-        """Return an output that needs k(z, z), one number a row."""
-        check_is_fitted(self, "model_")
-        if self.kernel_.of_numbers != (diag is not None):
-            raise InvalidInputError(
-                f"{output} needs k(z, z) as diag, for a precomputed kernel does not know it."
-                if diag is None
-                else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
-            )
-        if not hasattr(X, "__dask_graph__"):
-            return self._score(output, X, diag)[:, 0]
-        found = self._lazily(output, X, diag)
-        lazily: da.Array = found[output] if hasattr(found, "columns") else found[:, 0]
-        return lazily
-
-    def _lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
-        check_is_fitted(self, "model_")
-        if hasattr(X, "map_blocks"):
-            return lazy.transform(self._carried(), self.model_, output, cast("da.Array", X), diagonal)
-        if not hasattr(X, "map_partitions") or getattr(X, "ndim", 0) != 2:
-            raise InvalidInputError(
-                "Of dask's collections arrays and data frames are transformed, and this is neither."
-            )
-        frame, names = cast("dd.DataFrame", X), getattr(self, "feature_names_in_", None)
-        missing = [] if names is None else [name for name in names if name not in frame.columns]
-        if missing:
-            raise InvalidInputError(
-                f"The data frame lacks {missing[0]!r}, which fit saw ({len(missing)} such columns)."
-            )
-        if names is None and len(frame.columns) != self.model_.columns:
-            raise InvalidInputError(
-                f"The data frame has {len(frame.columns)} columns and the model was fitted with {self.model_.columns}."
-            )
-        columns = list(self.get_feature_names_out()) if output == self._output else [output]
-        if diagonal is not None:
-            raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
-        rows = frame if names is None else frame[list(names)]
-        return lazy.transform_frame(self._carried(), self.model_, output, rows, columns)
-
-    def _score(self, output: str, X: object, diagonal: object = None) -> Array:
-        check_is_fitted(self, "model_")
-        rows = double(as_rows(X))
-        expected = self.model_.columns
-        if rows.shape[1] != expected:
-            raise InvalidInputError(
-                f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as input."
-            )
-        validate_data(self, X, reset=False, skip_check_array=True)
-        known = None if diagonal is None else as_diagonal(diagonal, rows.shape[0])
-        with threads_of_a_task():
-            return apply.finite_scores(self._scorer(), output, rows, "X", diagonal=known)
+        self._serve(model)
 
     def get_params(self, deep: bool = True) -> dict[str, object]:
         """Return the parameters, and those of the kernel as ``kernel__<name>``: a grid search may go over them."""
@@ -231,30 +117,6 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
         elif values and not hasattr(kernel, "set_params"):
             raise InvalidInputError(f"{kernel!r} is no kernel with parameters, such as {sorted(values)}.")
         return cast("Self", super().set_params(**params))
-
-    def _scorer(self) -> apply.Scorer:
-        return self._served().scorer
-
-    def _carried(self) -> lazy.Carried | lazy.Spilled:
-        served = self._served()
-        if served.carried is None:
-            served.carried = lazy.carry(self._record(), self.workspace)
-        return served.carried
-
-    def _served(self) -> _Served:
-        if self._serving.model is not self.model_:
-            self._serving = _Served(self.model_)
-        return self._serving
-
-    def __getstate__(self) -> dict[str, object]:
-        # What serves this process is not for another; a copy makes its own.
-        state: dict[str, object] = super().__getstate__()
-        return {key: value for key, value in state.items() if key != "_serving"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)
-        if "model_" in state:
-            self._serving = _Served(self.model_)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -305,27 +167,6 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
         """Return the verification with new points."""
         raise InvalidInputError("Components are measured on their training rows alone; give no other points.")
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the fitted estimator to a Zarr store, without pickle; `dkfm.load` reads it.
-
-        Parameters
-        ----------
-        path : str or Path
-            Or a URL of fsspec's, such as ``s3://bucket/model``. Must not exist, or be empty.
-        overwrite : bool
-            Whether a model of dkfm's that is there is replaced; nothing else ever is.
-
-        Raises
-        ------
-        StoreExistsError
-            Something is there; it is left untouched.
-        KernelError
-            The kernel is a class of yours, or a function that no other process could import.
-        """
-        check_is_fitted(self, "model_")
-        transfer.save(path, self._record(), overwrite=overwrite)
-        self._lies_at = str(root_of(path))
-
     def _record(self) -> Record:
         fitted: dict[str, object] = {
             "certificates": {n: asdict(vars(self)[f"{n}_"]) for n in self._certificates if f"{n}_" in vars(self)},
@@ -356,18 +197,6 @@ class KernelEstimator(_Transformer, auto_wrap_output_keys=None):  # type: ignore
         if names:
             estimator.feature_names_in_ = np.asarray(names, dtype=object)
         return estimator
-
-
-class _Served:
-    """What serves a fitted model in this process: prepared landmarks, and what a graph carries, when first needed."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.carried: lazy.Carried | lazy.Spilled | None = None
-
-    @cached_property
-    def scorer(self) -> apply.Scorer:
-        return apply.serve(self.model)
 
 
 def _plain(value: object) -> object:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
 
 from dkfm import budget, display
-from dkfm.certificate import Certificate
 from dkfm.model import Model
 
 __all__ = ["Shown"]
@@ -19,9 +17,6 @@ class Shown(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """An estimator with a model, drawn as scikit-learn draws estimators, a table of the model below."""
 
     model_: Model
-    certificate_: Certificate
-    _output: ClassVar[str]
-    """The head of `transform`."""
     _lies_at: str | None = None
     """Where `save` put what is fitted, or `load` found it."""
 
@@ -42,11 +37,16 @@ class Shown(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         model = self.model_
         rows, columns = model.landmarks.shape[0], model.columns
         kept = "" if isinstance(model.landmarks, np.ndarray) else ", sparse"
+        known, fitted = vars(self), {}
+        if "certificate_" in known:
+            fitted["certificate"] = str(known["certificate_"])
+        if "rounding_" in known:
+            fitted["rounding"] = f"{known['rounding_']:.1e} of the spread of the outputs"
         facts = {
-            "output": f"{model.head(self._output).width:,} {self._output}",
+            "outputs": ", ".join(f"{name} ({head.width:,})" for name, head in model.heads.items()),
             "rank": f"{self.rank_:,}" if hasattr(self, "rank_") else "",
             "landmarks": f"{rows:,} x {columns:,}{kept}",
-            "certificate": str(self.certificate_),
+            **fitted,
             "precision": str(model.dtype),
             "size": f"{budget.told(model.nbytes)} in memory",
             "saved as": self._lies_at or "",

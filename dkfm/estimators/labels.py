@@ -1,0 +1,68 @@
+"""Labels of classes: from what a user gives to codes, and into a store without pickle."""
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils import assert_all_finite, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+
+from dkfm.errors import InvalidInputError, InvalidTypeError, UnsupportedStoreError, reason
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+__all__ = ["Labels", "from_record", "labels_of", "to_record"]
+
+Labels = npt.NDArray[np.generic]
+
+_KINDS = {"b": bool, "i": int, "u": int, "f": float, "U": str, "O": str}
+"""Of NumPy's kinds of labels, what one is in JSON."""
+
+
+def labels_of(y: object, n: int, name: str) -> Labels:
+    """Return the labels (n,) of n training rows, or raise.
+
+    Parameters
+    ----------
+    y : array-like, or dask array or series, of shape (n,)
+    n : int
+    name : str
+        Of the estimator.
+    """
+    if y is None:
+        raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a label a row.")
+    try:
+        found = column_or_1d(cast("da.Array", y).compute() if hasattr(y, "__dask_graph__") else y, warn=True)
+        assert_all_finite(found, input_name="y")
+        check_classification_targets(found)
+    except ValueError as error:
+        raise InvalidInputError(f"y must be a label a row: {reason(error)}.") from None
+    if len(found) != n:
+        raise InvalidInputError(f"y has {len(found)} labels and X has {n} rows; each row has one.")
+    if found.dtype.kind not in _KINDS or (found.dtype.kind == "O" and not all(isinstance(v, str) for v in found)):
+        raise InvalidTypeError(f"Labels are whole numbers, floats, bools or words, and these are of {found.dtype}.")
+    return cast("Labels", found)
+
+
+def to_record(classes: Labels) -> dict[str, object]:
+    """Return what a store keeps of the classes, as plain JSON values."""
+    words = classes.dtype.kind in "UO"
+    return {"classes": classes.tolist(), "classes_dtype": classes.dtype.kind if words else classes.dtype.name}
+
+
+def from_record(fitted: "dict[str, object]", count: int) -> Labels:
+    """Return so many classes (C,) of what a store keeps, ascending, or raise."""
+    values, dtype = fitted.get("classes"), fitted.get("classes_dtype")
+    try:
+        kind = np.dtype(str(dtype))
+        expected = _KINDS[kind.kind]
+        if not isinstance(values, list) or any(type(value) is not expected for value in values):
+            raise UnsupportedStoreError("The classes of this model are not what dkfm writes.")
+        classes = np.array(values, kind if kind.kind != "U" else None)
+        ascending = bool((classes[1:] > classes[:-1]).all())
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise UnsupportedStoreError("The classes of this model are not what dkfm writes.") from None
+    if len(classes) != count or not ascending:
+        raise UnsupportedStoreError(f"This model has outputs for {count} classes, and other names for them.")
+    return classes

@@ -1,0 +1,166 @@
+"""What serves a fitted model: arrays and dask arrays through any of its outputs, and into a store."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dkfm import apply, lazy, transfer
+from dkfm.errors import InvalidInputError
+from dkfm.estimators.shown import Shown
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.rows import Array, as_diagonal, as_rows, double
+from dkfm.model import Model
+from dkfm.places import root_of
+from dkfm.record import Record
+from dkfm.workers import threads_of_a_task
+
+if TYPE_CHECKING:
+    import dask.array as da
+    import dask.dataframe as dd
+
+__all__ = ["Serving"]
+
+
+class Serving(Shown):
+    """An estimator with a model, which it scores with and saves."""
+
+    workspace: str | Path | None
+    n_features_in_: int
+    _serving: _Served
+
+    @property
+    def kernel_(self) -> Kernel:
+        """The kernel as fitted, every parameter resolved."""
+        return self.model_.kernel
+
+    def _serve(self, model: Model) -> None:
+        """Score with this model from now on."""
+        self.model_ = model
+        self._lies_at = None
+        self._serving = _Served(model)
+
+    def _record(self) -> Record:
+        """Return what a store keeps of it."""
+        raise AssertionError("every estimator keeps something")
+
+    def _columns_of(self, output: str) -> list[str]:
+        """Return the names of the columns of an output."""
+        width = self.model_.head(output).width
+        return [output] if width == 1 else [f"{output}{i}" for i in range(width)]
+
+    def _of_similarity(self, output: str, X: object, diag: object) -> Array | da.Array:
+        """Return an output that needs k(z, z), one number a row."""
+        check_is_fitted(self, "model_")
+        if self.kernel_.of_numbers != (diag is not None):
+            raise InvalidInputError(
+                f"{output} needs k(z, z) as diag, for a precomputed kernel does not know it."
+                if diag is None
+                else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
+            )
+        if not hasattr(X, "__dask_graph__"):
+            return self._score(output, X, diag)[:, 0]
+        found = self._lazily(output, X, diag)
+        lazily: da.Array = found[output] if hasattr(found, "columns") else found[:, 0]
+        return lazily
+
+    def _lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
+        check_is_fitted(self, "model_")
+        if hasattr(X, "map_blocks"):
+            return lazy.transform(self._carried(), self.model_, output, cast("da.Array", X), diagonal)
+        if not hasattr(X, "map_partitions") or getattr(X, "ndim", 0) != 2:
+            raise InvalidInputError(
+                "Of dask's collections arrays and data frames are transformed, and this is neither."
+            )
+        frame, names = cast("dd.DataFrame", X), getattr(self, "feature_names_in_", None)
+        missing = [] if names is None else [name for name in names if name not in frame.columns]
+        if missing:
+            raise InvalidInputError(
+                f"The data frame lacks {missing[0]!r}, which fit saw ({len(missing)} such columns)."
+            )
+        if names is None and len(frame.columns) != self.model_.columns:
+            raise InvalidInputError(
+                f"The data frame has {len(frame.columns)} columns and the model was fitted with {self.model_.columns}."
+            )
+        columns = self._columns_of(output)
+        if diagonal is not None:
+            raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
+        rows = frame if names is None else frame[list(names)]
+        return lazy.transform_frame(self._carried(), self.model_, output, rows, columns)
+
+    def _of(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
+        """Return any output of rows X (n, d) as (n, width), of dask collections lazily."""
+        return self._lazily(output, X) if hasattr(X, "__dask_graph__") else self._score(output, X)
+
+    def _score(self, output: str, X: object, diagonal: object = None) -> Array:
+        check_is_fitted(self, "model_")
+        rows = double(as_rows(X))
+        expected = self.model_.columns
+        if rows.shape[1] != expected:
+            raise InvalidInputError(
+                f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as input."
+            )
+        validate_data(self, X, reset=False, skip_check_array=True)
+        known = None if diagonal is None else as_diagonal(diagonal, rows.shape[0])
+        with threads_of_a_task():
+            return apply.finite_scores(self._scorer(), output, rows, "X", diagonal=known)
+
+    def _scorer(self) -> apply.Scorer:
+        return self._served().scorer
+
+    def _carried(self) -> lazy.Carried | lazy.Spilled:
+        served = self._served()
+        if served.carried is None:
+            served.carried = lazy.carry(self._record(), self.workspace)
+        return served.carried
+
+    def _served(self) -> _Served:
+        if self._serving.model is not self.model_:
+            self._serving = _Served(self.model_)
+        return self._serving
+
+    def __getstate__(self) -> dict[str, object]:
+        # What serves this process is not for another; a copy makes its own.
+        state: dict[str, object] = super().__getstate__()
+        return {key: value for key, value in state.items() if key != "_serving"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        if "model_" in state:
+            self._serving = _Served(self.model_)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the fitted estimator to a Zarr store, without pickle; `dkfm.load` reads it.
+
+        Parameters
+        ----------
+        path : str or Path
+            Or a URL of fsspec's, such as ``s3://bucket/model``. Must not exist, or be empty.
+        overwrite : bool
+            Whether a model of dkfm's that is there is replaced; nothing else ever is.
+
+        Raises
+        ------
+        StoreExistsError
+            Something is there; it is left untouched.
+        KernelError
+            The kernel is a class of yours, or a function that no other process could import.
+        """
+        check_is_fitted(self, "model_")
+        transfer.save(path, self._record(), overwrite=overwrite)
+        self._lies_at = str(root_of(path))
+
+
+class _Served:
+    """What serves a fitted model in this process: prepared landmarks, and what a graph carries, when first needed."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.carried: lazy.Carried | lazy.Spilled | None = None
+
+    @cached_property
+    def scorer(self) -> apply.Scorer:
+        return apply.serve(self.model)
