@@ -134,7 +134,7 @@ def test_ridge_regression_of_features_is_kernel_ridge_regression(tmp_path):
     printed = run("12_kernel_ridge.py", tmp_path, 300)
     assert number(printed, "scikit-learn's KernelRidge   root mean squared error") < 0.1
     differences = [float(found) for found in re.findall(r"at most (\S+)$", printed, re.M)]
-    assert len(differences) == 2
+    assert len(differences) == 3
     assert max(differences) < 1e-9
 
 
