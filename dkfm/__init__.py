@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dkfm import kernels
-    from dkfm.estimators import ExactFeatureMap, KernelPCA, fold, load
+    from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
     from dkfm.gram import build_gram
     from dkfm.planning import Plan
     from dkfm.readers import iter_scores, open_scores
@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ExactFeatureMap",
+    "KernelFisher",
     "KernelPCA",
     "Plan",
     "ScoreReport",
@@ -36,6 +37,7 @@ __all__ = [
 
 _HOMES = {
     "ExactFeatureMap": "dkfm.estimators",
+    "KernelFisher": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
     "Plan": "dkfm.planning",
     "ScoreReport": "dkfm.report",

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-__all__ = ["components", "find_modules", "listed", "parameters"]
+__all__ = ["components", "find_modules", "listed", "parameters", "shrinkage"]
 
 
 def parameters(values: tuple[str, ...]) -> dict[str, object]:
@@ -33,6 +33,14 @@ def components(context: click.Context, parameter: click.Parameter, text: str | N
     if number is None or (isinstance(number, int) and number >= 1) or (isinstance(number, float) and 0 < number < 1):
         return number
     raise click.BadParameter(f"{text} is no number of components, nor a share of variance below 1.")
+
+
+def shrinkage(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
+    """Return a ridge, or "auto"."""
+    number = None if text is None else _number(text)
+    if number is None or number == "auto" or isinstance(number, float | int):
+        return number
+    raise click.BadParameter(f'{text} is no number, nor "auto".')
 
 
 def find_modules(*functions: str) -> None:

@@ -10,14 +10,23 @@ from math import isnan
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import sweep
+from dkfm import links, sweep
 from dkfm.apply import Scorer
 from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
 from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head
 
-__all__ = ["Certificate", "Verification", "of_axes", "of_components", "of_map", "spread"]
+__all__ = [
+    "Certificate",
+    "Verification",
+    "of_axes",
+    "of_combinations",
+    "of_components",
+    "of_discriminants",
+    "of_map",
+    "spread",
+]
 
 _SAMPLE = 512
 
@@ -218,6 +227,93 @@ def of_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows]) -> Certifi
     expected, sizes = np.vstack([np.diag((mu > 0).astype(np.float64)), offset]), np.sqrt(mu)
     scale = np.outer(np.append(sizes, sizes[0]), sizes)
     return _compare(products * scale, expected * scale, np.append(mu, mu[0]), mu)
+
+
+def of_discriminants(
+    score: Scorer,
+    name: str,
+    tiles: Iterable[Rows],
+    indicators: Array,
+    expected: tuple[Array, Array],
+    ridge: float,
+) -> Certificate:
+    """Compare the covariance within the classes, and the class means, of outputs for the training rows with T'T and M.
+
+    Parameters
+    ----------
+    score : Scorer
+    name : str
+        Of a head of combinations T (q, p) of discriminants; its link is left out.
+    tiles : iterable of ndarray or csr_array of shape (n, d)
+        All training rows, as the model scores them.
+    indicators : ndarray of shape (N, C)
+        The weight of a row in the column of its class, else 0.
+    expected : ndarrays of shape (p, p), (C, p)
+        T'T, which is the covariance and the ridge of the weights b, ``ridge b'Kb``, together; and M.
+    ridge : float
+    """
+    head, (products, class_means), start = _plain(score, name), expected, 0
+    offset, p = _offset(head), head.columns
+    if not p:
+        return Certificate(0.0, 0.0, 0)
+    sums, second, squares = np.zeros_like(class_means), np.zeros((p, p)), np.zeros((p, p))
+    scored = Scorer(replace(score.model, heads={name: head}), score.block)
+    for tile in tiles:
+        S = scored(name, tile).astype(np.float64)
+        rows = slice(start, start + len(S))
+        sums += indicators[rows].T @ S
+        second += (S * indicators[rows].sum(axis=1, keepdims=True)).T @ S
+        squares += head.weights[rows, :p].T @ (S + offset)
+        start = rows.stop
+    sizes = indicators.sum(axis=0)
+    means = sums / sizes[:, np.newaxis]
+    within = (second - (means * sizes[:, np.newaxis]).T @ means) / sizes.sum()
+    lengths = np.square(class_means).max(axis=0) + products.diagonal()
+    found = _compare(within + ridge * squares, products, lengths, lengths)
+    unit = float(np.sqrt(lengths.max()))
+    return found.worse(_compare(unit * means, unit * class_means, np.full(len(sizes), unit**2), lengths))
+
+
+def of_combinations(
+    score: Scorer, name: str, tiles: Iterable[Rows], products: Array, mean: Array, constants: Array
+) -> Certificate:
+    """Compare ``b'Kb`` of the weights b of a head with what it is, and ``b'Km`` with the offset: of any landmarks.
+
+    Parameters
+    ----------
+    score, name
+        As `of_discriminants` takes them.
+    tiles : iterable of ndarray or csr_array of shape (n, d)
+        All landmarks, as the model scores them.
+    products : ndarray of shape (p, p)
+    mean : ndarray of shape (N,)
+        m, what the mean of the training rows is made of.
+    constants : ndarray of shape (p,)
+        What the offset has beside ``b'Km``.
+    """
+    head, start = _plain(score, name), 0
+    offset, p = _offset(head), head.columns
+    if not p:
+        return Certificate(0.0, 0.0, 0)
+    left, found = np.column_stack([head.weights[:, :p].astype(np.float64), mean]), np.zeros((p + 1, p))
+    scored = Scorer(replace(score.model, heads={name: head}), score.block)
+    for tile in tiles:
+        S = scored(name, tile).astype(np.float64) + offset
+        found += left[start : start + len(S)].T @ S
+        start += len(S)
+    of_mean = offset - constants
+    lengths = products.diagonal() + of_mean**2
+    unit = float(np.sqrt(lengths.max()))
+    found[-1] *= unit
+    return _compare(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit**2), lengths)
+
+
+def _plain(score: Scorer, name: str) -> Head:
+    return replace(score.model.head(name), link=links.IDENTITY)
+
+
+def _offset(head: Head) -> Array:
+    return np.zeros(head.columns) if head.offset is None else head.offset.astype(np.float64)
 
 
 def _some_scores(score: Scorer, some: npt.NDArray[np.intp]) -> Scorer:

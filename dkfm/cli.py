@@ -88,7 +88,7 @@ def _client(address: str | None) -> "Iterator[Client | None]":
 @main.command()
 @click.argument("train")
 @click.argument("model")
-@click.option("--method", type=click.Choice(["features", "pca"]), default="pca", show_default=True)
+@click.option("--method", type=click.Choice(["features", "pca", "fisher"]), default="pca", show_default=True)
 @click.option("--basis", type=click.Choice(["symmetric", "spectral", "cholesky"]), help="Of features. [symmetric]")
 @click.option("--centered", is_flag=True, help="Of features: take their mean over TRAIN from them.")
 @click.option("--landmarks", type=click.Choice(["uniform", "kmeans", "pivots", "random_pivots"]), help="Of features.")
@@ -110,7 +110,12 @@ def _client(address: str | None) -> "Iterator[Client | None]":
     "--components",
     callback=arguments.components,
     metavar="NUMBER",
-    help="Of a pca: how many, or below 1 the share of variance they explain; all by default.",
+    help="Of a pca: how many, or below 1 the share of variance they explain; of fisher: how many; all by default.",
+)
+@click.option("--labels", metavar="FILE", help="Of fisher: a .npy file of one label for each row of TRAIN.")
+@click.option("--label-column", metavar="NAME", help="Of fisher, in place of it: a column of a table, of numbers.")
+@click.option(
+    "--shrinkage", callback=arguments.shrinkage, metavar="NUMBER", help="Of fisher: the ridge, or auto. [0.001]"
 )
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
 @click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
@@ -118,71 +123,11 @@ def _client(address: str | None) -> "Iterator[Client | None]":
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
 @_PROGRESS
 @_SCHEDULER
-def fit(
-    train: str,
-    model: str,
-    method: str,
-    basis: str | None,
-    centered: bool,
-    landmarks: str | None,
-    n_landmarks: int | None,
-    tol: float | None,
-    dtype: str,
-    kernel: str,
-    param: tuple[str, ...],
-    on_indefinite: str,
-    components: int | float | None,
-    tile_rows: int | None,
-    columns: str | None,
-    id_column: str | None,
-    workspace: str | None,
-    progress: bool,
-    scheduler: str | None,
-) -> None:
+def fit(train: str, model: str, scheduler: str | None, **options: object) -> None:
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
-    import numpy as np
+    from dkfm.fitting import Options, fitted
 
-    from dkfm import preflight, transfer
-    from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelPCA
-    from dkfm.kernels import config
-    from dkfm.sources import Named, open_source
-
-    if method == "features" and components is not None:
-        raise click.UsageError("--components belongs to --method pca.")
-    of_features = {
-        "basis": basis,
-        "centered": centered or None,
-        "landmarks": landmarks,
-        "n_landmarks": n_landmarks,
-        "tol": tol,
-    }
-    of_features = {name: value for name, value in of_features.items() if value is not None}
-    if method == "pca" and of_features:
-        raise click.UsageError(f"--{next(iter(of_features)).replace('_', '-')} belongs to --method features.")
-    arguments.find_modules(kernel)
-    chosen = config.by_name(kernel, arguments.parameters(param))
-    config.to_config(chosen)  # what cannot be saved is told before hours of work
-    shared = {
-        "tile_rows": tile_rows,
-        "workspace": workspace,
-        "on_indefinite": on_indefinite,
-        "dtype": dtype,
-        "progress": progress,
-    }
-    estimator: KernelEstimator
-    if method == "features":
-        estimator = ExactFeatureMap(chosen).set_params(**of_features, **shared)
-    else:
-        estimator = KernelPCA(components, kernel=chosen).set_params(**shared)
-    transfer.require_free(model)
-    source = open_source(train, columns=arguments.listed(columns), id_column=id_column)
-    if method == "features" and basis != "cholesky" and landmarks is None:
-        preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
-    with _client(scheduler):
-        estimator.fit(source.read(slice(0, source.shape[0])))
-    if isinstance(source, Named):
-        estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
-    estimator.save(model)
+    estimator = fitted(train, model, Options(**options), _client(scheduler))  # type: ignore[arg-type]  # click checks them
     click.echo(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
 
 
@@ -335,9 +280,11 @@ def _verification(path: str, against: str | None, estimator: "KernelEstimator", 
 
 
 def _about(estimator: "KernelEstimator") -> str:
-    from dkfm.estimators import ExactFeatureMap
+    from dkfm.estimators import ExactFeatureMap, KernelFisher
 
     landmarks = f"{estimator.model_.landmarks.shape[0]:,} landmarks"
+    if isinstance(estimator, KernelFisher):
+        return f"{landmarks}, {len(estimator.classes_):,} classes, shrinkage {estimator.shrinkage_:.3g}"
     if not isinstance(estimator, ExactFeatureMap):
         return landmarks
     return f"{landmarks}, rank {estimator.rank_:,}, error bound {estimator.error_bound_:.1e}"

@@ -10,7 +10,7 @@ from dkfm.kernels.rows import Array, Rows
 from dkfm.pca import Moments
 from dkfm.tiling import row_slices
 
-__all__ = ["combination", "largest_parts", "mean", "moments"]
+__all__ = ["combination", "largest_parts", "mean", "moments", "sums"]
 
 
 def largest_parts(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tuple[Array, float]:
@@ -59,15 +59,29 @@ def moments(score: Scorer, tiles: Iterable[Rows], diagonal: Array, weights: Arra
         Their k(x, x).
     weights : ndarray of shape (N,)
     """
-    r = score.model.head("features").width
-    second, first = np.zeros((r, r)), np.zeros(r)
-    for place, rows in _tiles(score, tiles):
-        features = score.image("features", score.values(rows))
-        scaled = features * weights[place, np.newaxis]
-        second += scaled.T @ features
-        first += scaled.sum(axis=0)
+    (first,), second = sums(score, tiles, weights[:, np.newaxis])
     total = float(weights.sum())
     return Moments(second, first / total, total, float(weights @ diagonal), len(weights))
+
+
+def sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[Array, Array]:
+    """Return ``sum w phi`` (C, r) of the features of training rows for each of some weights, and ``sum w phi phi'``.
+
+    Parameters
+    ----------
+    score : Scorer
+        A prepared model with a head "features".
+    tiles : iterable of ndarray or csr_array of shape (n, d)
+    weights : ndarray of shape (N, C)
+        The second sum, (r, r), is of all of a row's weights together.
+    """
+    r = score.model.head("features").width
+    second, first = np.zeros((r, r)), np.zeros((weights.shape[1], r))
+    for place, rows in _tiles(score, tiles):
+        features = score.image("features", score.values(rows))
+        second += (features * weights[place].sum(axis=1, keepdims=True)).T @ features
+        first += weights[place].T @ features
+    return first, second
 
 
 def combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:

@@ -35,26 +35,44 @@ def _idx(path: Path, offset: int):
     return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=offset)
 
 
+def _mnist():
+    """All images (n, 784), pixels in [0, 1], and labels; None where they are neither here nor to be had from OpenML."""
+    folder = os.environ.get("DKFM_MNIST")
+    if folder is not None:
+        images = _idx(Path(folder) / "t10k-images-idx3-ubyte.gz", 16).reshape(-1, 784)
+        return images / 255, _idx(Path(folder) / "t10k-labels-idx1-ubyte.gz", 8)
+    from sklearn.datasets import fetch_openml
+
+    try:
+        images, labels = fetch_openml("mnist_784", return_X_y=True, as_frame=False, n_retries=1, delay=0.1)
+    except Exception:
+        return None
+    return images / 255, labels.astype(np.uint8)
+
+
 def images_247():
     """Images of the digits 2, 4 and 7, pixels in [0, 1]: the first 500 of each, then what is left in a seeded order.
 
     None where MNIST is neither in `DKFM_MNIST` nor to be had from OpenML.
     """
-    folder = os.environ.get("DKFM_MNIST")
-    if folder is not None:
-        images = _idx(Path(folder) / "t10k-images-idx3-ubyte.gz", 16).reshape(-1, 784)
-        labels = _idx(Path(folder) / "t10k-labels-idx1-ubyte.gz", 8)
-    else:
-        from sklearn.datasets import fetch_openml
-
-        try:
-            images, labels = fetch_openml("mnist_784", return_X_y=True, as_frame=False, n_retries=1, delay=0.1)
-        except Exception:
-            return None
-        labels = labels.astype(np.uint8)
+    found = _mnist()
+    if found is None:
+        return None
+    images, labels = found
     first = np.concatenate([np.flatnonzero(labels == digit)[:500] for digit in (2, 4, 7)])
     rest = np.setdiff1d(np.flatnonzero(np.isin(labels, (2, 4, 7))), first)
-    return images[np.concatenate([first, np.random.default_rng(0).permutation(rest)])] / 255
+    return images[np.concatenate([first, np.random.default_rng(0).permutation(rest)])]
+
+
+@pytest.fixture(scope="session")
+def mnist_247_labelled():
+    """The digits 2, 4 and 7 of MNIST's test images in the order of the file, 3,042 of them, and their labels."""
+    if os.environ.get("DKFM_MNIST") is None:
+        # OpenML has the training images first, for which no figures are known.
+        pytest.skip("DKFM_MNIST names no folder.")  # reason: without these images nothing can be measured
+    images, labels = _mnist()
+    wanted = np.isin(labels, (2, 4, 7))
+    return images[wanted], labels[wanted]
 
 
 @pytest.fixture(scope="session")

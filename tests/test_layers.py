@@ -23,6 +23,8 @@ FLOORS = [
         "cholesky",
         "lanczos",
         "pca",
+        "fisher",
+        "shrinkage",
         "affine",
         "preimage",
         "sweep",
@@ -80,7 +82,7 @@ FLOORS = [
         "verification",
     },
     {"estimators"},
-    {"plotting", "demo", "bench", "arguments", "cli", "__main__", "__init__"},
+    {"plotting", "demo", "bench", "arguments", "fitting", "cli", "__main__", "__init__"},
 ]
 OUTSIDE = [
     set(),

@@ -26,6 +26,7 @@ SHELL = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
 def folder(tmp_path, rng):
     """Where a reader has followed the README so far: rows, and the file that it names."""
     np.save(tmp_path / "train.npy", rng.normal(size=(200, 5)))
+    np.save(tmp_path / "labels.npy", rng.integers(0, 3, 200))
     np.save(tmp_path / "test.npy", rng.normal(size=(500, 5)))
     table = {"id": np.arange(1000, 1500), **dict(zip("abcde", np.load(tmp_path / "test.npy").T, strict=True))}
     pq.write_table(pa.table(table), tmp_path / "rows.parquet")
@@ -52,6 +53,7 @@ def test_every_shell_example_runs_in_order(folder):
         subprocess.run([sys.executable, "-m", "dkfm", *arguments], cwd=folder, check=True, timeout=120)
     assert dkfm.open_scores(folder / "scores.zarr").shape == (500, 20)
     assert dkfm.open_scores(folder / "cauchy.zarr").shape == (500, 5)
+    assert dkfm.open_scores(folder / "labels.zarr").dtype == np.int64
     table = dkfm.open_scores(folder / "scores.parquet").compute(scheduler="synchronous")
     assert table.columns.tolist() == ["id", *(f"kernelpca{i}" for i in range(20)), "reconstruction_error"]
     assert table["id"].tolist() == list(range(1000, 1500))

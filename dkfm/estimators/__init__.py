@@ -9,15 +9,26 @@ from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.folded import Folded, FoldedTransformer
 from dkfm.estimators.folding import fold
+from dkfm.estimators.kernel_fisher import KernelFisher
 from dkfm.estimators.kernel_pca import KernelPCA
 from dkfm.estimators.serving import Serving
 from dkfm.kernels.trust import as_trusted
 from dkfm.places import root_of
 
-__all__ = ["ExactFeatureMap", "Folded", "FoldedTransformer", "KernelEstimator", "KernelPCA", "Serving", "fold", "load"]
+__all__ = [
+    "ExactFeatureMap",
+    "Folded",
+    "FoldedTransformer",
+    "KernelEstimator",
+    "KernelFisher",
+    "KernelPCA",
+    "Serving",
+    "fold",
+    "load",
+]
 
 _REGISTRY: dict[str, type[KernelEstimator | Folded]] = {
-    kind.__name__: kind for kind in (ExactFeatureMap, KernelPCA, Folded, FoldedTransformer)
+    kind.__name__: kind for kind in (ExactFeatureMap, KernelFisher, KernelPCA, Folded, FoldedTransformer)
 }
 
 
@@ -33,7 +44,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator 
 
     Returns
     -------
-    ExactFeatureMap, KernelPCA or Folded
+    ExactFeatureMap, KernelPCA, KernelFisher or Folded
 
     Raises
     ------

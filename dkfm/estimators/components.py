@@ -34,6 +34,7 @@ __all__ = [
     "in_map",
     "model_of",
     "named_kernel",
+    "own_moments",
     "statistics",
     "warn_of_rounding",
 ]
@@ -257,7 +258,7 @@ def in_map(
     own = X is None
     landmarks: Training = Points(model.kernel, model.points, 0)
     if own:
-        moments = _own_moments(feature_map, W, sample_weight)
+        moments = own_moments(feature_map, W, sample_weight)
     else:
         every = training(model.kernel, X, copy=False)
         given, weights = weighted(every, sample_weight)
@@ -271,7 +272,7 @@ def in_map(
     return made, {**statistics(found, moments.weight), "certificate": measured}, own
 
 
-def _own_moments(feature_map: ExactFeatureMap, W: Array, sample_weight: object) -> Moments:
+def own_moments(feature_map: ExactFeatureMap, W: Array, sample_weight: object) -> Moments:
     """Return the moments of the landmarks, where these are all training rows."""
     fitted = vars(feature_map)
     whole = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == feature_map.certificate_

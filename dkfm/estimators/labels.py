@@ -41,7 +41,7 @@ def labels_of(y: object, n: int, name: str) -> Labels:
     if len(found) != n:
         raise InvalidInputError(f"y has {len(found)} labels and X has {n} rows; each row has one.")
     if found.dtype.kind not in _KINDS or (found.dtype.kind == "O" and not all(isinstance(v, str) for v in found)):
-        raise InvalidTypeError(f"Labels are whole numbers, floats, bools or words, and these are of {found.dtype}.")
+        raise InvalidTypeError(f"Labels are whole numbers, bools or words, and these are of {found.dtype}.")
     return cast("Labels", found)
 
 
