@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -254,7 +255,7 @@ def _saved(model: "str | Path | Savable") -> Iterator[Path]:
         raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
     folder = Path(tempfile.mkdtemp(prefix="dkfm-model-"))
     try:
-        model.save(folder / "model")
+        copy(model).save(folder / "model")  # the estimator itself remembers where the user saved it
         yield folder / "model"
     finally:
         shutil.rmtree(folder, ignore_errors=True)

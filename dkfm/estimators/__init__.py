@@ -13,6 +13,7 @@ from dkfm.estimators.kernel_fisher import KernelFisher
 from dkfm.estimators.kernel_pca import KernelPCA
 from dkfm.estimators.serving import Serving
 from dkfm.kernels.trust import as_trusted
+from dkfm.places import root_of
 
 __all__ = [
     "ExactFeatureMap",
@@ -67,7 +68,9 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator 
     """
     record = transfer.load(path, trusted=as_trusted(trusted))
     try:
-        return _REGISTRY[record.estimator]._from_record(record)
+        estimator = _REGISTRY[record.estimator]._from_record(record)
+        estimator._lies_at = str(root_of(path))
+        return estimator
     except StoreError:
         raise
     except Exception as error:  # whatever a constructor makes of a stranger's values

@@ -6,14 +6,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm import apply, lazy, transfer
 from dkfm.errors import InvalidInputError
+from dkfm.estimators.shown import Shown
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.rows import Array, as_diagonal, as_rows, double
 from dkfm.model import Model
+from dkfm.places import root_of
 from dkfm.record import Record
 from dkfm.workers import threads_of_a_task
 
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Serving"]
 
 
-class Serving(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class Serving(Shown):
     """An estimator with a model, which it scores with and saves."""
 
     workspace: str | Path | None
-    model_: Model
     n_features_in_: int
     _serving: _Served
 
@@ -40,6 +40,7 @@ class Serving(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _serve(self, model: Model) -> None:
         """Score with this model from now on."""
         self.model_ = model
+        self._lies_at = None
         self._serving = _Served(model)
 
     def _record(self) -> Record:
@@ -150,6 +151,7 @@ class Serving(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """
         check_is_fitted(self, "model_")
         transfer.save(path, self._record(), overwrite=overwrite)
+        self._lies_at = str(root_of(path))
 
 
 class _Served:

@@ -17,6 +17,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.rows import Array, Rows, as_rows, double, fits_single, is_sparse
+from dkfm.kernels.shown import as_html
 
 if TYPE_CHECKING:
     from dkfm.kernels.maps import RowMap
@@ -58,6 +59,7 @@ class Kernel(ABC):
     """
 
     __array_ufunc__ = None  # a NumPy scalar leaves arithmetic to the kernel
+    _repr_html_ = as_html
 
     @abstractmethod
     def block(self, X: Array, Y: Array) -> Array:
