@@ -130,7 +130,9 @@ def _decision(model: Any) -> Affine:  # a model of scikit-learn's, here and belo
 def _classifier(model: Any, chances: str | None = None, decision: Affine | None = None) -> Linear:
     classes = np.asarray(model.classes_)
     decision = _decision(model) if decision is None else decision
-    if classes.ndim != 1 or decision.weights.shape[1] != (1 if len(classes) == 2 else len(classes)):
+    if classes.ndim == 1 and len(classes) < 2:
+        raise NotSupportedError(f"{type(model).__name__} knows one class alone, and decides nothing; {_ADVICE}.")
+    if classes.ndim != 1 or links.classes(decision.weights.shape[1]) != len(classes):
         raise NotSupportedError(f"{type(model).__name__} of several labels a row cannot be folded; {_ADVICE}.")
     outputs = {PREDICT: (decision, links.ARGMAX), DECISION: (decision, links.IDENTITY)}
     if chances is not None:
@@ -157,7 +159,7 @@ def _stochastic(model: Any) -> Linear:
 
 def _discriminant(model: Any) -> Linear:
     found = _classifier(model, links.SIGMOID if len(model.classes_) == 2 else links.SOFTMAX)
-    if not hasattr(model, "scalings_"):
+    if model.solver not in ("svd", "eigen"):
         return found
     scalings = np.asarray(model.scalings_, np.float64)[:, : model._max_components]
     mean = getattr(model, "xbar_", None) if model.solver == "svd" else None
@@ -173,8 +175,8 @@ def _regressor(model: Any) -> Linear:
 def _one_class(model: Any) -> Linear:
     weights = _columns(model.coef_)
     decision = Affine(weights, _offset(model.offset_, weights.shape[1]))
-    outputs = {PREDICT: (decision, links.ARGMAX), DECISION: (decision, links.IDENTITY)}
-    return Linear("outlier_detector", outputs, np.array([-1, 1]))
+    outputs = {PREDICT: (decision, links.NOT_NEGATIVE), DECISION: (decision, links.IDENTITY)}
+    return Linear("outlier_detector", outputs, np.array([-1, 1], np.int32))
 
 
 def _axes(model: Any) -> Linear:

@@ -43,7 +43,7 @@ def kernel(word: str) -> "Kernel":
     if word.lstrip().startswith("{"):
         try:
             stored = json.loads(word)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise click.UsageError(f"{word!r:.50} is no kernel in JSON: {error}.") from None
         return config.from_config(stored)
     name, _, rest = word.partition(":")
@@ -100,15 +100,29 @@ def labels(path: str, option: str) -> "npt.NDArray[np.generic]":
     import numpy as np
 
     try:
-        found = np.load(path, allow_pickle=False)
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise InvalidInputError(f"There is no {path}, which {option} names.") from None
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # whatever NumPy makes of a stranger's bytes
         raise InvalidInputError(f"{option} takes a .npy file of one label a row: {path}: {reason(error)}.") from None
     if not isinstance(found, np.ndarray):
         found.close()
         raise InvalidInputError(f"{option} takes a .npy file of one label a row, and {path} has several arrays.")
     if found.ndim != 1:
         raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {found.shape}.")
-    labels: npt.NDArray[np.generic] = found
+    labels: npt.NDArray[np.generic] = np.array(found)
     return labels
+
+
+def require_writable(path: str) -> None:
+    """Raise before the work where a page could not be written at its end: no folder for it, or no Matplotlib."""
+    from pathlib import Path
+
+    from dkfm.canvas import pyplot
+
+    pyplot()
+    folder = Path(path).absolute().parent
+    if not folder.is_dir() or Path(path).is_dir():
+        raise InvalidInputError(
+            f"{path} cannot be written: {'it is a folder' if folder.is_dir() else 'its folder is not there'}."
+        )

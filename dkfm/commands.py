@@ -57,6 +57,8 @@ def compare(
     from dkfm.compare import compare_kernels
 
     kernels = [arguments.kernel(word) for word in words]
+    if html is not None:
+        arguments.require_writable(html)
     y = arguments.labels(labels, "--labels")
     t = None if test_labels is None else arguments.labels(test_labels, "--test-labels")
     found = compare_kernels(kernels, train, y, test=test, test_labels=t, embedding=html is not None)

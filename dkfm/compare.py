@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -91,7 +92,7 @@ def compare_kernels(
         try:
             compared.append(_measured(name, spec, rows, shrinkage, random_state if embedding and not without else None))
         except (KernelError, InvalidInputError) as error:
-            refused[name or repr(spec)] = str(error)
+            refused[_once(name or repr(spec), refused)] = str(error)
     if not compared:
         name, why = next(iter(refused.items()))
         raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {why}")
@@ -117,6 +118,11 @@ def _named(kernels: Kernels) -> list[tuple[str, KernelSpec]]:
     if not pairs:
         raise InvalidInputError("There is no kernel to compare; name at least one.")
     return pairs
+
+
+def _once(name: str, taken: Mapping[str, str]) -> str:
+    """Return a name that is not taken yet."""
+    return next(word for word in (name, *(f"{name} ({n})" for n in count(2))) if word not in taken)
 
 
 def _missing_tsne() -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import page, plotting
+from dkfm import files, page, plotting
 from dkfm.bench.tables import Row, Table
 from dkfm.kernels import Kernel
 from dkfm.kernels.rows import Array
@@ -133,7 +133,9 @@ class Comparison:
 
     def save_page(self, path: str | Path) -> None:
         """Write `to_html` to a file, in place of what is there."""
-        Path(path).write_text(self.to_html(), encoding="utf-8")
+        text = self.to_html()
+        with files.writing(Path(path)):
+            Path(path).write_text(text, encoding="utf-8")
 
 
 def _pictures(one: Compared, labels: Marks, test_labels: Marks) -> Iterator[page.Picture]:
@@ -146,12 +148,13 @@ def _pictures(one: Compared, labels: Marks, test_labels: Marks) -> Iterator[page
                 f"Scatter plot of {len(places):,} {what} rows in the plane of t-SNE, coloured by label.",
                 f"t-SNE of the feature space, {how} {len(places):,} {what} rows.",
             )
-    yield page.picture(
-        partial(_scatter, one.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
-        f"Plot of {len(one.discriminants):,} test rows along the Fisher discriminants, coloured by label.",
-        f"Fisher discriminants of {len(one.discriminants):,} test rows. Of all test rows {one.fisher_accuracy:.1%} get "
-        "their label.",
-    )
+    if one.discriminants.shape[1]:  # classes of one mean have none
+        yield page.picture(
+            partial(_scatter, one.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
+            f"Plot of {len(one.discriminants):,} test rows along the Fisher discriminants, coloured by label.",
+            f"Fisher discriminants of {len(one.discriminants):,} test rows. Of all test rows {one.fisher_accuracy:.1%} "
+            "get their label.",
+        )
     cut = f"{one.rank:,} eigenvalues kept, {len(one.dropped):,} dropped"
     yield page.picture(
         lambda ax: plotting.spectrum(one.eigenvalues, one.dropped, ax=ax),

@@ -30,11 +30,12 @@ def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     Returns
     -------
     values, allowed : ndarray of shape (n, width), float64
+        Of a row that overflows values that are not finite; of one without a class NaN.
         ``allowed`` is ``64 eps (sum |k| |W| + |b|)``, taken through the link; in float32 with what a kernel value may
         be off there.
     """
     head, eps = model.head(name), float(np.finfo(model.dtype).eps)
-    K = np.asarray(model.kernel(Z, model.points), np.float64)
+    K = np.asarray(model.kernel.against(model.points)(Z), np.float64)
     W = np.asarray(head.weights[:, : head.columns], np.float64)
     b = np.zeros(head.columns) if head.offset is None else np.asarray(head.offset, np.float64)
     diagonal = np.asarray(model.kernel.self_similarities(double(Z)), np.float64)
@@ -47,7 +48,8 @@ def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     if head.rotation is not None:
         s = np.asarray(head.rotation, np.float64)
         return (product * s) @ W.T, (error * np.abs(s)) @ np.abs(W.T)
-    values = np.asarray(links.by_name(head.link)(product, lambda: diagonal), np.float64)
+    found = links.by_name(head.link)(product, lambda: diagonal)
+    values = np.where(links.is_valid(found)[:, np.newaxis], found, np.nan).astype(np.float64)
     if not links.is_distance(head.link):
         return values, through(head.link, product, error, eps)
     # Of a sum of squares twice the errors of its terms, and their own.
@@ -71,7 +73,7 @@ def through(link: str, product: Array, error: Array, eps: float) -> Array:
         return error
     worst: Array = error.max(axis=1, keepdims=True)
     both = product if product.shape[1] > 1 else np.hstack([-product, product])
-    if link == links.ARGMAX:
+    if links.is_code(link):
         ordered = np.sort(both, axis=1)
         clear = ordered[:, -1:] - ordered[:, -2:-1] > 2 * worst
         return np.where(clear, 0.5, float(both.shape[1]))  # what is not clear may be any class

@@ -118,6 +118,8 @@ def require_length(labels: object, n: int, name: str) -> None:
 
 
 def _shape(values: object, name: str) -> tuple[int, ...]:
+    if hasattr(values, "tocsr"):
+        raise InvalidInputError(f"{name} must be a dense array to be drawn, and is sparse.")
     shape: tuple[float, ...] | None = getattr(values, "shape", None)
     if hasattr(values, "__dask_graph__") and (
         not hasattr(values, "chunks") or any(np.isnan(size) for size in shape or ())
@@ -169,7 +171,17 @@ def groups(labels: npt.NDArray[np.generic] | None, n: int) -> Iterator[tuple[str
         yield None, np.ones(n, bool)
         return
     for value in np.unique(labels):
-        yield str(value), labels == value
+        yield word(value), labels == value
+
+
+def word(label: object) -> str:
+    r"""Return a label as Matplotlib draws it as it is: no mathematics between dollars, and in the legend in any case.
+
+    >>> print(word("$x$"), word("_hidden"))
+    \$x\$  _hidden
+    """
+    text = str(label).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def plane(rows: Array) -> tuple[Array, Array]:

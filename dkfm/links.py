@@ -15,6 +15,7 @@ __all__ = [
     "CENTRED_RESIDUAL",
     "IDENTITY",
     "MODIFIED_HUBER",
+    "NOT_NEGATIVE",
     "NO_CODE",
     "RESIDUAL",
     "SIGMOID",
@@ -23,6 +24,8 @@ __all__ = [
     "Diagonal",
     "Link",
     "by_name",
+    "classes",
+    "is_code",
     "is_distance",
     "is_valid",
     "result_dtype",
@@ -45,6 +48,7 @@ ARGMAX = "argmax"
 SIGMOID = "sigmoid"
 SOFTMAX = "softmax"
 MODIFIED_HUBER = "modified_huber"
+NOT_NEGATIVE = "not_negative"
 
 NO_CODE = -1
 """Of a row that has no class, for its product is not finite; where others have NaN."""
@@ -74,6 +78,13 @@ def _argmax(product: Array, diagonal: Diagonal) -> Codes:
     codes: Codes = product.argmax(axis=1) if product.shape[1] > 1 else (product[:, 0] > 0).astype(np.int64)
     codes[_lost(product)] = NO_CODE
     return codes[:, np.newaxis]
+
+
+def _not_negative(product: Array, diagonal: Diagonal) -> Codes:
+    """Return 1 where the one column is 0 or more, else 0: how scikit-learn's outlier detectors decide."""
+    codes = (product >= 0).astype(np.int64)
+    codes[_lost(product)] = NO_CODE
+    return codes
 
 
 def _sigmoid(product: Array, diagonal: Diagonal) -> Array:
@@ -115,6 +126,7 @@ _REGISTRY: dict[str, Link] = {
     SIGMOID: _sigmoid,
     SOFTMAX: _softmax,
     MODIFIED_HUBER: _modified_huber,
+    NOT_NEGATIVE: _not_negative,
 }
 
 
@@ -130,20 +142,30 @@ def is_distance(name: str) -> bool:
     return name in (RESIDUAL, CENTRED_RESIDUAL)
 
 
+def is_code(name: str) -> bool:
+    """Whether a link gives codes of classes."""
+    return name in (ARGMAX, NOT_NEGATIVE)
+
+
+def classes(columns: int) -> int:
+    """Return how many classes a product of so many columns decides between."""
+    return 2 if columns == 1 else columns
+
+
 def width(name: str, columns: int) -> int:
     """Return the columns of what a link makes of a product with so many.
 
     >>> width("argmax", 10), width("sigmoid", 1), width("softmax", 3)
     (1, 2, 3)
     """
-    if is_distance(name) or name == ARGMAX:
+    if is_distance(name) or is_code(name):
         return 1
-    return 2 if columns == 1 and name in (SIGMOID, MODIFIED_HUBER) else columns
+    return classes(columns) if name in (SIGMOID, MODIFIED_HUBER) else columns
 
 
 def result_dtype(name: str, dtype: np.dtype[np.floating]) -> np.dtype[np.generic]:
     """Return what a link makes of products of a dtype: int64 codes, or the same."""
-    return np.dtype(np.int64) if name == ARGMAX else dtype
+    return np.dtype(np.int64) if is_code(name) else dtype
 
 
 def is_valid(values: Array | Codes) -> npt.NDArray[np.bool_]:

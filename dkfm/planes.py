@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from dkfm.canvas import axes_or_new, colour_of, legend, note_on, panels, require_column, scatter
-from dkfm.drawn import Labels, Values, drawn, grid, plane, together
+from dkfm.drawn import Labels, Values, drawn, grid, plane, together, word
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.rows import Array
 
@@ -92,7 +92,7 @@ def decision_regions(
     for code, value in enumerate(classes if marks is not None else ()):
         chosen = rows[codes[len(points) :] == code]
         ax.scatter(
-            chosen[:, 0], chosen[:, 1], s=12, color=colours[code], edgecolors="black", linewidths=0.3, label=value
+            chosen[:, 0], chosen[:, 1], s=12, color=colours[code], edgecolors="black", linewidths=0.3, label=word(value)
         )
     if marks is not None:
         legend(ax, len(classes))
@@ -156,7 +156,11 @@ def contours(
             f"contours draws components (n, q), and {type(estimator).__name__}.transform returned {values.shape} for "
             f"{len(points):,} rows."
         )
-    asked = range(min(values.shape[1], _PANELS)) if numbers is None else numbers
+    asked = list(
+        range(min(values.shape[1], _PANELS)) if numbers is None else np.atleast_1d(np.asarray(numbers, object))
+    )
+    if not asked:
+        raise InvalidInputError("contours draws one component or more, and numbers names none.")
     for number in asked:
         require_column(number, values.shape[1])
     axes = panels(len(asked), ax)

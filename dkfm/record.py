@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,31 @@ class Record:
 
     @property
     def classes(self) -> tuple[str | int | float, ...]:
-        """What the codes of a classifier stand for; none of another model."""
-        classes = self.fitted.get("classes")
-        if classes is None:
+        """What the codes of a classifier stand for, ascending, of one type; none of another model."""
+        given, heads = self.fitted.get("classes"), self.model.heads.values()
+        counts = {links.classes(head.columns) for head in heads if links.is_code(head.link)}
+        if given is None and not counts:
             return ()
-        if not isinstance(classes, list) or not all(isinstance(label, str | int | float) for label in classes):
-            raise UnsupportedStoreError("The classes of a model are not what dkfm writes.")
-        return tuple(classes)
+        if not isinstance(given, list) or not _are_labels(given):
+            raise UnsupportedStoreError("The classes of this model are not what dkfm writes.")
+        if counts - {len(given)}:
+            raise UnsupportedStoreError(f"This model decides between {counts.pop()} classes, and names {len(given)}.")
+        return tuple(given)
 
     @property
     def feature_names(self) -> list[str] | None:
         """The names of the columns that it was fitted with; None where they had none."""
         names = self.fitted.get("feature_names")
         return [str(name) for name in names] if isinstance(names, list) and names else None
+
+
+def _are_labels(values: list[Any]) -> bool:
+    """Whether values are ascending labels of one type, which NumPy holds too."""
+    kinds = {type(value) for value in values}
+    if len(kinds) != 1 or not kinds <= {bool, int, float, str}:
+        return False
+    held = kinds != {int} or -(2**63) <= values[0] <= values[-1] < 2**64
+    return held and all(before < after for before, after in pairwise(values))
 
 
 def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:

@@ -38,6 +38,8 @@ def choose(K: Array, classes: Classes, on_indefinite: str = "raise") -> float:
     parts, right = _parts(classes), np.zeros(len(GRID))
     for part in range(parts.max() + 1):
         right += _right(K, classes, parts == part, on_indefinite)
+    if not right.any():
+        raise InvalidInputError('shrinkage="auto" finds no row that the others predict right; give it a number.')
     return GRID[int(np.flatnonzero(right >= right.max() * (1 - 1e-12))[-1])]
 
 
@@ -49,10 +51,13 @@ def _right(K: Array, classes: Classes, held: npt.NDArray[np.bool_], on_indefinit
     G = np.array(K[np.ix_(others, others)], order="F")
     means = centre(G, weighting)
     spectral = fisher.decomposed(G, Y, on_indefinite, means, weighting)
-    spread = spectral.within(known)
+    truth, weights, right = classes.codes[left_out], classes.weights[left_out], np.zeros(len(GRID))
+    try:
+        spread = spectral.within(known)
+    except InvalidInputError:
+        return right  # the others do not vary within their classes
     V = weighting.inner(spectral.vectors)
     coordinates = K[np.ix_(left_out, others)] @ V - means @ V
-    truth, weights, right = classes.codes[left_out], classes.weights[left_out], np.zeros(len(GRID))
     for number, shrinkage in enumerate(GRID):
         ridge = shrinkage * spread / known.total
         with suppress(InvalidInputError):  # where it is too small for these rows it is never right

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -419,6 +420,67 @@ def test_a_scaler_that_divides_by_rounding_is_told_with_the_number():
         dkfm.fold(narrow, pair)
 
 
+def test_a_row_that_overflows_has_no_class_in_a_job_and_in_its_verification(tmp_path):
+    X, y = rows_and_labels(15, 2, 100)
+    product = dkfm.KernelFisher(kernel=kernels.Linear(), shrinkage=1e-6).fit(X / 3, y), 9e306
+    kernel = dkfm.KernelFisher(kernel=kernels.Polynomial(9)).fit(X / 3, y), 1e200
+    for number, (estimator, value) in enumerate((product, kernel)):  # what overflows
+        Z = X.copy()
+        Z[7] = value, 0, 0
+        names = ["predict", "decision_function", "predict_proba"]
+        path, model = tmp_path / f"{number}.zarr", tmp_path / f"{number}"
+        estimator.save(model)
+        report = dkfm.batch_score(model, Z, path, output=names, on_invalid="nan", progress=False)
+        assert report.invalid_rows == 1
+        assert dkfm.open_scores(path, "predict").compute(scheduler="synchronous")[7, 0] == -1
+        assert dkfm.verify_scores(path, Z).worst <= 1
+
+
+def test_an_outlier_detector_keeps_what_lies_on_its_border():
+    X, _ = rows_and_labels(16, 2)
+    phi = dkfm.ExactFeatureMap(kernels.Linear(), basis="spectral").fit(X)
+    pair = SGDOneClassSVM(fit_intercept=False, random_state=0).fit(phi.transform(X))
+    folded, border = dkfm.fold(phi, pair), np.zeros((1, 3))
+    assert pair.decision_function(phi.transform(border))[0] == folded.decision_function(border)[0] == 0
+    np.testing.assert_array_equal(folded.predict(border), pair.predict(phi.transform(border)))
+    assert folded.predict(X).dtype == pair.predict(phi.transform(X)).dtype
+
+
+def test_a_classifier_of_one_class_is_refused_and_one_of_thirty_is_not():
+    X = rows_and_labels(17, 2)[0]
+    phi = map_of("spectral", X)
+    with pytest.raises(NotSupportedError, match="one class alone"):
+        dkfm.fold(phi, fitted(RidgeClassifier(), phi, X, np.zeros(60)))
+    pair = fitted(RidgeClassifier(), phi, X, np.arange(60) % 30)
+    assert len(dkfm.fold(phi, pair).classes_) == 30
+
+
+def test_an_output_that_is_constant_is_no_rounding():
+    X = rows_and_labels(18, 2)[0]
+    phi = map_of("spectral", X)
+    for model in (Lasso(100.0), LinearRegression()):
+        folded = dkfm.fold(phi, fitted(model, phi, X, np.full(60, 7.0)))
+        np.testing.assert_allclose(folded.predict(X), 7.0)
+        assert folded.rounding_ < 1e-8
+
+
+def test_a_discriminant_analysis_that_was_another_one_before_has_no_transform():
+    X, y = rows_and_labels(19, 3)
+    phi = map_of("spectral", X)
+    pair = LinearDiscriminantAnalysis().fit(phi.transform(X), y)
+    pair.set_params(solver="lsqr", shrinkage=0.1).fit(phi.transform(X), y)
+    assert not hasattr(dkfm.fold(phi, pair), "transform")
+
+
+def test_weights_that_are_no_numbers_are_found_by_verify():
+    X, y = rows_and_labels(20, 3)
+    phi = map_of("spectral", X)
+    folded = dkfm.fold(phi, fitted(LogisticRegression(), phi, X, y))
+    folded.model_.head("predict").weights[0, 0] = np.nan
+    with pytest.raises(CertificateError):
+        folded.verify()
+
+
 def test_it_is_frozen_for_scikit_learn():
     X, y = rows_and_labels(13, 2)
     phi = map_of("spectral", X)
@@ -444,6 +506,12 @@ def test_a_store_that_is_not_one_of_a_fold_is_refused(tmp_path):
     record = dkfm.fold(phi, LogisticRegression().fit(phi.transform(X), y))._record()
     changes = {
         "kind": {"kind": "oracle"},
+        "regressor": {"kind": "regressor"},
+        "transformer": {"kind": "transformer"},
+        "twice": {"classes": [0, 1, 1]},
+        "mixed": {"classes": [0, True, 2]},
+        "endless": {"classes": [0, 1, 10**400]},
+        "wide": {"classes": [0, 1, 2**63]},
         "classes": {"classes": [0, 1]},
         "order": {"classes": [2, 1, 0]},
         "words": {"classes": ["a", "b", {}]},
@@ -453,6 +521,14 @@ def test_a_store_that_is_not_one_of_a_fold_is_refused(tmp_path):
         save_record(tmp_path / name, Record(record.estimator, {}, {**record.fitted, **change}, {}, record.model))
         with pytest.raises(UnsupportedStoreError):
             dkfm.load(tmp_path / name)
+    for head, link in (("predict", "identity"), ("predict", "softmax"), ("decision_function", "argmax")):
+        heads = {**record.model.heads, head: replace(record.model.heads[head], link=link)}
+        path = tmp_path / f"{head} {link}"
+        save_record(path, Record(record.estimator, {}, record.fitted, {}, replace(record.model, heads=heads)))
+        with pytest.raises(UnsupportedStoreError):
+            dkfm.load(path)
+    with pytest.raises(UnsupportedStoreError, match="classes"):
+        dkfm.batch_score(tmp_path / "order", X, tmp_path / "out", progress=False)
     save_record(tmp_path / "other", Record("FoldedTransformer", {}, record.fitted, {}, record.model))
-    with pytest.raises(UnsupportedStoreError, match="does not have the outputs"):
+    with pytest.raises(UnsupportedStoreError, match="do not fit each other"):
         dkfm.load(tmp_path / "other")

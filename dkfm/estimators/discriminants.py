@@ -1,5 +1,6 @@
 """How the discriminants of training rows are found, and what is measured of them."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from dkfm import apply, budget, certificate, fisher, preflight, progress, shrinkage, sweep
 from dkfm.certificate import Certificate
-from dkfm.errors import InvalidInputError, NotSupportedError
+from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.components import own_moments, warn_of_rounding
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.labels import Labels
@@ -144,6 +145,9 @@ def measured(scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, obj
 
 
 def _values(found: Discriminants, classes: Classes, used: float) -> dict[str, object]:
+    if not len(found.ratios):
+        message = f"Beside a ridge of {found.ridge:.1e} the classes have one mean: the priors alone decide."
+        warnings.warn(message, DkfmWarning, stacklevel=4)
     return {
         "priors": classes.chances,
         "ratios": found.ratios,

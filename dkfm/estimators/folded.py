@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast
 import numpy as np
 from sklearn.utils.metaestimators import available_if
 
-from dkfm import dense
+from dkfm import dense, links
 from dkfm.affine import DECISION, PREDICT, PROBABILITIES, TRANSFORM
 from dkfm.certificate import spread
 from dkfm.errors import CertificateError, NotSupportedError, UnsupportedStoreError
@@ -29,7 +29,18 @@ if TYPE_CHECKING:
 
 __all__ = ["FoldVerification", "Folded", "FoldedTransformer", "measured_landmarks"]
 
-_KINDS = ("classifier", "regressor", "outlier_detector", "transformer")
+_LINKS: dict[str, dict[str, set[str]]] = {
+    "classifier": {
+        PREDICT: {links.ARGMAX},
+        DECISION: {links.IDENTITY},
+        PROBABILITIES: {links.SIGMOID, links.SOFTMAX, links.MODIFIED_HUBER},
+        TRANSFORM: {links.IDENTITY},
+    },
+    "outlier_detector": {PREDICT: {links.NOT_NEGATIVE}, DECISION: {links.IDENTITY}},
+    "regressor": {PREDICT: {links.IDENTITY}, TRANSFORM: {links.IDENTITY}},
+    "transformer": {TRANSFORM: {links.IDENTITY}},
+}
+"""The outputs that each kind of model may have, the first of which it has, and the links behind them."""
 
 
 def measured_landmarks(model: Model) -> Rows:
@@ -123,10 +134,12 @@ class Folded(Serving):
         if model.kernel.of_numbers:
             raise NotSupportedError("A folded model of a precomputed kernel has no points to measure it on.")
         points = measured_landmarks(model)
-        worst = 0.0
+        shares = [0.0]
         for name, found in self._scorer().several(list(model.heads), points).items():
             expected, allowed = dense.scores(model, name, points)
-            worst = max(worst, float((np.abs(found - expected) / allowed).max()))
+            difference = np.abs(found - expected)
+            shares.append(float(np.divide(difference, allowed, out=difference, where=difference != 0).max()))
+        worst = float(np.max(shares))  # a NaN is the largest
         if not worst <= 1:
             raise CertificateError(f"Outputs of this model differ by {worst:.1e} of what rounding allows.")
         return FoldVerification(worst, points.shape[0])
@@ -146,15 +159,17 @@ class Folded(Serving):
     def _from_record(cls, record: Record) -> Folded:
         fitted, heads = record.fitted, record.model.heads
         kind, name, rounding = fitted["kind"], fitted["model"], fitted["rounding"]
-        known = {PREDICT, DECISION, PROBABILITIES, TRANSFORM}
-        sound = isinstance(name, str) and kind in _KINDS and set(heads) <= known and set(heads) & {PREDICT, TRANSFORM}
-        if not sound or (TRANSFORM in heads) != issubclass(cls, Transforming):
+        expected = _LINKS.get(str(kind), {})
+        sound = isinstance(name, str) and set(heads) <= set(expected) and next(iter(expected), TRANSFORM) in heads
+        if not sound or any(head.link not in expected[output] for output, head in heads.items()):
             raise UnsupportedStoreError("A folded model does not have the outputs of one.")
+        if (TRANSFORM in heads) != issubclass(cls, Transforming) or not _is_consistent(record):
+            raise UnsupportedStoreError("The outputs of a folded model do not fit each other.")
         folded = cls()
         folded._serve(record.model)
         folded.kind_, folded.model_name_ = str(kind), str(name)
         if folded._labels:
-            folded.classes_ = labels.from_record(dict(fitted), _count_of_classes(record.model))
+            folded.classes_ = labels.from_record(record)
         if isinstance(rounding, float):
             folded.rounding_ = rounding
         folded.n_features_in_ = record.model.columns
@@ -190,9 +205,12 @@ class FoldedTransformer(Folded, Transforming):
         return self.transform(X)
 
 
-def _count_of_classes(model: Model) -> int:
-    columns = model.head(PREDICT).columns
-    return 2 if columns == 1 else columns
+def _is_consistent(record: Record) -> bool:
+    """Whether what decides has as many columns everywhere, and a chance for each class."""
+    heads = record.model.heads
+    decided = {heads[name].columns for name in (PREDICT, DECISION) if name in heads and record.classes}
+    chances = {heads[PROBABILITIES].width} if PROBABILITIES in heads else set()
+    return len(decided) <= 1 and chances <= {len(record.classes)}
 
 
 @dataclass(frozen=True)

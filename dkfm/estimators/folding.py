@@ -25,7 +25,7 @@ _PROBES = 64
 """Random features that a model is read against where there are no points."""
 
 _WARNED = {"float64": 1e-6, "float32": 1e-2}
-_REFUSED = 0.1
+_REFUSED, _CONSTANT = 0.1, 1e-6
 """Of the spread of an output: what folded and unfolded may differ by without a warning, and at all."""
 
 
@@ -92,7 +92,7 @@ def fold(feature_map: Transforming, model: object) -> Folded:
     folded._serve(_model(feature_map.model_, head, found))
     folded.model_name_, folded.kind_ = type(model).__name__, found.kind
     if found.classes is not None:
-        folded.classes_ = labels.labels_of(found.classes, len(found.classes), "fold")
+        folded.classes_ = labels.require_storable(found.classes)
     folded.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
     features = _features(feature_map)
     _require_as_read(model, found, features)
@@ -157,14 +157,15 @@ def _as_fitted(model: object, F: Array) -> object:
 
 def _rounding(folded: Folded, of: Model, found: Linear, F: Array) -> float:
     """Return by how much folded and unfolded outputs of landmarks differ, as a share of each output's spread."""
-    worst = 0.0
+    shares = [0.0]
     for name, (after, link) in found.outputs.items():
         if link == links.IDENTITY:
             unfolded = F.astype(np.float64) @ after.matrix - after.offset
             difference = np.abs(folded._scorer()(name, measured_landmarks(of)) - unfolded).max(axis=0)
-            spread_of = np.ptp(unfolded, axis=0)
-            worst = max(worst, float((difference[spread_of > 0] / spread_of[spread_of > 0]).max(initial=0.0)))
-    return worst
+            # Of an output that is all but constant its size counts.
+            spread = np.maximum(np.ptp(unfolded, axis=0), _CONSTANT * np.abs(unfolded).max(axis=0))
+            shares.append(float(np.divide(difference, spread, out=difference, where=difference != 0).max()))
+    return float(np.max(shares))  # a NaN is the largest
 
 
 def _judge(rounding: float, dtype: str) -> None:

@@ -11,7 +11,7 @@ from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm import apply
+from dkfm import apply, links
 from dkfm.errors import InvalidInputError, UnsupportedStoreError
 from dkfm.estimators import components, discriminants, labels
 from dkfm.estimators.base import KernelEstimator, precision
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
     from dkfm.certificate import Certificate
+
+_LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}
 
 __all__ = ["KernelFisher"]
 
@@ -214,7 +216,8 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             The training rows, of which some tiles of features are there at a time. By default the landmarks of a map
             in the symmetric or spectral basis that was fitted to no others.
         n_components, shrinkage, priors
-            As in the constructor; "auto" needs a Gram matrix, which `fit` has.
+            As in the constructor; "auto" needs a Gram matrix, which `fit` has. A shrinkage of 0 needs features that all
+            vary within the classes, beyond rounding.
         sample_weight : array-like of shape (n,), optional
             Of X.
 
@@ -234,6 +237,8 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         >>> bool(fda.score(X, np.hypot(*X.T) < 1) > 0.95)
         True
         """
+        if not isinstance(feature_map, ExactFeatureMap):
+            raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
         check_is_fitted(feature_map, "model_")
         dtype = feature_map.model_.dtype
         made = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype.name)
@@ -334,10 +339,13 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             raise UnsupportedStoreError("The classes of the training rows are not those of their model.")
         outputs = {"scores": q, "decision_function": 1 if count == 2 else count, "predict_proba": count, "predict": 1}
         widths = {name: record.model.head(name).width for name in outputs}
+        found = {name: record.model.head(name).link for name in outputs}
+        if found.pop("predict_proba") not in (links.SIGMOID, links.SOFTMAX) or found != _LINKS:
+            raise UnsupportedStoreError("The outputs of discriminants are not what dkfm writes.")
         if widths["scores"] > q or any(widths[name] != width for name, width in outputs.items() if name != "scores"):
             raise UnsupportedStoreError("The outputs of discriminants do not fit each other.")
         estimator = cast("KernelFisher", super()._from_record(record))
-        estimator.classes_ = labels.from_record(dict(record.fitted), count)
+        estimator.classes_ = labels.from_record(record)
         return estimator
 
     def __sklearn_tags__(self) -> Tags:

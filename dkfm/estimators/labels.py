@@ -8,11 +8,12 @@ from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
 from dkfm.errors import InvalidInputError, InvalidTypeError, UnsupportedStoreError, reason
+from dkfm.record import Record
 
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["Labels", "from_record", "labels_of", "to_record"]
+__all__ = ["Labels", "from_record", "labels_of", "require_storable", "to_record"]
 
 Labels = npt.NDArray[np.generic]
 
@@ -36,13 +37,22 @@ def labels_of(y: object, n: int, name: str) -> Labels:
         found = column_or_1d(cast("da.Array", y).compute() if hasattr(y, "__dask_graph__") else y, warn=True)
         assert_all_finite(found, input_name="y")
         check_classification_targets(found)
+    except TypeError as error:
+        raise InvalidTypeError(f"y must be a label a row: {reason(error)}.") from None
     except ValueError as error:
         raise InvalidInputError(f"y must be a label a row: {reason(error)}.") from None
     if len(found) != n:
         raise InvalidInputError(f"y has {len(found)} labels and X has {n} rows; each row has one.")
-    if found.dtype.kind not in _KINDS or (found.dtype.kind == "O" and not all(isinstance(v, str) for v in found)):
+    return require_storable(cast("Labels", found))
+
+
+def require_storable(found: Labels) -> Labels:
+    """Return labels, or raise where a store has no place for them."""
+    kind = found.dtype.kind
+    wide = kind == "f" and found.dtype.itemsize > np.dtype(np.float64).itemsize
+    if kind not in _KINDS or wide or (kind == "O" and not all(isinstance(value, str) for value in found)):
         raise InvalidTypeError(f"Labels are whole numbers, bools or words, and these are of {found.dtype}.")
-    return cast("Labels", found)
+    return found
 
 
 def to_record(classes: Labels) -> dict[str, object]:
@@ -51,18 +61,16 @@ def to_record(classes: Labels) -> dict[str, object]:
     return {"classes": classes.tolist(), "classes_dtype": classes.dtype.kind if words else classes.dtype.name}
 
 
-def from_record(fitted: "dict[str, object]", count: int) -> Labels:
-    """Return so many classes (C,) of what a store keeps, ascending, or raise."""
-    values, dtype = fitted.get("classes"), fitted.get("classes_dtype")
+def from_record(record: Record) -> Labels:
+    """Return the classes (C,) of a record in the dtype that it states, or raise."""
+    values = record.classes
     try:
-        kind = np.dtype(str(dtype))
-        expected = _KINDS[kind.kind]
-        if not isinstance(values, list) or any(type(value) is not expected for value in values):
-            raise UnsupportedStoreError("The classes of this model are not what dkfm writes.")
-        classes = np.array(values, kind if kind.kind != "U" else None)
-        ascending = bool((classes[1:] > classes[:-1]).all())
+        kind = np.dtype(str(record.fitted.get("classes_dtype")))
+        if not values or _KINDS[kind.kind] is not type(values[0]):
+            raise UnsupportedStoreError("The classes of this model are not of the type that it states.")
+        found = np.array(values, kind if kind.kind != "U" else None)
     except (TypeError, ValueError, KeyError, OverflowError):
         raise UnsupportedStoreError("The classes of this model are not what dkfm writes.") from None
-    if len(classes) != count or not ascending:
-        raise UnsupportedStoreError(f"This model has outputs for {count} classes, and other names for them.")
-    return classes
+    if not np.array_equal(found.astype(object), np.array(values, object)):
+        raise UnsupportedStoreError("The classes of this model are not of the type that it states.")
+    return found
