@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -97,27 +98,23 @@ def listed(text: str | None) -> list[str] | None:
 
 def labels(path: str, option: str) -> "npt.NDArray[np.generic]":
     """Return the labels (n,) of a .npy file, which is never unpickled."""
-    import numpy as np
+    from numpy.lib.format import read_array
 
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        with Path(path).open("rb") as file:
+            found = read_array(file, allow_pickle=False)
     except FileNotFoundError:
         raise InvalidInputError(f"There is no {path}, which {option} names.") from None
     except Exception as error:  # whatever NumPy makes of a stranger's bytes
         raise InvalidInputError(f"{option} takes a .npy file of one label a row: {path}: {reason(error)}.") from None
-    if not isinstance(found, np.ndarray):
-        found.close()
-        raise InvalidInputError(f"{option} takes a .npy file of one label a row, and {path} has several arrays.")
     if found.ndim != 1:
         raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {found.shape}.")
-    labels: npt.NDArray[np.generic] = np.array(found)
+    labels: npt.NDArray[np.generic] = found
     return labels
 
 
 def require_writable(path: str) -> None:
     """Raise before the work where a page could not be written at its end: no folder for it, or no Matplotlib."""
-    from pathlib import Path
-
     from dkfm.canvas import pyplot
 
     pyplot()

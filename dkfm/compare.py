@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import TypeAlias
 
 import numpy as np
@@ -122,7 +122,7 @@ def _named(kernels: Kernels) -> list[tuple[str, KernelSpec]]:
 
 def _once(name: str, taken: Mapping[str, str]) -> str:
     """Return a name that is not taken yet."""
-    return next(word for word in (name, *(f"{name} ({n})" for n in count(2))) if word not in taken)
+    return next(word for word in chain([name], (f"{name} ({n})" for n in count(2))) if word not in taken)
 
 
 def _missing_tsne() -> str:

@@ -17,9 +17,9 @@ from sklearn.metrics import silhouette_score
 from sklearn.neighbors import KNeighborsClassifier
 
 import dkfm
-from dkfm import arguments, kernels, labelled, page, tsne
+from dkfm import arguments, kernels, labelled, page, plotting, tsne
 from dkfm.cli import main
-from dkfm.errors import BudgetError, InvalidInputError, MissingExtraError
+from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError, MissingExtraError
 
 NAMES = {"wide <b>&": kernels.Gaussian(20.0), "linear": kernels.Linear()}
 K1 = kernels.Polynomial(9, scale=1 / 784)
@@ -372,7 +372,11 @@ def test_the_command_prints_the_table_and_writes_the_page(folder, found):
 def test_the_command_says_what_is_wrong_with_its_files(folder):
     run = lambda *words: CliRunner().invoke(main, ["compare", *words, "--kernel", "linear"])  # noqa: E731  # one line
     np.save("objects.npy", np.array([None, "a"], dtype=object), allow_pickle=True)
+    Path("archive.npy").write_bytes(b"PK\x03\x04 and no more")
     for words, said in (
+        (["x.npy", "--labels", "archive.npy"], "--labels takes a .npy file"),
+        (["x.npy", "--labels", "y.npy", "--html", "none/page.html"], "its folder is not there"),
+        (["x.npy", "--labels", "y.npy", "--html", "."], "it is a folder"),
         (["none.npy", "--labels", "y.npy"], "There is no"),
         (["x.npy", "--labels", "none.npy"], "There is no none.npy"),
         (["x.npy", "--labels", "objects.npy"], "--labels takes a .npy file"),
@@ -383,6 +387,25 @@ def test_the_command_says_what_is_wrong_with_its_files(folder):
         assert result.exit_code == 1
         assert said in result.stderr
     assert run("x.npy").exit_code == 2
+
+
+def test_labels_that_matplotlib_would_read_otherwise_are_drawn_as_they_are(rows):
+    X, y, Z, t = rows
+    names = np.array(["$\\bad{$", "_hidden", "$x$"])
+    codes = np.unique(y, return_inverse=True)[1]
+    found = dkfm.compare_kernels([kernels.Linear()], X, names[codes], test=Z, test_labels=names[t])
+    assert found.to_html().count("<img") >= 2
+    ax = plotting.components(X[:, :2], names[codes])
+    ax.figure.canvas.draw()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [r"\$\bad{\$", r"\$x\$", " _hidden"]
+
+
+def test_a_kernel_without_discriminants_and_names_that_come_twice_leave_a_page():
+    X, y = np.array([[0.0], [1.0]] * 12), np.array([0, 0, 1, 1] * 6)
+    with pytest.warns(DkfmWarning, match="the priors alone decide"):
+        found = dkfm.compare_kernels([kernels.Linear(), "nope", "nope"], X, y, test=X, test_labels=y)
+    assert list(found.refused) == ["'nope'", "'nope' (2)"]
+    assert "Fisher discriminants of" not in found.to_html()
 
 
 # ------------------------------------------------------------------ the paper

@@ -15,7 +15,7 @@ from sklearn.metrics import silhouette_score
 from sklearn.model_selection import GridSearchCV
 
 import dkfm
-from dkfm import ExactFeatureMap, KernelFisher, kernels
+from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
 from dkfm.cli import main
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, NotPSDError, UnsupportedStoreError
 
@@ -436,7 +436,7 @@ def test_the_command_line_takes_labels_from_a_column_of_a_table(run, data):
         ("--labels none.npy", "There is no none.npy"),
         ("--labels words.txt", "takes a .npy file"),
         ("--labels objects.npy", "takes a .npy file"),
-        ("--labels several.npz", "has several arrays"),
+        ("--labels several.npz", "takes a .npy file of one label a row"),
         ("--labels train.npy", "of shape (n,), and train.npy has (120, 4)"),
         ("--labels short.npy", "100 labels and X has 120 rows"),
         ("--labels same.npy", "1 class"),
@@ -474,3 +474,32 @@ def test_labels_that_will_not_do_are_one_sentence(run, line, words, tmp_path):
 )
 def test_options_that_do_not_belong_together_are_wrong_usage(run, line):
     assert run(f"fit train.npy model --kernel linear {line}").exit_code == 2
+
+
+def test_labels_of_no_kind_are_one_sentence():
+    X = np.arange(12.0).reshape(6, 2)
+    for y in (
+        np.array(["a", 1] * 3, object),
+        np.array(["a", None] * 3, object),
+        np.array([b"a", b"b"] * 3),
+        np.arange(6, dtype=np.longdouble) % 2,
+    ):
+        with pytest.raises(InvalidInputError):
+            KernelFisher().fit(X, y)
+
+
+def test_a_ridge_beside_which_classes_are_one_is_told(data):
+    with pytest.warns(DkfmWarning, match="the priors alone decide"):
+        KernelFisher(shrinkage=1e15).fit(*data)
+
+
+def test_auto_on_rows_that_tell_nothing_asks_for_a_number():
+    X, y = np.array([[0.0], [1.0], [2.0]]), np.array([0, 0, 1])
+    with pytest.raises(InvalidInputError, match="give it a number"):
+        KernelFisher(shrinkage="auto").fit(X, y)
+
+
+def test_only_a_feature_map_has_discriminants_in_its_features(data):
+    for other in (None, KernelPCA(2).fit(data[0])):
+        with pytest.raises(InvalidInputError, match="must be an ExactFeatureMap"):
+            KernelFisher.from_map(other, data[1])
