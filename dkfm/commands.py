@@ -36,6 +36,8 @@ def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
 @click.argument("train")
 @click.option("--labels", required=True, metavar="Y.NPY", help="A label for each row of TRAIN.")
 @click.option("--kernel", "words", multiple=True, required=True, metavar="KERNEL", help="Once for each; see above.")
+@click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but --id-column.")
+@click.option("--id-column", metavar="NAME", help="Of a table: what is no feature.")
 @click.option("--test", metavar="TEST", help="Rows held out; by default a quarter of TRAIN.")
 @click.option("--test-labels", metavar="Y.NPY", help="A label for each row of TEST.")
 @click.option("--html", metavar="PAGE", help="Write a page with pictures here; t-SNE with the extra tsne.")
@@ -44,6 +46,8 @@ def compare(
     train: str,
     labels: str,
     words: tuple[str, ...],
+    columns: str | None,
+    id_column: str | None,
     test: str | None,
     test_labels: str | None,
     html: str | None,
@@ -55,13 +59,17 @@ def compare(
     module:name, a kernel or a function f(X, Y) of yours; or JSON, as dkfm info prints it of a model.
     """
     from dkfm.compare import compare_kernels
+    from dkfm.sources import Named, open_source
 
     kernels = [arguments.kernel(word) for word in words]
     if html is not None:
         arguments.require_writable(html)
     y = arguments.labels(labels, "--labels")
     t = None if test_labels is None else arguments.labels(test_labels, "--test-labels")
-    found = compare_kernels(kernels, train, y, test=test, test_labels=t, embedding=html is not None)
+    rows = open_source(train, columns=arguments.listed(columns), id_column=id_column)
+    names = list(rows.columns) if isinstance(rows, Named) else None
+    held_out = None if test is None else open_source(test, "test", columns=names)
+    found = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)
     click.echo(found.to_json() if as_json else str(found))
     if html is not None:
         found.save_page(html)

@@ -53,6 +53,7 @@ def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
         "landmarks": record.model.landmarks.shape[0],
         "columns": record.model.columns,
         "outputs": {name: head.width for name, head in record.model.heads.items()},
+        **({"classes": list(record.classes)} if record.classes else {}),
         "parameters": dict(record.parameters),
         "certificates": record.fitted.get("certificates"),
         "bytes": record.model.nbytes,
@@ -72,6 +73,7 @@ def _scores(root: Root) -> dict[str, object]:
     output = outputs.read(root)
     facts: dict[str, object] = {
         "outputs": {columns.output: columns.width for columns in output.columns},
+        **({"classes": list(output.classes)} if output.classes else {}),
         "rows": output.rows,
         "chunk_rows": output.chunk_rows,
         "chunks": output.chunks,

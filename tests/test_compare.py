@@ -389,6 +389,21 @@ def test_the_command_says_what_is_wrong_with_its_files(folder):
     assert run("x.npy").exit_code == 2
 
 
+def test_columns_of_a_table_are_taken_by_name_on_both_sides(folder, rows):
+    pd = pytest.importorskip("pandas", reason="the extra dataframe brings it")
+    frame = pd.DataFrame(rows[0][:, :4], columns=list("abcd"))
+    frame.assign(id=np.arange(200), label=np.arange(200) % 3).to_parquet("train.parquet")
+    frame[["d", "a", "c", "b"]].to_parquet("test.parquet")
+    np.save("marks.npy", rows[1])
+    words = ["--labels", "marks.npy", "--test-labels", "marks.npy", "--kernel", "gaussian:sigma=3", "--json"]
+    tables = ["train.parquet", "--test", "test.parquet", "--columns", "a,b,c,d"]
+    result = CliRunner().invoke(main, ["compare", *tables, *words])
+    found = json.loads(result.stdout)["kernels"][0]
+    expected = dkfm.compare_kernels([kernels.Gaussian(3.0)], frame, rows[1], test=frame, test_labels=rows[1])
+    assert found["Fisher_accuracy"] == expected.compared[0].fisher_accuracy
+    assert found["rank"] == expected.compared[0].rank
+
+
 def test_labels_that_matplotlib_would_read_otherwise_are_drawn_as_they_are(rows):
     X, y, Z, t = rows
     names = np.array(["$\\bad{$", "_hidden", "$x$"])
