@@ -370,7 +370,9 @@ def test_the_command_prints_the_table_and_writes_the_page(folder, found):
 
 
 def test_the_command_says_what_is_wrong_with_its_files(folder):
-    run = lambda *words: CliRunner().invoke(main, ["compare", *words, "--kernel", "linear"])  # noqa: E731  # one line
+    def run(*words):
+        return CliRunner().invoke(main, ["compare", *words, "--kernel", "linear"])
+
     np.save("objects.npy", np.array([None, "a"], dtype=object), allow_pickle=True)
     Path("archive.npy").write_bytes(b"PK\x03\x04 and no more")
     for words, said in (
