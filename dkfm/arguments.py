@@ -105,6 +105,10 @@ def labels(path: str, option: str) -> "npt.NDArray[np.generic]":
             found = read_array(file, allow_pickle=False)
     except FileNotFoundError:
         raise InvalidInputError(f"There is no {path}, which {option} names.") from None
+    except ValueError as error:
+        words = " (words are saved with .astype(str))" if "Object arrays" in str(error) else ""
+        told = f"{path}: {reason(error)}{words}"
+        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {told}.") from None
     except Exception as error:  # whatever NumPy makes of a stranger's bytes
         raise InvalidInputError(f"{option} takes a .npy file of one label a row: {path}: {reason(error)}.") from None
     if found.ndim != 1:

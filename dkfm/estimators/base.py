@@ -165,7 +165,9 @@ class KernelEstimator(Transforming):
 
     def _measure_points(self, scorer: apply.Scorer, measured: Certificate, Z: Rows) -> Verification:
         """Return the verification with new points."""
-        raise InvalidInputError("Components are measured on their training rows alone; give no other points.")
+        raise InvalidInputError(
+            f"A {type(self).__name__} is measured on its training rows alone; give no other points."
+        )
 
     def _record(self) -> Record:
         fitted: dict[str, object] = {

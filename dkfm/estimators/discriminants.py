@@ -44,7 +44,7 @@ class Asked:
         """Return the classes of the training rows, once they can be told apart, and the priors are theirs."""
         count = len(labels)
         if count < 2:
-            raise InvalidInputError(f"y has {count} class, {labels[0]!r}, and discriminants need two or more.")
+            raise InvalidInputError(f"y has {count} class, {labels.tolist()[0]!r}, and discriminants need two or more.")
         if self.n_components is not None and self.n_components > count - 1:
             raise InvalidInputError(
                 f"n_components must be at most {count - 1}, one less than the classes, and is {self.n_components}."
