@@ -36,14 +36,18 @@ def labels_of(y: object, n: int, name: str) -> Labels:
     try:
         found = column_or_1d(cast("da.Array", y).compute() if hasattr(y, "__dask_graph__") else y, warn=True)
         assert_all_finite(found, input_name="y")
-        check_classification_targets(found)
     except TypeError as error:
         raise InvalidTypeError(f"y must be a label a row: {reason(error)}.") from None
     except ValueError as error:
         raise InvalidInputError(f"y must be a label a row: {reason(error)}.") from None
+    require_storable(cast("Labels", found))
+    try:
+        check_classification_targets(found)
+    except ValueError as error:
+        raise InvalidInputError(f"y must be a label a row: {reason(error)}.") from None
     if len(found) != n:
         raise InvalidInputError(f"y has {len(found)} labels and X has {n} rows; each row has one.")
-    return require_storable(cast("Labels", found))
+    return cast("Labels", found)
 
 
 def require_storable(found: Labels) -> Labels:
