@@ -147,7 +147,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    for measure, rounds in ((resume, 5), (receipts, 14)):
+    for measure, rounds in ((resume, 15), (receipts, 15)):
         with tempfile.TemporaryDirectory() as folder:
             measure(Path(folder), 200_000 if quick else 1_000_000, 1 if quick else rounds)
     with tempfile.TemporaryDirectory() as folder:
