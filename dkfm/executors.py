@@ -1,5 +1,6 @@
 """What runs tasks: a Dask client, or a pool of threads in this process; both behind four methods."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,9 @@ _GATHER = 15
 _SILENT = 20
 """Seconds without a sign of life, after which a worker's tasks are better run elsewhere too."""
 
+_NOTHING = object()
+"""In place of a result that did not come."""
+
 R = TypeVar("R")
 
 
@@ -49,7 +53,7 @@ class Health:
     running, paused, silent : tuple of str
         Addresses of workers: those that take tasks, those that have no memory left for one, and those not heard of.
     stuck : tuple of Key
-        Tasks on the latter two.
+        Tasks on the latter two, and those whose results do not come from there.
     """
 
     answers: bool = True
@@ -119,9 +123,11 @@ class ClientExecutor:
             raise ClusterError("This client is asynchronous, and dkfm needs a synchronous one: Client(...).")
         wait_for_workers(client)
         self._client = client
-        self._done: SimpleQueue[distributed.Future[Any]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[distributed.Future[Any], object]] = SimpleQueue()
         self._pending: dict[Key, distributed.Future[Any]] = {}
         self._seen: dict[str, tuple[object, float]] = {}
+        self._late: set[Key] = set()
+        """Tasks that ended, and whose results did not come: whoever has them may hang."""
         self.threads = 1
         self.health()
 
@@ -132,14 +138,31 @@ class ClientExecutor:
         there = None if workers is None else list(workers)
         future = self._client.submit(function, *arguments, key=key, pure=False, workers=there)
         self._pending[key] = future
-        future.add_done_callback(self._done.put)
+        future.add_done_callback(self._ended)
+
+    def _ended(self, future: "distributed.Future[Any]") -> None:
+        """Take the news that a task has ended; its result, if it has one, comes on the loop of the client."""
+        loop: Any = self._client.loop
+        if future.status == "finished":
+            # Few are asked for at a time: one that did not come lets others pass.
+            loop.add_callback(self._bring, future, _GATHER if future.key in self._late else 0)
+        else:
+            self._done.put((future, _NOTHING))
+
+    async def _bring(self, future: "distributed.Future[Any]", pause: float) -> None:
+        """Ask for a result beside all others: a worker that hangs with one keeps nobody waiting."""
+        value: object = _NOTHING
+        await asyncio.sleep(pause)
+        with suppress(Exception, asyncio.CancelledError):  # its worker, or the scheduler, went or hangs with it
+            value = await asyncio.wait_for(future, _GATHER)
+        self._done.put((future, value))
 
     def finished(self, timeout: float) -> Finished | None:
         """Wait for a task that finished, so many seconds at most."""
         from distributed import KilledWorker
 
         try:
-            future = self._done.get(timeout=timeout)
+            future, value = self._done.get(timeout=timeout)
         except Empty:
             return None
         if future.key not in self._pending:
@@ -149,16 +172,17 @@ class ClientExecutor:
             if isinstance(error, KilledWorker):
                 error = WorkerDiedError(f"The workers died that ran the task {future.key[1]}.")
             return self._taken(future.key, None, error)
-        if future.status == "finished":
-            with suppress(Exception):  # its worker, or the scheduler, went or hangs with the result: we shall be told
-                return self._taken(future.key, future.result(timeout=_GATHER), None)
-        elif future.status == "cancelled":
+        if future.status == "cancelled":
             raise ClusterError("The scheduler is gone, and all that it was to do.")
-        future.add_done_callback(self._done.put)
+        if value is not _NOTHING:
+            return self._taken(future.key, value, None)
+        self._late.add(future.key)
+        future.add_done_callback(self._ended)  # the same, or another once its worker is given up
         return None
 
     def _taken(self, key: Key, value: object, error: BaseException | None) -> Finished:
         del self._pending[key]  # which lets the cluster forget it
+        self._late.discard(key)
         return Finished(key, value, error)
 
     def health(self) -> Health:
@@ -172,7 +196,8 @@ class ClientExecutor:
         paused = tuple(a for a, fact in facts.items() if fact["status"] == "paused" and a not in silent)
         running = tuple(a for a in facts if a not in paused and a not in silent)
         self.threads = max(1, sum(int(facts[address]["nthreads"]) for address in running))
-        return Health(True, running, paused, silent, self._held_by([*paused, *silent]))
+        stuck = (*self._held_by([*paused, *silent]), *(self._late if paused or silent else ()))
+        return Health(True, running, paused, silent, stuck)
 
     def _since(self, address: str, last: object, now: float) -> tuple[object, float]:
         before = self._seen.get(address)
