@@ -372,7 +372,7 @@ def test_a_parameter_that_cannot_be_is_told_in_a_sentence(parameters, words, dat
         (np.linspace(0, 1, 120), "label a row"),
         (np.full(120, np.nan), "NaN"),
         (np.zeros((120, 2)), "label a row"),
-        (np.zeros(120, "datetime64[s]"), "Labels are"),
+        (np.zeros(120, "datetime64[s]"), "Unknown label type: datetime64"),
     ],
     ids=["none", "one", "few", "numbers", "nan", "table", "dates"],
 )

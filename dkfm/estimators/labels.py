@@ -55,7 +55,7 @@ def require_storable(found: Labels) -> Labels:
     kind = found.dtype.kind
     wide = kind == "f" and found.dtype.itemsize > np.dtype(np.float64).itemsize
     if kind not in _KINDS or wide or (kind == "O" and not all(isinstance(value, str) for value in found)):
-        raise InvalidTypeError(f"Labels are whole numbers, bools or words, and these are of {found.dtype}.")
+        raise InvalidTypeError(f"Unknown label type: {found.dtype}; labels are whole numbers, bools or words.")
     return found
 
 
