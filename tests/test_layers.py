@@ -64,6 +64,8 @@ FLOORS = [
     },
     {
         "parting",
+        "slurm_spec",
+        "slurm",
         "clusters",
         "executors",
         "workers",
