@@ -96,6 +96,19 @@ def connected(address: str, *, current: bool = True) -> Iterator["Client"]:
     """Connect to a scheduler, as the current client or beside it; raise a ClusterError where there is none."""
     from distributed import Client
 
+    if address.startswith("slurm:"):
+        from dkfm.slurm import slurm_cluster, wait_seconds
+
+        file = address.removeprefix("slurm:")
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+        with slurm_cluster(file) as cluster, Client(cluster, set_as_default=current) as client:
+            deadline = time.monotonic() + wait_seconds(file)
+            while not worker_facts(client):
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"No worker came in the {wait_seconds(file):g} seconds of wait in {file}.")
+                time.sleep(0.2)
+            yield client
+        return
     # That a scheduler went away is told in one sentence, not in a traceback of what tries to reach it.
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
