@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["slurm_cluster", "wait_seconds"]
 
+_INTERRUPTIONS = 5
+"""That the end of a cluster outlasts: Slurm tells all processes of a driver's job to end, and its shell tells them too."""
+
 _FITTING: dict[str, tuple[object, object]] = {
     "distributed.scheduler.allowed-failures": (3, 10),
     "distributed.adaptive.target-duration": ("5s", "1s"),
@@ -53,7 +56,7 @@ def wait_seconds(path: str) -> float:
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder, "dkfm.yaml")
-    ...     _ = file.write_text("dkfm: {jobs: 2, wait: 90 min}")
+    ...     _ = file.write_text("dkfm: {jobs: 2, wait: 90m}")
     ...     wait_seconds(str(file))
     5400.0
     """
@@ -114,9 +117,9 @@ def _required() -> "tuple[type[SpecCluster], Security]":
     from distributed import Security
 
     try:
-        from dask_jobqueue.slurm import SLURMCluster
+        from dkfm.slurm_jobs import Cluster
 
-        return SLURMCluster, Security.temporary()
+        return Cluster, Security.temporary()
     except ImportError as error:
         message = "Slurm needs dask-jobqueue and cryptography; install them with pip install 'dkfm[slurm]'."
         raise MissingExtraError(message) from error
@@ -151,7 +154,7 @@ def _started(cluster_class: "type[SpecCluster]", spec: SlurmSpec, security: "Sec
         cluster = cluster_class(security=security)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise ClusterError(f"The cluster of {spec.path} does not start: {reason(error)}.") from None
-    with cluster:
+    try:
         for _ in range(spec.minimum):
             cluster.worker_spec.update(cluster.new_worker_spec())
         try:
@@ -162,7 +165,22 @@ def _started(cluster_class: "type[SpecCluster]", spec: SlurmSpec, security: "Sec
         # Also where their number is fixed: it is what sees that one is missing.
         cluster.adapt(minimum_jobs=spec.minimum, maximum_jobs=spec.maximum)
         yield cluster
+    finally:
+        _close(cluster)
 
 
 async def _submitted(cluster: "SpecCluster") -> None:
     await cluster
+
+
+def _close(cluster: "SpecCluster") -> None:
+    """Cancel all jobs; an interruption is put off until that is done."""
+    interruption = None
+    for _ in range(_INTERRUPTIONS):
+        try:
+            cluster.close()
+            break
+        except KeyboardInterrupt as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption

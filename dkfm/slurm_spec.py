@@ -45,7 +45,8 @@ def read_spec(path: str) -> SlurmSpec:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
-        raise InvalidInputError(f"{path} is no YAML{where}: {reason(error)}.") from None
+        said = getattr(error, "problem", None) or reason(error)
+        raise InvalidInputError(f"{path} is no YAML{where}: {said}.") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise InvalidInputError(f"{path} must be a file of Dask's configuration, with sections jobqueue and dkfm.")
     ours = {} if content.get("dkfm") is None else content["dkfm"]
@@ -79,7 +80,7 @@ def _seconds(path: str, value: object) -> float:
     except (ValueError, KeyError):
         seconds = math.nan
     if isinstance(value, bool) or not 0 < seconds < math.inf:
-        raise InvalidInputError(f"wait in dkfm of {path} must be a time, as 90 min or 2h, not {value!r}.")
+        raise InvalidInputError(f"wait in dkfm of {path} must be a time, as 90m or 2h, not {value!r}.")
     return seconds
 
 

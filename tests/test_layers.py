@@ -65,6 +65,7 @@ FLOORS = [
     {
         "parting",
         "slurm_spec",
+        "slurm_jobs",
         "slurm",
         "clusters",
         "executors",

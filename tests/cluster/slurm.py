@@ -42,7 +42,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=2,requeue_delay=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
 ReturnToService=2
 MpiDefault=none
 KillWait=20
