@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["slurm_cluster", "wait_seconds"]
 
 _INTERRUPTIONS = 5
-"""That the end of a cluster outlasts: Slurm tells all processes of a driver's job to end, and its shell tells them too."""
+"""That the end of a cluster outlasts: Slurm tells all processes of a driver's job to end, and its shell does so too."""
 
 _FITTING: dict[str, tuple[object, object]] = {
     "distributed.scheduler.allowed-failures": (3, 10),
@@ -151,7 +151,8 @@ def _stored(made: "Security", place: Path) -> Iterator["Security"]:
 def _started(cluster_class: "type[SpecCluster]", spec: SlurmSpec, security: "Security") -> Iterator["SpecCluster"]:
     """Start the scheduler here, submit the first jobs, and replace those that end."""
     try:
-        cluster = cluster_class(security=security)
+        # What goes wrong is told in one sentence; the scheduler's own words on it are tracebacks.
+        cluster = cluster_class(security=security, silence_logs="critical")
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise ClusterError(f"The cluster of {spec.path} does not start: {reason(error)}.") from None
     try:

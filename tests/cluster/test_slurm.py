@@ -9,17 +9,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults import harness
-from faults.harness import process, run, wait_for
 
 from cluster.needs import needs
+from faults import harness
+from faults.harness import process, run, wait_for
 
 needs("munged", "slurmctld", "slurmd", "sbatch", "import dask_jobqueue", "import cryptography")
 
 from cluster.slurm import processes_of, slurm  # noqa: E402  # only where there is one
 
 ROOT = Path(__file__).parents[2]
-ROWS, CHUNK_ROWS = 10_000, 500
+ROWS, CHUNK_ROWS = 7_200, 300
 
 YAML = """
 jobqueue:
@@ -76,8 +76,8 @@ def state(queue, number):
     return re.search(r"JobState=(\w+)", said)[1], int(re.search(r"Restarts=(\d+)", said)[1])
 
 
-def wait_for_chunks(job, folder, number=1):
-    wait_for(lambda: job.chunks_there(folder / "out") >= number, "a chunk", harness.LIMIT)
+def wait_for_chunks(job, folder, number=4):
+    wait_for(lambda: job.chunks_there(folder / "out") >= number, "chunks", harness.LIMIT)
 
 
 def listens(name):
@@ -113,7 +113,7 @@ def test_a_driver_job_that_goes_back_into_the_queue_goes_on_from_there(queue, jo
     log = (folder / f"dkfm-{number}.log").read_text()
     assert state(queue, number) == ("COMPLETED", 1), log
     assert "Interrupted; dkfm score goes on from there with the same command." in log
-    assert re.search(r"10,000 rows, (\d+) of 20 chunks were there", log), log
+    assert re.search(r"7,200 rows, (\d+) of 24 chunks were there", log), log
     assert before < ROWS // CHUNK_ROWS
     assert "Traceback" not in log
     job.settle(folder / "out")
