@@ -108,7 +108,9 @@ def test_a_driver_job_that_goes_back_into_the_queue_goes_on_from_there(queue, jo
     queue.ask(*how, number)
     harness.TOTALS.faults += 1
     wait_for(lambda: state(queue, number)[1] == 1, "the requeue")
+    wait_for(lambda: state(queue, number)[0] == "PENDING", "its place in the queue")
     before = job.chunks_there(folder / "out")
+    queue.ask("scontrol", "update", f"JobId={number}", "StartTime=now")  # else Slurm lets it wait for two minutes
     wait_for_the_end(queue, number)
     log = (folder / f"dkfm-{number}.log").read_text()
     assert state(queue, number) == ("COMPLETED", 1), log
