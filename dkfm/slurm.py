@@ -6,8 +6,11 @@ ends, be it by `scancel` or with its node, is replaced by a new one; all of them
 """
 
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,6 +119,7 @@ def _required() -> "tuple[type[SpecCluster], Security]":
     """Return dask-jobqueue's cluster and new certificates; raise a MissingExtraError where either is not to be had."""
     from distributed import Security
 
+    before = signal.getsignal(signal.SIGINT)
     try:
         from dkfm.slurm_jobs import Cluster
 
@@ -123,6 +127,14 @@ def _required() -> "tuple[type[SpecCluster], Security]":
     except ImportError as error:
         message = "Slurm needs dask-jobqueue and cryptography; install them with pip install 'dkfm[slurm]'."
         raise MissingExtraError(message) from error
+    except ValueError as error:
+        raise ClusterError(
+            f"A cluster of Slurm's is started in the main thread of a program: {reason(error)}."
+        ) from None
+    finally:
+        # Its import takes Ctrl-C away from the program: it would end as if all were done.
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -176,12 +188,15 @@ async def _submitted(cluster: "SpecCluster") -> None:
 
 def _close(cluster: "SpecCluster") -> None:
     """Cancel all jobs; an interruption is put off until that is done."""
-    interruption = None
-    for _ in range(_INTERRUPTIONS):
-        try:
-            cluster.close()
-            break
-        except KeyboardInterrupt as error:
-            interruption = error
+    interruption: BaseException | None = None
+    # In a thread of its own, since what is interrupted in this one would not be taken up again.
+    with ThreadPoolExecutor(1, thread_name_prefix="dkfm-slurm") as pool:
+        closing = pool.submit(cluster.close)
+        for _ in range(_INTERRUPTIONS):
+            try:
+                closing.result()
+                break
+            except (KeyboardInterrupt, SystemExit) as error:
+                interruption = error
     if interruption is not None:
         raise interruption

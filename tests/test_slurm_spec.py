@@ -226,6 +226,50 @@ def test_a_submission_that_fails_in_the_middle_is_repeated_and_fails_nothing(com
         wait_for((commands / "refused").exists, "a submission that fails")
 
 
+def test_an_interruption_while_jobs_are_cancelled_waits_until_they_are(commands, file):
+    pytest.importorskip("dask_jobqueue")  # reason: it is an extra
+    with pytest.raises(KeyboardInterrupt), slurm_cluster(file(section() + "dkfm: {jobs: 2}")) as cluster:
+        interrupting(commands / "bin/scancel")
+    assert cluster.status.name == "closed"
+    assert (commands / "calls").read_text().count("scancel") == 2
+    assert not list(commands.glob(".dkfm-slurm-*"))
+
+
+def interrupting(script):
+    """Let a command send this process what Ctrl-C does, and take its time."""
+    script.write_text(script.read_text().replace("#!/bin/sh", f"#!/bin/sh\nkill -INT {os.getpid()}; sleep 1"))
+
+
+def test_ctrl_c_stays_with_the_program(commands, file):
+    pytest.importorskip("dask_jobqueue")  # reason: it is an extra
+    code = f"import signal; from dkfm.slurm import slurm_cluster\nwith slurm_cluster({file(section())!r}): pass\n"
+    code += "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_in_another_thread_it_is_refused_by_name(commands, file):
+    pytest.importorskip("dask_jobqueue")  # reason: it is an extra
+    code = f"""
+import threading
+from dkfm.errors import ClusterError
+from dkfm.slurm import slurm_cluster
+
+def start():
+    try:
+        with slurm_cluster({file(section())!r}):
+            pass
+    except ClusterError as error:
+        print(error)
+
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "is started in the main thread of a program" in done.stdout
+    assert done.stderr == ""
+
+
 def test_only_who_has_the_certificates_gets_in(commands, file):
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
     from distributed import Client
