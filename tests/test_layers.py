@@ -95,6 +95,7 @@ FLOORS = [
         "demo",
         "bench",
         "arguments",
+        "dashboard",
         "fitting",
         "commands",
         "cli",
