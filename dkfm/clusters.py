@@ -1,6 +1,5 @@
 """Clients of Dask and clusters of this machine: found, connected to, started, asked."""
 
-import logging
 import sys
 import tempfile
 import time
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ask_scheduler",
-    "connected",
     "find_client",
     "inside_worker",
     "local_cluster",
@@ -89,21 +87,6 @@ def ask_scheduler(client: "Client", question: str, **options: object) -> Any:  #
         return client.sync(getattr(client.scheduler, question), callback_timeout=_ANSWER, **options)
     except (TimeoutError, OSError):
         return None
-
-
-@contextmanager
-def connected(address: str, *, current: bool = True) -> Iterator["Client"]:
-    """Connect to a scheduler, as the current client or beside it; raise a ClusterError where there is none."""
-    from distributed import Client
-
-    # That a scheduler went away is told in one sentence, not in a traceback of what tries to reach it.
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
-    try:
-        client = Client(address, timeout=10, set_as_default=current)
-    except (OSError, ValueError) as error:
-        raise ClusterError(f"There is no scheduler at {address}: {error}") from None
-    with client:
-        yield client
 
 
 _QUIET: dict[str, tuple[object, object]] = {
