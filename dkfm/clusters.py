@@ -3,6 +3,7 @@
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -70,8 +71,10 @@ def worker_facts(client: "Client") -> dict[str, dict[str, Any]] | None:
 
 def wait_for_workers(client: "Client") -> None:
     """Wait until there is a worker, be it a paused one; raise a ClusterError where none comes, or nobody answers."""
-    deadline = time.monotonic() + _ARRIVAL
+    deadline, wish = time.monotonic() + _ARRIVAL, None
     while not (facts := worker_facts(client)):
+        # An adaptive cluster starts workers for tasks alone; this one is let go with the name.
+        wish = wish or (None if facts is None else client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}"))
         if facts is None:
             raise ClusterError("The scheduler does not answer; is it still there?")
         if time.monotonic() > deadline:

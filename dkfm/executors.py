@@ -50,7 +50,7 @@ class Health:
     running, paused, silent : tuple of str
         Addresses of workers: those that take tasks, those that have no memory left for one, and those not heard of.
     stuck : tuple of Key
-        Tasks on the latter two.
+        Tasks on the latter two, and those for workers that are gone.
     """
 
     answers: bool = True
@@ -138,6 +138,8 @@ class ClientExecutor:
         self._seen: dict[str, tuple[object, float]] = {}
         self._unfit: set[str] = set()
         self._fit: tuple[str, ...] = ()
+        self._chosen: dict[Key, frozenset[str]] = {}
+        """Of the tasks that only some workers may run, those workers."""
         self.threads = 1
         self.health()
 
@@ -145,11 +147,10 @@ class ClientExecutor:
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
     ) -> None:
         """Start one task, on some workers alone if they are given."""
-        rather = workers is None and bool(self._unfit)  # those may be gone by then, and others have come
-        there = list(self._fit) if rather else None if workers is None else list(workers)
-        future = self.client.submit(
-            function, *arguments, key=key, pure=False, workers=there, allow_other_workers=rather
-        )
+        there = list(self._fit if workers is None and self._unfit else workers or ())
+        if there:
+            self._chosen[key] = frozenset(there)
+        future = self.client.submit(function, *arguments, key=key, pure=False, workers=there or None)
         self._pending[key] = future
         future.add_done_callback(self._done.put)
 
@@ -178,6 +179,7 @@ class ClientExecutor:
 
     def _taken(self, key: Key, value: object, error: BaseException | None) -> Finished:
         del self._pending[key]  # which lets the cluster forget it
+        self._chosen.pop(key, None)
         return Finished(key, value, error)
 
     def health(self) -> Health:
@@ -192,7 +194,8 @@ class ClientExecutor:
         running = tuple(a for a in facts if a not in paused and a not in silent and a not in self._unfit)
         self._fit = running
         self.threads = max(1, sum(int(facts[address]["nthreads"]) for address in running))
-        return Health(True, running, paused, silent, self._held_by([*paused, *silent]))
+        deserted = (key for key, there in self._chosen.items() if there.isdisjoint(facts))
+        return Health(True, running, paused, silent, (*self._held_by([*paused, *silent]), *deserted))
 
     def avoid(self, error: UnfitWorkerError) -> bool:
         """Give a worker no more tasks while others are there, and say so once."""

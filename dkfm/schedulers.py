@@ -96,12 +96,16 @@ def _is_loopback(address: str) -> bool:
 @contextmanager
 def _client(address: str, spec: str, current: bool) -> "Iterator[Client]":
     from distributed import Client
+    from distributed.versions import VersionMismatchWarning
 
     # That a scheduler went away is told in one sentence, not in a traceback of what tries to reach it.
     for name in ("distributed.client", "distributed.comm.tcp"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        client = Client(address, timeout=10, set_as_default=current)
+        with warnings.catch_warnings():
+            # A table of all versions; what matters of them is told in a sentence before the first task.
+            warnings.simplefilter("ignore", VersionMismatchWarning)
+            client = Client(address, timeout=10, set_as_default=current)
     except (OSError, ValueError, TypeError, RuntimeError) as error:  # the latter two of TLS without certificates
         raise ClusterError(f"There is no scheduler at {spec} that takes us: {reason(error)}.") from None
     with client:
