@@ -84,7 +84,7 @@ def _client(address: str | None, page: str | None = None) -> "Iterator[Client | 
     if address is None:
         yield None
         return
-    from dkfm.clusters import connected
+    from dkfm.schedulers import connected
 
     with connected(address) as client, dashboard.reported(client, page):
         yield client
