@@ -5,10 +5,11 @@ import base64
 import json
 import shutil
 import tempfile
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 
+import psutil
 from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import websocket_connect
 
@@ -69,17 +70,30 @@ class Page:
         return base64.b64decode((await self.ask("Page.captureScreenshot", format="png"))["data"])
 
 
+@contextmanager
+def chromium_in(folder):
+    """Start Chromium with all that it writes in a folder; at the end none of its processes writes there any more."""
+    command = [shutil.which("chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    command += ["--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    command += ["--remote-debugging-port=0", f"--user-data-dir={folder}/profile", "about:blank"]
+    with harness.process(command, folder / "log", env=harness.environment(TMPDIR=str(folder))) as started:
+        try:
+            yield
+        finally:
+            family = psutil.Process(started.pid).children(recursive=True)
+            started.terminate()
+            started.wait(30)
+            _, left = psutil.wait_procs(family, 10)
+            for process in left:
+                process.kill()
+            psutil.wait_procs(left, 10)
+
+
 @asynccontextmanager
 async def opened(url, width=1280, height=720):
     """Open a page of this machine; no name of another is resolved."""
-    command = [shutil.which("chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    command += ["--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-    async with AsyncExitStack() as stack:
-        # A folder of its own for all that it leaves, whose name is short enough for its socket.
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dkfm-")))
-        command += ["--remote-debugging-port=0", f"--user-data-dir={folder}/profile", "about:blank"]
-        here = harness.environment(TMPDIR=str(folder))
-        chromium = stack.enter_context(harness.process(command, folder / "log", env=here))
+    # Its folder has a name that is short enough for its socket.
+    with tempfile.TemporaryDirectory(prefix="dkfm-") as name, chromium_in(folder := Path(name)):
         told = folder / "profile" / "DevToolsActivePort"
         await asyncio.to_thread(harness.wait_for, lambda: told.exists() and told.read_text().count("\n"), "Chromium")
         port = told.read_text().split()[0]
@@ -96,5 +110,3 @@ async def opened(url, width=1280, height=720):
             yield page
         finally:
             socket.close()
-            chromium.terminate()
-            await asyncio.to_thread(chromium.wait, 30)
