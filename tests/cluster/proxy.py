@@ -7,11 +7,12 @@ every connection that it opened, and one for every connection that it dropped.
 import asyncio
 import random
 import sys
+from functools import partial
 
 HELD = 0.05
 """Seconds for which bytes are held back at most."""
 
-LIFE = 0.5, 6.0
+LIFE = 2.0, 8.0
 """Seconds that a connection has: at least and at most."""
 
 
@@ -32,10 +33,8 @@ async def connect(reader, writer, target, rng):
         writer.transport.abort()
         return
     print("opened", target, flush=True)
-    ways = [
-        asyncio.create_task(way) for way in (carry(reader, behind_writer, rng), carry(behind_reader, writer, rng))
-    ]
-    ended, running = await asyncio.wait(ways, timeout=life)
+    ways = [asyncio.create_task(way) for way in (carry(reader, behind_writer, rng), carry(behind_reader, writer, rng))]
+    _, running = await asyncio.wait(ways, timeout=life)
     for way in running:
         way.cancel()
     await asyncio.gather(*ways, return_exceptions=True)
@@ -50,8 +49,7 @@ async def main(seed, *lines):
     async with asyncio.TaskGroup() as group:
         for line in lines:
             listen, target = line.split("=")
-            opened = lambda reader, writer, target=target: connect(reader, writer, target, rng)  # noqa: E731
-            server = await asyncio.start_server(opened, *listen.split(":"))
+            server = await asyncio.start_server(partial(connect, target=target, rng=rng), *listen.split(":"))
             group.create_task(server.serve_forever())
 
 

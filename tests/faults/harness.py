@@ -180,7 +180,7 @@ class Site:
         return [], "127.0.0.1"
 
     def start_worker(self, number, before=(), scheduler=None, listen=None, **more):
-        """Start a worker, by some other command if need be; it listens on the address of its place, or as it is told."""
+        """Start a worker, by some other command if need be; it listens where its place is, or as it is told."""
         inside, host = self.place(number)
         command = [*inside, *before, sys.executable, "-m", "distributed.cli.dask_worker", scheduler or self.address]
         command += ["--name", f"w{number}", "--nthreads", str(self._threads), "--memory-limit", "1GB"]
