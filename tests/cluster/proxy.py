@@ -12,7 +12,7 @@ from functools import partial
 HELD = 0.05
 """Seconds for which bytes are held back at most."""
 
-LIFE = 2.0, 8.0
+LIFE = 3.0, 12.0
 """Seconds that a connection has: at least and at most."""
 
 
