@@ -179,11 +179,11 @@ class Site:
         """Return how a command begins that runs where a worker does, or the scheduler, and the address there."""
         return [], "127.0.0.1"
 
-    def start_worker(self, number, before=(), scheduler=None, listen=None, **more):
+    def start_worker(self, number, before=(), scheduler=None, listen=None, memory="1GB", **more):
         """Start a worker, by some other command if need be; it listens where its place is, or as it is told."""
         inside, host = self.place(number)
         command = [*inside, *before, sys.executable, "-m", "distributed.cli.dask_worker", scheduler or self.address]
-        command += ["--name", f"w{number}", "--nthreads", str(self._threads), "--memory-limit", "1GB"]
+        command += ["--name", f"w{number}", "--nthreads", str(self._threads), "--memory-limit", memory]
         # Without an address of its own what a worker says over HTTP is said on every interface.
         command += [*(listen or ["--host", host]), "--no-dashboard", "--dashboard-address", f"{host}:0"]
         scratch = self.folder / f"scratch{number}"
