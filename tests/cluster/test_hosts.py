@@ -325,6 +325,6 @@ def test_a_worker_whose_store_is_another_one_is_named_before_anything_is_scored(
             assert driver.wait(harness.LIMIT) == 1, "no preflight named the worker"
     told = sentence(target.with_suffix(".log").read_text())
     assert f"//{site.host(GUEST).address}:" in told
-    assert "same" in told
+    assert f"does not see the same {target} as the driver" in told
     assert not any(f"//{site.host(number).address}:" in told for number in WORKERS)
     assert job.chunks_there(target) == job.chunks_there(other / target.name) == 0
