@@ -68,6 +68,8 @@ FLOORS = [
         "executors",
         "workers",
         "preflight",
+        "fitness",
+        "schedulers",
         "progress",
         "job",
         "gram",
