@@ -1,4 +1,4 @@
-"""What tests of clusters need beside Python: a program or a package, or they skip; under DKFM_CLUSTER they fail then."""
+"""What tests of clusters need beside Python: a program or a package, or they skip; with DKFM_CLUSTER they fail."""
 
 import os
 import shutil
@@ -11,7 +11,9 @@ def needs(*names):
     """Skip a test file unless these programs (as "sshd") and Python packages (as "import asyncssh") are there."""
     for name in names:
         package = name.removeprefix("import ")
-        there = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin") if package == name else find_spec(package)
+        there = (
+            shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin") if package == name else find_spec(package)
+        )
         if not there:
             if os.environ.get("DKFM_CLUSTER"):
                 pytest.fail(f"{name} is missing, and DKFM_CLUSTER asks for every test of clusters.", pytrace=False)
