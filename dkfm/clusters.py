@@ -96,6 +96,13 @@ def connected(address: str, *, current: bool = True) -> Iterator["Client"]:
     """Connect to a scheduler, as the current client or beside it; raise a ClusterError where there is none."""
     from distributed import Client
 
+    if address.startswith("ssh:"):
+        from dkfm.ssh import ssh_cluster
+
+        with ssh_cluster(address.removeprefix("ssh:")) as cluster, Client(cluster, set_as_default=current) as client:
+            yield client
+        return
+
     # That a scheduler went away is told in one sentence, not in a traceback of what tries to reach it.
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
