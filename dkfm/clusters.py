@@ -107,7 +107,8 @@ def connected(address: str, *, current: bool = True) -> Iterator["Client"]:
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
         client = Client(address, timeout=10, set_as_default=current)
-    except (OSError, ValueError) as error:
+    # A TypeError: tls:// without a certificate; a RuntimeError: tcp:// where the configuration requires encryption.
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise ClusterError(f"There is no scheduler at {address}: {error}") from None
     with client:
         yield client
