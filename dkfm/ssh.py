@@ -6,6 +6,7 @@ file, and what put it there removes it when the connection ends, however that co
 """
 
 import asyncio
+import logging
 import re
 import secrets
 import shlex
@@ -224,16 +225,14 @@ def _refuse(host: _Host, error: BaseException) -> NoReturn:
     if isinstance(error, ClusterError) or not isinstance(error, Exception):
         raise error
     if isinstance(error, asyncssh.PermissionDenied):
-        told = (
-            f"{host} lets us in with none of your keys: make `ssh {host.name}` work without a password, and try again"
-        )
+        told = f"{host} takes none of your keys; make `ssh {host.name}` work without a password, and try again."
     elif isinstance(error, asyncssh.HostKeyNotVerifiable):
-        told = f"The host key of {host} is not the one in your known hosts, or in none: see what `ssh {host.name}` says"
+        told = f"The host key of {host} is not among your known hosts; see what `ssh {host.name}` says of it."
     elif isinstance(error, TimeoutError):
-        told = f"{host} has not answered over SSH for {_PATIENCE} seconds; is it up, and is this its port?"
+        told = f"{host} has not answered over SSH for {_PATIENCE} seconds; see whether `ssh {host.name}` does."
     else:
-        told = f"{host} cannot be reached over SSH: {reason(error)}"
-    raise ClusterError(told if told.endswith("?") else f"{told}.") from None
+        told = f"{host} cannot be reached over SSH: {reason(error)}."
+    raise ClusterError(told) from None
 
 
 @contextmanager
@@ -256,7 +255,9 @@ def _started(
     }
     with dask.config.set(remote):
         try:
-            cluster = SpecCluster(workers, scheduler, security=security, loop=loop, name="SSHCluster")
+            cluster = SpecCluster(
+                workers, scheduler, security=security, loop=loop, name="SSHCluster", silence_logs=logging.WARNING
+            )
         except RuntimeError as error:
             if isinstance(error.__cause__, ClusterError):
                 raise error.__cause__ from None

@@ -26,7 +26,7 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    return harness.Job.made(tmp_path_factory.mktemp("job"), rows=3_000, chunk_rows=60)
+    return harness.Job.made(tmp_path_factory.mktemp("job"), rows=1_500, chunk_rows=30)
 
 
 class Site:

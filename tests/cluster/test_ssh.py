@@ -102,7 +102,7 @@ def sshd(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    return harness.Job.made(tmp_path_factory.mktemp("ssh"), rows=3_000, chunk_rows=60)
+    return harness.Job.made(tmp_path_factory.mktemp("ssh"), rows=1_500, chunk_rows=30)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_the_smoke_job_loses_nothing_when_a_worker_is_killed(sshd, job, tmp_path
         assert "PRIVATE KEY" in (folder / "dask.pem").read_text()
         workers[0].kill()
         assert driver.wait(harness.LIMIT) == 0
-    assert "3,000 rows" in target.with_suffix(".log").read_text()
+    assert "1,500 rows" in target.with_suffix(".log").read_text()
     job.settle(target)
     # The server noted every command whole, also those that were there too shortly to be seen.
     text, configurations = sshd.commands()
@@ -189,16 +189,17 @@ def test_a_host_that_does_not_answer_is_named(home):
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.MonkeyPatch.context() as patch:
         patch.setattr("dkfm.ssh._PATIENCE", 2)
         mute = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert _told(home.hosts(there, mute)).startswith(f"{mute} has not answered over SSH for 2 seconds")
+        assert _told(home.hosts(mute)).startswith(f"{mute} has not answered over SSH for 2 seconds")
 
 
-def test_a_refused_key_and_an_unknown_host_are_named(home, monkeypatch):
+def test_a_refused_key_and_an_unknown_host_are_named(home):
     configuration = home.home / ".ssh" / "config"
     text = configuration.read_text()
     here = home.hosts(f"127.0.0.1:{home.port}")
     try:
         configuration.write_text(text.replace("IdentityFile", f"IdentityFile {home.folder}/other_key\n#"))
         assert _told(here).startswith(f"127.0.0.1:{home.port} takes none of your keys")
+        (home.folder / "empty").touch()
         configuration.write_text(text.replace("UserKnownHostsFile", f"UserKnownHostsFile {home.folder}/empty\n#"))
         assert _told(here).startswith(f"The host key of 127.0.0.1:{home.port} is not")
     finally:
