@@ -79,7 +79,7 @@ def _client(address: str | None) -> "Iterator[Client | None]":
     if address is None:
         yield None
         return
-    from dkfm.clusters import connected
+    from dkfm.schedulers import connected
 
     with connected(address) as client:
         yield client

@@ -75,7 +75,7 @@ class _Host:
 
 
 @contextmanager
-def ssh_cluster(path: str) -> "Iterator[SpecCluster]":
+def ssh_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
     """Start a scheduler and workers on the hosts of a file, and end them.
 
     Each line is `[user@]host[:port] [python=/path]`; what follows a # is a comment. The first host runs the scheduler,
@@ -89,8 +89,10 @@ def ssh_cluster(path: str) -> "Iterator[SpecCluster]":
 
     Yields
     ------
-    distributed.SpecCluster
-        As distributed.SSHCluster returns it; it listens where SSH reached each host.
+    cluster : distributed.SpecCluster
+        As distributed.SSHCluster returns it; it listens where SSH reached each host. All its workers have started.
+    wait : float
+        Seconds after which a worker that has not come will not.
 
     Raises
     ------
@@ -122,7 +124,8 @@ def ssh_cluster(path: str) -> "Iterator[SpecCluster]":
         keys = _Keys(folder, f"{security.tls_client_cert}{security.tls_client_key}\n")
         stack.callback(sync, runner.loop, keys.remove)
         addresses = sync(runner.loop, keys.put, list(dict.fromkeys(hosts)))
-        yield stack.enter_context(_started(hosts, addresses, f"{folder}/dask.pem", security, runner.loop))
+        cluster = stack.enter_context(_started(hosts, addresses, f"{folder}/dask.pem", security, runner.loop))
+        yield cluster, _PATIENCE
 
 
 def _hosts(path: str) -> list[_Host]:

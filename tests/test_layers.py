@@ -69,6 +69,8 @@ FLOORS = [
         "executors",
         "workers",
         "preflight",
+        "fitness",
+        "schedulers",
         "progress",
         "job",
         "gram",

@@ -174,9 +174,9 @@ class Site:
     def __exit__(self, *error):
         self._stack.close()
 
-    def start_worker(self, number, **more):
+    def start_worker(self, number, memory="1GB", **more):
         command = [sys.executable, "-m", "distributed.cli.dask_worker", self.address, "--name", f"w{number}"]
-        command += ["--nthreads", str(self._threads), "--memory-limit", "1GB", "--host", "127.0.0.1", "--no-dashboard"]
+        command += ["--nthreads", str(self._threads), "--memory-limit", memory, "--host", "127.0.0.1", "--no-dashboard"]
         scratch = self.folder / f"scratch{number}"
         command += ["--local-directory", str(scratch), "--death-timeout", "60"]
         path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
