@@ -65,6 +65,7 @@ FLOORS = [
     {
         "parting",
         "clusters",
+        "ssh",
         "executors",
         "workers",
         "preflight",
