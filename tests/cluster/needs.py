@@ -1,4 +1,4 @@
-"""What tests of clusters need beside Python: a program or a package, or they skip; under DKFM_CLUSTER they fail then."""
+"""What tests of clusters need beside Python: a program or a package, or they skip; with DKFM_CLUSTER they fail."""
 
 import os
 import shutil
