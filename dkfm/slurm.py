@@ -21,7 +21,7 @@ from dkfm.slurm_spec import SlurmSpec, merged, read_spec
 if TYPE_CHECKING:
     from distributed import Security, SpecCluster
 
-__all__ = ["slurm_cluster", "wait_seconds"]
+__all__ = ["slurm_cluster"]
 
 _INTERRUPTIONS = 5
 """That the end of a cluster outlasts: Slurm tells all processes of a driver's job to end, and its shell does so too."""
@@ -36,38 +36,8 @@ is enough to ask for more workers; and the threads of one process share one mode
 """
 
 
-def wait_seconds(path: str) -> float:
-    """Return how many seconds the driver waits for its first worker, as the file of a cluster says: `wait` of `dkfm`.
-
-    Parameters
-    ----------
-    path : str
-        The file of a `slurm_cluster`.
-
-    Returns
-    -------
-    float
-        3,600 where the file does not say.
-
-    Raises
-    ------
-    InvalidInputError
-        The file cannot be used.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder, "dkfm.yaml")
-    ...     _ = file.write_text("dkfm: {jobs: 2, wait: 90m}")
-    ...     wait_seconds(str(file))
-    5400.0
-    """
-    return read_spec(path).wait
-
-
 @contextmanager
-def slurm_cluster(path: str) -> Iterator["SpecCluster"]:
+def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
     """Start a cluster whose workers are jobs of Slurm's queue; at the end they are cancelled, after errors too.
 
     Parameters
@@ -79,8 +49,10 @@ def slurm_cluster(path: str) -> Iterator["SpecCluster"]:
 
     Yields
     ------
-    distributed.SpecCluster
+    cluster : distributed.SpecCluster
         Its first jobs are in the queue.
+    wait : float
+        Seconds that the first worker has to come, as the file says; 3,600 where it does not.
 
     Raises
     ------
@@ -93,7 +65,7 @@ def slurm_cluster(path: str) -> Iterator["SpecCluster"]:
 
     Examples
     --------
-    >>> with slurm_cluster("none.yaml") as cluster:
+    >>> with slurm_cluster("none.yaml") as (cluster, wait):
     ...     print(cluster.scheduler_address)
     Traceback (most recent call last):
     dkfm.errors.InvalidInputError: none.yaml cannot be read: No such file or directory.
@@ -112,7 +84,7 @@ def slurm_cluster(path: str) -> Iterator["SpecCluster"]:
         _stored(made, place) as security,
         _started(cluster_class, spec, security) as cluster,
     ):
-        yield cluster
+        yield cluster, spec.wait
 
 
 def _required() -> "tuple[type[SpecCluster], Security]":

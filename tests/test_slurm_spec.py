@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError
-from dkfm.slurm import slurm_cluster, wait_seconds
+from dkfm.slurm import slurm_cluster
 from dkfm.slurm_spec import read_spec
 from faults.harness import wait_for
 
@@ -73,16 +73,16 @@ def commands(tmp_path, monkeypatch):
 )
 def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(file, text, said):
     with pytest.raises(InvalidInputError, match=said) as refused:
-        wait_seconds(file(text))
+        read_spec(file(text))
     assert str(refused.value).endswith(".")
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_a_named_error(tmp_path):
     with pytest.raises(InvalidInputError, match=r"none\.yaml cannot be read: No such file or directory"):
-        wait_seconds(str(tmp_path / "none.yaml"))
+        read_spec(str(tmp_path / "none.yaml"))
     with pytest.raises(InvalidInputError, match="cannot be read: Is a directory"):
-        wait_seconds(str(tmp_path))
+        read_spec(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,8 @@ def test_jobs_are_submitted_and_cancelled_also_after_an_error_and_nothing_is_lef
     shared = commands / "shared"
     shared.mkdir()
 
-    def fail(cluster):
+    def fail(cluster, wait):
+        assert wait == 3600
         (folder,) = shared.iterdir()
         modes = {stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()}
         assert (stat.S_IMODE(folder.stat().st_mode), modes) == (0o700, {0o600})
@@ -175,8 +176,8 @@ def test_jobs_are_submitted_and_cancelled_also_after_an_error_and_nothing_is_lef
         raise KeyError
 
     path = file(section(f", shared-temp-directory: {shared}") + "dkfm: {jobs: 2}")
-    with pytest.raises(KeyError), slurm_cluster(path) as cluster:
-        fail(cluster)
+    with pytest.raises(KeyError), slurm_cluster(path) as (cluster, wait):
+        fail(cluster, wait)
     calls = [line.split() for line in (commands / "calls").read_text().splitlines()]
     submitted = {number for name, _, number in calls if name == "sbatch"}
     assert len(submitted) == 2
@@ -192,7 +193,7 @@ def test_jobs_are_submitted_and_cancelled_also_after_an_error_and_nothing_is_lef
 def test_what_a_file_says_of_dask_stands(commands, file):
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
     path = file(section(", processes: 2") + "distributed: {scheduler: {allowed-failures: 40}}")
-    with slurm_cluster(path) as cluster:
+    with slurm_cluster(path) as (cluster, _):
         assert cluster.scheduler.allowed_failures == 40
     assert "--nworkers 2" in (commands / "scripts").read_text()
 
@@ -212,14 +213,14 @@ def test_a_submission_that_fails_in_the_middle_is_repeated_and_fails_nothing(com
     from dkfm import slurm_jobs
 
     monkeypatch.setattr(slurm_jobs, "_AGAIN", 0.5)
-    with slurm_cluster(file(section() + "dkfm: {jobs: 1}")) as cluster:
+    with slurm_cluster(file(section() + "dkfm: {jobs: 1}")) as (cluster, _):
         works = (commands / "bin/sbatch").read_text()
         (commands / "bin/sbatch").write_text(f"#!/bin/sh\ntouch {commands}/refused\nexit 1\n")
         del cluster.workers[next(iter(cluster.workers))]  # as where a worker was lost
         wait_for((commands / "refused").exists, "a submission that fails")
         (commands / "bin/sbatch").write_text(works)
         wait_for(lambda: (commands / "calls").read_text().count("sbatch") == 2, "another submission")
-    with slurm_cluster(file(section() + "dkfm: {jobs: 1}")) as cluster:
+    with slurm_cluster(file(section() + "dkfm: {jobs: 1}")) as (cluster, _):
         (commands / "refused").unlink()
         (commands / "bin/sbatch").write_text(f"#!/bin/sh\ntouch {commands}/refused\nexit 1\n")
         del cluster.workers[next(iter(cluster.workers))]
@@ -228,7 +229,7 @@ def test_a_submission_that_fails_in_the_middle_is_repeated_and_fails_nothing(com
 
 def test_an_interruption_while_jobs_are_cancelled_waits_until_they_are(commands, file):
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
-    with pytest.raises(KeyboardInterrupt), slurm_cluster(file(section() + "dkfm: {jobs: 2}")) as cluster:
+    with pytest.raises(KeyboardInterrupt), slurm_cluster(file(section() + "dkfm: {jobs: 2}")) as (cluster, _):
         interrupting(commands / "bin/scancel")
     assert cluster.status.name == "closed"
     assert (commands / "calls").read_text().count("scancel") == 2
@@ -274,7 +275,7 @@ def test_only_who_has_the_certificates_gets_in(commands, file):
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
     from distributed import Client
 
-    with slurm_cluster(file(section())) as cluster:
+    with slurm_cluster(file(section())) as (cluster, _):
         address = cluster.scheduler_address
         with Client(cluster, set_as_default=False) as client:
             assert client.scheduler_info()["address"] == address

@@ -7,10 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster.needs import needs
+from cluster.sockets import listening
 from faults import harness
 from faults.harness import process, run, wait_for
 
@@ -80,17 +80,12 @@ def wait_for_chunks(job, folder, number=4):
     wait_for(lambda: job.chunks_there(folder / "out") >= number, "chunks", harness.LIMIT)
 
 
-def listens(name):
-    """Return the addresses at which this user's processes of a folder listen."""
-    return {one.laddr.ip for p in processes_of(name) for one in p.net_connections() if one.status == psutil.CONN_LISTEN}
-
-
 def test_a_worker_job_that_is_cancelled_is_replaced_and_costs_no_row(queue, job, folder):
     with process(scored(job, folder), folder / "log") as driver:
         wait_for_chunks(job, folder)
         first = {number for number, _ in queue.jobs("dask-worker")}
         assert len(first) == 2
-        assert listens(folder) == {"127.0.0.1"}
+        assert listening(processes_of(folder)) == {"127.0.0.1"}
         queue.ask("scancel", min(first))
         harness.TOTALS.faults += 1
         wait_for(lambda: {n for n, _ in queue.jobs("dask-worker")} - first or driver.poll() is not None, "another job")
