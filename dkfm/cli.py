@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ class _Group(click.Group):
     """Exit code 0: done; 1: a named error, said in one sentence; 2: wrong usage."""
 
     def invoke(self, ctx: click.Context) -> object:
+        shown = warnings.formatwarning
+        warnings.formatwarning = _told_warning
         try:
             return super().invoke(ctx)
         except DkfmError as error:
@@ -36,6 +39,15 @@ class _Group(click.Group):
         except KeyboardInterrupt:
             click.echo("Interrupted; dkfm score goes on from there with the same command.", err=True)
             ctx.exit(1)
+        finally:
+            warnings.formatwarning = shown
+
+
+def _told_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Say a warning in a line, without the place in the code, which tells a user of commands nothing."""
+    return f"{category.__name__}: {message}\n"
 
 
 _SCHEDULER = click.option(

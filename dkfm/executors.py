@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dkfm.clusters import ask_scheduler, find_client, inside_worker, wait_for_workers, worker_facts
-from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError
+from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, reason
 
 if TYPE_CHECKING:
     import distributed
@@ -26,6 +27,9 @@ _GATHER = 15
 
 _SILENT = 20
 """Seconds without a sign of life, after which a worker's tasks are better run elsewhere too."""
+
+_CHOICE = 16
+"""Workers among which a task may choose once one of them all is not fit."""
 
 R = TypeVar("R")
 
@@ -138,6 +142,7 @@ class ClientExecutor:
         self._seen: dict[str, tuple[object, float]] = {}
         self._unfit: set[str] = set()
         self._fit: tuple[str, ...] = ()
+        self._turn = count()
         self._chosen: dict[Key, frozenset[str]] = {}
         """Of the tasks that only some workers may run, those workers."""
         self.threads = 1
@@ -147,12 +152,18 @@ class ClientExecutor:
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
     ) -> None:
         """Start one task, on some workers alone if they are given."""
-        there = list(self._fit if workers is None and self._unfit else workers or ())
+        there = self._some(self._fit if workers is None and self._unfit else workers or ())
         if there:
-            self._chosen[key] = frozenset(there)
-        future = self.client.submit(function, *arguments, key=key, pure=False, workers=there or None)
+            self._chosen[key] = there
+        future = self.client.submit(function, *arguments, key=key, pure=False, workers=list(there) or None)
         self._pending[key] = future
         future.add_done_callback(self._done.put)
+
+    def _some(self, workers: Iterable[str]) -> frozenset[str]:
+        """Return a few of some workers, others each time: all of them, with every task, are many addresses."""
+        every = list(workers)
+        first = next(self._turn) % max(1, len(every))
+        return frozenset((every + every)[first : first + _CHOICE])
 
     def finished(self, timeout: float) -> Finished | None:
         """Wait for a task that finished, so many seconds at most."""
@@ -168,6 +179,11 @@ class ClientExecutor:
             error = future.exception(timeout=_GATHER)
             if isinstance(error, KilledWorker):
                 error = WorkerDiedError(f"The workers died that ran the task {future.key[1]}.")
+            elif isinstance(error, RuntimeError) and "deserialization of the task graph" in str(error):
+                told = (
+                    f"({reason(error.__cause__ or error)}); it needs the modules that tasks name, in the same versions"
+                )
+                error = ClusterError(f"The scheduler cannot read a task {told}.")
             return self._taken(future.key, None, error)
         if future.status == "finished":
             with suppress(Exception):  # its worker, or the scheduler, went or hangs with the result: we shall be told
@@ -192,18 +208,18 @@ class ClientExecutor:
         silent = tuple(address for address, (_, since) in self._seen.items() if now - since > _SILENT)
         paused = tuple(a for a, fact in facts.items() if fact["status"] == "paused" and a not in silent)
         running = tuple(a for a in facts if a not in paused and a not in silent and a not in self._unfit)
-        self._fit = running
+        self._fit = running or tuple(address for address in self._fit if address not in self._unfit)
         self.threads = max(1, sum(int(facts[address]["nthreads"]) for address in running))
-        deserted = (key for key, there in self._chosen.items() if there.isdisjoint(facts))
+        deserted = (key for key, there in self._chosen.items() if there.isdisjoint(running))
         return Health(True, running, paused, silent, (*self._held_by([*paused, *silent]), *deserted))
 
     def avoid(self, error: UnfitWorkerError) -> bool:
-        """Give a worker no more tasks while others are there, and say so once."""
+        """Give a worker no more tasks where others are or were, and say so once."""
         if error.worker not in self._unfit:
             self._unfit.add(error.worker)
-            if not self.health().running:
-                return False
-            warnings.warn(f"{error} It gets no more tasks of this job.", DkfmWarning, stacklevel=2)
+            self.health()
+            if self._fit:  # or were, and may be again
+                warnings.warn(f"{error} It gets no more tasks of this job.", DkfmWarning, stacklevel=2)
         return bool(self._fit)
 
     def _since(self, address: str, last: object, now: float) -> tuple[object, float]:

@@ -4,16 +4,16 @@ All workers are asked before the first task; one that joins later asks itself be
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dkfm import budget, preflight
 from dkfm.clusters import worker_facts, worker_name
-from dkfm.errors import ClusterError, DkfmError, UnfitWorkerError, reason
+from dkfm.errors import ClusterError, DkfmError, StoreError, UnfitWorkerError, reason
 from dkfm.places import Place
 from dkfm.sources import Source
 from dkfm.workers import blas_threads
@@ -21,12 +21,12 @@ from dkfm.workers import blas_threads
 if TYPE_CHECKING:
     from distributed import Client, Worker
 
-__all__ = ["Demand", "marked", "require_fit", "require_fit_here"]
+__all__ = ["Demand", "marked", "require_fit", "require_fit_here", "versions_here"]
 
 _ANSWER = 30.0
 """Seconds that a worker has to answer. One that does not is asked by its first task, if it ever gets to one."""
 
-_PACKAGES = ("python", "dask", "distributed", "numpy", "zarr", "numcodecs", "msgpack", "cloudpickle", "dkfm")
+_PACKAGES = ("dask", "distributed", "numpy", "zarr", "numcodecs", "msgpack", "cloudpickle", "dkfm")
 
 _SHARED = (
     "use a path that is the same disk on every machine (--workspace for the Gram matrix of a fit), or an object store"
@@ -42,8 +42,11 @@ class Demand:
     place : Place
         Where they write.
     mark : str
-        The name of a file there that no other place has, as long as the job runs; and what is in it:
+        The name of a file there that no other place has, as long as the job runs; empty where nothing is written; and
+        what is in it:
     text : bytes
+    versions : mapping of str to str
+        Of Python and packages, as the driver has them.
     task_bytes, shared_bytes : int
         What one task takes, and what all tasks of a process share.
     source : Source, optional
@@ -56,6 +59,7 @@ class Demand:
     place: Place
     mark: str
     text: bytes
+    versions: Mapping[str, str | None]
     task_bytes: int
     shared_bytes: int
     source: Source | None
@@ -76,7 +80,8 @@ def marked(place: Place, name: str, text: bytes) -> Iterator[None]:
     try:
         yield
     finally:
-        place.remove([name])
+        with suppress(StoreError):  # what happened meanwhile is told, not this
+            place.remove([name])
 
 
 def require_fit(client: "Client", demand: Demand) -> None:
@@ -89,15 +94,26 @@ def require_fit(client: "Client", demand: Demand) -> None:
     ClusterError
         None answers.
     """
+    workers = worker_facts(client)
+    if workers is None:
+        raise ClusterError("The scheduler does not answer; is it still there?")
+    answers = _asked(client, list(workers), demand)
+    for worker, answer in answers.items():
+        if not isinstance(answer, OSError):  # of the way there: it left, or takes its time
+            _require(worker, _error_of(answer) or str(answer))
+    if answers and all(isinstance(answer, TimeoutError) for answer in answers.values()):
+        raise ClusterError(f"No worker has answered in {_ANSWER:.0f} seconds; are they still there?")
+
+
+def versions_here() -> dict[str, str | None]:
+    """Return what this process has of what the driver and its workers must have the same."""
     from distributed.versions import get_versions
 
-    ours, theirs = get_versions(_PACKAGES)["packages"], _asked(client, get_versions, _PACKAGES)
-    for worker, answer in theirs.items():
-        _require(worker, _error_of(answer) or _other_version(ours, answer["packages"]))
-    for worker, fault in _asked(client, _fault, demand).items():
-        _require(worker, _error_of(fault) or fault)
-    if not theirs:
-        raise ClusterError(f"No worker has answered in {_ANSWER:.0f} seconds; are they still there?")
+    found: dict[str, str | None] = get_versions(_PACKAGES)["packages"]
+    python = ".".join(
+        str(found["python"]).split(".")[:2]
+    )  # 3.11.7.final.0; what is of one minor version reads the other
+    return {"python": python, **{name: found.get(name) for name in _PACKAGES}}
 
 
 def require_fit_here(demand: Demand | None) -> None:
@@ -122,12 +138,25 @@ async def _fault(demand: Demand, dask_worker: "Worker") -> str:
 def _fault_of(worker: "Worker", demand: Demand) -> str:
     """Return what a worker lacks, in words that follow its name; nothing where it is fit."""
     try:
-        return _of_store(demand) or _of_input(demand) or _of_memory(worker, demand) or _of_blas()
+        return (
+            _of_versions(demand) or _of_store(demand) or _of_input(demand) or _of_memory(worker, demand) or _of_blas()
+        )
     except (DkfmError, OSError) as error:
         return f"cannot take tasks: {reason(error)}; {_SHARED}."
 
 
+def _of_versions(demand: Demand) -> str:
+    found = versions_here()
+    for name, here in demand.versions.items():
+        if found.get(name) != here:
+            told = f"{name} {found[name]}" if found[name] else f"no {name}"
+            return f"has {told}, and the driver {here}; install that there."
+    return ""
+
+
 def _of_store(demand: Demand) -> str:
+    if not demand.mark:
+        return ""
     opened = demand.place.open(demand.mark, len(demand.text))
     if opened is not None:
         with opened:
@@ -146,7 +175,8 @@ def _of_input(demand: Demand) -> str:
 
 
 def _of_memory(worker: "Worker", demand: Demand) -> str:
-    have = preflight.room(worker.memory_manager.memory_limit, worker.state.nthreads, demand.shared_bytes)
+    limit, threads = worker.memory_manager.memory_limit, worker.state.nthreads
+    have = preflight.room(limit, threads, demand.shared_bytes, preflight.resident_memory())
     if have >= demand.task_bytes:
         return ""
     need, there = budget.megabytes(demand.task_bytes), budget.megabytes(have)
@@ -165,35 +195,22 @@ def _require(worker: str, fault: str) -> None:
 
 def _error_of(answer: object) -> str:
     """Return what an answer that is an error says of a worker."""
-    if isinstance(answer, ImportError):
-        return f"cannot import what the driver does ({reason(answer)}); install the same dkfm there."
-    return f"does not answer as it should: {reason(answer)}." if isinstance(answer, BaseException) else ""
+    if not isinstance(answer, BaseException):
+        return ""
+    return f"cannot do what the driver asks ({reason(answer)}); install the same versions there, of dkfm too."
 
 
-def _other_version(ours: Mapping[str, str | None], theirs: Mapping[str, str | None]) -> str:
-    for name in _PACKAGES:
-        here, there = ours.get(name), theirs.get(name)
-        if name == "python":  # 3.11.7.final.0; one minor version reads what another of it wrote
-            here, there = (".".join(str(version).split(".")[:2]) for version in (here, there))
-        if here != there:
-            told = f"{name} {there}" if there else f"no {name}"
-            return f"has {told}, and the driver {here}; install that there."
-    return ""
+def _asked(client: "Client", workers: list[str], demand: Demand) -> dict[str, object]:
+    """Return what each worker answers, or the error that it raised or that came in place of an answer, by address."""
 
-
-def _asked(client: "Client", function: Callable[..., Any], *arguments: object) -> dict[str, Any]:
-    """Return what each worker answers, or the error that it raised, by address; without those that do not answer."""
-
-    async def ask(worker: str) -> tuple[str, Any]:
-        call: Awaitable[dict[str, Any]] = client.run(function, *arguments, workers=[worker], on_error="return")
+    async def ask(worker: str) -> object:
+        call: Awaitable[dict[str, object]] = client.run(_fault, demand, workers=[worker], on_error="return")
         try:
-            return worker, (await asyncio.wait_for(call, _ANSWER)).get(worker)
-        except TimeoutError as error:
-            return worker, error
+            return (await asyncio.wait_for(call, _ANSWER)).get(worker)
+        except OSError as error:  # which a TimeoutError is
+            return error
 
-    async def ask_all(workers: list[str]) -> list[tuple[str, Any]]:
+    async def ask_all() -> list[object]:
         return await asyncio.gather(*map(ask, workers))
 
-    answers = client.sync(ask_all, list(worker_facts(client) or ()))
-    # An OSError is of the way there: what a disk says is told in words.
-    return {worker: answer for worker, answer in answers if not isinstance(answer, OSError)}
+    return dict(zip(workers, client.sync(ask_all), strict=True))

@@ -1,7 +1,9 @@
 """What `--scheduler` names: the address of a scheduler, a file that has it, or a cluster that is started."""
 
+import asyncio
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = ["connected"]
+
+_PATIENCE = 5.0
+"""Seconds for an answer, and before it is said what is waited for."""
 
 
 @contextmanager
@@ -54,12 +59,28 @@ def _started(kind: str, path: str, current: bool) -> "Iterator[Client]":
         from dkfm.slurm import slurm_cluster as started
     else:
         from dkfm.ssh import ssh_cluster as started
-    with started(path) as (cluster, wait), Client(cluster, set_as_default=current) as client:
+    with started(path) as (cluster, wait):
         try:
-            client.wait_for_workers(1, timeout=wait)
+            client = Client(cluster, set_as_default=current)
+        except OSError as error:
+            where = cluster.scheduler_address
+            raise ClusterError(f"The scheduler of {kind}:{path} is not reached at {where}: {reason(error)}.") from None
+        with client:
+            _wait(client, f"{kind}:{path}", wait)
+            yield client
+
+
+def _wait(client: "Client", spec: str, seconds: float) -> None:
+    """Wait for the first worker, and say so where that takes a while: a queue may be long."""
+    for timeout in (_PATIENCE, max(0.0, seconds - _PATIENCE)):
+        try:
+            client.wait_for_workers(1, timeout=timeout)
         except TimeoutError:
-            raise ClusterError(f"No worker of {kind}:{path} has come in {wait:.0f} seconds.") from None
-        yield client
+            if timeout == _PATIENCE:
+                print(f"Waiting for the first worker of {spec}, {seconds:.0f} seconds at most.", file=sys.stderr)
+            continue
+        return
+    raise ClusterError(f"No worker of {spec} has come in {seconds:.0f} seconds.")
 
 
 def _address(spec: str) -> str:
@@ -102,11 +123,30 @@ def _client(address: str, spec: str, current: bool) -> "Iterator[Client]":
     for name in ("distributed.client", "distributed.comm.tcp"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
+        _require_scheduler(address)
         with warnings.catch_warnings():
             # A table of all versions; what matters of them is told in a sentence before the first task.
             warnings.simplefilter("ignore", VersionMismatchWarning)
             client = Client(address, timeout=10, set_as_default=current)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:  # the latter two of TLS without certificates
+    except TypeError:
+        told = "the configuration of Dask has no certificates here (distributed.comm.tls); cluster/tls makes some"
+        raise ClusterError(f"There is no scheduler at {spec} that takes us: {told}.") from None
+    except (OSError, ValueError, RuntimeError) as error:  # the last where Dask's configuration requires encryption
         raise ClusterError(f"There is no scheduler at {spec} that takes us: {reason(error)}.") from None
     with client:
         yield client
+
+
+def _require_scheduler(address: str) -> None:
+    """Raise an OSError where what answers is no scheduler: a Client would wait for its words without end."""
+    from distributed import Security
+    from distributed.core import rpc
+
+    async def ask() -> None:
+        async with rpc(address, timeout=_PATIENCE, connection_args=Security().get_connection_args("client")) as there:
+            await there.identity()
+
+    try:
+        asyncio.run(asyncio.wait_for(ask(), 2 * _PATIENCE))
+    except TimeoutError:
+        raise OSError("what is there does not answer as a scheduler does; is it the port of its dashboard?") from None

@@ -141,7 +141,8 @@ def plan_score(
     Raises
     ------
     InvalidInputError, StoreError, ClusterError
-        What `batch_score` would refuse; that a worker cannot hold a task, the plan's `require` tells.
+        What `batch_score` would refuse, but for what takes a file at the output to see: whether every worker has the
+        same. That a worker cannot hold a task, the plan's `require` tells.
 
     Examples
     --------
@@ -153,7 +154,24 @@ def plan_score(
     """
     request = Request(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
     with prepared(model, source, request, client) as job:
+        if job.running.client is not None and job.plan.task_bytes <= job.plan.have_bytes:
+            fitness.require_fit(job.running.client, _demand(job, "", b""))
         return job.plan
+
+
+def _demand(job: Job, mark: str, text: bytes) -> Demand:
+    """Return what a worker must be for a job; without a mark nothing was written at its output."""
+    return Demand(
+        place=job.wanted.place,
+        mark=mark,
+        text=text,
+        versions=fitness.versions_here(),
+        task_bytes=job.plan.task_bytes,
+        shared_bytes=job.plan.model_bytes,
+        source=job.rows,
+        stamp=job.rows.stamp(),
+        model=job.model if at_url(job.model) is None else "",
+    )
 
 
 class _Scoring:
@@ -194,16 +212,7 @@ class _Scoring:
             return
         mark, text = empty_segment()
         with fitness.marked(output.place, mark, text):
-            self._demand = Demand(
-                place=output.place,
-                mark=mark,
-                text=text,
-                task_bytes=job.plan.task_bytes,
-                shared_bytes=job.plan.model_bytes,
-                source=job.rows,
-                stamp=job.rows.stamp(),
-                model=job.model if at_url(job.model) is None else "",
-            )
+            self._demand = _demand(job, mark, text)
             fitness.require_fit(client, self._demand)
             yield
 

@@ -227,9 +227,10 @@ def _refuse(host: _Host, error: BaseException) -> NoReturn:
 
     if isinstance(error, ClusterError) or not isinstance(error, Exception):
         raise error
+    unknown = isinstance(error, FileNotFoundError) and str(error.filename).endswith("known_hosts")
     if isinstance(error, asyncssh.PermissionDenied):
         told = f"{host} takes none of your keys; make `ssh {host.name}` work without a password, and try again."
-    elif isinstance(error, asyncssh.HostKeyNotVerifiable):
+    elif isinstance(error, asyncssh.HostKeyNotVerifiable) or unknown:
         told = f"The host key of {host} is not among your known hosts; see what `ssh {host.name}` says of it."
     elif isinstance(error, TimeoutError):
         told = f"{host} has not answered over SSH for {_PATIENCE} seconds; see whether `ssh {host.name}` does."
@@ -262,9 +263,11 @@ def _started(
                 workers, scheduler, security=security, loop=loop, name="SSHCluster", silence_logs=logging.WARNING
             )
         except RuntimeError as error:
-            if isinstance(error.__cause__, ClusterError):
-                raise error.__cause__ from None
-            raise
+            cause = error.__cause__ or error
+            if isinstance(cause, ClusterError):
+                raise cause from None
+            told = "a firewall may be between; a driver on that host, or an open range of ports, helps"
+            raise ClusterError(f"The scheduler on {first} is not reached from here: {reason(cause)}; {told}.") from None
     with cluster:
         yield cluster
 

@@ -190,7 +190,9 @@ class Site:
         command += ["--local-directory", str(scratch), "--death-timeout", "60"]
         path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
         log = self.folder / f"worker{number}.log"
-        started = self._stack.enter_context(process(command, log, env=environment(PYTHONPATH=path, **more)))
+        # What `python -m` imports first is what lies where it is started.
+        options = {"env": environment(PYTHONPATH=path, **more), "cwd": self.folder}
+        started = self._stack.enter_context(process(command, log, **options))
         self.nannies.append(started)
         return started
 
