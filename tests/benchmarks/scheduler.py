@@ -1,16 +1,17 @@
-"""What a scheduler, and the driver, take for a task as workers grow more: tasks that do nothing, through dkfm's own window.
+"""What scheduler and driver take for a task as workers grow more: tasks that do nothing, through dkfm's own window.
 
     python tests/benchmarks/scheduler.py [--quick] [--workers 10 100 1000] [--tasks 100000] [--profile]
 
 A scheduler runs in a process of its own, and all workers, real ones of one thread each, in another; the tasks carry the
-arguments of a scoring job's. Every line is of a scheduler, workers and a driver of its own. Seconds of the scheduler are
-those that its two threads worked, so that they do not depend on how many cores the workers and the driver leave it.
+arguments of a scoring job's. Every line is of a scheduler, workers and a driver of its own. The milliseconds are those
+that the scheduler's two threads, and the driver's process, worked: they do not depend on how many cores they have.
 """
 
 import argparse
 import asyncio
 import cProfile
 import json
+import logging
 import pstats
 import resource
 import subprocess
@@ -33,7 +34,8 @@ from dkfm.preflight import peak_memory
 
 QUIET = {
     "distributed.admin.system-monitor.interval": "1h",
-    "distributed.admin.tick.interval": "10s",
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.tick.limit": "1h",
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.monitor-interval": "1h",
 }
@@ -62,14 +64,20 @@ async def told_to_end():
 
 
 async def scheduler():
-    async with distributed.Scheduler(host="127.0.0.1", port=0, dashboard=False) as running:
+    async with distributed.Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0") as running:
         print(running.address, flush=True)
         await told_to_end()
 
 
 async def workers(address, count, folder):
     pool = ThreadPoolExecutor(4)
-    options = {"nthreads": 1, "executor": pool, "memory_limit": 0, "dashboard": False, "local_directory": folder}
+    options = {
+        "nthreads": 1,
+        "executor": pool,
+        "memory_limit": 0,
+        "dashboard_address": "127.0.0.1:0",
+        "local_directory": folder,
+    }
     crew = [distributed.Worker(address, name=number, host="127.0.0.1", **options) for number in range(count)]
     for few in range(0, count, 50):
         await asyncio.gather(*crew[few : few + 50])
@@ -81,30 +89,34 @@ async def workers(address, count, folder):
 def measured(count, tasks, profile):
     """Return a line of the table."""
     profiler = cProfile.Profile()
-    with tempfile.TemporaryDirectory() as folder, process("scheduler") as address:
-        with process("workers", address, str(count), folder), connected(address, current=False) as client:
-            client.wait_for_workers(count, timeout=ARRIVAL)
-            empty = client.run_on_scheduler(peak_memory)
-            site = Site(client, Path(folder), (1000,), 1)
-            run_nothing(site, 10)
-            start, worked = time.perf_counter(), time.process_time()
-            if profile:
-                profiler.enable()
-            seconds = run_nothing(site, tasks)
-            profiler.disable()
-            wall, driver = time.perf_counter() - start, time.process_time() - worked
-            peak = client.run_on_scheduler(peak_memory)
-            row = {
-                "workers": count,
-                "tasks": tasks,
-                "tasks_a_second": tasks / wall,
-                "scheduler_ms_a_task": 1e3 * seconds,
-                "driver_ms_a_task": 1e3 * driver / tasks,
-                "scheduler_MB": peak / 1e6,
-                "of_it_workers'": (peak - empty) / 1e6,
-                "driver_MB": peak_memory() / 1e6,
-                **looks(client),
-            }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        process("scheduler") as address,
+        process("workers", address, str(count), folder),
+        connected(address, current=False) as client,
+    ):
+        client.wait_for_workers(count, timeout=ARRIVAL)
+        empty = client.run_on_scheduler(peak_memory)
+        site = Site(client, Path(folder), (1000,), 1)
+        run_nothing(site, 10)
+        start, worked = time.perf_counter(), time.process_time()
+        if profile:
+            profiler.enable()
+        seconds = run_nothing(site, tasks)
+        profiler.disable()
+        wall, driver = time.perf_counter() - start, time.process_time() - worked
+        peak = client.run_on_scheduler(peak_memory)
+        row = {
+            "workers": count,
+            "tasks": tasks,
+            "tasks_a_second": tasks / wall,
+            "scheduler_ms_a_task": 1e3 * seconds,
+            "driver_ms_a_task": 1e3 * driver / tasks,
+            "scheduler_MB": peak / 1e6,
+            "of_it_workers'": (peak - empty) / 1e6,
+            "driver_MB": peak_memory() / 1e6,
+            **looks(client),
+        }
     if profile:
         pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
     return row
@@ -144,6 +156,7 @@ def main():
 if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    logging.getLogger("distributed").setLevel(logging.ERROR)
     part, *arguments = sys.argv[1:] or [""]
     with dask.config.set(QUIET):
         if part == "scheduler":
