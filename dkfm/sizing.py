@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import ceil, inf, log10
+from math import ceil, inf
 
 from dkfm import budget, chunking
 from dkfm.errors import BudgetError, InvalidInputError
@@ -241,8 +241,7 @@ class _Job:
         planned = chunking.chunk_rows(
             self.rows, budget.score_seconds(self.n, self.d, self.width, size), size * self.width, threads
         )
-        chosen = self.chunk_rows or max(planned, min(self._enough(threads), max(planned, count(self.rows, threads))))
-        chosen = min(self.rows, chosen)
+        chosen = min(self.rows, self.chunk_rows or max(planned, self._enough(threads)))
         piece = chunking.piece_rows(chosen, self.d, 1, size)
         shared, beside = chunking.reading_bytes(self.d, self.rows, 1, chosen, piece)
         tile = min(piece, tile_rows(self.n, self.d, self.width, size))
@@ -256,7 +255,7 @@ class _Job:
             machines=machines,
             cores=self.cores,
             task_bytes=budget.score_task_bytes(piece, self.d, self.n, self.width, tile, itemsize=size, reading=beside),
-            model_bytes=shared + budget.model_bytes(self.n, self.d, self.n * self.width, itemsize=size),
+            model_bytes=shared + budget.model_bytes(self.n, self.d, (self.n + 1) * self.width, itemsize=size),
             read_bytes=8 * self.rows * self.d,
             written_bytes=size * count(self.rows, chosen) * chosen * self.width,
             task_seconds=chosen * self.row_seconds,
@@ -264,13 +263,10 @@ class _Job:
         )
 
     def _enough(self, threads: int) -> int:
-        """Return the rows of tasks that leave the scheduler its time, and are no more than a job may have."""
-        wanted = max(
-            threads * self.constants.scheduler_seconds / (_BUSY * self.row_seconds),
-            count(self.rows, chunking.MAX_CHUNKS),
-        )
-        unit: int = 10 ** max(0, int(log10(wanted)) - 1)  # a number that is easily typed
-        return ceil(wanted / unit) * unit
+        """Return the rows of as many tasks for every thread as leave the scheduler its time, and a job may have."""
+        wanted = threads * self.constants.scheduler_seconds / (_BUSY * self.row_seconds)
+        each = self.rows / (threads * max(1, wanted, count(self.rows, chunking.MAX_CHUNKS)))
+        return count(self.rows, threads * max(1, int(each)))
 
     def remedy(self, found: Sizing) -> str:
         """Say what to do about a job that no machines do in time."""
