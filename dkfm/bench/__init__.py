@@ -128,7 +128,7 @@ QUICK = replace(
     growth=((66_000, 1_000), (132_000, 2_000)),
     sized_n=1_000,
     sized_rows=8_000,
-    sized_tasks=1_000,
+    sized_tasks=300,
     sized_bytes=64_000_000,
 )
 """Rows that make at least two tasks of dkfm's."""
