@@ -54,7 +54,8 @@ def table(constants: Constants) -> Iterator[str]:
 
 def main() -> None:
     """Read the report that the command line names."""
-    constants = Constants.from_report(json.loads(Path(sys.argv[1]).read_text()))
+    measured = asdict(Constants.from_report(json.loads(Path(sys.argv[1]).read_text())))
+    constants = Constants(**{name: float(f"{value:.3g}") for name, value in measured.items()})
     print(json.dumps({"constants": asdict(constants)}, indent=2))
     print("\n".join(table(constants)))
 

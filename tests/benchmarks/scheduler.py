@@ -1,6 +1,6 @@
 """What scheduler and driver take for a task as workers grow more: tasks that do nothing, through dkfm's own window.
 
-    python tests/benchmarks/scheduler.py [--quick] [--workers 10 100 1000] [--tasks 100000] [--profile]
+    python tests/benchmarks/scheduler.py [--quick] [--workers 10 100 1000] [--tasks N] [--profile]
 
 A scheduler runs in a process of its own, and all workers, real ones of one thread each, in another; the tasks carry the
 arguments of a scoring job's. Every line is of a scheduler, workers and a driver of its own. The milliseconds are those
@@ -140,12 +140,10 @@ def main():
     parser.add_argument("--workers", type=int, nargs="+")
     parser.add_argument("--tasks", type=int)
     given = parser.parse_args()
-    tasks, counts = (
-        given.tasks or (500 if given.quick else 100_000),
-        given.workers or ([2, 20] if given.quick else [10, 100, 1000]),
-    )
+    counts = given.workers or ([2, 20] if given.quick else [10, 100, 1000])
     rows = []
     for count in counts:
+        tasks = given.tasks or (500 if given.quick else max(10_000, 100 * count))
         command = [sys.executable, __file__, "line", str(count), str(tasks), str(int(given.profile))]
         rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
     print(
@@ -156,7 +154,7 @@ def main():
 if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    logging.getLogger("distributed").setLevel(logging.ERROR)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # heartbeats of workers whose scheduler has ended
     part, *arguments = sys.argv[1:] or [""]
     with dask.config.set(QUIET):
         if part == "scheduler":
