@@ -1,6 +1,7 @@
 """What runs tasks: a Dask client, or a pool of threads in this process; both behind four methods."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -9,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dkfm.clusters import ask_scheduler, find_client, inside_worker, wait_for_workers, worker_facts
-from dkfm.errors import ClusterError, StalledError, WorkerDiedError
+from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError
 
 if TYPE_CHECKING:
     import distributed
@@ -49,7 +50,7 @@ class Health:
     running, paused, silent : tuple of str
         Addresses of workers: those that take tasks, those that have no memory left for one, and those not heard of.
     stuck : tuple of Key
-        Tasks on the latter two.
+        Tasks on the latter two, and those for workers that are gone.
     """
 
     answers: bool = True
@@ -64,6 +65,10 @@ class Executor(Protocol):
 
     threads: int
 
+    @property
+    def client(self) -> "Client | None":
+        """The client of a cluster, if tasks run on one."""
+
     def submit(
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
     ) -> None:
@@ -75,12 +80,17 @@ class Executor(Protocol):
     def health(self) -> Health:
         """Return what is known of those who run tasks."""
 
+    def avoid(self, error: UnfitWorkerError) -> bool:
+        """Give a worker that is not fit no more tasks; False where there is no other."""
+
     def cancel(self, *, wait: bool = True) -> None:
         """Give up what has not finished."""
 
 
 class ThreadExecutor:
     """A pool of threads in this process."""
+
+    client = None
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -106,6 +116,10 @@ class ThreadExecutor:
         """Return that this process is well."""
         return Health(running=("this process",))
 
+    def avoid(self, error: UnfitWorkerError) -> bool:
+        """Return that there is no other process."""
+        return False
+
     def cancel(self, *, wait: bool = True) -> None:
         """Drop what has not started and wait for what has."""
         self._pool.shutdown(wait=wait, cancel_futures=True)
@@ -118,10 +132,14 @@ class ClientExecutor:
         if client.asynchronous:
             raise ClusterError("This client is asynchronous, and dkfm needs a synchronous one: Client(...).")
         wait_for_workers(client)
-        self._client = client
+        self.client = client
         self._done: SimpleQueue[distributed.Future[Any]] = SimpleQueue()
         self._pending: dict[Key, distributed.Future[Any]] = {}
         self._seen: dict[str, tuple[object, float]] = {}
+        self._unfit: set[str] = set()
+        self._fit: tuple[str, ...] = ()
+        self._chosen: dict[Key, frozenset[str]] = {}
+        """Of the tasks that only some workers may run, those workers."""
         self.threads = 1
         self.health()
 
@@ -129,8 +147,10 @@ class ClientExecutor:
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
     ) -> None:
         """Start one task, on some workers alone if they are given."""
-        there = None if workers is None else list(workers)
-        future = self._client.submit(function, *arguments, key=key, pure=False, workers=there)
+        there = list(self._fit if workers is None and self._unfit else workers or ())
+        if there:
+            self._chosen[key] = frozenset(there)
+        future = self.client.submit(function, *arguments, key=key, pure=False, workers=there or None)
         self._pending[key] = future
         future.add_done_callback(self._done.put)
 
@@ -159,20 +179,32 @@ class ClientExecutor:
 
     def _taken(self, key: Key, value: object, error: BaseException | None) -> Finished:
         del self._pending[key]  # which lets the cluster forget it
+        self._chosen.pop(key, None)
         return Finished(key, value, error)
 
     def health(self) -> Health:
         """Return what the scheduler says of its workers; silent are those whose last sign of life does not move."""
-        facts = worker_facts(self._client)
+        facts = worker_facts(self.client)
         if facts is None:
             return Health(answers=False)
         now = time.monotonic()
         self._seen = {address: self._since(address, fact["last_seen"], now) for address, fact in facts.items()}
         silent = tuple(address for address, (_, since) in self._seen.items() if now - since > _SILENT)
         paused = tuple(a for a, fact in facts.items() if fact["status"] == "paused" and a not in silent)
-        running = tuple(a for a in facts if a not in paused and a not in silent)
+        running = tuple(a for a in facts if a not in paused and a not in silent and a not in self._unfit)
+        self._fit = running
         self.threads = max(1, sum(int(facts[address]["nthreads"]) for address in running))
-        return Health(True, running, paused, silent, self._held_by([*paused, *silent]))
+        deserted = (key for key, there in self._chosen.items() if there.isdisjoint(facts))
+        return Health(True, running, paused, silent, (*self._held_by([*paused, *silent]), *deserted))
+
+    def avoid(self, error: UnfitWorkerError) -> bool:
+        """Give a worker no more tasks while others are there, and say so once."""
+        if error.worker not in self._unfit:
+            self._unfit.add(error.worker)
+            if not self.health().running:
+                return False
+            warnings.warn(f"{error} It gets no more tasks of this job.", DkfmWarning, stacklevel=2)
+        return bool(self._fit)
 
     def _since(self, address: str, last: object, now: float) -> tuple[object, float]:
         before = self._seen.get(address)
@@ -181,15 +213,15 @@ class ClientExecutor:
     def _held_by(self, workers: list[str]) -> tuple[Key, ...]:
         if not workers:
             return ()
-        held = ask_scheduler(self._client, "processing", workers=workers) or {}
+        held = ask_scheduler(self.client, "processing", workers=workers) or {}
         keys = (tuple(key) for keys in held.values() for key in keys if not isinstance(key, str))
         return tuple(key for key in keys if key in self._pending)
 
     def cancel(self, *, wait: bool = True) -> None:
         """Cancel what has not finished."""
         pending, self._pending = list(self._pending.values()), {}
-        if pending and wait and self._client.status == "running":
-            self._client.cancel(pending)
+        if pending and wait and self.client.status == "running":
+            self.client.cancel(pending)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm import budget, csr, files, formats, preflight, store, tiling
+from dkfm import budget, csr, files, fitness, formats, preflight, store, tiling
 from dkfm.clusters import find_client
 from dkfm.errors import ClusterError, DamagedStoreError, KernelError, StoreError, StoreExistsError
 from dkfm.executors import executor
@@ -25,6 +25,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.panels import StoredGram
+from dkfm.places import Folder
 from dkfm.sources import MemorySource, Source, ZarrSource, open_source, read_finite
 from dkfm.store import ZarrArray, local_path
 from dkfm.workers import single_blas_thread
@@ -114,6 +115,8 @@ def build_gram(
         rows = _begin(root, identity, source, rows)
         readable = source if client is None else _shared_source(source, root, rows)
         pairs = list(tiling.lower_tiles(n, rows))
+        if client is not None:
+            _require_fit(client, root, source if readable is source else None, need)
         tasks = ((kernel, readable, str(root), pair, rows) for pair in pairs)
         tally = run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
     if tally.killers:
@@ -124,6 +127,16 @@ def build_gram(
     with files.writing(root):
         store.complete(root, {"tiles": len(pairs)})
     return _finished(root)
+
+
+def _require_fit(client: "Client", root: Path, source: Source | None, task_bytes: int) -> None:
+    """Ask the workers of a cluster whether they see this store, and rows elsewhere, and have room for a tile."""
+    mark, place = files.beside(root / "workers", "partial").name, Folder(root)
+    with fitness.marked(place, mark, mark.encode()):
+        demand = fitness.Demand(
+            place, mark, mark.encode(), task_bytes, 0, source, "" if source is None else source.stamp()
+        )
+        fitness.require_fit(client, demand)
 
 
 def _resolved(spec: KernelSpec, source: Source) -> Kernel:

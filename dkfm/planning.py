@@ -55,6 +55,8 @@ class Plan:
         Of all workers.
     have_bytes : int
         What a task may take of its worker; fewer than `task_bytes` are a refusal.
+    worker : str
+        The worker with the fewest of them; empty on threads of this process.
     done : int
         Chunks that are there.
     """
@@ -72,6 +74,7 @@ class Plan:
     row_seconds: float
     threads: int
     have_bytes: int = 0
+    worker: str = ""
     done: int = 0
 
     @property
@@ -91,7 +94,8 @@ class Plan:
     def require(self) -> None:
         """Raise a BudgetError unless a worker can hold its tasks."""
         remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
-        budget.require(self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows", remedy)
+        where = f" on the worker {self.worker}" if self.worker else ""
+        budget.require(self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows{where}", remedy)
 
     def to_json(self) -> str:
         """Return all of it as JSON."""

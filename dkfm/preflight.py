@@ -12,7 +12,15 @@ from dkfm.errors import BudgetError, ClusterError
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["available_memory", "peak_memory", "require_disk", "require_driver", "task_budget"]
+__all__ = [
+    "available_memory",
+    "peak_memory",
+    "require_disk",
+    "require_driver",
+    "room",
+    "scarcest_worker",
+    "task_budget",
+]
 
 _SHARE = 0.6
 """A worker above this share of its limit starts to spill; above 0.8 it is paused for ever, silently."""
@@ -64,9 +72,27 @@ def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
     """
     if client is None:
         return (available_memory() - shared) // threads
+    return min(_rooms(client, shared).values())
+
+
+def scarcest_worker(client: "Client | None") -> str:
+    """Return the address of the worker whose tasks have the least memory; nothing without a client."""
+    if client is None:
+        return ""
+    rooms = _rooms(client, 0)
+    return min(rooms, key=rooms.__getitem__)
+
+
+def _rooms(client: "Client", shared: int) -> dict[str, int]:
     facts = worker_facts(client)
     if not facts:
         raise ClusterError("The scheduler does not answer, or has no workers; start one and try again.")
-    # A worker without a limit of its own has what is left of its machine, which may be this one.
-    limits = ((int(fact["memory_limit"] or available_memory()), int(fact["nthreads"])) for fact in facts.values())
-    return min((int(_SHARE * limit) - shared) // nthreads for limit, nthreads in limits)
+    return {name: room(fact["memory_limit"], int(fact["nthreads"]), shared) for name, fact in facts.items()}
+
+
+def room(limit: int | None, threads: int, shared: int) -> int:
+    """Return the bytes that a task may take of a worker whose threads run one each, beside `shared` bytes of it.
+
+    A worker without a limit of its own has what is left of its machine, which is taken to be as much as of this one.
+    """
+    return (int(_SHARE * (limit or available_memory())) - shared) // threads

@@ -16,8 +16,9 @@ from dkfm.bench import constants, contests
 from dkfm.bench.machine import describe
 from dkfm.bench.rivals import DTYPES, Site
 from dkfm.bench.tables import Row, Table
-from dkfm.clusters import connected, find_client, local_cluster
+from dkfm.clusters import find_client, local_cluster
 from dkfm.errors import ClusterError
+from dkfm.schedulers import connected
 
 __all__ = ["FULL", "QUICK", "Sizes", "run"]
 

@@ -1,0 +1,185 @@
+"""What every worker is asked before the first task, on real clusters; and what becomes of one that is not fit."""
+
+import json
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import dkfm
+from dkfm import fitness, journal, kernels
+from dkfm.errors import ClusterError, UnfitWorkerError
+from dkfm.fitness import Demand
+from dkfm.places import Folder
+from dkfm.sources import open_source
+from faults import harness
+
+OURS = {
+    "python": "3.11.7.final.0",
+    "dask": "1",
+    "distributed": "1",
+    "numpy": "2",
+    "zarr": "3",
+    "numcodecs": "1",
+    "msgpack": "1",
+    "cloudpickle": "3",
+    "dkfm": "0.1.0",
+}
+
+
+@pytest.fixture
+def demand(tmp_path, rng):
+    np.save(tmp_path / "rows.npy", rng.normal(size=(20, 3)))
+    source, place = open_source(tmp_path / "rows.npy"), Folder(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    place.put("mark", b"text")
+    return Demand(place, "mark", b"text", 1000, 0, source, source.stamp())
+
+
+def changed(demand, **values):
+    return Demand(**{name: getattr(demand, name) for name in demand.__dataclass_fields__} | {"mark": "mark"} | values)
+
+
+def test_workers_that_are_fit_are_taken(threaded_client, demand):
+    fitness.require_fit(threaded_client, demand)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_another_version_of_any_package_is_told_with_both(name):
+    assert not fitness._other_version(OURS, OURS)
+    told = fitness._other_version(OURS, OURS | {name: "9.9"})
+    assert told.startswith(f"has {name} 9.9, and the driver ")
+    assert fitness._other_version(OURS, {key: value for key, value in OURS.items() if key != "zarr"}).startswith(
+        "has no zarr"
+    )
+
+
+def test_another_patch_of_python_is_the_same(rng):
+    assert not fitness._other_version(OURS, OURS | {"python": "3.11.9.final.0"})
+
+
+def test_a_worker_that_sees_another_store_is_named(threaded_client, demand, tmp_path):
+    (tmp_path / "other").mkdir()
+    for text in (None, b"texts", b"tex"):  # no mark, another one, a part of it
+        if text is not None:
+            Folder(tmp_path / "other").put("mark", text)
+        with pytest.raises(
+            UnfitWorkerError, match=r"^The worker inproc://\S+ does not see the same .*other as the driver"
+        ):
+            fitness.require_fit(threaded_client, changed(demand, place=Folder(tmp_path / "other")))
+
+
+def test_a_worker_that_sees_other_rows_or_no_model_is_named(threaded_client, demand, tmp_path):
+    with pytest.raises(
+        UnfitWorkerError, match=r"The worker inproc://\S+ does not see the same .*rows.npy as the driver"
+    ):
+        fitness.require_fit(threaded_client, changed(demand, stamp="another"))
+    (tmp_path / "rows.npy").unlink()
+    with pytest.raises(UnfitWorkerError, match=r"The worker inproc://\S+ cannot take tasks: .*rows.npy"):
+        fitness.require_fit(threaded_client, demand)
+    with pytest.raises(UnfitWorkerError, match="does not see the model /nowhere"):
+        fitness.require_fit(threaded_client, changed(demand, source=None, model="/nowhere"))
+
+
+def test_a_worker_with_too_little_memory_is_named_with_both_numbers(threaded_client, demand):
+    with pytest.raises(UnfitWorkerError, match=r"has \S+ MB .* for a task of 1,000,000,000 MB"):
+        fitness.require_fit(threaded_client, changed(demand, task_bytes=10**15))
+
+
+def test_a_worker_whose_blas_does_not_obey_is_named(threaded_client, demand, monkeypatch):
+    monkeypatch.setattr(fitness, "blas_threads", lambda: 8)
+    with pytest.raises(UnfitWorkerError, match="computes with 8 BLAS threads a task; start it with OMP_NUM_THREADS=1"):
+        fitness.require_fit(threaded_client, demand)
+
+
+def test_a_worker_that_lacks_what_the_driver_imports_is_named():
+    told = fitness._error_of(ModuleNotFoundError("No module named 'dkfm'", name="dkfm"))
+    assert told == "cannot import what the driver does (No module named 'dkfm'); install the same dkfm there."
+
+
+def test_workers_of_which_none_answers_are_an_error(threaded_client, demand, monkeypatch):
+    monkeypatch.setattr(fitness, "_ANSWER", 0.0)
+    with pytest.raises(ClusterError, match="No worker has answered"):
+        fitness.require_fit(threaded_client, demand)
+
+
+def test_a_mark_is_gone_with_the_job_whatever_its_end(threaded_client, tmp_path, rng):
+    pca = dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(20, 3)))
+    Z = rng.normal(size=(50, 3))
+    dkfm.batch_score(pca, Z, tmp_path / "good", chunk_rows=10, progress=False)
+    Z[7] = np.nan
+    with pytest.raises(dkfm.errors.InvalidInputError):
+        dkfm.batch_score(pca, Z, tmp_path / "bad", chunk_rows=10, progress=False)
+    for name in ("good", "bad"):
+        segments = [path.read_text() for path in (tmp_path / name / "_journal").glob("*")]
+        assert all(json.loads(text)["receipts"] != "[]" for text in segments)
+
+
+def test_workers_of_other_versions_score_nothing(tmp_path):
+    job = harness.Job.made(tmp_path, rows=1000)
+    installed = tmp_path / "site" / "numpy-9.9.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 9.9\n")
+    with harness.Site(tmp_path / "site", workers=1) as site:  # its folder comes first among what a worker imports
+        told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address), code=1)
+    assert harness.sentence(told).startswith("UnfitWorkerError: The worker tcp://127.0.0.1:")
+    assert "has numpy 9.9, and the driver 2." in told
+    assert not list((tmp_path / "out").rglob("c/*"))
+
+
+def test_a_worker_that_joins_unfit_is_left_aside_and_told_of(tmp_path):
+    job = harness.Job.made(tmp_path)
+    with harness.Site(tmp_path / "site", workers=1) as site:
+        (first,) = _workers(site)
+        command = [
+            word for word in job.command(tmp_path / "out", "--scheduler", site.address) if word not in ("-W", "error")
+        ]
+        driver = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=harness.environment()
+        )
+        job.wait_for_a_chunk(tmp_path / "out", driver)
+        # So little that it may take no task; what watches its memory would pause it, and is off.
+        never = {
+            f"DASK_DISTRIBUTED__WORKER__MEMORY__{part}": "False" for part in ("TARGET", "SPILL", "PAUSE", "TERMINATE")
+        }
+        site.start_worker(1, memory="1MB", **never)
+        _, told = driver.communicate(timeout=harness.LIMIT)
+        assert len(_workers(site)) == 2
+    assert driver.returncode == 0, told
+    assert told.count("It gets no more tasks of this job.") == 1
+    assert {receipt.worker for receipt in journal.receipts(Folder(tmp_path / "out"))} == {first}
+    job.settle(tmp_path / "out")
+
+
+def _workers(site):
+    from distributed import Client
+
+    with Client(site.address, set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=60)
+        return list(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def test_an_adaptive_cluster_without_a_worker_starts_some(tmp_path, rng):
+    from distributed import Client
+
+    from dkfm.clusters import local_cluster
+
+    pca = dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(20, 3)))
+    Z = rng.normal(size=(500, 3))
+    with local_cluster() as cluster, Client(cluster) as client:
+        cluster.scale(0)
+        deadline = time.monotonic() + 30
+        while cluster.scheduler_info["workers"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        cluster.adapt(minimum=0, maximum=2, interval="200ms")
+        report = dkfm.batch_score(pca, Z, tmp_path / "out", chunk_rows=50, progress=False, client=client)
+    assert report.chunks == 10
+    np.testing.assert_allclose(dkfm.open_scores(tmp_path / "out").compute(), pca.transform(Z), atol=1e-11)
+
+
+def test_an_error_of_fitness_names_its_worker_after_a_pickle():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(UnfitWorkerError("tcp://a:1", "is not fit.")))
+    assert (error.worker, str(error)) == ("tcp://a:1", "The worker tcp://a:1 is not fit.")
