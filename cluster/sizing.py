@@ -28,8 +28,8 @@ JOBS = [
 HOURS, CORES = 1.0, 16
 
 HEADER = [
-    *("rows", "N", "d", "p", "rows a task", "tasks", "read", "written", "a task", "a worker", "core hours"),
-    *("machines", "scheduler", "limit at"),
+    *("rows", "N", "d", "p", "rows a task", "tasks", "read", "written", "memory of a task", "of a worker"),
+    *("core hours", "machines", "scheduler busy", "its limit, threads"),
 ]
 
 
@@ -44,9 +44,9 @@ def table(constants: Constants) -> Iterator[str]:
             f"{found.chunk_rows:,}" + "*" * found.asked,
             f"{found.tasks:,}",
             *(told(size) for size in (found.read_bytes, found.written_bytes, found.task_bytes, found.worker_bytes)),
-            f"{found.core_hours:,.3g}" if found.core_hours < 100 else f"{found.core_hours:,.0f}",
+            f"{found.core_hours:,.2g}" if found.core_hours < 10 else f"{found.core_hours:,.0f}",
             f"{found.machines:,}",
-            f"{found.scheduler_share:.1%}",
+            f"{found.scheduler_share:.0%}",
             f"{found.scheduler_threads:,.0f}",
         ]
         yield f"| {' | '.join(cells)} |"

@@ -28,9 +28,10 @@ import distributed
 from dkfm.bench.constants import run_nothing
 from dkfm.bench.rivals import Site
 from dkfm.bench.tables import Table
-from dkfm.clusters import connected, worker_facts
+from dkfm.clusters import worker_facts
 from dkfm.executors import ClientExecutor
 from dkfm.preflight import peak_memory
+from dkfm.schedulers import connected
 
 QUIET = {
     "distributed.admin.system-monitor.interval": "1h",
@@ -146,6 +147,7 @@ def main():
         tasks = given.tasks or (500 if given.quick else max(10_000, 100 * count))
         command = [sys.executable, __file__, "line", str(count), str(tasks), str(int(given.profile))]
         rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+        print(rows[-1], file=sys.stderr, flush=True)
     print(
         "\n".join(Table("Tasks that do nothing: a scheduler, its workers and a driver, each a process", rows).lines())
     )
