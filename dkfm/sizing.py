@@ -39,8 +39,8 @@ class Constants:
 
     value_seconds: float = budget.VALUE_SECONDS
     product_seconds: float = budget.PRODUCT_SECONDS
-    scheduler_seconds: float = 2e-3
-    read_bytes: float = 4e8
+    scheduler_seconds: float = 4e-3
+    read_bytes: float = 2e8
     write_bytes: float = 1e8
 
     def __post_init__(self) -> None:
@@ -196,7 +196,7 @@ def sizing(
     --------
     >>> found = sizing(10**9, 4000, 50, 20)
     >>> found.tasks, round(found.core_hours, 1), found.machines, round(found.scheduler_share, 2)
-    (33216, 5.3, 1, 0.06)
+    (33216, 5.6, 1, 0.11)
     """
     given = {"rows": rows, "n": n, "d": d, "width": width, "cores": cores, "chunk_rows": chunk_rows or 1}
     for name, value in {**given, "machines": machines or 1}.items():

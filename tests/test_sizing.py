@@ -69,7 +69,7 @@ def test_tasks_are_larger_only_where_the_scheduler_would_be_busy():
     unasked = sizing(10**10, 20_000, 784, 100, machines=large.machines, chunk_rows=small.chunk_rows)
     assert large.scheduler_share <= 0.25
     assert unasked.scheduler_share > 1
-    assert unasked.hours == pytest.approx(unasked.tasks * 2e-3 / 3600)
+    assert unasked.hours == pytest.approx(unasked.tasks * Constants().scheduler_seconds / 3600)
     assert unasked.threads > unasked.scheduler_threads
     assert large.threads < large.scheduler_threads / 4
 
