@@ -10,7 +10,7 @@ import dkfm
 
 ROOT = Path(dkfm.__file__).parent
 FLOORS = [
-    {"errors", "tiling", "budget", "ahead", "display"},
+    {"errors", "tiling", "budget", "chunking", "sizing", "ahead", "display"},
     {
         "kernels",
         "links",
