@@ -46,7 +46,6 @@ def connected(spec: str, *, current: bool = True) -> "Iterator[Client]":
             yield client
         return
     address = _address(spec)
-    _warn_of_open_port(address)
     with _client(address, spec, current) as client:
         yield client
 
@@ -102,7 +101,7 @@ def _warn_of_open_port(address: str) -> None:
             f"Whoever reaches {address} can run code there, for nothing asks who it is; cluster/tls in dkfm's "
             "repository tells how to make certificates, and how a tls:// address is used.",
             DkfmWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -124,6 +123,7 @@ def _client(address: str, spec: str, current: bool) -> "Iterator[Client]":
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         _require_scheduler(address)
+        _warn_of_open_port(address)
         with warnings.catch_warnings():
             # A table of all versions; what matters of them is told in a sentence before the first task.
             warnings.simplefilter("ignore", VersionMismatchWarning)

@@ -300,12 +300,32 @@ def test_a_port_of_something_else_a_file_that_is_none_and_no_certificate_are_a_s
         assert told in lines[0]
 
 
-def test_a_port_that_others_reach_brings_a_warning_in_a_line():
-    code, lines = _said("score", "m", "r", "o", "--scheduler", "tcp://192.0.2.1:8786")  # which nobody has
-    assert code == 1
-    assert lines[0].startswith("DkfmWarning: Whoever reaches tcp://192.0.2.1:8786 can run code there")
-    assert lines[1].startswith("ClusterError: There is no scheduler at tcp://192.0.2.1:8786")
-    assert len(lines) == 2
+@pytest.mark.parametrize(
+    ("address", "warned"),
+    [
+        ("tcp://10.0.0.1:8786", True),
+        ("tcp://head:8786", True),
+        ("tcp://[2001:db8::1]:8786", True),
+        ("tcp://127.0.0.1:8786", False),
+        ("tcp://localhost:8786", False),
+        ("tcp://[::1]:8786", False),
+        ("tls://10.0.0.1:8786", False),
+    ],
+)
+def test_a_plain_port_that_others_reach_brings_a_warning(address, warned):
+    from dkfm.schedulers import _warn_of_open_port
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        _warn_of_open_port(address)
+    assert [f"Whoever reaches {address} can run code there" in str(one.message) for one in told] == [True] * warned
+
+
+def test_a_warning_of_a_command_is_one_line():
+    from dkfm.cli import _told_warning
+    from dkfm.errors import DkfmWarning
+
+    assert _told_warning(DkfmWarning("Look."), DkfmWarning, "cli.py", 7) == "DkfmWarning: Look.\n"
 
 
 def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):
