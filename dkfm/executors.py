@@ -1,5 +1,6 @@
 """What runs tasks: a Dask client, or a pool of threads in this process; both behind four methods."""
 
+import asyncio
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,9 @@ _SILENT = 20
 _CHOICE = 16
 """Workers among which a task may choose once one of them all is not fit."""
 
+_NOTHING = object()
+"""In place of a result that did not come."""
+
 R = TypeVar("R")
 
 
@@ -54,7 +58,7 @@ class Health:
     running, paused, silent : tuple of str
         Addresses of workers: those that take tasks, those that have no memory left for one, and those not heard of.
     stuck : tuple of Key
-        Tasks on the latter two, and those for workers that are gone.
+        Tasks on the latter two, those whose results do not come from there, and those for workers that are gone.
     """
 
     answers: bool = True
@@ -137,9 +141,11 @@ class ClientExecutor:
             raise ClusterError("This client is asynchronous, and dkfm needs a synchronous one: Client(...).")
         wait_for_workers(client)
         self.client = client
-        self._done: SimpleQueue[distributed.Future[Any]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[distributed.Future[Any], object]] = SimpleQueue()
         self._pending: dict[Key, distributed.Future[Any]] = {}
         self._seen: dict[str, tuple[object, float]] = {}
+        self._late: set[Key] = set()
+        """Tasks that ended, and whose results did not come: whoever has them may hang."""
         self._unfit: set[str] = set()
         self._fit: tuple[str, ...] = ()
         self._turn = count()
@@ -157,7 +163,24 @@ class ClientExecutor:
             self._chosen[key] = there
         future = self.client.submit(function, *arguments, key=key, pure=False, workers=list(there) or None)
         self._pending[key] = future
-        future.add_done_callback(self._done.put)
+        future.add_done_callback(self._ended)
+
+    def _ended(self, future: "distributed.Future[Any]") -> None:
+        """Take the news that a task has ended; its result, if it has one, comes on the loop of the client."""
+        loop: Any = self.client.loop
+        if future.status == "finished":
+            # Few are asked for at a time: one that did not come lets others pass.
+            loop.add_callback(self._bring, future, _GATHER if future.key in self._late else 0)
+        else:
+            self._done.put((future, _NOTHING))
+
+    async def _bring(self, future: "distributed.Future[Any]", pause: float) -> None:
+        """Ask for a result beside all others: a worker that hangs with one keeps nobody waiting."""
+        value: object = _NOTHING
+        await asyncio.sleep(pause)
+        with suppress(Exception, asyncio.CancelledError):  # its worker, or the scheduler, went or hangs with it
+            value = await asyncio.wait_for(future, _GATHER)
+        self._done.put((future, value))
 
     def _some(self, workers: Iterable[str]) -> frozenset[str]:
         """Return a few of some workers, others each time: all of them, with every task, are many addresses."""
@@ -170,7 +193,7 @@ class ClientExecutor:
         from distributed import KilledWorker
 
         try:
-            future = self._done.get(timeout=timeout)
+            future, value = self._done.get(timeout=timeout)
         except Empty:
             return None
         if future.key not in self._pending:
@@ -185,17 +208,18 @@ class ClientExecutor:
                 )
                 error = ClusterError(f"The scheduler cannot read a task {told}.")
             return self._taken(future.key, None, error)
-        if future.status == "finished":
-            with suppress(Exception):  # its worker, or the scheduler, went or hangs with the result: we shall be told
-                return self._taken(future.key, future.result(timeout=_GATHER), None)
-        elif future.status == "cancelled":
+        if future.status == "cancelled":
             raise ClusterError("The scheduler is gone, and all that it was to do.")
-        future.add_done_callback(self._done.put)
+        if value is not _NOTHING:
+            return self._taken(future.key, value, None)
+        self._late.add(future.key)
+        future.add_done_callback(self._ended)  # the same, or another once its worker is given up
         return None
 
     def _taken(self, key: Key, value: object, error: BaseException | None) -> Finished:
         del self._pending[key]  # which lets the cluster forget it
         self._chosen.pop(key, None)
+        self._late.discard(key)
         return Finished(key, value, error)
 
     def health(self) -> Health:
@@ -211,7 +235,8 @@ class ClientExecutor:
         self._fit = running or tuple(address for address in self._fit if address not in self._unfit)
         self.threads = max(1, sum(int(facts[address]["nthreads"]) for address in running))
         deserted = (key for key, there in self._chosen.items() if there.isdisjoint(running))
-        return Health(True, running, paused, silent, (*self._held_by([*paused, *silent]), *deserted))
+        late = self._late if paused or silent else ()
+        return Health(True, running, paused, silent, (*self._held_by([*paused, *silent]), *late, *deserted))
 
     def avoid(self, error: UnfitWorkerError) -> bool:
         """Give a worker no more tasks where others are or were, and say so once."""

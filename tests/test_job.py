@@ -226,6 +226,29 @@ def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatc
     assert health.stuck == ()  # no task of this executor
 
 
+def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_silent(monkeypatch):
+    client, clock = Client(), itertools.count(step=15)
+    monkeypatch.setattr(executors.time, "monotonic", lambda: float(next(clock)))
+
+    def facts(_):
+        client.now += 1
+        return {a: {"last_seen": s, "status": "running", "nthreads": 1} for a, s in (("a", 1), ("b", client.now))}
+
+    monkeypatch.setattr(executors, "worker_facts", facts)
+    monkeypatch.setattr(executors, "wait_for_workers", lambda client: None)
+    monkeypatch.setattr(executors, "ask_scheduler", lambda *_, workers: {})
+    executor = executors.ClientExecutor(client)
+    future = type("Future", (), {"key": ("x", 3, 0), "status": "finished", "add_done_callback": lambda *_: None})()
+    executor._pending[future.key] = future
+    executor._done.put((future, executors._NOTHING))
+    assert executor.finished(1) is None
+    assert executor.health().stuck == ()  # "a" may only be slow
+    assert executor.health().stuck == (future.key,)
+    executor._done.put((future, 7))
+    assert executor.finished(1) == Finished(future.key, 7)
+    assert executor.health().stuck == ()
+
+
 def test_a_scheduler_that_does_not_answer_is_told_at_once(monkeypatch):
     monkeypatch.setattr(clusters, "worker_facts", lambda client: None)
     with pytest.raises(ClusterError, match="does not answer"):
