@@ -22,27 +22,10 @@ from dkfm.kernels.lent import Lent
 from dkfm.kernels.rows import Array, Rows, double
 from dkfm.model import Head, Model, StoredWeights
 from dkfm.narrow import multiply_by_narrow
-from dkfm.tiling import count, row_slices
+from dkfm.tiling import count, row_slices, tile_rows
 from dkfm.triangular import multiply_by_upper
 
-__all__ = ["Scorer", "distances", "finite_scores", "prepare", "serve", "tile_rows", "without_idle"]
-
-_TILE_BYTES = 2**22
-"""A kernel block of 4 MB stays near the processor, beside that of another thread."""
-
-_LEAST, _MOST_BYTES = 128, 2**13
-"""Rows of a tile, and bytes of a column of one."""
-
-
-def tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
-    """Return the rows of a tile against n landmarks of d columns, for `width` outputs: 128 to 1,024; in float32 2,048.
-
-    As many as keep the kernel block small; more where landmarks or weights, which are read once a tile, are wide.
-
-    >>> tile_rows(100), tile_rows(4000), tile_rows(4000, 784), tile_rows(4000, 784, itemsize=4), tile_rows(10**6)
-    (1024, 131, 1024, 2048, 128)
-    """
-    return min(_MOST_BYTES // itemsize, max(_LEAST, _TILE_BYTES // (itemsize * n), 4 * d, width))
+__all__ = ["Scorer", "distances", "finite_scores", "prepare", "serve", "without_idle"]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dkfm.kernels import Kernel
 
-__all__ = ["components", "find_modules", "kernel", "labels", "listed", "parameters", "shrinkage"]
+__all__ = ["components", "find_modules", "kernel", "labels", "listed", "parameters", "require_writable", "shrinkage"]
 
 
 def parameters(values: tuple[str, ...]) -> dict[str, object]:
@@ -118,10 +118,7 @@ def labels(path: str, option: str) -> "npt.NDArray[np.generic]":
 
 
 def require_writable(path: str) -> None:
-    """Raise before the work where a page could not be written at its end: no folder for it, or no Matplotlib."""
-    from dkfm.canvas import pyplot
-
-    pyplot()
+    """Raise before the work where a page could not be written at its end, because there is no folder for it."""
     folder = Path(path).absolute().parent
     if not folder.is_dir() or Path(path).is_dir():
         raise InvalidInputError(

@@ -12,7 +12,9 @@ __all__ = [
     "LARGEST_ROOT",
     "PIVOTS",
     "PROCESS_BYTES",
+    "PRODUCT_SECONDS",
     "STALL_SECONDS",
+    "VALUE_SECONDS",
     "columns_bytes",
     "columns_seconds",
     "fit_bytes",
@@ -31,6 +33,7 @@ __all__ = [
     "tile_rows_within",
     "told",
     "told_time",
+    "worker_bytes",
 ]
 
 _VALUE = 8
@@ -42,6 +45,9 @@ PROCESS_BYTES = 2**24
 
 STALL_SECONDS = 600.0
 """After so long without a result a job is given up."""
+
+VALUE_SECONDS, PRODUCT_SECONDS = 1e-9, 4.5e-11
+"""On paper, of one thread in float64: of a kernel's value beside its products, and of one of these."""
 
 EIGENVECTORS, PIVOTS = 3, 2
 """How many arrays of N x N a root takes, that of eigenvectors and that of pivots."""
@@ -184,13 +190,20 @@ def score_task_bytes(
     return 3 * _VALUE * piece_rows * d + itemsize * (3 * piece_rows * width + tile) + reading
 
 
-def score_seconds(n: int, d: int, width: int, itemsize: int = 8) -> float:
+def worker_bytes(model: int, task: int, threads: int, before: int) -> int:
+    """Bytes, at its peak, of a worker process: `before` it began, its model, and a task of each thread."""
+    return before + PROCESS_BYTES + model + threads * task
+
+
+def score_seconds(
+    n: int, d: int, width: int, itemsize: int = _VALUE, value: float = VALUE_SECONDS, product: float = PRODUCT_SECONDS
+) -> float:
     """Seconds, on paper, of one thread for one row: kernel values against n landmarks, and a product with them.
 
     >>> round(1e6 * score_seconds(4000, 50, 20))
     17
     """
-    return n * (1e-9 + 4.5e-11 * (d + width)) * itemsize / _VALUE
+    return n * (value + product * (d + width)) * itemsize / _VALUE
 
 
 def require(need: int, have: int, what: str, remedy: str) -> None:

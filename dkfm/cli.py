@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from dkfm import __version__, arguments, commands
+from dkfm import __version__, arguments, commands, dashboard
 from dkfm.budget import STALL_SECONDS
 from dkfm.errors import DkfmError, StalledError
 
@@ -26,6 +27,8 @@ class _Group(click.Group):
     """Exit code 0: done; 1: a named error, said in one sentence; 2: wrong usage."""
 
     def invoke(self, ctx: click.Context) -> object:
+        shown = warnings.formatwarning
+        warnings.formatwarning = _told_warning
         try:
             return super().invoke(ctx)
         except DkfmError as error:
@@ -36,10 +39,23 @@ class _Group(click.Group):
         except KeyboardInterrupt:
             click.echo("Interrupted; dkfm score goes on from there with the same command.", err=True)
             ctx.exit(1)
+        finally:
+            warnings.formatwarning = shown
+
+
+def _told_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Say a warning in a line, without the place in the code, which tells a user of commands nothing."""
+    return f"{category.__name__}: {message}\n"
 
 
 _SCHEDULER = click.option(
     "--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, threads of this process."
+)
+
+_REPORT = click.option(
+    "--report", "page", metavar="PAGE", help="Of a cluster: write Dask's report of the job here, as HTML."
 )
 
 _PROGRESS = click.option(
@@ -75,13 +91,14 @@ def _terminable() -> Iterator[None]:
 
 
 @contextmanager
-def _client(address: str | None) -> "Iterator[Client | None]":
+def _client(address: str | None, page: str | None = None) -> "Iterator[Client | None]":
+    """Connect to a scheduler, if there is one, and write a report of what it does meanwhile, if one is asked for."""
     if address is None:
         yield None
         return
-    from dkfm.clusters import connected
+    from dkfm.schedulers import connected
 
-    with connected(address) as client:
+    with connected(address) as client, dashboard.reported(client, page):
         yield client
 
 
@@ -123,11 +140,13 @@ def _client(address: str | None) -> "Iterator[Client | None]":
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
 @_PROGRESS
 @_SCHEDULER
-def fit(train: str, model: str, scheduler: str | None, **options: object) -> None:
+@_REPORT
+def fit(train: str, model: str, scheduler: str | None, page: str | None, **options: object) -> None:
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
     from dkfm.fitting import Options, fitted
 
-    estimator = fitted(train, model, Options(**options), _client(scheduler))  # type: ignore[arg-type]  # click checks them
+    dashboard.require(page, scheduler)
+    estimator = fitted(train, model, Options(**options), _client(scheduler, page))  # type: ignore[arg-type]  # click checks them
     click.echo(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
 
 
@@ -159,6 +178,7 @@ def fit(train: str, model: str, scheduler: str | None, **options: object) -> Non
 @_TRUSTED
 @_PROGRESS
 @_SCHEDULER
+@_REPORT
 def score(
     model: str,
     input: str,  # noqa: A002  # click names the argument after what the user reads
@@ -175,6 +195,7 @@ def score(
     trusted: tuple[str, ...],
     progress: bool,
     scheduler: str | None,
+    page: str | None,
 ) -> None:
     """Score the rows of INPUT through MODEL into OUTPUT, or go on with what was begun there.
 
@@ -184,7 +205,8 @@ def score(
     from dkfm.scoring import batch_score, plan_score
 
     arguments.find_modules(*trusted)
-    with _terminable(), _client(scheduler) as client:
+    dashboard.require(page, scheduler)
+    with _terminable(), _client(scheduler, None if dry_run else page) as client:
         asked = {
             "output": arguments.listed(names),
             "client": client,

@@ -1,9 +1,9 @@
 """Clients of Dask and clusters of this machine: found, connected to, started, asked."""
 
-import logging
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ask_scheduler",
-    "connected",
     "find_client",
     "inside_worker",
     "local_cluster",
@@ -72,8 +71,10 @@ def worker_facts(client: "Client") -> dict[str, dict[str, Any]] | None:
 
 def wait_for_workers(client: "Client") -> None:
     """Wait until there is a worker, be it a paused one; raise a ClusterError where none comes, or nobody answers."""
-    deadline = time.monotonic() + _ARRIVAL
+    deadline, wish = time.monotonic() + _ARRIVAL, None
     while not (facts := worker_facts(client)):
+        # An adaptive cluster starts workers for tasks alone; this one is let go with the name.
+        wish = wish or (None if facts is None else client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}"))
         if facts is None:
             raise ClusterError("The scheduler does not answer; is it still there?")
         if time.monotonic() > deadline:
@@ -89,21 +90,6 @@ def ask_scheduler(client: "Client", question: str, **options: object) -> Any:  #
         return client.sync(getattr(client.scheduler, question), callback_timeout=_ANSWER, **options)
     except (TimeoutError, OSError):
         return None
-
-
-@contextmanager
-def connected(address: str, *, current: bool = True) -> Iterator["Client"]:
-    """Connect to a scheduler, as the current client or beside it; raise a ClusterError where there is none."""
-    from distributed import Client
-
-    # That a scheduler went away is told in one sentence, not in a traceback of what tries to reach it.
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
-    try:
-        client = Client(address, timeout=10, set_as_default=current)
-    except (OSError, ValueError) as error:
-        raise ClusterError(f"There is no scheduler at {address}: {error}") from None
-    with client:
-        yield client
 
 
 _QUIET: dict[str, tuple[object, object]] = {

@@ -58,11 +58,13 @@ def compare(
     A KERNEL is a name, with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784; or
     module:name, a kernel or a function f(X, Y) of yours; or JSON, as dkfm info prints it of a model.
     """
+    from dkfm.canvas import pyplot
     from dkfm.compare import compare_kernels
     from dkfm.sources import Named, open_source
 
     kernels = [arguments.kernel(word) for word in words]
     if html is not None:
+        pyplot()
         arguments.require_writable(html)
     y = arguments.labels(labels, "--labels")
     t = None if test_labels is None else arguments.labels(test_labels, "--test-labels")

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.kernels.rows import Array
+from dkfm.tiling import is_part
 
-__all__ = ["by_chunks", "forget", "is_part", "widened"]
+__all__ = ["by_chunks", "forget", "widened"]
 
 _KEPT = 2
 """Threads that want parts of chunks may stand on both sides of a border."""
@@ -38,15 +39,6 @@ def by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Cal
         wanted = slice(max(0, rows.start - first), min(chunk_rows, rows.stop - first))
         parts.append(part((*key, chunk), partial(read, slice(first, first + chunk_rows)), wanted))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def is_part(rows: int, chunk_rows: int) -> bool:
-    """Whether so many rows are much less than a chunk, which is then decoded once for many tasks.
-
-    >>> is_part(500, 1000), is_part(1000, 1000)
-    (True, False)
-    """
-    return 2 * rows <= chunk_rows
 
 
 def part(key: Hashable, decode: Callable[[], Array], rows: slice) -> Array:

@@ -19,6 +19,7 @@ __all__ = [
     "StalledError",
     "StoreError",
     "StoreExistsError",
+    "UnfitWorkerError",
     "UnreachableError",
     "UnsupportedStoreError",
     "UntrustedError",
@@ -96,6 +97,23 @@ class UntrustedError(StoreError):
 
 class ClusterError(DkfmError, RuntimeError):
     """A cluster that did not do all the work, or cannot."""
+
+
+class UnfitWorkerError(ClusterError):
+    """A worker that cannot do its part: it sees another disk, or has other versions, or too little memory.
+
+    Attributes
+    ----------
+    worker : str
+        Its address.
+    """
+
+    def __init__(self, worker: str, fault: str) -> None:
+        super().__init__(worker, fault)
+        self.worker = worker
+
+    def __str__(self) -> str:
+        return "The worker {} {}".format(*self.args)
 
 
 class StalledError(ClusterError):

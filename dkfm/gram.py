@@ -9,22 +9,24 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm import budget, csr, files, formats, preflight, store, tiling
+from dkfm import budget, csr, files, fitness, formats, preflight, store, tiling
 from dkfm.clusters import find_client
 from dkfm.errors import ClusterError, DamagedStoreError, KernelError, StoreError, StoreExistsError
 from dkfm.executors import executor
+from dkfm.fitness import Demand, require_fit_here
 from dkfm.job import run
 from dkfm.kernels import KernelSpec, as_kernel, config
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.panels import StoredGram
+from dkfm.places import Folder
 from dkfm.sources import MemorySource, Source, ZarrSource, open_source, read_finite
 from dkfm.store import ZarrArray, local_path
 from dkfm.workers import single_blas_thread
@@ -114,8 +116,11 @@ def build_gram(
         rows = _begin(root, identity, source, rows)
         readable = source if client is None else _shared_source(source, root, rows)
         pairs = list(tiling.lower_tiles(n, rows))
-        tasks = ((kernel, readable, str(root), pair, rows) for pair in pairs)
-        tally = run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+        demand = _demand(root, source if readable is source else None, need)
+        with nullcontext() if client is None else _fit_workers(client, demand):
+            asked = None if client is None else demand
+            tasks = ((kernel, readable, str(root), pair, rows, asked) for pair in pairs)
+            tally = run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
     if tally.killers:
         raise ClusterError(
             f"Every worker died that computed the tile {pairs[tally.killers[0]]}; what else was built stays."
@@ -124,6 +129,20 @@ def build_gram(
     with files.writing(root):
         store.complete(root, {"tiles": len(pairs)})
     return _finished(root)
+
+
+@contextmanager
+def _fit_workers(client: "Client", demand: Demand) -> Iterator[None]:
+    """Ask the workers of a cluster whether they are fit; those that join later ask themselves."""
+    with fitness.marked(demand.place, demand.mark, demand.text):
+        fitness.require_fit(client, demand)
+        yield
+
+
+def _demand(root: Path, source: Source | None, task_bytes: int) -> Demand:
+    """Return what a worker must be for tiles: the same store, the same rows where they are not in it, and room."""
+    mark, stamp = files.beside(root / "workers", "partial").name, "" if source is None else source.stamp()
+    return Demand(Folder(root), mark, mark.encode(), fitness.versions_here(), task_bytes, 0, source, stamp)
 
 
 def _resolved(spec: KernelSpec, source: Source) -> Kernel:
@@ -231,8 +250,11 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
     return ZarrSource.open(root / "rows")
 
 
-def write_tile(kernel: Kernel, source: Source, root: str, pair: tuple[int, int], rows: int) -> tuple[int, int]:
+def write_tile(
+    kernel: Kernel, source: Source, root: str, pair: tuple[int, int], rows: int, demand: Demand | None = None
+) -> tuple[int, int]:
     """Compute one tile and write it and its mirror image, each unless it is there and sound."""
+    require_fit_here(demand)
     n, (i, j) = source.shape[0], pair
     row, column = tiling.row_slice(i, n, rows), tiling.row_slice(j, n, rows)
     array = store.open_array(Path(root), "gram")

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Generic, TypeVar, cast
 
 from dkfm.budget import STALL_SECONDS
-from dkfm.errors import StalledError, UnreachableError, WorkerDiedError
+from dkfm.errors import StalledError, UnfitWorkerError, UnreachableError, WorkerDiedError
 from dkfm.executors import Executor, Finished, Health
 from dkfm.progress import of_steps
 
@@ -182,6 +182,8 @@ class _Run(Generic[R]):
             return  # another copy of it is under way
         elif isinstance(error, WorkerDiedError):
             self._suspects[number] = self._close(number)
+        elif isinstance(error, UnfitWorkerError) and self._executor.avoid(error):
+            self._start(number)
         elif isinstance(error, UnreachableError) and self._copies[number] < _ATTEMPTS:
             self._tally.retries += 1
             self._start(number)

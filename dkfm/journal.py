@@ -5,6 +5,7 @@ A segment that is damaged is as one that is not there: its chunks are read again
 
 import json
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from dkfm import documents, formats
 from dkfm.errors import DamagedStoreError
 from dkfm.places import Place
 
-__all__ = ["Journal", "Receipt", "receipts"]
+__all__ = ["Journal", "Receipt", "empty_segment", "receipts"]
 
 _LEAST, _MOST, _SHARE, _COST = 0.2, 60.0, 0.005, 50
 """Seconds between two segments: at least and at most; as a share of the time so far, so that they stay few; and how
@@ -89,12 +90,21 @@ class Journal:
         """Write the receipts that wait; they are durable then."""
         begun = time.monotonic()
         if self._waiting:
-            rows = json.dumps([list(asdict(receipt).values()) for receipt in self._waiting])
-            text = json.dumps({"crc32c": google_crc32c.value(rows.encode()), "receipts": rows})
-            self._place.put(f"{formats.JOURNAL}/{self._run}-{self._segments:06d}.json", text.encode())
+            self._place.put(*_segment(self._run, self._segments, self._waiting))
             self._segments, self._waiting = self._segments + 1, []
         self._written = time.monotonic()
         self._took = self._written - begun
+
+
+def empty_segment() -> tuple[str, bytes]:
+    """Return the name of a segment that no run has, and what is in it: no receipt."""
+    return _segment(uuid.uuid4().hex, 0, [])
+
+
+def _segment(run: str, number: int, told: Iterable[Receipt]) -> tuple[str, bytes]:
+    rows = json.dumps([list(asdict(receipt).values()) for receipt in told])
+    text = json.dumps({"crc32c": google_crc32c.value(rows.encode()), "receipts": rows})
+    return f"{formats.JOURNAL}/{run}-{number:06d}.json", text.encode()
 
 
 def receipts(place: Place) -> Iterator[Receipt]:

@@ -31,6 +31,9 @@ __all__ = ["SMALL_MODEL", "Carried", "Spilled", "carry", "distances", "transform
 SMALL_MODEL = 5_000_000
 """Bytes up to which a model travels in the graph."""
 
+_SCORES, _DISTANCES = "dkfm-transform", "dkfm-distances"
+"""What the dashboard calls the tasks."""
+
 
 class Carried:
     """A model inside a graph, under its token."""
@@ -110,6 +113,7 @@ def transform(
         head=name,
         chunks=(Z.chunks[0], (model.head(name).width,)),
         meta=np.empty((0, 0), model.head(name).dtype),
+        token=_SCORES,
     )
     return scores
 
@@ -130,9 +134,14 @@ def distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
     from dask.delayed import delayed
 
     _require_rows(X, Y.shape[1])
-    shared = delayed((kernel, Y), name=f"dkfm-distances-{uuid.uuid4().hex}", traverse=False)
+    shared = delayed((kernel, Y), name=f"dkfm-points-{uuid.uuid4().hex}", traverse=False)
     found: da.Array = X.rechunk({1: -1}).map_blocks(
-        _block_distances, of=shared, dtype=np.float64, chunks=(X.chunks[0], (Y.shape[0],)), meta=np.empty((0, 0))
+        _block_distances,
+        of=shared,
+        dtype=np.float64,
+        chunks=(X.chunks[0], (Y.shape[0],)),
+        meta=np.empty((0, 0)),
+        token=_DISTANCES,
     )
     return found
 

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from dkfm import apply, budget, links, tiling
-from dkfm.decoded import is_part
+from dkfm import budget, chunking, links, tiling
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.compose import widens
 from dkfm.kernels.rows import stored_values
@@ -17,34 +16,11 @@ from dkfm.sources import Source
 
 __all__ = ["Plan", "Writing", "plan", "plan_streamed"]
 
-_TASK_SECONDS = 0.5
-"""On paper: a hundred times the scheduler's share. It is the same however many rows there are, and so is the memory."""
-
-_EVEN = 1.02
-"""How many times the rows of the least busy plan are as good."""
-
-_TASKS = 4
-"""At least so many: a job shows how far it is."""
-
-_CHUNK_BYTES = 2**26
-"""Of the scores of a task: a file."""
-
-_PIECE_VALUES, _PIECE_BYTES, _PIECE_ROWS, _PIECES = 2**18, 2**23, 2048, 3
-"""Rows that are read at a time have so many values, and more, up to so many bytes in the model's precision, only up to
-so many rows, which fill tiles; and in how many pieces a task reads its rows if it can.
-"""
-
-_AT_ONCE = 10
-"""Chunks that Zarr decodes at a time."""
-
 _STREAMED_ROWS = 64, 4096
 """Rows of a task that reads its weights from the store: for fewer it would be reading alone."""
 
 _LINK_COPIES = 6
 """Of a product, which a link to classes or their chances makes: less its offset, exponentials, sums, shares."""
-
-_MAX_CHUNKS = 2**20
-"""Receipts that one marker holds."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +55,8 @@ class Plan:
         Of all workers.
     have_bytes : int
         What a task may take of its worker; fewer than `task_bytes` are a refusal.
+    worker : str
+        The worker with the fewest of them; empty on threads of this process.
     done : int
         Chunks that are there.
     """
@@ -96,6 +74,7 @@ class Plan:
     row_seconds: float
     threads: int
     have_bytes: int = 0
+    worker: str = ""
     done: int = 0
 
     @property
@@ -110,12 +89,13 @@ class Plan:
 
     def worker_bytes(self, threads: int, before: int) -> int:
         """Bytes, at its peak, of a worker process with some threads; `before` are those of `workers.process_bytes`."""
-        return before + budget.PROCESS_BYTES + self.model_bytes + threads * self.task_bytes
+        return budget.worker_bytes(self.model_bytes, self.task_bytes, threads, before)
 
     def require(self) -> None:
         """Raise a BudgetError unless a worker can hold its tasks."""
         remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
-        budget.require(self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows", remedy)
+        where = f" on the worker {self.worker}" if self.worker else ""
+        budget.require(self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows{where}", remedy)
 
     def to_json(self) -> str:
         """Return all of it as JSON."""
@@ -156,13 +136,14 @@ def plan(
     n, rows, size = model.landmarks.shape[0], source.shape[0], model.dtype.itemsize
     width = sum(head.width for head in heads)
     if chunk_rows is None:
-        wanted = int(_TASK_SECONDS / _row_seconds(model, heads, source))
-        wanted = min(wanted, tiling.count(rows, _TASKS), _CHUNK_BYTES // (size * width))
-        chunk_rows = _balanced(rows, max(1, wanted), threads, source.chunk_rows)
+        chunk_rows = chunking.chunk_rows(
+            rows, _row_seconds(model, heads, source), size * width, threads, source.chunk_rows
+        )
     chunk_rows = min(chunk_rows, rows)
     wide = max(max(head.width, head.columns) for head in heads)
-    tile = apply.tile_rows(n, _dense_columns(model), wide, size)
-    return _plan(model, heads, source, chunk_rows, _piece_rows(chunk_rows, source, size), tile, threads, writing)
+    tile = tiling.tile_rows(n, _dense_columns(model), wide, size)
+    piece_rows = chunking.piece_rows(chunk_rows, source.row_values, source.chunk_rows, size)
+    return _plan(model, heads, source, chunk_rows, piece_rows, tile, threads, writing)
 
 
 def plan_streamed(
@@ -207,9 +188,9 @@ def _rows_within(planned: Callable[[int], Plan], source: Source, have: Callable[
     """Return as many rows of a task as memory takes, in step with the source."""
     least, rows = _STREAMED_ROWS
     spare = have(planned(least).model_bytes)
-    while rows > least and planned(_in_step(rows, source.chunk_rows)).task_bytes > spare:
+    while rows > least and planned(chunking.in_step(rows, source.chunk_rows)).task_bytes > spare:
         rows = max(least, rows * 3 // 4)
-    return _in_step(rows, source.chunk_rows)
+    return chunking.in_step(rows, source.chunk_rows)
 
 
 def _checked(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
@@ -228,39 +209,6 @@ def _checked(model: Model, outputs: Sequence[str], source: Source) -> list[Head]
     return [model.head(output) for output in outputs]
 
 
-def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
-    """Return the rows of chunks in step with a source, no more than are wanted but for that, for evenly busy threads.
-
-    >>> _balanced(240_000, 27_000, 2, 1000), _balanced(36_000, 5_000, 2, 1000)
-    (24000, 3000)
-    """
-    each = tiling.count(rows, threads * wanted)
-    if rows <= threads * wanted:
-        return _in_step(wanted, step)  # not a chunk for every thread: some would be tiny
-    sizes = {_in_step(tiling.count(rows, threads * more), step) for more in range(each, min(2 * each, each + 9) + 1)}
-    loads = {size: size * tiling.count(tiling.count(rows, size), threads) for size in sizes}
-    return max(size for size, load in loads.items() if load <= _EVEN * min(loads.values()))
-
-
-def _in_step(wanted: int, chunk: int) -> int:
-    """Return about the rows that are wanted: whole chunks of a source, or an even part of one that is larger."""
-    if chunk <= wanted:
-        return (wanted + chunk // 2) // chunk * chunk
-    parts = tiling.count(chunk, wanted)
-    even = next((more for more in range(parts, 2 * parts) if chunk % more == 0), parts)
-    return tiling.count(chunk, even)
-
-
-def _piece_rows(chunk_rows: int, source: Source, itemsize: int) -> int:
-    """Return how many rows a task reads at a time: whole chunks, or parts of one that is kept; some pieces a task."""
-    few, many = _PIECE_VALUES // source.row_values, _PIECE_BYTES // (itemsize * source.row_values)
-    wanted = min(tiling.count(chunk_rows, _PIECES), max(1, few, min(many, _PIECE_ROWS)))
-    if is_part(chunk_rows, source.chunk_rows):
-        return wanted
-    whole = max(1, wanted // source.chunk_rows) * source.chunk_rows
-    return min(chunk_rows, whole)
-
-
 def _plan(
     model: Model,
     heads: Sequence[Head],
@@ -277,9 +225,11 @@ def _plan(
     chunks, size = tiling.count(rows, chunk_rows), model.dtype.itemsize
     row_bytes = sum(head.width * head.dtype.itemsize for head in heads)
     width = tiling.count(row_bytes, size)  # codes of classes are as wide as two float32
-    if chunks > _MAX_CHUNKS:
-        raise InvalidInputError(f"{rows} rows in {chunks} chunks are more than {_MAX_CHUNKS}; raise chunk_rows.")
-    shared_read, beside = _reading(source, chunk_rows, piece_rows)
+    if chunks > chunking.MAX_CHUNKS:
+        raise InvalidInputError(
+            f"{rows} rows in {chunks} chunks are more than {chunking.MAX_CHUNKS}; raise chunk_rows."
+        )
+    shared_read, beside = chunking.reading_bytes(values, rows, source.chunk_rows, chunk_rows, piece_rows)
     blocks = kernel.blocks + (0 if kernel.fills else 1)
     if size < np.dtype(np.float64).itemsize and widens(kernel):
         blocks = 1 + 2 * (kernel.blocks + 1)  # a block in float64, and rounded
@@ -318,14 +268,6 @@ def _product_columns(head: Head) -> int:
     if head.link == links.IDENTITY:
         return head.columns if head.rotation is not None else 0
     return head.columns * (1 if links.is_distance(head.link) else _LINK_COPIES)
-
-
-def _reading(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
-    """Return the bytes that reading takes of a process, and of a task, beside the rows that were asked for."""
-    chunk = 2 * 8 * source.row_values * min(source.chunk_rows, source.shape[0])  # as stored, and decoded
-    if is_part(chunk_rows, source.chunk_rows):
-        return chunk + chunk // 2, 0  # and the decoded one before it
-    return 0, chunk * min(_AT_ONCE, tiling.count(piece_rows, source.chunk_rows) + 1)
 
 
 def _dense_columns(model: Model) -> int:

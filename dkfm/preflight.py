@@ -12,10 +12,22 @@ from dkfm.errors import BudgetError, ClusterError
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["available_memory", "peak_memory", "require_disk", "require_driver", "task_budget"]
+__all__ = [
+    "available_memory",
+    "least_room",
+    "peak_memory",
+    "require_disk",
+    "require_driver",
+    "resident_memory",
+    "room",
+    "task_budget",
+]
 
-_SHARE = 0.6
-"""A worker above this share of its limit starts to spill; above 0.8 it is paused for ever, silently."""
+_SHARE, _PAUSE = 0.6, 0.8
+"""A worker above the first share of its limit starts to spill; above the other it is paused for ever, silently."""
+
+_MODULES = 2**28
+"""More than a worker with all that dkfm imports takes before its first task."""
 
 
 def available_memory() -> int:
@@ -23,8 +35,7 @@ def available_memory() -> int:
     import psutil
     from distributed.system import MEMORY_LIMIT
 
-    here = psutil.Process(os.getpid()).memory_info().rss
-    return int(min(psutil.virtual_memory().available, MEMORY_LIMIT - here))
+    return int(min(psutil.virtual_memory().available, MEMORY_LIMIT - resident_memory()))
 
 
 def peak_memory() -> int:
@@ -64,9 +75,34 @@ def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
     """
     if client is None:
         return (available_memory() - shared) // threads
+    return least_room(client, shared)[0]
+
+
+def least_room(client: "Client", shared: int) -> tuple[int, str]:
+    """Return the bytes that a task may take of the worker that has the fewest of them, and its address."""
     facts = worker_facts(client)
     if not facts:
         raise ClusterError("The scheduler does not answer, or has no workers; start one and try again.")
-    # A worker without a limit of its own has what is left of its machine, which may be this one.
-    limits = ((int(fact["memory_limit"] or available_memory()), int(fact["nthreads"])) for fact in facts.values())
-    return min((int(_SHARE * limit) - shared) // nthreads for limit, nthreads in limits)
+    return min(
+        (room(fact["memory_limit"], int(fact["nthreads"]), shared, int(fact["metrics"]["memory"])), worker)
+        for worker, fact in facts.items()
+    )
+
+
+def room(limit: int | None, threads: int, shared: int, held: int) -> int:
+    """Return the bytes that a task may take of a worker whose threads run one each, beside `shared` bytes of it.
+
+    A process that holds a good part of a small limit with its modules alone leaves less than the usual share; what it
+    holds beyond them may be what an earlier job left to be used again. A worker without a limit of its own has what is
+    left of its machine, which is taken to be as much as of this one.
+    """
+    if not limit:
+        return (int(_SHARE * available_memory()) - shared) // threads
+    return (min(int(_SHARE * limit), int(_PAUSE * limit) - min(held, _MODULES)) - shared) // threads
+
+
+def resident_memory() -> int:
+    """Return the bytes that this process has in memory."""
+    import psutil
+
+    return int(psutil.Process(os.getpid()).memory_info().rss)

@@ -7,13 +7,12 @@ import numpy.typing as npt
 from scipy.linalg import LinAlgError, solve
 from scipy.spatial.distance import cdist
 
-from dkfm.apply import tile_rows
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.maps import Affine, Warped
 from dkfm.kernels.rows import Array
 from dkfm.kernels.stationary import Gaussian
-from dkfm.tiling import row_slices
+from dkfm.tiling import row_slices, tile_rows
 
 __all__ = ["Found", "Span", "fixed_point", "has_fixed_point", "nearest", "ridge"]
 

@@ -218,7 +218,8 @@ def _planned(
     plan = planning.plan(model, names, source, chunk_rows, threads, writing)
     if plan.task_bytes > have(plan.model_bytes) and model.stored_values:
         plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, writing)
-    return replace(plan, have_bytes=have(plan.model_bytes))
+    room, worker = (have(plan.model_bytes), "") if client is None else preflight.least_room(client, plan.model_bytes)
+    return replace(plan, have_bytes=room, worker=worker)
 
 
 def _require_apart(target: Root, model: Path, source: Source) -> None:

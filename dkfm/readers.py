@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunks", "iter_scores", "open_scores", "read_scores"]
 
+_TASKS = "dkfm-read"
+"""What the dashboard calls the tasks that read scores."""
+
 
 @dataclass(frozen=True)
 class Chunks:
@@ -92,9 +95,11 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
 
 def _array(output: Output, receipts: dict[int, Receipt], name: str | None) -> "da.Array":
     import dask.array as da
+    from dask.base import tokenize
 
     scores = _chunks(output, receipts, name)
-    lazy: da.Array = da.from_array(scores, chunks=(output.chunk_rows, scores.shape[1]), asarray=False)
+    chunks, key = (output.chunk_rows, scores.shape[1]), f"{_TASKS}-{tokenize(scores)}"
+    lazy: da.Array = da.from_array(scores, chunks=chunks, name=key, asarray=False)
     return lazy
 
 
@@ -132,7 +137,12 @@ def _frame(output: Output, receipts: dict[int, Receipt], name: str | None) -> "d
     starts = [output.slice(number).start for number in range(output.chunks)]
     first = _frame_of(receipts[0], output)
     frame: dd.DataFrame = dd.from_map(
-        _frame_of, list(receipts.values()), output=output, meta=first.iloc[:0], divisions=[*starts, output.rows - 1]
+        _frame_of,
+        list(receipts.values()),
+        output=output,
+        meta=first.iloc[:0],
+        divisions=[*starts, output.rows - 1],
+        label=_TASKS,
     )
     return frame
 

@@ -6,19 +6,21 @@ goes on where it was: only chunks without a receipt that is true run again.
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm import completion, decoded, npz, outputs, preflight, sources
+from dkfm import completion, decoded, fitness, npz, outputs, preflight, sources
 from dkfm.budget import STALL_SECONDS
-from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError, StoreError
+from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError, StoreError, UnfitWorkerError
+from dkfm.fitness import Demand
 from dkfm.job import Tally, run
-from dkfm.journal import Journal, Receipt
+from dkfm.journal import Journal, Receipt, empty_segment
 from dkfm.outputs import Output
 from dkfm.planning import Plan
 from dkfm.preparing import Job, Request, Savable, known, prepared
+from dkfm.remote import at_url
 from dkfm.report import ScoreReport, slowest
 from dkfm.tasks import Work, check_chunks, score_chunk
 from dkfm.workers import forget
@@ -139,7 +141,8 @@ def plan_score(
     Raises
     ------
     InvalidInputError, StoreError, ClusterError
-        What `batch_score` would refuse; that a worker cannot hold a task, the plan's `require` tells.
+        What `batch_score` would refuse, but for what takes a file at the output to see: whether every worker has the
+        same. That a worker cannot hold a task, the plan's `require` tells.
 
     Examples
     --------
@@ -151,7 +154,24 @@ def plan_score(
     """
     request = Request(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
     with prepared(model, source, request, client) as job:
+        if job.running.client is not None and job.plan.task_bytes <= job.plan.have_bytes:
+            fitness.require_fit(job.running.client, _demand(job, "", b""))
         return job.plan
+
+
+def _demand(job: Job, mark: str, text: bytes) -> Demand:
+    """Return what a worker must be for a job; without a mark nothing was written at its output."""
+    return Demand(
+        place=job.wanted.place,
+        mark=mark,
+        text=text,
+        versions=fitness.versions_here(),
+        task_bytes=job.plan.task_bytes,
+        shared_bytes=job.plan.model_bytes,
+        source=job.rows,
+        stamp=job.rows.stamp(),
+        model=job.model if at_url(job.model) is None else "",
+    )
 
 
 class _Scoring:
@@ -162,6 +182,7 @@ class _Scoring:
         self._receipts: dict[int, Receipt] = {}
         self._new: dict[int, Receipt] = {}
         self._retries = self._duplicates = 0
+        self._demand: Demand | None = None
 
     def run(self) -> ScoreReport:
         """Do all that is not done, and complete the output."""
@@ -169,8 +190,11 @@ class _Scoring:
         output = outputs.create(job.wanted, job.overwrite) if job.found is None else job.found
         start = time.perf_counter()
         try:
-            if job.found is None or not self._look_again(output):
-                self._finish(output)
+            with self._fit_workers(output):
+                if job.found is None or not self._look_again(output):
+                    self._finish(output)
+        except UnfitWorkerError:
+            raise
         except ClusterError as error:
             raise type(error)(f"{error} The same command goes on from there.") from error
         finally:
@@ -178,6 +202,19 @@ class _Scoring:
             decoded.forget()
             npz.forget()
         return self._report(output, time.perf_counter() - start)
+
+    @contextmanager
+    def _fit_workers(self, output: Output) -> Iterator[None]:
+        """Ask the workers of a cluster whether they are fit; each of their tasks knows what that is."""
+        job, client = self._job, self._job.running.client
+        if client is None:
+            yield
+            return
+        mark, text = empty_segment()
+        with fitness.marked(output.place, mark, text):
+            self._demand = _demand(job, mark, text)
+            fitness.require_fit(client, self._demand)
+            yield
 
     def _finish(self, output: Output) -> None:
         """Score what is left, and complete the output, unless somebody takes chunks from it meanwhile."""
@@ -219,7 +256,7 @@ class _Scoring:
         def keep(sound: list[Receipt]) -> None:
             self._receipts.update({receipt.chunk: receipt for receipt in sound})
 
-        tasks = ((output, group) for group in groups.values())
+        tasks = ((output, group, self._demand) for group in groups.values())
         run(self._job.running, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall)
 
     def _score(self, output: Output, book: Journal) -> None:
@@ -253,7 +290,7 @@ class _Scoring:
         on_invalid = str(output.settings["on_invalid"])
         work = Work(
             *(job.model, job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),
-            *(output, on_invalid),
+            *(output, on_invalid, self._demand),
         )
         tasks = ((work, number) for number in left)
         return run(job.running, "dkfm-score", score_chunk, tasks, len(left), self._progress, done, stall=self._stall)

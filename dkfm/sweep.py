@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from dkfm.apply import Scorer, tile_rows
+from dkfm.apply import Scorer
 from dkfm.errors import KernelError
 from dkfm.kernels.rows import Array, Rows
 from dkfm.pca import Moments
-from dkfm.tiling import row_slices
+from dkfm.tiling import row_slices, tile_rows
 
 __all__ = ["combination", "largest_parts", "mean", "moments", "sums"]
 

@@ -15,6 +15,7 @@ from dkfm.ahead import one_ahead
 from dkfm.chunks import Piece
 from dkfm.clusters import worker_name
 from dkfm.errors import InvalidInputError, KernelError
+from dkfm.fitness import Demand, require_fit_here
 from dkfm.journal import Receipt
 from dkfm.kernels.rows import Array, Rows, finite_rows
 from dkfm.outputs import Output
@@ -52,11 +53,13 @@ class Work:
     piece_rows: int
     output: Output
     on_invalid: str
+    demand: Demand | None = None
 
 
 def score_chunk(work: Work, number: int) -> Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
     start, output = time.perf_counter(), work.output
+    require_fit_here(work.demand)
     scorer = saved_scorer(work.model, work.digest, work.trusted, work.streamed)
     still_wanted = partial(outputs.require_run, output.root, output.run)
     with single_blas_thread():
@@ -149,8 +152,9 @@ def _told(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], s
     return (file, f"row {told}" if len(bad) == 1 else f"rows {told}"), "contains" if len(bad) == 1 else "contain"
 
 
-def check_chunks(output: Output, receipts: Sequence[Receipt]) -> list[Receipt]:
+def check_chunks(output: Output, receipts: Sequence[Receipt], demand: Demand | None = None) -> list[Receipt]:
     """Read some chunks again; return the receipts that tell what is there, one a chunk."""
+    require_fit_here(demand)
     sound: dict[int, Receipt] = {}
     for receipt in receipts:
         if receipt.chunk not in sound and completion.is_sound(output, receipt):

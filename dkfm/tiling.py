@@ -9,7 +9,13 @@ from collections.abc import Iterator
 
 from dkfm.errors import InvalidInputError
 
-__all__ = ["count", "lower_tiles", "require_count", "row_slice", "row_slices"]
+__all__ = ["count", "is_part", "lower_tiles", "require_count", "row_slice", "row_slices", "tile_rows"]
+
+_TILE_BYTES = 2**22
+"""A kernel block of 4 MB stays near the processor, beside that of another thread."""
+
+_LEAST, _MOST_BYTES = 128, 2**13
+"""Rows of a tile, and bytes of a column of one."""
 
 
 def count(n: int, rows: int) -> int:
@@ -46,6 +52,26 @@ def lower_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
     [(0, 0), (1, 0), (1, 1)]
     """
     return ((i, j) for i in range(count(n, rows)) for j in range(i + 1))
+
+
+def is_part(rows: int, chunk_rows: int) -> bool:
+    """Whether so many rows are much less than a chunk, which is then decoded once for many tasks.
+
+    >>> is_part(500, 1000), is_part(1000, 1000)
+    (True, False)
+    """
+    return 2 * rows <= chunk_rows
+
+
+def tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
+    """Return the rows of a tile against n landmarks of d columns, for `width` outputs: 128 to 1,024; in float32 2,048.
+
+    As many as keep the kernel block small; more where landmarks or weights, which are read once a tile, are wide.
+
+    >>> tile_rows(100), tile_rows(4000), tile_rows(4000, 784), tile_rows(4000, 784, itemsize=4), tile_rows(10**6)
+    (1024, 131, 1024, 2048, 128)
+    """
+    return min(_MOST_BYTES // itemsize, max(_LEAST, _TILE_BYTES // (itemsize * n), 4 * d, width))
 
 
 def require_count(value: object, name: str) -> int:

@@ -19,7 +19,15 @@ from dkfm.preflight import peak_memory
 from dkfm.record import load_record
 from dkfm.transfer import local_copy
 
-__all__ = ["cached_scorer", "forget", "process_bytes", "saved_scorer", "single_blas_thread", "threads_of_a_task"]
+__all__ = [
+    "blas_threads",
+    "cached_scorer",
+    "forget",
+    "process_bytes",
+    "saved_scorer",
+    "single_blas_thread",
+    "threads_of_a_task",
+]
 
 _KEPT_BYTES = 2**28
 """Models stay when another one comes, while all of them together are below this."""
@@ -38,8 +46,14 @@ def single_blas_thread() -> Iterator[None]:
 
     The limit is one of the process, so it is counted: limits nested in threads would restore the wrong number.
     """
-    global _users, _limits  # noqa: PLW0603  # one limit a process is what BLAS has
     _keep_compilations()
+    with _limited():
+        yield
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    global _users, _limits  # noqa: PLW0603  # one limit a process is what BLAS has
     with _blas_lock:
         if _users == 0:
             _limits = _limit_to_one()
@@ -57,6 +71,12 @@ def single_blas_thread() -> Iterator[None]:
 def threads_of_a_task() -> AbstractContextManager[None]:
     """Give BLAS one thread inside a task of a worker, whose other threads have the other cores; else all it has."""
     return single_blas_thread() if inside_worker() else nullcontext()
+
+
+def blas_threads() -> int:
+    """Return how many threads BLAS has in a task: more than one where it does not do as it is told."""
+    with _limited():
+        return max((info["num_threads"] for info in ThreadpoolController().select(user_api="blas").info()), default=1)
 
 
 def process_bytes() -> int:

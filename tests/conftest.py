@@ -105,7 +105,7 @@ def threaded_client(tmp_path):
 
     with (
         dask.config.set({"temporary-directory": str(tmp_path)}),
-        Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as connected,
+        Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address="127.0.0.1:0") as connected,
     ):
         yield connected
 

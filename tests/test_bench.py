@@ -38,8 +38,12 @@ TINY = bench.Sizes(
     dask_n=60,
     dask_rows=400,
     growth=((400, 60), (800, 60)),
+    sized_n=60,
+    sized_rows=400,
+    sized_tasks=40,
+    sized_bytes=1_600_000,
 )
-PARTS = ["scoring", "limits", "odd", "laplacian", "features", "fits", "dask", "growth"]
+PARTS = ["scoring", "limits", "odd", "laplacian", "features", "fits", "dask", "sizing", "growth"]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +107,7 @@ def ratios(value):
 
 def test_the_report_has_every_part_and_every_number_is_finite_and_positive(measured):
     report = json.loads(json.dumps(measured.report, allow_nan=False))
-    assert list(report) == ["sizes", "machine", *PARTS]
+    assert list(report) == ["sizes", "machine", *PARTS[:-1], "constants", "growth"]
     cells = [cell for part in PARTS for row in report[part] for cell in row.values()]
     assert all(math.isfinite(cell) and cell > 0 for cell in cells if not isinstance(cell, str | dict))
     assert [row["dtype"] for row in report["scoring"]] == ["float64", "float32"]

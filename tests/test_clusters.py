@@ -276,3 +276,61 @@ def test_a_worker_that_leaves_with_a_heartbeat_under_way_prints_nothing(tmp_path
     script.write_text(UNANSWERED)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def _said(*command):
+    done = subprocess.run(
+        [sys.executable, "-m", "dkfm", *command], capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_a_port_of_something_else_a_file_that_is_none_and_no_certificate_are_a_sentence_each(client, tmp_path):
+    (tmp_path / "scheduler.json").write_text('{"id": 1}')
+    for address, told in (
+        (client.dashboard_link.replace("http", "tcp").removesuffix("/status"), "is it the port of its dashboard?"),
+        (str(tmp_path / "scheduler.json"), "is not the file of a running scheduler"),
+        (str(tmp_path / "none.json"), "is not the file of a running scheduler"),
+        ("tls://127.0.0.1:1", "cluster/tls makes some"),
+    ):
+        code, lines = _said("score", "m", "r", "o", "--scheduler", address)
+        assert code == 1, lines
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("ClusterError: "), lines
+        assert told in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("address", "warned"),
+    [
+        ("tcp://10.0.0.1:8786", True),
+        ("tcp://head:8786", True),
+        ("tcp://[2001:db8::1]:8786", True),
+        ("tcp://127.0.0.1:8786", False),
+        ("tcp://localhost:8786", False),
+        ("tcp://[::1]:8786", False),
+        ("tls://10.0.0.1:8786", False),
+    ],
+)
+def test_a_plain_port_that_others_reach_brings_a_warning(address, warned):
+    from dkfm.schedulers import _warn_of_open_port
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        _warn_of_open_port(address)
+    assert [f"Whoever reaches {address} can run code there" in str(one.message) for one in told] == [True] * warned
+
+
+def test_a_warning_of_a_command_is_one_line():
+    from dkfm.cli import _told_warning
+    from dkfm.errors import DkfmWarning
+
+    assert _told_warning(DkfmWarning("Look."), DkfmWarning, "cli.py", 7) == "DkfmWarning: Look.\n"
+
+
+def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):
+    from dkfm.schedulers import connected
+
+    (tmp_path / "scheduler.json").write_text(f'{{"address": "{client.scheduler.address}"}}')
+    with connected(str(tmp_path / "scheduler.json"), current=False) as found:
+        assert found.submit(int, "7").result() == 7

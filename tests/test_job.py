@@ -6,7 +6,14 @@ from collections import deque
 import pytest
 
 from dkfm import clusters, executors, job
-from dkfm.errors import ClusterError, InvalidInputError, StalledError, UnreachableError, WorkerDiedError
+from dkfm.errors import (
+    ClusterError,
+    InvalidInputError,
+    StalledError,
+    UnfitWorkerError,
+    UnreachableError,
+    WorkerDiedError,
+)
 from dkfm.executors import Finished, Health
 
 
@@ -32,6 +39,10 @@ class Scripted:
     def health(self):
         return self.state
 
+    def avoid(self, error):
+        self.unfit = [*getattr(self, "unfit", []), error.worker]
+        return "the last" not in self.unfit
+
     def cancel(self, *, wait=True):
         pass
 
@@ -53,6 +64,20 @@ def test_results_come_once_each_and_nothing_is_counted():
     tally, found = go(Scripted(lambda number, copy: number), 20)
     assert sorted(found) == list(range(20))
     assert tally == job.Tally()
+
+
+def test_a_task_of_a_worker_that_is_not_fit_is_run_by_another():
+    executor = Scripted(lambda number, copy: UnfitWorkerError("b", "is not fit.") if copy < number % 3 else number)
+    tally, found = go(executor, 9)
+    assert sorted(found) == list(range(9))
+    assert set(executor.unfit) == {"b"}
+    assert tally == job.Tally()
+
+
+def test_where_no_worker_is_fit_the_job_ends_with_its_name():
+    executor = Scripted(lambda number, copy: UnfitWorkerError("the last", "is not fit."))
+    with pytest.raises(UnfitWorkerError, match="The worker the last is not fit"):
+        go(executor, 9)
 
 
 def test_what_a_task_raises_ends_the_job():

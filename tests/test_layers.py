@@ -10,7 +10,7 @@ import dkfm
 
 ROOT = Path(dkfm.__file__).parent
 FLOORS = [
-    {"errors", "tiling", "budget", "ahead", "display"},
+    {"errors", "tiling", "budget", "chunking", "sizing", "ahead", "display"},
     {
         "kernels",
         "links",
@@ -64,10 +64,16 @@ FLOORS = [
     },
     {
         "parting",
+        "slurm_spec",
+        "slurm_jobs",
+        "slurm",
         "clusters",
+        "ssh",
         "executors",
         "workers",
         "preflight",
+        "fitness",
+        "schedulers",
         "progress",
         "job",
         "gram",
@@ -95,6 +101,7 @@ FLOORS = [
         "demo",
         "bench",
         "arguments",
+        "dashboard",
         "fitting",
         "commands",
         "cli",

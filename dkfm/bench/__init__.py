@@ -12,12 +12,13 @@ from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
 
-from dkfm.bench import contests
+from dkfm.bench import constants, contests
 from dkfm.bench.machine import describe
 from dkfm.bench.rivals import DTYPES, Site
 from dkfm.bench.tables import Row, Table
-from dkfm.clusters import connected, find_client, local_cluster
+from dkfm.clusters import find_client, local_cluster
 from dkfm.errors import ClusterError
+from dkfm.schedulers import connected
 
 __all__ = ["FULL", "QUICK", "Sizes", "run"]
 
@@ -49,6 +50,8 @@ class Sizes:
         Of the job on threads and on the cluster.
     growth : tuple of (int, int)
         Rows and landmarks of the jobs whose memory is measured.
+    sized_n, sized_rows, sized_tasks, sized_bytes : int
+        Of the constants of a sizing: landmarks and rows of a thread, tasks that do nothing, bytes that a thread moves.
     """
 
     rounds: int
@@ -70,6 +73,10 @@ class Sizes:
     dask_n: int
     dask_rows: int
     growth: tuple[tuple[int, int], ...]
+    sized_n: int
+    sized_rows: int
+    sized_tasks: int
+    sized_bytes: int
 
 
 FULL = Sizes(
@@ -98,6 +105,10 @@ FULL = Sizes(
         (100_000, 4_000),
         (100_000, 8_000),
     ),
+    sized_n=4_000,
+    sized_rows=20_000,
+    sized_tasks=10_000,
+    sized_bytes=256_000_000,
 )
 QUICK = replace(
     FULL,
@@ -116,6 +127,10 @@ QUICK = replace(
     dask_n=1_000,
     dask_rows=66_000,
     growth=((66_000, 1_000), (132_000, 2_000)),
+    sized_n=1_000,
+    sized_rows=8_000,
+    sized_tasks=300,
+    sized_bytes=64_000_000,
 )
 """Rows that make at least two tasks of dkfm's."""
 
@@ -154,6 +169,10 @@ def run(sizes: Sizes, address: str | None, say: Callable[[str], None]) -> dict[s
                 say(f"{name.replace('_', ' '):<22}{fact}")
             for name, table in _tables(site, sizes):
                 _tell(name, table, report, say)
+            measured = constants.measure(site, sizes.sized_n, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes)
+            title = "Constants of a sizing, with all threads at work"
+            _tell("sizing", Table(title, measured.rows()), report, say)
+            report["constants"] = asdict(measured.constants)
         _tell("growth", _growth(address, Path(folder), sizes), report, say)
     return report
 

@@ -26,7 +26,20 @@ from dkfm.sources import open_source
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Grown", "Scored", "dask_share", "features", "fits", "grown", "growth", "laplacian", "odd", "scoring"]
+__all__ = [
+    "Grown",
+    "Scored",
+    "dask_share",
+    "features",
+    "fits",
+    "gaussian",
+    "grown",
+    "growth",
+    "laplacian",
+    "odd",
+    "random_components",
+    "scoring",
+]
 
 _TILES = (256, 1024, 2048)
 _COLUMNS = 50
@@ -52,7 +65,7 @@ class Grown:
     predicted: int
 
 
-def _gaussian(columns: int) -> Gaussian:
+def gaussian(columns: int) -> Gaussian:
     """Return the Gaussian of gamma = 1 / d, scikit-learn's default."""
     return Gaussian(sqrt(columns / 2))
 
@@ -161,7 +174,7 @@ def features(site: Site, sigma: float, n: int, columns: int, rows: int, dtypes: 
 
 def fits(site: Site, n: int, columns: int, q: int, rounds: int) -> Iterator[Row]:
     """Fit q components, and all features, to n rows; in this process, on all its cores."""
-    X, kernel, gamma = _normal(n, columns), _gaussian(columns), 1 / columns
+    X, kernel, gamma = _normal(n, columns), gaussian(columns), 1 / columns
     pairs: list[tuple[peers.Transformer, peers.Transformer]] = [
         (KernelPCA(q, kernel=kernel), peers.components(gamma, q, "dense")),
         (ExactFeatureMap(kernel, basis="cholesky"), peers.nystroem(gamma, n)),
@@ -206,7 +219,7 @@ def dask_share(site: Site, n: int, q: int, rows: int) -> Row:
 def grown(site: Site, n: int, q: int, rows: int) -> Grown:
     """Score rows once on a cluster whose peak of memory is then that of this job."""
     before = max(site.client.run(workers.process_bytes).values())
-    pca, source = _random_components(n, q), site.rows(rows, _COLUMNS)
+    pca, source = random_components(n, q, _COLUMNS), site.rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.saved(pca))
     site.timed({"imports": partial(job, site.rows(FEW, _COLUMNS))}, 1)
     times = site.timed({"job": partial(job, source)}, 1)
@@ -231,13 +244,13 @@ def growth(jobs: Sequence[Grown], n: int, rows: int) -> Row:
 
 
 def _components(site: Site, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
-    return KernelPCA(q, kernel=_gaussian(X.shape[1]), dtype=dtype, workspace=site.folder).fit(X)
+    return KernelPCA(q, kernel=gaussian(X.shape[1]), dtype=dtype, workspace=site.folder).fit(X)
 
 
-def _random_components(n: int, q: int) -> KernelPCA:
+def random_components(n: int, q: int, columns: int) -> KernelPCA:
     """Return components with random weights: time and memory do not depend on them, and a fit to many rows is long."""
-    X, weights = _normal(n, _COLUMNS), np.random.default_rng(n).normal(size=(n, q))
-    pca = KernelPCA(q, kernel=_gaussian(_COLUMNS)).fit(X[: 2 * q])
+    X, weights = _normal(n, columns), np.random.default_rng(n).normal(size=(n, q))
+    pca = KernelPCA(1, kernel=gaussian(columns)).fit(_normal(FEW, columns))
     pca.model_ = replace(pca.model_, landmarks=X, heads={"scores": Head(weights, np.zeros(q))})
     return pca
 

@@ -38,6 +38,9 @@ __all__ = ["KernelFisher"]
 
 _SEEN = "n_features_in_", "feature_names_in_"
 
+_CHANCES = "dkfm-chances"
+"""What the dashboard calls the tasks of logarithms of probabilities."""
+
 
 class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Fisher's discriminants of classes in the feature space of a kernel; linear discriminant analysis there.
@@ -310,7 +313,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         import dask.array as da
 
         chunks, meta = (found.chunks[0], (len(self.classes_),)), np.empty((0, 0), found.dtype)
-        lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta)
+        lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta, token=_CHANCES)
         return lazily
 
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:

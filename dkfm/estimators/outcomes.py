@@ -16,6 +16,9 @@ __all__ = ["Outcome", "flat", "labelled"]
 
 Outcome: TypeAlias = "npt.NDArray[np.generic] | da.Array | dd.DataFrame | dd.Series"
 
+_TASKS = "dkfm-labels"
+"""What the dashboard calls the tasks that find labels."""
+
 
 def flat(found: Outcome) -> Outcome:
     """Return an outcome of one column (n, 1) as a vector (n,), of a data frame as a series; a wider one as it is."""
@@ -30,10 +33,11 @@ def labelled(found: Outcome, classes: Labels) -> Outcome:
     codes = flat(found)
     if hasattr(codes, "map_partitions"):
         series = cast("dd.Series", codes)
-        labels: dd.Series = series.map_partitions(_series_of, classes, meta=(series.name, classes.dtype))
+        meta = (series.name, classes.dtype)
+        labels: dd.Series = series.map_partitions(_series_of, classes, meta=meta, token=_TASKS)
         return labels
     if hasattr(codes, "map_blocks"):
-        lazily: da.Array = codes.map_blocks(_labels_of, classes, dtype=classes.dtype, meta=classes[:0])  # type: ignore[arg-type]  # dask has half of its types
+        lazily: da.Array = codes.map_blocks(_labels_of, classes, dtype=classes.dtype, meta=classes[:0], token=_TASKS)  # type: ignore[arg-type]  # dask has half of its types
         return lazily
     return _labels_of(codes, classes)
 

@@ -159,7 +159,8 @@ class Site:
         self.folder.mkdir(exist_ok=True)
         described = self.folder / "scheduler.json"
         described.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+        inside, host = self.place()
+        command = [*inside, sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", host, "--port", "0"]
         command += ["--dashboard-address", "127.0.0.1:0", "--no-show", "--no-jupyter"]
         self.scheduler = self._stack.enter_context(
             process([*command, "--scheduler-file", str(described)], self.folder / "scheduler.log")
@@ -174,14 +175,24 @@ class Site:
     def __exit__(self, *error):
         self._stack.close()
 
-    def start_worker(self, number, **more):
-        command = [sys.executable, "-m", "distributed.cli.dask_worker", self.address, "--name", f"w{number}"]
-        command += ["--nthreads", str(self._threads), "--memory-limit", "1GB", "--host", "127.0.0.1", "--no-dashboard"]
+    def place(self, number=None):
+        """Return how a command begins that runs where a worker does, or the scheduler, and the address there."""
+        return [], "127.0.0.1"
+
+    def start_worker(self, number, before=(), scheduler=None, listen=None, memory="1GB", **more):
+        """Start a worker, by some other command if need be; it listens where its place is, or as it is told."""
+        inside, host = self.place(number)
+        command = [*inside, *before, sys.executable, "-m", "distributed.cli.dask_worker", scheduler or self.address]
+        command += ["--name", f"w{number}", "--nthreads", str(self._threads), "--memory-limit", memory]
+        # Without an address of its own what a worker says over HTTP is said on every interface.
+        command += [*(listen or ["--host", host]), "--no-dashboard", "--dashboard-address", f"{host}:0"]
         scratch = self.folder / f"scratch{number}"
         command += ["--local-directory", str(scratch), "--death-timeout", "60"]
         path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
         log = self.folder / f"worker{number}.log"
-        started = self._stack.enter_context(process(command, log, env=environment(PYTHONPATH=path, **more)))
+        # What `python -m` imports first is what lies where it is started.
+        options = {"env": environment(PYTHONPATH=path, **more), "cwd": self.folder}
+        started = self._stack.enter_context(process(command, log, **options))
         self.nannies.append(started)
         return started
 

@@ -1,0 +1,115 @@
+"""Dask's report of a job, for the command line: asked for before the work, written after it, however that ended."""
+
+import html
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dkfm import arguments, files
+from dkfm.errors import ClusterError, InvalidInputError, reason
+
+if TYPE_CHECKING:
+    from distributed import Client, performance_report
+
+__all__ = ["reported", "require"]
+
+_ANSWER = 30
+"""Seconds that a scheduler has to say whether it can make a report."""
+
+_PAGE = 60
+"""Seconds that it has to make one, of a hundred thousand tasks at most: Dask keeps no more."""
+
+
+def require(page: str | None, scheduler: str | None) -> None:
+    """Raise before any work where a report that is asked for could not be written.
+
+    Parameters
+    ----------
+    page : str or None
+        Where it goes; None asks for none.
+    scheduler : str or None
+        What it would be of.
+
+    Raises
+    ------
+    ClusterError
+        There is no cluster.
+    InvalidInputError, StoreError
+        No file can be made there.
+
+    Examples
+    --------
+    >>> require(None, None)
+    >>> require("report.html", None)
+    Traceback (most recent call last):
+    dkfm.errors.ClusterError: There is no cluster to report on; name one with --scheduler.
+    """
+    if page is None:
+        return
+    if scheduler is None:
+        raise ClusterError("There is no cluster to report on; name one with --scheduler.")
+    arguments.require_writable(page)
+    path = Path(page).resolve()
+    if path.exists() and not path.is_file():
+        raise InvalidInputError(f"{page} cannot be written: it is no file.")
+    with files.new_file(path, path.parent):
+        pass  # the folder, the disk and the name allow it
+
+
+@contextmanager
+def reported(client: "Client", page: str | None) -> Iterator[None]:
+    """Write Dask's report of what a cluster does meanwhile; a page that is there is replaced at the end, whole.
+
+    What becomes of the report is nothing to the job: where there is none at the end, a line on standard error says so.
+
+    Raises
+    ------
+    ClusterError
+        The scheduler cannot make one; this is found out before.
+    """
+    if page is None:
+        yield
+        return
+    from distributed import performance_report
+
+    report = performance_report(mode="inline")  # a page that needs no other
+
+    async def begin() -> None:
+        await client.run_on_scheduler(version, "bokeh")
+        await report.__aenter__()
+
+    try:
+        client.sync(begin, callback_timeout=_ANSWER)
+    except Exception as error:  # whatever a scheduler says that cannot
+        remedy = "install dask[diagnostics] where it runs, or leave out --report"
+        raise ClusterError(f"The scheduler can make no report ({reason(error)}); {remedy}.") from None
+    try:
+        yield
+    finally:
+        try:
+            _write(client, report, Path(page).resolve())
+        except Exception as error:
+            click.echo(f"There is no report at {page}: {reason(error)}.", err=True)
+
+
+def _write(client: "Client", report: "performance_report", path: Path) -> None:
+    if client.status != "running":
+        raise ClusterError("the scheduler is gone")
+    command = html.escape(shlex.join(["dkfm", *sys.argv[1:]]))
+    with tempfile.TemporaryDirectory(prefix="dkfm-report-") as folder:
+        # A name of our own: Dask reads more than a path into some.
+        report.filename = f"{folder}/report.html"
+        try:
+            client.sync(report.__aexit__, None, None, None, code=command, callback_timeout=_PAGE)
+        except TimeoutError:
+            raise ClusterError(f"the scheduler did not make it in {_PAGE} seconds") from None
+        with files.new_file(path, path.parent) as new:
+            new.file.write(Path(report.filename).read_bytes())
+            new.keep()
