@@ -12,7 +12,6 @@ from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import get_blas_funcs
 
 from dkfm import links
 from dkfm.ahead import one_ahead
@@ -180,6 +179,8 @@ def _rotate(product: Array, head: Head, rotation: Array, part: slice, W: Array, 
     if part.start == 0:
         np.matmul(turned, W.T, out=out)
         return
+    from scipy.linalg import get_blas_funcs
+
     (add,) = get_blas_funcs(("gemm",), (turned,))
     add(1.0, W, turned.T, 1.0, out.T, overwrite_c=1)
 

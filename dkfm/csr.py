@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import zarr
-from scipy.sparse import csr_array
 
 from dkfm import formats, stamps, store
 from dkfm.errors import UnsupportedStoreError, reason
-from dkfm.kernels.rows import Array, Rows, Sparse
+from dkfm.kernels.rows import Array, Rows, Sparse, csr_rows
 
 __all__ = ["CsrSource", "array_names", "joined", "read", "require_complete", "span", "write"]
 
@@ -77,7 +76,7 @@ def joined(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np
     """
     kind = np.result_type(indices.dtype, np.min_scalar_type(-1 - len(data)))  # of both, so that neither is widened
     offsets = (pointers - pointers[0]).astype(kind)
-    found = csr_array((data, indices, offsets), shape=(len(pointers) - 1, columns))
+    found = csr_rows(data, indices, offsets, columns)
     try:
         found.check_format(full_check=True)
     except IndexError as error:

@@ -212,7 +212,10 @@ class ClientExecutor:
             raise ClusterError("The scheduler is gone, and all that it was to do.")
         if value is not _NOTHING:
             return self._taken(future.key, value, None)
-        self._late.add(future.key)
+        if future.status == "finished":
+            self._late.add(future.key)
+        else:  # lost with its worker, and made again
+            self._late.discard(future.key)
         future.add_done_callback(self._ended)  # the same, or another once its worker is given up
         return None
 

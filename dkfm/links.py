@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, log_expit
-from scipy.special import softmax as softmax_of
 
 from dkfm.errors import UnsupportedStoreError
 from dkfm.kernels.rows import Array
@@ -89,16 +87,20 @@ def _not_negative(product: Array, diagonal: Diagonal) -> Codes:
 
 def _sigmoid(product: Array, diagonal: Diagonal) -> Array:
     """Return 1 / (1 + exp(-product)): of one column that of both classes, of more as shares of their sum."""
+    from scipy.special import expit, log_expit, softmax
+
     if product.shape[1] == 1:
         chances: Array = expit(np.hstack([-product, product]))
     else:
-        chances = softmax_of(log_expit(product), axis=1)
+        chances = softmax(log_expit(product), axis=1)
     chances[_lost(product)] = np.nan
     return chances
 
 
 def _softmax(product: Array, diagonal: Diagonal) -> Array:
-    chances: Array = softmax_of(product, axis=1)
+    from scipy.special import softmax
+
+    chances: Array = softmax(product, axis=1)
     chances[_lost(product)] = np.nan
     return chances
 

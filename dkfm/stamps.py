@@ -30,7 +30,7 @@ def _files(path: Path) -> Iterator[tuple[str, int, int]]:
     folders = [""]
     while folders:
         folder = folders.pop()
-        with os.scandir(path / folder) as entries:
+        with os.scandir(f"{path}/{folder}") as entries:
             for entry in entries:
                 name = f"{folder}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):  # a link may lead back to where it lies

@@ -27,9 +27,15 @@ def test_the_tile_that_is_recommended_fits(available, d, blocks, copies):
 
 
 def test_a_worker_counts_with_its_threads_and_three_fifths_of_its_limit(monkeypatch):
-    facts = {"a": {"memory_limit": 10**9, "nthreads": 2}, "b": {"memory_limit": 4 * 10**9, "nthreads": 16}}
+    sizes = {"a": (10**9, 2, 10**8), "b": (4 * 10**9, 16, 10**9)}
+    facts = {a: {"memory_limit": m, "nthreads": t, "metrics": {"memory": held}} for a, (m, t, held) in sizes.items()}
     monkeypatch.setattr(preflight, "worker_facts", lambda client: facts)
     assert preflight.task_budget("a client", 18, 10**8) == min((6 * 10**8 - 10**8) // 2, (24 * 10**8 - 10**8) // 16)
+
+
+def test_a_worker_that_its_modules_half_fill_counts_with_what_is_left_before_it_is_paused():
+    assert preflight.room(5 * 10**8, 1, 0, 2 * 10**8) == 4 * 10**8 - 2 * 10**8
+    assert preflight.room(5 * 10**8, 1, 0, 4 * 10**8) == 4 * 10**8 - 2**28  # what it holds beyond them, it may give up
 
 
 @pytest.mark.parametrize(

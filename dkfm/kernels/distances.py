@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import cdist
 
 from dkfm.kernels.base import Evaluator, Prepared
 from dkfm.kernels.lent import Lent
@@ -77,6 +76,8 @@ class _Differences:
         self.weights = np.full(landmarks.shape[1], 1 / np.square(scale))
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
+        from scipy.spatial.distance import cdist
+
         squares = np.empty((len(Z), len(self.landmarks)), Z.dtype) if out is None else out
         for part in row_slices(len(Z), _ROWS_AT_ONCE):
             squares[part] = cdist(Z[part], self.landmarks, "sqeuclidean", w=self.weights)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from math import lgamma, log
 
 import numpy as np
-from scipy.special import kve
 
 from dkfm.errors import KernelError
 from dkfm.kernels.blocks import by_rows
@@ -88,6 +87,8 @@ def _falling(a: Array) -> Array:
 
 def _bessel(a: Array, nu: float) -> Array:
     """Return the Matern kernel of scaled distances a, overwriting them."""
+    from scipy.special import kve
+
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         values: Array = kve(nu, a)
         np.log(values, out=values)

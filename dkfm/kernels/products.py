@@ -1,13 +1,12 @@
 """Inner products of all pairs of rows, dense or CSR, without ever making sparse rows dense."""
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
 
 from dkfm.kernels.base import Evaluator
-from dkfm.kernels.rows import Array, Rows, Sparse
+from dkfm.kernels.rows import Array, Rows, Sparse, csr_rows
 from dkfm.tiling import row_slices
 
 __all__ = ["prepared_products"]
@@ -35,7 +34,7 @@ def prepared_products(Y: Rows) -> Evaluator:
         )
     used, places = np.unique(Y.indices, return_inverse=True)
     # Any: which overload of @ the stubs give for two sparse sides differs from one run of mypy to the next.
-    right: Any = csr_array((Y.data, places, Y.indptr), shape=(Y.shape[0], max(1, len(used)))).T.tocsr()
+    right: Any = csr_rows(Y.data, places, Y.indptr, max(1, len(used))).T.tocsr()
 
     def block(X: Rows, out: Array | None = None, /) -> Array:
         if isinstance(X, np.ndarray):
@@ -62,4 +61,4 @@ def _renumbered(X: Sparse, used: npt.NDArray[np.integer]) -> Sparse:
     places = np.minimum(np.searchsorted(used, X.indices), max(0, len(used) - 1))
     kept = used[places] == X.indices if len(used) else np.zeros(len(places), np.bool_)
     ends = np.concatenate([[0], np.cumsum(kept)])[X.indptr]
-    return cast("Sparse", csr_array((X.data[kept], places[kept], ends), shape=(X.shape[0], max(1, len(used)))))
+    return csr_rows(X.data[kept], places[kept], ends, max(1, len(used)))

@@ -1,12 +1,14 @@
 """What counts as rows: the one check that every array of the user's passes, and what dense and sparse rows share."""
 
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array, issparse, vstack
 
 from dkfm.errors import InvalidInputError, InvalidTypeError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 __all__ = [
     "Array",
@@ -15,6 +17,7 @@ __all__ = [
     "as_array",
     "as_diagonal",
     "as_rows",
+    "csr_rows",
     "double",
     "finite_rows",
     "fits_single",
@@ -35,7 +38,7 @@ Array: TypeAlias = npt.NDArray[np.floating]
 if TYPE_CHECKING:
     Sparse: TypeAlias = csr_array[np.floating, tuple[int, int]]
 else:
-    Sparse: TypeAlias = csr_array  # which early versions of SciPy do not let be subscripted
+    Sparse: TypeAlias = Any  # SciPy's sparse part takes a quarter of a second to import, and dense rows need none of it
 Rows: TypeAlias = Array | Sparse
 
 
@@ -66,7 +69,7 @@ def as_rows(X: object, name: str = "X") -> Rows:
 
 def as_array(X: object, name: str) -> Rows:
     """Return `X` as `as_rows` does, without the look at every value."""
-    if issparse(X):
+    if not isinstance(X, np.ndarray) and _issparse(X):
         return _as_csr(X, name)
     if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
         raise InvalidInputError(f"{name} has masked values, which are no numbers; fill or drop them.")
@@ -80,6 +83,12 @@ def as_array(X: object, name: str) -> Rows:
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 
 
+def _issparse(X: object) -> bool:
+    from scipy.sparse import issparse
+
+    return bool(issparse(X))
+
+
 def _numbers(objects: npt.NDArray[np.object_], name: str) -> Array:
     """Return what a table of mixed columns holds as float64."""
     try:
@@ -91,6 +100,8 @@ def _numbers(objects: npt.NDArray[np.object_], name: str) -> Array:
 
 
 def _as_csr(X: object, name: str) -> Sparse:
+    from scipy.sparse import csr_array
+
     dtype = cast("np.dtype[np.generic]", X.dtype)  # type: ignore[attr-defined]  # every sparse array has one
     require_two_dimensions(X.shape, dtype, name)  # type: ignore[attr-defined]  # and the other
     rows = csr_array(X, dtype=dtype if dtype in (np.float32, np.float64) else np.float64)  # type: ignore[call-overload]  # sparse, as the caller saw
@@ -98,6 +109,13 @@ def _as_csr(X: object, name: str) -> Sparse:
         rows = rows.copy()  # adding up duplicates in place would change the user's array
         rows.sum_duplicates()
     return cast("Sparse", rows)
+
+
+def csr_rows(data: Array, indices: npt.NDArray[np.integer], indptr: npt.NDArray[np.integer], columns: int) -> Sparse:
+    """Return CSR rows of their three arrays."""
+    from scipy.sparse import csr_array
+
+    return cast("Sparse", csr_array((data, indices, indptr), shape=(len(indptr) - 1, columns)))
 
 
 def is_sparse(rows: Rows) -> bool:
@@ -180,6 +198,8 @@ def stacked(parts: list[Rows]) -> Rows:
     dense = [part for part in parts if isinstance(part, np.ndarray)]
     if dense:
         return np.concatenate(dense)
+    from scipy.sparse import csr_array, vstack
+
     return cast("Sparse", csr_array(vstack(parts, format="csr")))  # type: ignore[call-overload]  # sparse, all of them
 
 
@@ -226,7 +246,7 @@ def unit_rows(X: Rows) -> tuple[Rows, Array]:
 
 
 def _with_data(X: Sparse, data: Array) -> Sparse:
-    return cast("Sparse", csr_array((data.astype(X.dtype, copy=False), X.indices, X.indptr), shape=X.shape))
+    return csr_rows(data.astype(X.dtype, copy=False), X.indices, X.indptr, X.shape[1])
 
 
 def fits_single(parameter: object) -> bool:

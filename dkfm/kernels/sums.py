@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from scipy.spatial.distance import cdist
-from scipy.special import rel_entr
 
 from dkfm.kernels.rows import Array
 from dkfm.tiling import row_slices
@@ -30,7 +28,13 @@ def keep_in(folder: Path) -> None:
 
 def absolute(X: Array, Y: Array, out: Array | None = None) -> Array:
     """Return ``sum_j |x_j - y_j|`` of all pairs, (n, m), in the precision of the rows, in the memory given if any."""
-    return _sums("absolute", X, Y, lambda rows: cdist(rows, Y, "cityblock"), out)
+
+    def plain(rows: Array) -> Array:
+        from scipy.spatial.distance import cdist
+
+        return cdist(rows, Y, "cityblock")
+
+    return _sums("absolute", X, Y, plain, out)
 
 
 def minimum(X: Array, Y: Array) -> Array:
@@ -52,6 +56,7 @@ def chi_squared(X: Array, Y: Array) -> Array:
 
 def mixture(X: Array, Y: Array) -> Array:
     """Return ``-sum_j x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j))``, with 0 log 0 = 0, of all pairs."""
+    from scipy.special import rel_entr
 
     def terms(x: Array, y: Array) -> Array:
         both = x + y
