@@ -6,13 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm import apply, lazy, transfer
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.shown import Shown
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array, as_diagonal, as_rows, double
+from dkfm.kernels.rows import Array, as_rows, double
 from dkfm.model import Model
 from dkfm.places import root_of
 from dkfm.record import Record
@@ -104,7 +105,7 @@ class Serving(Shown):
                 f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as input."
             )
         validate_data(self, X, reset=False, skip_check_array=True)
-        known = None if diagonal is None else as_diagonal(diagonal, rows.shape[0])
+        known = None if diagonal is None else _as_diagonal(diagonal, rows.shape[0])
         with threads_of_a_task():
             return apply.finite_scores(self._scorer(), output, rows, "X", diagonal=known)
 
@@ -164,3 +165,13 @@ class _Served:
     @cached_property
     def scorer(self) -> apply.Scorer:
         return apply.serve(self.model)
+
+
+def _as_diagonal(values: object, n: int) -> Array:
+    """Return k(z, z) of n rows as (n,) finite float64 numbers, or say why they are not."""
+    diagonal = np.asarray(values)
+    if diagonal.shape != (n,) or diagonal.dtype.kind not in "biuf":
+        raise InvalidInputError(f"diag must hold k(z, z), of shape {(n,)}, and its shape is {diagonal.shape}.")
+    if not np.isfinite(diagonal).all():
+        raise InvalidInputError(f"diag must be finite, and k(z, z) of row {np.isfinite(diagonal).argmin()} is not.")
+    return diagonal.astype(np.float64)

@@ -15,7 +15,6 @@ __all__ = [
     "Rows",
     "Sparse",
     "as_array",
-    "as_diagonal",
     "as_rows",
     "csr_rows",
     "double",
@@ -121,16 +120,6 @@ def csr_rows(data: Array, indices: npt.NDArray[np.integer], indptr: npt.NDArray[
 def is_sparse(rows: Rows) -> bool:
     """Whether rows are CSR."""
     return not isinstance(rows, np.ndarray)
-
-
-def as_diagonal(values: object, n: int) -> Array:
-    """Return k(z, z) of n rows as (n,) finite float64 numbers, or say why they are not."""
-    diagonal = np.asarray(values)
-    if diagonal.shape != (n,) or diagonal.dtype.kind not in "biuf":
-        raise InvalidInputError(f"diag must hold k(z, z), of shape {(n,)}, and its shape is {diagonal.shape}.")
-    if not np.isfinite(diagonal).all():
-        raise InvalidInputError(f"diag must be finite, and k(z, z) of row {np.isfinite(diagonal).argmin()} is not.")
-    return diagonal.astype(np.float64)
 
 
 def double(rows: Rows) -> Rows:
