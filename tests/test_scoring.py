@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,6 +34,7 @@ from dkfm.errors import (
 )
 from dkfm.model import Head, Model
 from dkfm.sources import MemorySource, ZarrSource, open_source
+from dkfm.tiling import count
 from dkfm.workers import single_blas_thread
 
 
@@ -363,6 +365,26 @@ MEMORY = [
 ]
 
 
+def write_late(monkeypatch, pieces):
+    """Let each of some pieces be written once the next is scored, as on a slow disk: a task then holds the most."""
+    scored, written = [], []
+    score, behind = tasks._score_all, chunks.one_behind
+
+    def score_all(*given):
+        found = score(*given)
+        scored.append(1)
+        return found
+
+    def late(use, piece):
+        written.append(1)
+        while len(scored) < min(len(written) + 1, pieces):
+            time.sleep(0.001)
+        use(piece)
+
+    monkeypatch.setattr(tasks, "_score_all", score_all)
+    monkeypatch.setattr(chunks, "one_behind", lambda items, use: behind(items, partial(late, use)))
+
+
 def measured(model, names, folder, rng, monkeypatch):
     """Return the plan of a job, and the bytes that a prepared model and then a task of it took."""
     import tracemalloc
@@ -377,6 +399,7 @@ def measured(model, names, folder, rng, monkeypatch):
     columns = tuple(Columns(name, model.head(name).width, name, model.head(name).dtype.name) for name in names)
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
     output = outputs.create(outputs.Output(folder / "out", columns, 3000, 1500, "float64", *about), overwrite=False)
+    write_late(monkeypatch, count(1500, job.piece_rows))
     tracemalloc.start()
     try:
         scorer = apply.prepare(model)
