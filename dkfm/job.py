@@ -121,7 +121,10 @@ class _Run(Generic[R]):
         self._total, self._stall = total, stall
         self._open: dict[int, tuple[object, ...]] = {}
         self._copies: dict[int, int] = {}
-        """Of each open task, how many were started; and of those, how many have not ended."""
+        """Of each open or suspected task, how many were started; and of those, how many have not ended.
+
+        A suspect that is run again is another copy: of the same name a cluster may still have the end it came to.
+        """
         self._running: dict[int, int] = {}
         self._suspects: dict[int, tuple[object, ...]] = {}
         self._done = 0
@@ -176,6 +179,7 @@ class _Run(Generic[R]):
                 del self._running[number]
         elif error is None:
             self._close(number)
+            del self._copies[number]
             self._done += 1
             self._finish(cast("R", finished.value))
         elif self._running[number]:
@@ -191,7 +195,6 @@ class _Run(Generic[R]):
             raise error
 
     def _close(self, number: int) -> tuple[object, ...]:
-        del self._copies[number]
         if not self._running[number]:
             del self._running[number]
         return self._open.pop(number)
