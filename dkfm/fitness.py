@@ -4,10 +4,12 @@ All workers are asked before the first task; one that joins later asks itself be
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,13 +109,15 @@ def require_fit(client: "Client", demand: Demand) -> None:
 
 def versions_here() -> dict[str, str | None]:
     """Return what this process has of what the driver and its workers must have the same."""
-    from distributed.versions import get_versions
+    python = ".".join(map(str, sys.version_info[:2]))  # what is of one minor version reads the other
+    return {"python": python, **{name: _version(name) for name in _PACKAGES}}
 
-    found: dict[str, str | None] = get_versions(_PACKAGES)["packages"]
-    python = ".".join(
-        str(found["python"]).split(".")[:2]
-    )  # 3.11.7.final.0; what is of one minor version reads the other
-    return {"python": python, **{name: found.get(name) for name in _PACKAGES}}
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def require_fit_here(demand: Demand | None) -> None:

@@ -8,8 +8,9 @@ import shutil
 import tempfile
 import uuid
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -26,13 +27,22 @@ if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
 
-__all__ = ["SMALL_MODEL", "Carried", "Spilled", "carry", "distances", "transform", "transform_frame"]
+__all__ = ["SMALL_MODEL", "Carried", "Spilled", "carry", "distances", "shown_as", "transform", "transform_frame"]
 
 SMALL_MODEL = 5_000_000
 """Bytes up to which a model travels in the graph."""
 
-_SCORES, _DISTANCES = "dkfm-transform", "dkfm-distances"
-"""What the dashboard calls the tasks."""
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def shown_as(name: str) -> Callable[[F], F]:
+    """Let the dashboard call the tasks of a function so; which parameter does it depends on the version of dask."""
+
+    def named(function: F) -> F:
+        function.__name__ = name
+        return function
+
+    return named
 
 
 class Carried:
@@ -113,7 +123,6 @@ def transform(
         head=name,
         chunks=(Z.chunks[0], (model.head(name).width,)),
         meta=np.empty((0, 0), model.head(name).dtype),
-        token=_SCORES,
     )
     return scores
 
@@ -141,11 +150,11 @@ def distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
         dtype=np.float64,
         chunks=(X.chunks[0], (Y.shape[0],)),
         meta=np.empty((0, 0)),
-        token=_DISTANCES,
     )
     return found
 
 
+@shown_as("dkfm-distances")
 def _block_distances(block: Array, *, of: tuple[Kernel, Rows]) -> Array:
     kernel, Y = of
     if block.shape[0] == 0:
@@ -172,6 +181,7 @@ def _aligned(diagonal: object, Z: "da.Array") -> "da.Array":
     return chunked
 
 
+@shown_as("dkfm-transform")
 def _score_block(block: Array, diagonal: Array | None = None, *, carried: Carried | Spilled, head: str) -> Array:
     what, scorer = "a block of rows", carried.scorer()
     if block.shape[0] == 0:

@@ -22,6 +22,7 @@ from dkfm.estimators.outcomes import Outcome, flat, labelled
 from dkfm.estimators.training import Numbers, Training, in_memory, is_single, weighted
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.rows import Array, as_rows
+from dkfm.lazy import shown_as
 from dkfm.record import Record
 from dkfm.tiling import require_count
 from dkfm.workers import threads_of_a_task
@@ -37,9 +38,6 @@ _LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predic
 __all__ = ["KernelFisher"]
 
 _SEEN = "n_features_in_", "feature_names_in_"
-
-_CHANCES = "dkfm-chances"
-"""What the dashboard calls the tasks of logarithms of probabilities."""
 
 
 class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -313,7 +311,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         import dask.array as da
 
         chunks, meta = (found.chunks[0], (len(self.classes_),)), np.empty((0, 0), found.dtype)
-        lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta, token=_CHANCES)
+        lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta)
         return lazily
 
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
@@ -357,6 +355,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         return tags
 
 
+@shown_as("dkfm-chances")
 def _log_chances(decision: Array) -> Array:
     if decision.shape[1] == 1:
         found: Array = log_expit(np.hstack([-decision, decision]))

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.estimators.labels import Labels
+from dkfm.lazy import shown_as
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -37,11 +38,12 @@ def labelled(found: Outcome, classes: Labels) -> Outcome:
         labels: dd.Series = series.map_partitions(_series_of, classes, meta=meta, token=_TASKS)
         return labels
     if hasattr(codes, "map_blocks"):
-        lazily: da.Array = codes.map_blocks(_labels_of, classes, dtype=classes.dtype, meta=classes[:0], token=_TASKS)  # type: ignore[arg-type]  # dask has half of its types
+        lazily: da.Array = codes.map_blocks(_labels_of, classes, dtype=classes.dtype, meta=classes[:0])  # type: ignore[arg-type]  # dask has half of its types
         return lazily
     return _labels_of(codes, classes)
 
 
+@shown_as(_TASKS)
 def _labels_of(codes: Labels, classes: Labels) -> Labels:
     return classes[codes.astype(np.intp)]
 
