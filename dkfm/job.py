@@ -27,6 +27,9 @@ _WINDOW = 3
 _LOOK = 2.0
 """Seconds between two looks at the cluster."""
 
+_QUIET = 0.05
+"""Seconds without a result, after which there is time for what can wait."""
+
 _ALONE = 3
 """Times that a task is run alone, each time on as many workers as the scheduler gives it, before it is blamed."""
 
@@ -62,6 +65,7 @@ def run(
     progress: bool,
     done: Callable[[R], object] | None = None,
     *,
+    idle: Callable[[], object] = lambda: None,
     stall: float | None = None,
 ) -> Tally:
     """Run ``function(*task)`` for every task, and call `done` with each result as it comes.
@@ -80,6 +84,8 @@ def run(
         Whether to show a progress bar: see `dkfm.progress`.
     done : callable, optional
         It has each result once, in the order of finishing.
+    idle : callable
+        Called over and over while no result comes.
     stall : float, optional
         Seconds without a result after which the job ends. Without it a task may take as long as it likes, and the job
         ends after `STALL_SECONDS` in which no worker was well.
@@ -102,7 +108,7 @@ def run(
                 done(result)
             bar.update()
 
-        return _Run(executor, f"{name}-{uuid.uuid4().hex}", function, finish, total, stall).all_of(tasks)
+        return _Run(executor, f"{name}-{uuid.uuid4().hex}", function, finish, idle, total, stall).all_of(tasks)
 
 
 class _Run(Generic[R]):
@@ -114,11 +120,12 @@ class _Run(Generic[R]):
         name: str,  # a key that is alive would return its old result
         function: Callable[..., R],
         finish: Callable[[R], object],
+        idle: Callable[[], object],
         total: int,
         stall: float | None,
     ) -> None:
         self._executor, self._name, self._function, self._finish = executor, name, function, finish
-        self._total, self._stall = total, stall
+        self._idle, self._total, self._stall = idle, total, stall
         self._open: dict[int, tuple[object, ...]] = {}
         self._copies: dict[int, int] = {}
         """Of each open or suspected task, how many were started; and of those, how many have not ended.
@@ -156,8 +163,10 @@ class _Run(Generic[R]):
                 self._start(number)
             if not self._open:
                 return
-            finished = self._executor.finished(_LOOK)
-            if finished is not None:
+            finished = self._executor.finished(_QUIET)
+            if finished is None:
+                self._idle()
+            else:
                 self._take(finished)
             if time.monotonic() - self._looked > _LOOK:
                 self._look()

@@ -18,7 +18,7 @@ from dkfm.places import Place
 
 __all__ = ["Journal", "Receipt", "empty_segment", "receipts"]
 
-_LEAST, _MOST, _SHARE, _COST = 0.2, 60.0, 0.005, 50
+_LEAST, _MOST, _SHARE, _COST = 0.05, 60.0, 0.005, 50
 """Seconds between two segments: at least and at most; as a share of the time so far, so that they stay few; and how
 many times what the last one took.
 """
@@ -82,8 +82,13 @@ class Journal:
     def add(self, receipt: Receipt) -> None:
         """Take a receipt, and write those that wait if it is time."""
         self._waiting.append(receipt)
+        self.flush_if_due()
+
+    def flush_if_due(self) -> None:
+        """Write the receipts that wait if it is time: no chunk waits for the next one to be told of."""
         now = time.monotonic()
-        if now - self._written > max(min(_MOST, max(_LEAST, _SHARE * (now - self._started))), _COST * self._took):
+        pause = max(min(_MOST, max(_LEAST, _SHARE * (now - self._started))), _COST * self._took)
+        if self._waiting and now - self._written > pause:
             self.flush()
 
     def flush(self) -> None:

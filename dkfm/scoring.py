@@ -6,7 +6,7 @@ goes on where it was: only chunks without a receipt that is true run again.
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -261,18 +261,13 @@ class _Scoring:
 
     def _score(self, output: Output, book: Journal) -> None:
         """Run the tasks of all chunks that are not there as their receipts say."""
-
-        def done(receipt: Receipt) -> None:
-            self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
-            book.add(receipt)
-
         try:
             for _ in range(_ROUNDS):
                 left = completion.lacking(output, self._receipts)
                 if not left:
                     break
                 completion.remove(output, [number for number in left if self._receipts.pop(number, None)])
-                tally = self._run(output, left, done)
+                tally = self._run(output, left, book)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
                 self._require_no_killers(output, [left[number] for number in tally.killers])
         except BaseException:
@@ -284,8 +279,13 @@ class _Scoring:
         if left:
             raise DamagedStoreError(f"Chunk {left[0]} of {output.root} is lost again and again; who else writes there?")
 
-    def _run(self, output: Output, left: list[int], done: Callable[[Receipt], None]) -> Tally:
+    def _run(self, output: Output, left: list[int], book: Journal) -> Tally:
         job = self._job
+
+        def done(receipt: Receipt) -> None:
+            self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
+            book.add(receipt)
+
         read = sources.in_single(job.rows) if output.dtype == "float32" else job.rows
         on_invalid = str(output.settings["on_invalid"])
         work = Work(
@@ -293,7 +293,11 @@ class _Scoring:
             *(output, on_invalid, self._demand),
         )
         tasks = ((work, number) for number in left)
-        return run(job.running, "dkfm-score", score_chunk, tasks, len(left), self._progress, done, stall=self._stall)
+        return run(
+            *(job.running, "dkfm-score", score_chunk, tasks, len(left), self._progress, done),
+            idle=book.flush_if_due,
+            stall=self._stall,
+        )
 
     def _require_no_killers(self, output: Output, killers: list[int]) -> None:
         if killers:

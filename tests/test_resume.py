@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -307,6 +308,22 @@ def test_interrupted_is_a_sentence_and_what_is_done_stays(made, tmp_path, monkey
     assert "goes on from there" in done.stderr
     monkeypatch.undo()
     assert "3 of 5 chunks were there" in CliRunner().invoke(main, line).stdout
+
+
+def test_a_chunk_that_is_done_is_told_of_while_the_next_is_made(made, tmp_path, monkeypatch):
+    """A kill then takes no more than what was in flight."""
+    score_chunk, place = tasks.score_chunk, Folder(tmp_path / "out")
+
+    def last_waits_for_the_receipts_of_all_others(work, number):
+        deadline = time.monotonic() + 60
+        while number == 4 and {receipt.chunk for receipt in journal.receipts(place)} != {0, 1, 2, 3}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return score_chunk(work, number)
+
+    monkeypatch.setattr("dkfm.scoring.score_chunk", last_waits_for_the_receipts_of_all_others)
+    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    assert score(made, tmp_path / "out").scored_chunks == 5
 
 
 def test_a_silent_job_ends_within_its_stall_timeout(made, tmp_path, monkeypatch):
