@@ -71,7 +71,7 @@ def resume(folder, rows, rounds):
         took = worked + rest["seconds"]
         ratios.append((took / (most + start_up), took / most))
         print(
-            f"{rows:,} rows: {start_up:.2f} s start-up, {whole['seconds']:.2f} s undisturbed in {whole['chunks']}; "
+            f"{rows:,} rows: {start_up:.2f} s start-up, {whole['chunks']} chunks in {whole['seconds']:.2f} s; "
             f"{worked:.2f} s to the kill, {rest['seconds']:.2f} s after it for {rest['scored_chunks']}; "
             f"{ratios[-1][0]:.3f} of what is allowed"
         )
