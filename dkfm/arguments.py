@@ -98,23 +98,18 @@ def listed(text: str | None) -> list[str] | None:
 
 def labels(path: str, option: str) -> "npt.NDArray[np.generic]":
     """Return the labels (n,) of a .npy file, which is never unpickled."""
-    from numpy.lib.format import read_array
+    from dkfm import npy  # NumPy takes long, and --help needs none of it
 
+    if not Path(path).exists():
+        raise InvalidInputError(f"There is no {path}, which {option} names.")
     try:
-        with Path(path).open("rb") as file:
-            found = read_array(file, allow_pickle=False)
-    except FileNotFoundError:
-        raise InvalidInputError(f"There is no {path}, which {option} names.") from None
-    except ValueError as error:
-        words = " (words are saved with .astype(str))" if "Object arrays" in str(error) else ""
-        told = f"{path}: {reason(error)}{words}"
-        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {told}.") from None
-    except Exception as error:  # whatever NumPy makes of a stranger's bytes
-        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {path}: {reason(error)}.") from None
+        found = npy.load(path)
+    except InvalidInputError as error:
+        words = " (words are saved with .astype(str))" if "objects" in str(error) else ""
+        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {reason(error)}{words}.") from None
     if found.ndim != 1:
         raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {found.shape}.")
-    labels: npt.NDArray[np.generic] = found
-    return labels
+    return found
 
 
 def require_writable(path: str) -> None:

@@ -26,6 +26,7 @@ from zarr.storage import LocalStore, StorePath
 from dkfm import codecs, formats
 from dkfm.codecs import CRC_BYTES
 from dkfm.errors import DamagedStoreError
+from dkfm.files import open_plain
 from dkfm.tiling import count
 
 __all__ = ["metadata_of", "read"]
@@ -88,7 +89,7 @@ def _index(file: Path, size: int, chunks: int, shard: Mapping[str, object]) -> n
     checksum = CRC_BYTES * (codecs.names(shard.get("index_codecs")) or []).count("crc32c")
     if size < index_bytes + checksum:
         raise DamagedStoreError(f"{file} has {size} bytes, and the index of its chunks alone has {index_bytes}.")
-    with file.open("rb") as opened:
+    with open_plain(file) as opened:
         opened.seek(0 if shard.get("index_location") == "start" else size - index_bytes - checksum)
         return np.frombuffer(opened.read(index_bytes), "<u8").reshape(-1, 2)
 

@@ -3,6 +3,7 @@
 Both sides go through the model itself, so damaged weights, landmarks or offsets show.
 """
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isnan
@@ -10,27 +11,34 @@ from math import isnan
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import links, sweep
+from dkfm import sweep
 from dkfm.apply import Scorer
-from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
+from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, UnsupportedStoreError
 from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head
+from dkfm.root import EPS
 
 __all__ = [
     "SAMPLE",
     "Certificate",
     "Verification",
+    "compare",
     "of_axes",
-    "of_combinations",
     "of_components",
-    "of_discriminants",
     "of_map",
     "relative_errors",
     "spread",
+    "warn_above",
 ]
 
 SAMPLE = 512
+
+_LIMITS = {"float64": 1e-6, "float32": 1e-2}
+"""What an error relative to the largest value may be at fit without a warning, by the precision of the model."""
+
+_OF_MAP = 4 * EPS
+"""Of the squared length of the mean: below it a map drops eigenvalues, and so the variance that they have."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,8 @@ class Verification:
     residuals : ndarray of shape (m,), optional
         ``k(z, z) - |phi(z)|^2`` of the points, at most 512 of them, clipped at 0.
     bound : float, optional
-        Of the error between two of the points: the largest residual as a share of the largest k(z, z).
+        Of the error between two of the points: the largest residual as a share of the largest k(z, z). Infinite where
+        the kernel was clipped.
     """
 
     certificate: Certificate
@@ -117,6 +126,30 @@ class Verification:
         )
 
     __repr__ = __str__
+
+
+def warn_above(error: float, dtype: np.dtype[np.floating], told: str, remedy: str, accepted: float = 0.0) -> None:
+    """Warn where a fitted model errs by more than 1e-6 of the largest value, or 1e-2 in float32.
+
+    Parameters
+    ----------
+    error : float
+        Relative to the largest value: `Certificate.error`. Errors relative to each pair's own scale are not judged:
+        those of the smallest components and of rows of small k(x, x) are large in models that are right.
+    dtype : dtype
+        Of the model.
+    told, remedy : str
+        The sentence up to its remedy, with the number; and the remedy.
+    accepted : float
+        A larger error that the parameters of the fit accept.
+
+    Warns
+    -----
+    DkfmWarning
+    """
+    limit = max(_LIMITS[dtype.name], accepted)
+    if not error <= limit:  # a NaN is not
+        warnings.warn(f"{told}, and at most {limit:.0e} is expected; {remedy}.", DkfmWarning, stacklevel=4)
 
 
 def of_map(
@@ -150,7 +183,7 @@ def of_map(
     Certificate
         Of features in the model's precision, multiplied in float64.
     """
-    return _compare(*_sides(score, X, X if points is None else points, Z, tiles, mean))
+    return compare(*_sides(score, X, X if points is None else points, Z, tiles, mean))
 
 
 def relative_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
@@ -204,12 +237,20 @@ def of_components(
         All training rows, as the model scores them.
     sample_weight : ndarray of shape (N,), optional
         The diagonal of D.
+
+    Returns
+    -------
+    Certificate
+        Also of what the mean that was taken away can hide: see `_cancelled`. It is 0 where all rows are equal.
     """
-    if not len(eigenvalues):
+    if _is_one_point(score.model.landmarks):
         return Certificate(0.0, 0.0, 0)
+    weights = np.ones(score.model.landmarks.shape[0]) if sample_weight is None else sample_weight
+    hidden = _cancelled(score, eigenvalues, float(weights.sum()))
+    if not len(eigenvalues):
+        return hidden
     some, head = spread(len(eigenvalues)), score.model.head("scores")
     sampled, mu = _some_scores(score, some), eigenvalues[some]
-    weights = np.ones(score.model.landmarks.shape[0]) if sample_weight is None else sample_weight
     constant = 0.0 if head.offset is None else np.sqrt(eigenvalues[0] / weights.sum())
     # One more component that does not vary: the means show as plainly as the products.
     mu = np.append(mu, 0.0 if head.offset is None else eigenvalues[0])
@@ -219,10 +260,10 @@ def of_components(
         S = np.pad(S, ((0, 0), (0, 1)), constant_values=constant)
         products += (weights[start : start + len(S)] * S.T) @ S
         start += len(S)
-    return _compare(products, np.diag(mu), mu, mu)
+    return compare(products, np.diag(mu), mu, mu).worse(hidden)
 
 
-def of_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows]) -> Certificate:
+def of_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float) -> Certificate:
     """Compare ``b'Kb`` with 1, and ``b'Km`` with the offset, each as large as the eigenvalues: of any landmarks.
 
     Parameters
@@ -231,9 +272,17 @@ def of_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows]) -> Certifi
         As `of_components` takes them.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
+    total_weight : float
+        Sum of the weights of the training rows: an offset is measured beside the scores, ``sqrt(mu / total_weight)``.
+
+    Returns
+    -------
+    Certificate
+        Also of what the mean that was taken away can hide: see `_cancelled`.
     """
+    hidden = _cancelled(score, eigenvalues, total_weight)
     if not len(eigenvalues):
-        return Certificate(0.0, 0.0, 0)
+        return hidden
     some, head = spread(len(eigenvalues)), score.model.head("scores")
     sampled, mu = _some_scores(score, some), eigenvalues[some]
     W = sampled.model.head("scores").weights.astype(np.float64)
@@ -245,95 +294,34 @@ def of_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows]) -> Certifi
         products += left[start : start + len(S)].T @ S
         start += len(S)
     expected, sizes = np.vstack([np.diag((mu > 0).astype(np.float64)), offset]), np.sqrt(mu)
-    scale = np.outer(np.append(sizes, sizes[0]), sizes)
-    return _compare(products * scale, expected * scale, np.append(mu, mu[0]), mu)
+    error = (products - expected) * np.outer(np.append(sizes, 0.0), sizes)
+    error[-1] = np.where(mu > 0, (products - expected)[-1] * np.sqrt(mu[0] * total_weight), 0.0)
+    return compare(error, np.zeros_like(error), np.append(mu, mu[0]), mu).worse(hidden)
 
 
-def of_discriminants(
-    score: Scorer,
-    name: str,
-    tiles: Iterable[Rows],
-    indicators: Array,
-    expected: tuple[Array, Array],
-    ridge: float,
-) -> Certificate:
-    """Compare the covariance within the classes, and the class means, of outputs for the training rows with T'T and M.
+def _cancelled(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
+    """Hold the largest eigenvalue against the rounding of the mean that was taken away, which every axis has.
 
-    Parameters
-    ----------
-    score : Scorer
-    name : str
-        Of a head of combinations T (q, p) of discriminants; its link is left out.
-    tiles : iterable of ndarray or csr_array of shape (n, d)
-        All training rows, as the model scores them.
-    indicators : ndarray of shape (N, C)
-        The weight of a row in the column of its class, else 0.
-    expected : ndarrays of shape (p, p), (C, p)
-        T'T, which is the covariance and the ridge of the weights b, ``ridge b'Kb``, together; and M.
-    ridge : float
+    That is ``4 eps`` of the mean's squared length, as large as what a map drops; where it is all that is left, the
+    certificate is 1, also of axes that were not kept.
     """
-    head, (products, class_means), start = _plain(score, name), expected, 0
-    offset, p = _offset(head), head.columns
-    if not p:
+    head = score.model.heads.get("reconstruction_error")
+    if head is None or head.offset is None:
         return Certificate(0.0, 0.0, 0)
-    sums, second, squares = np.zeros_like(class_means), np.zeros((p, p)), np.zeros((p, p))
-    scored = Scorer(replace(score.model, heads={name: head}), score.block)
-    for tile in tiles:
-        S = scored(name, tile).astype(np.float64)
-        rows = slice(start, start + len(S))
-        sums += indicators[rows].T @ S
-        second += (S * indicators[rows].sum(axis=1, keepdims=True)).T @ S
-        squares += head.weights[rows, :p].T @ (S + offset)
-        start = rows.stop
-    sizes = indicators.sum(axis=0)
-    means = sums / sizes[:, np.newaxis]
-    within = (second - (means * sizes[:, np.newaxis]).T @ means) / sizes.sum()
-    lengths = np.square(class_means).max(axis=0) + products.diagonal()
-    found = _compare(within + ridge * squares, products, lengths, lengths)
-    unit = float(np.sqrt(lengths.max()))
-    return found.worse(_compare(unit * means, unit * class_means, np.full(len(sizes), unit**2), lengths))
+    rounding = _OF_MAP * total_weight * abs(float(head.offset[-1]))
+    most = max(rounding, float(eigenvalues.max(initial=0.0)))
+    share = rounding / most if most > 0 else 0.0
+    return Certificate(share, share, 0)
 
 
-def of_combinations(
-    score: Scorer, name: str, tiles: Iterable[Rows], products: Array, mean: Array, constants: Array
-) -> Certificate:
-    """Compare ``b'Kb`` of the weights b of a head with what it is, and ``b'Km`` with the offset: of any landmarks.
-
-    Parameters
-    ----------
-    score, name
-        As `of_discriminants` takes them.
-    tiles : iterable of ndarray or csr_array of shape (n, d)
-        All landmarks, as the model scores them.
-    products : ndarray of shape (p, p)
-    mean : ndarray of shape (N,)
-        m, what the mean of the training rows is made of.
-    constants : ndarray of shape (p,)
-        What the offset has beside ``b'Km``.
-    """
-    head, start = _plain(score, name), 0
-    offset, p = _offset(head), head.columns
-    if not p:
-        return Certificate(0.0, 0.0, 0)
-    left, found = np.column_stack([head.weights[:, :p].astype(np.float64), mean]), np.zeros((p + 1, p))
-    scored = Scorer(replace(score.model, heads={name: head}), score.block)
-    for tile in tiles:
-        S = scored(name, tile).astype(np.float64) + offset
-        found += left[start : start + len(S)].T @ S
-        start += len(S)
-    of_mean = offset - constants
-    lengths = products.diagonal() + of_mean**2
-    unit = float(np.sqrt(lengths.max()))
-    found[-1] *= unit
-    return _compare(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit**2), lengths)
-
-
-def _plain(score: Scorer, name: str) -> Head:
-    return replace(score.model.head(name), link=links.IDENTITY)
-
-
-def _offset(head: Head) -> Array:
-    return np.zeros(head.columns) if head.offset is None else head.offset.astype(np.float64)
+def _is_one_point(rows: Rows) -> bool:
+    """Whether all rows are equal, so that nothing varies and nothing is lost."""
+    if isinstance(rows, np.ndarray):
+        return bool((rows == rows[:1]).all())
+    n, stored = rows.shape[0], np.diff(rows.indptr)
+    if (stored != stored[0]).any():
+        return False
+    return all(bool((part.reshape(n, -1) == part[: stored[0]]).all()) for part in (rows.indices, rows.data))
 
 
 def _some_scores(score: Scorer, some: npt.NDArray[np.intp]) -> Scorer:
@@ -349,7 +337,8 @@ def spread(n: int) -> npt.NDArray[np.intp]:
     return np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.intp)
 
 
-def _compare(found: Array, expected: Array, left: Array, right: Array) -> Certificate:
+def compare(found: Array, expected: Array, left: Array, right: Array) -> Certificate:
+    """Return the certificate of a block (s, m) beside what it should be, of rows whose k(x, x) are (s,) and (m,)."""
     error = np.abs(found - expected)
     largest = max(float(np.abs(values).max()) for values in (expected, left, right))
     relative = float(_relative(error, left, right).max())

@@ -191,12 +191,15 @@ def require_psd(K: Array, features: Array, lowest: float, found: Root, n: int, w
         A row is shorter than its features, or two rows are more alike than what is left of each allows.
     """
     left = K - features @ features.T
-    own = np.sqrt(np.maximum(left.diagonal(), 0.0))
+    share = (max(1000, n) + 64 + 8 * condition(found.values) ** 0.5) * EPS if found.triangular else UNEXPLAINED
+    # Each feature is exact to some ``eps top / value`` of itself.
+    top = float(found.values.max(initial=0.0))
+    rounding = share * float(np.abs(K).max()) + 16 * EPS * top * (np.square(features) @ (1 / found.values))
+    # Of a row that the features explain in full, what is left of it is rounding, and not 0.
+    own = np.sqrt(np.maximum(left.diagonal(), 0.0) + rounding)
     beyond = np.abs(left) - np.outer(own, own)
     i, j = np.unravel_index(int(beyond.argmax()), beyond.shape)
-    rounding = (max(1000, n) + 64 + 8 * condition(found.values) ** 0.5) * EPS if found.triangular else UNEXPLAINED
-    allowed = rounding * float(np.abs(K).max())
-    if max(float(beyond[i, j]), -lowest) <= allowed:
+    if beyond[i, j] <= 0 and -lowest <= rounding.max():
         return
     found_so = f"{what} is not positive semi-definite: beyond {features.shape[1]} features"
     how = f"two rows still have a similarity of {left[i, j]:.6g}, with themselves {left[i, i]:.6g} and {left[j, j]:.6g}"

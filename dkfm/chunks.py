@@ -4,7 +4,7 @@ A chunk that is there already, whole, is kept and told of as it is: every task o
 """
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
@@ -34,6 +34,8 @@ __all__ = [
     "ZarrForm",
     "checksum_of",
     "invalid_rows",
+    "read_back",
+    "summary",
     "write",
 ]
 
@@ -85,6 +87,12 @@ class Contents:
     invalid: npt.NDArray[np.bool_]
 
 
+def summary(contents: Sequence[Contents]) -> tuple[int, tuple[int, ...], int]:
+    """Return what a receipt says of the files of a chunk: rows that are invalid in one of them, checksums, bytes."""
+    invalid = int(np.logical_or.reduce([file.invalid for file in contents]).sum())
+    return invalid, tuple(file.crc32c for file in contents), sum(file.bytes for file in contents)
+
+
 class File(Protocol):
     """One file of a chunk that is being written."""
 
@@ -123,7 +131,7 @@ class Form(Protocol):
 
 
 def write(
-    form: Form, chunk: Chunk, pieces: Generator[Piece], still_wanted: Callable[[], None]
+    form: Form, chunk: Chunk, pieces: Generator[Piece], still_wanted: Callable[[], None], doubted: bool = False
 ) -> tuple[list[Contents], bool]:
     """Write a chunk durably, a piece of its rows while the next is made; return what its files hold, as they read back.
 
@@ -135,6 +143,8 @@ def write(
         All rows of the chunk.
     still_wanted : callable
         It raises if this output is not the one it was; called before the first row and before files get their names.
+    doubted : bool
+        Whether files of this chunk that are there already may hold something else: they are replaced if they do.
 
     Returns
     -------
@@ -144,7 +154,8 @@ def write(
         Whether all of it was there before.
     """
     still_wanted()
-    found = None if form.place.late else _found(form, chunk)
+    doubted = doubted or form.place.late
+    found = None if doubted else _found(form, chunk)
     if found is not None:
         pieces.close()
         return found, True
@@ -159,37 +170,46 @@ def write(
         for file in files:
             file.end()
         still_wanted()
-        return [_kept(form, chunk, number, file, still_wanted) for number, file in enumerate(files)], False
+        return [_kept(form, chunk, number, file, still_wanted, doubted) for number, file in enumerate(files)], False
+
+
+def read_back(form: Form, chunk: Chunk) -> list[Contents] | None:
+    """Return what the files of a chunk hold, every byte read; None where one is not there or not sound."""
+    return _all_sound([_read(form, chunk, number) for number in range(len(form.files(chunk.number)))])
+
+
+def _all_sound(held: list[Contents | None]) -> list[Contents] | None:
+    sound = [contents for contents in held if contents is not None]
+    return sound if len(sound) == len(held) else None
+
+
+def _read(form: Form, chunk: Chunk, number: int) -> Contents | None:
+    opened = form.place.open(form.files(chunk.number)[number])
+    if opened is None:
+        return None
+    with opened:
+        return form.contents(chunk, number, opened)
 
 
 def _found(form: Form, chunk: Chunk) -> list[Contents] | None:
     """Return what the files of a chunk hold if all are there and sound; remove those that are not sound."""
-    held = []
-    for number, name in enumerate(form.files(chunk.number)):
-        opened = form.place.open(name)
-        if opened is not None:
-            with opened:
-                contents = form.contents(chunk, number, opened)
-            if contents is None:
-                form.place.remove([name])
-            else:
-                held.append(contents)
-    return held if len(held) == len(form.files(chunk.number)) else None
+    names = form.files(chunk.number)
+    held = [_read(form, chunk, number) for number in range(len(names))]
+    form.place.remove(name for name, contents in zip(names, held, strict=True) if contents is None)
+    return _all_sound(held)
 
 
-def _kept(form: Form, chunk: Chunk, number: int, file: File, still_wanted: Callable[[], None]) -> Contents:
+def _kept(
+    form: Form, chunk: Chunk, number: int, file: File, still_wanted: Callable[[], None], doubted: bool
+) -> Contents:
     """Give a file its name; where another task was first, what that one wrote is what counts.
 
-    But for a place where that other may be of an output that was here before: there it has to be the same.
+    Where that is doubted, or may be of an output that was here before, it has to be the same.
     """
     if file.keep(once=True):
         return file.contents
-    name, there = form.files(chunk.number)[number], None
-    opened = form.place.open(name)
-    if opened is not None:
-        with opened:
-            there = form.contents(chunk, number, opened)
-    if form.place.late and (there is None or there.crc32c != file.contents.crc32c):
+    name, there = form.files(chunk.number)[number], _read(form, chunk, number)
+    if doubted and (there is None or there.crc32c != file.contents.crc32c):
         still_wanted()
         file.keep(once=False)
         return file.contents
@@ -277,7 +297,11 @@ class ZarrForm:
     def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> Contents | None:
         """Read a file of a chunk; None where it has another size or checksum than it must have."""
         width, dtype = self.columns[file].width, np.dtype(self.columns[file].dtype)
-        row, checksum, invalid = width * dtype.itemsize, 0, np.zeros(self.chunk_rows, np.bool_)
+        row = width * dtype.itemsize
+        if opened.seek(0, os.SEEK_END) != self.chunk_rows * row + CRC_BYTES:
+            return None
+        opened.seek(0)
+        checksum, invalid = 0, np.zeros(self.chunk_rows, np.bool_)
         for part in row_slices(self.chunk_rows, max(1, _AT_ONCE // row)):
             raw = opened.read((part.stop - part.start) * row)
             if len(raw) != (part.stop - part.start) * row:

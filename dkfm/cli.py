@@ -1,18 +1,23 @@
 """The command line: parse, call the public functions, print. A named error is one sentence on standard error."""
 
+from dkfm import starting  # noqa: F401  # what follows takes a while to import
+
+# isort: split
+
 import json
 import os
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkfm import __version__, arguments, commands, dashboard
+from dkfm import __version__, arguments, commands, dashboard, program, scratch
 from dkfm.budget import STALL_SECONDS
 from dkfm.errors import DkfmError, StalledError
+from dkfm.printing import print_message, print_result, printable
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -24,30 +29,53 @@ __all__ = ["main"]
 
 
 class _Group(click.Group):
-    """Exit code 0: done; 1: a named error, said in one sentence; 2: wrong usage."""
+    """Exit code 0: done; 1: a named error, said in one sentence; 2: wrong usage; 130: interrupted."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # as click's
+        """Run a command: of this process's own words as all that it does, of others beside what it does."""
+        if args is None:
+            program.run(lambda: super(_Group, self).main(args, *others, **options))
+        return super().main(args, *others, **options)
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # as click's
+        """Read the words before the name of a command."""
+        with _printable_usage():
+            return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> object:
         shown = warnings.formatwarning
         warnings.formatwarning = _told_warning
         try:
-            return super().invoke(ctx)
+            with _printable_usage():
+                return super().invoke(ctx)
         except DkfmError as error:
-            click.echo(f"{type(error).__name__}: {error}", err=True)
+            print_message(f"{type(error).__name__}: {error}")
             if isinstance(error, StalledError):
+                scratch.remove_all()
                 os._exit(1)  # a thread that does not end would be waited for
             ctx.exit(1)
         except KeyboardInterrupt:
-            click.echo("Interrupted; dkfm score goes on from there with the same command.", err=True)
-            ctx.exit(1)
+            again = "; dkfm score goes on from there with the same command" * (ctx.invoked_subcommand == "score")
+            print_message(f"Interrupted{again}.")
+            ctx.exit(program.INTERRUPTED)
         finally:
             warnings.formatwarning = shown
+
+
+@contextmanager
+def _printable_usage() -> Iterator[None]:
+    """Escape the words of a user that an error of usage repeats."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise click.UsageError(printable(error.format_message()), error.ctx) from None
 
 
 def _told_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Say a warning in a line, without the place in the code, which tells a user of commands nothing."""
-    return f"{category.__name__}: {message}\n"
+    return f"{printable(f'{category.__name__}: {message}')}\n"
 
 
 _SCHEDULER = click.option(
@@ -82,12 +110,18 @@ def main() -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let what batch systems send before they kill end a job as Ctrl-C does: what is done is kept, in a sentence."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Let what batch systems and closed terminals send end a job as Ctrl-C does: what is done is kept, in a sentence.
+
+    A signal that whoever started the command had ignored, as nohup does, stays so.
+    """
+    endings = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in endings:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in endings:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -98,7 +132,7 @@ def _client(address: str | None, page: str | None = None) -> "Iterator[Client | 
         return
     from dkfm.schedulers import connected
 
-    with connected(address) as client, dashboard.reported(client, page):
+    with _terminable(), connected(address) as client, dashboard.reported(client, page):
         yield client
 
 
@@ -145,9 +179,9 @@ def fit(train: str, model: str, scheduler: str | None, page: str | None, **optio
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
     from dkfm.fitting import Options, fitted
 
-    dashboard.require(page, scheduler)
+    dashboard.require(page, scheduler, train, model)
     estimator = fitted(train, model, Options(**options), _client(scheduler, page))  # type: ignore[arg-type]  # click checks them
-    click.echo(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
+    print_result(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
 
 
 @main.command()
@@ -205,7 +239,7 @@ def score(
     from dkfm.scoring import batch_score, plan_score
 
     arguments.find_modules(*trusted)
-    dashboard.require(page, scheduler)
+    dashboard.require(page, scheduler, model, input, output)
     with _terminable(), _client(scheduler, None if dry_run else page) as client:
         asked = {
             "output": arguments.listed(names),
@@ -219,7 +253,7 @@ def score(
         }
         if dry_run:
             plan = plan_score(model, input, output, **asked)  # type: ignore[arg-type]  # as its parameters are
-            click.echo(plan.to_json() if as_json else str(plan))
+            print_result(*(plan.to_json() if as_json else str(plan)).splitlines())
             plan.require()
             return
         report = batch_score(
@@ -231,9 +265,9 @@ def score(
             **asked,  # type: ignore[arg-type]  # as its parameters are
         )
     if as_json:
-        click.echo(report.to_json())
+        print_result(report.to_json())
         return
-    click.echo(f"{output}: {_told(report)}")
+    print_result(f"{output}: {_told(report)}")
 
 
 def _told(report: "ScoreReport") -> str:
@@ -263,25 +297,25 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
         from dkfm.verification import verify_scores
 
         found = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
-        click.echo(f"{path}: {found.rows:,} rows, every chunk as it was written")
+        print_result(f"{path}: {found.rows:,} rows, every chunk as it was written")
         if against is not None:
             anew = f"{found.sampled:,} rows scored anew by the formula differ by at most {found.worst:.1g}"
-            click.echo(f"{path}: {anew} of what rounding allows")
+            print_result(f"{path}: {anew} of what rounding allows")
         return
     from dkfm.estimators import load
     from dkfm.sources import open_source
     from dkfm.sources import sample as sample_of
 
     estimator = load(path, trusted=trusted)
+    seen = [str(name) for name in getattr(estimator, "feature_names_in_", [])] or None
     if estimator.kernel_.of_numbers:
         if against is None:
             raise InvalidInputError("A model of a precomputed kernel is verified --against the Gram matrix of its fit.")
-        source = open_source(against)
+        source = open_source(against, fitted=seen)
         points: object = source.read(slice(0, source.shape[0]))
     else:
-        points = None if against is None else sample_of(open_source(against), 512)
-    for line in _verification(path, against, estimator, points):
-        click.echo(line)
+        points = None if against is None else sample_of(open_source(against, fitted=seen), 512)
+    print_result(*_verification(path, against, estimator, points))
 
 
 def _verification(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> "Iterator[str]":
@@ -321,11 +355,10 @@ def info(path: str, as_json: bool) -> None:
 
     facts = describe(path)
     if as_json:
-        click.echo(json.dumps(facts))
+        print_result(json.dumps(facts))
         return
     width = max(len(key) for key in facts)
-    for key, value in facts.items():
-        click.echo(f"{key:<{width}}  {value}")
+    print_result(*(f"{key:<{width}}  {value}" for key, value in facts.items()))
 
 
 for _command in (commands.demo, commands.bench, commands.compare):

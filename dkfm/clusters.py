@@ -1,13 +1,13 @@
 """Clients of Dask and clusters of this machine: found, connected to, started, asked."""
 
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dkfm import scratch
 from dkfm.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ __all__ = [
     "find_client",
     "inside_worker",
     "local_cluster",
+    "require_dask",
     "wait_for_workers",
     "worker_facts",
     "worker_name",
@@ -31,6 +32,10 @@ _ARRIVAL = 30
 
 _ANSWER = 10
 """Seconds that a scheduler has to answer a question."""
+
+
+_OLDEST_DASK = (2026, 3)
+"""What pyproject.toml has."""
 
 
 def find_client(client: "Client | None") -> "Client | None":
@@ -114,9 +119,21 @@ def _quiet() -> dict[str, object]:
     return {key: ours for key, (default, ours) in _QUIET.items() if dask.config.get(key, None) == default}
 
 
+def require_dask() -> None:
+    """Raise unless Dask is as new as dkfm's package asks: an older one that is installed later fails in odd ways."""
+    from importlib.metadata import version
+
+    for name in ("dask", "distributed"):
+        there = version(name)
+        if tuple(map(int, there.split(".")[:2])) < _OLDEST_DASK:
+            oldest = ".".join(map(str, _OLDEST_DASK))
+            raise ClusterError(f"dkfm needs {name} {oldest} or newer, and {there} is installed; install dkfm again.")
+
+
 @contextmanager
 def local_cluster() -> Iterator["LocalCluster"]:
     """Start a cluster on this machine: one worker process with a thread a core; it listens on loopback alone."""
+    require_dask()
     import dask
     from dask.system import CPU_COUNT
     from distributed import LocalCluster
@@ -124,9 +141,9 @@ def local_cluster() -> Iterator["LocalCluster"]:
     from dkfm.parting import LeaveQuietly
 
     with (
-        tempfile.TemporaryDirectory(prefix="dkfm-cluster-") as scratch,
+        scratch.folder("cluster") as folder,
         # The scheduler's too, which has no parameter for it.
-        dask.config.set({"temporary-directory": scratch, **_quiet()}),
+        dask.config.set({"temporary-directory": str(folder), **_quiet()}),
         LocalCluster(
             n_workers=1,
             threads_per_worker=CPU_COUNT,

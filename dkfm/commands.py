@@ -1,10 +1,12 @@
 """Commands that make no model and no scores: the demo, the benchmark, the comparison of kernels."""
 
 import json
+from pathlib import Path
 
 import click
 
 from dkfm import arguments
+from dkfm.printing import print_result
 
 __all__ = ["bench", "compare", "demo"]
 
@@ -16,7 +18,7 @@ def demo(rows: int, directory: str) -> None:
     """Run the main job on real digits, on a cluster of this machine."""
     from dkfm.demo import run
 
-    run(directory, rows, click.echo)
+    run(directory, rows, print_result)
 
 
 @click.command()
@@ -27,9 +29,9 @@ def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
     """Measure how fast dkfm is here, beside scikit-learn and beside the arithmetic alone."""
     from dkfm import bench
 
-    report = bench.run(bench.QUICK if quick else bench.FULL, scheduler, (lambda _: None) if as_json else click.echo)
+    report = bench.run(bench.QUICK if quick else bench.FULL, scheduler, (lambda _: None) if as_json else print_result)
     if as_json:
-        click.echo(json.dumps(report))
+        print_result(json.dumps(report))
 
 
 @click.command()
@@ -58,20 +60,31 @@ def compare(
     A KERNEL is a name, with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784; or
     module:name, a kernel or a function f(X, Y) of yours; or JSON, as dkfm info prints it of a model.
     """
+    from dkfm import page
+    from dkfm.apart import place_of, require_apart
     from dkfm.canvas import pyplot
     from dkfm.compare import compare_kernels
+    from dkfm.places import root_of
     from dkfm.sources import Named, open_source
 
     kernels = [arguments.kernel(word) for word in words]
     if html is not None:
         pyplot()
         arguments.require_writable(html)
+        page.require_replaceable(Path(html).resolve())
     y = arguments.labels(labels, "--labels")
     t = None if test_labels is None else arguments.labels(test_labels, "--test-labels")
     rows = open_source(train, columns=arguments.listed(columns), id_column=id_column)
+    if html is not None:
+        read = [
+            root_of(test) if test is not None else None,
+            Path(labels),
+            None if test_labels is None else Path(test_labels),
+        ]
+        require_apart(Path(html).absolute(), "page", [place_of(rows), *read])
     names = list(rows.columns) if isinstance(rows, Named) else None
     held_out = None if test is None else open_source(test, "test", columns=names)
     found = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)
-    click.echo(found.to_json() if as_json else str(found))
+    print_result(*(found.to_json() if as_json else str(found)).splitlines())
     if html is not None:
         found.save_page(html)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import files, page, plotting
+from dkfm import page, plotting
 from dkfm.bench.tables import Row, Table
 from dkfm.kernels import Kernel
 from dkfm.kernels.rows import Array
@@ -132,10 +132,14 @@ class Comparison:
         return page.document("Kernels compared", [*self.words, *said, *missing], self.table.texts(), sections)
 
     def save_page(self, path: str | Path) -> None:
-        """Write `to_html` to a file, in place of what is there."""
-        text = self.to_html()
-        with files.writing(Path(path)):
-            Path(path).write_text(text, encoding="utf-8")
+        """Write `to_html` to a file, in place of an earlier page of dkfm's.
+
+        Raises
+        ------
+        StoreExistsError
+            The file is something else; it is left untouched.
+        """
+        page.write(path, self.to_html())
 
 
 def _pictures(one: Compared, labels: Marks, test_labels: Marks) -> Iterator[page.Picture]:

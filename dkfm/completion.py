@@ -2,39 +2,53 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from dkfm import documents, formats, outputs
-from dkfm.chunks import Chunk, checksum_of
-from dkfm.errors import DamagedStoreError, IncompleteStoreError
+from dkfm import chunks, documents, formats, journal, outputs, owned
+from dkfm.chunks import Chunk
+from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError
 from dkfm.formats import CRC_BYTES
 from dkfm.journal import Receipt
 from dkfm.outputs import Output
 from dkfm.remote import Root
 
-__all__ = ["complete", "is_sound", "lacking", "open_complete", "remove", "reopen", "require_no_more", "told"]
+__all__ = [
+    "begun",
+    "complete",
+    "input_state",
+    "is_sound",
+    "journalled",
+    "lacking",
+    "open_complete",
+    "remove",
+    "reopen",
+    "require_no_more",
+    "require_readable",
+    "told",
+]
 
 _MAX_MARKER = 2**26
 
 
 def is_sound(output: Output, receipt: Receipt) -> bool:
     """Read the files of a chunk again: whether they are what a receipt of it says."""
-    form = output.form
-    if not 0 <= receipt.chunk < output.chunks or receipt.rows != output.chunk(receipt.chunk).rows:
+    if not _fits(output, receipt):
         return False
-    names, total = form.files(receipt.chunk), 0
-    if len(names) != len(receipt.crc32c):
+    held = chunks.read_back(output.form, output.chunk(receipt.chunk))
+    return held is not None and chunks.summary(held) == (receipt.invalid_rows, receipt.crc32c, receipt.bytes)
+
+
+def _fits(output: Output, receipt: Receipt) -> bool:
+    """Whether an output has such a chunk."""
+    if receipt.chunk >= output.chunks:
         return False
-    for name, expected in zip(names, receipt.crc32c, strict=True):
-        opened = output.place.open(name)
-        if opened is None:
-            return False
-        with opened:
-            checksum, size, rest = checksum_of(opened, 0 if output.is_table else CRC_BYTES)
-        if checksum != expected or rest not in (b"", form.end(expected)):
-            return False
-        total += size
-    return total == receipt.bytes
+    files = 1 if output.is_table else len(output.columns)
+    return receipt.rows == output.chunk(receipt.chunk).rows and len(receipt.crc32c) == files
+
+
+def journalled(output: Output, state: str | None = None) -> Iterator[Receipt]:
+    """Yield the receipts of the output's own journal; with a state only those of rows of an input in this state."""
+    return (receipt for receipt in journal.receipts(output.place, output.run, state) if _fits(output, receipt))
 
 
 def lacking(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
@@ -56,12 +70,27 @@ def lacking(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
     ]
 
 
-def complete(output: Output, receipts: Mapping[int, Receipt]) -> None:
-    """Complete an output: its marker has what every chunk must be."""
+def begun(output: Output, numbers: Sequence[int]) -> set[int]:
+    """Return those of some chunks of which there are files."""
+    form = output.form
+    sizes = output.place.sizes(name for number in numbers for name in form.files(number))
+    return {number for number in numbers if any(name in sizes for name in form.files(number))}
+
+
+def complete(output: Output, receipts: Mapping[int, Receipt], state: str = "") -> None:
+    """Complete an output that reads as one: its marker has what every chunk must be, and the state of the input.
+
+    Raises
+    ------
+    StoreError
+        It was removed or replaced, or there is what no reader accepts, such as a link or a file that is not of it.
+    """
     outputs.require_run(output.root, output.run)
+    outputs.lay(output)
+    require_readable(output)
     ordered = [receipts[number] for number in range(output.chunks)]
     columns = [[getattr(receipt, name) for receipt in ordered] for name in _TOLD]
-    content = {"sum": _sum(output, columns), **dict(zip(_TOLD, columns, strict=True))}
+    content = {"sum": _sum(output, columns), "input": state, **dict(zip(_TOLD, columns, strict=True))}
     output.place.put(formats.MARKER, json.dumps(content).encode())
 
 
@@ -73,8 +102,16 @@ def _sum(output: Output, columns: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps([outputs.about(output), *columns], sort_keys=True).encode()).hexdigest()
 
 
+def require_readable(output: Output) -> None:
+    """Raise unless what lies there is the output, and nothing else: what its readers ask but for the marker."""
+    found = outputs.find(output.root, plain=False)  # as `require_no_more` sees
+    if found is None or outputs.about(found) != outputs.about(output):
+        raise StoreError(f"{output.root} was removed, or is another output than the one that was made.")
+    require_no_more(output)
+
+
 def reopen(output: Output) -> None:
-    """Take the marker of an output away, before a chunk of it goes."""
+    """Take the marker of an output away, before a chunk of it goes or is replaced."""
     output.place.remove([formats.MARKER])
 
 
@@ -104,6 +141,17 @@ def told(output: Output) -> dict[int, Receipt]:
         }
     except (TypeError, ValueError):
         raise DamagedStoreError(f"The marker of {output.root} has no receipts that dkfm writes.") from None
+
+
+def input_state(output: Output) -> str:
+    """Return the state of the input that a finished output was made of; nothing where its marker is of an old version.
+
+    Raises
+    ------
+    StoreError
+        Not finished.
+    """
+    return str(_marker(output).get("input", ""))
 
 
 def _marker(output: Output) -> dict[str, object]:
@@ -146,5 +194,7 @@ def require_no_more(output: Output) -> None:
         "form": output.settings.get("form"),
     }
     for name in output.place.names():
-        if formats.foreign_name([name], own) or (formats.is_chunk(name) and name not in expected):
-            raise DamagedStoreError(f"{output.root} has gained {name}, which is of none of its chunks.")
+        if owned.foreign_name([name], own) or (formats.is_chunk(name) and name not in expected):
+            raise DamagedStoreError(
+                f"{output.root} has gained {name}, which is of none of its chunks; move it out of the output."
+            )

@@ -11,10 +11,23 @@ from dkfm import formats, stamps, store
 from dkfm.errors import UnsupportedStoreError, reason
 from dkfm.kernels.rows import Array, Rows, Sparse, csr_rows
 
-__all__ = ["CsrSource", "array_names", "joined", "read", "require_complete", "span", "write"]
+__all__ = [
+    "CsrSource",
+    "Pointers",
+    "array_names",
+    "joined",
+    "read",
+    "require_complete",
+    "runs_of",
+    "span",
+    "values_of",
+    "write",
+]
 
 _PARTS = ("data", "indices", "indptr")
 _CHUNK = 2**20
+_LONGEST_RUN = 13
+"""Runs of 1, 2, 4, .. rows are looked at, up to 2 to this power."""
 
 
 def array_names(name: str) -> list[str]:
@@ -53,7 +66,7 @@ def read(root: Path, name: str, columns: int, rows: slice | None = None) -> Spar
 
 
 def span(pointers: npt.NDArray[np.int64], stored: int) -> slice:
-    """Return which of the stored values belong to the rows that some pointers tell of.
+    """Return which of the stored values belong to the rows that some pointers are of.
 
     Raises
     ------
@@ -84,6 +97,75 @@ def joined(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np
     return found
 
 
+class Pointers:
+    """The row pointers of CSR rows, which come some at a time in their order, checked as they come.
+
+    Parameters
+    ----------
+    stored : int
+        Values that there are.
+    """
+
+    def __init__(self, stored: int) -> None:
+        self._stored = stored
+        self._last: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._runs = [0] * (_LONGEST_RUN + 1)
+        self._rows = -1
+
+    def add(self, part: npt.NDArray[np.integer]) -> None:
+        """Take the next ones.
+
+        Raises
+        ------
+        ValueError
+            They do not begin with 0, they fall, or they lead out of the values.
+        """
+        if not len(self._last) and part[0] != 0:
+            raise ValueError(f"the pointers must begin with 0, and begin with {part[0]}")
+        found = np.concatenate([self._last, part])
+        if (found[1:] < found[:-1]).any() or found[-1] > self._stored:
+            raise ValueError("the pointers do not rise within the values")
+        for power in range(_LONGEST_RUN + 1):
+            if len(found) > 2**power:
+                most = (found[2**power :] - found[: -(2**power)]).max()
+                self._runs[power] = max(self._runs[power], int(most))
+        self._last = found[-(2**_LONGEST_RUN) :]
+        self._rows += len(part)
+
+    def runs(self) -> tuple[int, ...]:
+        """Return how many values 1, 2, 4, .. consecutive rows hold at most, once all pointers are there.
+
+        Raises
+        ------
+        ValueError
+            The last one is not the number of values.
+        """
+        if self._last[-1] != self._stored:
+            raise ValueError(f"the pointers must end with the {self._stored} values, and end with {self._last[-1]}")
+        # A run of more rows than there are holds all of them.
+        return tuple(self._stored if 2**power >= self._rows else most for power, most in enumerate(self._runs))
+
+
+def runs_of(rows: Sparse) -> tuple[int, ...]:
+    """Return how many values 1, 2, 4, .. consecutive rows hold at most."""
+    pointers = Pointers(int(rows.indptr[-1]))
+    for start in range(0, len(rows.indptr), _CHUNK):
+        pointers.add(rows.indptr[start : start + _CHUNK])
+    return pointers.runs()
+
+
+def values_of(runs: tuple[int, ...], rows: int) -> int:
+    """Return how many dense float64 values take the memory of any so many consecutive rows, at most.
+
+    >>> values_of((5, 9, 16), 3)
+    31
+    """
+    whole, rest = divmod(rows, 1 << len(runs) - 1)
+    parts = sum(most for power, most in enumerate(runs[:-1]) if rest >> power & 1)
+    above = runs[(rest - 1).bit_length()] if rest else 0
+    return 2 * (whole * runs[-1] + min(parts, above)) + rows
+
+
 def require_complete(root: Path, name: str) -> None:
     """Raise unless every chunk of the arrays is there."""
     for array in array_names(name):
@@ -98,6 +180,8 @@ class CsrSource:
     array: str
     shape: tuple[int, int]
     row_values: int
+    runs: tuple[int, ...]
+    """Values that 1, 2, 4, .. consecutive rows hold at most."""
     chunk_rows: int = 1
 
     @property
@@ -110,6 +194,10 @@ class CsrSource:
         """The path."""
         return str(self.root)
 
+    def values_of(self, rows: int) -> int:
+        """Return how many float64 values take the memory of any so many consecutive rows, at most."""
+        return values_of(self.runs, rows)
+
     def read(self, rows: slice) -> Rows:
         """Return some rows."""
         return read(self.root, self.array, self.shape[1], rows)
@@ -117,6 +205,14 @@ class CsrSource:
     def stamp(self) -> str:
         """Return a digest of names, sizes and times of change."""
         return stamps.of_path(self.root)
+
+    def state(self) -> str:
+        """Return a digest that no writer can bring back."""
+        return stamps.of_path(self.root, exact=True)
+
+    def is_of(self, stamp: str) -> bool:  # the store is the driver's own
+        """Return True: nobody else writes there."""
+        return True
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the path, and the row."""

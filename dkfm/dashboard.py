@@ -3,17 +3,18 @@
 import html
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from dkfm import arguments, files
+from dkfm import arguments, files, scratch
+from dkfm import page as pages
+from dkfm.apart import require_apart
 from dkfm.errors import ClusterError, InvalidInputError, reason
+from dkfm.places import root_of
+from dkfm.printing import print_message
 
 if TYPE_CHECKING:
     from distributed import Client, performance_report
@@ -27,7 +28,7 @@ _PAGE = 60
 """Seconds that it has to make one, of a hundred thousand tasks at most: Dask keeps no more."""
 
 
-def require(page: str | None, scheduler: str | None) -> None:
+def require(page: str | None, scheduler: str | None, *used: str) -> None:
     """Raise before any work where a report that is asked for could not be written.
 
     Parameters
@@ -36,6 +37,8 @@ def require(page: str | None, scheduler: str | None) -> None:
         Where it goes; None asks for none.
     scheduler : str or None
         What it would be of.
+    used : str
+        Paths and URLs that the job reads or writes, beside or in which the page must not be.
 
     Raises
     ------
@@ -59,13 +62,17 @@ def require(page: str | None, scheduler: str | None) -> None:
     path = Path(page).resolve()
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{page} cannot be written: it is no file.")
+    pages.require_replaceable(path)
+    require_apart(path, "report", [root_of(name) for name in used])
+    with files.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with files.new_file(path, path.parent):
         pass  # the folder, the disk and the name allow it
 
 
 @contextmanager
 def reported(client: "Client", page: str | None) -> Iterator[None]:
-    """Write Dask's report of what a cluster does meanwhile; a page that is there is replaced at the end, whole.
+    """Write Dask's report of what a cluster does meanwhile; an earlier page of dkfm's is replaced at the end, whole.
 
     What becomes of the report is nothing to the job: where there is none at the end, a line on standard error says so.
 
@@ -96,20 +103,19 @@ def reported(client: "Client", page: str | None) -> Iterator[None]:
         try:
             _write(client, report, Path(page).resolve())
         except Exception as error:
-            click.echo(f"There is no report at {page}: {reason(error)}.", err=True)
+            print_message(f"There is no report at {page}: {reason(error)}.")
 
 
 def _write(client: "Client", report: "performance_report", path: Path) -> None:
     if client.status != "running":
         raise ClusterError("the scheduler is gone")
     command = html.escape(shlex.join(["dkfm", *sys.argv[1:]]))
-    with tempfile.TemporaryDirectory(prefix="dkfm-report-") as folder:
+    with scratch.folder("report") as folder:
         # A name of our own: Dask reads more than a path into some.
         report.filename = f"{folder}/report.html"
         try:
             client.sync(report.__aexit__, None, None, None, code=command, callback_timeout=_PAGE)
         except TimeoutError:
             raise ClusterError(f"the scheduler did not make it in {_PAGE} seconds") from None
-        with files.new_file(path, path.parent) as new:
-            new.file.write(Path(report.filename).read_bytes())
-            new.keep()
+        text = Path(report.filename).read_text(encoding="utf-8")
+        pages.write(path, text.replace("<head>", f"<head>{pages.GENERATOR}", 1))

@@ -33,7 +33,6 @@ _MARK = "dkfm-demo.json"
 _STORES = {
     "features": "model",
     "components": "model",
-    "gram-*.zarr": "gram",
     "rows.zarr": "rows",
     "scores.zarr": "scores",
 }
@@ -81,8 +80,8 @@ def run(directory: str | Path, rows: int, say: Callable[[str], None]) -> None:
 
     if rows < 1:
         raise InvalidInputError(f"The demo scores at least one row, and --rows is {rows}.")
-    folder = _start_clean(Path(directory).absolute())
-    digits = Digits.load()
+    folder, digits = Path(directory).absolute(), Digits.load()
+    _start_clean(folder)
     with local_cluster() as cluster, Client(cluster) as client:
         say(f"dashboard     {client.dashboard_link}")
         seconds = _seconds(
@@ -109,21 +108,24 @@ def run(directory: str | Path, rows: int, say: Callable[[str], None]) -> None:
     say(f"files         {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}; scores {shape}")
 
 
-def _start_clean(folder: Path) -> Path:
+def _start_clean(folder: Path) -> None:
+    """Make the folder, or remove what an earlier demo made in it."""
     mark = folder / _MARK
     if folder.exists() and not folder.is_dir():
         raise StoreExistsError(f"{folder} is not a directory; choose another with --dir.")
     if folder.exists() and any(folder.iterdir()):
         if not mark.is_file():
             raise StoreExistsError(f"{folder} holds something that no demo wrote; choose another with --dir.")
-        for name, kind in _STORES.items():
-            for path in folder.glob(name):
-                store.remove_own(path, kind)
+        for name in _PICTURES:
+            plotting.require_own_picture(folder / name)
+        gram = workspace_path(KERNEL, Digits.load().train, folder).name
+        for name, kind in {**_STORES, gram: "gram"}.items():
+            if store.is_taken(folder / name):
+                store.remove_own(folder / name, kind)
         for name in _PICTURES:
             (folder / name).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     mark.write_text(json.dumps({"about": "made by dkfm demo, which removes what it made here when it runs again"}))
-    return folder
 
 
 def _seconds(work: Callable[[], object]) -> float:

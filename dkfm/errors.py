@@ -1,5 +1,7 @@
 """Every exception and warning of dkfm. Each message is a sentence: what was expected, what came, what to do."""
 
+import reprlib
+
 __all__ = [
     "BudgetError",
     "CertificateError",
@@ -16,16 +18,24 @@ __all__ = [
     "MissingExtraError",
     "NotPSDError",
     "NotSupportedError",
+    "OutputError",
+    "ResourceError",
     "StalledError",
     "StoreError",
     "StoreExistsError",
+    "TemporaryStoreWarning",
     "UnfitWorkerError",
     "UnreachableError",
     "UnsupportedStoreError",
     "UntrustedError",
     "WorkerDiedError",
     "reason",
+    "shortened",
+    "shown",
 ]
+
+_MAX_MESSAGE = 2000
+"""Characters of a message, however long the values are that it repeats."""
 
 
 def reason(error: BaseException) -> str:
@@ -39,8 +49,34 @@ def reason(error: BaseException) -> str:
     return said or type(error).__name__
 
 
+def shortened(text: str, most: int = 100) -> str:
+    """Return a text of at most so many characters: the middle of a longer one is left out.
+
+    >>> shortened("0123456789" * 100, 25)
+    '0123456789 ... 0123456789'
+    """
+    if len(text) <= most:
+        return text
+    each = (most - 5) // 2
+    return f"{text[:each]} ... {text[len(text) - each :]}"
+
+
+def shown(value: object, most: int = 100) -> str:
+    """Return the representation of a value, which a file may hold, in at most so many characters.
+
+    >>> shown(list(range(10**6)))
+    '[0, 1, 2, 3, 4, 5, ...]'
+    """
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxlong, short.maxother = 3, most, most, most
+    return shortened(short.repr(value), most)
+
+
 class DkfmError(Exception):
-    """Base of every error that dkfm raises on purpose."""
+    """Base of every error that dkfm raises on purpose; its message is short, whatever a file holds."""
+
+    def __str__(self) -> str:
+        return shortened(super().__str__(), _MAX_MESSAGE)
 
 
 class InvalidInputError(DkfmError, ValueError):
@@ -113,7 +149,7 @@ class UnfitWorkerError(ClusterError):
         self.worker = worker
 
     def __str__(self) -> str:
-        return "The worker {} {}".format(*self.args)
+        return shortened("The worker {} {}".format(*self.args), _MAX_MESSAGE)
 
 
 class StalledError(ClusterError):
@@ -132,6 +168,14 @@ class CertificateError(DkfmError):
     """A model that no longer does what it did when it was fitted."""
 
 
+class OutputError(DkfmError, OSError):
+    """Standard output that takes no more text: its disk is full, it is closed, or nobody reads it."""
+
+
+class ResourceError(DkfmError, OSError):
+    """What the system refuses a command: a file, memory, a thread or a process."""
+
+
 class DisagreementError(DkfmError):
     """Rivals of a benchmark that do not compute the same, so that their times say nothing."""
 
@@ -142,3 +186,7 @@ class MissingExtraError(DkfmError, ImportError):
 
 class DkfmWarning(UserWarning):
     """Something was dropped or changed in a way the result shows."""
+
+
+class TemporaryStoreWarning(UserWarning):
+    """A temporary store of more than 1 GB is about to be written; the message has its size and its place."""

@@ -11,6 +11,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from dkfm import scratch
 from dkfm.clusters import ask_scheduler, find_client, inside_worker, wait_for_workers, worker_facts
 from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, reason
 
@@ -271,6 +272,7 @@ class ClientExecutor:
 @contextmanager
 def executor(client: "Client | None") -> Iterator[Executor]:
     """Open the executor of a client, or of this process without one; unfinished tasks are cancelled at the end."""
+    scratch.sweep_once()
     client = find_client(client)
     if client is not None:
         with _cancelled(ClientExecutor(client)) as on_cluster:

@@ -1,18 +1,120 @@
-"""Files that are whole and durable before they have their names: what a kill leaves is hidden, or done."""
+"""Files on this file system: how all are opened to be read, and how new ones are whole before they have their names.
 
+Only plain files are opened, and none of them waits. A new file is durable before it has its name: what a kill leaves is
+hidden, or done.
+"""
+
+import errno
 import os
-import time
+import re
+import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedRandom
+from io import BufferedRandom, BufferedReader, RawIOBase
 from pathlib import Path
 
-from dkfm import formats
-from dkfm.errors import DkfmError, StoreError, UnreachableError
+from dkfm.errors import DkfmError, StoreError, StoreExistsError, UnreachableError, UnsupportedStoreError
 
-__all__ = ["NewFile", "beside", "new_file", "sweep", "sync_file", "sync_folder", "sync_tree", "writing"]
+__all__ = [
+    "LEFT_ALONE",
+    "BoundedReader",
+    "NewFile",
+    "beside",
+    "is_partial",
+    "made_folder",
+    "new_file",
+    "open_plain",
+    "read_plain",
+    "require_no_links",
+    "require_signed",
+    "sync_file",
+    "sync_folder",
+    "sync_tree",
+    "writing",
+]
+
+LEFT_ALONE = 3600.0
+"""Seconds after which a file that was being written is taken for a dead writer's."""
+
+_HEAD = 4096
+"""Bytes at the begin of a file in which it says who wrote it."""
+
+_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
+
+
+def open_plain(path: str | os.PathLike[str], most: int | None = None) -> BufferedReader:
+    """Open a plain file to be read, whatever lies at its path: a pipe, a socket, a device or a folder is refused.
+
+    Parameters
+    ----------
+    path : str or Path
+    most : int, optional
+        Bytes that the file may have.
+
+    Raises
+    ------
+    OSError
+        There is no such file, it is not a plain one, or it is larger; `strerror` is a part of a sentence.
+    """
+    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115  # the caller closes it; Path has no opener
+    size = os.fstat(file.fileno()).st_size
+    if most is not None and size > most:
+        file.close()
+        raise OSError(errno.EFBIG, f"it has {size} bytes and may have {most}", str(path))
+    return file
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Return the descriptor of a plain file; a pipe would wait for a writer, and a device might do anything."""
+    _require_plain(Path(path).stat().st_mode, path)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _require_plain(os.fstat(descriptor).st_mode, path)  # it may have been replaced since
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_plain(mode: int, path: str) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a plain file", path)
+
+
+def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
+    """Read a plain file of at most so many bytes; raise as `open_plain` does."""
+    with open_plain(path, most) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(size + 1)  # it takes memory for all that is asked for
+    if len(data) != size:
+        raise OSError(errno.EAGAIN, "it changed while it was read", str(path))
+    return data
+
+
+class BoundedReader(BufferedReader):
+    """A binary file of which at most so many bytes are read at a time, whatever a length in it says."""
+
+    def __init__(self, raw: RawIOBase, most: int) -> None:
+        super().__init__(raw, 2**18)
+        self._most = most
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read some bytes; of a call for all that is left only so many may come."""
+        wanted = self._most + 1 if size is None or size < 0 else size
+        data = super().read(wanted) if wanted <= self._most + 1 else b""
+        if wanted > self._most + 1 or len(data) > self._most:
+            raise ValueError(f"a part of it is longer than {self._most} bytes")
+        return data
+
+
+def is_partial(name: str) -> bool:
+    """Whether a file has the name of one that is being written."""
+    return _PARTIAL.search(name) is not None
 
 
 @contextmanager
@@ -24,6 +126,13 @@ def writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def made_folder(path: Path) -> Path:
+    """Make a folder, with those above it, where there is none, and return its path."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -54,12 +163,24 @@ class NewFile:
         self.file.flush()
         os.fsync(self.file.fileno())
         if not once:
-            self._hidden.replace(self.path)
+            _rename(self._hidden, self.path)
         elif not _link(self._hidden, self.path):
             return False
         for folder in self.path.relative_to(self._root).parents:
             sync_folder(self._root / folder)
         return True
+
+
+def _rename(hidden: Path, path: Path) -> None:
+    try:
+        hidden.replace(path)
+    except FileNotFoundError:
+        raise _cleaned_up(path) from None
+
+
+def _cleaned_up(path: Path) -> UnreachableError:
+    """Return the error of a file whose hidden name another run removed when it completed the output."""
+    return UnreachableError(f"{path} cannot be written: another run cleaned up while it was made.")
 
 
 def _link(hidden: Path, path: Path) -> bool:
@@ -70,11 +191,11 @@ def _link(hidden: Path, path: Path) -> bool:
     except FileNotFoundError:
         if path.exists():
             return False  # another run completed this output, and cleaned up
-        raise UnreachableError(f"{path} cannot be written: another run cleaned up while it was made.") from None
+        raise _cleaned_up(path) from None
     except OSError:  # a file system without links; what others write there meanwhile has the same values
         if path.exists():
             return False
-        hidden.replace(path)
+        _rename(hidden, path)
     return True
 
 
@@ -82,11 +203,14 @@ def _link(hidden: Path, path: Path) -> bool:
 def new_file(path: Path, root: Path) -> Iterator[NewFile]:
     """Open a new file at a path below `root`, for writing and reading; without `keep` nothing is left of it.
 
+    The root must be there: a folder that somebody removed is not made again. Folders below it are made, and none of
+    them may be a link.
+
     Not through Zarr, which copies the values to encode them and does not wait until they are durable.
     """
     hidden = beside(path, "partial")
     with writing(root):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folders(path, root)
         try:
             with hidden.open("xb+") as file:
                 yield NewFile(path, file, root, hidden)
@@ -94,16 +218,36 @@ def new_file(path: Path, root: Path) -> Iterator[NewFile]:
             hidden.unlink(missing_ok=True)
 
 
-def sweep(root: Path, seconds: float = 0.0) -> None:
-    """Remove what killed writers left below a folder, where nothing was written to it for so long."""
-    with writing(root):
-        before = time.time() - seconds
-        for folder, _, names in os.walk(root):
-            for name in filter(formats.is_partial, names):
-                path = Path(folder) / name
-                with suppress(FileNotFoundError):
-                    if path.lstat().st_mtime <= before:
-                        path.unlink()
+def require_signed(path: Path, sign: bytes, what: str) -> None:
+    """Raise a `StoreExistsError` where a file is there that does not have a sign at its begin; an empty one may go."""
+    with writing(path):
+        if not path.exists():
+            return
+        head = b"not a file"
+        if path.is_file():
+            with open_plain(path) as file:
+                head = file.read(_HEAD)
+    if head and sign not in head:
+        raise StoreExistsError(
+            f"{path} holds something that is not a {what} of dkfm's; move it away, or choose another path."
+        )
+
+
+def _make_folders(path: Path, root: Path) -> None:
+    """Make the folders that lead from a root to a file."""
+    if not root.is_dir():
+        raise StoreError(f"{path} cannot be written: {root} was removed meanwhile.")
+    require_no_links(path, root)
+    for folder in reversed(path.relative_to(root).parents[:-1]):
+        (root / folder).mkdir(exist_ok=True)
+    require_no_links(path, root)
+
+
+def require_no_links(path: Path, root: Path) -> None:
+    """Raise an UnsupportedStoreError where a link leads from a root to a file in it: it may lead anywhere."""
+    for folder in path.relative_to(root).parents[:-1]:
+        if (root / folder).is_symlink():
+            raise UnsupportedStoreError(f"{path} is left as it is: {root / folder} is a link.")
 
 
 def sync_tree(root: Path) -> None:
@@ -116,13 +260,13 @@ def sync_tree(root: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Make what is in a file durable."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

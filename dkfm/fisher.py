@@ -40,6 +40,9 @@ _APART = 1e-10
 _WITHIN = 1e-12
 """Share of it that lies within them: below it the matrix that is inverted is singular to rounding."""
 
+_HELD = 1e-6
+"""Share of the ridge that rounding may be where a Cholesky factor is taken: as much is then its error."""
+
 _WHAT = "The centred Gram matrix of this kernel"
 
 
@@ -124,7 +127,7 @@ class Discriminants:
 
 
 def solve(
-    K: Array, classes: Classes, shrinkage: float, *, by_eigenvalues: bool = False, on_indefinite: str = "raise"
+    K: Array, classes: Classes, shrinkage: float, *, by_eigenvalues: bool | None = None, on_indefinite: str = "raise"
 ) -> Discriminants:
     """Find the discriminants of a Gram matrix.
 
@@ -135,9 +138,10 @@ def solve(
     classes : Classes
     shrinkage : float
         ``lambda = shrinkage tr(S_w) / N``, N the sum of the weights.
-    by_eigenvalues : bool
-        Whether the matrix is decomposed, which shows that a kernel is not positive semi-definite. Without it one
-        Cholesky factor is enough, unless the ridge is nothing beside rounding, which is refused.
+    by_eigenvalues : bool, optional
+        Whether the matrix is decomposed, which shows that a kernel is not positive semi-definite, and leaves out what
+        rounding makes of nothing. Without it one Cholesky factor is enough, unless the ridge is nothing beside
+        rounding, which is refused. By default it is where rounding is more than a millionth of the ridge.
     on_indefinite : {"raise", "clip"}
         What to do with a negative part.
 
@@ -157,12 +161,16 @@ def solve(
     """
     weighting, Y = Weighting(classes.weights), classes.centred()
     means = centre(K, weighting)
+    ridge = rounding = 0.0
+    if not by_eigenvalues:
+        ridge, rounding = _ridge(K, Y, classes, shrinkage), _rounding(K, means, weighting)
+        by_eigenvalues = by_eigenvalues is None and rounding > _HELD * ridge
     if by_eigenvalues:
         spectral = decomposed(K, Y, on_indefinite, means, weighting)
         ridge = shrinkage * spectral.within(classes) / classes.total  # N lambda
         C, left = spectral.combination(ridge), spectral.residual(ridge) / classes.total
     else:
-        C, ridge = _by_cholesky(K, Y, classes, shrinkage)
+        C = _by_cholesky(K, Y, ridge, rounding)
         left = ridge / classes.total * (Y.T @ C)
     found = of_residual(left, classes)
     b = weighting.inner(C @ found.combinations)
@@ -238,7 +246,8 @@ def _spread_within(total: float, between: Array) -> float:
     if not within > 1e-13 * total:
         raise InvalidInputError(
             "The training rows do not vary within their classes, for the kernel tells the rows of a class apart by "
-            f"{max(within, 0.0):.1e} where all rows vary by {total:.1e}; discriminants need classes of several rows."
+            f"{max(within, 0.0):.1e} where all rows vary by {max(total, 0.0):.1e}; discriminants need classes of "
+            "several rows, and a kernel that tells them apart: centre the columns of X where they are far from 0."
         )
     return within
 
@@ -277,22 +286,35 @@ def decomposed(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: 
     values, vectors = eigh_lower(G)
     lowest, highest = float(values[0]), float(values[-1])
     scale = max(highest, weighting.total * abs(float(means @ weighting.shares)))
-    require_psd(lowest, highest, scale, len(G), on_indefinite, _WHAT)
-    kept = int((values > max(4 * EPS * highest, 2 * abs(min(lowest, 0.0)))).sum())
+    clipped = require_psd(lowest, highest, scale, len(G), on_indefinite, _WHAT)
+    rounding = 16 * EPS * scale / float(np.sqrt(len(values)))
+    cut = max(4 * EPS * highest, rounding, clipped or 2 * abs(min(lowest, 0.0)))
+    kept = int((values > cut).sum())
     values, vectors = values[len(values) - kept :], vectors[:, len(values) - kept :]
     image = vectors.T @ Y
     rest = Y - vectors @ image
     return Spectral(values, vectors, image, rest.T @ rest)
 
 
-def _by_cholesky(G: Array, Y: Array, classes: Classes, shrinkage: float) -> tuple[Array, float]:
-    """Return ``(G + ridge)^(-1) Y`` (N, C) and the ridge, N lambda; G is overwritten."""
+def _ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
+    """Return N lambda, once the variance within the classes is seen to be above rounding."""
+    between = np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes
+    return shrinkage * _spread_within(float(np.trace(G)), between) / classes.total
+
+
+def _rounding(G: Array, means: Array, weighting: Weighting) -> float:
+    """Return what rounding adds to the eigenvalues of a centred Gram matrix: that of N values at random."""
+    scale = max(float(np.trace(G)), weighting.total * abs(float(means @ weighting.shares)))
+    return EPS * scale / float(np.sqrt(len(G)))
+
+
+def _by_cholesky(G: Array, Y: Array, ridge: float, rounding: float) -> Array:
+    """Return ``(G + ridge)^(-1) Y`` (N, C); G is overwritten."""
     total = float(np.trace(G))
-    ridge = shrinkage * _spread_within(total, np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes) / classes.total
-    if ridge <= NOISE * total:
+    if ridge <= max(NOISE * total, 4 * rounding):
         raise InvalidInputError(
             f"A ridge of {ridge:.1e} is nothing beside the rounding of kernel values whose variance is {total:.1e}; "
-            "raise shrinkage."
+            "raise shrinkage, or centre the columns of X."
         )
     G.T.flat[:: len(G) + 1] += ridge
     try:
@@ -303,7 +325,7 @@ def _by_cholesky(G: Array, Y: Array, classes: Classes, shrinkage: float) -> tupl
             'kernel, or drop its negative part with on_indefinite="clip" (--on-indefinite clip).'
         ) from None
     found: Array = cho_solve(factor, Y, check_finite=False)
-    return found, ridge
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ All workers are asked before the first task; one that joins later asks itself be
 
 import asyncio
 import sys
+import warnings
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from dkfm import budget, preflight
 from dkfm.clusters import worker_facts, worker_name
-from dkfm.errors import ClusterError, DkfmError, StoreError, UnfitWorkerError, reason
+from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, reason
 from dkfm.places import Place
 from dkfm.sources import Source
-from dkfm.workers import blas_threads
+from dkfm.workers import blas_processor, blas_threads, blas_version
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -28,7 +29,14 @@ __all__ = ["Demand", "marked", "require_fit", "require_fit_here", "versions_here
 _ANSWER = 30.0
 """Seconds that a worker has to answer. One that does not is asked by its first task, if it ever gets to one."""
 
-_PACKAGES = ("dask", "distributed", "numpy", "zarr", "numcodecs", "msgpack", "cloudpickle", "dkfm")
+_PACKAGES = (
+    *("dask", "distributed", "numpy", "scipy", "numba", "llvmlite", "zarr", "numcodecs", "msgpack", "cloudpickle"),
+    "dkfm",
+)
+"""Of the same versions everywhere, or nowhere: what carries tasks, and what makes the bits of scores.
+
+google-crc32c is none of them: every version computes the same checksum.
+"""
 
 _SHARED = (
     "use a path that is the same disk on every machine (--workspace for the Gram matrix of a fit), or an object store"
@@ -47,8 +55,8 @@ class Demand:
         The name of a file there that no other place has, as long as the job runs; empty where nothing is written; and
         what is in it:
     text : bytes
-    versions : mapping of str to str
-        Of Python and packages, as the driver has them.
+    versions : mapping of str to str or None
+        Of Python and packages, as the driver has them; None for a package that it does not have.
     task_bytes, shared_bytes : int
         What one task takes, and what all tasks of a process share.
     source : Source, optional
@@ -95,25 +103,36 @@ def require_fit(client: "Client", demand: Demand) -> None:
         One is not; the message names it, and says what to do.
     ClusterError
         None answers.
+
+    Warns
+    -----
+    DkfmWarning
+        Their BLAS differs, or computes for different processors.
     """
     workers = worker_facts(client)
     if workers is None:
         raise ClusterError("The scheduler does not answer; is it still there?")
     answers = _asked(client, list(workers), demand)
+    blas: dict[str, list[str]] = {}
     for worker, answer in answers.items():
-        if not isinstance(answer, OSError):  # of the way there: it left, or takes its time
-            _require(worker, _error_of(answer) or str(answer))
+        if isinstance(answer, _Answer):
+            _require(worker, answer.fault)
+            blas.setdefault(answer.blas, []).append(worker)
+        elif not isinstance(answer, OSError):  # of the way there: it left, or takes its time
+            _require(worker, _error_of(answer))
+    _warn_of_blas(blas)
     if answers and all(isinstance(answer, TimeoutError) for answer in answers.values()):
         raise ClusterError(f"No worker has answered in {_ANSWER:.0f} seconds; are they still there?")
 
 
-def versions_here() -> dict[str, str | None]:
-    """Return what this process has of what the driver and its workers must have the same."""
-    python = ".".join(map(str, sys.version_info[:2]))  # what is of one minor version reads the other
-    return {"python": python, **{name: _version(name) for name in _PACKAGES}}
+def versions_here(*, tables: bool = False) -> dict[str, str | None]:
+    """Return what this process has of what the driver and its workers must have the same, for tables of Parquet too."""
+    return {name: _version(name) for name in ("python", *_PACKAGES, *(["pyarrow"] if tables else []))}
 
 
 def _version(name: str) -> str | None:
+    if name == "python":
+        return ".".join(map(str, sys.version_info[:2]))  # what is of one minor version reads the other
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -134,9 +153,33 @@ def _require_process(demand: Demand) -> None:
     _require(str(worker.address), _fault_of(worker, demand))
 
 
-async def _fault(demand: Demand, dask_worker: "Worker") -> str:
-    """Return what the worker lacks that runs this, beside its event loop: a disk may be slow."""
-    return await asyncio.to_thread(_fault_of, dask_worker, demand)
+@dataclass(frozen=True)
+class _Answer:
+    """What a worker lacks, nothing where it is fit; and by which BLAS, for which processor, it computes.
+
+    The driver's is not compared: it computes no scores. Which of those that a process has loaded NumPy and SciPy use is
+    not always known, so that another one is no fault.
+    """
+
+    fault: str
+    blas: str
+
+
+async def _answer(demand: Demand, dask_worker: "Worker") -> _Answer:
+    """Return what the worker says that runs this, beside its event loop: a disk may be slow."""
+    fault = await asyncio.to_thread(_fault_of, dask_worker, demand)
+    return _Answer(fault, "" if fault else f"{blas_version() or 'unknown'} for {blas_processor() or 'unknown'}")
+
+
+def _warn_of_blas(workers: Mapping[str, list[str]]) -> None:
+    if len(workers) > 1:
+        found = "; ".join(f"{blas} on {addresses[0]}" for blas, addresses in sorted(workers.items()))
+        warnings.warn(
+            f"The workers compute by different BLAS, or for different processors ({found}), so that which worker "
+            "computes a row changes its scores within rounding.",
+            DkfmWarning,
+            stacklevel=2,
+        )
 
 
 def _fault_of(worker: "Worker", demand: Demand) -> str:
@@ -150,11 +193,11 @@ def _fault_of(worker: "Worker", demand: Demand) -> str:
 
 
 def _of_versions(demand: Demand) -> str:
-    found = versions_here()
-    for name, here in demand.versions.items():
-        if found.get(name) != here:
-            told = f"{name} {found[name]}" if found[name] else f"no {name}"
-            return f"has {told}, and the driver {here}; install that there."
+    for name, needed in demand.versions.items():
+        found = _version(name)
+        if found != needed:
+            told = f"{name} {found}" if found else f"no {name}"
+            return f"has {told}, and the driver {needed or 'has none'}; install the same on both."
     return ""
 
 
@@ -198,17 +241,16 @@ def _require(worker: str, fault: str) -> None:
 
 
 def _error_of(answer: object) -> str:
-    """Return what an answer that is an error says of a worker."""
-    if not isinstance(answer, BaseException):
-        return ""
-    return f"cannot do what the driver asks ({reason(answer)}); install the same versions there, of dkfm too."
+    """Return what it says of a worker that it answers with an error."""
+    said = reason(answer) if isinstance(answer, BaseException) else "it has no answer"
+    return f"cannot do what the driver asks ({said}); install the same versions there, of dkfm too."
 
 
 def _asked(client: "Client", workers: list[str], demand: Demand) -> dict[str, object]:
     """Return what each worker answers, or the error that it raised or that came in place of an answer, by address."""
 
     async def ask(worker: str) -> object:
-        call: Awaitable[dict[str, object]] = client.run(_fault, demand, workers=[worker], on_error="return")
+        call: Awaitable[dict[str, object]] = client.run(_answer, demand, workers=[worker], on_error="return")
         try:
             return (await asyncio.wait_for(call, _ANSWER)).get(worker)
         except OSError as error:  # which a TimeoutError is

@@ -2,17 +2,20 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import arguments, preflight, transfer
+from dkfm import arguments, preflight, stamps, store, transfer
+from dkfm.apart import place_of, require_apart, require_outside
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA
 from dkfm.kernels import config
 from dkfm.kernels.base import Kernel
+from dkfm.places import root_of
 from dkfm.sources import Named, Source, open_source
 
 if TYPE_CHECKING:
@@ -73,11 +76,19 @@ def fitted(train: str, model: str, options: Options, cluster: AbstractContextMan
     config.to_config(chosen)  # what cannot be saved is told before hours of work
     estimator = _estimator(chosen, options)
     transfer.require_free(model)
-    source, labels = _source(train, options)
-    if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
-        preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
+    whole = open_source(train, columns=arguments.listed(options.columns), id_column=options.id_column)
+    read = [place_of(whole), None if options.labels is None else Path(options.labels)]
+    require_apart(root_of(model), "model", read)
+    if options.workspace is not None:
+        require_outside(store.local_path(options.workspace).absolute(), "workspace", read)
+    with stamps.watching(whole) as watch:
+        source, labels = _labelled(whole, train, options)
+        if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
+            preflight.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
+        rows = source.read(slice(0, source.shape[0]))
+        watch.require_same("read", "fit again")
     with cluster:
-        estimator.fit(source.read(slice(0, source.shape[0])), labels)
+        estimator.fit(rows, labels)
     if isinstance(source, Named):
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
     estimator.save(model)
@@ -94,10 +105,9 @@ def _estimator(kernel: Kernel, options: Options) -> KernelEstimator:
     return KernelFisher(cast("int | None", options.components), kernel=kernel).set_params(**shrinkage, **shared)
 
 
-def _source(train: str, options: Options) -> "tuple[Source, npt.NDArray[np.generic] | None]":
-    """Open the rows, and read their labels where there are any."""
-    columns, ids, label = arguments.listed(options.columns), options.id_column, options.label_column
-    source = open_source(train, columns=columns, id_column=ids)
+def _labelled(source: Source, train: str, options: Options) -> "tuple[Source, npt.NDArray[np.generic] | None]":
+    """Return the rows of a source without the column of labels, and the labels, where there are any."""
+    ids, label = options.id_column, options.label_column
     if label is None:
         return source, None if options.labels is None else arguments.labels(options.labels, "--labels")
     if not isinstance(source, Named):

@@ -3,7 +3,7 @@
 Footers are a stranger's: they are checked against each other and against what was asked for before any page is decoded.
 """
 
-from collections import Counter
+import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,25 +15,29 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm import listing
-from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError
+from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, reason
+from dkfm.files import BoundedReader
+from dkfm.kernels.frames import require_once, some
 from dkfm.listing import File
 from dkfm.remote import Root
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from pyarrow import types
+    from pyarrow import compute, types
 except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
-__all__ = ["Footers", "declared_bytes", "opened", "pa", "read", "require_once"]
+__all__ = ["TEXTS", "Footers", "compute", "declared_bytes", "opened", "pa", "pq", "read", "require_ids"]
 
-_MAX_ROWS = 2**48
+TEXTS = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+"""Kinds of columns whose values may have any length."""
+
+_MAX_ROWS, _MAX_FOOTER = 2**48, 2**27
+"""Rows of a table, and bytes of the footer of a file."""
+
 _AT_ONCE = 8
 """Files whose footers are read at a time: on an object store each takes some requests."""
-
-_NAMED = 5
-"""Columns that a message names."""
 
 
 @dataclass(frozen=True)
@@ -84,36 +88,53 @@ class Footers:
 
 
 @contextmanager
-def opened(file: File, *, again: bool = True) -> Iterator["pq.ParquetFile"]:
-    """Open a file that is and stays as it was listed, perhaps not for the first time; what fails is one sentence."""
+def opened(file: File, *, again: bool = True, ids: str | None = None) -> Iterator["pq.ParquetFile"]:
+    """Open a file that is and stays as it was listed; what fails is one sentence.
+
+    Parameters
+    ----------
+    file : File
+    again : bool
+        Whether its footer may be one that was read before.
+    ids : str, optional
+        A column of texts whose values are read once each, however many rows have them.
+    """
     file.require_same()
     try:
-        with pq.ParquetFile(
-            file.source(),
-            metadata=_metadata(file) if again else None,
-            page_checksum_verification=True,
-            pre_buffer=file.far,  # few requests; on a disk a row group is read as it is decoded, not before
-            memory_map=False,  # a file that is cut while it is mapped ends the process
-        ) as parquet:
+        metadata = _kept_metadata(file) if again else _metadata(file)
+        with (
+            file.open() as source,
+            pq.ParquetFile(
+                source,
+                metadata=metadata,
+                read_dictionary=None if ids is None else [ids],
+                page_checksum_verification=True,
+                pre_buffer=file.far,  # few requests; on a disk a row group is read as it is decoded, not before
+                memory_map=False,  # a file that is cut while it is mapped ends the process
+            ) as parquet,
+        ):
             yield parquet
     except DkfmError:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         file.require_same()
-        raise InvalidInputError(f"{file.path} cannot be read as a Parquet file: {_reason(error)}.") from error
+        raise InvalidInputError(f"{file.path} cannot be read as a Parquet file: {reason(error)}.") from error
     file.require_same()  # an object is read in parts, and no open file keeps what it was
 
 
-@lru_cache(maxsize=4)
 def _metadata(file: File) -> "pq.FileMetaData":
-    found = pq.read_metadata(file.source(), memory_map=False)
+    """Read the footer of a file, whose length the file states."""
+    with BoundedReader(_raw(file.open()), _MAX_FOOTER) as source:
+        found = pq.read_metadata(source)
     file.require_same()
     return found
 
 
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{lines[0].rstrip('.'):.300}"
+_kept_metadata = lru_cache(maxsize=4)(_metadata)
+
+
+def _raw(opened: io.RawIOBase | io.BufferedReader) -> io.RawIOBase:
+    return opened.detach() if isinstance(opened, io.BufferedReader) else opened
 
 
 def read(
@@ -153,7 +174,7 @@ def read(
         for owner, (file, (schema, rows)) in enumerate(zip(files, pool.map(_described, files), strict=True)):
             if owner == 0 or not schema.equals(first):
                 single &= _require_numbers(schema, columns, file.path)
-                _require_ids(schema, first, id_column, file.path)
+                require_ids(schema, first, id_column, file.path)
                 if wanted is None and (more := sorted(set(_natural(schema, id_column)) - set(columns))):
                     raise InvalidInputError(
                         f"{file.path} has {some(more)}, which {files[0].path} has not; name columns."
@@ -225,18 +246,11 @@ def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Root) 
     return all(types.is_float32(there[name]) for name in columns)
 
 
-def require_once(names: Sequence[str], where: str) -> None:
-    """Raise if a name is there more than once."""
-    if len(set(names)) < len(names):
-        twice = sorted(name for name, times in Counter(names).items() if times > 1)
-        raise InvalidInputError(f"{where} {some(twice)} more than once; every column needs a name of its own.")
-
-
 def _is_number(kind: "pa.DataType") -> bool:
     return any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
-def _require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Root) -> None:
+def require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Root | str) -> None:
     """Raise unless the ids are there, of a type without parts, the same in every file."""
     if id_column is None:
         return
@@ -252,9 +266,3 @@ def _require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None,
             f"The ids {id_column!r} of {path} are {kind!s:.100} and those of the first file {expected!s:.100}; "
             "store one type in all files."
         )
-
-
-def some(names: Sequence[str]) -> str:
-    """Return a few names of columns for a message."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"column(s) {', '.join(f'{name!r:.100}' for name in names[:_NAMED])}{more}"

@@ -7,7 +7,7 @@ no array is larger than its files. A stranger's store is data, not code.
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -16,6 +16,7 @@ from pathlib import Path
 from dkfm import codecs, documents
 from dkfm.codecs import CRC_BYTES, sizes
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, UnsupportedStoreError
+from dkfm.files import is_partial
 from dkfm.tiling import count
 
 __all__ = [
@@ -26,11 +27,9 @@ __all__ = [
     "ArrayInfo",
     "array_info",
     "files",
-    "foreign_file",
-    "foreign_name",
     "group_attributes",
     "is_chunk",
-    "is_partial",
+    "is_part",
     "is_segment",
     "read_array",
     "read_group",
@@ -77,8 +76,6 @@ _FIELDS = {
     *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"),
     *("attributes", "storage_transformers", "dimension_names"),
 }
-_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
-_INNER = re.compile(r"zarr\.json|c(/[0-9]+)*")
 _SEGMENT = re.compile(r"[0-9a-f]{32}-[0-9]{6,}\.json")
 _PART = re.compile(r"part-[0-9]{5,}\.parquet")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
@@ -107,11 +104,6 @@ class ArrayInfo:
     def chunk_names(self) -> Iterator[str]:
         """Yield the file name of every chunk, relative to the array."""
         return ("/".join(["c", *map(str, place)]) for place in product(*map(range, self.grid)))
-
-
-def is_partial(name: str) -> bool:
-    """Whether a file has the name of one that is being written."""
-    return _PARTIAL.search(name) is not None
 
 
 def files(root: Path) -> Iterator[str]:
@@ -168,26 +160,12 @@ def is_segment(name: str) -> bool:
 
 def is_chunk(name: str) -> bool:
     """Whether a file has the name of a chunk's, of an array or of a table."""
-    return "/c/" in name or _PART.fullmatch(name) is not None
+    return "/c/" in name or is_part(name)
 
 
-def foreign_file(root: Path, own: Mapping[str, object]) -> str | None:
-    """Return a file of a store that is not among those which its own attributes tell of, if any."""
-    return foreign_name(files(root), own)
-
-
-def foreign_name(names: Iterable[str], own: Mapping[str, object]) -> str | None:
-    """Return the first name that is not of a file which a store's own attributes tell of, if any."""
-    named = own.get("arrays")
-    arrays = {str(name) for name in named} if isinstance(named, list) else set()
-    for name in names:
-        array, _, inner = name.partition("/")
-        of_zarr = name == "zarr.json" or (array in arrays and _INNER.fullmatch(inner))
-        of_table = own.get("form") == "parquet" and (name == TABLE or _PART.fullmatch(name))
-        of_job = own.get("kind") == "scores" and array == JOURNAL and is_segment(inner)
-        if not (name == MARKER or of_zarr or of_table or of_job):
-            return name
-    return None
+def is_part(name: str) -> bool:
+    """Whether a file has the name of a chunk of a table."""
+    return _PART.fullmatch(name) is not None
 
 
 def read_group(root: Path, kind: str | None = None) -> dict[str, object]:

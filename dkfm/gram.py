@@ -5,19 +5,25 @@ A tile is one chunk, so no two tasks touch the same file; a killed build goes on
 
 import hashlib
 import json
-import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm import budget, csr, files, fitness, formats, preflight, store, tiling
+from dkfm import budget, csr, files, fitness, formats, owned, preflight, scratch, stamps, store, tiling
+from dkfm.apart import place_of, require_apart
 from dkfm.clusters import find_client
-from dkfm.errors import ClusterError, DamagedStoreError, KernelError, StoreError, StoreExistsError
+from dkfm.errors import (
+    ClusterError,
+    DamagedStoreError,
+    InvalidInputError,
+    KernelError,
+    StoreError,
+    StoreExistsError,
+)
 from dkfm.executors import executor
 from dkfm.fitness import Demand, require_fit_here
 from dkfm.job import run
@@ -27,7 +33,8 @@ from dkfm.kernels.blocks import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.panels import StoredGram
 from dkfm.places import Folder
-from dkfm.sources import MemorySource, Source, ZarrSource, open_source, read_finite
+from dkfm.sources import MemorySource, Named, Source, ZarrSource, open_source, read_finite
+from dkfm.stamps import Watch
 from dkfm.store import ZarrArray, local_path
 from dkfm.workers import single_blas_thread
 
@@ -100,35 +107,56 @@ def build_gram(
     ((100, 100), (40, 40), 1.0)
     """
     root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
-    kernel = _resolved(kernel, source)
-    identity = _identity(kernel, source)
-    rows = _rows_begun(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
-    if (root / formats.MARKER).exists():
+    require_apart(root, "Gram matrix", [place_of(source)])
+    with stamps.watching(source) as watch:
+        kernel = _resolved(kernel, source)
+        identity = _identity(kernel, source)
+        rows = _rows_begun(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
+        if store.is_taken(root):
+            owned.sweep(root, formats.read_group(root, "gram"), files.LEFT_ALONE)
+        if (root / formats.MARKER).exists():
+            return _finished(root)
+        n, width = source.shape[0], tiling.count(source.values_of(rows), rows)
+        with executor(client) as running:
+            have = preflight.task_budget(client, running.threads)
+            fits = budget.tile_rows_within(have, width, kernel.blocks, kernel.copies)
+            remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
+            need = budget.gram_task_bytes(rows, width, kernel.blocks, kernel.copies)
+            budget.require(need, have, f"A tile of {rows} rows", remedy)
+            preflight.require_disk(root, _disk_bytes(n, source.row_values, rows) - _bytes_there(root))
+            rows = _begin(root, identity, source, rows)
+            readable = source if client is None else _shared_source(source, root, rows)
+            pairs = list(tiling.lower_tiles(n, rows))
+            demand = _demand(root, source if readable is source else None, need)
+            with nullcontext() if client is None else _fit_workers(client, demand):
+                asked = None if client is None else demand
+                tasks = ((kernel, readable, str(root), pair, rows, asked) for pair in pairs)
+                tally = run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+        if tally.killers:
+            raise ClusterError(
+                f"Every worker died that computed the tile {pairs[tally.killers[0]]}; what else was built stays."
+            )
+        _require_tiles(root)
+        _rows_begun(root, identity, None)  # whether the next build finds what this one made
+        _require_unchanged(root, watch, source, identity)
+        with files.writing(root):
+            store.complete(root, {"tiles": len(pairs)})
         return _finished(root)
-    n, width = source.shape[0], source.row_values
-    with executor(client) as running:
-        have = preflight.task_budget(client, running.threads)
-        fits = budget.tile_rows_within(have, width, kernel.blocks, kernel.copies)
-        remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
-        need = budget.gram_task_bytes(rows, width, kernel.blocks, kernel.copies)
-        budget.require(need, have, f"A tile of {rows} rows", remedy)
-        preflight.require_disk(root, budget.gram_bytes(n, rows) + 8 * n * width - _bytes_there(root))
-        rows = _begin(root, identity, source, rows)
-        readable = source if client is None else _shared_source(source, root, rows)
-        pairs = list(tiling.lower_tiles(n, rows))
-        demand = _demand(root, source if readable is source else None, need)
-        with nullcontext() if client is None else _fit_workers(client, demand):
-            asked = None if client is None else demand
-            tasks = ((kernel, readable, str(root), pair, rows, asked) for pair in pairs)
-            tally = run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
-    if tally.killers:
-        raise ClusterError(
-            f"Every worker died that computed the tile {pairs[tally.killers[0]]}; what else was built stays."
-        )
-    _require_tiles(root)
-    with files.writing(root):
-        store.complete(root, {"tiles": len(pairs)})
-    return _finished(root)
+
+
+def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[str, object]) -> None:
+    """Raise where the rows are others than those that the build began with, and remove the tiles, which are of both.
+
+    What only may have changed, as by `chmod` or a hard link, is read again.
+    """
+    if watch.is_same() or _digest(source) == identity["rows"]:
+        return
+    with suppress(StoreError):  # what happened first is told
+        store.remove_own(root, "gram")
+    raise InvalidInputError(
+        f"{source.name} changed while it was read, so that the tiles of {root} were of two inputs and are removed; "
+        "build it again."
+    )
 
 
 @contextmanager
@@ -142,7 +170,8 @@ def _fit_workers(client: "Client", demand: Demand) -> Iterator[None]:
 def _demand(root: Path, source: Source | None, task_bytes: int) -> Demand:
     """Return what a worker must be for tiles: the same store, the same rows where they are not in it, and room."""
     mark, stamp = files.beside(root / "workers", "partial").name, "" if source is None else source.stamp()
-    return Demand(Folder(root), mark, mark.encode(), fitness.versions_here(), task_bytes, 0, source, stamp)
+    versions = fitness.versions_here(tables=isinstance(source, Named))
+    return Demand(Folder(root), mark, mark.encode(), versions, task_bytes, 0, source, stamp)
 
 
 def _resolved(spec: KernelSpec, source: Source) -> Kernel:
@@ -177,12 +206,17 @@ def _identity(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return what a Gram matrix is of; every row is read, and refused if it is not finite."""
     # Code has no identity that can be compared: such a build is never resumed.
     name: object = config.to_config(kernel) if config.is_value(kernel) else uuid.uuid4().hex
+    return {"kernel": name, "rows": _digest(source), "shape": list(source.shape)}
+
+
+def _digest(source: Source) -> str:
+    """Return a digest of all values of all rows."""
     sums = hashlib.sha256()
     for part in tiling.row_slices(source.shape[0], max(1, _READ_VALUES // source.shape[1])):
         rows = read_finite(source, part)
         for values in [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, np.diff(rows.indptr)]:
             sums.update(values.astype(np.float64, order="C", copy=False).data)
-    return {"kernel": name, "rows": sums.hexdigest(), "shape": list(source.shape)}
+    return sums.hexdigest()
 
 
 def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) -> int | None:
@@ -240,7 +274,7 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
     if not isinstance(source, MemorySource):
         return source
     if not isinstance(source.array, np.ndarray):
-        return csr.CsrSource(root, "rows", source.shape, source.row_values)
+        return csr.CsrSource(root, "rows", source.shape, source.row_values, source.runs)
     with files.writing(root):
         shared = store.open_array(root, "rows", "r+")
         if shared.shape != source.shape:
@@ -296,14 +330,14 @@ def driver_gram(
 
     One tile is computed in place. More are computed into it on threads of this process, or, where there is a client or
     a workspace, through `build_gram`: below `workspace` under a name made of kernel and rows, so that another fit finds
-    them; for a client without a workspace, or for a kernel that is code, in a temporary directory.
+    them; for a client without a workspace, or for a kernel that is code, in a temporary folder there, or in TMPDIR.
     """
     if X.shape[0] <= _checked_tile_rows(tile_rows):
         return checked_block(kernel, X, X).T
     if find_client(client) is None and (workspace is None or not config.is_value(kernel)):
         return _in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
     with stored_gram(kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress) as stored:
-        return _read_lower(stored.root)
+        return stored.lower()
 
 
 @contextmanager
@@ -317,7 +351,7 @@ def stored_gram(
     progress: bool = False,
 ) -> Iterator[StoredGram]:
     """Lend the Gram matrix in its store, where it is multiplied with; a temporary one goes at the end."""
-    with _place(kernel, X, workspace) as path:
+    with _place(kernel, X, workspace, tile_rows) as path:
         build_gram(kernel, X, path, tile_rows=tile_rows, client=client, progress=progress)
         yield StoredGram(path)
 
@@ -346,30 +380,16 @@ def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
 
 
 @contextmanager
-def _place(kernel: Kernel, X: Rows, workspace: str | Path | None) -> Iterator[Path]:
+def _place(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows: int | None) -> Iterator[Path]:
     if workspace is not None and config.is_value(kernel):
         yield workspace_path(kernel, X, workspace)
         return
-    folder = Path(tempfile.mkdtemp(prefix="dkfm-gram-"))
-    try:
+    n, within = X.shape[0], None if workspace is None else files.made_folder(local_path(workspace))
+    need = _disk_bytes(n, open_source(X).row_values, min(_checked_tile_rows(tile_rows), n))
+    with scratch.folder("gram", within, need=need, what="The Gram matrix") as folder:
         yield folder / "gram.zarr"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _read_lower(root: Path) -> Array:
-    array = store.open_array(root, "gram")
-    n, rows = array.shape[0], array.chunks[0]
-    K = np.empty((n, n), order="F")
-    for i, j in tiling.lower_tiles(n, rows):
-        row, column = tiling.row_slice(i, n, rows), tiling.row_slice(j, n, rows)
-        try:
-            # The mirror image of a tile lies in the order of K's memory.
-            K.T[column, row] = array[column, row]
-        except (ValueError, RuntimeError, OSError) as error:
-            raise DamagedStoreError(
-                f"Tile ({j}, {i}) of {root} cannot be read; delete {root} and build again: {error}"
-            ) from error
-        if not np.isfinite(K[row, column]).all():
-            raise DamagedStoreError(f"Tile ({j}, {i}) of {root} is missing; delete {root} and build again.")
-    return K
+def _disk_bytes(n: int, width: int, tile_rows: int) -> int:
+    """Bytes of a Gram matrix in its store, with the rows beside it."""
+    return budget.gram_bytes(n, tile_rows) + 8 * n * width

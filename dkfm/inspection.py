@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dkfm import completion, csr, formats, journal, outputs, transfer
+from dkfm import completion, csr, formats, outputs, transfer
 from dkfm.errors import StoreError, UntrustedError
 from dkfm.kernels import config
 from dkfm.places import root_of
@@ -85,7 +85,7 @@ def _scores(root: Root) -> dict[str, object]:
     try:
         receipts = completion.open_complete(root)[1].values()
     except StoreError as error:
-        done = len({receipt.chunk for receipt in journal.receipts(output.place)})
+        done = len({receipt.chunk for receipt in completion.journalled(output)})
         return facts | {"complete": False, "reason": str(error), "chunks_in_the_journal": done}
     invalid, size = (sum(values) for values in zip(*((r.invalid_rows, r.bytes) for r in receipts), strict=True))
     return facts | {"complete": True, "invalid_rows": invalid, "bytes": size}

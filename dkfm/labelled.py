@@ -13,7 +13,7 @@ from dkfm.errors import InvalidInputError, reason
 from dkfm.estimators.labels import labels_of
 from dkfm.estimators.training import in_memory
 from dkfm.kernels.rows import Rows, as_rows, double, stacked
-from dkfm.sources import open_source, read_finite
+from dkfm.sources import Named, open_source, read_finite
 from dkfm.tiling import row_slices
 
 __all__ = ["SAMPLE", "TEST_ROWS", "LabelledRows", "taken"]
@@ -47,6 +47,7 @@ def taken(X: object, y: object, test: object, test_labels: object, seed: int) ->
     if (test is None) != (test_labels is None):
         raise InvalidInputError("Test rows and their labels belong together; give both or none.")
     given = _opened(X, "X")
+    names = list(given.columns) if isinstance(given, Named) else None
     n = given.shape[0]
     # What cannot be fitted is refused before it is read.
     preflight.require_driver(n if test is not None else n - int(_HELD_OUT * n), getattr(given, "row_values", 1))
@@ -57,7 +58,7 @@ def taken(X: object, y: object, test: object, test_labels: object, seed: int) ->
         train, others, labels, marks = train[first], train[rest], labels[first], labels[rest]
         held_out = f", a quarter of all, which were held out at random with the seed {seed}"
     else:
-        others, marks, held_out = _held_out(test, test_labels, train.shape[1], seed)
+        others, marks, held_out = _held_out(test, test_labels, train.shape[1], names, seed)
     together(labels, marks, "Labels and test labels")
     if not 2 <= len(np.unique(labels)) < len(labels):
         raise InvalidInputError(
@@ -67,9 +68,11 @@ def taken(X: object, y: object, test: object, test_labels: object, seed: int) ->
     return LabelledRows(train, labels, others, marks, _some(len(labels), seed), _some(len(marks), seed), held_out)
 
 
-def _held_out(test: object, test_labels: object, columns: int, seed: int) -> tuple[Rows, Marks, str]:
+def _held_out(
+    test: object, test_labels: object, columns: int, names: list[str] | None, seed: int
+) -> tuple[Rows, Marks, str]:
     """Return the test rows that are measured, and their labels, and which they are."""
-    source = _opened(test, "test")
+    source = _opened(test, "test", names)
     n, d = (int(size) for size in source.shape)
     if d != columns:
         raise InvalidInputError(f"The test rows have {d} columns, and the training rows have {columns}.")
@@ -80,13 +83,13 @@ def _held_out(test: object, test_labels: object, columns: int, seed: int) -> tup
     return _read(source, "test", numbers), marks[numbers], f", taken of {n:,} at random with the seed {seed}"
 
 
-def _opened(data: object, name: str) -> Any:
-    """Return what has a shape and rows: a dask array as it is, anything else as a source."""
+def _opened(data: object, name: str, names: list[str] | None = None) -> Any:
+    """Return what has a shape and rows: a dask array as it is, anything else as a source, of columns by name."""
     data = in_memory(data)
     if hasattr(data, "__dask_graph__"):
         matrix(data, name)
         return data
-    return data if hasattr(data, "read") else open_source(data, name)
+    return data if hasattr(data, "read") else open_source(data, name, fitted=names)
 
 
 def _read(data: object, name: str, numbers: npt.NDArray[np.intp] | None) -> Rows:

@@ -3,9 +3,6 @@
 A small model travels in the graph as one key; a larger one is written once and opened by path in the workers.
 """
 
-import atexit
-import shutil
-import tempfile
 import uuid
 import weakref
 from collections.abc import Callable
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from dkfm import apply, files, store
+from dkfm import apply, files, scratch, store
 from dkfm.errors import InvalidInputError
 from dkfm.kernels import config
 from dkfm.kernels.base import Kernel
@@ -64,21 +61,17 @@ class Spilled:
     """
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
-        parent = None if workspace is None else store.local_path(workspace).absolute()
-        with files.writing(parent or Path(tempfile.gettempdir())):
-            if parent is not None:
-                parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix="dkfm-model-", dir=parent)
-        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        within = None if workspace is None else files.made_folder(store.local_path(workspace))
+        folder = scratch.Part("model", within, need=record.model.nbytes, what="The model for Dask's workers")
+        self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex
-        self._path = str(Path(folder) / "model")
+        self._path = str(folder.path / "model")
         self._digest = save_record(Path(self._path), record)
         self._trusted = config.functions(record.model.kernel)
 
     def __reduce__(self) -> tuple[type["_Opened"], tuple[str, str, tuple[str, ...]]]:
         # A copy on a worker must not remove the files when it goes, and may outlive what is here.
-        if self._remove.detach() is not None:
-            atexit.register(shutil.rmtree, Path(self._path).parent, ignore_errors=True)
+        self._remove.detach()
         return _Opened, (self._path, self._digest, self._trusted)
 
     def scorer(self) -> apply.Scorer:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from dkfm import stamps
 from dkfm.errors import InvalidInputError
+from dkfm.files import open_plain
 from dkfm.remote import Remote, Root, open_file
 
-__all__ = ["File", "read"]
+__all__ = ["File", "read", "state"]
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class File:
         """Whether each read of it is a request."""
         return isinstance(self.path, Remote)
 
-    def source(self) -> str | io.RawIOBase:
-        """Return what pyarrow opens: a path, or a file that asks for what is read of it, and no more."""
-        return open_file(self.path, self.bytes).detach() if isinstance(self.path, Remote) else str(self.path)
+    def open(self) -> io.RawIOBase | io.BufferedReader:
+        """Open it to be read; of an object no more is asked for than is read."""
+        return open_file(self.path, self.bytes).detach() if isinstance(self.path, Remote) else open_plain(self.path)
 
     def require_same(self) -> None:
         """Raise unless it has still its size and its time of change."""
@@ -52,14 +53,19 @@ def read(place: Root) -> tuple[str, tuple[File, ...]]:
     StoreError
         An object store that did not answer.
     """
-    found = _objects(place) if isinstance(place, Remote) else _files(place)
+    found = _files(place) if isinstance(place, Path) else _objects(place)
     if not found:
         raise InvalidInputError(f"{place} holds no .parquet file whose name begins with neither '_' nor '.'.")
-    files = (File(place.join(n) if isinstance(place, Remote) else place / n, *status) for n, *status in found)
+    files = (File(place.join(n) if isinstance(place, Remote) else place / n, size, at) for n, size, at in found)
     return stamps.of_files(found), tuple(files)
 
 
-def _files(path: Path) -> list[tuple[str, int, int]]:
+def state(place: Root) -> str:
+    """Return the state of the files that `read` lists, as `dkfm.stamps` says; at a URL their stamp."""
+    return stamps.of_files(_files(place, exact=True) if isinstance(place, Path) else _objects(place))
+
+
+def _files(path: Path, *, exact: bool = False) -> list[tuple[str, int, int | str]]:
     try:
         found = sorted(_below(path), key=lambda file: file[0]) if path.is_dir() else [("", path.stat())]
     except OSError as error:
@@ -67,18 +73,18 @@ def _files(path: Path) -> list[tuple[str, int, int]]:
     for name, status in found:
         if not stat.S_ISREG(status.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    return [(name, *_status(status)) for name, status in found]
+    return [(name, *_status(status, exact)) for name, status in found]
 
 
-def _status(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
+def _status(status: os.stat_result, exact: bool = False) -> tuple[int, int | str]:
+    return status.st_size, stamps.change_of(status, exact)
 
 
-def _objects(place: Remote) -> list[tuple[str, int, str]]:
+def _objects(place: Remote) -> list[tuple[str, int, int | str]]:
     status = place.status()
     if status is not None:
         return [("", *status)]
-    found = []
+    found: list[tuple[str, int, int | str]] = []
     for name, size, stamp in place.names():
         parts = name.split("/")
         if not name.endswith(".parquet") or any(part.startswith(("_", ".")) for part in parts):

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -21,8 +21,9 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from dkfm import csr, stamps
-from dkfm.errors import DkfmError, InvalidInputError
+from dkfm import csr, scratch, stamps
+from dkfm.errors import DkfmError, InvalidInputError, reason
+from dkfm.files import BoundedReader, open_plain
 from dkfm.kernels.rows import Sparse
 from dkfm.remote import Remote, Root, open_file
 
@@ -32,6 +33,9 @@ _PARTS = ("data", "indices", "indptr")
 _PIECE = 2**20
 _MAX_SMALL = 2**10
 """Bytes of the members that are no part of the rows."""
+
+_MAX_DIRECTORY = 2**21
+"""Bytes of the directory of a file, whose every entry becomes an object; no read is longer."""
 
 _MAX_VALUES, _ENCRYPTED = 2**48, 1
 
@@ -66,6 +70,8 @@ class NpzSource:
     place: Root
     shape: tuple[int, int]
     row_values: int
+    runs: tuple[int, ...]
+    """Values that 1, 2, 4, .. consecutive rows hold at most."""
     opened: str
     """The stamp of the file when it was opened."""
     chunk_rows: int = 1
@@ -81,9 +87,9 @@ class NpzSource:
         """
         place = place if isinstance(place, Remote) else Path(place).absolute()
         with _archive(place) as (archive, stamp):
-            shape, headers = _checked(archive, place)
-        stored = headers[0].shape[0]
-        return cls(place, shape, -(-2 * stored // shape[0]) + 1, stamp)
+            shape, (data, _, indptr) = _checked(archive, place)
+            runs = _runs(_pieces(archive, indptr, place), indptr, data.shape[0], place)
+        return cls(place, shape, -(-2 * data.shape[0] // shape[0]) + 1, runs, stamp)
 
     @property
     def path(self) -> Path | None:
@@ -98,6 +104,18 @@ class NpzSource:
     def stamp(self) -> str:
         """Return a digest of the file's size, and its time of change or ETag."""
         return _stamp(self.place)
+
+    def state(self) -> str:
+        """Return a digest that no writer can bring back; at a URL the stamp."""
+        return _stamp(self.place, exact=True)
+
+    def is_of(self, stamp: str) -> bool:
+        """Whether this is the stamp of the file when it was opened."""
+        return stamp == self.opened
+
+    def values_of(self, rows: int) -> int:
+        """Return how many float64 values take the memory of any so many consecutive rows, at most."""
+        return csr.values_of(self.runs, rows)
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the path, and the row."""
@@ -134,7 +152,11 @@ class NpzSource:
             if (stamp, shape) != (self.opened, self.shape):
                 raise InvalidInputError(f"{self.place} changed since it was opened; open it again.")
             _require_room(self.place, sum(header.bytes for header in headers))
-            return tuple(_mapped(archive, header, self.place) for header in headers)
+            data, indices, indptr = headers
+            columns = _within(_pieces(archive, indices, self.place), indices, shape[1], self.place)
+            unpacked = _mapped(_pieces(archive, data, self.place), data), _mapped(columns, indices)
+            pointers = _mapped(_pieces(archive, indptr, self.place), indptr)
+            return *unpacked, pointers
 
 
 def forget() -> None:
@@ -143,13 +165,13 @@ def forget() -> None:
         _unpacked.clear()
 
 
-def _stamp(path: Root) -> str:
+def _stamp(path: Root, *, exact: bool = False) -> str:
     if isinstance(path, Remote):
         if (status := path.status()) is None:
             raise InvalidInputError(f"There is no {path}.")
         return stamps.of_files([("", *status)])
     try:
-        return stamps.of_path(path)
+        return stamps.of_path(path, exact=exact)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -164,14 +186,15 @@ def _archive(path: Root) -> Iterator[tuple[zipfile.ZipFile, str]]:
     """Open a file that stays as it is, with its stamp; whatever fails inside becomes one sentence."""
     stamp = _stamp(path)
     try:
-        with open_file(path) if isinstance(path, Remote) else path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        raw = (open_file(path) if isinstance(path, Remote) else open_plain(path)).detach()
+        with BoundedReader(raw, _MAX_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
             yield archive, stamp
     except DkfmError:
         raise
     except Exception as error:  # damage has no end of classes, in zipfile, zlib, struct, tokenize
         _require_same(path, stamp)
-        reason = (str(getattr(error, "strerror", None) or error).splitlines() or [""])[0].rstrip(".")
-        raise InvalidInputError(f"{path} cannot be read as a .npz file: {reason:.300}.") from error
+        told = getattr(error, "strerror", None) or reason(error)
+        raise InvalidInputError(f"{path} cannot be read as a .npz file: {told}.") from error
     _require_same(path, stamp)  # an object is read in parts
 
 
@@ -199,6 +222,29 @@ def _checked(archive: zipfile.ZipFile, path: Root) -> tuple[tuple[int, int], lis
             f"{data.shape}, {indices.shape} and {indptr.shape}."
         )
     return (rows, columns), headers
+
+
+def _runs(pieces: Iterable[bytes], header: _Header, stored: int, path: Root) -> tuple[int, ...]:
+    """Return the `Pointers.runs` of row pointers that are sound."""
+    pointers = csr.Pointers(stored)
+    try:
+        for piece in pieces:
+            pointers.add(np.frombuffer(piece, header.dtype))
+        return pointers.runs()
+    except ValueError as error:
+        raise InvalidInputError(f"The arrays of {path} do not make rows: {error}.") from None
+
+
+def _within(pieces: Iterable[bytes], header: _Header, columns: int, path: Root) -> Iterator[bytes]:
+    """Yield the columns of values on, once they are seen to be columns of the matrix."""
+    for piece in pieces:
+        part = np.frombuffer(piece, header.dtype)
+        if part.min() < 0 or part.max() >= columns:
+            raise InvalidInputError(
+                f"The arrays of {path} do not make rows: columns must be from 0 to {columns - 1}, and "
+                f"are from {part.min()} to {part.max()}."
+            )
+        yield piece
 
 
 def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Root) -> _Header:
@@ -261,13 +307,14 @@ def _require_room(path: Root, needed: int) -> None:
             f"{path} takes {needed} bytes when it is unpacked, and {folder} has {free} free: "
             "make room, set TMPDIR to another folder, or store the rows in Zarr or .npy."
         )
+    scratch.announce(Path(folder), needed, f"What {path} is unpacked to")
 
 
-def _mapped(archive: zipfile.ZipFile, header: _Header, path: Root) -> _Part:
+def _mapped(pieces: Iterable[bytes], header: _Header) -> _Part:
     if header.bytes == 0:
         return np.empty(header.shape, header.dtype)
     with tempfile.TemporaryFile(prefix="dkfm-npz-") as file:
-        for piece in _pieces(archive, header, path):
+        for piece in pieces:
             file.write(piece)
         file.flush()
         return np.memmap(file, header.dtype, "r", shape=header.shape)

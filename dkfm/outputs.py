@@ -4,6 +4,7 @@ An output says which model, input and settings it is of, so that a job goes on w
 """
 
 import json
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ Label = str | int | float
 """Of a class."""
 
 _NAME_LENGTH = 100
+_MAX_LABEL = 2**64
+"""No integer of 64 bits is as large."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +162,10 @@ def about(output: Output) -> dict[str, object]:
     }
 
 
-def find(root: Root) -> Output | None:
+def find(root: Root, *, plain: bool = True) -> Output | None:
     """Return the output at a path or a URL, finished or not; None where nothing is.
+
+    With ``plain=False`` the caller looks at all files itself, and refuses those that are not plain.
 
     Raises
     ------
@@ -174,10 +179,10 @@ def find(root: Root) -> Output | None:
         raise StoreExistsError(f"{root} holds something that dkfm did not write there; it was left untouched.")
     if own["kind"] != "scores":
         raise StoreExistsError(f"{root} holds a dkfm {own['kind']} store; choose another path.")
-    return read(root)
+    return read(root, plain=plain)
 
 
-def read(root: Root) -> Output:
+def read(root: Root, *, plain: bool = True) -> Output:
     """Read what an output is of, finished or not.
 
     Raises
@@ -187,7 +192,8 @@ def read(root: Root) -> Output:
     """
     place = at(root)
     own = place.attributes()
-    place.require_plain()
+    if plain:
+        place.require_plain()
     try:
         output = _of_attributes(root, own)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -205,11 +211,14 @@ def read(root: Root) -> Output:
 def _of_attributes(root: Root, own: Mapping[str, Any]) -> Output:
     columns = tuple(_columns(*some) for some in own["outputs"])
     settings = {_text(key): None if value is None else _text(value) for key, value in own["settings"].items()}
+    _require_settings(settings)
     model, given = ({key: _text(own[part][key]) for key in keys} for part, keys in _TEXTS.items())
     rows, chunk_rows = _count(own["rows"]), _count(own["chunk_rows"])
     dtypes, precision = {some.dtype for some in columns}, _text(own["dtype"])
     if precision not in ("float64", "float32") or not dtypes <= {precision, "int64"} or not dtypes or chunk_rows > rows:
         raise ValueError("a size or a type")
+    if len({some.output for some in columns}) != len(columns):
+        raise ValueError("an output that stands twice")
     if (settings.get("form") == PARQUET) != (own.get("form") == PARQUET):
         raise ValueError("its form")
     classes = tuple(map(_label, own["classes"]))
@@ -219,8 +228,17 @@ def _of_attributes(root: Root, own: Mapping[str, Any]) -> Output:
 _TEXTS = {"model": ("path", "digest"), "input": ("name", "stamp")}
 
 
+def _require_settings(settings: Mapping[str, str | None]) -> None:
+    """Raise unless the settings that are used, and not only compared, are what they must be."""
+    columns = json.loads(settings.get("columns") or "[]")
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise ValueError("the columns of its input")
+    if settings.get("on_invalid") not in ("raise", "nan") or settings.get("form") not in (None, PARQUET):
+        raise ValueError("a setting")
+
+
 def _text(value: object) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or "\0" in value:
         raise TypeError("a text")
     return value
 
@@ -232,6 +250,8 @@ def _columns(name: object, width: object, prefix: object, dtype: object) -> Colu
 def _label(value: object) -> Label:
     if not isinstance(value, str | int | float):
         raise TypeError("a class")
+    if not (isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)) or abs(value) < _MAX_LABEL):
+        raise ValueError("a class")
     return value
 
 

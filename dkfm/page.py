@@ -8,14 +8,19 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dkfm import files
 from dkfm.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Picture", "Section", "document", "picture"]
+__all__ = ["GENERATOR", "Picture", "Section", "document", "picture", "require_replaceable", "write"]
+
+GENERATOR = '<meta name="generator" content="dkfm">'
+"""What a page of dkfm's says of itself, and by which one is known that may be replaced."""
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
@@ -77,6 +82,26 @@ def picture(draw: "Callable[[Axes], object]", alt: str, caption: str) -> Picture
     return Picture(file.getvalue(), alt, caption)
 
 
+def require_replaceable(path: Path) -> None:
+    """Raise where there is a file that is no page of dkfm's.
+
+    Raises
+    ------
+    StoreExistsError
+        It is left untouched.
+    """
+    files.require_signed(path, GENERATOR.encode(), "page")
+
+
+def write(path: str | Path, text: str) -> None:
+    """Write a page, whole, in place of an earlier one of dkfm's; `text` has the line `GENERATOR`."""
+    target = Path(path).resolve()  # a link stays one
+    require_replaceable(target)
+    with files.new_file(target, target.parent) as new:
+        new.file.write(text.encode("utf-8"))
+        new.keep()
+
+
 def document(title: str, words: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
     """Return a page.
 
@@ -102,6 +127,7 @@ def document(title: str, words: Sequence[str], table: Sequence[Sequence[str]], s
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{GENERATOR}
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from dask.system import CPU_COUNT
 
-from dkfm import formats, plain, tiling
+from dkfm import formats, plain, store, tiling
 from dkfm.clusters import inside_worker
 from dkfm.errors import DamagedStoreError
 from dkfm.kernels.lent import Lent
@@ -37,6 +37,32 @@ class StoredGram:
 
     root: Path
     threads: int = field(default_factory=lambda: 1 if inside_worker() else CPU_COUNT)
+
+    def lower(self) -> Array:
+        """Return the lower triangle in a matrix (N, N) in Fortran order, for LAPACK; the rest is not set.
+
+        Raises
+        ------
+        DamagedStoreError
+            A tile that is missing or cannot be read.
+        """
+        array = store.open_array(self.root, "gram")
+        n, rows = array.shape[0], array.chunks[0]
+        K = np.empty((n, n), order="F")
+        for i, j in tiling.lower_tiles(n, rows):
+            row, column = tiling.row_slice(i, n, rows), tiling.row_slice(j, n, rows)
+            try:
+                # The mirror image of a tile lies in the order of K's memory.
+                K.T[column, row] = array[column, row]
+            except (ValueError, RuntimeError, OSError) as error:
+                raise DamagedStoreError(
+                    f"Tile ({j}, {i}) of {self.root} cannot be read; delete {self.root} and build again: {error}"
+                ) from error
+            if not np.isfinite(K[row, column]).all():
+                raise DamagedStoreError(
+                    f"Tile ({j}, {i}) of {self.root} is missing; delete {self.root} and build again."
+                )
+        return K
 
     @property
     def _info(self) -> formats.ArrayInfo:

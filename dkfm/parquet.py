@@ -18,7 +18,8 @@ import numpy as np
 
 from dkfm import decoded, footers, listing
 from dkfm.errors import InvalidInputError
-from dkfm.footers import Footers, pa
+from dkfm.footers import Footers, compute, pa, pq
+from dkfm.kernels.frames import checked_names
 from dkfm.kernels.rows import Array
 from dkfm.remote import Remote, Root
 
@@ -29,6 +30,14 @@ _BATCH_VALUES = 2**22
 
 _MAX_GROUP_BYTES = 2**33
 """No row group is larger, by what its footer says, or as float64."""
+
+_COLUMN_BYTES, _VALUE_BYTES = 2**22, 40
+"""A column of numbers has so many bytes in a row group without compression, and so many for each row, at most."""
+
+_ID_ROWS, _IDS_BYTES, _ID_BYTES = 2**16, 2**24, 512
+"""Ids that are decoded at a time; and the bytes that those of a row group, or of a piece of rows, have at most: so
+many, and so many for each row.
+"""
 
 _KEPT = 4
 """Tables whose footers a process keeps."""
@@ -77,7 +86,7 @@ class ParquetSource:
             Something else than Parquet files, a column that is missing or does not hold numbers, or no rows.
         """
         place = place if isinstance(place, Remote) else Path(place).absolute()
-        found, table = footers.read(place, _checked(columns), id_column)
+        found, table = footers.read(place, checked_names(columns), id_column)
         longest = int(np.diff(table.first_rows).max())
         with _lock:
             _keep((place, found, table.places, id_column), table)
@@ -98,6 +107,10 @@ class ParquetSource:
         """The columns."""
         return self.shape[1]
 
+    def values_of(self, rows: int) -> int:
+        """Return how many float64 values so many rows take in memory."""
+        return rows * self.shape[1]
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that are read."""
@@ -106,6 +119,14 @@ class ParquetSource:
     def stamp(self) -> str:
         """Return a digest of the names, the sizes, and the times of change or ETags of its files."""
         return listing.read(self.place)[0]
+
+    def state(self) -> str:
+        """Return a digest of its files that no writer can bring back; at a URL the stamp."""
+        return listing.state(self.place)
+
+    def is_of(self, stamp: str) -> bool:
+        """Whether this is the stamp of its files when they were opened."""
+        return stamp == self.listing
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the file that holds a row, and the number of the row in it."""
@@ -140,12 +161,20 @@ class ParquetSource:
             raise InvalidInputError(f"{self.place} was opened without ids; name their column with id_column=.")
         table = self._table
         start, stop, _ = rows.indices(self.shape[0])
-        found = []
+        found: list[pa.Array] = []
+        left = _IDS_BYTES + _ID_BYTES * (stop - start)
         for group, part in _parts(table, start, stop):
-            for first, batch in _batches(table, group, (self.id_column,)):
+            for first, batch in _id_batches(table, group, self.id_column):
                 if first >= part.stop:
                     break
-                found.append(batch.column(0)[max(0, part.start - first) : part.stop - first])
+                ids = batch.column(0)[max(0, part.start - first) : part.stop - first]
+                left -= _decoded_bytes(ids)
+                if left < 0:
+                    raise InvalidInputError(
+                        f"The ids {self.id_column!r} of {table.file_of(group).path} are longer than texts that name a "
+                        f"row: those of rows {start} to {stop} have more than {_ID_BYTES} bytes each; choose others."
+                    )
+                found.append((ids.dictionary_decode() if _is_coded(ids) else ids).cast(table.id_type))
             table.file_of(group).require_same()  # which an end before the last batch leaves out
         return pa.concat_arrays(found) if found else pa.array([], table.id_type)
 
@@ -178,15 +207,6 @@ class ParquetSource:
                 part[:, place] = batch.column(name).cast(kind, safe=False).to_numpy(zero_copy_only=False)
 
 
-def _checked(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    if columns is None:
-        return None
-    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
-        raise InvalidInputError(f"columns must be a list of names, and is {columns!r:.100}.")
-    footers.require_once(columns, "columns names")
-    return tuple(columns)
-
-
 def _keep(key: Hashable, table: Footers) -> None:
     while len(_tables) >= _KEPT:
         del _tables[next(iter(_tables))]
@@ -203,30 +223,65 @@ def _parts(table: Footers, start: int, stop: int) -> Iterator[tuple[int, slice]]
 
 
 def _batches(table: Footers, group: int, columns: tuple[str, ...]) -> Iterator[tuple[int, "pa.RecordBatch"]]:
-    """Yield the rows of a row group, some at a time, each with the number of its first; raise if they are not all."""
+    """Yield the numbers of a row group, some rows at a time, each with the number of its first."""
+    held = table.rows_of(group)
+    with footers.opened(table.file_of(group)) as parquet:
+        most = len(columns) * (_COLUMN_BYTES + _VALUE_BYTES * (held.stop - held.start))
+        yield from _checked_batches(parquet, table, group, columns, max(1, _BATCH_VALUES // len(columns)), most)
+
+
+def _id_batches(table: Footers, group: int, column: str) -> Iterator[tuple[int, "pa.RecordBatch"]]:
+    """Yield the ids of a row group as `_batches` does, equal texts of them once."""
+    held = table.rows_of(group)
+    with footers.opened(table.file_of(group), ids=column if _is_text(table.id_type) else None) as parquet:
+        most = _IDS_BYTES + _ID_BYTES * (held.stop - held.start)
+        yield from _checked_batches(parquet, table, group, (column,), _ID_ROWS, most)
+
+
+def _checked_batches(
+    parquet: "pq.ParquetFile", table: Footers, group: int, columns: tuple[str, ...], batch_rows: int, most: int
+) -> Iterator[tuple[int, "pa.RecordBatch"]]:
+    """Yield batches of a row group; raise if its rows are not all, or if the footer says more than `most` bytes."""
     file, number, held = table.file_of(group), int(table.numbers[group]), table.rows_of(group)
     rows, first = held.stop - held.start, 0
-    with footers.opened(file) as parquet:
-        _require_modest(footers.declared_bytes(parquet.metadata, number, columns), table, group)
-        for batch in parquet.iter_batches(
-            batch_size=max(1, _BATCH_VALUES // len(columns)),
-            row_groups=[number],
-            columns=list(columns),
-            use_threads=False,  # the tasks of a process are its threads
-        ):
-            if first + batch.num_rows > rows:
-                break
-            yield first, batch
-            first += batch.num_rows
-        else:
-            if first == rows:
-                return
+    declared = footers.declared_bytes(parquet.metadata, number, columns)
+    _require_modest(declared, table, group, most)
+    for batch in parquet.iter_batches(
+        batch_size=batch_rows,
+        row_groups=[number],
+        columns=list(columns),
+        use_threads=False,  # the tasks of a process are its threads
+    ):
+        if first + batch.num_rows > rows:
+            break
+        yield first, batch
+        first += batch.num_rows
+    else:
+        if first == rows:
+            return
     raise InvalidInputError(f"{file.path} is damaged: its row group {number} must have {rows} rows, and has others.")
 
 
-def _require_modest(bytes_: int, table: Footers, group: int) -> None:
-    if not 0 <= bytes_ <= _MAX_GROUP_BYTES:
+def _is_text(kind: "pa.DataType | None") -> bool:
+    return kind is not None and any(is_kind(kind) for is_kind in footers.TEXTS)
+
+
+def _is_coded(ids: "pa.Array") -> bool:
+    return isinstance(ids.type, pa.DictionaryType)
+
+
+def _decoded_bytes(ids: "pa.Array") -> int:
+    """Return the bytes of ids once they are decoded."""
+    if not _is_coded(ids):
+        return int(ids.nbytes)
+    lengths = np.asarray(compute.binary_length(ids.dictionary).fill_null(0), np.int64)
+    return int(lengths[np.asarray(ids.indices.drop_null(), np.intp)].sum())
+
+
+def _require_modest(bytes_: int, table: Footers, group: int, most: int | None = None) -> None:
+    most = _MAX_GROUP_BYTES if most is None else min(most, _MAX_GROUP_BYTES)
+    if not 0 <= bytes_ <= most:
         raise InvalidInputError(
             f"The row group {table.numbers[group]} of {table.file_of(group).path} takes {bytes_} bytes, and at most "
-            f"{_MAX_GROUP_BYTES} are read at a time: write it in smaller row groups, or read fewer columns."
+            f"{most} are read at a time: write it in smaller row groups, or read fewer columns."
         )

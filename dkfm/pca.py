@@ -19,6 +19,7 @@ from dkfm.tiling import row_slices
 
 __all__ = [
     "FORMULATIONS",
+    "LIGHT",
     "Components",
     "Moments",
     "Wanted",
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 FORMULATIONS = ("combined", "primal", "dual")
+
+LIGHT = 1e-6
+"""Of the largest weight: what eigenvectors have of a row of less is mostly rounding."""
 
 _DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
 _CUTS = {_DOUBLE: 1e-12, np.dtype(np.float32): 2e-7}
@@ -110,7 +114,7 @@ class Components:
     square : float
         The squared length of that mean, ``e'Ke``.
     total : float
-        Sum of all eigenvalues.
+        Sum of all eigenvalues; of the positive ones where a negative part is dropped, NaN where that is not known.
     """
 
     eigenvalues: Array
@@ -155,7 +159,7 @@ def solve(K: Array, wanted: Wanted, weighting: Weighting | None = None, formulat
         By default every row has the weight 1, and the features are centred.
     formulation : {"combined", "primal", "dual"}
         The eigenproblem of ``H K H``, which is the combined and the dual one, or that of the covariance of the explicit
-        map, which needs a positive semi-definite K.
+        map, which needs a positive semi-definite K; with "clip" that of ``H K H`` too, for a clipped K has another one.
 
     Raises
     ------
@@ -169,16 +173,17 @@ def solve(K: Array, wanted: Wanted, weighting: Weighting | None = None, formulat
     only to rounding, which the mean of K amplifies.
     """
     given = weighting or Weighting(np.ones(len(K)))
-    if formulation == "primal":
+    if formulation == "primal" and wanted.on_indefinite != "clip":
         return _primal(K, wanted, given)
     n, means = len(K), centre(K, given)
     total = float(np.trace(K))
     values, vectors = eigh_lower(K)
     del K
-    if _clipped(values, means, wanted, given):
+    rounding = _rounding(values, means, wanted, given)
+    if rounding:
         total = float(np.maximum(values, 0.0).sum())  # what is dropped has no variance
-    q = _count(values[::-1], total, wanted)
-    return _of_pairs(values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, wanted, given)
+    q = _count(values[::-1], total, wanted, rounding)
+    return _of_pairs(values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, wanted, given, rounding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,12 +249,16 @@ def leading(
         With what was reached.
     """
     pairs = lanczos.largest(problem.multiply, start, int(wanted.count or 0), tol, most, problem.noise)
-    _clipped(np.array([pairs.lowest, pairs.values[0]]), problem.means, wanted, weighting)
-    return _of_pairs(pairs.values, pairs.vectors, problem.means, problem.total, wanted, weighting), pairs
+    # The lowest eigenvalue is at most the mean of those that were not found.
+    rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
+    ends = np.array([min(pairs.lowest, rest), pairs.values[0]])
+    rounding = _rounding(ends, problem.means, wanted, weighting)
+    total = float("nan") if rounding else problem.total
+    return _of_pairs(pairs.values, pairs.vectors, problem.means, total, wanted, weighting, rounding), pairs
 
 
-def _clipped(values: Array, means: Array, wanted: Wanted, given: Weighting) -> bool:
-    """Raise, or tell whether a negative part is dropped, where rounding cannot explain the lowest of the values."""
+def _rounding(values: Array, means: Array, wanted: Wanted, given: Weighting) -> float:
+    """Return what `require_psd` does of eigenvalues, ascending, of the matrix of the problem."""
     lowest, highest = float(values[0]), float(values[-1])
     # Centring rounds like the mean it takes away, which can be far larger than what it leaves.
     scale = max(highest, given.total * abs(float(means @ given.shares)) if given.centered else 0.0)
@@ -260,27 +269,27 @@ def _clipped(values: Array, means: Array, wanted: Wanted, given: Weighting) -> b
     return require_psd(lowest, highest, scale, len(means), policy, _WHAT[0 if given.centered else 1])
 
 
-def _count(values: Array, total: float, wanted: Wanted) -> int:
+def _count(values: Array, total: float, wanted: Wanted, rounding: float = 0.0) -> int:
     """Return how many of the eigenvalues, descending, are asked for."""
     if isinstance(wanted.count, int):
         return min(wanted.count, len(values))
-    positive = _positive(values, wanted.dtype)
+    positive = _positive(values, wanted.dtype, rounding)
     if wanted.count is None:
         return positive
     explained = np.cumsum(values[:positive]) >= wanted.count * total * (1 - 1e-12)  # of all of it, for 1 - rounding
     return int(explained.argmax()) + 1 if explained.any() else positive
 
 
-def _positive(values: Array, dtype: np.dtype[np.floating]) -> int:
+def _positive(values: Array, dtype: np.dtype[np.floating], rounding: float = 0.0) -> int:
     highest = float(values[0]) if len(values) else 0.0
-    return int((values > _CUTS[dtype] * highest).sum()) if highest > 0 else 0
+    return int((values > max(_CUTS[dtype] * highest, rounding)).sum()) if highest > 0 else 0
 
 
 def _of_pairs(
-    values: Array, vectors: Array, means: Array, total: float, wanted: Wanted, given: Weighting
+    values: Array, vectors: Array, means: Array, total: float, wanted: Wanted, given: Weighting, rounding: float
 ) -> Components:
-    """Return the components of eigenpairs of the matrix of the problem, descending."""
-    kept = _positive(values, wanted.dtype)
+    """Return the components of eigenpairs of the matrix of the problem, descending; up to `rounding` they are zero."""
+    kept = _positive(values, wanted.dtype, rounding)
     mu, b = np.zeros(len(values)), np.zeros((len(means), len(values)))
     mu[:kept] = values[:kept]
     b[:, :kept] = vectors[:, :kept]
@@ -291,7 +300,7 @@ def _of_pairs(
     lengths = np.sqrt(np.einsum("ij,ij->j", b[:, :kept], b[:, :kept]))
     b *= given.roots[:, np.newaxis]
     # Those of the training scores, which do not change where a row of weight 2 is there twice.
-    signs = fix_signs(b[:, :kept], given.weights)
+    signs = fix_signs(b[:, :kept], np.maximum(given.weights, LIGHT * given.weights.max()))
     b[:, :kept] *= signs / (lengths * np.sqrt(mu[:kept]))
     if not given.centered:
         return Components(mu, b, np.zeros(len(mu)), np.zeros(len(means)), 0.0, total)
@@ -310,7 +319,7 @@ class Moments:
     weight : float
         Sum of the weights.
     similarity : float
-        ``sum w k(x, x)``.
+        ``sum w k(x, x)``; of a clipped kernel ``sum w |phi(x)|^2``, for what else it has is not known.
     rows : int
     """
 
@@ -368,14 +377,13 @@ def of_map(W: Array, moments: Moments, wanted: Wanted, centered: bool = True) ->
 
 def _primal(K: Array, wanted: Wanted, given: Weighting) -> Components:
     similarity = float(given.weights @ np.diagonal(K))
-    policy = "clip" if wanted.on_indefinite == "clip" else "raise"
-    root = factor(K, None, policy)
+    root = factor(K)
     del K
     F = root.weights * root.values
     mean = given.shares @ F
     second = root.values if bool((given.weights == 1).all()) else (F * given.weights[:, np.newaxis]).T @ F
     moments = Moments(second, mean, given.total, similarity, len(F))
-    return of_map(root.weights, moments, replace(wanted, on_indefinite=policy), given.centered)
+    return of_map(root.weights, moments, wanted, given.centered)
 
 
 def heads(found: Components, centered: bool) -> dict[str, Head]:

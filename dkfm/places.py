@@ -12,12 +12,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Protocol
 
-from dkfm import documents, files, formats, transfer
-from dkfm.errors import DamagedStoreError, StoreError
+from dkfm import documents, files, formats, owned, transfer
+from dkfm.errors import DamagedStoreError, StoreError, UnreachableError
 from dkfm.remote import Remote, Root, at_url
 from dkfm.store import local_path
 
 __all__ = ["Bucket", "Folder", "NewFile", "Place", "at", "root_of"]
+
+_TRIES = 8
+"""How often a file is written; each other run of a job removes what is half written once, when it is done."""
 
 _FEW, _AT_ONCE = 4, 8
 """Names for which a place is asked one by one, and requests at a time."""
@@ -132,7 +135,7 @@ class Folder:
     def open(self, name: str, most: int | None = None) -> IO[bytes] | None:
         """Open a file to be read."""
         try:
-            return (self.root / name).open("rb")
+            return files.open_plain(self.root / name)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -145,7 +148,16 @@ class Folder:
             yield new
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file, durably."""
+        """Write a file, durably, and anew where another run that completed the output removed it half written."""
+        for left in reversed(range(_TRIES)):
+            try:
+                self._put(name, data)
+                return
+            except UnreachableError:
+                if not left:
+                    raise
+
+    def _put(self, name: str, data: bytes) -> None:
         with files.new_file(self.root / name, self.root) as new:
             new.file.write(data)
             new.keep()
@@ -155,6 +167,7 @@ class Folder:
         with files.writing(self.root):
             folders = set()
             for name in names:
+                files.require_no_links(self.root / name, self.root)
                 with suppress(FileNotFoundError):
                     (self.root / name).unlink()
                     folders.add((self.root / name).parent)
@@ -163,7 +176,7 @@ class Folder:
 
     def sweep(self, seconds: float = 0.0) -> None:
         """Remove what killed writers left."""
-        files.sweep(self.root, seconds)
+        owned.sweep(self.root, self.attributes(), seconds)
 
 
 @dataclass(frozen=True)

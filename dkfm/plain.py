@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm import formats
+from dkfm.files import open_plain
 from dkfm.formats import CRC_BYTES
 from dkfm.store import bytes_of
 from dkfm.tiling import count
@@ -74,7 +75,7 @@ def fill(chunk: npt.NDArray[np.generic], file: Path, checked: bool) -> None:
     ValueError
         The file has another size, or another checksum, than it must have.
     """
-    with file.open("rb") as opened:
+    with open_plain(file) as opened:
         size, rest = opened.readinto(bytes_of(chunk).data), opened.read(CRC_BYTES + 1)
     checksum = google_crc32c.value(bytes_of(chunk)).to_bytes(CRC_BYTES, "little") if checked else b""
     if size != chunk.nbytes or rest != checksum:

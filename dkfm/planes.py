@@ -8,7 +8,8 @@ import numpy as np
 from dkfm.canvas import axes_or_new, colour_of, legend, note_on, panels, require_column, scatter
 from dkfm.drawn import Labels, Values, drawn, grid, plane, together, word
 from dkfm.errors import InvalidInputError
-from dkfm.kernels.rows import Array
+from dkfm.estimators.named import as_fitted, require_seen
+from dkfm.kernels.frames import column_names, unwrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,14 +23,14 @@ _PANELS = 8
 class Predictor(Protocol):
     """What `decision_regions` draws."""
 
-    def predict(self, X: Array) -> object:
+    def predict(self, X: object) -> object:
         """Return a label for each row."""
 
 
 class Transformer(Protocol):
     """What `contours` draws."""
 
-    def transform(self, X: Array) -> object:
+    def transform(self, X: object) -> object:
         """Return components, (n, q)."""
 
 
@@ -69,9 +70,10 @@ def decision_regions(
     >>> plotting.decision_regions(KNeighborsClassifier().fit(X, y), X, y).get_title()
     'What KNeighborsClassifier predicts'
     """
+    X = _require_drawn(estimator, "predict", X)
     rows, marks, note = drawn(X, "X", labels)
     horizontal, vertical, points = grid(plane(rows))
-    predicted = np.asarray(estimator.predict(points))
+    predicted = np.asarray(estimator.predict(as_fitted(estimator, points)))
     if predicted.shape != (len(points),):
         raise InvalidInputError(
             f"decision_regions draws one label a row, and {type(estimator).__name__}.predict returned "
@@ -148,9 +150,10 @@ def contours(
     >>> [ax.get_title() for ax in axes]
     ['component 1', 'component 2', 'component 3']
     """
+    X = _require_drawn(estimator, "transform", X)
     rows, marks, note = drawn(X, "X", labels)
     horizontal, vertical, points = grid(plane(rows))
-    values = np.asarray(estimator.transform(points))
+    values = np.asarray(estimator.transform(as_fitted(estimator, points)))
     if values.ndim != 2 or len(values) != len(points):
         raise InvalidInputError(
             f"contours draws components (n, q), and {type(estimator).__name__}.transform returned {values.shape} for "
@@ -172,3 +175,12 @@ def contours(
         panel.set(title=f"component {number + 1}", xticks=(), yticks=())
         note_on(panel, note)
     return axes
+
+
+def _require_drawn(estimator: object, method: str, X: Values) -> Values:
+    """Return rows as they are drawn, once an estimator has the method and was fitted to columns of these names."""
+    if not hasattr(estimator, method):
+        raise InvalidInputError(f"The picture is of what {method} returns, and a {type(estimator).__name__} has none.")
+    rows: Values = unwrapped(X)  # type: ignore[assignment]  # what it holds
+    require_seen(estimator, column_names(rows))
+    return rows

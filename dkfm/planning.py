@@ -221,7 +221,8 @@ def _plan(
     *,
     streamed: bool = False,
 ) -> Plan:
-    n, rows, values, kernel = model.landmarks.shape[0], source.shape[0], source.row_values, model.kernel
+    n, rows, kernel, tile = model.landmarks.shape[0], source.shape[0], model.kernel, min(tile, piece_rows)
+    values = tiling.count(source.values_of(piece_rows), piece_rows)
     chunks, size = tiling.count(rows, chunk_rows), model.dtype.itemsize
     row_bytes = sum(head.width * head.dtype.itemsize for head in heads)
     width = tiling.count(row_bytes, size)  # codes of classes are as wide as two float32
@@ -240,7 +241,8 @@ def _plan(
     if streamed:
         beside += 3 * size * n * max(map(_panel, heads))
     beside += row_bytes * (writing.pieces * piece_rows + writing.chunks * chunk_rows)
-    task = budget.score_task_bytes(piece_rows, values, n, width, min(tile, piece_rows), blocks, product, size, beside)
+    beside += 3 * size * max(0, source.values_of(tile) - tile * values)  # of the tile that has more than others
+    task = budget.score_task_bytes(piece_rows, values, n, width, tile, blocks, product, size, beside)
     held, stored = stored_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
     return Plan(
         rows=rows,

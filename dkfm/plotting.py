@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
-from dkfm import apply, certificate
+from dkfm import apply, certificate, files
 from dkfm.canvas import axes_or_new, legend, note_on, pyplot, require_column, scatter
 from dkfm.drawn import Labels, Values, column, drawn, groups, matrix
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap
-from dkfm.kernels.rows import Rows, as_rows, double
+from dkfm.kernels.frames import unwrapped
+from dkfm.kernels.rows import Array, Rows
 from dkfm.planes import contours, decision_regions
 
 if TYPE_CHECKING:
@@ -28,20 +31,24 @@ __all__ = [
     "contours",
     "decision_regions",
     "novelty",
+    "require_own_picture",
     "save_picture",
     "spectrum",
 ]
 
 _KNOWN_SHARE = 0.95
+_SIGN = b"Software\0dkfm"
+"""What a picture of dkfm's says of itself."""
 
 
-def spectrum(eigenvalues: Values, dropped: Values | None = None, *, ax: "Axes | None" = None) -> "Axes":
+def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None, *, ax: "Axes | None" = None) -> "Axes":
     """Draw eigenvalues on a logarithmic scale: those kept, those dropped, and the cut between them as a line.
 
     Parameters
     ----------
-    eigenvalues : array-like or dask array of shape (r,)
-        Kept, positive, in descending order: `eigenvalues_`, or `pivots_` in the cholesky basis.
+    eigenvalues : array-like or dask array of shape (r,), or fitted estimator
+        Kept, positive, in descending order: `eigenvalues_`, or `pivots_` in the cholesky basis. Of an estimator its
+        own: of an `ExactFeatureMap` with `dropped_`, of a `KernelPCA` with those that are zero as dropped.
     dropped : array-like or dask array of shape (m,), optional
         What was taken for zero, `dropped_`. Negative ones are drawn by their size, with a sign of their own; those that
         are zero are only counted.
@@ -54,7 +61,7 @@ def spectrum(eigenvalues: Values, dropped: Values | None = None, *, ax: "Axes | 
     Raises
     ------
     InvalidInputError
-        Not one-dimensional, empty, or kept and not positive.
+        Not one-dimensional, empty, or kept and not positive; or an estimator without a spectrum.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -67,7 +74,7 @@ def spectrum(eigenvalues: Values, dropped: Values | None = None, *, ax: "Axes | 
     >>> plotting.spectrum(phi.eigenvalues_, phi.dropped_).get_title()
     'Spectrum, rank 2'
     """
-    kept, rest = column(eigenvalues, "eigenvalues"), column(() if dropped is None else dropped, "dropped", least=0)
+    kept, rest = _spectrum_of(eigenvalues, dropped)
     if not (kept > 0).all():
         raise InvalidInputError(f"Kept eigenvalues are positive, and one is {kept.min():.3g}; give others as dropped.")
     ax = axes_or_new(ax)
@@ -183,7 +190,7 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     if feature_map.kernel_.of_numbers:
         raise InvalidInputError("A map of a precomputed kernel has no points that could be measured anew.")
     model = feature_map.model_
-    points = None if Z is None else _measured_points(Z)
+    points = None if Z is None else _measured_points(feature_map, Z)
     landmarks = model.points[certificate.spread(model.landmarks.shape[0])]
     mean = vars(feature_map).get("mean_")
     errors = certificate.relative_errors(apply.serve(model), landmarks, points, mean).ravel()
@@ -257,19 +264,50 @@ def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error
     return ax
 
 
-def _measured_points(Z: Values) -> Rows:
+def _measured_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
     """Return points as a map takes them; of a dask array those that a certificate would measure."""
+    Z = unwrapped(Z)  # type: ignore[assignment]  # what it holds
     if hasattr(Z, "__dask_graph__"):
         Z = np.asarray(Z[certificate.spread(matrix(Z, "Z")[0])])  # type: ignore[index]  # a dask array, as seen
-    return double(as_rows(Z, "Z"))
+    return feature_map._rows(Z, "Z")
 
 
 def save_picture(ax: "Axes", path: Path) -> None:
-    """Write the figure of some axes to a file and close it."""
+    """Write the figure of some axes to a PNG file, in place of an earlier one of dkfm's, and close it.
+
+    Raises
+    ------
+    StoreExistsError
+        The file is something else; it is left untouched.
+    """
+    require_own_picture(path)
     figure = ax.get_figure(root=True)
     assert figure is not None  # noqa: S101  # axes that were drawn on have one; this tells the type checker
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})
     pyplot().close(figure)
+
+
+def require_own_picture(path: Path) -> None:
+    """Raise where there is a file that `save_picture` did not write."""
+    files.require_signed(path, _SIGN, "picture")
+
+
+def _spectrum_of(given: Values | BaseEstimator, dropped: Values | None) -> tuple[Array, Array]:
+    """Return eigenvalues and those dropped, as they are given or as an estimator has them."""
+    values: Values
+    if not isinstance(given, BaseEstimator):
+        values = given
+    else:
+        check_is_fitted(given)
+        found = next((vars(given)[name] for name in ("eigenvalues_", "pivots_") if name in vars(given)), None)
+        if found is None:
+            raise InvalidInputError(
+                f"spectrum draws eigenvalues, and a {type(given).__name__} has none; give an array of what to draw."
+            )
+        own, zero = np.asarray(found), np.asarray(found) <= 0
+        values = own[~zero]
+        dropped = np.concatenate([own[zero], vars(given).get("dropped_", ())]) if dropped is None else dropped
+    return column(values, "eigenvalues"), column(() if dropped is None else dropped, "dropped", least=0)
 
 
 def _pair(pair: tuple[int, int], q: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Checks before the first task: what memory and disk are there, and whether the plan fits."""
 
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,16 +27,24 @@ __all__ = [
 _SHARE, _PAUSE = 0.6, 0.8
 """A worker above the first share of its limit starts to spill; above the other it is paused for ever, silently."""
 
+_BUFFERS = 2**27
+"""Addresses that a BLAS takes for the buffers of its threads, beside what a plan has of them."""
+
 _MODULES = 2**28
 """More than a worker with all that dkfm imports takes before its first task."""
 
 
 def available_memory() -> int:
-    """Return the bytes that this process may still take: of the machine, and of its container's limit."""
+    """Return the bytes that this process may still take: of the machine, its container's limit, and `ulimit -v`."""
     import psutil
     from distributed.system import MEMORY_LIMIT
 
-    return int(min(psutil.virtual_memory().available, MEMORY_LIMIT - resident_memory()))
+    here = min(psutil.virtual_memory().available, MEMORY_LIMIT - resident_memory())
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return int(here)
+    # Where addresses end, OpenBLAS asks for its buffers for ever.
+    return int(min(here, max(0, limit - psutil.Process().memory_info().vms - _BUFFERS)))
 
 
 def peak_memory() -> int:
@@ -44,8 +53,6 @@ def peak_memory() -> int:
     if status.exists():
         # Not getrusage, whose figure a process takes over from the one that started it.
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 
@@ -59,6 +66,11 @@ def require_driver(n: int, d: int, blocks: int = 1, copies: int = 1, squares: in
     have = available_memory()
     remedy = f"the largest N that fits is {budget.largest_n(have, d, blocks, copies, squares)}"
     budget.require(budget.fit_bytes(n, d, blocks, copies, squares), have, f"The root of N = {n} training rows", remedy)
+
+
+def has_driver(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTORS) -> bool:
+    """Whether this process can hold the root of an N x N Gram matrix."""
+    return n <= budget.LARGEST_ROOT and budget.fit_bytes(n, d, blocks, copies, squares) <= available_memory()
 
 
 def require_disk(path: Path, need: int, what: str = "The Gram matrix") -> None:

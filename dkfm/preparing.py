@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from dkfm import completion, csr, journal, outputs, planning, preflight, tiling, transfer
+from dkfm import completion, csr, outputs, planning, preflight, scratch, stamps, tiling, transfer
+from dkfm.apart import place_of, require_apart
 from dkfm.chunks import Columns
 from dkfm.clusters import find_client
 from dkfm.errors import DamagedStoreError, DkfmWarning, IncompleteStoreError, InvalidInputError
@@ -23,19 +22,25 @@ from dkfm.files import writing
 from dkfm.journal import Receipt
 from dkfm.kernels import config, trust
 from dkfm.kernels.base import Kernel
+from dkfm.kernels.rows import Array
+from dkfm.memory_rows import FrameSource, MemorySource
 from dkfm.model import Model
 from dkfm.outputs import Output
 from dkfm.places import root_of
 from dkfm.planning import Plan, Writing
 from dkfm.record import Record, load_record
 from dkfm.remote import Remote, Root, at_url
-from dkfm.sources import MemorySource, Named, Source, open_source
+from dkfm.sources import Named, Source, open_source
+from dkfm.stamps import Watch
 from dkfm.store import making
 from dkfm.tables import require_pyarrow
 from dkfm.tasks import Identified
 
 if TYPE_CHECKING:
     from distributed import Client
+
+_SAVED_TOGETHER = 4096
+"""Rows of an array that are written for the workers at a time."""
 
 _NAMED_BY_ESTIMATOR = ("features", "scores", "transform")
 """Outputs whose columns `get_feature_names_out` names, where they are what a model is for."""
@@ -50,6 +55,10 @@ class Savable(Protocol):
     @property
     def kernel_(self) -> Kernel:
         """The kernel as fitted."""
+
+    @property
+    def model_(self) -> Model:
+        """The model that is written."""
 
     def save(self, path: str | Path) -> None:
         """Write the model."""
@@ -77,9 +86,10 @@ class Job:
     """The path or the URL that workers open."""
     record: Record
     trusted: tuple[str, ...]
-    given: Source
-    """What the user gave, and where its rows are for the workers."""
+    watch: Watch
+    """What the user gave, watched since before it was stamped."""
     rows: Source
+    """Where the rows are for the workers."""
     plan: Plan
     wanted: Output
     found: Output | None
@@ -103,20 +113,30 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
         given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted=record.feature_names)
         if isinstance(given, Named) and columns is None and record.feature_names is None:
             _warn_of_order(given)
-        _require_apart(target, path, given)
+        require_apart(target, "output", [path, place_of(given)])
         found = None if request.overwrite else outputs.find(target)
-        with _on_disk(given, client) as rows:
+        with stamps.watching(given) as watch, _on_disk(given, client) as rows:
+            stamp = _stamped(given)
             if found is not None and chunk_rows is None:
                 chunk_rows = found.chunk_rows
             plan = _planned(record.model, names, rows, chunk_rows, client, running.threads, _writing(target))
             remote = at_url(model)
-            wanted = _wanted(target, str(path) if remote is None else remote.name, record, names, given, plan, request)
+            name = str(path) if remote is None else remote.name
+            wanted = _wanted(target, name, record, names, given, stamp, plan, request)
             if found is not None:
                 outputs.require_same(found, wanted)
-                told = {receipt.chunk: receipt for receipt in known(found)[0]}
+                told = {receipt.chunk: receipt for receipt in known(found, watch.state)[0]}
                 plan = replace(plan, done=plan.chunks - len(completion.lacking(found, told)))
             where = str(path) if remote is None else remote.url
-            yield Job(where, record, trusted, given, rows, plan, wanted, found, request.overwrite, running)
+            yield Job(where, record, trusted, watch, rows, plan, wanted, found, request.overwrite, running)
+
+
+def _stamped(given: Source) -> str:
+    """Return the stamp of rows; raise where they changed between opening and this."""
+    stamp = given.stamp()
+    if not given.is_of(stamp):
+        raise InvalidInputError(f"{given.name} changed since it was opened; run the job again.")
+    return stamp
 
 
 def _warn_of_order(given: Named) -> None:
@@ -158,7 +178,14 @@ def main_output(model: Model) -> str:
 
 
 def _wanted(
-    target: Root, where: str, record: Record, names: list[str], given: Source, plan: Plan, request: Request
+    target: Root,
+    where: str,
+    record: Record,
+    names: list[str],
+    given: Source,
+    stamp: str,
+    plan: Plan,
+    request: Request,
 ) -> Output:
     heads, main = record.model.heads, main_output(record.model)
     named = main in _NAMED_BY_ESTIMATOR
@@ -180,7 +207,7 @@ def _wanted(
         chunk_rows=plan.chunk_rows,
         dtype=str(record.model.dtype),
         model={"path": where, "digest": record.digest},
-        input={"name": given.name, "stamp": given.stamp()},
+        input={"name": given.name, "stamp": stamp},
         settings={
             "on_invalid": request.on_invalid,
             "columns": json.dumps(given.columns) if isinstance(given, Named) else None,
@@ -222,28 +249,15 @@ def _planned(
     return replace(plan, have_bytes=room, worker=worker)
 
 
-def _require_apart(target: Root, model: Path, source: Source) -> None:
-    """Refuse to replace what is being read, and to write into it."""
-    read = getattr(source, "path", None) or getattr(source, "place", None)
-    for place in (model, read):
-        if place is not None and _is_within(place, target):
-            raise InvalidInputError(f"The output {target} would replace {place}, which this job reads.")
-    if read is not None and _is_within(target, read):
-        raise InvalidInputError(f"The output {target} lies in {read}, which this job reads; choose another path.")
+def known(output: Output, state: str) -> tuple[list[Receipt], bool]:
+    """Return the receipts of an output that was begun, and whether it was completed with them; else of its journal.
 
-
-def _is_within(inner: Root, outer: Root) -> bool:
-    if isinstance(inner, Remote) and isinstance(outer, Remote):
-        return f"{inner.url}/".startswith(f"{outer.url}/")
-    return isinstance(inner, Path) and isinstance(outer, Path) and inner.resolve().is_relative_to(outer.resolve())
-
-
-def known(output: Output) -> tuple[list[Receipt], bool]:
-    """Return the receipts of an output that was begun, and whether it was completed with them; else of its journal."""
+    The journal's are those of rows of the input in its present state alone.
+    """
     try:
         return list(completion.told(output).values()), True
     except (IncompleteStoreError, DamagedStoreError):
-        return list(journal.receipts(output.place)), False
+        return list(completion.journalled(output, state)), False
 
 
 @contextmanager
@@ -254,12 +268,9 @@ def _saved(model: "str | Path | Savable") -> Iterator[Path]:
         return
     if not isinstance(model, Savable):
         raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
-    folder = Path(tempfile.mkdtemp(prefix="dkfm-model-"))
-    try:
+    with scratch.folder("model", need=model.model_.nbytes, what="The model for the tasks") as folder:
         copy(model).save(folder / "model")  # the estimator itself remembers where the user saved it
         yield folder / "model"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -268,15 +279,29 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
     if client is None or not isinstance(rows, MemorySource):
         yield rows
         return
-    folder = Path(tempfile.mkdtemp(prefix="dkfm-rows-"))
-    try:
-        if isinstance(rows.array, np.ndarray):
+    array = rows.array
+    parts = [array] if isinstance(array, np.ndarray) else [array.data, array.indices, array.indptr]
+    need = sum(part.nbytes for part in parts)
+    with scratch.folder("rows", need=need, what="The rows for the workers") as folder:
+        if isinstance(rows, FrameSource) and rows.id_column is not None:
             with writing(folder):
-                np.save(folder / "rows.npy", rows.array)
+                rows.save(folder / "rows.parquet")
+            yield open_source(folder / "rows.parquet", columns=rows.columns, id_column=rows.id_column)
+            return
+        if isinstance(array, np.ndarray):
+            with writing(folder):
+                _save(folder / "rows.npy", array)
             yield open_source(folder / "rows.npy")
             return
         with making(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
-            csr.write(group, "rows", rows.array)
-        yield csr.CsrSource(folder / "rows.zarr", "rows", rows.shape, rows.row_values)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            csr.write(group, "rows", array)
+        yield csr.CsrSource(folder / "rows.zarr", "rows", rows.shape, rows.row_values, rows.runs)
+
+
+def _save(path: Path, array: Array) -> None:
+    """Write rows one after another, whatever their order in memory: a task reads some of them."""
+    described = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+    with path.open("xb") as file:
+        np.lib.format.write_array_header_1_0(file, described)
+        for part in tiling.row_slices(len(array), _SAVED_TOGETHER):
+            file.write(np.ascontiguousarray(array[part]).data)

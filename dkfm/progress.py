@@ -58,7 +58,7 @@ def of_call(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
 
 
 def _bar(name: str, total: int | None, unit: str, delay: float, bar_format: str | None, shown: bool) -> "tqdm[Never]":
-    visible = shown and (_in_notebook() or sys.stderr.isatty()) and not inside_worker()
+    visible = shown and (_in_notebook() or _on_terminal()) and not inside_worker()
     return tqdm(
         desc=name,
         total=total,
@@ -68,6 +68,10 @@ def _bar(name: str, total: int | None, unit: str, delay: float, bar_format: str 
         disable=not visible,  # tqdm itself would take a notebook's plain output for none
         file=sys.stderr,
     )
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()  # a program may run without standard error
 
 
 def _in_notebook() -> bool:

@@ -1,18 +1,18 @@
 """Places on an object store, behind any URL of fsspec's: what stores and sources need of them, and nothing more.
 
 Promises: no listing is a stale one; what is created exclusively has one creator; a store that does not answer is an
-error in some minutes, of one sentence, without the credentials that a URL may hold.
+error after two minutes or so, of one sentence, without the credentials that a URL may hold.
 """
 
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from dkfm import filesystems, stamps
 from dkfm.errors import DkfmError, StoreError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = ["Remote", "Root", "at_url", "open_file"]
+
+T = TypeVar("T")
 
 _AT_ONCE, _PART = 8, 2**26
 """Files of a folder that travel at a time; and the bytes that are read at a time."""
@@ -76,8 +78,7 @@ class Remote:
         if stop is not None and stop <= (start or 0):
             return b""
         place = self.join(name)
-        with place.telling("read") as (files, path):
-            return bytes(files.cat_file(path, start=start, end=stop))
+        return bytes(place._ask("read", lambda files, path: files.cat_file(path, start=start, end=stop)))
 
     def size(self, name: str = "") -> int | None:
         """Return the bytes of an object; None where there is none."""
@@ -86,14 +87,10 @@ class Remote:
 
     def status(self) -> tuple[int, str] | None:
         """Return the bytes and the stamp of an object; None where there is none."""
-        with self.telling("read") as (files, path):
-            try:
-                found = files.info(path)
-            except FileNotFoundError as error:
-                if may_pass(error):  # of HTTP fsspec says so whatever happened
-                    raise
-                return None
-            return (int(found["size"]), filesystems.stamp(found)) if found["type"] == "file" else None
+        found = self._ask("read", _info)
+        if found is None or found["type"] != "file":
+            return None
+        return int(found["size"]), filesystems.stamp(found)
 
     def names(self) -> Iterator[tuple[str, int, str]]:
         """Yield the name, the bytes and the stamp of every object below, as they are on the store now."""
@@ -105,12 +102,8 @@ class Remote:
 
     def folders(self) -> list[str]:
         """Return the names that have objects below them, one step below this place."""
-        with self.telling("listed") as (files, path):
-            try:
-                found = files.ls(path, detail=True, refresh=True)
-            except FileNotFoundError:
-                return []
-            return sorted(f["name"].rstrip("/").rpartition("/")[2] for f in found if f["type"] == "directory")
+        found = self._ask("listed", _entries)
+        return sorted(f["name"].rstrip("/").rpartition("/")[2] for f in found if f["type"] == "directory")
 
     def stamp(self) -> str:
         """Return a digest of names, sizes and stamps: of the object, or of all below."""
@@ -123,21 +116,18 @@ class Remote:
         After an answer that was lost on its way that one may be the caller's own: who needs to know reads it back.
         """
         place = self.join(name)
-        with place.telling("written") as (files, path):
-            return filesystems.created(files, path, data, str(place))
+        return place._ask("written", lambda files, path: filesystems.created(files, path, data, str(place)))
 
     def replace(self, name: str, data: bytes) -> None:
         """Write an object, whatever is there."""
-        with self.join(name).telling("written") as (files, path):
-            files.pipe_file(path, data)
+        self.join(name)._ask("written", lambda files, path: files.pipe_file(path, data))
 
     def remove(self, *names: str) -> None:
         """Remove objects, some at a time; one that is not there is none."""
         _each(self._remove, names)
 
     def _remove(self, name: str) -> None:
-        with self.join(name).telling("removed") as (files, path), suppress(FileNotFoundError):
-            files.rm_file(path)
+        self.join(name)._ask("removed", _removed)
 
     def upload(self, folder: Path, names: Iterable[str]) -> None:
         """Write files of a folder under their names, some at a time, whatever is there."""
@@ -159,6 +149,11 @@ class Remote:
                     raise StoreError(f"{self.join(name)} cannot be read: it was replaced meanwhile.")
                 opened.write(part)
 
+    def _ask(self, verb: str, request: "Callable[[AbstractFileSystem, str], T]") -> T:
+        """Return what a request for this path gives, which is made again while the store fails."""
+        with self.telling(verb) as (files, path):
+            return filesystems.patiently(files, lambda: request(files, path))
+
     @contextmanager
     def telling(self, verb: str) -> "Iterator[tuple[AbstractFileSystem, str]]":
         """Lend the file system and the path in it; turn what they refuse into a sentence."""
@@ -172,6 +167,30 @@ class Remote:
 
 Root: TypeAlias = Path | Remote
 """On a file system of this machine, or on an object store."""
+
+
+def _info(files: "AbstractFileSystem", path: str) -> Mapping[str, Any] | None:
+    try:
+        found: Mapping[str, Any] = files.info(path)
+    except FileNotFoundError as error:
+        if may_pass(error):  # of HTTP fsspec says so whatever happened
+            raise
+        return None
+    return found
+
+
+def _entries(files: "AbstractFileSystem", path: str) -> list[Mapping[str, Any]]:
+    try:
+        return list(files.ls(path, detail=True, refresh=True))
+    except FileNotFoundError as error:
+        if may_pass(error):
+            raise
+        return []
+
+
+def _removed(files: "AbstractFileSystem", path: str) -> None:
+    with suppress(FileNotFoundError):
+        files.rm_file(path)
 
 
 def _each(act: Any, names: Iterable[str]) -> None:

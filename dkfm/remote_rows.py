@@ -3,8 +3,6 @@
 What they are is decided from headers and metadata alone, by the rules of files on a local disk.
 """
 
-import io
-import tokenize
 import uuid
 import zlib
 from dataclasses import dataclass, field
@@ -13,17 +11,14 @@ import numpy as np
 import zarr
 from zarr.storage import FsspecStore, StorePath
 
-from dkfm import bounded, decoded, documents, formats
+from dkfm import bounded, decoded, documents, filesystems, formats
 from dkfm.errors import InvalidInputError, reason
 from dkfm.kernels.rows import Array, require_two_dimensions
+from dkfm.npy import MAX_HEADER, parse_header
 from dkfm.remote import Remote
 
 __all__ = ["RemoteNpySource", "RemoteZarrSource", "open_remote"]
 
-_HEADER = 2**14
-"""Bytes of a .npy file that hold any header that NumPy reads without being told to trust it."""
-
-_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _METADATA = "zarr.json"
 
 
@@ -65,9 +60,19 @@ class _Placed:
         """The columns."""
         return self.shape[1]
 
+    def values_of(self, rows: int) -> int:
+        """Return how many float64 values so many rows take in memory."""
+        return rows * self.shape[1]
+
     def stamp(self) -> str:
         """Return a digest of names, sizes and ETags."""
         return self.place.stamp()
+
+    state = stamp
+
+    def is_of(self, stamp: str) -> bool:  # nothing was kept of the rows but what their head says
+        """Whether header or metadata, read again, say the same."""
+        return bool(open_remote(self.place) == self)
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the URL, and the row."""
@@ -91,20 +96,14 @@ class RemoteNpySource(_Placed):
         size = place.size()
         if size is None:
             raise InvalidInputError(f"There is no {place}.")
-        shape, by_columns, dtype, offset = _header(place.read("", 0, min(size, _HEADER)), place.name)
-        if dtype.hasobject:
-            raise InvalidInputError(f"{place} cannot be read as a .npy file: it holds pickled objects.")
-        require_two_dimensions(shape, dtype, place.name)
-        if by_columns:
+        header = parse_header(place.read("", 0, min(size, MAX_HEADER)), place.name, size)
+        require_two_dimensions(header.shape, header.dtype, place.name)
+        if header.by_columns:
             raise InvalidInputError(
                 f"{place} is stored by columns (Fortran order), so that no row can be read alone; "
                 "save numpy.ascontiguousarray(X) instead."
             )
-        found = cls(place, (shape[0], shape[1]), dtype.str, offset)
-        needed = offset + shape[0] * found._row_bytes
-        if min(shape) < 0 or size < needed:
-            raise InvalidInputError(f"{place} has {size} bytes and must have {needed} for its shape {shape}.")
-        return found
+        return cls(place, (header.shape[0], header.shape[1]), header.dtype.str, header.offset)
 
     @property
     def _row_bytes(self) -> int:
@@ -117,19 +116,6 @@ class RemoteNpySource(_Placed):
         if len(data) != (stop - start) * self._row_bytes:
             raise InvalidInputError(f"Rows {start} to {stop} of {self.place} cannot be read: the file was cut short.")
         return decoded.widened(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.single)
-
-
-def _header(data: bytes, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
-    """Return shape, order, dtype, and where the values begin."""
-    file = io.BytesIO(data)
-    try:
-        version = np.lib.format.read_magic(file)
-        if version not in _READERS:
-            raise ValueError(f"its format has version {version}")
-        shape, by_columns, dtype = _READERS[version](file)
-    except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError) as error:
-        raise InvalidInputError(f"{name} cannot be read as a .npy file: {reason(error)}.") from None
-    return shape, by_columns, dtype, file.tell()
 
 
 @dataclass(frozen=True)
@@ -186,7 +172,7 @@ def _values(place: Remote, metadata: dict[str, object], rows: slice) -> np.ndarr
         chunks = FsspecStore(AsyncFileSystemWrapper(files, asynchronous=True), read_only=True, path=path)
         array = zarr.Array(zarr.AsyncArray(bounded.metadata_of(metadata), StorePath(chunks)))
         try:
-            return np.asarray(array[rows])
+            return np.asarray(filesystems.patiently(files, lambda: array[rows]))
         except (ValueError, RuntimeError, TypeError, EOFError, zlib.error) as error:  # bytes that are no chunk
             told = f"Rows {rows.start} to {rows.stop} of {place} cannot be read: {reason(error)}."
             raise InvalidInputError(told) from error

@@ -204,10 +204,11 @@ def residual_head(root: Root) -> Head:
 
     An eigenvector of an eigenvalue lambda has the length 1 in the metric of K up to ``eps lambda_max / lambda``, a
     quarter at 4 eps: of a point far from the others that made residuals of -6e-10. Those below 64 eps are left out, and
-    a residual is larger by what they explain, at most.
+    a residual is larger by what they explain, at most. The scale of a clipped kernel may be its most negative one.
     """
     values = root.values
-    sound = None if root.triangular else int((values > NOISE * values.max(initial=0.0)).sum())
+    scale = max(float(values.max(initial=0.0)), -float(root.dropped.min(initial=0.0)))
+    sound = None if root.triangular else int((values > NOISE * scale).sum())
     return Head(root.weights, link=links.RESIDUAL, triangular=root.triangular, first=sound)
 
 

@@ -1,9 +1,7 @@
 """What `--scheduler` names: the address of a scheduler, a file that has it, or a cluster that is started."""
 
 import asyncio
-import json
 import logging
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from dkfm.errors import ClusterError, DkfmWarning, reason
+from dkfm import documents
+from dkfm.clusters import require_dask
+from dkfm.errors import ClusterError, DkfmWarning, StoreError, reason
+from dkfm.printing import print_message
 
 if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = ["connected"]
 
+_MAX_SCHEDULER = 2**22
+"""Bytes of a scheduler file."""
+
 _PATIENCE = 5.0
 """Seconds for an answer, and before it is said what is waited for."""
+
+
+_STRANGER = "what is there does not answer as a scheduler does; is it the port of its dashboard?"
 
 
 @contextmanager
@@ -76,7 +83,7 @@ def _wait(client: "Client", spec: str, seconds: float) -> None:
             client.wait_for_workers(1, timeout=timeout)
         except TimeoutError:
             if timeout == _PATIENCE:
-                print(f"Waiting for the first worker of {spec}, {seconds:.0f} seconds at most.", file=sys.stderr)
+                print_message(f"Waiting for the first worker of {spec}, {seconds:.0f} seconds at most.")
             continue
         return
     raise ClusterError(f"No worker of {spec} has come in {seconds:.0f} seconds.")
@@ -84,15 +91,22 @@ def _wait(client: "Client", spec: str, seconds: float) -> None:
 
 def _address(spec: str) -> str:
     """Return the address that a scheduler file has, or that is one."""
-    if "://" in spec or not (spec.endswith(".json") or Path(spec).exists()):
+    if "://" in spec or not (spec.endswith(".json") or _exists(spec)):
         return spec if "://" in spec else f"tcp://{spec}"
     try:
-        found = json.loads(Path(spec).read_text())["address"]
+        found = documents.read_json(Path(spec), _MAX_SCHEDULER).get("address")
         if not isinstance(found, str):
             raise TypeError("its address is no text")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (StoreError, TypeError) as error:
         raise ClusterError(f"{spec} is not the file of a running scheduler: {reason(error)}.") from None
     return found
+
+
+def _exists(spec: str) -> bool:
+    try:
+        return Path(spec).exists()
+    except (OSError, ValueError):  # too long for a path, or with a NUL character
+        return False
 
 
 def _warn_of_open_port(address: str) -> None:
@@ -115,6 +129,7 @@ def _is_loopback(address: str) -> bool:
 
 @contextmanager
 def _client(address: str, spec: str, current: bool) -> "Iterator[Client]":
+    require_dask()
     from distributed import Client
     from distributed.versions import VersionMismatchWarning
 
@@ -149,4 +164,10 @@ def _require_scheduler(address: str) -> None:
     try:
         asyncio.run(asyncio.wait_for(ask(), 2 * _PATIENCE))
     except TimeoutError:
-        raise OSError("what is there does not answer as a scheduler does; is it the port of its dashboard?") from None
+        raise OSError(_STRANGER) from None
+    except (OSError, ValueError, RuntimeError):
+        raise
+    except Exception as error:  # whatever distributed makes of another server's words: lengths of exabytes, wrong types
+        if isinstance(error, TypeError) and address.startswith("tls://"):
+            raise  # there are no certificates
+        raise OSError(_STRANGER) from None

@@ -6,14 +6,23 @@ goes on where it was: only chunks without a receipt that is true run again.
 
 import time
 import uuid
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm import completion, decoded, fitness, npz, outputs, preflight, sources
+from dkfm import completion, decoded, files, fitness, npz, outputs, preflight, sources
 from dkfm.budget import STALL_SECONDS
-from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError, StoreError, UnfitWorkerError
+from dkfm.errors import (
+    ClusterError,
+    DamagedStoreError,
+    DkfmWarning,
+    StoreError,
+    StoreExistsError,
+    UnfitWorkerError,
+)
 from dkfm.fitness import Demand
 from dkfm.job import Tally, run
 from dkfm.journal import Journal, Receipt, empty_segment
@@ -22,6 +31,7 @@ from dkfm.planning import Plan
 from dkfm.preparing import Job, Request, Savable, known, prepared
 from dkfm.remote import at_url
 from dkfm.report import ScoreReport, slowest
+from dkfm.sources import Named
 from dkfm.tasks import Work, check_chunks, score_chunk
 from dkfm.workers import forget
 
@@ -35,9 +45,6 @@ _ROUNDS = 3
 
 _CHECKED_TOGETHER = 16
 """Chunks that a task reads again."""
-
-_LEFT_ALONE = 3600.0
-"""Seconds after which what was being written is taken for a dead writer's."""
 
 
 def batch_score(
@@ -114,12 +121,27 @@ def batch_score(
     (300, (300, 2))
     """
     request = Request(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
-    with prepared(model, source, request, client) as job:
-        job.plan.require()
-        if isinstance(job.wanted.root, Path):
-            left = (job.plan.chunks - job.plan.done) * job.plan.chunk_bytes
-            preflight.require_disk(job.wanted.root, left, "The output")
-        return _Scoring(job, stall_timeout, progress).run()
+    while True:  # until nobody else begins the output between the look at it and its creation
+        with prepared(model, source, request, client) as job:
+            job.plan.require()
+            if isinstance(job.wanted.root, Path):
+                left = (job.plan.chunks - job.plan.done) * job.plan.chunk_bytes
+                preflight.require_disk(job.wanted.root, left, "The output")
+            begun = _begin(job)
+            if begun is not None:
+                return _Scoring(job, begun, stall_timeout, progress).run()
+
+
+def _begin(job: Job) -> Output | None:
+    """Return the output of a job, created if it is new; None where another run created one since it was looked for."""
+    if job.found is not None:
+        return job.found
+    try:
+        return outputs.create(job.wanted, job.overwrite)
+    except StoreExistsError:
+        if job.overwrite or outputs.find(job.wanted.root) is None:
+            raise
+        return None
 
 
 def plan_score(
@@ -165,7 +187,7 @@ def _demand(job: Job, mark: str, text: bytes) -> Demand:
         place=job.wanted.place,
         mark=mark,
         text=text,
-        versions=fitness.versions_here(),
+        versions=fitness.versions_here(tables=job.wanted.is_table or isinstance(job.rows, Named)),
         task_bytes=job.plan.task_bytes,
         shared_bytes=job.plan.model_bytes,
         source=job.rows,
@@ -177,17 +199,18 @@ def _demand(job: Job, mark: str, text: bytes) -> Demand:
 class _Scoring:
     """A job at work."""
 
-    def __init__(self, job: Job, stall: float, progress: bool) -> None:
-        self._job, self._stall, self._progress = job, stall, progress
+    def __init__(self, job: Job, output: Output, stall: float, progress: bool) -> None:
+        self._job, self._output, self._stall, self._progress = job, output, stall, progress
         self._receipts: dict[int, Receipt] = {}
         self._new: dict[int, Receipt] = {}
         self._retries = self._duplicates = 0
         self._demand: Demand | None = None
+        self._doubted: set[int] = set()
+        """Chunks of which something was there without a receipt that is true."""
 
     def run(self) -> ScoreReport:
         """Do all that is not done, and complete the output."""
-        job = self._job
-        output = outputs.create(job.wanted, job.overwrite) if job.found is None else job.found
+        job, output = self._job, self._output
         start = time.perf_counter()
         try:
             with self._fit_workers(output):
@@ -218,11 +241,11 @@ class _Scoring:
 
     def _finish(self, output: Output) -> None:
         """Score what is left, and complete the output, unless somebody takes chunks from it meanwhile."""
-        book = Journal(output.place, uuid.uuid4().hex)
+        book = Journal(output.place, uuid.uuid4().hex, output.run, self._job.watch.state)
         for _ in range(_ROUNDS):
             self._score(output, book)
-            self._require_unchanged()
-            completion.complete(output, self._receipts)
+            self._job.watch.require_same("scored", "run it again, and all chunks are scored anew")
+            completion.complete(output, self._receipts, self._job.watch.state)
             lost = completion.lacking(output, self._receipts)
             if not lost:
                 output.place.sweep()
@@ -231,21 +254,44 @@ class _Scoring:
         raise DamagedStoreError(f"Chunk {lost[0]} of {output.root} is lost again and again; who else writes there?")
 
     def _look_again(self, output: Output) -> bool:
-        """Read what is there again; let go of what no receipt tells; say whether all is there and complete."""
-        output.place.sweep(_LEFT_ALONE)
+        """Read what is there again; doubt what no receipt tells; say whether all is there and complete.
+
+        Nothing is removed: another driver may be writing it, and takes it for done.
+        """
+        output.place.sweep(files.LEFT_ALONE)
         if not output.is_table:
             outputs.lay(output)
         checked: set[Receipt] = set()
-        there, complete = known(output)
+        there, complete = known(output, self._job.watch.state)
         while new := set(there) - checked:  # until no other driver adds any
             self._check(output, new)
             checked |= new
-            there, complete = known(output)
+            there, complete = known(output, self._job.watch.state)
+        self._leave_other_rows(output, complete)
         lost = [number for number in range(output.chunks) if number not in self._receipts]
-        if lost:
+        if lost and complete:
             completion.reopen(output)
-            completion.remove(output, lost)
+        elif complete:
+            completion.require_readable(output)
+        self._doubted = completion.begun(output, lost)
         return complete and not lost
+
+    def _leave_other_rows(self, output: Output, complete: bool) -> None:
+        """Let go of chunks of rows in another state, and say so; a whole output is left as it is."""
+        state, stale = self._job.watch.state, 0
+        if not complete:
+            told, own = ({there.chunk for there in completion.journalled(output, of)} for of in (None, state))
+            stale = len(told - own)
+        elif len(self._receipts) < output.chunks and completion.input_state(output) not in ("", state):
+            stale = len(self._receipts)
+            self._receipts.clear()
+        if stale:
+            warnings.warn(
+                f"{self._job.watch.source.name} was copied or written to since {stale} chunks of {output.root} were "
+                "scored; they are scored again.",
+                DkfmWarning,
+                stacklevel=4,
+            )
 
     def _check(self, output: Output, receipts: Collection[Receipt]) -> None:
         """Read chunks again, and keep the receipts that are true."""
@@ -292,7 +338,8 @@ class _Scoring:
             *(job.model, job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),
             *(output, on_invalid, self._demand),
         )
-        tasks = ((work, number) for number in left)
+        doubting = replace(work, doubted=True)
+        tasks = ((doubting if number in self._doubted else work, number) for number in left)
         return run(
             *(job.running, "dkfm-score", score_chunk, tasks, len(left), self._progress, done),
             idle=book.flush_if_due,
@@ -305,13 +352,6 @@ class _Scoring:
             raise ClusterError(
                 f"Every worker died that scored rows {rows} (chunks {', '.join(map(str, killers[:5]))}; {len(killers)} "
                 f"such chunks), even alone; the other {output.chunks - len(killers)} chunks are done."
-            )
-
-    def _require_unchanged(self) -> None:
-        if self._job.given.stamp() != self._job.wanted.input["stamp"]:
-            raise InvalidInputError(
-                f"{self._job.given.name} changed while it was scored, so that its scores may be of two inputs; score "
-                "it again with overwrite=True (--overwrite)."
             )
 
     def _report(self, output: Output, seconds: float) -> ScoreReport:

@@ -7,15 +7,15 @@ ends, be it by `scancel` or with its node, is replaced by a new one; all of them
 
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm.errors import ClusterError, MissingExtraError, reason
+from dkfm import scratch
+from dkfm.errors import ClusterError, MissingExtraError, StoreError, reason
 from dkfm.slurm_spec import SlurmSpec, merged, read_spec
 
 if TYPE_CHECKING:
@@ -114,15 +114,14 @@ def _stored(made: "Security", place: Path) -> Iterator["Security"]:
     """Write certificates where workers of this user read them, and nobody else."""
     from distributed import Security
 
-    try:
-        # A file server that still holds an erased file must not fail a job that is done.
-        folder = tempfile.TemporaryDirectory(prefix=".dkfm-slurm-", dir=place, ignore_cleanup_errors=True)
-    except OSError as error:
-        message = f"Certificates for workers cannot be written in {place}: {error.strerror}"
-        raise ClusterError(f"{message}; name another shared-temp-directory.") from None
-    with folder as name:
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(scratch.folder("slurm", place, hidden=True))
+        except StoreError as error:
+            message = f"Certificates for workers cannot be written there: {reason(error)}"
+            raise ClusterError(f"{message}; name another shared-temp-directory.") from None
         texts = made.get_tls_config_for_role("worker")
-        files = {field: Path(name, field) for field in ("ca_file", "cert", "key")}
+        files = {field: folder / field for field in ("ca_file", "cert", "key")}
         for field, file in files.items():
             file.touch(mode=0o600)
             file.write_text(texts[field])

@@ -8,12 +8,16 @@ from typing import Any
 
 import yaml
 
-from dkfm.errors import InvalidInputError, reason
+from dkfm.errors import InvalidInputError, reason, shown
+from dkfm.files import read_plain
 
 __all__ = ["SlurmSpec", "merged", "read_spec"]
 
 _WAIT = "1h"
 """For the first worker, where the file says nothing: queues are long."""
+
+_MAX_SPEC, _MAX_NODES = 2**16, 2**14
+"""Bytes of a file, and values in it once what its aliases repeat is written out."""
 
 _OURS = ("jobs", "minimum-jobs", "maximum-jobs", "wait")
 """What the file's section `dkfm` may have; the rest of the file is Dask's."""
@@ -39,7 +43,7 @@ class SlurmSpec:
 def read_spec(path: str) -> SlurmSpec:
     """Read and check a file; only what dask-jobqueue knows of jobs is left to check."""
     try:
-        content = yaml.safe_load(Path(path).read_bytes())
+        content = _parsed(read_plain(path, _MAX_SPEC))
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -51,7 +55,7 @@ def read_spec(path: str) -> SlurmSpec:
         raise InvalidInputError(f"{path} must be a file of Dask's configuration, with sections jobqueue and dkfm.")
     ours = {} if content.get("dkfm") is None else content["dkfm"]
     if not isinstance(ours, dict) or not set(ours) <= set(_OURS):
-        raise InvalidInputError(f"dkfm of {path} must be a section of {', '.join(_OURS)}, not {ours!r}.")
+        raise InvalidInputError(f"dkfm of {path} must be a section of {', '.join(_OURS)}, not {shown(ours)}.")
     if "jobs" in ours and not {"minimum-jobs", "maximum-jobs"}.isdisjoint(ours):
         raise InvalidInputError(f"dkfm of {path} has jobs, or minimum-jobs and maximum-jobs, not both.")
     # None at all would never become one: the driver asks what its workers can hold before it has work for them.
@@ -63,12 +67,30 @@ def read_spec(path: str) -> SlurmSpec:
     return SlurmSpec(Path(path), minimum, maximum, _seconds(path, ours.get("wait", _WAIT)), settings)
 
 
+def _parsed(data: bytes) -> Any:
+    """Return what a file holds, once it is seen that its aliases do not multiply it."""
+    node = yaml.compose(data, yaml.SafeLoader)
+    if node is not None and _nodes(node, {}) > _MAX_NODES:
+        raise ValueError(f"it has more than {_MAX_NODES} values")
+    return yaml.safe_load(data)
+
+
+def _nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Return the values in a node, repeated ones counted as often as they stand there."""
+    if id(node) not in counted:
+        counted[id(node)] = _MAX_NODES + 1  # of one that holds itself
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = [part for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
+        counted[id(node)] = 1 + sum(_nodes(part, counted) for part in inner)
+    return counted[id(node)]
+
+
 def _count(path: str | Path, section: str, holder: dict[str, Any], key: str, default: int) -> int:
     value = holder.get(key)
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidInputError(f"{key} in {section} of {path} must be a whole number from 1 on, not {value!r}.")
+        raise InvalidInputError(f"{key} in {section} of {path} must be a whole number from 1 on, not {shown(value)}.")
     return value
 
 
@@ -80,7 +102,7 @@ def _seconds(path: str, value: object) -> float:
     except (ValueError, KeyError):
         seconds = math.nan
     if isinstance(value, bool) or not 0 < seconds < math.inf:
-        raise InvalidInputError(f"wait in dkfm of {path} must be a time, as 90m or 2h, not {value!r}.")
+        raise InvalidInputError(f"wait in dkfm of {path} must be a time, as 90m or 2h, not {shown(value)}.")
     return seconds
 
 
@@ -115,25 +137,29 @@ def _require_job(path: Path, job: dict[str, Any]) -> None:
         _count(path, "jobqueue.slurm", job, key, 1)
     for key in _LISTS:
         if not isinstance(job[key], list) or not all(isinstance(item, str) for item in job[key]):
-            raise InvalidInputError(f"{key} in jobqueue.slurm of {path} must be a list of texts, not {job[key]!r}.")
+            raise InvalidInputError(
+                f"{key} in jobqueue.slurm of {path} must be a list of texts, not {shown(job[key])}."
+            )
     for key in _TEXTS:
         if not isinstance(job[key], str | None):
             # YAML reads 12:00:00 as a number of seconds, which Slurm would take for minutes.
             remedy = "; put it in quotes" if key == "walltime" else ""
-            raise InvalidInputError(f"{key} in jobqueue.slurm of {path} must be a text, not {job[key]!r}{remedy}.")
+            raise InvalidInputError(f"{key} in jobqueue.slurm of {path} must be a text, not {shown(job[key])}{remedy}.")
     if job["cores"] is None or job["memory"] is None:
         raise InvalidInputError(f"jobqueue.slurm of {path} must have cores and memory: those of one job.")
     try:
         parse_bytes(job["memory"])
     except ValueError:
-        raise InvalidInputError(f"memory in jobqueue.slurm of {path} must be as 16GB, not {job['memory']!r}.") from None
+        raise InvalidInputError(
+            f"memory in jobqueue.slurm of {path} must be as 16GB, not {shown(job['memory'])}."
+        ) from None
 
 
 def _private(path: Path, options: object) -> dict[str, Any]:
     """Return options of a scheduler that lets in nobody else; raise an InvalidInputError where it would."""
     where = f"scheduler-options in jobqueue.slurm of {path}"
     if not isinstance(options, dict):
-        raise InvalidInputError(f"{where} must be a section, not {options!r}.")
+        raise InvalidInputError(f"{where} must be a section, not {shown(options)}.")
     if refused := sorted({"protocol", "security"}.intersection(options)):
         raise InvalidInputError(f"{where} must not have {', '.join(refused)}: dkfm uses TLS, and makes certificates.")
     address = str(options.get("dashboard_address", "127.0.0.1:0"))

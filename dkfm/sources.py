@@ -5,33 +5,33 @@ A source on disk is a value of a few words: it travels in a task, and opens its 
 
 import os
 import uuid
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import google_crc32c
 import numpy as np
-import numpy.typing as npt
 import zarr
 
 from dkfm import bounded, decoded, documents, formats, stamps
-from dkfm.errors import DkfmError, InvalidInputError, reason
+from dkfm.errors import DkfmError, DkfmWarning, InvalidInputError, reason
+from dkfm.kernels.frames import column_names, is_numbered_in_order, unwrapped
 from dkfm.kernels.rows import (
     Array,
     Rows,
     as_array,
     double,
     require_finite,
-    require_two_dimensions,
     stacked,
-    stored_values,
 )
+from dkfm.memory_rows import MemorySource, in_frame
+from dkfm.npy import NpySource
 from dkfm.npz import NpzSource
 from dkfm.plain import Plain
 from dkfm.remote import Remote, Root, at_url
 from dkfm.remote_rows import open_remote
-from dkfm.store import bytes_of, local_path
+from dkfm.store import local_path
 
 __all__ = [
     "MemorySource",
@@ -65,11 +65,20 @@ class Source(Protocol):
     def row_values(self) -> int:
         """How many float64 values a row takes in memory; fewer than its columns where rows are sparse."""
 
+    def values_of(self, rows: int) -> int:
+        """Return how many float64 values any so many consecutive rows take in memory, at most."""
+
     def read(self, rows: slice) -> Rows:
         """Return some rows as float64, not checked for NaN; after `in_single`, as float32 where they are stored so."""
 
     def stamp(self) -> str:
         """Return what is another text once the rows have changed: of names, sizes and times, or of values in memory."""
+
+    def state(self) -> str:
+        """Return what is another text once anything was written to the rows, whatever was done to the times since."""
+
+    def is_of(self, stamp: str) -> bool:
+        """Whether the rows are the ones that were opened, by a stamp that was taken since."""
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the name of the file that holds a row, and the number of the row in it."""
@@ -84,113 +93,8 @@ class Named(Protocol):
         """The names of the columns that are read."""
 
 
-class _OneFile:
-    """Rows of one file, or of one store."""
-
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """The path."""
-        return str(self.path)
-
-    def stamp(self) -> str:
-        """Return a digest of names, sizes and times of change."""
-        return stamps.of_path(self.path)
-
-    def where(self, row: int) -> tuple[str, int]:
-        """Return the path, and the row."""
-        return self.name, row
-
-
-class _Dense:
-    """Rows with all their values."""
-
-    shape: tuple[int, int]
-
-    @property
-    def row_values(self) -> int:
-        """The columns."""
-        return self.shape[1]
-
-
-@dataclass(frozen=True, eq=False)
-class MemorySource:
-    """Rows of an array in this process, dense or CSR."""
-
-    array: Rows
-    name: str = "X"
-    chunk_rows: int = 1
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return (self.array.shape[0], self.array.shape[1])
-
-    @property
-    def row_values(self) -> int:
-        """The columns, or what is stored of them."""
-        return stored_values(self.array)
-
-    def read(self, rows: slice) -> Rows:
-        """Return some rows, where they are dense a view of them."""
-        return self.array[rows]
-
-    def stamp(self) -> str:
-        """Return a checksum of the values."""
-        rows = self.array
-        parts = [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, rows.indptr]
-        sums = [google_crc32c.value(bytes_of(np.ascontiguousarray(part))) for part in parts]
-        return f"{rows.shape} {' '.join(map(str, sums))}"
-
-    def where(self, row: int) -> tuple[str, int]:
-        """Return the name, and the row."""
-        return self.name, row
-
-
 @dataclass(frozen=True)
-class NpySource(_OneFile, _Dense):
-    """Rows of a .npy file, memory-mapped, never unpickled."""
-
-    path: Path
-    shape: tuple[int, int]
-    chunk_rows: int = 1
-    single: bool = False
-    """Whether rows of float32 are read as they are."""
-
-    @classmethod
-    def open(cls, path: Path) -> "NpySource":
-        """Read the header of a file."""
-        mapped = _map(path)
-        require_two_dimensions(mapped.shape, mapped.dtype, str(path))
-        return cls(path, (mapped.shape[0], mapped.shape[1]))
-
-    def read(self, rows: slice) -> Array:
-        """Return some rows."""
-        return decoded.widened(_map(self.path)[rows], self.single)
-
-
-def _map(path: Path) -> npt.NDArray[np.generic]:
-    if not path.is_file():
-        raise InvalidInputError(f"{path} cannot be read as a .npy file: it is not a plain file.")
-    try:
-        _require_header(path)
-        return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except Exception as error:  # whatever NumPy makes of a stranger's header
-        said = str(getattr(error, "strerror", None) or reason(error)).partition(".")[0]
-        raise InvalidInputError(f"{path} cannot be read as a .npy file: {said}.") from None
-
-
-def _require_header(path: Path) -> None:
-    """Raise where a header is longer than its file: NumPy would take memory for it first."""
-    with path.open("rb") as file:
-        head = file.read(12)
-    if head[6:7] > b"\1" and int.from_bytes(head[8:], "little") > path.stat().st_size:
-        raise ValueError("its header is longer than the file")
-
-
-@dataclass(frozen=True)
-class ZarrSource(_OneFile, _Dense):
+class ZarrSource:
     """Rows of an array in a Zarr version 3 store; its codecs are checked before it is opened."""
 
     path: Path
@@ -220,9 +124,39 @@ class ZarrSource(_OneFile, _Dense):
             raise InvalidInputError(f"{path} must hold rows and columns, and its shape is {info.shape}.")
         return cls(path, (info.shape[0], info.shape[1]), info.chunks[0], Plain.of(path, info))
 
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    @property
+    def row_values(self) -> int:
+        """The columns."""
+        return self.shape[1]
+
+    def values_of(self, rows: int) -> int:
+        """Return how many float64 values so many rows take in memory."""
+        return rows * self.shape[1]
+
+    def stamp(self) -> str:
+        """Return a digest of names, sizes and times of change."""
+        return stamps.of_path(self.path)
+
+    def state(self) -> str:
+        """Return a digest that no writer can bring back."""
+        return stamps.of_path(self.path, exact=True)
+
+    def where(self, row: int) -> tuple[str, int]:
+        """Return the path, and the row."""
+        return self.name, row
+
     def read(self, rows: slice) -> Array:
         """Return some rows; of a chunk much larger than they are, which is kept for those after them."""
         return decoded.by_chunks((self.opened, self.single), rows, self.chunk_rows, self._read)
+
+    def is_of(self, stamp: str) -> bool:  # nothing was kept of the array but its metadata
+        """Whether the metadata, read again, say the same."""
+        return ZarrSource.open(self.path) == self
 
     def _read(self, rows: slice) -> Array:
         try:
@@ -250,36 +184,44 @@ def open_source(
     id_column: str | None = None,
     fitted: Sequence[str] | None = None,
 ) -> Source:
-    """Return a source for an array, a path, a URL of fsspec's, or a Zarr array on the local file system.
+    """Return a source for an array, a data frame, a path, a URL of fsspec's, or a local Zarr array.
 
     Parameters
     ----------
-    data : array-like, zarr.Array or path
+    data : array-like, data frame, zarr.Array or path
         A path or a URL ends in ``.npy``, in ``.npz`` (CSR rows of ``scipy.sparse.save_npz``) or in ``.parquet``, or is
-        a folder with ``.parquet`` files in it, or a Zarr store, or ``store.zarr/array``.
+        a folder with ``.parquet`` files in it, or a Zarr store, or ``store.zarr/array``. A data frame is in memory, of
+        pandas or polars, or a table or a record batch of Arrow's. Its columns, and those of Parquet files, have names.
     name : str
-        What messages call an array.
+        What messages call an array or a data frame.
     columns : sequence of str, optional
-        The columns of Parquet files that are read, in this order; by default all but the ids.
+        The columns that are read, by name, in this order; by default all but the ids.
     id_column : str, optional
-        The column of Parquet files that names their rows.
+        The column that names the rows.
     fitted : sequence of str, optional
-        The columns of Parquet files that are read where `columns` does not say; other rows may have no names.
+        The columns that are read where `columns` does not say; other rows may have no names.
 
     Raises
     ------
     InvalidInputError
         Nothing there, or something that does not hold rows of real numbers, or columns of what has no names.
     MissingExtraError
-        Parquet files, or a URL, and a package that is not installed.
+        Parquet files, ids, or a URL, and a package that is not installed.
     StoreError
         An object store that did not answer, or does not let one read.
     """
     place = _place(data) if isinstance(data, str | os.PathLike) else None
+    wanted = fitted if columns is None else columns
     if place is not None and _is_parquet(place):
         from dkfm.parquet import ParquetSource  # pyarrow is an extra, and takes long
 
-        return ParquetSource.open(place, fitted if columns is None else columns, id_column)
+        return ParquetSource.open(place, wanted, id_column)
+    if place is None:
+        data = unwrapped(data)
+        names = None if hasattr(data, "__dask_graph__") else column_names(data, name)
+        if names is not None:
+            return in_frame(data, names, name, wanted, id_column)
+        _warn_of_numbers(data, name, fitted)
     _require_no_columns(place or name, columns, id_column)
     if place is not None:
         return _open_unnamed(place)
@@ -288,6 +230,16 @@ def open_source(
     if hasattr(data, "__dask_graph__"):
         raise InvalidInputError("A dask collection is not a source; it belongs to transform(), which stays lazy.")
     return MemorySource(double(as_array(data, name)), name)
+
+
+def _warn_of_numbers(frame: object, name: str, fitted: Sequence[str] | None) -> None:
+    """Warn where the columns of a data frame are called by what is no text, and may be in another order than meant."""
+    if not is_numbered_in_order(frame) or (fitted is not None and hasattr(frame, "columns")):
+        message = (
+            f"The columns of {name} are called by numbers or tuples, which are not matched: they are taken in "
+            "their order; call them by text."
+        )
+        warnings.warn(message, DkfmWarning, stacklevel=4)
 
 
 def _place(data: str | os.PathLike[str]) -> Root:
@@ -300,7 +252,9 @@ def _place(data: str | os.PathLike[str]) -> Root:
 
 def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: str | None) -> None:
     if columns is not None or id_column is not None:
-        raise InvalidInputError(f"columns and id_column name columns of Parquet files, and {what} is none.")
+        raise InvalidInputError(
+            f"columns and id_column name columns of Parquet files and data frames, and {what} is neither."
+        )
 
 
 def _is_parquet(path: Root) -> bool:

@@ -1,6 +1,8 @@
 """A Gram matrix to its inverse root, once: eigenvalues, numerical rank, the policy for kernels that are not PSD.
 
-The rank is relative, never absolute: an eigenvalue is kept above ``max(4 eps lambda_max, 2 |min(lambda_min, 0)|)``.
+The rank is relative, never absolute: an eigenvalue is kept above ``max(4 eps lambda_max, 2 |min(lambda_min, 0)|)``,
+for the most negative one shows what rounding makes of nothing. Where a kernel is not PSD it shows the kernel, and an
+eigenvalue is kept above ``4 eps max |lambda|``.
 """
 
 import warnings
@@ -12,7 +14,10 @@ from dkfm.errors import DkfmWarning, NotPSDError
 from dkfm.kernels.rows import Array
 from dkfm.root import EPS, NOISE, Root
 
-__all__ = ["eigh_lower", "factor", "fix_signs", "require_psd"]
+__all__ = ["eigh_lower", "factor", "fix_signs", "is_indefinite", "require_psd"]
+
+_OF_POSITIVE_PART = "the certificate is of what is fitted to its positive part"
+_OF_KERNEL = "the certificate measures how far the features are from the kernel"
 
 
 def eigh_lower(K: Array) -> tuple[Array, Array]:
@@ -39,16 +44,46 @@ def eigh_lower(K: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-def require_psd(lowest: float, highest: float, scale: float, n: int, on_indefinite: str, what: str) -> bool:
-    """Raise, or warn and return True under "clip", where rounding cannot explain the lowest eigenvalue."""
-    if lowest >= -max(1000, n) * EPS * scale:
-        return False
+def is_indefinite(lowest: float, scale: float, n: int) -> bool:
+    """Whether rounding cannot explain the lowest of n eigenvalues of a matrix of this scale."""
+    return lowest < -max(1000, n) * EPS * scale
+
+
+def require_psd(
+    lowest: float,
+    highest: float,
+    scale: float,
+    n: int,
+    on_indefinite: str,
+    what: str,
+    certified: str = _OF_POSITIVE_PART,
+) -> float:
+    """Return 0, or, where a kernel is not PSD and "clip" drops its negative part, up to what eigenvalues are rounding.
+
+    Parameters
+    ----------
+    lowest, highest : float
+        Eigenvalues, of n.
+    scale : float
+        What the matrix was computed from: its largest eigenvalue, or more.
+    n : int
+    on_indefinite : {"raise", "clip"}
+    what, certified : str
+        What messages call the matrix, and what they say of the certificate.
+
+    Raises
+    ------
+    NotPSDError
+        Rounding cannot explain the lowest eigenvalue, and it is not to be dropped.
+    """
+    if not is_indefinite(lowest, scale, n):
+        return 0.0
     found = f"{what} is not positive semi-definite: lambda_min = {lowest:.6g}, lambda_max = {highest:.6g}"
     if on_indefinite != "clip":
         remedy = 'drop its negative part with on_indefinite="clip" (--on-indefinite clip)'
         raise NotPSDError(f"{found}; choose another kernel, or {remedy}.")
-    warnings.warn(f"{found}; its negative part is dropped, and the rest is not exact.", DkfmWarning, stacklevel=4)
-    return True
+    warnings.warn(f"{found}; its negative part is dropped, and {certified}.", DkfmWarning, stacklevel=4)
+    return 4 * EPS * max(scale, -lowest)
 
 
 def fix_signs(vectors: Array, over: Array | float = 1.0) -> Array:
@@ -97,12 +132,12 @@ def factor(
     values, vectors = eigh_lower(K)
     del K
     lowest, highest = float(values[0]), float(values[-1])
-    require_psd(lowest, highest, highest, n, on_indefinite, what)
+    rounding = require_psd(lowest, highest, highest, n, on_indefinite, what, _OF_KERNEL)
     asked = (4 * EPS if rcond is None else rcond) * highest
-    cut = max(asked, 2 * abs(min(lowest, 0.0)))
+    cut = max(asked, rounding or 2 * abs(min(lowest, 0.0)))
     rank = int((values > cut).sum()) if highest > 0 else 0
     kept, dropped = values[n - rank :][::-1].copy(), values[: n - rank][::-1].copy()
-    if lowest >= -max(1000, n) * EPS * highest:
+    if not rounding:
         _warn_of_noise(dropped, max(asked, NOISE * highest), lowest, highest, what)
     vectors = vectors[:, n - rank :][:, ::-1]
     whitening = np.multiply(vectors, fix_signs(vectors) / np.sqrt(kept), order="C")

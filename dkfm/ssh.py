@@ -14,12 +14,12 @@ import sys
 from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distributed.deploy import ssh
 
-from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError, reason
+from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError, reason, shown
+from dkfm.files import read_plain
 
 if TYPE_CHECKING:
     from asyncssh import SSHClientConnection, SSHClientProcess
@@ -30,6 +30,9 @@ __all__ = ["ssh_cluster"]
 _LINE = re.compile(
     r"(?:(?P<user>\w[\w.-]*)@)?(?P<name>\w[\w.-]*)(?::(?P<port>\d{1,5}))?(?:\s+python=(?P<python>/\S+))?"
 )
+
+_MAX_HOSTS = 2**20
+"""Bytes of a file of hosts."""
 
 _PATIENCE = 60
 """Seconds that a host has for each step: to let us in, to import Dask, to start a process of it."""
@@ -131,7 +134,7 @@ def ssh_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
 def _hosts(path: str) -> list[_Host]:
     """Return the scheduler's host and those of the workers."""
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = read_plain(path, _MAX_HOSTS).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InvalidInputError(f"The hosts in {path} cannot be read: {why}.") from None
@@ -143,7 +146,7 @@ def _hosts(path: str) -> list[_Host]:
         found = _LINE.fullmatch(said)
         if found is None or not 0 < int(found["port"] or 22) < 2**16:
             raise InvalidInputError(
-                f"Line {number} of {path} is {said!r}; expected [user@]host[:port] and perhaps python=/path."
+                f"Line {number} of {path} is {shown(said)}; expected [user@]host[:port] and perhaps python=/path."
             )
         port = int(found["port"]) if found["port"] else None
         host = _Host(found["name"], found["user"], port, found["python"] or sys.executable)

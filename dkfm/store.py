@@ -6,9 +6,9 @@ Every array is chunked Zarr version 3 with a checksum in each chunk and a fill v
 import errno
 import json
 import os
-import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -20,8 +20,8 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
-from dkfm import files, formats
-from dkfm.errors import StoreError, StoreExistsError
+from dkfm import files, formats, owned, scratch
+from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, reason
 from dkfm.files import new_file, sync_folder, writing
 
 __all__ = [
@@ -53,11 +53,18 @@ ZarrArray: TypeAlias = "zarr.Array[ArrayV3Metadata]"
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path of this file system; a URL of another one is refused."""
+    """Return a path of this file system; a URL of another one is refused, and so is what cannot be a path here."""
     text = os.fspath(path)
     if "://" in text:
         raise StoreError(f"{text} is not on a local file system; only models, rows and outputs may be elsewhere.")
-    return Path(text)
+    path = Path(text)
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # the latter where it has a NUL character
+        raise StoreError(f"{text} cannot be used: {getattr(error, 'strerror', None) or reason(error)}.") from None
+    return path
 
 
 @contextmanager
@@ -67,7 +74,8 @@ def making(
     """Make a store beside its place and move it there whole and durable.
 
     A failure leaves what was there before. A kill does too, or leaves the new store, or, in the one moment between two
-    renames, both of them whole beside the path under hidden names.
+    renames, both of them whole beside the path under hidden names. What a kill left unfinished beside the path goes
+    when the next store is made there.
 
     Parameters
     ----------
@@ -100,32 +108,39 @@ def making_folder(path: Path, kind: str, *, overwrite: bool = False) -> Iterator
         _require_outside_stores(path)
         _require_replaceable(path, kind, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = files.beside(path, "partial")
-        try:
+        with scratch.folder("partial", path.parent, hidden=True) as folder:
+            beside = folder / files.beside(path, "partial").name
             yield beside
             files.sync_tree(beside)
             if overwrite and is_taken(path):
+                scratch.keep(folder)  # between two renames the new store is the only one that can be opened
                 _exchange(beside, path, kind)
             else:
                 _move(beside, path)
             sync_folder(path.parent)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
 
 
 def _exchange(beside: Path, path: Path, kind: str) -> None:
-    _require_replaceable(path, kind, overwrite=True)
+    own = _require_replaceable(path, kind, overwrite=True)
     aside = files.beside(path, "old")
-    path.rename(aside)
     try:
+        path.rename(aside)
         beside.rename(path)
-    except OSError as error:
-        try:
-            aside.rename(path)
-        except OSError:
-            raise StoreError(f"{path} could not be replaced ({error.strerror}); what was there is {aside}.") from error
+    except BaseException as error:  # Ctrl-C too
+        if aside.exists() and (beside.exists() or not path.exists()):
+            _bring_back(aside, path, error)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        if path.exists() and not beside.exists():
+            _remove(aside, own)
+
+
+def _bring_back(aside: Path, path: Path, why: BaseException) -> None:
+    try:
+        aside.rename(path)
+    except OSError:
+        told = getattr(why, "strerror", None) or reason(why)
+        raise StoreError(f"{path} could not be replaced ({told}); what was there is {aside}.") from why
 
 
 def _move(beside: Path, path: Path) -> None:
@@ -170,26 +185,51 @@ def require_own(path: Path) -> dict[str, object]:
     return own
 
 
-def _require_replaceable(path: Path, kind: str, overwrite: bool) -> None:
+def _require_replaceable(path: Path, kind: str, overwrite: bool) -> dict[str, object]:
+    """Return the attributes of the store that is to be replaced, none where nothing is there."""
     if not is_taken(path):
-        return
+        return {}
     own = require_own(path)
     if not overwrite or own["kind"] != kind:
         state = "a complete" if (path / formats.MARKER).exists() else "an unfinished"
         remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
         raise StoreExistsError(f"{path} holds {state} dkfm {own['kind']} store; choose another path{remedy}.")
-    foreign = formats.foreign_file(path, own)
+    foreign = owned.foreign_entry(path, own)
     if foreign is not None:
         raise StoreExistsError(f"{path} holds {foreign}, which dkfm did not write; it was left untouched.")
+    return own
 
 
 def remove_own(path: Path, kind: str) -> None:
     """Remove a store of a kind, in one step for its readers; refuse where anything in it is not dkfm's."""
     with writing(path):
-        _require_replaceable(path, kind, overwrite=True)
+        own = _require_replaceable(path, kind, overwrite=True)
         aside = files.beside(path, "old")
-        path.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            path.rename(aside)
+        finally:
+            _remove(aside, own)
+
+
+def _remove(aside: Path, own: Json) -> None:
+    """Remove a store that was moved aside, if it was, by Ctrl-C too: nothing else would look for it there."""
+    try:
+        _remove_aside(aside, own)
+    except BaseException:
+        _remove_aside(aside, own)
+        raise
+
+
+def _remove_aside(aside: Path, own: Json) -> None:
+    """Remove a store that was moved aside; what somebody else has put into it meanwhile stays."""
+    if not aside.exists():
+        return
+    if owned.foreign_entry(aside, own) is None:
+        with suppress(OSError, StoreError), scratch.folder("old", aside.parent, hidden=True) as folder:
+            aside.rename(folder / "store")  # a kill meanwhile leaves nothing for ever
+    elif not owned.remove(aside, own):
+        message = f"{aside} is what is left of a store that was replaced: it came to hold something that is not dkfm's."
+        warnings.warn(message, DkfmWarning, stacklevel=5)
 
 
 def add_array(

@@ -1,6 +1,7 @@
 """Chunks of scores as files of Parquet: a folder that every reader of Parquet takes, one file a chunk."""
 
 import json
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
@@ -50,6 +51,10 @@ class ParquetForm:
         scores = [name for columns in self.columns for name in columns.names]
         return scores if self.id_column is None else [self.id_column, *scores]
 
+    @property
+    def _row_bytes(self) -> int:
+        return sum(columns.width * np.dtype(columns.dtype).itemsize for columns in self.columns)
+
     def files(self, number: int) -> list[str]:
         """Return the name of the file of a chunk."""
         return [file_name(number)]
@@ -72,6 +77,8 @@ class ParquetForm:
                 schema = table.schema_arrow
                 if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _about(chunk):
                     return None
+                if table.metadata.num_rows != chunk.rows or opened.seek(0, os.SEEK_END) < chunk.rows * self._row_bytes:
+                    return None  # values that a file does not hold are not unpacked
                 for group in range(table.num_row_groups):
                     invalid.append(self._invalid(table, group))
             opened.seek(0)

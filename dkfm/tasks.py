@@ -43,7 +43,7 @@ class Identified(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """What all tasks of a job share: paths, names and numbers."""
+    """What many tasks of a job share: paths, names and numbers."""
 
     model: str
     digest: str
@@ -54,6 +54,8 @@ class Work:
     output: Output
     on_invalid: str
     demand: Demand | None = None
+    doubted: bool = False
+    """Whether files of a chunk that are there may hold something else than its scores."""
 
 
 def score_chunk(work: Work, number: int) -> Receipt:
@@ -64,13 +66,11 @@ def score_chunk(work: Work, number: int) -> Receipt:
     still_wanted = partial(outputs.require_run, output.root, output.run)
     with single_blas_thread():
         pieces = _pieces(work, scorer, output.slice(number))
-        held, found = chunks.write(output.form, output.chunk(number), pieces, still_wanted)
+        held, found = chunks.write(output.form, output.chunk(number), pieces, still_wanted, work.doubted)
     return Receipt(
-        chunk=number,
-        rows=output.chunk(number).rows,
-        invalid_rows=int(np.logical_or.reduce([file.invalid for file in held]).sum()),
-        crc32c=tuple(file.crc32c for file in held),
-        bytes=sum(file.bytes for file in held),
+        number,
+        output.chunk(number).rows,
+        *chunks.summary(held),
         seconds=time.perf_counter() - start,
         worker=worker_name() or f"process {os.getpid()}",
         found=found,

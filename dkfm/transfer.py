@@ -3,16 +3,14 @@
 A model that is being uploaded or replaced has no marker, so that no reader takes it for one.
 """
 
-import atexit
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from dkfm import documents, files, formats, store
+from dkfm import documents, files, formats, owned, scratch, store
 from dkfm.errors import (
     DamagedStoreError,
     IncompleteStoreError,
@@ -106,7 +104,7 @@ def local_copy(path: str | Path, digest: str, within: Path | None = None) -> Pat
     digest : str
         Of the model that is meant.
     within : Path, optional
-        Where the copy is made; it is removed when this process ends, and by nobody if it is killed.
+        Where the copy is made; it is removed when this process ends.
     """
     place = at_url(path)
     if place is None:
@@ -114,26 +112,20 @@ def local_copy(path: str | Path, digest: str, within: Path | None = None) -> Pat
     key = (os.getpid(), place.url, digest)
     with _lock:
         if key not in _copies:
-            above = Path(tempfile.mkdtemp(prefix="dkfm-model-", dir=within))
+            above = scratch.Folder("model", within)
             try:
-                _fetch(place, above / "model", digest)
+                _fetch(place, above.path / "model", digest)
             except BaseException:
-                shutil.rmtree(above, ignore_errors=True)
+                above.remove()
                 raise
-            atexit.register(_remove, above, os.getpid())
-            _copies[key] = above / "model"
+            _copies[key] = above.path / "model"
         return _copies[key]
-
-
-def _remove(folder: Path, maker: int) -> None:
-    if os.getpid() == maker:  # a forked child has the parent's list of what to do at its end
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="dkfm-model-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder).resolve() / "model"
+    with scratch.folder("model") as folder:
+        yield folder.resolve() / "model"
 
 
 @contextmanager
@@ -209,7 +201,7 @@ def _require_replaceable(place: Remote, kind: str, overwrite: bool) -> list[str]
         remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
         raise StoreExistsError(f"{place} holds {state} dkfm {own['kind']} store; choose another path{remedy}.")
     names = [name for name, _, _ in place.names()]
-    foreign = formats.foreign_name(names, own)
+    foreign = owned.foreign_name(names, own)
     if foreign is not None:
         raise StoreExistsError(f"{place} holds {foreign}, which dkfm did not write; it was left untouched.")
     return names
@@ -258,6 +250,7 @@ def _fetch(place: Remote, folder: Path, digest: str | None = None) -> None:
     free = shutil.disk_usage(folder).free
     if sum(sizes.values()) > free:
         raise StoreError(f"{place} has {sum(sizes.values())} bytes and {folder.parent} has room for {free}.")
+    scratch.announce(folder.parent, sum(sizes.values()), f"A copy of {place}")
     with files.writing(folder):
         place.download(folder, sizes)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dkfm import completion, dense, links, outputs, tiling, transfer
+from dkfm import completion, dense, links, outputs, stamps, tiling, transfer
 from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
 from dkfm.executors import executor
 from dkfm.job import run
@@ -95,7 +95,9 @@ def verify_scores(
         record = load_record(folder, output.model["digest"], trusted)
     source, loaded = _input(against, output, record), record.model
     places = _places(output.rows, sample)
-    worst = max(_worst(output, receipts, loaded, source, rows) for rows in places)
+    with stamps.watching(source) as watch:
+        worst = max(_worst(output, receipts, loaded, source, rows) for rows in places)
+        watch.require_same("compared", "verify again")
     return ScoresVerification(output.rows, output.chunks, sum(rows.stop - rows.start for rows in places), worst)
 
 

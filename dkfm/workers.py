@@ -3,12 +3,14 @@
 Tasks compute with one BLAS thread each: the same bits wherever they run, and never more threads than cores.
 """
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
 
@@ -20,7 +22,9 @@ from dkfm.record import load_record
 from dkfm.transfer import local_copy
 
 __all__ = [
+    "blas_processor",
     "blas_threads",
+    "blas_version",
     "cached_scorer",
     "forget",
     "process_bytes",
@@ -33,6 +37,9 @@ _KEPT_BYTES = 2**28
 """Models stay when another one comes, while all of them together are below this."""
 
 _STREAMED = " from "
+
+_BUNDLED = re.compile(r"/(numpy|scipy)(\.libs|/\.dylibs)/")
+"""In the path of a library that NumPy or SciPy brings."""
 
 _blas_lock, _cache_lock = threading.Lock(), threading.Lock()
 _scorers: OrderedDict[str, apply.Scorer] = OrderedDict()
@@ -77,6 +84,26 @@ def blas_threads() -> int:
     """Return how many threads BLAS has in a task: more than one where it does not do as it is told."""
     with _limited():
         return max((info["num_threads"] for info in ThreadpoolController().select(user_api="blas").info()), default=1)
+
+
+def blas_version() -> str:
+    """Return the libraries, with their versions, that NumPy's and SciPy's matrix products are computed by."""
+    return ", ".join(sorted({f"{info['internal_api']} {info['version']}" for info in _blas()}))
+
+
+def blas_processor() -> str:
+    """Return the processors that these libraries compute for: the bits of a product differ between them."""
+    return ", ".join(sorted({str(info.get("architecture")) for info in _blas()}))
+
+
+@cache
+def _blas() -> tuple[Mapping[str, Any], ...]:
+    """Return what is known of the BLAS of NumPy and SciPy; other packages may have brought more of them."""
+    import scipy.linalg  # noqa: F401  # SciPy brings a BLAS of its own, which must be loaded to be found
+
+    found = ThreadpoolController().select(user_api="blas").info()
+    bundled = [info for info in found if _BUNDLED.search(info["filepath"])]
+    return tuple(bundled or found)
 
 
 def process_bytes() -> int:

@@ -5,6 +5,10 @@ import os
 import time
 from pathlib import Path
 
+if (workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT")) is not None:
+    # Before NumPy loads its BLAS: processes that share cores wait for each other's threads many times over.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
+
 import numpy as np
 import pytest
 import s3
@@ -86,14 +90,21 @@ def mnist_247():
     return images[:1500]
 
 
-@pytest.fixture
-def client():
-    """A real scheduler and a real worker process."""
-    from distributed import Client
-
+@pytest.fixture(scope="module")
+def processes():
+    """A real scheduler and a real worker process, which the tests of a module share."""
     from dkfm.clusters import local_cluster
 
-    with local_cluster() as cluster, Client(cluster) as connected:
+    with local_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(processes):
+    """A client of a worker process."""
+    from distributed import Client
+
+    with Client(processes) as connected:
         yield connected
 
 

@@ -254,6 +254,7 @@ def test_a_given_cluster_is_used_and_no_client_for_as_many_jobs_as_are_compared_
     assert measured.clients.count(None) == TINY.rounds
 
 
+@pytest.mark.slow
 def test_each_growth_is_measured_on_a_cluster_of_its_own(cluster, monkeypatch, tmp_path):
     started = []
 
@@ -267,6 +268,7 @@ def test_each_growth_is_measured_on_a_cluster_of_its_own(cluster, monkeypatch, t
     assert len(started) == 2 * TINY.rounds
 
 
+@pytest.mark.slow
 def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
     with bench._site(None, tmp_path, TINY) as site:
         assert site.client.scheduler.address.startswith("tcp://127.0.0.1:")

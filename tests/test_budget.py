@@ -38,6 +38,7 @@ def test_a_worker_that_its_modules_half_fill_counts_with_what_is_left_before_it_
     assert preflight.room(5 * 10**8, 1, 0, 4 * 10**8) == 4 * 10**8 - 2**28  # what it holds beyond them, it may give up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "expression",
     [
@@ -150,6 +151,7 @@ print(json.dumps({"peak": peak_memory() - before, "predicted": predicted}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["features", "explicit", "components", "few", "wide", "pivots", "columns"])
 def test_the_drivers_peak_is_at_most_the_prediction_and_at_least_two_thirds_of_it(kind):
     found = json.loads(subprocess.check_output([sys.executable, "-c", MEASURE, kind], text=True))
@@ -174,6 +176,7 @@ print(json.dumps({"peak": preflight.peak_memory() - before, "predicted": predict
 """
 
 
+@pytest.mark.slow
 def test_a_fit_whose_gram_matrix_stays_in_its_store_takes_no_more_than_is_predicted():
     found = json.loads(subprocess.check_output([sys.executable, "-c", STORED], text=True))
     assert found["peak"] <= found["predicted"] < 8 * 8000**2, found
@@ -209,6 +212,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_worker_does_not_grow_with_the_rows_and_is_as_predicted(tmp_path):
     (tmp_path / "score.py").write_text(SCORE)
     found = []

@@ -96,6 +96,7 @@ def test_a_certificate_that_is_not_a_number_passes_nothing(fitted):
         bad.require_below(1.0)
 
 
+@pytest.mark.slow
 def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
     import tracemalloc
 

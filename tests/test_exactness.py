@@ -12,16 +12,17 @@ FACTORS = {"symmetric": 3.0, "spectral": 1.5, "cholesky": 1.5}
 IMAGES = conftest.images_247()
 
 
-def cases(n, lines):
-    return [pytest.param(line, n, id=f"{line.name}, {n}") for line in lines]
+def cases(n, lines, *marks):
+    return [pytest.param(line, n, id=f"{line.name}, {n}", marks=marks) for line in lines]
 
 
-SMALL = cases(300, exactness.lines(300, IMAGES))
+SMALL = cases(300, [line for line in exactness.lines(300, IMAGES) if line.scale == 1])
 # That nothing depends on the scale of a kernel, the small ones show.
-LARGE = cases(1500, [line for line in exactness.lines(1500, IMAGES) if line.scale == 1])
+SCALED = cases(300, [line for line in exactness.lines(300, IMAGES) if line.scale != 1], pytest.mark.slow)
+LARGE = cases(1500, [line for line in exactness.lines(1500, IMAGES) if line.scale == 1], pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("line", "n"), SMALL + LARGE)
+@pytest.mark.parametrize(("line", "n"), SMALL + SCALED + LARGE)
 def test_a_line_is_as_exact_as_promised(line, n):
     results = exactness.measure(line, n)
     for basis, factor in FACTORS.items():

@@ -45,6 +45,7 @@ def require_picture(path):
         assert (quarter.min(axis=2) < 0.7).mean() > 0.002
 
 
+@pytest.mark.slow
 def test_the_first_map_is_exact_in_every_basis(tmp_path):
     printed = run("01_first_map.py", tmp_path, 200)
     assert number(printed, "error") < 1e-10
@@ -53,6 +54,7 @@ def test_the_first_map_is_exact_in_every_basis(tmp_path):
     assert 1e-6 < number(printed, "error, both new") < 1
 
 
+@pytest.mark.slow
 def test_kernels_differ_in_what_they_make_of_digits(tmp_path):
     printed = run("02_which_kernel.py", tmp_path, 300)
     accuracies = {line[:35].strip(): float(line.split()[-1]) for line in printed.splitlines()[1:]}
@@ -62,6 +64,7 @@ def test_kernels_differ_in_what_they_make_of_digits(tmp_path):
     assert accuracies["plain inner products"] < accuracies["Gaussian, median distance"]
 
 
+@pytest.mark.slow
 def test_circles_are_parted_by_a_plane_after_three_components(tmp_path):
     printed = run("03_circles.py", tmp_path, 300, tmp_path)
     assert number(printed, "a line in the plane") < 0.7
@@ -69,6 +72,7 @@ def test_circles_are_parted_by_a_plane_after_three_components(tmp_path):
     require_picture(tmp_path / "circles.png")
 
 
+@pytest.mark.slow
 def test_a_batch_job_that_was_killed_goes_on_and_is_verified(tmp_path):
     printed = run("05_batch_job.py", tmp_path, 40_000, tmp_path)
     again, chunks = map(int, re.search(r"^resumed +(\d+) of (\d+) chunks", printed, re.M).groups())
@@ -80,6 +84,7 @@ def test_a_batch_job_that_was_killed_goes_on_and_is_verified(tmp_path):
     assert re.search(r"^scores +\(40000, 20\)", printed, re.M)
 
 
+@pytest.mark.slow
 def test_models_learn_from_features_on_disk(tmp_path):
     printed = run("06_out_of_core.py", tmp_path, 25_000)
     assert number(printed, "features") == 25_000
@@ -89,6 +94,7 @@ def test_models_learn_from_features_on_disk(tmp_path):
     assert number(printed, "clusters") > 10
 
 
+@pytest.mark.slow
 def test_the_nine_is_found_among_digits_that_are_known(tmp_path):
     printed = run("07_novelty.py", tmp_path, 500)
     rows = re.findall(r"^(\S+) .*sigma = (\S+) +(\S+)$", printed, re.M)
@@ -101,6 +107,7 @@ def test_the_nine_is_found_among_digits_that_are_known(tmp_path):
     assert number(printed, "IsolationForest") < 0.85
 
 
+@pytest.mark.slow
 def test_pre_images_take_more_noise_from_digits_than_scikit_learns_example(tmp_path):
     printed = run("08_denoising.py", tmp_path, 500)
     ours = number(printed, "dkfm's preimage, 125 components")
@@ -109,6 +116,7 @@ def test_pre_images_take_more_noise_from_digits_than_scikit_learns_example(tmp_p
     assert number(printed, "PCA, 32 components") < number(printed, "as it came")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_knows_of_shifts_needs_fewer_signals_and_one_that_is_none_is_refused(tmp_path):
     printed = run("09_own_kernel.py", tmp_path)
     assert number(printed, "Gaussian(sigma=4.0)") < 0.95
@@ -116,6 +124,7 @@ def test_a_kernel_that_knows_of_shifts_needs_fewer_signals_and_one_that_is_none_
     assert re.search(r"^Function\(best_shift\) +.*not positive semi-definite", printed, re.M)
 
 
+@pytest.mark.slow
 def test_a_grid_search_finds_a_kernel_and_its_width(tmp_path):
     printed = run("10_grid_search.py", tmp_path, 300)
     assert len(re.findall(r"^0\.\d{3}  kernel", printed, re.M)) == 7
@@ -123,6 +132,7 @@ def test_a_grid_search_finds_a_kernel_and_its_width(tmp_path):
     assert "'exactfeaturemap__kernel" in printed
 
 
+@pytest.mark.slow
 def test_a_spectral_embedding_is_that_of_scikit_learn(tmp_path):
     printed = run("11_spectral_embedding.py", tmp_path, 400)
     cosines = re.search(r"\[([\d. ]+)\]$", printed, re.M)[1].split()
@@ -130,6 +140,7 @@ def test_a_spectral_embedding_is_that_of_scikit_learn(tmp_path):
     assert number(printed, "new points on the right moon") > 0.95
 
 
+@pytest.mark.slow
 def test_ridge_regression_of_features_is_kernel_ridge_regression(tmp_path):
     printed = run("12_kernel_ridge.py", tmp_path, 300)
     assert number(printed, "scikit-learn's KernelRidge   root mean squared error") < 0.1
@@ -188,6 +199,7 @@ def require_pictures(encoded, folder):
         require_picture(folder / f"{i}.png")
 
 
+@pytest.mark.slow
 def test_the_notebook_beside_the_dashboard_runs(tmp_path):
     printed, html, pictures = outputs(executed("notebook_dashboard.ipynb", tmp_path, 4000))
     assert "127.0.0.1" in html[0]
@@ -201,6 +213,7 @@ def test_the_notebook_beside_the_dashboard_runs(tmp_path):
     require_pictures(pictures, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_notebook_of_the_papers_figures_runs(tmp_path):
     printed, html, pictures = outputs(executed("paper_figures.ipynb", tmp_path, 60))
     assert float(re.search(r"^([01]\.\d+) of the test images", printed, re.M)[1]) > 0.9
@@ -219,6 +232,7 @@ def test_a_notebook_is_kept_without_what_came_out_of_it(path):
     assert cells[0]["cell_type"] == "markdown"
 
 
+@pytest.mark.slow
 def test_the_papers_figures_show_that_k2_parts_what_k1_mixes(tmp_path):
     # Without a network and without MNIST it says so, and draws scikit-learn's digits.
     nowhere = "http://127.0.0.1:9"

@@ -19,7 +19,7 @@ BASES = ["symmetric", "spectral", "cholesky"]
 @pytest.mark.parametrize(
     "kernel", [kernels.Gaussian(1.0), kernels.Gaussian(8.0), kernels.Polynomial(3), kernels.Linear()], ids=repr
 )
-@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("centered", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_float32_map_is_exact_to_what_its_certificate_says(basis, kernel, centered, rng, tmp_path):
     X, Z = rng.normal(size=(200, 3)), rng.normal(size=(40, 3))
     double = dkfm.ExactFeatureMap(kernel, basis=basis, centered=centered).fit(X)
@@ -164,8 +164,15 @@ def test_float32_components_are_cut_where_scikit_learn_cuts_them(rng):
 
 
 @pytest.mark.parametrize("output", ["features", "residual"])
-@pytest.mark.parametrize("kernel", [kernels.Gaussian(1.0), kernels.Linear(), kernels.Matern(1.5)], ids=repr)
-@pytest.mark.parametrize("stored", ["rows.npy", "rows.zarr", "packed.zarr"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        kernels.Gaussian(1.0),
+        *(pytest.param(k, marks=pytest.mark.slow) for k in (kernels.Linear(), kernels.Matern(1.5))),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("stored", ["rows.npy", "packed.zarr", pytest.param("rows.zarr", marks=pytest.mark.slow)])
 def test_rows_stored_in_float32_score_as_those_widened_on_disk(stored, kernel, output, rng, tmp_path, monkeypatch):
     seen, read = set(), tasks._read
     monkeypatch.setattr(tasks, "_read", lambda *a: seen.add((rows := read(*a))[0].dtype.name) or rows)

@@ -141,7 +141,9 @@ def require_equal(folded, phi, model, Z):
         assert (scale * bound + 64 * np.finfo(phi.model_.dtype).eps >= difference.T).all(), output
 
 
-@pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
+@pytest.mark.parametrize(
+    "basis", ["symmetric", *(pytest.param(basis, marks=pytest.mark.slow) for basis in ("spectral", "cholesky"))]
+)
 @pytest.mark.parametrize("model", CLASSIFIERS, ids=name_of)
 @given(st.integers(0, 2**16), st.integers(2, 4))
 @settings(max_examples=4)
@@ -155,7 +157,9 @@ def test_a_folded_classifier_is_the_pair(model, basis, seed, classes):
     np.testing.assert_array_equal(folded.classes_, pair.classes_)
 
 
-@pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
+@pytest.mark.parametrize(
+    "basis", ["spectral", *(pytest.param(basis, marks=pytest.mark.slow) for basis in ("symmetric", "cholesky"))]
+)
 @pytest.mark.parametrize("model", [*REGRESSORS, *TRANSFORMERS, *ONE_CLASS], ids=name_of)
 @given(st.integers(0, 2**16))
 @settings(max_examples=4)
@@ -256,6 +260,7 @@ def test_labels_that_a_store_cannot_hold_are_refused_before_it_is_made(tmp_path)
         dkfm.fold(phi, pair)
 
 
+@pytest.mark.slow
 def test_scoring_imports_no_linear_model(tmp_path):
     X, y = rows_and_labels(7, 3)
     phi = map_of("spectral", X)

@@ -19,7 +19,11 @@ LOSES_DIGITS = {"cubic, badly scaled": 1e-7}
 
 
 def cases(n):
-    return [pytest.param(line, n, id=f"{line.name}, {n}") for line in exactness.lines(n, IMAGES)]
+    lines = list(exactness.lines(n, IMAGES))
+    scaled = [[] if line.scale == 1 else [pytest.mark.slow] for line in lines]
+    return [
+        pytest.param(line, n, id=f"{line.name}, {n}", marks=marks) for line, marks in zip(lines, scaled, strict=True)
+    ]
 
 
 def groups(values, near=1e-5):
@@ -69,6 +73,7 @@ def test_all_solutions_agree(line, n):
     assert gap(theirs, scores, values) <= LOSES_DIGITS.get(line.name, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "n"), cases(1500))
 def test_lanczos_finds_what_all_eigenvectors_hold(line, n):
     X, Z = rows_of(line, n)

@@ -70,6 +70,7 @@ dkfm.build_gram(dkfm.kernels.Laplacian(50.0), X, sys.argv[1], tile_rows=100)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_build_goes_on_and_leaves_finished_tiles_untouched(tmp_path):
     path = tmp_path / "gram"
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)])

@@ -76,7 +76,7 @@ ARD = [
 
 
 @pytest.mark.parametrize("kernel", SIGNED + HISTOGRAMS, ids=repr)
-@pytest.mark.parametrize("d", [1, 3, 9])
+@pytest.mark.parametrize("d", [3, *(pytest.param(d, marks=pytest.mark.slow) for d in (1, 9))])
 def test_every_class_obeys_the_laws(kernel, d, rng):
     X, Y = rng.normal(size=(40, d)), rng.normal(size=(11, d))
     if kernel in HISTOGRAMS:
@@ -344,6 +344,7 @@ def test_what_is_prepared_takes_the_memory_that_the_kernel_says(kernel, rng):
     assert held <= kernel.copies + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("density", [0.05, 0.3])
 def test_a_sparse_block_takes_the_memory_that_the_kernel_says(density, rng):
     import tracemalloc
@@ -365,6 +366,7 @@ def test_a_narrow_gaussian_in_one_dimension_is_positive_semi_definite_to_roundin
     assert values[0] >= -20 * laws.EPS * values[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [*SIGNED, *HISTOGRAMS], ids=repr)
 def test_a_block_takes_the_memory_that_the_kernel_says(kernel, rng):
     import tracemalloc

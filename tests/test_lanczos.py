@@ -43,7 +43,7 @@ SPECTRA = {
 
 
 @pytest.mark.parametrize("name", SPECTRA)
-@pytest.mark.parametrize("q", [1, 7, 20])
+@pytest.mark.parametrize("q", [7, *(pytest.param(q, marks=pytest.mark.slow) for q in (1, 20))])
 def test_pairs_are_those_of_lapack(name, q):
     A = with_spectrum(SPECTRA[name])
     found = largest(A, q)

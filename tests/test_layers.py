@@ -10,7 +10,7 @@ import dkfm
 
 ROOT = Path(dkfm.__file__).parent
 FLOORS = [
-    {"errors", "tiling", "budget", "chunking", "sizing", "ahead", "display"},
+    {"errors", "printing", "tiling", "budget", "chunking", "sizing", "ahead", "display", "starting"},
     {
         "kernels",
         "links",
@@ -29,6 +29,7 @@ FLOORS = [
         "preimage",
         "sweep",
         "certificate",
+        "discriminant_certificate",
         "dense",
     },
     {
@@ -40,11 +41,13 @@ FLOORS = [
         "bounded",
         "formats",
         "files",
+        "scratch",
         "stamps",
         "decoded",
         "plain",
         "store",
         "csr",
+        "npy",
         "npz",
         "listing",
         "footers",
@@ -54,6 +57,9 @@ FLOORS = [
         "transfer",
         "places",
         "remote_rows",
+        "memory_rows",
+        "owned",
+        "apart",
         "sources",
         "chunks",
         "tables",
@@ -104,6 +110,7 @@ FLOORS = [
         "dashboard",
         "fitting",
         "commands",
+        "program",
         "cli",
         "__main__",
         "__init__",

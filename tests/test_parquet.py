@@ -289,6 +289,7 @@ def test_a_file_that_changed_has_another_stamp_and_is_refused(rows, tmp_path):
         again.read(slice(1500, 1510))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [None, range(300), range(299, 19, -1)], ids=["all", "in order", "reversed"])
 def test_a_source_of_500_files_is_small_in_a_task(wanted, tmp_path):
     names = [f"a_column_with_a_name_that_is_long_{i:04}" for i in range(300)]
@@ -319,7 +320,8 @@ def test_reading_a_slice_holds_its_rows_and_two_row_groups_and_not_the_file(tmp_
         tracemalloc.stop()
     np.testing.assert_array_equal(read, rows[42_000:57_000])
     group = 5000 * 10 * 8
-    assert peak < read.nbytes + 2.5 * group  # the first and the last one, kept for those after them
+    # The first and the last one, kept for those after them, and the bytes of one.
+    assert peak < read.nbytes + 3.5 * group
     assert 0 < pool.max_memory() < 4 * group
 
 

@@ -244,7 +244,7 @@ def test_bad_input_is_a_sentence_and_leaves_no_figure(what):
 
 def test_a_map_of_other_columns_or_of_a_gram_matrix_is_refused(rng):
     X = rng.normal(size=(20, 2))
-    with pytest.raises(InvalidInputError, match="columns"):
+    with pytest.raises(InvalidInputError, match="Z has 3 features"):
         plotting.certificates(dkfm.ExactFeatureMap(kernels.Linear()).fit(X), rng.normal(size=(5, 3)))
     with pytest.raises(InvalidInputError, match="precomputed"):
         plotting.certificates(dkfm.ExactFeatureMap("precomputed").fit(X @ X.T))
@@ -255,6 +255,7 @@ def test_a_map_of_other_columns_or_of_a_gram_matrix_is_refused(rng):
         plotting.contours(pca, X, numbers=[3])
 
 
+@pytest.mark.slow
 def test_pictures_need_no_display_and_show_nothing(tmp_path):
     code = (
         "import os\n"

@@ -36,6 +36,7 @@ def folder(tmp_path, rng):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(PYTHON)))
 def test_every_python_example_runs_as_a_script(number, folder):
     # What a notebook may do at the top, a script that starts processes must guard.
@@ -46,6 +47,7 @@ def test_every_python_example_runs_as_a_script(number, folder):
     subprocess.run([sys.executable, "example.py"], cwd=folder, check=True, timeout=120, env=environment)
 
 
+@pytest.mark.slow
 def test_every_shell_example_runs_in_order(folder):
     for line in "".join(SHELL).strip().splitlines():
         program, *arguments = line.split()
@@ -86,7 +88,7 @@ def config_name(kernel):
 def test_the_first_screen_has_the_two_commands():
     first = TEXT.splitlines()[:24]
     assert "    python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/dkfm demo" in first
-    assert "    python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/pytest" in first
+    assert "    python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/pytest -n 2" in first
 
 
 def test_the_table_of_limits_is_what_the_budget_predicts():

@@ -25,6 +25,8 @@ from dkfm.remote import Remote
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
 
+pytestmark = pytest.mark.s3
+
 
 @pytest.fixture
 def job(place, rng, tmp_path):

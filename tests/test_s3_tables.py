@@ -14,7 +14,7 @@ import zarr
 from s3 import SECRET, one_sentence, put
 
 import dkfm
-from dkfm import decoded, footers, kernels, npz, parquet
+from dkfm import decoded, filesystems, footers, kernels, npz, parquet
 from dkfm.errors import InvalidInputError, UnreachableError
 from dkfm.npz import NpzSource
 from dkfm.remote import Remote
@@ -25,6 +25,8 @@ pytest.importorskip("moto", reason="the README's environment of tests has no S3 
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+pytestmark = pytest.mark.s3
 
 PARTS = [slice(0, 1000), slice(0, 1), slice(95, 730), slice(410, 420), slice(990, 5000), slice(20, 20)]
 
@@ -50,7 +52,7 @@ def fresh():
     npz.forget()
     decoded.forget()
     parquet._tables.clear()
-    footers._metadata.cache_clear()
+    footers._kept_metadata.cache_clear()
 
 
 def table(rows, names="abc"):
@@ -220,7 +222,7 @@ MEANWHILE = {
     "all row groups": lambda source: source.read(slice(0, 1000)),
     "ids": lambda source: source.read_ids(slice(400, 500)),
     "ids of the first batch": lambda source: source.read_ids(slice(400, 410)),
-    "a footer that is not kept": lambda source: footers._metadata.cache_clear() or source.read(slice(400, 500)),
+    "a footer that is not kept": lambda source: footers._kept_metadata.cache_clear() or source.read(slice(400, 500)),
     "a table that is not kept": lambda source: fresh() or source.read(slice(400, 500)),
     "an opening": lambda source: open_source(source.name, id_column="id"),
 }
@@ -384,13 +386,14 @@ def test_a_server_that_fails_for_ever_is_unreachable_in_one_sentence(
     assert source.read(slice(0, 10)).shape == (10, 3)
 
 
-def test_no_credentials_of_a_url_are_told():
+def test_no_credentials_of_a_url_are_told(monkeypatch):
+    monkeypatch.setattr(filesystems, "_PATIENCE", 0.0)
     for name in ("x.parquet", "x.npz", "folder.parquet"):
         with pytest.raises(UnreachableError) as caught:
             open_source(f"http://user:{SECRET}@127.0.0.1:9/{name}")
         assert one_sentence(caught.value)
     place = Remote(f"ftp://user:{SECRET}@127.0.0.1:9/x.npz")
-    assert SECRET not in NpzSource(place, (1, 1), 1, "").name
+    assert SECRET not in NpzSource(place, (1, 1), 1, (), "").name
 
 
 def test_other_file_systems_hold_tables_too(rows, matrix):

@@ -278,7 +278,7 @@ def test_a_chunk_that_is_lost_after_opening_is_an_error_and_not_nan(job):
 
 def test_nothing_is_written_inside_a_model(job):
     for inside in ("scores.zarr", "deep/er/scores.zarr"):
-        with pytest.raises(StoreExistsError, match="inside a dkfm model store"):
+        with pytest.raises(InvalidInputError, match="which this job reads"):
             dkfm.batch_score(job[0], job[1], job[0] / inside, progress=False)
     dkfm.load(job[0])
 
@@ -413,6 +413,7 @@ def measured(model, names, folder, rng, monkeypatch):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", MEMORY, ids=repr)
 def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_path, rng, monkeypatch):
     model = Model(kernel, rng.normal(size=(4000, 60)), {"scores": Head(rng.normal(size=(4000, 20)))})
@@ -421,6 +422,7 @@ def test_the_memory_of_a_scoring_task_is_at_most_what_was_planned(kernel, tmp_pa
     assert peak <= job.task_bytes <= 3 * peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", [links.ARGMAX, links.SIGMOID, links.SOFTMAX, links.MODIFIED_HUBER])
 def test_the_memory_of_a_task_of_many_classes_is_at_most_what_was_planned(link, tmp_path, rng, monkeypatch):
     W, b = rng.normal(size=(1000, 800)), rng.normal(size=800)
@@ -498,9 +500,11 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
     assert events.index("scored") >= 1
 
 
-@pytest.mark.parametrize("basis", ["symmetric", "spectral", "cholesky"])
+@pytest.mark.parametrize(
+    "basis", ["cholesky", *(pytest.param(basis, marks=pytest.mark.slow) for basis in ("symmetric", "spectral"))]
+)
 @pytest.mark.parametrize("output", ["features", "residual"])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     basis, output, dtype, tmp_path, rng, monkeypatch
 ):
@@ -720,6 +724,7 @@ for job in (
 """
 
 
+@pytest.mark.slow
 def test_files_that_may_not_grow_are_told_in_a_sentence(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, timeout=120, check=False

@@ -29,6 +29,7 @@ print(preflight.peak_memory())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["Gaussian(3.0)", "Polynomial(3, offset=1.0)", "Cosine()"])
 def test_a_large_sparse_block_stays_below_a_gigabyte(kernel):
     done = subprocess.run(

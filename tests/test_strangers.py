@@ -4,6 +4,7 @@ Every store here is opened by `reader`, a process with one gigabyte to spare; wh
 """
 
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -93,13 +94,18 @@ def edit(file, change):
     file.write_text(json.dumps(document))
 
 
+def sha256_of(path):
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def resealed(root, change):
     """Change the files of a model, and make its marker agree, as a stranger can."""
-    from dkfm.record import _manifest_digest, _sha256
+    from dkfm.record import _manifest_digest
 
     change(root)
     names = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and not p.is_symlink())
-    sums = {name: _sha256(root / name) for name in names if name != formats.MARKER}
+    sums = {name: sha256_of(root / name) for name in names if name != formats.MARKER}
     (root / formats.MARKER).write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
 
 
@@ -228,7 +234,10 @@ SHARD_METADATA = {
     ("name", "change"),
     [
         *(pytest.param("zstd", change, id=f"array, {what}") for what, change in SOURCE_METADATA.items()),
-        *(pytest.param("shard", change, id=f"shards, {what}") for what, change in SHARD_METADATA.items()),
+        *(
+            pytest.param("shard", change, id=f"shards, {what}", marks=pytest.mark.slow)
+            for what, change in SHARD_METADATA.items()
+        ),
     ],
 )
 def test_metadata_of_a_source_are_refused_before_a_chunk_is_opened(reader, sound, name, change):
@@ -320,7 +329,9 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize(
+    ("name", "kind"), [*KINDS[1:3], *(pytest.param(*kind, marks=pytest.mark.slow) for kind in (KINDS[0], *KINDS[3:]))]
+)
 @pytest.mark.parametrize("change", DOCUMENTS.values(), ids=DOCUMENTS)
 def test_a_store_whose_metadata_are_no_document_is_refused(reader, sound, name, kind, change):
     store = sound(name)
@@ -330,7 +341,10 @@ def test_a_store_whose_metadata_are_no_document_is_refused(reader, sound, name, 
     assert answer["chunks"] == []
 
 
-@pytest.mark.parametrize("name", ["x", "model/landmarks", "gram/gram", "scores/scores"])
+@pytest.mark.parametrize(
+    "name",
+    ["model/landmarks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("x", "gram/gram", "scores/scores"))],
+)
 @pytest.mark.parametrize("change", DOCUMENTS.values(), ids=DOCUMENTS)
 def test_an_array_whose_metadata_are_no_document_is_refused(reader, sound, name, change):
     within, _, array = name.rpartition("/")
@@ -629,6 +643,7 @@ def test_a_model_that_is_whole_and_is_not_dkfms_is_refused(reader, sound, kind, 
         require_refused(answer)
 
 
+@pytest.mark.slow
 def test_a_model_larger_than_memory_is_refused_with_its_size(reader, sound):
     store = sound("model")
     resealed(store, gigabyte)
@@ -787,6 +802,7 @@ def require_refused_or(answer, same):
         assert same(answer["value"]), answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "file"), WRITTEN, ids=lambda part: part)
 @settings(max_examples=15)
 @given(data=st.data())
@@ -838,6 +854,7 @@ def damage(file, other, how, place, outside):
 DAMAGE = ["delete", "cut", "extend", "flip", "exchange", "link", "pipe", "folder"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OWN, "crc", "zstd", "shard", "plain"])
 @settings(max_examples=30)
 @given(data=st.data())

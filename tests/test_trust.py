@@ -94,6 +94,7 @@ def test_a_model_with_a_function_is_loaded_only_where_it_is_trusted(module, rows
         dkfm.batch_score(tmp_path / "model", rows, tmp_path / "out", trusted="theirs:least")
 
 
+@pytest.mark.slow
 def test_a_stranger_s_model_does_not_even_import_the_module(module, rows, tmp_path):
     dkfm.ExactFeatureMap(kernels.Function(module.least)).fit(rows).save(tmp_path / "model")
     np.save(tmp_path / "z.npy", rows)

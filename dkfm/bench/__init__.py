@@ -4,7 +4,6 @@ Everything that is compared runs in turn, round by round, and ratios are those o
 sides. Before rivals are timed they score some rows, and must agree.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
 
+from dkfm import scratch
 from dkfm.bench import constants, contests
 from dkfm.bench.machine import describe
 from dkfm.bench.rivals import DTYPES, Site
@@ -162,8 +162,8 @@ def run(sizes: Sizes, address: str | None, say: Callable[[str], None]) -> dict[s
     if find_client(None) is not None:
         raise ClusterError("A Dask client is current here, and dkfm bench compares with threads: close it first.")
     report: dict[str, object] = {"sizes": asdict(sizes)}
-    with tempfile.TemporaryDirectory(prefix="dkfm-bench-") as folder:
-        with _site(address, Path(folder), sizes) as site:
+    with scratch.folder("bench") as folder:
+        with _site(address, folder, sizes) as site:
             report["machine"] = machine = describe(site.client)
             for name, fact in machine.items():
                 say(f"{name.replace('_', ' '):<22}{fact}")
@@ -173,7 +173,7 @@ def run(sizes: Sizes, address: str | None, say: Callable[[str], None]) -> dict[s
             title = "Constants of a sizing, with all threads at work"
             _tell("sizing", Table(title, measured.rows()), report, say)
             report["constants"] = asdict(measured.constants)
-        _tell("growth", _growth(address, Path(folder), sizes), report, say)
+        _tell("growth", _growth(address, folder, sizes), report, say)
     return report
 
 

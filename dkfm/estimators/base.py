@@ -12,13 +12,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm import apply
 from dkfm.certificate import Certificate, Verification
-from dkfm.errors import InvalidInputError
-from dkfm.estimators.training import Points, Training, training
+from dkfm.errors import InvalidInputError, reason
+from dkfm.estimators.training import Points, Training, in_memory, training
 from dkfm.estimators.transforming import Transforming
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
+from dkfm.kernels.frames import column_names, require_once
 from dkfm.kernels.precomputed import Precomputed
-from dkfm.kernels.rows import Array, Rows, as_rows, double
+from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Model
 from dkfm.record import Record
 
@@ -72,10 +73,13 @@ class KernelEstimator(Transforming):
             known = ", ".join(self._policies)
             raise InvalidInputError(f"on_indefinite must be one of {known}, and is {self.on_indefinite!r}.")
         given = training(kernel, X, copy=copy)
+        require_once(column_names(X) or (), "X has")
         try:
             validate_data(clone(self), X, reset=True, skip_check_array=True)
         except TypeError as error:  # names of columns that scikit-learn does not take
             raise InvalidInputError(str(error)) from None
+        except ValueError as error:
+            raise InvalidInputError(f"X has columns that cannot be told apart: {reason(error)}.") from None
         return given
 
     def _finish(
@@ -157,7 +161,7 @@ class KernelEstimator(Transforming):
         measured.require(self.certificate_)
         if X is None or model.kernel.of_numbers:
             return Verification(measured)
-        return self._measure_points(scorer, measured, double(as_rows(X)))
+        return self._measure_points(scorer, measured, self._rows(in_memory(X)))
 
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
         """Return the certificate of a model with fitted arrays, which need not be this estimator's yet."""
@@ -168,6 +172,13 @@ class KernelEstimator(Transforming):
         raise InvalidInputError(
             f"A {type(self).__name__} is measured on its training rows alone; give no other points."
         )
+
+    def _seen(self, X: object) -> object:
+        """Return rows in memory, if there are any, once their columns are called as those that fit saw."""
+        if X is not None:
+            X = in_memory(X)
+            self._require_seen(X)
+        return X
 
     def _record(self) -> Record:
         fitted: dict[str, object] = {

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from dkfm import apply, budget, certificate, gram, lanczos, pca, preflight, progress, sweep
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.mapping import in_precision
+from dkfm.estimators.mapping import in_precision, is_clipped
 from dkfm.estimators.training import TILE_VALUES, GivenGram, Points, Training, training, weighted
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
@@ -35,6 +35,7 @@ __all__ = [
     "model_of",
     "named_kernel",
     "own_moments",
+    "shares",
     "statistics",
     "warn_of_rounding",
 ]
@@ -46,9 +47,6 @@ _MOST_ASKED = 1000
 
 _POWERS = 7, 4
 """Of scikit-learn's randomized solver, for few components and for more than a tenth of all."""
-
-_UNHELD = 1e-2
-"""Of the largest variance: what float32 may be wrong by without a warning."""
 
 _SYMMETRY = 1e-8
 """Of a product of two vectors: more than rounding does."""
@@ -234,15 +232,27 @@ def model_of(kernel: Kernel, landmarks: Rows, found: Components, centered: bool,
 
 
 def warn_of_rounding(measured: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:
-    """Warn where float32 does not hold the scores of the training rows."""
-    if dtype == np.float32 and measured.error > _UNHELD:
-        message = f'float32 does not hold these scores, whose certificate is {measured}; fit with dtype="float64".'
-        warnings.warn(message, DkfmWarning, stacklevel=3)
+    """Warn where rounding is too large a part of the scores of the training rows."""
+    remedy = "the mean of the features hides their variance: centre the columns of X, or choose another kernel"
+    if dtype == np.float32:
+        remedy = 'float32 does not hold these scores: fit with dtype="float64"'
+    certificate.warn_above(measured.error, dtype, f"The certificate of these scores is {measured}", remedy)
 
 
 def statistics(found: Components, weight: float) -> dict[str, object]:
     """Return what a fit keeps of components of rows that weigh so much together."""
     return {"eigenvalues": found.eigenvalues, "total_variance": found.total / weight, "total_weight": weight}
+
+
+def shares(variances: Array, total: float) -> Array:
+    """Return the shares of variances (q,) in a total: 0 of nothing, and NaN, with a warning, of what is not known."""
+    if np.isnan(total):
+        message = (
+            "The shares of variance are NaN, for the first eigenvalues of a kernel that is not positive semi-definite "
+            'do not tell the sum of all positive ones; fit with eigen_solver="dense" for them.'
+        )
+        warnings.warn(message, DkfmWarning, stacklevel=3)
+    return np.zeros(len(variances)) if total <= 0 else variances / total
 
 
 def in_map(
@@ -263,12 +273,18 @@ def in_map(
         every = training(model.kernel, X, copy=False)
         given, weights = weighted(every, sample_weight)
         moments = sweep.moments(score, given.tiles(), given.diagonal(), weights)
+        if is_clipped(feature_map.error_bounds_):
+            moments = replace(moments, similarity=float(np.trace(moments.second)))
         if model.kernel.of_numbers:
             landmarks = every.subset(np.asarray(model.points)[:, 0].astype(np.intp))
     found = pca.of_map(W, moments, wanted, centered)
     made = model_of(model.kernel, model.points, found, centered, model.dtype)
-    measure = certificate.of_components if own else certificate.of_axes
-    measured = measure(apply.prepare(made), found.eigenvalues, landmarks.tiles())
+    scorer = apply.prepare(made)
+    if own:
+        measured = certificate.of_components(scorer, found.eigenvalues, landmarks.tiles())
+    else:
+        measured = certificate.of_axes(scorer, found.eigenvalues, landmarks.tiles(), moments.weight)
+    warn_of_rounding(measured, model.dtype)
     return made, {**statistics(found, moments.weight), "certificate": measured}, own
 
 
@@ -282,5 +298,6 @@ def own_moments(feature_map: ExactFeatureMap, W: Array, sample_weight: object) -
             "precomputed kernel), or they are to have weights."
         )
     points, values = feature_map.model_.points, feature_map.eigenvalues_
-    similarity = float(feature_map.kernel_.self_similarities(points).sum())
+    diagonal = values if is_clipped(feature_map.error_bounds_) else feature_map.kernel_.self_similarities(points)
+    similarity = float(diagonal.sum())
     return Moments(values, W.mean(axis=0) * values, float(len(W)), similarity, len(W))

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from dkfm import apply, budget, certificate, fisher, preflight, progress, shrinkage, sweep
+from dkfm import apply, budget, discriminant_certificate, fisher, preflight, progress, shrinkage, sweep
 from dkfm.certificate import Certificate
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.components import own_moments, warn_of_rounding
@@ -72,10 +72,12 @@ def fitted(
     by_eigenvalues = small or asked.on_indefinite == "clip" or not _is_known(kernel)
     decomposed = by_eigenvalues or asked.shrinkage is None
     _require_memory(n, given.width, kernel, budget.EIGENVECTORS if decomposed else 1)
+    room = decomposed or preflight.has_driver(n, given.width, kernel.blocks, kernel.copies)
     K = given.gram(asked.tile_rows, asked.workspace, asked.progress)
     with progress.of_call("dkfm-root", budget.root_seconds(n) if decomposed else 0.0, asked.progress):
         used = shrinkage.choose(K, classes, asked.on_indefinite) if asked.shrinkage is None else asked.shrinkage
-        found = fisher.solve(K, classes, used, by_eigenvalues=by_eigenvalues, on_indefinite=asked.on_indefinite)
+        how = by_eigenvalues or (None if room else False)
+        found = fisher.solve(K, classes, used, by_eigenvalues=how, on_indefinite=asked.on_indefinite)
     del K
     model = in_precision(Model(kernel, given.landmarks, fisher.heads(found, classes, asked.n_components)), dtype)
     values = {**_values(found, classes, used), "codes": classes.codes}
@@ -125,7 +127,9 @@ def measured(scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, obj
     means, priors = cast("Array", fitted["means"]), cast("Array", fitted["priors"])
     count = scorer.model.head("scores").columns
     turn, constants = fisher.decision(means, priors)
-    worst = Certificate(0.0, 0.0, 0)
+    worst, longest = Certificate(0.0, 0.0, 0), 1 / ridge if ridge > 0 else 0.0
+    if len(turn) and "squares" in fitted:
+        longest = float(cast("Array", fitted["squares"]).diagonal().max())
     for name, T, b in (
         ("scores", np.eye(len(turn))[:, :count], np.zeros(count)),
         ("decision_function", turn, constants),
@@ -135,11 +139,13 @@ def measured(scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, obj
             weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
             rows = Classes(codes.astype(np.int64), weights, len(priors)).indicators()
             expected = T.T @ T, means @ T - b
-            found = certificate.of_discriminants(scorer, name, landmarks.tiles(), rows, expected, ridge)
+            found = discriminant_certificate.of_discriminants(scorer, name, landmarks.tiles(), rows, expected, ridge)
         else:
             products = T.T @ cast("Array", fitted["squares"]) @ T
             mean = cast("Array", fitted["mean"])
-            found = certificate.of_combinations(scorer, name, landmarks.tiles(), products, mean, b)
+            found = discriminant_certificate.of_combinations(
+                scorer, name, landmarks.tiles(), products, mean, b, longest
+            )
         worst = worst.worse(found)
     return worst
 

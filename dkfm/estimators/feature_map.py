@@ -19,7 +19,8 @@ from dkfm.estimators.base import KernelEstimator, precision
 from dkfm.estimators.landmarks import BUILDS, Settings
 from dkfm.estimators.training import Training, in_memory, weighted
 from dkfm.kernels import KernelSpec, as_kernel
-from dkfm.kernels.rows import Array, Rows, as_rows, double
+from dkfm.kernels.frames import is_dask_array, require_same_columns, unwrapped
+from dkfm.kernels.rows import Array, Rows
 from dkfm.record import Record
 from dkfm.tiling import require_count
 from dkfm.workers import threads_of_a_task
@@ -61,7 +62,8 @@ class ExactFeatureMap(KernelEstimator):
         Whether pivots are found in the Gram matrix, or one column at a time without it, which takes far more rows where
         the rank is low; by default what is predicted to cost less.
     on_indefinite : {"raise", "clip"}
-        What to do with a kernel that is not positive semi-definite: refuse it, or drop its negative part and warn.
+        What to do with a kernel that is not positive semi-definite: refuse it, or drop its negative part and warn. All
+        positive eigenvalues above rounding, ``4 eps max |lambda|``, are kept then, and `verify` judges no new points.
     dtype : {"float64", "float32"}, or NumPy's
         What the fitted map computes in, with the rank that it can carry. The fit itself is in float64.
     random_state : int, RandomState or None
@@ -97,7 +99,8 @@ class ExactFeatureMap(KernelEstimator):
     error_bound_ : float
         The last of them.
     certificate_ : Certificate
-        Exactness as measured on pairs of landmarks; `verify` measures it again, and on other points.
+        Exactness as measured on pairs of landmarks; `verify` measures it again, and on other points. Of a clipped
+        kernel it is how far the features are from the kernel as it was given, negative part and all.
     training_certificate_ : Certificate
         As measured on pairs of training points; where these are all landmarks it is `certificate_`. Not after
         `truncate`.
@@ -194,6 +197,7 @@ class ExactFeatureMap(KernelEstimator):
         """
         self._require_parameters()
         X = in_memory(X)
+        require_same_columns(self.landmarks, X, "landmarks", "X")
         given, weights = weighted(self._begin(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
         settings = self._settings()
         with threads_of_a_task():
@@ -259,6 +263,11 @@ class ExactFeatureMap(KernelEstimator):
         ExactFeatureMap
             Fitted, with the error bound that it costs in `error_bound_`. Of the symmetric basis all N features stay.
 
+        Raises
+        ------
+        InvalidInputError
+            A rank that the map does not have; or a precomputed kernel that was clipped, whose negative part no map has.
+
         Examples
         --------
         >>> import numpy as np
@@ -287,6 +296,7 @@ class ExactFeatureMap(KernelEstimator):
 
         For two new points, ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus rounding: some 1e-8
         of the largest kernel value, and more for points far outside the training data where the basis is not cholesky.
+        Of a clipped kernel it is no distance, and bounds nothing.
 
         Parameters
         ----------
@@ -309,7 +319,7 @@ class ExactFeatureMap(KernelEstimator):
 
         Parameters
         ----------
-        X : array-like, scipy.sparse array or dask array of shape (n, d)
+        X : array-like, scipy.sparse array or dask collection of shape (n, d)
         Y : array-like or scipy.sparse array of shape (m, d), optional
             In memory; by default X.
 
@@ -331,13 +341,12 @@ class ExactFeatureMap(KernelEstimator):
         check_is_fitted(self, "model_")
         if self.kernel_.of_numbers:
             raise InvalidInputError("A precomputed kernel has no points to compare, so it knows no distances.")
-        if hasattr(X, "map_blocks"):
-            return lazy.distances(self.kernel_, cast("da.Array", X), double(as_rows(X if Y is None else Y, "Y")))
-        rows = double(as_rows(X))
-        others = rows if Y is None else double(as_rows(Y, "Y"))
-        if rows.shape[1] != self.model_.columns:
-            raise InvalidInputError(f"X has {rows.shape[1]} columns and the map was fitted with {self.model_.columns}.")
-        return apply.distances(self.kernel_, rows, others)
+        X = unwrapped(X)
+        if hasattr(X, "__dask_graph__"):
+            lazily = cast("da.Array", X) if is_dask_array(X) else self._of_frame(X).to_dask_array()
+            return lazy.distances(self.kernel_, lazily, self._rows(in_memory(lazily if Y is None else Y), "Y"))
+        rows = self._rows(X)
+        return apply.distances(self.kernel_, rows, rows if Y is None else self._rows(in_memory(Y), "Y"))
 
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
         return mapping.measured(scorer, landmarks, cast("Array | None", fitted.get("mean")))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm import affine, apply, dense, links
+from dkfm import affine, apply, certificate, dense, links
 from dkfm.affine import PREDICT, TRANSFORM, Linear
-from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
+from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators import labels
 from dkfm.estimators.folded import Folded, FoldedTransformer, measured_landmarks
+from dkfm.estimators.named import as_fitted, require_own_order
 from dkfm.estimators.transforming import Transforming
 from dkfm.kernels.rows import Array
 from dkfm.model import Head, Model
@@ -24,9 +24,8 @@ _SEEN = "n_features_in_", "feature_names_in_"
 _PROBES = 64
 """Random features that a model is read against where there are no points."""
 
-_WARNED = {"float64": 1e-6, "float32": 1e-2}
 _REFUSED, _CONSTANT = 0.1, 1e-6
-"""Of the spread of an output: what folded and unfolded may differ by without a warning, and at all."""
+"""Of the spread of an output: what folded and unfolded may differ by; of its size: the spread of a constant."""
 
 
 def fold(feature_map: Transforming, model: object) -> Folded:
@@ -88,6 +87,11 @@ def fold(feature_map: Transforming, model: object) -> Folded:
     width = next(iter(found.outputs.values()))[0].matrix.shape[0]
     if width != head.width:
         raise InvalidInputError(f"The model was fitted to {width} features, and the map returns {head.width}.")
+    require_own_order(
+        getattr(model, "feature_names_in_", None),
+        list(feature_map.get_feature_names_out()),
+        f"The rows of {model!r:.50}",
+    )
     folded = (FoldedTransformer if TRANSFORM in found.outputs else Folded)()
     folded._serve(_model(feature_map.model_, head, found))
     folded.model_name_, folded.kind_ = type(model).__name__, found.kind
@@ -98,7 +102,7 @@ def fold(feature_map: Transforming, model: object) -> Folded:
     _require_as_read(model, found, features)
     if not feature_map.kernel_.of_numbers:
         folded.rounding_ = _rounding(folded, feature_map.model_, found, features)
-        _judge(folded.rounding_, folded.model_.dtype.name)
+        _judge(folded.rounding_, folded.model_.dtype)
     return folded
 
 
@@ -133,7 +137,7 @@ def _require_as_read(model: object, found: Linear, F: Array) -> None:
         product = F64 @ after.matrix - after.offset
         error = 64 * eps * (np.abs(F64) @ np.abs(after.matrix) + np.abs(after.offset))
         expected = links.by_name(link)(product, _no_diagonal)
-        returned = np.asarray(getattr(model, name)(_as_fitted(model, F)))
+        returned = np.asarray(getattr(model, name)(as_fitted(model, F)))
         if found.classes is not None and name == PREDICT and returned.ndim == 1:
             returned = np.searchsorted(found.classes, returned)
         returned = returned.reshape(len(F), -1)
@@ -143,16 +147,6 @@ def _require_as_read(model: object, found: Linear, F: Array) -> None:
                 f"The {name} of {type(model).__name__} is not what its coefficients say, so that it cannot be folded; "
                 "it can still run on what transform returns."
             )
-
-
-def _as_fitted(model: object, F: Array) -> object:
-    """Return features as a model wants them that was fitted to a data frame."""
-    names = getattr(model, "feature_names_in_", None)
-    if names is None:
-        return F
-    import pandas as pd
-
-    return pd.DataFrame(F, columns=names)
 
 
 def _rounding(folded: Folded, of: Model, found: Linear, F: Array) -> float:
@@ -168,15 +162,14 @@ def _rounding(folded: Folded, of: Model, found: Linear, F: Array) -> float:
     return float(np.max(shares))  # a NaN is the largest
 
 
-def _judge(rounding: float, dtype: str) -> None:
+def _judge(rounding: float, dtype: np.dtype[np.floating]) -> None:
     told = f"Folded and unfolded differ by {rounding:.1e} of an output's spread on the landmarks"
     remedy = (
         "a scaler, or a model without a penalty, divides by what is mostly rounding; truncate the map or leave it out"
     )
     if not rounding <= _REFUSED:
         raise NotSupportedError(f"{told}: {remedy}.")
-    if rounding > _WARNED[dtype]:
-        warnings.warn(f"{told}: {remedy}.", DkfmWarning, stacklevel=3)
+    certificate.warn_above(rounding, dtype, told, remedy)
 
 
 def _no_diagonal() -> Array:

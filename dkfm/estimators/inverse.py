@@ -12,8 +12,10 @@ from sklearn.utils.validation import check_is_fitted
 from dkfm import apply, preflight, preimage
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator
+from dkfm.estimators.named import require_own_order
 from dkfm.estimators.training import Training
 from dkfm.kernels.base import Kernel
+from dkfm.kernels.frames import column_names
 from dkfm.kernels.maps import Warped
 from dkfm.kernels.rows import Array, as_rows, double
 from dkfm.model import Head, Model
@@ -111,6 +113,8 @@ class Preimages(KernelEstimator):
         start = self._nearest(scores) if init is None else double(as_rows(init, "init"))
         if start.shape != (len(scores), points.shape[1]) or not isinstance(start, np.ndarray):
             raise InvalidInputError(f"init must be of shape {(len(scores), points.shape[1])}, and is {start.shape}.")
+        if init is not None:
+            self._require_seen(init)
         head = self.model_.head("scores")
         weights = head.weights[:, : head.columns].astype(np.float64)
         mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
@@ -125,6 +129,7 @@ class Preimages(KernelEstimator):
 
     def _scores_of(self, X: object) -> Array:
         scores, q = double(as_rows(X)), self._n_features_out
+        require_own_order(column_names(X), list(self.get_feature_names_out()), "The scores")
         if not isinstance(scores, np.ndarray) or scores.shape[1] != q:
             raise InvalidInputError(f"Scores must be dense, with {q} columns, and these have {scores.shape[1]}.")
         return scores

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm import apply, certificate
+from dkfm import apply, certificate, pca
 from dkfm.certificate import Certificate
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import components
@@ -77,7 +77,8 @@ class KernelPCA(Preimages):
         Whether the mean of the training features is taken from them.
     formulation : {"combined", "primal", "dual"}
         Which of the paper's eigenproblems is solved: that of ``H K H``, which the combined and the dual solution share,
-        or the covariance of the explicit map, which has two cubic steps and needs a positive semi-definite K.
+        or the covariance of the explicit map, which has two cubic steps and needs a positive semi-definite K. "clip",
+        of a kernel that may be none, drops eigenvalues of ``H K H`` in all three.
     on_indefinite : {"auto", "raise", "clip"}
         What to do where the matrix has an eigenvalue more negative than rounding explains. "clip": drop them, and warn.
         "auto" is "clip" for fewer components than have positive eigenvalues, which do not show it, and else "raise".
@@ -102,7 +103,8 @@ class KernelPCA(Preimages):
     explained_variance_, explained_variance_ratio_ : ndarray of shape (q,)
         The variance of each score, and its share of the variance of the training features, all of it.
     total_variance_, total_weight_ : float
-        That variance, and the sum of the weights, N without any.
+        That variance, and the sum of the weights, N without any. Where a negative part is dropped the variance is the
+        sum of all positive eigenvalues over that of the weights; Lanczos does not find them all, and it is NaN.
     model_ : Model
     kernel_ : Kernel
     gamma_ : float
@@ -116,7 +118,7 @@ class KernelPCA(Preimages):
     sample_weight_ : ndarray of shape (N,)
         After `fit` with weights.
     certificate_ : Certificate
-        The Gram matrix of the training scores, measured against the eigenvalues.
+        The Gram matrix of the training scores, measured against the eigenvalues; a negative part has neither.
     n_features_in_ : int
 
     Raises
@@ -282,6 +284,7 @@ class KernelPCA(Preimages):
         (7, 3)
         """
         check_is_fitted(feature_map, "model_")
+        X = feature_map._seen(X)
         kernel, dtype = feature_map.model_.kernel, feature_map.model_.dtype
         made = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
         wanted = Wanted(components.count_of(n_components), dtype)
@@ -310,7 +313,8 @@ class KernelPCA(Preimages):
     def _of_training(self, X: object) -> Array:
         # From the eigenvectors: no second kernel product. A row without weight has none.
         weights = vars(self).get("sample_weight_")
-        if weights is not None and len(weights) != as_rows(X).shape[0]:
+        # An eigenvector is exact to some eps of its length, and the part of a row is as small as the row's weight.
+        if weights is not None and (len(weights) != as_rows(X).shape[0] or weights.min() < pca.LIGHT * weights.max()):
             return super()._of_training(X)
         scores: Array = self._weights * self.eigenvalues_ / (1.0 if weights is None else weights[:, np.newaxis])
         return scores.astype(self.model_.dtype, copy=False)
@@ -338,10 +342,9 @@ class KernelPCA(Preimages):
 
     @property
     def explained_variance_ratio_(self) -> Array:
-        """Share of the variance of the training features, (q,); all components there are have a sum of 1."""
+        """Share of `total_variance_`, (q,): of all components in sum 1; NaN, with a warning, where it is not known."""
         check_is_fitted(self, "model_")
-        total = self.total_variance_
-        return self.explained_variance_ / total if total > 0 else np.zeros(len(self.eigenvalues_))
+        return components.shares(self.explained_variance_, self.total_variance_)
 
     @property
     def X_fit_(self) -> object:  # noqa: N802  # scikit-learn's name
@@ -355,7 +358,7 @@ class KernelPCA(Preimages):
         """Return the squared distance, in feature space, of rows from the components' span through the mean.
 
         ``k(z, z) - 2 e'k_z + e'Ke`` less the sum of squared scores, clipped at 0; uncentred ``k(z, z)`` less that sum.
-        It tells novel rows from such as the training rows.
+        It tells novel rows from such as the training rows; where a negative part is dropped it is no distance.
 
         Parameters
         ----------
@@ -385,7 +388,7 @@ class KernelPCA(Preimages):
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
         values, weights = cast("Array", fitted["eigenvalues"]), cast("Array | None", fitted.get("sample_weight"))
         if not self._fitted_as.get("whole", True):
-            return certificate.of_axes(scorer, values, landmarks.tiles())
+            return certificate.of_axes(scorer, values, landmarks.tiles(), self.total_weight_)
         return certificate.of_components(scorer, values, landmarks.tiles(), weights)
 
     def __sklearn_tags__(self) -> Tags:

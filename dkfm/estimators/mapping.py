@@ -9,21 +9,19 @@ from scipy.linalg import solve_triangular
 
 from dkfm import apply, certificate, cholesky, links, root, sweep
 from dkfm.certificate import Certificate, Verification, spread
-from dkfm.errors import DkfmWarning, KernelError
+from dkfm.errors import DkfmWarning, KernelError, NotSupportedError
 from dkfm.estimators.landmarks import Chosen, Settings, factor
 from dkfm.estimators.training import GivenGram, Points, Training
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head, Model
 from dkfm.root import Root
 from dkfm.sources import MemorySource, Source
+from dkfm.spectrum import is_indefinite
 
 _ROUNDING = 1e-3
 """Share of a column's width that its middle may be off."""
 
-_CLIPPED = 1000 * root.EPS
-"""Of the largest eigenvalue: a negative one beyond it is no rounding."""
-
-__all__ = ["in_precision", "made", "measured", "truncated", "values_of", "with_points"]
+__all__ = ["in_precision", "is_clipped", "made", "measured", "truncated", "values_of", "with_points"]
 
 
 def made(given: Training, weights: Array | None, chosen: Chosen, settings: Settings) -> tuple[Model, dict[str, object]]:
@@ -51,12 +49,12 @@ def made(given: Training, weights: Array | None, chosen: Chosen, settings: Setti
     bounds, kept = root.error_bounds(remaining, found.values, largest, dtype), len(found.values)
     if dtype == np.float32:
         kept = root.single_rank(found, _values(given, landmarks), landmarks.diagonal())
+    if settings.on_indefinite == "clip":
+        negative = is_indefinite(_lowest(found), float(found.values.max(initial=0.0)), len(found.weights))
+        bounds = np.full(len(bounds), np.inf) if negative or lowest < -root.UNEXPLAINED * largest else bounds
     if settings.tol is not None:
         kept = root.rank_within(bounds[: kept + 1], settings.tol)
         _warn_of_tolerance(float(bounds[kept]), settings.tol)
-    if settings.on_indefinite == "clip":
-        negative = _lowest(found) < -_CLIPPED * float(found.values.max(initial=0.0))
-        bounds = np.full(len(bounds), np.inf) if negative or lowest < -root.UNEXPLAINED * largest else bounds
     if kept < len(found.values):
         found = found.first(kept)
         landmarks = landmarks.subset(np.arange(len(found.weights))) if found.triangular else landmarks
@@ -72,6 +70,9 @@ def made(given: Training, weights: Array | None, chosen: Chosen, settings: Setti
     certificates = _certificates(apply.prepare(model), given, landmarks, mean)
     if not np.isfinite(certificates["certificate"].error):
         raise KernelError(f"{settings.dtype} does not hold the values of {given.kernel!r} on these rows.")
+    shrunk = 1.0 if mean is None else _shrunk(apply.prepare(model), landmarks, largest)
+    accepted = _accepted(settings, float(bounds[kept]), largest, landmarks)
+    _warn_of_rounding(certificates["certificate"], dtype, shrunk, accepted)
     return model, {**fitted, **certificates}
 
 
@@ -89,6 +90,11 @@ def _is_whole(landmarks: Training, given: Training) -> bool:
     return own and landmarks.landmarks.shape[0] == given.landmarks.shape[0]
 
 
+def is_clipped(error_bounds: Array) -> bool:
+    """Whether a map with these bounds has lost the negative part of its kernel, so that nothing bounds its errors."""
+    return bool(np.isinf(error_bounds).any())
+
+
 def _lowest(found: Root) -> float:
     return float(found.dropped.min(initial=0.0))
 
@@ -103,6 +109,34 @@ def _values(given: Training, landmarks: Training) -> Array:
     return given.kernel.against(landmarks.landmarks)(_sample(given)[0])
 
 
+def _accepted(settings: Settings, bound: float, largest: float, landmarks: Training) -> float:
+    """Return the error that was asked for by `tol` or `rcond`, or that a clipped kernel leaves, which has its warning.
+
+    The bound is of ``sqrt(largest k(z, z))``, and a certificate is relative to the largest value that it compares.
+    """
+    if settings.tol is None and settings.rcond is None and not np.isinf(bound):
+        return 0.0
+    compared = float(landmarks.diagonal()[spread(landmarks.landmarks.shape[0])].max())
+    return bound * float(np.sqrt(largest / compared)) if compared > 0 else bound
+
+
+def _shrunk(scorer: apply.Scorer, landmarks: Training, largest: float) -> float:
+    """Return how many times as large as the largest centred square length the largest k(x, x) is; 1 where it is 0."""
+    square = float(np.square(scorer("features", _sample(landmarks)[0]).astype(np.float64)).sum(axis=1).max())
+    return max(1.0, largest / max(square, root.EPS * largest)) if largest > 0 else 1.0
+
+
+def _warn_of_rounding(measured: Certificate, dtype: np.dtype[np.floating], shrunk: float, accepted: float) -> None:
+    """Warn where rounding is too large a part of the features, which may have become small as they were centred."""
+    told, remedy = f"The certificate of this map is {measured}", "choose another kernel, or scale the columns of X"
+    if shrunk > 1:
+        told += f", {measured.error * shrunk:.1e} of the largest after the mean was taken away"
+        remedy = "centre the columns of X, or choose another kernel"
+    if dtype == np.float32:
+        remedy = 'float32 does not hold these features: fit with dtype="float64"'
+    certificate.warn_above(measured.error * shrunk, dtype, told, remedy, accepted)
+
+
 def _warn_of_tolerance(bound: float, tol: float) -> None:
     if bound > tol:
         message = f"No rank of this map is within tol = {tol:.3g}: its error bound is {bound:.3g}."
@@ -112,7 +146,18 @@ def _warn_of_tolerance(bound: float, tol: float) -> None:
 def truncated(
     model: Model, arrays: dict[str, Array], r: int, dtype: np.dtype[np.floating], basis: str
 ) -> tuple[Model, dict[str, object]]:
-    """Return the model of rank r of one of a higher rank, and what is fitted beside it, from what was for the other."""
+    """Return the model of rank r of one of a higher rank, and what is fitted beside it, from what was for the other.
+
+    Raises
+    ------
+    NotSupportedError
+        A precomputed kernel was clipped: its Gram matrix, which the certificate is measured against, is lost.
+    """
+    if model.kernel.of_numbers and is_clipped(arrays["error_bounds"]):
+        raise NotSupportedError(
+            "A map of a clipped precomputed kernel cannot be truncated, for what was dropped of the Gram matrix is not "
+            "kept to measure it against; fit again with rcond=."
+        )
     head = model.head("residual")
     whole = Root(head.weights, arrays[values_of(basis)], arrays["dropped"], head.triangular)
     found = whole.first(r)
@@ -203,7 +248,8 @@ def with_points(
     mean : ndarray of shape (N,), optional
         Of a centred map.
     bound : float
-        Of the error of pairs with a training point, in units of ``sqrt(largest k(z, z))``.
+        Of the error of pairs with a training point, in units of ``sqrt(largest k(z, z))``. Where it is infinite, as
+        that of a clipped kernel, the errors are measured and not judged.
     largest : float
         The largest k(x, x) of a training point.
 
@@ -216,11 +262,13 @@ def with_points(
     own = float(model.kernel.self_similarities(landmarks).max())
     most = float(model.kernel.self_similarities(some).max())
     against = certificate.of_map(scorer, landmarks, Z=some, mean=mean)
+    between = certificate.of_map(scorer, some, mean=mean)
+    residuals = scorer("residual", some)[:, 0]
+    if np.isinf(bound):  # nor do residuals bound anything
+        return Verification(measured, against, between, residuals, np.inf)
     # A certificate is a share of the largest value that was compared.
     compared = max(own, most)
     against.require_below(bound * np.sqrt(most * largest) / compared if compared > 0 else 0.0)
-    between = certificate.of_map(scorer, some, mean=mean)
-    residuals = scorer("residual", some)[:, 0]
     of_two = float(residuals.max()) / most if most > 0 else 0.0
     rounding = 1e-8 if model.heads["residual"].triangular else root.UNEXPLAINED
     between.require_below(of_two + max(rounding, bound * np.sqrt(largest / most) if most > 0 else 0.0))

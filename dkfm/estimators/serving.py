@@ -13,7 +13,8 @@ from dkfm import apply, lazy, transfer
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.shown import Shown
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array, as_rows, double
+from dkfm.kernels.frames import is_dask_array, unwrapped
+from dkfm.kernels.rows import Array, Rows, as_rows, double
 from dkfm.model import Model
 from dkfm.places import root_of
 from dkfm.record import Record
@@ -62,6 +63,7 @@ class Serving(Shown):
                 if diag is None
                 else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
             )
+        X = unwrapped(X)
         if not hasattr(X, "__dask_graph__"):
             return self._score(output, X, diag)[:, 0]
         found = self._lazily(output, X, diag)
@@ -70,8 +72,15 @@ class Serving(Shown):
 
     def _lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
         check_is_fitted(self, "model_")
-        if hasattr(X, "map_blocks"):
+        if is_dask_array(X):
             return lazy.transform(self._carried(), self.model_, output, cast("da.Array", X), diagonal)
+        rows = self._of_frame(X)
+        if diagonal is not None:
+            raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
+        return lazy.transform_frame(self._carried(), self.model_, output, rows, self._columns_of(output))
+
+    def _of_frame(self, X: object) -> dd.DataFrame:
+        """Return the columns of a dask data frame that fit saw, by name; all where it saw no names."""
         if not hasattr(X, "map_partitions") or getattr(X, "ndim", 0) != 2:
             raise InvalidInputError(
                 "Of dask's collections arrays and data frames are transformed, and this is neither."
@@ -86,25 +95,35 @@ class Serving(Shown):
             raise InvalidInputError(
                 f"The data frame has {len(frame.columns)} columns and the model was fitted with {self.model_.columns}."
             )
-        columns = self._columns_of(output)
-        if diagonal is not None:
-            raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
-        rows = frame if names is None else frame[list(names)]
-        return lazy.transform_frame(self._carried(), self.model_, output, rows, columns)
+        return frame if names is None else frame[list(names)]
 
     def _of(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
         """Return any output of rows X (n, d) as (n, width), of dask collections lazily."""
+        X = unwrapped(X)
         return self._lazily(output, X) if hasattr(X, "__dask_graph__") else self._score(output, X)
+
+    def _rows(self, X: object, name: str = "X") -> Rows:
+        """Return rows in memory as float64, once their columns are those that fit saw, in number and by name."""
+        X = unwrapped(X)
+        rows, expected = double(as_rows(X, name)), self.model_.columns
+        if rows.shape[1] != expected:
+            raise InvalidInputError(
+                f"{name} has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as "
+                "input."
+            )
+        self._require_seen(X)
+        return rows
+
+    def _require_seen(self, X: object) -> None:
+        """Raise where columns are not called as those that fit saw, in order; warn where one side has no names."""
+        try:
+            validate_data(self, unwrapped(X), reset=False, skip_check_array=True)
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(str(error)) from None
 
     def _score(self, output: str, X: object, diagonal: object = None) -> Array:
         check_is_fitted(self, "model_")
-        rows = double(as_rows(X))
-        expected = self.model_.columns
-        if rows.shape[1] != expected:
-            raise InvalidInputError(
-                f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as input."
-            )
-        validate_data(self, X, reset=False, skip_check_array=True)
+        rows = self._rows(X)
         known = None if diagonal is None else _as_diagonal(diagonal, rows.shape[0])
         with threads_of_a_task():
             return apply.finite_scores(self._scorer(), output, rows, "X", diagonal=known)

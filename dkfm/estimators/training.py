@@ -1,8 +1,7 @@
 """What a fit is given: points, or the Gram matrix itself."""
 
-import shutil
+import math
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,18 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.preprocessing import StandardScaler
 
-from dkfm import files, gram
+from dkfm import files, gram, scratch
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.kernels import Affine
 from dkfm.kernels.base import Kernel
+from dkfm.kernels.frames import is_dask_array, unwrapped
 from dkfm.kernels.rows import Array, Rows, as_array, as_rows, double
 from dkfm.sources import MemorySource, Source, open_source, read_finite
 from dkfm.tiling import row_slices
 
 if TYPE_CHECKING:
     import dask.array as da
+    import dask.dataframe as dd
 
 __all__ = [
     "TILE_VALUES",
@@ -43,6 +44,9 @@ _GRAM = "The Gram matrix"
 
 _SYMMETRY = 1e-8
 """Of the largest value: more than rounding does to a kernel that is symmetric."""
+
+_LEAST_WEIGHT = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
+"""Of the largest sample weight: with it kernel values of 1 have all their digits, and as many more below them."""
 
 Numbers = npt.NDArray[np.intp]
 
@@ -199,15 +203,16 @@ class GivenGram:
 
 
 def in_memory(X: object) -> object:
-    """Return what a fit is given: a dask data frame as one in memory, anything else as it is."""
-    lazy_frame = hasattr(X, "map_partitions") and not hasattr(X, "map_blocks") and hasattr(X, "compute")
-    return X.compute() if lazy_frame else X  # type: ignore[attr-defined]  # as just seen
+    """Return what a fit is given: a dask data frame as one in memory, anything else `unwrapped`."""
+    X = unwrapped(X)
+    lazy_frame = hasattr(X, "map_partitions") and hasattr(X, "compute") and not is_dask_array(X)
+    return cast("dd.DataFrame", X).compute() if lazy_frame else X
 
 
 def is_single(X: object) -> bool:
     """Whether all that a fit is given is float32."""
-    types = list(getattr(X, "dtypes", [getattr(X, "dtype", None)]))
-    return bool(types) and all(kind == np.float32 for kind in types)
+    types = np.ravel(np.asarray(getattr(X, "dtypes", getattr(X, "dtype", None)), dtype=object))
+    return len(types) > 0 and all(kind == np.float32 for kind in types)
 
 
 def training(kernel: Kernel, X: object, *, copy: bool = True) -> Training:
@@ -256,6 +261,13 @@ def _checked(sample_weight: object, n: int) -> Array:
     weights = weights.astype(np.float64)
     if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
         raise InvalidInputError("sample_weight must be finite, not negative, and not zero for every row.")
+    with np.errstate(over="ignore"):  # what overflows is refused here
+        most, total = float(weights.max()), float(weights.sum())
+    if most < _LEAST_WEIGHT or total == np.inf:
+        raise InvalidInputError(
+            f"sample_weight must have a finite sum and a largest weight of at least {_LEAST_WEIGHT:.0e}, for their "
+            f"products with kernel values, and has {total:.1e} and {most:.1e}; multiply the weights by a number."
+        )
     return weights
 
 
@@ -271,27 +283,22 @@ def _given_dask(kernel: Kernel, X: object) -> GivenGram:
     shape = getattr(X, "shape", ())
     if len(shape) != 2 or any(np.isnan(length) for length in shape):
         raise InvalidInputError("A Gram matrix as a dask array must have two dimensions of known lengths.")
-    # A graph may cost more than it holds: every chunk is computed once, into a file that goes with the fit.
-    folder = tempfile.mkdtemp(prefix="dkfm-given-")
-    try:
-        given = _given(kernel, _spooled(cast("da.Array", X), Path(folder) / "gram.npy"))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    weakref.finalize(given, shutil.rmtree, folder, ignore_errors=True)
-    return given
+    # A graph may cost more than it holds: every chunk is computed once.
+    return _given(kernel, _spooled(cast("da.Array", X)))
 
 
-def _spooled(X: "da.Array", path: Path) -> Source:
-    with files.writing(path):
-        spool = np.lib.format.open_memmap(path, "w+", np.float64, X.shape)
-        start = 0
+def _spooled(X: "da.Array") -> Source:
+    """Write a matrix to a file without a name, which is gone with the last array that maps it, or with the process."""
+    place, start = Path(tempfile.gettempdir()), 0
+    scratch.require_room(place, 8 * math.prod(X.shape), "The Gram matrix")
+    with files.writing(place), tempfile.TemporaryFile() as file:
         for length in filter(None, X.chunks[0]):
-            rows = slice(start, start + length)
-            spool[rows] = _dense(as_array(X[rows].compute(), _GRAM))
+            # Written, not mapped: on a full disk a mapped page ends the process.
+            rows = _dense(as_array(X[start : start + length].compute(), _GRAM))
+            file.write(np.ascontiguousarray(rows, np.float64).data)
             start += length
-        spool.flush()
-    return MemorySource(np.load(path, mmap_mode="r"), _GRAM)
+        file.flush()
+        return MemorySource(np.memmap(file, np.float64, "r", shape=X.shape), _GRAM)
 
 
 def _dense(rows: Rows) -> Array:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
 from dkfm.estimators.serving import Serving
+from dkfm.kernels.frames import unwrapped
 from dkfm.kernels.rows import Array
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Transforming(Serving, _Transformer, auto_wrap_output_keys=None):  # type: 
         ----------
         X : array-like, scipy.sparse array, dask array or dask data frame of shape (n, d)
             For a precomputed kernel the values k(z, x) of each row z, (n, N). The columns of a dask data frame are
-            taken by the names that `fit` saw, if it saw any.
+            taken by the names that `fit` saw, if it saw any; those of a frame in memory must have these names, in the
+            same order. A DataArray of xarray's counts as the NumPy or dask array that it holds.
 
         Returns
         -------
@@ -56,10 +58,12 @@ class Transforming(Serving, _Transformer, auto_wrap_output_keys=None):  # type: 
         InvalidInputError
             Rows that are not finite real numbers, or another number of columns than in fit.
         """
+        X = unwrapped(X)
         return self._lazily(self._output, X) if hasattr(X, "__dask_graph__") else super().transform(X)
 
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
         """Fit, and return the output for the training rows: see `fit` and `transform`."""
+        X = unwrapped(X)
         self.fit(X, y, **fit_params)
         return self.transform(X) if hasattr(X, "__dask_graph__") else super().fit_transform(X)
 

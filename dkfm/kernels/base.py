@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from dkfm.errors import InvalidInputError
-from dkfm.kernels.blocks import checked_block
+from dkfm.kernels.blocks import checked_block, fits_single
 from dkfm.kernels.definiteness import Definiteness
-from dkfm.kernels.rows import Array, Rows, as_rows, double, fits_single, is_sparse
+from dkfm.kernels.frames import paired_rows
+from dkfm.kernels.rows import Array, Rows, as_rows, double, is_sparse
 from dkfm.kernels.shown import as_html
 
 if TYPE_CHECKING:
@@ -164,15 +165,11 @@ class Kernel(ABC):
         Raises
         ------
         InvalidInputError
-            Rows that are not rows, or two different numbers of columns.
+            Rows that are not rows, two different numbers of columns, or data frames whose columns differ.
         KernelError
             A block with a value that is not finite.
         """
-        x = as_rows(X)
-        y = x if Y is None or Y is X else as_rows(Y, "Y")
-        if x.shape[1] != y.shape[1]:
-            raise InvalidInputError(f"X has {x.shape[1]} columns and Y has {y.shape[1]}; a kernel compares equals.")
-        return checked_block(self, x, y)
+        return checked_block(self, *paired_rows(X, Y))
 
     def diag(self, X: object) -> Array:
         """Return the self-similarities k(x, x), shape (n,), of the rows of X (n, d)."""

@@ -14,9 +14,12 @@ from dkfm.tiling import row_slices
 if TYPE_CHECKING:
     from dkfm.kernels.base import Kernel
 
-__all__ = ["by_rows", "checked_block", "mirror_lower"]
+__all__ = ["by_rows", "checked_block", "fits_single", "mirror_lower"]
 
 _VALUES_AT_ONCE = 2**15
+
+_SINGLE_RANGE = 1e-30, 1e30
+"""Parameters of a kernel beyond it do not go through float32."""
 
 
 def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
@@ -52,3 +55,11 @@ def mirror_lower(K: Array) -> None:
         corner[upper] = corner.T[upper]
         for b in range(0, a, step):
             K[b : b + step, a : a + step] = K[a : a + step, b : b + step].T
+
+
+def fits_single(parameter: object) -> bool:
+    """Whether a parameter of a kernel, or all numbers of a tuple, go through float32."""
+    if isinstance(parameter, tuple):
+        return all(map(fits_single, parameter))
+    smallest, largest = _SINGLE_RANGE
+    return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest

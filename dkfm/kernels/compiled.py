@@ -9,7 +9,7 @@ in about a second for each sum.
 import threading
 from collections.abc import Callable
 from functools import cache
-from math import log
+from math import log, log1p
 from pathlib import Path
 
 import numba
@@ -145,11 +145,12 @@ def _mixture(X, Y, block):
         for j in range(Y.shape[0]):
             total = 0.0
             for k in range(X.shape[1]):
-                x, y = X[i, k], Y[j, k]
-                if x > 0:
-                    total -= x * log(x / (x + y))
-                if y > 0:
-                    total -= y * log(y / (x + y))
+                small, large = min(X[i, k], Y[j, k]), max(X[i, k], Y[j, k])
+                share = small / large if small > 0 else 0.0
+                if share >= 1e-290:  # below it a share may have lost digits
+                    total += (large + small) * log1p(share) - small * log(share)
+                elif small > 0:
+                    total += small * (1 + log(large) - log(small))
             block[i, j] = total
 
 

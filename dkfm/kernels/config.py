@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from typing import Any
 
-from dkfm.errors import KernelError
+from dkfm.errors import KernelError, shortened, shown
 from dkfm.kernels import trust
 from dkfm.kernels.angle import ArcCosine
 from dkfm.kernels.base import Kernel
@@ -92,7 +92,9 @@ def to_config(kernel: Kernel) -> dict[str, object]:
             f"{kernel!r} cannot be written to a store: only the kernels of dkfm.kernels can; wrap a function of blocks "
             "in Function."
         )
-    return _encode(kernel, _MAX_DEPTH)  # type: ignore[return-value]  # what a kernel is encoded as
+    stored = _encode(kernel, _MAX_DEPTH)
+    trust.require_modest(stored)
+    return stored  # type: ignore[return-value]  # what a kernel is encoded as
 
 
 def _encode(value: object, depth: int) -> object:
@@ -151,9 +153,10 @@ def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
     UntrustedError
         A function that is not trusted, or has changed.
     """
+    trust.require_modest(config)
     kernel = _decode(config, trusted, _MAX_DEPTH)
     if not isinstance(kernel, Kernel):
-        raise KernelError(f"A stored kernel must be one, and is {kernel!r:.50}.")
+        raise KernelError(f"A stored kernel must be one, and is {shown(kernel, 50)}.")
     return kernel
 
 
@@ -210,7 +213,7 @@ def _lookup(name: object, registry: Mapping[str, type]) -> type:
     other = _OTHER_NAMES.get(str(name))
     near = get_close_matches(str(name).lower(), _PLAIN) if other is None else [other]
     hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(_PLAIN)}"
-    raise KernelError(f"There is no kernel named {name!r:.50}; {hint}.")
+    raise KernelError(f"There is no kernel named {shown(name, 50)}; {hint}.")
 
 
 def _build(made: type, parameters: Mapping[str, object]) -> Any:
@@ -218,7 +221,7 @@ def _build(made: type, parameters: Mapping[str, object]) -> Any:
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
-        raise KernelError(f"{made.__name__} {has}, and got {', '.join(unknown)}.")
+        raise KernelError(f"{made.__name__} {has}, and got {shortened(', '.join(unknown))}.")
     missing = [name for name, required in known.items() if required and name not in parameters]
     if missing:
         raise KernelError(f"{made.__name__} needs {', '.join(missing)}.")

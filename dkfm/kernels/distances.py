@@ -3,7 +3,8 @@
 One GEMM of centred, augmented rows gives ``-|x - y|^2``; its error is at most ``8 eps (|x-c|^2 + |y-c|^2)`` with ``c``
 the mean of the landmarks (0 where that is next to nothing, and for sparse rows, whose products stay as they are). Where
 the distance is so small that this would cost digits, it is computed again from differences, so equal rows give exactly
-0 in any tile. Rows whose error in float32 would exceed what the caller can bear are computed in float64.
+0 in any tile; so is, of rows so wide that 1e-12 is too little for that error, what an exponential does not make
+nothing of. Rows whose error in float32 would exceed what the caller can bear are computed in float64.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from dkfm.kernels.base import Evaluator, Prepared
 from dkfm.kernels.lent import Lent
 from dkfm.kernels.products import prepared_products
-from dkfm.kernels.rows import Array, Rows, double, scaled_columns, squared_norms, stored_values
+from dkfm.kernels.rows import Array, Rows, double, scaled_columns, squared_norms
 from dkfm.tiling import row_slices
 
 __all__ = ["SINGLE_ERROR", "SINGLE_LIMIT", "negative_squared_distances"]
@@ -32,6 +33,12 @@ _FEW_COLUMNS = 4
 _NEAR = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
 """Below this share of |x-c|^2 + |y-c|^2 a distance is computed again from differences."""
 
+_WIDE = 64.0
+"""Squared norms of two rows, together, from which the error of a product is too large for an exponent."""
+
+_EXPONENT = 5e-16
+"""What the error of an exponential may be, of rows that are wide: its share is that of the exponent."""
+
 _ROWS_AT_ONCE = 64
 """Rows whose near landmarks are looked up at a time."""
 
@@ -43,6 +50,8 @@ _AROUND_ZERO = 1e-3
 
 _VALUES_AT_ONCE = 2**18
 """Differences that are there at a time."""
+
+_EPS = float(np.finfo(np.float64).eps)
 
 _Pairs = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Array]
 
@@ -103,7 +112,10 @@ class _Products:
 
         What is not near is well below 0.
         """
-        _recompute_near(block, norms, self.norms, self.near, lambda i, j: self._squares(Z, i, j))
+        widest = float(norms.max(initial=0.0)) + float(self.norms.max(initial=0.0))
+        double_wide = block.dtype == np.float64 and _WIDE < widest < np.inf  # float32 has its own way, below
+        least = float(np.log(8 * _EPS * widest / _EXPONENT)) if double_wide else 0.0
+        _recompute_near(block, norms, self.norms, (self.near, least), lambda i, j: self._squares(Z, i, j))
         if block.dtype == np.float32:
             wide = np.flatnonzero(SINGLE_ERROR * (norms + self.norms.max()) > SINGLE_LIMIT)
             for part in row_slices(len(wide), 256):
@@ -114,11 +126,16 @@ class _Products:
         """Return the squared distances of pairs, from the differences of their rows as they came."""
         squares = np.empty(len(i))
         dense = isinstance(Z, np.ndarray) or isinstance(self.landmarks, np.ndarray)
-        width = Z.shape[1] if dense else stored_values(Z) + stored_values(self.landmarks)
+        width = Z.shape[1] if dense else _longest(Z, i) + _longest(self.landmarks, j)
         for part in row_slices(len(i), max(1, _VALUES_AT_ONCE // width)):
             difference = double(Z[i[part]]) - self.landmarks[j[part]]
             squares[part] = squared_norms(scaled_columns(_rows(difference), self.factors))
         return squares
+
+
+def _longest(X: Rows, rows: npt.NDArray[np.intp]) -> int:
+    """Return how many dense float64 values take the memory of the longest of some rows."""
+    return 2 * int(np.diff(X.indptr)[rows].max(initial=0)) + 1  # type: ignore[union-attr]  # of CSR rows, as the caller saw
 
 
 def _rows(difference: Rows) -> Rows:
@@ -196,11 +213,16 @@ class _Sparse(_Products):
         return self.mended(block, Z, norms)
 
 
-def _recompute_near(block: Array, left: Array, right: Array, near: float, squares: _Pairs) -> None:
-    """Replace, in place, near pairs, which the squared norms of both sides tell, by minus their squares."""
+def _recompute_near(block: Array, left: Array, right: Array, limits: tuple[float, float], squares: _Pairs) -> None:
+    """Replace, in place, near pairs by minus their squares.
+
+    Near is what is within a share of the squared norms of both sides, and of wide rows what is within a number.
+    """
+    near, least = limits
     # One pass finds the rows that have a near landmark at all.
-    candidates = np.flatnonzero(block.max(axis=1) >= -near * (left + right.max()))
+    candidates = np.flatnonzero(block.max(axis=1) >= -np.maximum(near * (left + right.max()), least))
     for part in row_slices(len(candidates), _ROWS_AT_ONCE):
         rows = candidates[part]
-        i, j = np.nonzero(block[rows] >= -near * (left[rows, np.newaxis] + right))
+        sums = left[rows, np.newaxis] + right
+        i, j = np.nonzero((block[rows] >= -near * sums) | ((block[rows] >= -least) & (sums > _WIDE)))
         block[rows[i], j] = -squares(rows[i], j)

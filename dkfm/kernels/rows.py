@@ -19,7 +19,6 @@ __all__ = [
     "csr_rows",
     "double",
     "finite_rows",
-    "fits_single",
     "is_sparse",
     "require_finite",
     "require_two_dimensions",
@@ -29,9 +28,6 @@ __all__ = [
     "stored_values",
     "unit_rows",
 ]
-
-_SINGLE_RANGE = 1e-30, 1e30
-"""Parameters of a kernel beyond it do not go through float32."""
 
 Array: TypeAlias = npt.NDArray[np.floating]
 if TYPE_CHECKING:
@@ -74,8 +70,10 @@ def as_array(X: object, name: str) -> Rows:
         raise InvalidInputError(f"{name} has masked values, which are no numbers; fill or drop them.")
     try:
         rows = np.asarray(X)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{name} must hold real numbers in rows and columns: {error}") from None
+    if rows.dtype == object and hasattr(X, "to_numpy") and hasattr(X, "isna"):
+        rows = X.to_numpy(dtype=object, na_value=np.nan)  # pandas has a null of its own, which is no float
     if rows.dtype == object:
         rows = _numbers(rows, name)
     require_two_dimensions(rows.shape, rows.dtype, name)
@@ -103,11 +101,24 @@ def _as_csr(X: object, name: str) -> Sparse:
 
     dtype = cast("np.dtype[np.generic]", X.dtype)  # type: ignore[attr-defined]  # every sparse array has one
     require_two_dimensions(X.shape, dtype, name)  # type: ignore[attr-defined]  # and the other
-    rows = csr_array(X, dtype=dtype if dtype in (np.float32, np.float64) else np.float64)  # type: ignore[call-overload]  # sparse, as the caller saw
+    try:
+        _require_sound(X)
+        rows = csr_array(X, dtype=dtype if dtype in (np.float32, np.float64) else np.float64)  # type: ignore[call-overload]  # sparse, as the caller saw
+        _require_sound(rows)
+    except (ValueError, IndexError) as error:
+        raise InvalidInputError(f"{name} is no sound sparse array: {error}.") from None
     if not rows.has_canonical_format:
         rows = rows.copy()  # adding up duplicates in place would change the user's array
         rows.sum_duplicates()
     return cast("Sparse", rows)
+
+
+def _require_sound(X: Any) -> None:
+    """Raise a ValueError where the arrays of sparse rows do not fit each other: SciPy would read beside them."""
+    if X.format in ("csr", "csc", "bsr", "coo"):
+        same = type(X)(X)  # with the same arrays, of which a check may leave out an unused end
+        if X.format != "coo":  # which is checked as it is made
+            same.check_format(full_check=True)
 
 
 def csr_rows(data: Array, indices: npt.NDArray[np.integer], indptr: npt.NDArray[np.integer], columns: int) -> Sparse:
@@ -236,11 +247,3 @@ def unit_rows(X: Rows) -> tuple[Rows, Array]:
 
 def _with_data(X: Sparse, data: Array) -> Sparse:
     return csr_rows(data.astype(X.dtype, copy=False), X.indices, X.indptr, X.shape[1])
-
-
-def fits_single(parameter: object) -> bool:
-    """Whether a parameter of a kernel, or all numbers of a tuple, go through float32."""
-    if isinstance(parameter, tuple):
-        return all(map(fits_single, parameter))
-    smallest, largest = _SINGLE_RANGE
-    return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest

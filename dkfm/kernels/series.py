@@ -8,15 +8,21 @@ from math import isfinite
 
 import numpy as np
 
-from dkfm.errors import KernelError
+from dkfm.errors import KernelError, shown
 from dkfm.kernels.base import Evaluator, Kernel
 from dkfm.kernels.blocks import by_rows
 from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.parameters import as_number
-from dkfm.kernels.rows import Array, Rows
+from dkfm.kernels.rows import Array, Rows, unit_rows
 from dkfm.kernels.wrap import Pointwise, Wrapper
 
 __all__ = ["Exp", "Normalized", "PowerSeries"]
+
+_MAX_TERMS = 1024
+"""Of a power series: every value of the kernel takes a step for each."""
+
+_SMALLEST = float(np.finfo(np.float64).tiny)
+"""The smallest number with all its digits."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class PowerSeries(Pointwise):
     ----------
     kernel : Kernel
     coefficients : sequence of float, >= 0
-        ``a_0, a_1, ..``
+        ``a_0, a_1, ..``, at most 1024.
 
     Examples
     --------
@@ -46,10 +52,12 @@ class PowerSeries(Pointwise):
         super().__post_init__()
         given = self.coefficients
         if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str | bytes) or not np.size(given):
-            raise KernelError(f"PowerSeries needs a sequence of coefficients, and got {given!r:.50}.")
+            raise KernelError(f"PowerSeries needs a sequence of coefficients, and got {shown(given, 50)}.")
+        if len(given) > _MAX_TERMS:
+            raise KernelError(f"PowerSeries takes at most {_MAX_TERMS} coefficients, and got {len(given)}.")
         numbers = tuple(as_number(a) for a in given)
         if not all(isfinite(a) for a in numbers):
-            raise KernelError(f"PowerSeries needs finite numbers as coefficients, and got {given!r:.50}.")
+            raise KernelError(f"PowerSeries needs finite numbers as coefficients, and got {shown(given, 50)}.")
         if min(numbers) < 0:
             raise KernelError(
                 f"PowerSeries needs coefficients >= 0, and got {min(numbers)}: "
@@ -150,4 +158,19 @@ class Normalized(Wrapper):
         squares = self.kernel.self_similarities(rows)
         if squares.min() < 0:
             raise KernelError(f"{self!r} needs k(x, x) >= 0, and it is {squares.min()} for row {squares.argmin()}.")
+        self._require_no_underflow(rows, squares)
         return np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
+
+    def _require_no_underflow(self, rows: Rows, squares: Array) -> None:
+        """Raise where k(x, x) has lost its digits: it is too small a number, or 0 but not for a multiple of the row."""
+        small = np.flatnonzero(squares < _SMALLEST)
+        if not len(small):
+            return
+        lengthened, lengths = unit_rows(rows[small])
+        lost = (squares[small] > 0) | ((lengths < 1) & (self.kernel.self_similarities(lengthened) > 0))
+        if lost.any():
+            row = int(small[lost.argmax()])
+            raise KernelError(
+                f"{self!r} divides by sqrt(k(x, x)), and that of row {row} is {squares[row]:.1e}, smaller than float64 "
+                "holds; multiply the rows by a number."
+            )

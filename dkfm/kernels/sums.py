@@ -56,13 +56,19 @@ def chi_squared(X: Array, Y: Array) -> Array:
 
 def mixture(X: Array, Y: Array) -> Array:
     """Return ``-sum_j x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j))``, with 0 log 0 = 0, of all pairs."""
-    from scipy.special import rel_entr
 
     def terms(x: Array, y: Array) -> Array:
-        both = x + y
-        found: Array = rel_entr(x, both)
-        found += rel_entr(y, both)
-        return np.negative(found, out=found)
+        # With s <= l: (l + s) log(1 + s / l) - s log(s / l), of which nothing cancels.
+        small, large = np.minimum(x, y), np.maximum(x, y)
+        shares = np.divide(small, large, out=np.zeros_like(large), where=large > 0)
+        # Below 1e-290 a share may have lost digits, and the first term is s.
+        tiny = shares < 1e-290
+        found: Array = np.where(tiny, small, (large + small) * np.log1p(shares))
+        found -= small * np.log(np.where(tiny, 1.0, shares))
+        tiny &= small > 0
+        if tiny.any():
+            found[tiny] += small[tiny] * (np.log(large[tiny]) - np.log(small[tiny]))
+        return found
 
     return _sums("mixture", X, Y, lambda rows: _by_rows(terms, rows, Y))
 

@@ -1,4 +1,4 @@
-"""Functions of the user's in a store: their import path and a digest of their source, and no code.
+"""What is accepted of a stranger's kernel: so much of it, and of functions a path and a digest of their source.
 
 Nothing is imported that the caller has not named, and what is imported must have the source that was saved.
 """
@@ -12,7 +12,12 @@ from types import CodeType, FunctionType
 
 from dkfm.errors import InvalidInputError, KernelError, UntrustedError
 
-__all__ = ["as_trusted", "describe", "find", "import_path", "imported", "is_description"]
+__all__ = ["as_trusted", "describe", "find", "import_path", "imported", "is_description", "require_modest"]
+
+_MAX_PARTS, _MAX_TEXT, _MAX_NUMBERS = 1024, 1000, 2**20
+"""Of a kernel in a stored model: its kernels and maps, the characters of a text, and the numbers of a list. What has
+more is nobody's kernel, and would take a reader's time and memory.
+"""
 
 
 def import_path(function: Callable[..., object]) -> str:
@@ -51,6 +56,24 @@ def as_trusted(trusted: object) -> tuple[str, ...]:
 def is_description(value: object) -> bool:
     """Whether a stored value is what `describe` made."""
     return isinstance(value, Mapping) and set(value) == {"function", "source"}
+
+
+def require_modest(config: object) -> None:
+    """Raise a KernelError where stored values are more or longer than those of any kernel."""
+    parts, waiting = 0, [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str) and len(value) > _MAX_TEXT:
+            raise KernelError(f"A stored kernel has a text of {len(value)} characters, and may have {_MAX_TEXT}.")
+        if isinstance(value, list) and len(value) > _MAX_NUMBERS:
+            raise KernelError(f"A stored kernel has a list of {len(value)}, and may have {_MAX_NUMBERS}.")
+        if isinstance(value, Mapping):
+            parts += 1
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += [part for part in value if isinstance(part, str | list | Mapping)]
+        if parts > _MAX_PARTS:
+            raise KernelError(f"A stored kernel has more than {_MAX_PARTS} parts.")
 
 
 def find(description: Mapping[str, object], trusted: Collection[str]) -> Callable[..., object]:

@@ -1,6 +1,5 @@
-"""What tests of clusters need beside Python: a program or a package, or they skip; with DKFM_CLUSTER they fail."""
+"""What tests of clusters need beside Python: a program or a package, or they skip."""
 
-import os
 import shutil
 from importlib.util import find_spec
 
@@ -15,6 +14,4 @@ def needs(*names):
             shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin") if package == name else find_spec(package)
         )
         if not there:
-            if os.environ.get("DKFM_CLUSTER"):
-                pytest.fail(f"{name} is missing, and DKFM_CLUSTER asks for every test of clusters.", pytrace=False)
             pytest.skip(f"{name} is not on this machine.", allow_module_level=True)

@@ -25,6 +25,8 @@ from faults import harness
 
 needs("import dask_kubernetes", "import kubernetes_validate", "hadolint", "openssl")
 
+pytestmark = pytest.mark.cluster
+
 NAME = "dkfm"
 OURS = {"dask.org/cluster-name": NAME}
 ROLES = {"scheduler": "scheduler", "worker": "worker", "runner": "client"}

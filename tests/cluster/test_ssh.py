@@ -25,6 +25,8 @@ needs("sshd", "ssh-keygen", "import asyncssh", "import cryptography")
 
 from dkfm.ssh import _hosts, ssh_cluster  # noqa: E402  # after it is known to be of use
 
+pytestmark = pytest.mark.cluster
+
 LOOPBACK = {"127.0.0.1"}
 
 

@@ -16,6 +16,8 @@ from faults import harness
 
 needs("openssl")
 
+pytestmark = pytest.mark.cluster
+
 TLS = Path(__file__).parents[2] / "cluster" / "tls"
 
 

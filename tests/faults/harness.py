@@ -240,9 +240,9 @@ def sentence(text):
     return lines[0]
 
 
-def numbers(quick, ci, full):
-    """Parametrize a test by how many faults it injects: two minutes of all, more where DKFM_FAULTS is "ci", or slow."""
-    few = ci if os.environ.get("DKFM_FAULTS") == "ci" else quick
+def numbers(few, campaign):
+    """Parametrize a test by how many faults it injects: a few, or with DKFM_FAULTS=all those of the whole campaign."""
+    whole = os.environ.get("DKFM_FAULTS") == "all"
     return pytest.mark.parametrize(
-        "faults", [few, pytest.param(full, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+        "faults", [pytest.param(campaign, marks=pytest.mark.timeout(3600)) if whole else few]
     )

@@ -1,0 +1,225 @@
+"""What is marked complete is what a reader accepts; nothing is written through links, or above a removed output."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import dkfm
+from dkfm import chunks, files, kernels, tasks
+from dkfm.errors import DamagedStoreError, DkfmError, IncompleteStoreError, StoreError, UnsupportedStoreError
+
+ROWS = np.random.default_rng(1).normal(size=(60, 4))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "model"
+    dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(ROWS[:30]).save(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Chunks are scored in their order."""
+    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+
+
+def score(model, target):
+    return dkfm.batch_score(model, ROWS, target, chunk_rows=10, progress=False)
+
+
+def after_chunk(monkeypatch, number, act):
+    score_chunk, done = tasks.score_chunk, []
+
+    def acting(work, at):
+        receipt = score_chunk(work, at)
+        if at == number and not done:
+            done.append(at)
+            act()
+        return receipt
+
+    monkeypatch.setattr("dkfm.scoring.score_chunk", acting)
+
+
+def tree(folder):
+    return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def require_unfinished(target):
+    assert not (target / "_COMPLETE").exists()
+    for refusing in (dkfm.open_scores, dkfm.verify_scores):
+        with pytest.raises(StoreError):
+            refusing(target)
+
+
+def require_finished(model, target):
+    dkfm.open_scores(target)
+    assert dkfm.verify_scores(target, ROWS).rows == 60
+    assert score(model, target).scored_chunks == 0
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_metadata_that_are_lost_under_way_are_laid_anew(model, tmp_path, monkeypatch, number):
+    after_chunk(monkeypatch, number, (tmp_path / "out" / "scores" / "zarr.json").unlink)
+    score(model, tmp_path / "out")
+    require_finished(model, tmp_path / "out")
+
+
+def test_an_array_that_is_removed_under_way_is_made_again(model, tmp_path, monkeypatch):
+    after_chunk(monkeypatch, 5, lambda: shutil.rmtree(tmp_path / "out" / "scores"))
+    score(model, tmp_path / "out")
+    require_finished(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize("number", [2, 5])
+@pytest.mark.parametrize("name", ["scores", "scores/c", "_journal"])
+def test_a_link_in_an_output_completes_nothing_and_nothing_is_written_through_it(
+    model, tmp_path, monkeypatch, name, number
+):
+    folder, elsewhere, before = tmp_path / "out" / name, tmp_path / "elsewhere", {}
+
+    def swap():
+        folder.mkdir(exist_ok=True)
+        folder.rename(elsewhere)
+        folder.symlink_to(elsewhere)
+        before.update(tree(elsewhere))
+
+    after_chunk(monkeypatch, number, swap)
+    with pytest.raises(UnsupportedStoreError, match="link"):
+        score(model, tmp_path / "out")
+    require_unfinished(tmp_path / "out")
+    assert tree(elsewhere) == before
+
+
+@pytest.mark.parametrize("linked", ["scores/c/2/0", "scores/zarr.json", "zarr.json", "."])
+def test_a_file_or_an_output_that_became_a_link_completes_nothing(model, tmp_path, monkeypatch, linked):
+    path = tmp_path / "out" / linked
+
+    def swap():
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+
+    after_chunk(monkeypatch, 5, swap)
+    with pytest.raises(StoreError):
+        score(model, tmp_path / "out")
+    assert not (tmp_path / "out" / "_COMPLETE").exists()
+
+
+@pytest.mark.parametrize("target", ["out", "out.parquet"])
+@pytest.mark.parametrize("name", ["thesis.txt", "scores/thesis.txt", "scores/c/17/0", "part-00017.parquet"])
+def test_a_foreign_file_in_an_output_completes_nothing_and_is_left(model, tmp_path, monkeypatch, target, name):
+    path = tmp_path / target / name
+
+    def put():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+
+    after_chunk(monkeypatch, 2, put)
+    with pytest.raises(DamagedStoreError, match=f"has gained {name}"):
+        score(model, tmp_path / target)
+    assert path.read_text() == "mine"
+    with pytest.raises(IncompleteStoreError):
+        dkfm.open_scores(tmp_path / target)
+    path.unlink()
+    score(model, tmp_path / target)
+    require_finished(model, tmp_path / target)
+
+
+def test_what_verify_refuses_the_next_run_refuses_too(model, tmp_path):
+    score(model, tmp_path / "out")
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    for refusing in (dkfm.verify_scores, dkfm.open_scores, lambda path: score(model, path)):
+        with pytest.raises(DamagedStoreError, match=r"has gained thesis\.txt"):
+            refusing(tmp_path / "out")
+
+
+def test_chunks_are_not_removed_through_a_link(model, tmp_path):
+    """Those of an unfinished output without receipts are."""
+    for name in ("out", "other"):
+        score(model, tmp_path / name)
+    shutil.rmtree(tmp_path / "out" / "_journal")
+    (tmp_path / "out" / "_COMPLETE").unlink()
+    shutil.rmtree(tmp_path / "out" / "scores" / "c")
+    (tmp_path / "out" / "scores" / "c").symlink_to(tmp_path / "other" / "scores" / "c")
+    with pytest.raises(StoreError, match="link"):
+        score(model, tmp_path / "out")
+    require_finished(model, tmp_path / "other")
+
+
+@pytest.mark.parametrize("target", ["out", "out.parquet"])
+@pytest.mark.parametrize("number", [2, 5])
+def test_an_output_that_is_removed_under_way_is_not_made_again(model, tmp_path, monkeypatch, target, number):
+    after_chunk(monkeypatch, number, lambda: shutil.rmtree(tmp_path / target))
+    with pytest.raises(StoreError):
+        score(model, tmp_path / target)
+    assert not (tmp_path / target).exists()
+
+
+@pytest.mark.parametrize("target", ["out", "out.parquet"])
+def test_no_task_makes_an_output_again_that_is_removed_as_it_begins_to_write(model, tmp_path, monkeypatch, target):
+    from dkfm.tables import ParquetForm
+
+    form = ParquetForm if target.endswith("parquet") else chunks.ZarrForm
+    begin = form.begin
+
+    def removing(self, chunk, stack):
+        if chunk.number == 3:
+            shutil.rmtree(tmp_path / target)
+        return begin(self, chunk, stack)
+
+    monkeypatch.setattr(form, "begin", removing)
+    with pytest.raises(StoreError, match="was removed meanwhile"):
+        score(model, tmp_path / target)
+    assert not (tmp_path / target).exists()
+
+
+def test_a_gram_that_is_removed_under_way_is_not_made_again(tmp_path, monkeypatch):
+    from dkfm import gram
+
+    root, write_tile = tmp_path / "gram.zarr", gram.write_tile
+
+    def removing(kernel, rows, path, pair, *others):
+        done = write_tile(kernel, rows, path, pair, *others)
+        if pair == (1, 1):
+            shutil.rmtree(root)
+        return done
+
+    monkeypatch.setattr(gram, "write_tile", removing)
+    with pytest.raises(DkfmError):
+        dkfm.build_gram(kernels.Gaussian(2.0), ROWS, root, tile_rows=20)
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("sabotage", ["the attributes", "the attributes of another"])
+def test_a_gram_that_no_build_would_find_again_is_not_completed(tmp_path, monkeypatch, sabotage):
+    from dkfm import gram
+
+    root, write_tile = tmp_path / "gram.zarr", gram.write_tile
+    dkfm.build_gram(kernels.Gaussian(3.0), ROWS, tmp_path / "other.zarr", tile_rows=20)
+
+    def losing(kernel, rows, path, pair, *others):
+        done = write_tile(kernel, rows, path, pair, *others)
+        if pair == (2, 2) and sabotage == "the attributes":
+            (root / "zarr.json").unlink()
+        elif pair == (2, 2):
+            shutil.copy(tmp_path / "other.zarr" / "zarr.json", root / "zarr.json")
+        return done
+
+    monkeypatch.setattr(gram, "write_tile", losing)
+    with pytest.raises(StoreError):
+        dkfm.build_gram(kernels.Gaussian(2.0), ROWS, root, tile_rows=20)
+    assert not (root / "_COMPLETE").exists()
+
+
+def test_a_new_file_makes_folders_below_its_root_alone(tmp_path):
+    with files.new_file(tmp_path / "a" / "b" / "file", tmp_path) as new:
+        new.file.write(b"here")
+        assert new.keep(once=True)
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"here"
+    with (
+        pytest.raises(StoreError, match="was removed meanwhile"),
+        files.new_file(tmp_path / "no" / "file", tmp_path / "no"),
+    ):
+        pass
+    assert not (tmp_path / "no").exists()

@@ -1,0 +1,85 @@
+"""Ctrl-C while one store takes the place of another leaves one of them whole at the path, and nothing beside it."""
+
+from pathlib import Path
+
+import pytest
+
+from dkfm import store
+from dkfm.errors import StoreError
+
+
+def put(path, text, **options):
+    with store.making(path, "gram", {"text": text}, [], **options):
+        pass
+
+
+def told(path):
+    return store.require_own(path)["text"]
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interruption_at_any_rename_leaves_a_store_at_the_path(tmp_path, monkeypatch, number, late):
+    path, seen = tmp_path / "store", []
+    put(path, "old")
+    rename = Path.rename
+
+    def interrupted(self, target):
+        seen.append(self)
+        if len(seen) == number and not late:
+            raise KeyboardInterrupt
+        done = rename(self, target)
+        if len(seen) == number:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    try:
+        put(path, "new", overwrite=True)
+    except KeyboardInterrupt:
+        monkeypatch.undo()
+    monkeypatch.undo()
+    assert told(path) in ("old", "new")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupted_removal_leaves_the_store_or_nothing(tmp_path, monkeypatch, number, late):
+    path, seen = tmp_path / "store", []
+    put(path, "old")
+    rename = Path.rename
+
+    def interrupted(self, target):
+        seen.append(self)
+        if len(seen) == number and not late:
+            raise KeyboardInterrupt
+        done = rename(self, target)
+        if len(seen) == number:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    try:
+        store.remove_own(path, "gram")
+    except KeyboardInterrupt:
+        monkeypatch.undo()
+    monkeypatch.undo()
+    assert [found for found in tmp_path.iterdir() if found != path] == []
+
+
+def test_a_new_store_that_vanishes_before_its_rename_leaves_the_old_one(tmp_path, monkeypatch):
+    path, rename = tmp_path / "store", Path.rename
+    put(path, "old")
+
+    def vanishing(self, target):
+        if self.suffix == ".partial":
+            raise FileNotFoundError(2, "No such file or directory")
+        for beside in tmp_path.glob(".dkfm-partial-*/*.partial"):
+            rename(beside, tmp_path / "elsewhere")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", vanishing)
+    with pytest.raises(StoreError):
+        put(path, "new", overwrite=True)
+    assert told(path) == "old"
