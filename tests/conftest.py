@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -18,6 +19,10 @@ settings.register_profile(
     "dkfm", database=None, deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("dkfm")
+
+# A shell without job control starts what runs in its background with Ctrl-C ignored, and programs inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
