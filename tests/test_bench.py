@@ -105,6 +105,7 @@ def ratios(value):
             yield from ratios(part)
 
 
+@pytest.mark.slow
 def test_the_report_has_every_part_and_every_number_is_finite_and_positive(measured):
     report = json.loads(json.dumps(measured.report, allow_nan=False))
     assert list(report) == ["sizes", "machine", *PARTS[:-1], "constants", "growth"]
@@ -116,6 +117,7 @@ def test_the_report_has_every_part_and_every_number_is_finite_and_positive(measu
     assert [row["fit"] for row in report["fits"]] == ["KernelPCA", "ExactFeatureMap"]
 
 
+@pytest.mark.slow
 def test_every_part_has_a_ratio_whose_median_lies_between_its_least_and_most(measured):
     for part in PARTS:
         found = list(ratios(measured.report[part]))
@@ -125,6 +127,7 @@ def test_every_part_has_a_ratio_whose_median_lies_between_its_least_and_most(mea
             assert ratio["rounds"] == (TINY.fit_rounds if part == "fits" else TINY.rounds)
 
 
+@pytest.mark.slow
 def test_what_it_says_are_threads_versions_and_the_same_tables(measured):
     said = {line[:22].strip(): line[22:] for line in measured.lines if line}
     for name in ("cores", "dask threads", "blas threads per task", "pool threads"):
@@ -137,10 +140,12 @@ def test_what_it_says_are_threads_versions_and_the_same_tables(measured):
         assert f"{first['median']:.3g} ({first['least']:.3g} to {first['most']:.3g})" in text
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_temporary_directory(measured):
     assert measured.left == set()
 
 
+@pytest.mark.slow
 def test_features_of_low_rank_are_fewer_and_errors_are_those_of_the_same_pairs(measured):
     full, single, low = measured.report["features"]
     assert full["features"] == 300
@@ -249,6 +254,7 @@ def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monk
     assert sorted(counted) == [500, 501]
 
 
+@pytest.mark.slow
 def test_a_given_cluster_is_used_and_no_client_for_as_many_jobs_as_are_compared_with_it(measured, cluster):
     assert set(measured.clients) == {cluster.scheduler_address, None}
     assert measured.clients.count(None) == TINY.rounds

@@ -44,6 +44,7 @@ def test_the_main_job_runs_on_a_cluster_without_a_warning(client, tmp_path, rng)
     np.testing.assert_allclose(lazy, phi.transform(Z), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_builds_of_one_gram_at_once_on_a_cluster_all_end_with_it(threaded_client, tmp_path, rng):
     X = rng.normal(size=(60, 3))
     for attempt in range(4):
@@ -233,6 +234,7 @@ def test_no_scheduler_at_an_address_is_a_named_error():
     assert "There is no scheduler at tcp://127.0.0.1:1" in result.output
 
 
+@pytest.mark.slow
 def test_what_a_worker_compiles_stays_in_its_own_scratch_directory(client, tmp_path, rng):
     pytest.importorskip("numba")
     from dkfm import build_gram, kernels

@@ -204,6 +204,7 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(text):
     assert len(text) < 150_000 * len(images)
 
 
+@pytest.mark.slow
 def test_the_pictures_are_the_same_of_the_same_rows(text, rows):
     X, y, Z, t = rows
     t = np.array([f"digit {label}" for label in t])

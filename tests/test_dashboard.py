@@ -88,6 +88,7 @@ def test_a_table_of_scores_is_read_under_the_same_name(threaded_client, tmp_path
     require_names({"dkfm-score", "dkfm-read"}, set(threaded_client.cluster.scheduler.task_prefixes))
 
 
+@pytest.mark.slow
 def test_jobs_have_reports_that_replace_those_before_them(run, client, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["dkfm", "score", "<rows> of mine"])
     (tmp_path / "report.html").write_text(OLD)
@@ -160,6 +161,7 @@ def test_a_scheduler_that_can_make_none_is_refused_before_any_work(run, client, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [None, ClusterError, KeyboardInterrupt])
 def test_a_page_that_is_there_stays_until_the_report_is_whole(client, tmp_path, ends):
     page, link = tmp_path / "report.html", tmp_path / "latest.html"

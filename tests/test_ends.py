@@ -139,6 +139,7 @@ def test_output_that_is_not_taken_is_an_error_and_messages_are_not(monkeypatch):
         print_result("lost")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "code", "words"),
     [

@@ -65,6 +65,7 @@ def ids_of(tmp_path, ids, kind, dictionary):
     return ParquetSource.open(tmp_path / "x.parquet", id_column="id")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
 def test_an_id_of_megabytes_is_refused_in_little_memory(kind, tmp_path, monkeypatch):
     source = ids_of(tmp_path, ["y" * 2**22] * 100, kind, ["id"])

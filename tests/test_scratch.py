@@ -107,6 +107,7 @@ def left(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_script_that_is_told_to_end_removes_its_gram_and_ends_as_it_would_without_dkfm(temporary, ending):
     with process(GRAM) as script:

@@ -79,6 +79,7 @@ def test_the_users_rows_are_left_as_they_were_and_not_kept(points):
     np.testing.assert_array_equal(pca.transform(x), before)
 
 
+@pytest.mark.slow
 def test_sparse_rows_are_scored_on_a_cluster_and_lazily(client, points, tmp_path):
     X, Z = points
     x, z = sparse.csr_array(X), sparse.csr_array(Z)
