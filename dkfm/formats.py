@@ -108,14 +108,15 @@ class ArrayInfo:
 
 def files(root: Path) -> Iterator[str]:
     """Yield the path of each file below `root`, relative to it; refuse links and whatever is not a plain file."""
-    folders = [root]
+    folders = [""]
     while folders:
-        for entry in _entries(folders.pop()):
+        folder = folders.pop()
+        for entry in _entries(root / folder):
             if is_partial(entry.name):
                 continue  # what a writer is at, or a killed one left; no reader sees it
-            relative = Path(entry.path).relative_to(root).as_posix()
+            relative = folder + entry.name
             if entry.is_dir(follow_symlinks=False):
-                folders.append(Path(entry.path))
+                folders.append(f"{relative}/")
             elif not entry.is_file(follow_symlinks=False):
                 raise UnsupportedStoreError(f"{root} holds {relative}, which is a link or not a plain file.")
             else:

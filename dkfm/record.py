@@ -25,8 +25,8 @@ from dkfm.streamed import columns_within, in_store
 
 __all__ = ["Record", "load_record", "save_record"]
 
-_CHUNK_BYTES, _AT_ONCE = 2**22, 4
-"""Of an array in a store; and how many files are read at a time."""
+_CHUNK_BYTES, _AT_ONCE, _FEW_BYTES = 2**22, 4, 2**24
+"""Of an array in a store; how many files are read at a time; and bytes that one thread has read before others start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,13 @@ def _row_chunks(values: Array) -> tuple[int, ...]:
 
 
 def _sums(root: Path, names: list[str]) -> dict[str, str]:
-    """Return the checksum of each file; some at a time, for every job begins with them."""
+    """Return the checksum of each file; some at a time where they are large, for every job begins with them."""
+    try:
+        few = sum((root / name).stat().st_size for name in names) <= _FEW_BYTES
+    except OSError:
+        few = True  # `_sha256` says of which file, and why
+    if few:
+        return {name: _sha256(root / name) for name in names}
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-sums") as pool:
         return dict(zip(names, pool.map(lambda name: _sha256(root / name), names), strict=True))
 
