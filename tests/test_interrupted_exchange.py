@@ -1,5 +1,6 @@
 """Ctrl-C while one store takes the place of another leaves one of them whole at the path, and nothing beside it."""
 
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,10 @@ def told(path):
     return store.require_own(path)["text"]
 
 
-@pytest.mark.parametrize("number", range(1, 5))
-@pytest.mark.parametrize("late", [False, True])
-def test_an_interruption_at_any_rename_leaves_a_store_at_the_path(tmp_path, monkeypatch, number, late):
-    path, seen = tmp_path / "store", []
-    put(path, "old")
-    rename = Path.rename
+@contextmanager
+def interrupted_rename(monkeypatch, number, late):
+    """Press Ctrl-C before the rename of that number, or right after it where it is late."""
+    rename, seen = Path.rename, []
 
     def interrupted(self, target):
         seen.append(self)
@@ -33,12 +32,18 @@ def test_an_interruption_at_any_rename_leaves_a_store_at_the_path(tmp_path, monk
             raise KeyboardInterrupt
         return done
 
-    monkeypatch.setattr(Path, "rename", interrupted)
-    try:
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "rename", interrupted)
+        yield
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interruption_at_any_rename_leaves_a_store_at_the_path(tmp_path, monkeypatch, number, late):
+    path = tmp_path / "store"
+    put(path, "old")
+    with interrupted_rename(monkeypatch, number, late):
         put(path, "new", overwrite=True)
-    except KeyboardInterrupt:
-        monkeypatch.undo()
-    monkeypatch.undo()
     assert told(path) in ("old", "new")
     assert list(tmp_path.iterdir()) == [path]
 
@@ -46,25 +51,10 @@ def test_an_interruption_at_any_rename_leaves_a_store_at_the_path(tmp_path, monk
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("late", [False, True])
 def test_an_interrupted_removal_leaves_the_store_or_nothing(tmp_path, monkeypatch, number, late):
-    path, seen = tmp_path / "store", []
+    path = tmp_path / "store"
     put(path, "old")
-    rename = Path.rename
-
-    def interrupted(self, target):
-        seen.append(self)
-        if len(seen) == number and not late:
-            raise KeyboardInterrupt
-        done = rename(self, target)
-        if len(seen) == number:
-            raise KeyboardInterrupt
-        return done
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    try:
+    with interrupted_rename(monkeypatch, number, late):
         store.remove_own(path, "gram")
-    except KeyboardInterrupt:
-        monkeypatch.undo()
-    monkeypatch.undo()
     assert [found for found in tmp_path.iterdir() if found != path] == []
 
 
