@@ -210,10 +210,13 @@ def new_file(path: Path, root: Path) -> Iterator[NewFile]:
     """
     hidden = beside(path, "partial")
     with writing(root):
-        _make_folders(path, root)
         try:
+            _make_folders(path, root)
             with hidden.open("xb+") as file:
                 yield NewFile(path, file, root, hidden)
+        except FileNotFoundError:
+            _require_root(path, root)
+            raise
         finally:
             hidden.unlink(missing_ok=True)
 
@@ -235,12 +238,16 @@ def require_signed(path: Path, sign: bytes, what: str) -> None:
 
 def _make_folders(path: Path, root: Path) -> None:
     """Make the folders that lead from a root to a file."""
-    if not root.is_dir():
-        raise StoreError(f"{path} cannot be written: {root} was removed meanwhile.")
+    _require_root(path, root)
     require_no_links(path, root)
     for folder in reversed(path.relative_to(root).parents[:-1]):
         (root / folder).mkdir(exist_ok=True)
     require_no_links(path, root)
+
+
+def _require_root(path: Path, root: Path) -> None:
+    if not root.is_dir():
+        raise StoreError(f"{path} cannot be written: {root} was removed meanwhile.")
 
 
 def require_no_links(path: Path, root: Path) -> None:

@@ -42,6 +42,12 @@ def after_chunk(monkeypatch, number, act):
     monkeypatch.setattr("dkfm.scoring.score_chunk", acting)
 
 
+def remove(folder):
+    """Remove a folder that receipts may be written into meanwhile."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def tree(folder):
     return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -67,7 +73,7 @@ def test_metadata_that_are_lost_under_way_are_laid_anew(model, tmp_path, monkeyp
 
 
 def test_an_array_that_is_removed_under_way_is_made_again(model, tmp_path, monkeypatch):
-    after_chunk(monkeypatch, 5, lambda: shutil.rmtree(tmp_path / "out" / "scores"))
+    after_chunk(monkeypatch, 5, lambda: remove(tmp_path / "out" / "scores"))
     score(model, tmp_path / "out")
     require_finished(model, tmp_path / "out")
 
@@ -150,7 +156,7 @@ def test_chunks_are_not_removed_through_a_link(model, tmp_path):
 @pytest.mark.parametrize("target", ["out", "out.parquet"])
 @pytest.mark.parametrize("number", [2, 5])
 def test_an_output_that_is_removed_under_way_is_not_made_again(model, tmp_path, monkeypatch, target, number):
-    after_chunk(monkeypatch, number, lambda: shutil.rmtree(tmp_path / target))
+    after_chunk(monkeypatch, number, lambda: remove(tmp_path / target))
     with pytest.raises(StoreError):
         score(model, tmp_path / target)
     assert not (tmp_path / target).exists()
@@ -165,7 +171,7 @@ def test_no_task_makes_an_output_again_that_is_removed_as_it_begins_to_write(mod
 
     def removing(self, chunk, stack):
         if chunk.number == 3:
-            shutil.rmtree(tmp_path / target)
+            remove(tmp_path / target)
         return begin(self, chunk, stack)
 
     monkeypatch.setattr(form, "begin", removing)
@@ -182,7 +188,7 @@ def test_a_gram_that_is_removed_under_way_is_not_made_again(tmp_path, monkeypatc
     def removing(kernel, rows, path, pair, *others):
         done = write_tile(kernel, rows, path, pair, *others)
         if pair == (1, 1):
-            shutil.rmtree(root)
+            remove(root)
         return done
 
     monkeypatch.setattr(gram, "write_tile", removing)
