@@ -133,7 +133,10 @@ def with_head(phi, **changes):
 
 
 @pytest.mark.parametrize("basis", BASES)
-@pytest.mark.parametrize(("sigma", "centered"), [(0.05, False), (0.5, True), (5.0, False)])
+@pytest.mark.parametrize(
+    ("sigma", "centered"),
+    [(0.05, False), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.5, True), (5.0, False)))],
+)
 def test_any_single_weight_that_changed_by_a_millionth_fails(basis, sigma, centered, rng):
     # More landmarks than the 512 that are sampled, and a kernel so narrow that hardly any knows another.
     X = rng.normal(size=(620, 2))

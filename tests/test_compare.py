@@ -363,7 +363,7 @@ def test_the_command_prints_the_table_and_writes_the_page(folder, found):
     assert repr(K2) in k2
     assert "Function(plain)" in plain
     assert len(Parsed(Path("page.html").read_text()).of("img")) == 4 * 3
-    result = CliRunner().invoke(main, [*line, "--json"])
+    result = CliRunner().invoke(main, [*line[:-4], "--json"])
     read = json.loads(result.stdout)
     kept = {"rank": 0, "condition": 0, "1-NN_accuracy": 0, "Fisher_accuracy": 0}.keys()
     assert [{key: value for key, value in one.items() if key in kept} for one in read["kernels"]][:1] == [

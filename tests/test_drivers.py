@@ -156,13 +156,14 @@ def together(monkeypatch, act, drivers=DRIVERS):
         return list(pool.map(lambda _: act(), range(drivers)))
 
 
-@pytest.mark.parametrize("name", ["out", "out.parquet"])
+@pytest.mark.parametrize("name", ["out", pytest.param("out.parquet", marks=pytest.mark.slow)])
 def test_three_threads_create_one_output_together_and_each_finishes_it(job, tmp_path, monkeypatch, name):
     reports = together(monkeypatch, lambda: score(job, tmp_path / name))
     assert [report.rows for report in reports] == [1000] * DRIVERS
     require_finished(job, tmp_path / name)
 
 
+@pytest.mark.slow
 def test_three_threads_go_on_with_one_output_together(job, tmp_path):
     score(job, tmp_path / "out")
     for prepare in (cut_short, lambda target: None):  # one that was cut short, and a finished one

@@ -16,7 +16,7 @@ def cases(n, lines, *marks):
     return [pytest.param(line, n, id=f"{line.name}, {n}", marks=marks) for line in lines]
 
 
-SMALL = cases(300, [line for line in exactness.lines(300, IMAGES) if line.scale == 1])
+SMALL = cases(150, [line for line in exactness.lines(150, IMAGES) if line.scale == 1])
 # That nothing depends on the scale of a kernel, the small ones show.
 SCALED = cases(300, [line for line in exactness.lines(300, IMAGES) if line.scale != 1], pytest.mark.slow)
 LARGE = cases(1500, [line for line in exactness.lines(1500, IMAGES) if line.scale == 1], pytest.mark.slow)

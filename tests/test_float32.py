@@ -17,7 +17,14 @@ BASES = ["symmetric", "spectral", "cholesky"]
 
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize(
-    "kernel", [kernels.Gaussian(1.0), kernels.Gaussian(8.0), kernels.Polynomial(3), kernels.Linear()], ids=repr
+    "kernel",
+    [
+        kernels.Gaussian(1.0),
+        pytest.param(kernels.Gaussian(8.0), marks=pytest.mark.slow),
+        kernels.Polynomial(3),
+        pytest.param(kernels.Linear(), marks=pytest.mark.slow),
+    ],
+    ids=repr,
 )
 @pytest.mark.parametrize("centered", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_float32_map_is_exact_to_what_its_certificate_says(basis, kernel, centered, rng, tmp_path):

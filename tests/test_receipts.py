@@ -23,11 +23,27 @@ def model(tmp_path_factory):
     return path
 
 
-@pytest.fixture(autouse=True)
-def one_segment(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def one_segment():
     """A run leaves one segment, at its end, of chunks in their order."""
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
-    monkeypatch.setattr("dkfm.journal._LEAST", 600.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dask.system.CPU_COUNT", 1)
+        patch.setattr("dkfm.journal._LEAST", 600.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(model, one_segment, tmp_path_factory):
+    """A folder of finished outputs; a test damages a copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    for name in ("out", "out.parquet"):
+        score(model, folder / name)
+    return folder
+
+
+@pytest.fixture
+def out(finished, tmp_path):
+    return shutil.copytree(finished / "out", tmp_path / "out")
 
 
 def score(model, target, rows=ROWS):
@@ -61,9 +77,8 @@ def mark(target, **fields):
 
 @pytest.mark.parametrize("target", ["out", "out.parquet"])
 @pytest.mark.parametrize("invalid", [0, 3, 10, 3600, 10**300], ids=["0", "3", "10", "3600", "huge"])
-def test_invalid_rows_are_counted_anew_where_a_chunk_is_read_back(model, tmp_path, target, invalid):
-    target = tmp_path / target
-    score(model, target)
+def test_invalid_rows_are_counted_anew_where_a_chunk_is_read_back(model, finished, tmp_path, target, invalid):
+    target = shutil.copytree(finished / target, tmp_path / target)
     edit(target, lambda receipts: receipts[0].__setitem__(2, invalid))
     report = score(model, target)
     assert report.invalid_rows == 1
@@ -72,9 +87,8 @@ def test_invalid_rows_are_counted_anew_where_a_chunk_is_read_back(model, tmp_pat
 
 @pytest.mark.parametrize("target", ["out", "out.parquet"])
 @pytest.mark.parametrize("invalid", [0, 3, 3600, 10**300], ids=["0", "3", "3600", "huge"])
-def test_invented_invalid_rows_in_a_marker_are_found(model, tmp_path, target, invalid):
-    target = tmp_path / target
-    score(model, target)
+def test_invented_invalid_rows_in_a_marker_are_found(model, finished, tmp_path, target, invalid):
+    target = shutil.copytree(finished / target, tmp_path / target)
     mark(target, invalid_rows=invalid)
     with pytest.raises(DamagedStoreError):
         dkfm.verify_scores(target)
@@ -83,17 +97,16 @@ def test_invented_invalid_rows_in_a_marker_are_found(model, tmp_path, target, in
     assert dkfm.verify_scores(target).rows == 60
 
 
-def test_a_chunk_with_its_receipt_from_another_run_is_not_taken(model, tmp_path):
-    score(model, tmp_path / "out")
+def test_a_chunk_with_its_receipt_from_another_run_is_not_taken(model, out, tmp_path):
     score(model, tmp_path / "other", ROWS + 1)
-    good = values(tmp_path / "out")
-    edit(tmp_path / "out", lambda receipts: receipts.pop(2))
+    good = values(out)
+    edit(out, lambda receipts: receipts.pop(2))
     edit(tmp_path / "other", lambda receipts: None)
-    shutil.copy(tmp_path / "other" / "scores" / "c" / "2" / "0", tmp_path / "out" / "scores" / "c" / "2" / "0")
+    shutil.copy(tmp_path / "other" / "scores" / "c" / "2" / "0", out / "scores" / "c" / "2" / "0")
     (segment,) = (tmp_path / "other" / "_journal").iterdir()
-    shutil.copy(segment, tmp_path / "out" / "_journal")
-    assert score(model, tmp_path / "out").scored_chunks == 1
-    np.testing.assert_array_equal(values(tmp_path / "out"), good)
+    shutil.copy(segment, out / "_journal")
+    assert score(model, out).scored_chunks == 1
+    np.testing.assert_array_equal(values(out), good)
 
 
 @pytest.mark.parametrize(
@@ -124,25 +137,23 @@ def test_a_chunk_with_its_receipt_from_another_run_is_not_taken(model, tmp_path)
         ("found", "no"),
     ],
 )
-def test_a_receipt_with_an_impossible_field_is_as_one_that_is_not_there(model, tmp_path, field, value):
-    score(model, tmp_path / "out")
-    good = values(tmp_path / "out")
-    edit(tmp_path / "out", lambda receipts: receipts[3].__setitem__(FIELDS.index(field), value))
-    assert score(model, tmp_path / "out").scored_chunks >= 1
-    np.testing.assert_array_equal(values(tmp_path / "out"), good)
+def test_a_receipt_with_an_impossible_field_is_as_one_that_is_not_there(model, out, field, value):
+    good = values(out)
+    edit(out, lambda receipts: receipts[3].__setitem__(FIELDS.index(field), value))
+    assert score(model, out).scored_chunks >= 1
+    np.testing.assert_array_equal(values(out), good)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [("bytes", 10**400), ("bytes", 1.5), ("crc32c", ()), ("crc32c", (2**40,)), ("invalid_rows", -1), ("crc32c", 7)],
 )
-def test_a_marker_with_an_impossible_field_is_refused_in_a_sentence(model, tmp_path, field, value):
-    score(model, tmp_path / "out")
-    mark(tmp_path / "out", **{field: value})
+def test_a_marker_with_an_impossible_field_is_refused_in_a_sentence(model, out, field, value):
+    mark(out, **{field: value})
     for refusing in (dkfm.open_scores, dkfm.verify_scores):
         with pytest.raises(StoreError, match="marker"):
-            refusing(tmp_path / "out")
-    assert score(model, tmp_path / "out").chunks == 6
+            refusing(out)
+    assert score(model, out).chunks == 6
 
 
 @pytest.mark.parametrize(
@@ -159,36 +170,33 @@ def test_a_marker_with_an_impossible_field_is_refused_in_a_sentence(model, tmp_p
     ],
     ids=["twice", "no JSON", "no names", "on_invalid", "huge", "NaN", "path", "run"],
 )
-def test_attributes_that_dkfm_does_not_write_are_refused_in_a_sentence(model, tmp_path, change):
-    score(model, tmp_path / "out")
-    metadata = tmp_path / "out" / "zarr.json"
+def test_attributes_that_dkfm_does_not_write_are_refused_in_a_sentence(model, out, change):
+    metadata = out / "zarr.json"
     content = json.loads(metadata.read_text())
     change(content["attributes"]["dkfm"])
     metadata.write_text(json.dumps(content))
     for refusing in (dkfm.open_scores, lambda path: dkfm.verify_scores(path, ROWS), lambda path: score(model, path)):
         with pytest.raises(DamagedStoreError, match="are not what dkfm writes"):
-            refusing(tmp_path / "out")
+            refusing(out)
 
 
-def test_a_marker_of_an_earlier_version_opens_and_verifies_and_is_mended(model, tmp_path):
+def test_a_marker_of_an_earlier_version_opens_and_verifies_and_is_mended(model, out):
     """It does not say in which state the input was."""
-    score(model, tmp_path / "out")
-    good, marker = values(tmp_path / "out"), tmp_path / "out" / "_COMPLETE"
+    good, marker = values(out), out / "_COMPLETE"
     content = json.loads(marker.read_text())
     content.pop("input", None)
     marker.write_text(json.dumps(content))
-    np.testing.assert_array_equal(values(tmp_path / "out"), good)
-    assert dkfm.verify_scores(tmp_path / "out").rows == 60
-    assert score(model, tmp_path / "out").scored_chunks == 0
-    (tmp_path / "out" / "scores" / "c" / "4" / "0").unlink()
-    assert score(model, tmp_path / "out").scored_chunks == 1
-    np.testing.assert_array_equal(values(tmp_path / "out"), good)
+    np.testing.assert_array_equal(values(out), good)
+    assert dkfm.verify_scores(out).rows == 60
+    assert score(model, out).scored_chunks == 0
+    (out / "scores" / "c" / "4" / "0").unlink()
+    assert score(model, out).scored_chunks == 1
+    np.testing.assert_array_equal(values(out), good)
 
 
-def test_a_segment_that_does_not_say_whose_it_is_counts_for_no_output(model, tmp_path):
-    score(model, tmp_path / "out")
-    (tmp_path / "out" / "_COMPLETE").unlink()
-    (segment,) = (tmp_path / "out" / "_journal").iterdir()
+def test_a_segment_that_does_not_say_whose_it_is_counts_for_no_output(model, out):
+    (out / "_COMPLETE").unlink()
+    (segment,) = (out / "_journal").iterdir()
     rows = json.loads(segment.read_text())["receipts"]
     segment.write_text(json.dumps({"crc32c": google_crc32c.value(rows.encode()), "receipts": rows}))
-    assert score(model, tmp_path / "out").scored_chunks == 6
+    assert score(model, out).scored_chunks == 6

@@ -74,7 +74,8 @@ def test_the_same_call_on_a_finished_output_does_nothing_and_says_so(made, tmp_p
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
 
 
-@settings(max_examples=20)
+@pytest.mark.slow
+@settings(max_examples=40)
 @given(data=st.data())
 def test_whatever_is_lost_or_damaged_is_made_again_and_nothing_else(made, tmp_path_factory, data):
     target = tmp_path_factory.mktemp("job") / data.draw(st.sampled_from(["out", "out.parquet"]))
@@ -525,7 +526,9 @@ def test_what_is_in_an_output_and_not_of_it_is_told(made, tmp_path):
             reads(tmp_path / "out.parquet")
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-200, 1.0, 30.0])
+@pytest.mark.parametrize(
+    "scale", [0.0, 1e-200, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (1.0, 30.0))]
+)
 def test_rows_whose_scores_vanish_are_right(scale, rng, tmp_path):
     X = rng.normal(size=(40, 5))
     Z = scale * rng.normal(size=(50, 5))

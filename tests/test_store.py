@@ -199,7 +199,7 @@ def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(
         st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)
     )
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_json_that_is_not_the_schemas_is_refused_by_name(tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("store")
     (folder / "zarr.json").write_text(json.dumps(value))
