@@ -15,10 +15,11 @@ import pytest
 import s3
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "dkfm", database=None, deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("dkfm")
+# The same examples in every run, so that a run that fails fails again; `--hypothesis-profile random` looks for others.
+COMMON = {"database": None, "deadline": None, "max_examples": 25, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fixed", derandomize=True, **COMMON)
+settings.register_profile("random", **COMMON)
+settings.load_profile("fixed")
 
 # A shell without job control starts what runs in its background with Ctrl-C ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -168,12 +168,11 @@ def test_every_example_has_its_line_in_the_readme_and_its_run_here():
 
 def executed(name, folder, rows):
     """Return an executed notebook, its kernel started in an empty folder."""
-    import nbformat
-    from nbclient import NotebookClient
-
+    reason = "needs the extra test-slow"
+    nbformat, nbclient = (pytest.importorskip(module, reason=reason) for module in ("nbformat", "nbclient"))
     book = nbformat.read(EXAMPLES / name, as_version=4)
     variables = {"DKFM_EXAMPLE_ROWS": str(rows), "DASK_TEMPORARY_DIRECTORY": str(folder), "TMPDIR": str(folder)}
-    NotebookClient(book, timeout=200, resources={"metadata": {"path": str(folder)}}).execute(
+    nbclient.NotebookClient(book, timeout=200, resources={"metadata": {"path": str(folder)}}).execute(
         env={**os.environ, **variables, "IPYTHONDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
     )
     return book

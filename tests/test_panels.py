@@ -11,7 +11,7 @@ from dkfm.errors import DamagedStoreError
 from dkfm.panels import StoredGram
 
 
-@given(st.integers(1, 24), st.integers(1, 30), st.integers(1, 5), st.integers(1, 3))
+@given(st.integers(1, 16), st.integers(1, 20), st.integers(1, 5), st.integers(1, 3))
 @settings(max_examples=10)
 def test_products_are_those_of_the_dense_matrix(tmp_path_factory, n, rows, columns, threads):
     rng = np.random.default_rng(n)
