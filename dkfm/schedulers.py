@@ -134,7 +134,7 @@ def _client(address: str, spec: str, current: bool) -> "Iterator[Client]":
     from distributed.versions import VersionMismatchWarning
 
     # That a scheduler went away is told in one sentence, not in a traceback of what tries to reach it.
-    for name in ("distributed.client", "distributed.comm.tcp"):
+    for name in ("distributed.batched", "distributed.client", "distributed.comm.tcp"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         _require_scheduler(address)

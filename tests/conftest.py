@@ -21,9 +21,11 @@ settings.register_profile("fixed", derandomize=True, **COMMON)
 settings.register_profile("random", **COMMON)
 settings.load_profile("fixed")
 
-# A shell without job control starts what runs in its background with Ctrl-C ignored, and programs inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell without job control starts what runs in its background with Ctrl-C ignored, nohup with SIGHUP, and programs
+# inherit that.
+for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, default)
 
 
 @pytest.fixture

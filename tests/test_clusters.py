@@ -1,5 +1,6 @@
 """Real clusters on loopback, and the pieces that run tasks: window, BLAS threads, caches."""
 
+import logging
 import subprocess
 import sys
 import threading
@@ -330,3 +331,28 @@ def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):
     (tmp_path / "scheduler.json").write_text(f'{{"address": "{client.scheduler.address}"}}')
     with connected(str(tmp_path / "scheduler.json"), current=False) as found:
         assert found.submit(int, "7").result() == 7
+
+
+def test_a_lost_scheduler_leaves_no_traceback_in_the_log(client):
+    """A message is on its way as the connection breaks."""
+    from distributed.batched import logger
+
+    from dkfm.schedulers import connected
+
+    told = []
+    handler = logging.Handler()
+    handler.emit = told.append
+    logger.addHandler(handler)
+    try:
+        with connected(client.scheduler.address, current=False) as found:
+            stream = found.scheduler_comm
+
+            async def lose():
+                stream.send({"op": "heartbeat-client"})
+                stream.comm.abort()
+                await stream.stopped.wait()
+
+            found.sync(lose)
+    finally:
+        logger.removeHandler(handler)
+    assert told == []
