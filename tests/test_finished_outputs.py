@@ -218,6 +218,14 @@ def test_a_gram_that_no_build_would_find_again_is_not_completed(tmp_path, monkey
     assert not (root / "_COMPLETE").exists()
 
 
+def test_a_root_that_is_removed_while_a_file_is_begun_is_told(tmp_path, monkeypatch):
+    root = tmp_path / "root"
+    root.mkdir()
+    monkeypatch.setattr(files, "require_no_links", lambda *_: remove(root))
+    with pytest.raises(StoreError, match="was removed meanwhile"), files.new_file(root / "a" / "file", root):
+        pass
+
+
 def test_a_new_file_makes_folders_below_its_root_alone(tmp_path):
     with files.new_file(tmp_path / "a" / "b" / "file", tmp_path) as new:
         new.file.write(b"here")
