@@ -2,7 +2,7 @@
 
 from dkfm.tiling import count, is_part
 
-__all__ = ["MAX_CHUNKS", "chunk_rows", "in_step", "piece_rows", "reading_bytes"]
+__all__ = ["MAX_CHUNKS", "chunk_rows", "in_step", "piece_rows"]
 
 MAX_CHUNKS = 2**20
 """Receipts that one marker holds."""
@@ -23,9 +23,6 @@ _PIECE_VALUES, _PIECE_BYTES, _PIECE_ROWS, _PIECES = 2**18, 2**23, 2048, 3
 """Rows that are read at a time have so many values, and more, up to so many bytes in the model's precision, only up to
 so many rows, which fill tiles; and in how many pieces a task reads its rows if it can.
 """
-
-_AT_ONCE = 10
-"""Chunks that Zarr decodes at a time."""
 
 
 def chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: int = 1, step: int = 1) -> int:
@@ -108,11 +105,3 @@ def piece_rows(chunk_rows: int, values: int, step: int = 1, itemsize: int = 8) -
         return wanted
     whole = max(1, wanted // step) * step
     return min(chunk_rows, whole)
-
-
-def reading_bytes(values: int, rows: int, step: int, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
-    """Return the bytes that reading takes of a process, and of a task, beside the rows that were asked for."""
-    chunk = 2 * 8 * values * min(step, rows)  # as stored, and decoded
-    if is_part(chunk_rows, step):
-        return chunk + chunk // 2, 0  # and the decoded one before it
-    return 0, chunk * min(_AT_ONCE, count(piece_rows, step) + 1)

@@ -198,6 +198,10 @@ class CsrSource:
         """Return how many float64 values take the memory of any so many consecutive rows, at most."""
         return values_of(self.runs, rows)
 
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return 0: chunks are small beside the rows of a tile."""
+        return 0
+
     def read(self, rows: slice) -> Rows:
         """Return some rows."""
         return read(self.root, self.array, self.shape[1], rows)

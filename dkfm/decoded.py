@@ -14,10 +14,13 @@ import numpy.typing as npt
 from dkfm.kernels.rows import Array
 from dkfm.tiling import is_part
 
-__all__ = ["by_chunks", "forget", "widened"]
+__all__ = ["by_chunks", "chunk_bytes", "forget", "widened"]
 
 _KEPT = 2
 """Threads that want parts of chunks may stand on both sides of a border."""
+
+_AT_ONCE = 10
+"""Chunks that Zarr decodes at a time."""
 
 _lock = threading.Lock()
 _chunks: OrderedDict[Hashable, Array] = OrderedDict()
@@ -27,6 +30,15 @@ def widened(values: npt.NDArray[np.generic], single: bool) -> Array:
     """Return values in float64; where `single` says so, those of float32 as they are."""
     kept = single and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
     return np.asarray(values, np.float32 if kept else np.float64)
+
+
+def chunk_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:
+    """Return the bytes of chunks of rows that Zarr decodes together, as they are stored and as they are decoded.
+
+    >>> chunk_bytes((1000, 10), 100, 3)
+    48000
+    """
+    return 2 * 8 * shape[1] * min(chunk_rows, shape[0]) * min(_AT_ONCE, chunks)
 
 
 def by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]) -> Array:

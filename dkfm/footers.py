@@ -36,6 +36,9 @@ TEXTS = (types.is_string, types.is_large_string, types.is_binary, types.is_large
 _MAX_ROWS, _MAX_FOOTER = 2**48, 2**27
 """Rows of a table, and bytes of the footer of a file."""
 
+_KEPT, _FOOTER_COPIES = 4, 8
+"""Files whose footers a process keeps; and how many times its bytes in the file one takes in memory."""
+
 _AT_ONCE = 8
 """Files whose footers are read at a time: on an object store each takes some requests."""
 
@@ -59,6 +62,8 @@ class Footers:
         Whether all of them are float32 in all files.
     id_type : pyarrow.DataType or None
         Of the ids, if they are asked for.
+    footer_bytes : int
+        What the footers that a process keeps take in memory.
     """
 
     files: tuple[File, ...]
@@ -69,6 +74,7 @@ class Footers:
     places: tuple[int, ...] | range | None
     single: bool
     id_type: "pa.DataType | None"
+    footer_bytes: int
 
     def group_of(self, row: int) -> int:
         """Return the row group of a row."""
@@ -130,7 +136,7 @@ def _metadata(file: File) -> "pq.FileMetaData":
     return found
 
 
-_kept_metadata = lru_cache(maxsize=4)(_metadata)
+_kept_metadata = lru_cache(maxsize=_KEPT)(_metadata)
 
 
 def _raw(opened: io.RawIOBase | io.BufferedReader) -> io.RawIOBase:
@@ -159,7 +165,7 @@ def read(
     found, files = listing.read(path)
     if expected not in (None, found):
         raise InvalidInputError(f"{path} changed since it was opened; open it again.")
-    first, _ = _described(files[0])
+    first, *_ = _described(files[0])
     if wanted is None:
         columns = _natural(first, id_column)
     else:
@@ -169,9 +175,10 @@ def read(
     counts: list[int] = []
     owners: list[int] = []
     numbers: list[int] = []
-    single = True
+    single, largest = True, 0
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-footers") as pool:
-        for owner, (file, (schema, rows)) in enumerate(zip(files, pool.map(_described, files), strict=True)):
+        for owner, (file, (schema, rows, size)) in enumerate(zip(files, pool.map(_described, files), strict=True)):
+            largest = max(largest, size)
             if owner == 0 or not schema.equals(first):
                 single &= _require_numbers(schema, columns, file.path)
                 require_ids(schema, first, id_column, file.path)
@@ -189,11 +196,12 @@ def read(
     places = None if wanted is None else _compact([first.names.index(name) for name in columns])
     at = np.array(owners, np.intp), np.array(numbers, np.intp)
     id_type = None if id_column is None else first.field(id_column).type
-    return found, Footers(files, first_rows, *at, columns, places, single, id_type)
+    footer_bytes = _FOOTER_COPIES * largest * min(_KEPT, len(files))
+    return found, Footers(files, first_rows, *at, columns, places, single, id_type, footer_bytes)
 
 
-def _described(file: File) -> tuple["pa.Schema", list[int]]:
-    """Return the columns of a file and the rows of its row groups."""
+def _described(file: File) -> tuple["pa.Schema", list[int], int]:
+    """Return the columns of a file, the rows of its row groups, and the bytes of its footer."""
     with opened(file, again=False) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata
         _ = schema.names  # those that are no text fail here
@@ -201,7 +209,7 @@ def _described(file: File) -> tuple["pa.Schema", list[int]]:
     said, found = metadata.num_rows, sum(rows)
     if min(rows, default=0) < 0 or said != found:
         raise InvalidInputError(f"{file.path} is damaged: it says {said} rows, its row groups {found}.")
-    return schema, rows
+    return schema, rows, int(metadata.serialized_size)
 
 
 def declared_bytes(metadata: "pq.FileMetaData", number: int, columns: Sequence[str]) -> int:

@@ -52,6 +52,10 @@ class MemorySource:
         """Return how many float64 values any so many consecutive rows take in memory, at most."""
         return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.values_of(self.runs, rows)
 
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return 0: rows are in memory as they are."""
+        return 0
+
     def read(self, rows: slice) -> Rows:
         """Return some rows, where they are dense a view of them."""
         return self.array[rows]

@@ -104,6 +104,10 @@ class NpySource:
         """Return how many float64 values so many rows take in memory."""
         return rows * self.shape[1]
 
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return 0: rows are read where they will be, but for a block of those that are converted."""
+        return 0
+
     def stamp(self) -> str:
         """Return a digest of the file's size and time of change."""
         return stamps.of_path(self.path)

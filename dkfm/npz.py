@@ -117,6 +117,10 @@ class NpzSource:
         """Return how many float64 values take the memory of any so many consecutive rows, at most."""
         return csr.values_of(self.runs, rows)
 
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return 0: what is unpacked lies on a disk."""
+        return 0
+
     def where(self, row: int) -> tuple[str, int]:
         """Return the path, and the row."""
         return self.name, row

@@ -230,7 +230,7 @@ def _plan(
         raise InvalidInputError(
             f"{rows} rows in {chunks} chunks are more than {chunking.MAX_CHUNKS}; raise chunk_rows."
         )
-    shared_read, beside = chunking.reading_bytes(values, rows, source.chunk_rows, chunk_rows, piece_rows)
+    shared_read, beside = _reading_bytes(source, chunk_rows, piece_rows)
     blocks = kernel.blocks + (0 if kernel.fills else 1)
     if size < np.dtype(np.float64).itemsize and widens(kernel):
         blocks = 1 + 2 * (kernel.blocks + 1)  # a block in float64, and rounded
@@ -258,6 +258,15 @@ def _plan(
         row_seconds=_row_seconds(model, heads, source),
         threads=threads,
     )
+
+
+def _reading_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
+    """Return the bytes that reading takes of a process, and of a task, beside the rows that were asked for."""
+    step = source.chunk_rows
+    if not tiling.is_part(chunk_rows, step):
+        return 0, source.decoding_bytes(tiling.count(piece_rows, step) + 1)
+    # A chunk is decoded for the tasks of a process while the one before it is still kept.
+    return 2 * 8 * source.shape[1] * min(step, source.shape[0]) + source.decoding_bytes(1), 0
 
 
 def _panel(head: Head) -> int:

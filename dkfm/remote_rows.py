@@ -105,6 +105,10 @@ class RemoteNpySource(_Placed):
             )
         return cls(place, (header.shape[0], header.shape[1]), header.dtype.str, header.offset)
 
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return the bytes of the answer of which the rows are made; a chunk is a row."""
+        return chunks * self._row_bytes
+
     @property
     def _row_bytes(self) -> int:
         return self.shape[1] * np.dtype(self.dtype).itemsize
@@ -143,6 +147,10 @@ class RemoteZarrSource(_Placed):
         if len(info.shape) != 2 or 0 in info.shape:
             raise InvalidInputError(f"{place} must hold rows and columns, and its shape is {info.shape}.")
         return cls(place, (info.shape[0], info.shape[1]), info.chunks[0])
+
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return the bytes of chunks as they are stored, and as they are decoded."""
+        return decoded.chunk_bytes(self.shape, self.chunk_rows, chunks)
 
     def read(self, rows: slice) -> Array:
         """Return some rows; of a chunk much larger than they are, which is kept for those after them."""

@@ -243,7 +243,6 @@ class _Job:
         )
         chosen = min(self.rows, self.chunk_rows or max(planned, self._enough(threads)))
         piece = chunking.piece_rows(chosen, self.d, 1, size)
-        shared, beside = chunking.reading_bytes(self.d, self.rows, 1, chosen, piece)
         tile = min(piece, tile_rows(self.n, self.d, self.width, size))
         return Sizing(
             rows=self.rows,
@@ -254,8 +253,8 @@ class _Job:
             asked=chosen != min(self.rows, planned),
             machines=machines,
             cores=self.cores,
-            task_bytes=budget.score_task_bytes(piece, self.d, self.n, self.width, tile, itemsize=size, reading=beside),
-            model_bytes=shared + budget.model_bytes(self.n, self.d, (self.n + 1) * self.width, itemsize=size),
+            task_bytes=budget.score_task_bytes(piece, self.d, self.n, self.width, tile, itemsize=size),
+            model_bytes=budget.model_bytes(self.n, self.d, (self.n + 1) * self.width, itemsize=size),
             read_bytes=8 * self.rows * self.d,
             written_bytes=size * count(self.rows, chosen) * chosen * self.width,
             task_seconds=chosen * self.row_seconds,

@@ -68,6 +68,9 @@ class Source(Protocol):
     def values_of(self, rows: int) -> int:
         """Return how many float64 values any so many consecutive rows take in memory, at most."""
 
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return the bytes that reading rows of so many chunks takes for a while, beside the rows themselves."""
+
     def read(self, rows: slice) -> Rows:
         """Return some rows as float64, not checked for NaN; after `in_single`, as float32 where they are stored so."""
 
@@ -137,6 +140,10 @@ class ZarrSource:
     def values_of(self, rows: int) -> int:
         """Return how many float64 values so many rows take in memory."""
         return rows * self.shape[1]
+
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return the bytes of chunks as they are stored, and as they are decoded."""
+        return decoded.chunk_bytes(self.shape, self.chunk_rows, chunks)
 
     def stamp(self) -> str:
         """Return a digest of names, sizes and times of change."""
