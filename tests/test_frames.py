@@ -81,16 +81,11 @@ def test_ids_of_a_frame_are_kept_and_are_no_feature(pca, kind, tmp_path):
         dkfm.plan_score(pca, other, tmp_path / "out.parquet", id_column="key")
 
 
-def test_ids_of_a_frame_reach_the_workers_of_a_cluster(pca, tmp_path):
+def test_ids_of_a_frame_reach_the_workers_of_a_cluster(pca, threaded_client, tmp_path):
     import pyarrow.parquet as pq
-    from distributed import Client, LocalCluster
 
     frame = FRAME[SHUFFLED].assign(key=range(60))
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        dkfm.batch_score(pca, frame, tmp_path / "out.parquet", id_column="key", client=client, progress=False)
+    dkfm.batch_score(pca, frame, tmp_path / "out.parquet", id_column="key", client=threaded_client, progress=False)
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column("key").to_pylist() == list(range(60))
     np.testing.assert_allclose(table.column(1).to_numpy(), pca.transform(FRAME)[:, 0], rtol=0, atol=1e-14)
