@@ -16,7 +16,8 @@ import numpy.typing as npt
 from dkfm import links
 from dkfm.ahead import one_ahead
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.blocks import Evaluator
 from dkfm.kernels.lent import Lent
 from dkfm.kernels.rows import Array, Rows, double
 from dkfm.model import Head, Model, StoredWeights

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dkfm import sweep
 from dkfm.apply import Scorer
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, UnsupportedStoreError
-from dkfm.kernels.blocks import checked_block
+from dkfm.kernels.base import checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.model import Head
 from dkfm.root import EPS

@@ -28,8 +28,7 @@ from dkfm.executors import executor
 from dkfm.fitness import Demand, require_fit_here
 from dkfm.job import run
 from dkfm.kernels import KernelSpec, as_kernel, config
-from dkfm.kernels.base import Kernel
-from dkfm.kernels.blocks import checked_block
+from dkfm.kernels.base import Kernel, checked_block
 from dkfm.kernels.rows import Array, Rows
 from dkfm.panels import StoredGram
 from dkfm.places import Folder

@@ -26,6 +26,9 @@ class Ratio:
     most: float
     rounds: int
 
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.least:.3g} to {self.most:.3g})"
+
     @classmethod
     def of(cls, above: Sequence[float], below: Sequence[float]) -> "Ratio":
         """Divide pair by pair.

@@ -1,15 +1,16 @@
 """Rows of named cells, as aligned text and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from math import isfinite
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from dkfm.bench.rounds import Ratio
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["Cell", "Row", "Table"]
 
-Cell: TypeAlias = str | int | float | Ratio
+Cell: TypeAlias = "str | int | float | DataclassInstance"
 Row: TypeAlias = Mapping[str, Cell]
 
 
@@ -48,14 +49,12 @@ class Table:
 
 
 def _text(cell: Cell) -> str:
-    if isinstance(cell, Ratio):
-        return f"{_text(cell.median)} ({_text(cell.least)} to {_text(cell.most)})"
     if isinstance(cell, int):
         return f"{cell:,}"
-    return f"{cell:.3g}" if isinstance(cell, float) else cell
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
 
 
 def _plain(cell: Cell) -> object:
-    if isinstance(cell, Ratio):
+    if is_dataclass(cell):
         return asdict(cell)
     return cell if not isinstance(cell, float) or isfinite(cell) else None

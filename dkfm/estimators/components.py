@@ -15,8 +15,7 @@ from sklearn.utils import check_random_state
 
 from dkfm import apply, budget, certificate, gram, lanczos, pca, preflight, progress, sweep
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError
-from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.mapping import in_precision, is_clipped
+from dkfm.estimators.mapping import FittedMap, in_precision, is_clipped
 from dkfm.estimators.training import TILE_VALUES, GivenGram, Points, Training, training, weighted
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
@@ -256,13 +255,13 @@ def shares(variances: Array, total: float) -> Array:
 
 
 def in_map(
-    feature_map: ExactFeatureMap, wanted: Wanted, centered: bool, X: object, sample_weight: object
+    feature_map: FittedMap, wanted: Wanted, centered: bool, X: object, sample_weight: object
 ) -> tuple[Model, dict[str, object], bool]:
     """Return the model of the components in the features of a map, what is fitted, and whether of landmarks alone.
 
     See `KernelPCA.from_map`.
     """
-    model, head = feature_map.model_, feature_map.model_.head("residual")
+    model, head = feature_map.model, feature_map.model.head("residual")
     W = head.weights.astype(np.float64)
     score = apply.prepare(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
     own = X is None
@@ -273,7 +272,7 @@ def in_map(
         every = training(model.kernel, X, copy=False)
         given, weights = weighted(every, sample_weight)
         moments = sweep.moments(score, given.tiles(), given.diagonal(), weights)
-        if is_clipped(feature_map.error_bounds_):
+        if is_clipped(feature_map.error_bounds):
             moments = replace(moments, similarity=float(np.trace(moments.second)))
         if model.kernel.of_numbers:
             landmarks = every.subset(np.asarray(model.points)[:, 0].astype(np.intp))
@@ -288,16 +287,14 @@ def in_map(
     return made, {**statistics(found, moments.weight), "certificate": measured}, own
 
 
-def own_moments(feature_map: ExactFeatureMap, W: Array, sample_weight: object) -> Moments:
+def own_moments(feature_map: FittedMap, W: Array, sample_weight: object) -> Moments:
     """Return the moments of the landmarks, where these are all training rows."""
-    fitted = vars(feature_map)
-    whole = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == feature_map.certificate_
-    if not whole or "pivots_" in fitted or feature_map.kernel_.of_numbers or sample_weight is not None:
+    values, kernel, points = feature_map.eigenvalues, feature_map.model.kernel, feature_map.model.points
+    if not feature_map.holds_training_rows or values is None or kernel.of_numbers or sample_weight is not None:
         raise InvalidInputError(
             "X, the training rows, is needed: this map does not keep them (it has fewer landmarks, or pivots, or a "
             "precomputed kernel), or they are to have weights."
         )
-    points, values = feature_map.model_.points, feature_map.eigenvalues_
-    diagonal = values if is_clipped(feature_map.error_bounds_) else feature_map.kernel_.self_similarities(points)
+    diagonal = values if is_clipped(feature_map.error_bounds) else kernel.self_similarities(points)
     similarity = float(diagonal.sum())
     return Moments(values, W.mean(axis=0) * values, float(len(W)), similarity, len(W))

@@ -12,9 +12,8 @@ from dkfm import apply, budget, discriminant_certificate, fisher, preflight, pro
 from dkfm.certificate import Certificate
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.components import own_moments, warn_of_rounding
-from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.labels import Labels
-from dkfm.estimators.mapping import in_precision
+from dkfm.estimators.mapping import FittedMap, in_precision
 from dkfm.estimators.training import Numbers, Points, Training, training, weighted
 from dkfm.fisher import Classes, Discriminants
 from dkfm.kernels import Definiteness, config
@@ -88,12 +87,12 @@ def fitted(
 
 
 def in_map(
-    feature_map: ExactFeatureMap, asked: Asked, y: Labels, X: object, sample_weight: object
+    feature_map: FittedMap, asked: Asked, y: Labels, X: object, sample_weight: object
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants in the features of a map, and what is fitted; see `from_map`."""
     if asked.shrinkage is None:
         raise NotSupportedError('shrinkage="auto" needs a Gram matrix, which fit has; give from_map a number.')
-    model, head = feature_map.model_, feature_map.model_.head("residual")
+    model, head = feature_map.model, feature_map.model.head("residual")
     W = head.weights.astype(np.float64)
     score = apply.prepare(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
     landmarks: Training = Points(model.kernel, model.points, 0)

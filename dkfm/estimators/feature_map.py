@@ -348,6 +348,12 @@ class ExactFeatureMap(KernelEstimator):
         rows = self._rows(X)
         return apply.distances(self.kernel_, rows, rows if Y is None else self._rows(in_memory(Y), "Y"))
 
+    def _fitted_map(self) -> mapping.FittedMap:
+        """Return what components and discriminants in the features of this map take from it."""
+        fitted = vars(self)
+        whole = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == self.certificate_
+        return mapping.FittedMap(self.model_, fitted.get("eigenvalues_"), self.error_bounds_, whole)
+
     def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
         return mapping.measured(scorer, landmarks, cast("Array | None", fitted.get("mean")))
 

@@ -247,7 +247,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         rows = feature_map.model_.landmarks if X is None else as_rows(X)
         y = labels.labels_of(y, rows.shape[0], cls.__name__)
         with threads_of_a_task():
-            model, fitted = discriminants.in_map(feature_map, made._asked(), y, X, sample_weight)
+            model, fitted = discriminants.in_map(feature_map._fitted_map(), made._asked(), y, X, sample_weight)
         parameters = {name: getattr(made, name) for name in cls._stored}
         made._set(model, fitted, {**parameters, "priors": made._plain_priors()})
         made.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})

@@ -289,7 +289,9 @@ class KernelPCA(Preimages):
         made = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
         wanted = Wanted(components.count_of(n_components), dtype)
         with threads_of_a_task():
-            model, fitted, whole = components.in_map(feature_map, wanted, bool(centered), X, sample_weight)
+            model, fitted, whole = components.in_map(
+                feature_map._fitted_map(), wanted, bool(centered), X, sample_weight
+            )
         fitted["gamma"] = 1 / model.columns
         made._set(model, fitted, {**{name: getattr(made, name) for name in cls._stored}, "whole": whole})
         made.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})

@@ -1,7 +1,7 @@
 """What a feature map fits: its model, its error bounds, and what is measured of it."""
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -21,7 +21,27 @@ from dkfm.spectrum import is_indefinite
 _ROUNDING = 1e-3
 """Share of a column's width that its middle may be off."""
 
-__all__ = ["in_precision", "is_clipped", "made", "measured", "truncated", "values_of", "with_points"]
+__all__ = ["FittedMap", "in_precision", "is_clipped", "made", "measured", "truncated", "values_of", "with_points"]
+
+
+@dataclass(frozen=True, eq=False)
+class FittedMap:
+    """What components and discriminants in the features of a map take from the fitted map.
+
+    Parameters
+    ----------
+    model : Model
+    eigenvalues : ndarray of shape (r,), optional
+        Of the Gram matrix of the landmarks, descending; a map in the Cholesky basis has none.
+    error_bounds : ndarray of shape (r + 1,)
+    holds_training_rows : bool
+        Whether the landmarks are all training rows, in their order.
+    """
+
+    model: Model
+    eigenvalues: Array | None
+    error_bounds: Array
+    holds_training_rows: bool
 
 
 def made(given: Training, weights: Array | None, chosen: Chosen, settings: Settings) -> tuple[Model, dict[str, object]]:

@@ -6,9 +6,8 @@ Gaussian(sigma=5.0) + 0.5 * Polynomial(degree=3, scale=1.0, offset=0.0)
 """
 
 from dkfm.kernels.angle import ArcCosine
-from dkfm.kernels.base import Kernel
+from dkfm.kernels.base import Definiteness, Kernel
 from dkfm.kernels.compose import Constant, Power, Product, Scaled, Sum
-from dkfm.kernels.definiteness import Definiteness
 from dkfm.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
 from dkfm.kernels.function import Function, Outer, Pairwise
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared, HistogramIntersection, JensenShannon

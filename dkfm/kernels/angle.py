@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.errors import KernelError
-from dkfm.kernels.base import Evaluator, PreparedKernel
+from dkfm.kernels.base import PreparedKernel
+from dkfm.kernels.blocks import Evaluator
 from dkfm.kernels.distances import negative_squared_distances
 from dkfm.kernels.rows import Array, Rows, is_sparse, squared_norms, unit_rows
 from dkfm.tiling import row_slices

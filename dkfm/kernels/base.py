@@ -8,35 +8,56 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TypeVar
 
 import numpy as np
 
-from dkfm.errors import InvalidInputError
-from dkfm.kernels.blocks import checked_block, fits_single
-from dkfm.kernels.definiteness import Definiteness
+from dkfm import display
+from dkfm.errors import InvalidInputError, KernelError
+from dkfm.kernels.blocks import Evaluator, Prepared, mirror_lower
 from dkfm.kernels.frames import paired_rows
 from dkfm.kernels.rows import Array, Rows, as_rows, double, is_sparse
-from dkfm.kernels.shown import as_html
 
-if TYPE_CHECKING:
-    from dkfm.kernels.maps import RowMap
-
-__all__ = ["Evaluator", "Kernel", "Prepared", "PreparedKernel"]
-
-Prepared = Callable[..., Array]
-"""Rows Z (n, d), such as the kernel's hooks take, in, the block k(Z, landmarks) (n, m) out."""
+__all__ = ["Definiteness", "Kernel", "PreparedKernel", "checked_block", "combination", "fits_single"]
 
 _DIAGONAL_ROWS = 64
+
+_SINGLE_RANGE = 1e-30, 1e30
+"""Parameters of a kernel beyond it do not go through float32."""
+
 _NUMBER = int | float | np.integer | np.floating
 
 
-class Evaluator(Protocol):
-    """Any rows Z (n, d) in, the block k(Z, landmarks) (n, m) out: in the memory given, if the kernel can."""
+_COMBINATIONS: dict[str, Callable[..., Kernel]] = {}
+"""The classes that operators of a kernel return, by name. `combination` fills it as `dkfm.kernels` is imported."""
 
-    def __call__(self, Z: Rows, out: Array | None = None, /) -> Array:
-        """Return the block; what was given as `out` is lost."""
+_KernelType = TypeVar("_KernelType", bound="type[Kernel]")
+
+
+class Definiteness(StrEnum):
+    """What is known of a kernel's Gram matrices K; the strongest first."""
+
+    PSD = "positive semi-definite"
+    CONDITIONAL = "conditionally positive semi-definite"
+    """HKH is positive semi-definite for the centring H: enough for kernel PCA, and for ``Exp``."""
+    INDEFINITE = "indefinite"
+
+    @classmethod
+    def weakest(cls, *found: Definiteness) -> Definiteness:
+        """Return the weakest of some: what a sum of such kernels is."""
+        return max(found, key=list(cls).index)
+
+    def of_function(self) -> Definiteness:
+        """Return what a power series with non-negative coefficients, or a quotient, of such a kernel is."""
+        return self if self is Definiteness.PSD else Definiteness.INDEFINITE
+
+
+def combination(kernel: _KernelType) -> _KernelType:
+    """Register a class of kernels made of kernels, so that the operators of `Kernel` find it; a decorator."""
+    _COMBINATIONS[kernel.__name__] = kernel
+    return kernel
 
 
 class Kernel(ABC):
@@ -60,7 +81,6 @@ class Kernel(ABC):
     """
 
     __array_ufunc__ = None  # a NumPy scalar leaves arithmetic to the kernel
-    _repr_html_ = as_html
 
     @abstractmethod
     def block(self, X: Array, Y: Array) -> Array:
@@ -179,38 +199,33 @@ class Kernel(ABC):
         """Return k(x, x), (n,), of any checked rows: `diagonal` for the rows that it takes."""
         return self.diagonal(self._taken(rows)).astype(rows.dtype, copy=False)
 
-    def warp(self, h: RowMap) -> Kernel:
-        """Return ``k(h(x), h(y))``: h takes rows (n, d) to rows (n, d'), and is an `Affine` or a function of yours."""
-        from dkfm.kernels.maps import Warped
+    def _repr_html_(self) -> str:
+        """Return the kernel in HTML for a notebook: its expression, and what is known of it."""
+        facts = {"definiteness": str(self.definiteness), "rows": "dense or sparse" if self.sparse else "dense"}
+        return display.card(f"Kernel {type(self).__name__}", repr(self), facts)
 
-        return Warped(self, h)
+    def warp(self, h: Callable[[Array], object]) -> Kernel:
+        """Return ``k(h(x), h(y))``: h takes rows (n, d) to rows (n, d'), and is an `Affine` or a function of yours."""
+        return _COMBINATIONS["Warped"](self, h)
 
     def on(self, columns: int | Sequence[int]) -> Kernel:
         """Return the kernel of some columns only, by number."""
-        from dkfm.kernels.maps import Columns
-
-        return Columns(self, columns)
+        return _COMBINATIONS["Columns"](self, columns)
 
     def __add__(self, other: object) -> Kernel:
-        from dkfm.kernels.compose import Sum
-
         term = _as_kernel(other)
-        return NotImplemented if term is None else Sum.of(self, term)
+        return NotImplemented if term is None else _COMBINATIONS["Sum"]((self, term))
 
     def __radd__(self, other: object) -> Kernel:
-        from dkfm.kernels.compose import Sum
-
         if isinstance(other, int | float) and other == 0:
             return self  # what the built-in sum() starts with
         term = _as_kernel(other)
-        return NotImplemented if term is None else Sum.of(term, self)
+        return NotImplemented if term is None else _COMBINATIONS["Sum"]((term, self))
 
     def __mul__(self, other: object) -> Kernel:
-        from dkfm.kernels.compose import Product, Scaled
-
         if isinstance(other, _NUMBER):
-            return Scaled(other, self)  # type: ignore[arg-type]  # made a float, or refused, there
-        return Product.of(self, other) if isinstance(other, Kernel) else NotImplemented
+            return _COMBINATIONS["Scaled"](other, self)
+        return _COMBINATIONS["Product"]((self, other)) if isinstance(other, Kernel) else NotImplemented
 
     __rmul__ = __mul__
 
@@ -218,9 +233,7 @@ class Kernel(ABC):
         return self * (1 / other) if isinstance(other, _NUMBER) and other else NotImplemented
 
     def __pow__(self, exponent: int) -> Kernel:
-        from dkfm.kernels.compose import Power
-
-        return Power(self, exponent)
+        return _COMBINATIONS["Power"](self, exponent)
 
 
 class PreparedKernel(Kernel):
@@ -240,8 +253,30 @@ def _block_against(kernel: Kernel, landmarks: Array, Z: Array) -> Array:
 
 
 def _as_kernel(value: object) -> Kernel | None:
-    from dkfm.kernels.compose import Constant
-
     if isinstance(value, Kernel):
         return value
-    return Constant(value) if isinstance(value, _NUMBER) else None  # type: ignore[arg-type]  # made a float there
+    return _COMBINATIONS["Constant"](value) if isinstance(value, _NUMBER) else None
+
+
+def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
+    """Return k(X, Y), symmetric to the last bit where X is Y, once every value is finite.
+
+    `first` holds the numbers of the first row of X and of Y in the whole, for the message.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        block = kernel.against(Y)(X)
+        if X is Y:
+            mirror_lower(block)
+        finite = np.isfinite(block)
+    if not finite.all():
+        i, j = np.unravel_index(int(np.argmin(finite)), block.shape)
+        raise KernelError(f"{kernel!r} returned {block[i, j]} for rows {first[0] + i} and {first[1] + j}.")
+    return block
+
+
+def fits_single(parameter: object) -> bool:
+    """Whether a parameter of a kernel, or all numbers of a tuple, go through float32."""
+    if isinstance(parameter, tuple):
+        return all(map(fits_single, parameter))
+    smallest, largest = _SINGLE_RANGE
+    return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from dkfm.errors import KernelError
 from dkfm.kernels.rows import Array, Rows
 from dkfm.tiling import row_slices
 
-if TYPE_CHECKING:
-    from dkfm.kernels.base import Kernel
-
-__all__ = ["by_rows", "checked_block", "fits_single", "mirror_lower"]
+__all__ = ["Evaluator", "Prepared", "by_rows", "mirror_lower"]
 
 _VALUES_AT_ONCE = 2**15
 
-_SINGLE_RANGE = 1e-30, 1e30
-"""Parameters of a kernel beyond it do not go through float32."""
+Prepared = Callable[..., Array]
+"""Rows Z (n, d), such as the kernel's hooks take, in, the block k(Z, landmarks) (n, m) out."""
 
 
-def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
-    """Return k(X, Y), symmetric to the last bit where X is Y, once every value is finite.
+class Evaluator(Protocol):
+    """Any rows Z (n, d) in, the block k(Z, landmarks) (n, m) out: in the memory given, if the kernel can."""
 
-    `first` holds the numbers of the first row of X and of Y in the whole, for the message.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        block = kernel.against(Y)(X)
-        if X is Y:
-            mirror_lower(block)
-        finite = np.isfinite(block)
-    if not finite.all():
-        i, j = np.unravel_index(int(np.argmin(finite)), block.shape)
-        raise KernelError(f"{kernel!r} returned {block[i, j]} for rows {first[0] + i} and {first[1] + j}.")
-    return block
+    def __call__(self, Z: Rows, out: Array | None = None, /) -> Array:
+        """Return the block; what was given as `out` is lost."""
 
 
 def by_rows(values: Array, function: Callable[[Array], Array]) -> Array:
@@ -55,11 +42,3 @@ def mirror_lower(K: Array) -> None:
         corner[upper] = corner.T[upper]
         for b in range(0, a, step):
             K[b : b + step, a : a + step] = K[a : a + step, b : b + step].T
-
-
-def fits_single(parameter: object) -> bool:
-    """Whether a parameter of a kernel, or all numbers of a tuple, go through float32."""
-    if isinstance(parameter, tuple):
-        return all(map(fits_single, parameter))
-    smallest, largest = _SINGLE_RANGE
-    return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest

@@ -13,9 +13,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from dkfm.kernels.base import Evaluator, Kernel, PreparedKernel
-from dkfm.kernels.blocks import by_rows
-from dkfm.kernels.definiteness import Definiteness
+from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, combination
+from dkfm.kernels.blocks import Evaluator, by_rows
 from dkfm.kernels.dot import integer_power
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
 from dkfm.kernels.rows import Array, Rows
@@ -34,6 +33,7 @@ def widens(kernel: Kernel) -> bool:
 _NEGATIVE = ": a negative multiple of a kernel is not positive semi-definite"
 
 
+@combination
 @dataclass(frozen=True)
 class Constant(Kernel):
     """The constant kernel, ``k(x, y) = value >= 0``; ``k + 1.0`` makes one.
@@ -131,6 +131,7 @@ class _Folded(PreparedKernel):
         return total
 
 
+@combination
 @dataclass(frozen=True)
 class Sum(_Folded):
     """The sum of kernels; ``k1 + k2`` makes one. As definite as the least definite of them."""
@@ -152,6 +153,7 @@ class Sum(_Folded):
         return " + ".join(repr(k) for k in self.terms)
 
 
+@combination
 @dataclass(frozen=True)
 class Product(_Folded):
     """The pointwise product of kernels; ``k1 * k2`` makes one. Positive semi-definite where all factors are."""
@@ -169,6 +171,7 @@ class Product(_Folded):
         return " * ".join(bracketed(k, Sum, Scaled) for k in self.factors)
 
 
+@combination
 @dataclass(frozen=True)
 class Scaled(Pointwise):
     """A non-negative multiple of a kernel; ``0.5 * k`` makes one. As definite as the kernel."""
@@ -188,6 +191,7 @@ class Scaled(Pointwise):
         return f"{self.weight!r} * {bracketed(self.kernel, Sum, Product, Scaled)}"
 
 
+@combination
 @dataclass(frozen=True)
 class Power(Pointwise):
     """A positive integer power of a kernel; ``k ** 3`` makes one. Positive semi-definite where the kernel is."""

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.kernels.base import Evaluator, Prepared
+from dkfm.kernels.blocks import Evaluator, Prepared
 from dkfm.kernels.lent import Lent
 from dkfm.kernels.products import prepared_products
 from dkfm.kernels.rows import Array, Rows, double, scaled_columns, squared_norms

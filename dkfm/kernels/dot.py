@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dkfm.kernels.base import Evaluator, Kernel, PreparedKernel
-from dkfm.kernels.blocks import by_rows
-from dkfm.kernels.definiteness import Definiteness
+from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
+from dkfm.kernels.blocks import Evaluator, by_rows
 from dkfm.kernels.distances import SINGLE_ERROR, SINGLE_LIMIT
 from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
 from dkfm.kernels.products import prepared_products

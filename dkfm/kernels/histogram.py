@@ -7,8 +7,8 @@ import numpy as np
 
 from dkfm.errors import InvalidInputError
 from dkfm.kernels import sums
-from dkfm.kernels.base import Prepared, PreparedKernel
-from dkfm.kernels.definiteness import Definiteness
+from dkfm.kernels.base import Definiteness, PreparedKernel
+from dkfm.kernels.blocks import Prepared
 from dkfm.kernels.parameters import require_positive
 from dkfm.kernels.rows import Array
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkfm.kernels import sums
-from dkfm.kernels.base import Prepared
+from dkfm.kernels.blocks import Prepared
 from dkfm.kernels.parameters import MEDIAN, Scale, require_scale
 from dkfm.kernels.rows import Array
 from dkfm.kernels.stationary import Measured

@@ -10,7 +10,8 @@ from math import isfinite
 import numpy as np
 
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.base import Evaluator, Kernel
+from dkfm.kernels.base import Kernel, combination
+from dkfm.kernels.blocks import Evaluator
 from dkfm.kernels.compose import Power, Product, Scaled, Sum
 from dkfm.kernels.function import called, name_of, read_only
 from dkfm.kernels.parameters import as_number, plain
@@ -102,6 +103,7 @@ class _Mapped(Wrapper):
         return self.kernel.self_similarities(self._mapped(X))
 
 
+@combination
 @dataclass(frozen=True)
 class Warped(_Mapped):
     """A kernel of mapped rows, ``k(h(x), h(y))``; ``k.warp(h)`` makes one. As definite as the kernel.
@@ -158,6 +160,7 @@ class Warped(_Mapped):
         return f"{bracketed(self.kernel, Sum, Product, Scaled, Power)}.warp({h})"
 
 
+@combination
 @dataclass(frozen=True)
 class Columns(_Mapped):
     """A kernel of some columns only; ``k.on(columns)`` makes one. As definite as the kernel.

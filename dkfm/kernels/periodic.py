@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dkfm.kernels.base import Kernel, Prepared, PreparedKernel
+from dkfm.kernels.base import Kernel, PreparedKernel
+from dkfm.kernels.blocks import Prepared
 from dkfm.kernels.parameters import Scale, lengths, require_scale
 from dkfm.kernels.rows import Array, Rows
 from dkfm.kernels.stationary import Gaussian

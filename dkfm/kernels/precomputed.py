@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.base import Kernel, Prepared, PreparedKernel
+from dkfm.kernels.base import Kernel, PreparedKernel
+from dkfm.kernels.blocks import Prepared
 from dkfm.kernels.rows import Array, Rows
 
 __all__ = ["Precomputed"]

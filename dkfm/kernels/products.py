@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.kernels.base import Evaluator
+from dkfm.kernels.blocks import Evaluator
 from dkfm.kernels.rows import Array, Rows, Sparse, csr_rows
 from dkfm.tiling import row_slices
 

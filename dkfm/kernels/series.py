@@ -9,9 +9,8 @@ from math import isfinite
 import numpy as np
 
 from dkfm.errors import KernelError, shown
-from dkfm.kernels.base import Evaluator, Kernel
-from dkfm.kernels.blocks import by_rows
-from dkfm.kernels.definiteness import Definiteness
+from dkfm.kernels.base import Definiteness, Kernel
+from dkfm.kernels.blocks import Evaluator, by_rows
 from dkfm.kernels.parameters import as_number
 from dkfm.kernels.rows import Array, Rows, unit_rows
 from dkfm.kernels.wrap import Pointwise, Wrapper

@@ -10,8 +10,8 @@ from typing import ClassVar, Self
 import numpy as np
 
 from dkfm.kernels.bandwidth import median_of
-from dkfm.kernels.base import Evaluator, PreparedKernel
-from dkfm.kernels.definiteness import Definiteness
+from dkfm.kernels.base import Definiteness, PreparedKernel
+from dkfm.kernels.blocks import Evaluator
 from dkfm.kernels.distances import negative_squared_distances
 from dkfm.kernels.parameters import MEDIAN, Scale, lengths, require_positive, require_scale
 from dkfm.kernels.rows import Array, Rows, as_rows, double

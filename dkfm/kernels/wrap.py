@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 
-from dkfm.kernels.base import Evaluator, Kernel, PreparedKernel
-from dkfm.kernels.definiteness import Definiteness
+from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
+from dkfm.kernels.blocks import Evaluator
 from dkfm.kernels.parameters import require_kernels
 from dkfm.kernels.rows import Array, Rows
 
