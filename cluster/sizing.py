@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from dkfm.budget import told
-from dkfm.sizing import Constants, sizing
+from dkfm.core.budget import told
+from dkfm.core.sizing import Constants, sizing
 
 JOBS = [
     (10**6, 1_000, 50, 10),

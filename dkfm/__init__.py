@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dkfm import kernels, plotting
-    from dkfm.compare import compare_kernels
-    from dkfm.comparison import Comparison
+    from dkfm.comparison.compare import compare_kernels
+    from dkfm.comparison.result import Comparison
     from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
-    from dkfm.gram import build_gram
-    from dkfm.planning import Plan
-    from dkfm.readers import iter_scores, open_scores
-    from dkfm.report import ScoreReport
-    from dkfm.scoring import batch_score, plan_score
-    from dkfm.verification import verify_scores
+    from dkfm.gram.build import build_gram
+    from dkfm.scoring.planning import Plan
+    from dkfm.scoring.readers import iter_scores, open_scores
+    from dkfm.scoring.report import ScoreReport
+    from dkfm.scoring.run import batch_score, plan_score
+    from dkfm.scoring.verification import verify_scores
 
 __version__ = "0.1.0"
 
@@ -40,29 +40,35 @@ __all__ = [
     "verify_scores",
 ]
 
-_MODULES = ("kernels", "plotting")
+_MODULES = {
+    "errors": "dkfm.errors",
+    "kernels": "dkfm.kernels",
+    "plotting": "dkfm.plotting",
+    "sizing": "dkfm.core.sizing",
+    "tsne": "dkfm.comparison.tsne",
+}
 _HOMES = {
-    "Comparison": "dkfm.comparison",
+    "Comparison": "dkfm.comparison.result",
     "ExactFeatureMap": "dkfm.estimators",
     "KernelFisher": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
-    "Plan": "dkfm.planning",
-    "ScoreReport": "dkfm.report",
-    "batch_score": "dkfm.scoring",
-    "build_gram": "dkfm.gram",
-    "compare_kernels": "dkfm.compare",
+    "Plan": "dkfm.scoring.planning",
+    "ScoreReport": "dkfm.scoring.report",
+    "batch_score": "dkfm.scoring.run",
+    "build_gram": "dkfm.gram.build",
+    "compare_kernels": "dkfm.comparison.compare",
     "fold": "dkfm.estimators",
-    "iter_scores": "dkfm.readers",
+    "iter_scores": "dkfm.scoring.readers",
     "load": "dkfm.estimators",
-    "open_scores": "dkfm.readers",
-    "plan_score": "dkfm.scoring",
-    "verify_scores": "dkfm.verification",
+    "open_scores": "dkfm.scoring.readers",
+    "plan_score": "dkfm.scoring.run",
+    "verify_scores": "dkfm.scoring.verification",
 }
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return import_module(f"dkfm.{name}")
+        return import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'dkfm' has no attribute {name!r}")

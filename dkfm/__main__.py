@@ -1,6 +1,6 @@
 """``python -m dkfm``."""
 
-from dkfm.cli import main
+from dkfm.cli.app import main
 
 if __name__ == "__main__":
     main()

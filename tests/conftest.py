@@ -101,7 +101,7 @@ def mnist_247():
 @pytest.fixture(scope="module")
 def processes():
     """A real scheduler and a real worker process, which the tests of a module share."""
-    from dkfm.clusters import local_cluster
+    from dkfm.execution.clusters.client import local_cluster
 
     with local_cluster() as cluster:
         yield cluster
@@ -151,7 +151,7 @@ def port(tmp_path_factory):
 @pytest.fixture
 def place(port, request):
     """A prefix of the test's own on an S3 server."""
-    from dkfm.remote import Remote
+    from dkfm.files.object_store import Remote
 
     return Remote(f"{s3.BUCKET}/{request.node.name.partition('[')[0]}/{time.monotonic_ns()}")
 

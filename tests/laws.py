@@ -14,7 +14,7 @@ import dkfm
 import oracles
 from dkfm import kernels
 from dkfm.errors import InvalidInputError
-from dkfm.kernels import config
+from dkfm.kernels import serialization
 
 EPS = np.finfo(np.float64).eps
 
@@ -91,10 +91,10 @@ def sparse_laws(kernel, X, Y, block, atol):
 
 
 def value_laws(kernel, X):
-    back = config.from_config(json.loads(json.dumps(config.to_config(kernel))))
+    back = serialization.from_config(json.loads(json.dumps(serialization.to_config(kernel))))
     assert back == kernel
     assert hash(back) == hash(kernel)
-    assert config.digest(back) == config.digest(kernel)
+    assert serialization.digest(back) == serialization.digest(kernel)
     assert pickle.loads(pickle.dumps(kernel)) == kernel
     assert copy.deepcopy(kernel) == kernel
     assert eval(repr(kernel), vars(kernels)) == kernel, "the repr builds the kernel again"

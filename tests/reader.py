@@ -67,11 +67,11 @@ def readings():
     from click.testing import CliRunner
 
     import dkfm
-    from dkfm import inspection
-    from dkfm.cli import main
+    from dkfm.cli import inspection
+    from dkfm.cli.app import main
     from dkfm.errors import DkfmError
-    from dkfm.panels import StoredGram
-    from dkfm.sources import open_source
+    from dkfm.gram.stored_gram import StoredGram
+    from dkfm.sources.base import open_source
 
     rows = np.random.default_rng(7).normal(size=(50, 3))
 

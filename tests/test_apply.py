@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkfm import apply, kernels, links
+from dkfm import kernels
+from dkfm.core.chunking import row_slices
+from dkfm.core.scratch_buffers import Lent
 from dkfm.errors import InvalidInputError, KernelError, UnsupportedStoreError
-from dkfm.kernels.lent import Lent
-from dkfm.model import Head, Model
-from dkfm.tiling import row_slices
+from dkfm.numerics import links, scorer
+from dkfm.numerics.model import Head, Model
 
 KINDS = ["scores", "features", "rotated", "triangular", "residual", "short"]
 
@@ -81,7 +82,7 @@ def test_any_tile_chunks_threads_and_set_of_heads_agree_within_the_rounding_boun
     n, d, q, m = shape
     rng = np.random.default_rng(n * m)
     model, Z = make(rng, n, d, q, offset, dtype, panel), rng.normal(size=(m, d))
-    score = apply.prepare(model)
+    score = scorer.prepare_scorer(model)
     with ThreadPoolExecutor(threads) as pool:
         parts = list(pool.map(lambda part: score.several(names, Z[part], rows), row_slices(m, chunk)))
     for name in names:
@@ -101,7 +102,7 @@ def test_heads_together_share_one_kernel_block(rng):
 
     model = make(rng, 40, 3, 4, True)
     model = replace(model, kernel=kernels.Function(block))
-    score, Z = apply.prepare(model), rng.normal(size=(100, 3))
+    score, Z = scorer.prepare_scorer(model), rng.normal(size=(100, 3))
     both = score.several(["scores", "features", "triangular"], Z, 30)
     assert calls == [25, 25, 25, 25]  # tiles of one size, none above what was asked for
     for name, found in both.items():
@@ -110,7 +111,7 @@ def test_heads_together_share_one_kernel_block(rng):
 
 def test_a_kernel_may_score_with_another_model_meanwhile(rng):
     X, Z = rng.normal(size=(40, 3)), rng.normal(size=(30, 3))
-    inner = apply.prepare(Model(kernels.Gaussian(1.0), X, {"scores": Head(rng.normal(size=(40, 40)))}))
+    inner = scorer.prepare_scorer(Model(kernels.Gaussian(1.0), X, {"scores": Head(rng.normal(size=(40, 40)))}))
 
     def block(A, B):
         inner("scores", A)
@@ -118,7 +119,7 @@ def test_a_kernel_may_score_with_another_model_meanwhile(rng):
 
     nested = kernels.Gaussian(2.0) + kernels.Function(block)
     W = rng.normal(size=(40, 2))
-    score = apply.prepare(Model(nested, X, {"scores": Head(W)}))
+    score = scorer.prepare_scorer(Model(nested, X, {"scores": Head(W)}))
     score("scores", Z)  # from here on this thread has a buffer that both could take
     found = score("scores", Z, 7)
     np.testing.assert_allclose(found, (kernels.Gaussian(2.0)(Z, X) + 1) @ W, rtol=1e-10)
@@ -130,24 +131,26 @@ def test_landmarks_without_weights_are_dropped_and_nothing_changes(rng):
     for head in heads.values():
         head.weights[10:30] = 0
     sparser = Model(model.kernel, model.landmarks, heads)
-    fewer = apply.without_idle(sparser)
+    fewer = scorer.drop_idle_landmarks(sparser)
     assert fewer.landmarks.shape == (30, 3)
     for name in heads:
-        np.testing.assert_allclose(apply.prepare(fewer)(name, Z), apply.prepare(sparser)(name, Z), rtol=1e-12)
-    assert apply.without_idle(fewer) is fewer
+        np.testing.assert_allclose(
+            scorer.prepare_scorer(fewer)(name, Z), scorer.prepare_scorer(sparser)(name, Z), rtol=1e-12
+        )
+    assert scorer.drop_idle_landmarks(fewer) is fewer
     heads["scores"].weights[12] = 1.0  # in one head is enough
-    assert apply.without_idle(Model(model.kernel, model.landmarks, heads)).landmarks.shape == (31, 3)
+    assert scorer.drop_idle_landmarks(Model(model.kernel, model.landmarks, heads)).landmarks.shape == (31, 3)
     heads["scores"].weights[13:23] = 1.0  # few that are idle are not worth a copy of the others
-    assert apply.without_idle(Model(model.kernel, model.landmarks, heads)).landmarks.shape == (50, 3)
+    assert scorer.drop_idle_landmarks(Model(model.kernel, model.landmarks, heads)).landmarks.shape == (50, 3)
 
 
 def test_a_model_keeps_one_landmark_and_those_that_a_rotation_maps_back_to(rng):
     nothing = Model(kernels.Gaussian(1.0), rng.normal(size=(5, 2)), {"scores": Head(np.zeros((5, 3)))})
-    assert apply.without_idle(nothing).landmarks.shape == (1, 2)
+    assert scorer.drop_idle_landmarks(nothing).landmarks.shape == (1, 2)
     weights = np.eye(5)[:, :2]
     rotated = replace(nothing, heads={"features": Head(weights, rotation=np.ones(2))})
-    assert apply.without_idle(rotated) is rotated
-    assert not apply.prepare(replace(rotated, heads={"features": Head(weights[:, :0], rotation=np.ones(0))}))(
+    assert scorer.drop_idle_landmarks(rotated) is rotated
+    assert not scorer.prepare_scorer(replace(rotated, heads={"features": Head(weights[:, :0], rotation=np.ones(0))}))(
         "features", np.zeros((3, 2))
     ).any()
 
@@ -177,7 +180,7 @@ def test_no_temporary_grows_with_the_number_of_rows(rng):
     import tracemalloc
 
     model = Model(kernels.Gaussian(3.0), rng.normal(size=(2000, 20)), {"scores": Head(rng.normal(size=(2000, 2)))})
-    score, peaks = apply.prepare(model), []
+    score, peaks = scorer.prepare_scorer(model), []
     for rows in (20 * 262, 200 * 262):  # whole tiles, so that both have the same
         Z = np.zeros((rows, 20))
         tracemalloc.start()
@@ -190,7 +193,7 @@ def test_no_temporary_grows_with_the_number_of_rows(rng):
 
 def test_the_same_tiling_gives_the_same_bits(rng):
     model, Z = make(rng, 300, 20, 5, True), rng.normal(size=(2000, 20))
-    score = apply.prepare(model)
+    score = scorer.prepare_scorer(model)
     np.testing.assert_array_equal(score("scores", Z), score("scores", Z))
 
 
@@ -198,7 +201,7 @@ def test_the_residual_link_is_the_clipped_difference(rng):
     model, Z = make(rng, 30, 4, 3, False), rng.normal(size=(50, 4))
     product = model.kernel(Z, model.landmarks) @ model.heads["residual"].weights
     truth = np.maximum(1 - (product**2).sum(axis=1), 0)[:, None]
-    np.testing.assert_allclose(apply.prepare(model)("residual", Z, 7), truth, atol=1e-14)
+    np.testing.assert_allclose(scorer.prepare_scorer(model)("residual", Z, 7), truth, atol=1e-14)
     assert (truth == 0).any() or (truth > 0).any()
 
 
@@ -213,7 +216,7 @@ def test_a_row_that_overflows_the_kernel_is_named():
     model = Model(kernels.Polynomial(3), np.ones((2, 1)), {"scores": Head(np.ones((2, 1)))})
     Z = np.array([[1.0], [1e200], [2.0]])
     with pytest.raises(KernelError, match="Row 11 of the file overflows"):
-        apply.finite_scores(apply.prepare(model), "scores", Z, "the file", 10)
+        scorer.compute_finite_scores(scorer.prepare_scorer(model), "scores", Z, "the file", 10)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 1), (700, 11), (2, 3)])

@@ -12,10 +12,10 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from dkfm import bench
-from dkfm.bench import contests, limits, peers, rivals
-from dkfm.bench.rounds import Ratio, Times, in_turn
-from dkfm.cli import main
+from dkfm.bench import arithmetic_limits, competitors, sklearn_peers, workloads
+from dkfm.bench import run as bench
+from dkfm.bench.timing import Ratio, Times, in_turn
+from dkfm.cli.app import main
 from dkfm.errors import ClusterError, DisagreementError
 
 TINY = bench.Sizes(
@@ -82,9 +82,9 @@ def measured(cluster, scratch):
         clients.append(None if client is None else client.scheduler.address)
         return original(model, source, destination, client=client, progress=progress)
 
-    original, before, lines, clients = contests.batch_score, set(scratch.iterdir()), [], []
+    original, before, lines, clients = workloads.batch_score, set(scratch.iterdir()), [], []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contests, "batch_score", batch_score)
+        patch.setattr(workloads, "batch_score", batch_score)
         patch.setattr(bench, "local_cluster", lambda: pytest.fail("a cluster was started"))
         report = bench.run(TINY, cluster.scheduler_address, lines.append)
     return Run(lines, report, clients, set(scratch.iterdir()) - before)
@@ -151,54 +151,54 @@ def test_features_of_low_rank_are_fewer_and_errors_are_those_of_the_same_pairs(m
     assert full["features"] == 300
     assert low["features"] < 300
     assert max(full["error"], low["error"]) < 1e-12 < single["error"] < 1e-5
-    kernel = contests.Gaussian(math.sqrt(2.5))
-    X = contests._normal(300, 5)
-    features = peers.nystroem(1 / 5, 300).fit(X).transform(X)
+    kernel = workloads.Gaussian(math.sqrt(2.5))
+    X = workloads._normal(300, 5)
+    features = sklearn_peers.nystroem(1 / 5, 300).fit(X).transform(X)
     expected = np.abs(features @ features.T - kernel(X, X)).max()
     assert full["Nystroem's"] == pytest.approx(expected, rel=0.1)
 
 
 def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
-    original = peers.components
-    monkeypatch.setattr(peers, "components", lambda gamma, q, solver: original(1.01 * gamma, q, solver))
-    monkeypatch.setattr(rivals, "in_turn", lambda *_: pytest.fail("it was timed"))
+    original = sklearn_peers.components
+    monkeypatch.setattr(sklearn_peers, "components", lambda gamma, q, solver: original(1.01 * gamma, q, solver))
+    monkeypatch.setattr(competitors, "in_turn", lambda *_: pytest.fail("it was timed"))
     with pytest.raises(DisagreementError, match="dkfm's float64 scores of 5 columns differ from scikit-learn's by"):
-        contests.scoring(site, 60, 3, 5, 400)
+        workloads.scoring(site, 60, 3, 5, 400)
 
 
 def test_a_map_that_computes_something_else_is_not_timed(site, monkeypatch):
-    original = peers.nystroem
-    monkeypatch.setattr(peers, "nystroem", lambda gamma, n: original(1.01 * gamma, n))
+    original = sklearn_peers.nystroem
+    monkeypatch.setattr(sklearn_peers, "nystroem", lambda gamma, n: original(1.01 * gamma, n))
     with pytest.raises(DisagreementError, match="scores of 5 columns"):
-        next(contests.features(site, 2.0, 60, 5, 400, ("float64",)))
+        next(workloads.features(site, 2.0, 60, 5, 400, ("float64",)))
 
 
 def test_scores_of_the_other_sign_agree_and_nan_does_not():
     scores = np.random.default_rng(0).normal(size=(9, 3))
-    left, right = rivals.signed(scores * [1.0, -1.0, 1.0], scores)
+    left, right = competitors.signed(scores * [1.0, -1.0, 1.0], scores)
     np.testing.assert_array_equal(left, right)
 
 
 def test_a_job_that_leaves_nan_is_not_timed(site):
     def write(value, source, destination):
-        rivals._create(destination, (4, 2), 4)[...] = value
+        competitors._create(destination, (4, 2), 4)[...] = value
 
     jobs = [lambda *paths, value=value: write(value, *paths) for value in (1.0, math.nan)]
     rows = np.ones((4, 2))
-    rivals.require_agreement(site, {"float64": jobs[0]}, {"50": jobs[0]}, rows, rivals.signed)
+    competitors.require_agreement(site, {"float64": jobs[0]}, {"50": jobs[0]}, rows, competitors.signed)
     with pytest.raises(DisagreementError, match="by nan"):
-        rivals.require_agreement(site, {"float64": jobs[1]}, {"50": jobs[0]}, rows, rivals.signed)
+        competitors.require_agreement(site, {"float64": jobs[1]}, {"50": jobs[0]}, rows, competitors.signed)
 
 
 def test_the_best_chunk_size_is_the_one_compared_with():
     times = Times({"ours": [1.0, 1.0, 1.0], "50": [3.0, 3.0, 9.0], "100": [2.0, 8.0, 2.0], "400": [4.0, 1.0, 4.0]})
-    row = contests._beside(times, "ours", {"50": None, "100": None, "400": None})
+    row = workloads._beside(times, "ours", {"50": None, "100": None, "400": None})
     assert (row["chunk_rows"], row["scikit-learn"], row["times_less"]) == ("100", 2.0, Ratio(2.0, 2.0, 8.0, 3))
 
 
 def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and_every_time(site):
-    X = contests._normal(60, 5)
-    fitted = peers.components(1 / 5, 3, "dense").fit(X)
+    X = workloads._normal(60, 5)
+    fitted = sklearn_peers.components(1 / 5, 3, "dense").fit(X)
     source = site.rows(430, 5)
     expected = fitted.transform(zarr.open_array(source)[:])
     jobs = site.jobs(fitted, 60, 3)
@@ -213,10 +213,10 @@ def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and
 
 
 def test_a_chunk_size_that_a_worker_cannot_hold_is_not_tried(site, monkeypatch):
-    fitted = peers.components(1 / 5, 3, "dense").fit(contests._normal(60, 5))
-    monkeypatch.setattr(rivals.preflight, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
+    fitted = sklearn_peers.components(1 / 5, 3, "dense").fit(workloads._normal(60, 5))
+    monkeypatch.setattr(competitors.preflight, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
     assert list(site.jobs(fitted, 60, 3)) == ["50", "100"]
-    monkeypatch.setattr(rivals.preflight, "task_budget", lambda client, threads: 0)
+    monkeypatch.setattr(competitors.preflight, "task_budget", lambda client, threads: 0)
     assert list(site.jobs(fitted, 60, 3)) == ["50"]
 
 
@@ -239,7 +239,7 @@ def test_rivals_run_in_turn_each_round_begun_by_another_and_each_where_nothing_i
 
 def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monkeypatch):
     counted = []
-    original = limits._Thread.run
+    original = arithmetic_limits._Thread.run
 
     def run(self, count):
         original(self, count)
@@ -249,8 +249,8 @@ def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monk
         np.testing.assert_allclose(self.out[:1], np.exp(products[:1]) @ self.weights, rtol=1e-4)
         assert {a.dtype.name for a in (self.rows, self.landmarks, self.weights, self.values, self.out)} == {"float32"}
 
-    monkeypatch.setattr(limits._Thread, "run", run)
-    limits.bare(1001, 5, 60, 3, "float32", 256, 2)(Path())
+    monkeypatch.setattr(arithmetic_limits._Thread, "run", run)
+    arithmetic_limits.bare(1001, 5, 60, 3, "float32", 256, 2)(Path())
     assert sorted(counted) == [500, 501]
 
 
@@ -279,11 +279,11 @@ def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
     with bench._site(None, tmp_path, TINY) as site:
         assert site.client.scheduler.address.startswith("tcp://127.0.0.1:")
         assert bench.find_client(None) is None
-        score, share = contests.scoring(site, 60, 3, 5, 400).scores
+        score, share = workloads.scoring(site, 60, 3, 5, 400).scores
         assert (score["rows"], share["dtype"]) == (400, "float32")
-        grown = contests.grown(site, 60, 3, 400)
-        assert grown.peak == pytest.approx(max(site.client.run(contests.preflight.peak_memory).values()), rel=0.01)
-        assert contests.growth([grown] * 3, 60, 400)["peak_MB"] == grown.peak / 1e6
+        grown = workloads.grown(site, 60, 3, 400)
+        assert grown.peak == pytest.approx(max(site.client.run(workloads.preflight.peak_memory).values()), rel=0.01)
+        assert workloads.growth([grown] * 3, 60, 400)["peak_MB"] == grown.peak / 1e6
 
 
 def test_the_command_prints_what_run_says_and_with_json_nothing_but_what_it_returns(monkeypatch):

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import budget, preflight
+from dkfm.core import budget
 from dkfm.errors import BudgetError
+from dkfm.execution import memory
 
 
 @given(st.integers(2**27, 2**45), st.integers(1, 5000))
@@ -32,13 +33,13 @@ def test_the_tile_that_is_recommended_fits(available, d, blocks, copies):
 def test_a_worker_counts_with_its_threads_and_three_fifths_of_its_limit(monkeypatch):
     sizes = {"a": (10**9, 2, 10**8), "b": (4 * 10**9, 16, 10**9)}
     facts = {a: {"memory_limit": m, "nthreads": t, "metrics": {"memory": held}} for a, (m, t, held) in sizes.items()}
-    monkeypatch.setattr(preflight, "worker_facts", lambda client: facts)
-    assert preflight.task_budget("a client", 18, 10**8) == min((6 * 10**8 - 10**8) // 2, (24 * 10**8 - 10**8) // 16)
+    monkeypatch.setattr(memory, "worker_facts", lambda client: facts)
+    assert memory.task_budget("a client", 18, 10**8) == min((6 * 10**8 - 10**8) // 2, (24 * 10**8 - 10**8) // 16)
 
 
 def test_a_worker_that_its_modules_half_fill_counts_with_what_is_left_before_it_is_paused():
-    assert preflight.room(5 * 10**8, 1, 0, 2 * 10**8) == 4 * 10**8 - 2 * 10**8
-    assert preflight.room(5 * 10**8, 1, 0, 4 * 10**8) == 4 * 10**8 - 2**28  # what it holds beyond them, it may give up
+    assert memory.room(5 * 10**8, 1, 0, 2 * 10**8) == 4 * 10**8 - 2 * 10**8
+    assert memory.room(5 * 10**8, 1, 0, 4 * 10**8) == 4 * 10**8 - 2**28  # what it holds beyond them, it may give up
 
 
 @pytest.mark.slow
@@ -74,18 +75,19 @@ def test_the_memory_of_a_tile_task_is_at_most_what_is_predicted(expression, tmp_
 
     import numpy as np
 
-    from dkfm import gram, kernels
-    from dkfm.sources import open_source
-    from dkfm.workers import single_blas_thread
+    from dkfm import kernels
+    from dkfm.execution.workers import single_blas_thread
+    from dkfm.gram import build
+    from dkfm.sources.base import open_source
 
     kernel = eval(expression, vars(kernels))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).uniform(size=(1600, 40)))
     source = open_source(tmp_path / "x.npy")
-    gram._begin(tmp_path / "gram", gram._identity(kernel, source), source, 800)
+    build._begin(tmp_path / "gram", build._identity(kernel, source), source, 800)
     with single_blas_thread():
         kernel(np.ones((2, 40)))  # what is compiled or imported once is not a task's
     tracemalloc.start()
-    gram.write_tile(kernel, source, str(tmp_path / "gram"), (1, 0), 800)
+    build.write_tile(kernel, source, str(tmp_path / "gram"), (1, 0), 800)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     predicted = budget.gram_task_bytes(800, 40, kernel.blocks, kernel.copies)
@@ -93,25 +95,25 @@ def test_the_memory_of_a_tile_task_is_at_most_what_is_predicted(expression, tmp_
 
 
 def test_a_refusal_has_both_numbers_and_the_largest_n(monkeypatch):
-    monkeypatch.setattr(preflight, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     need = budget.fit_bytes(10_000, 50)
     with pytest.raises(BudgetError, match=rf"{need} bytes.*1000000000 bytes.*largest N that fits is 5") as caught:
-        preflight.require_driver(10_000, 50)
+        memory.require_driver(10_000, 50)
     assert str(budget.largest_n(10**9, 50)) in str(caught.value)
 
 
 def test_the_largest_n_that_is_named_is_not_refused_itself(monkeypatch):
-    monkeypatch.setattr(preflight, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     for blocks in (1, 3, 5):
         with pytest.raises(BudgetError) as caught:
-            preflight.require_driver(20_000, 5, blocks, 2)
-        preflight.require_driver(int(str(caught.value).split("fits is ")[1].rstrip(".")), 5, blocks, 2)
+            memory.require_driver(20_000, 5, blocks, 2)
+        memory.require_driver(int(str(caught.value).split("fits is ")[1].rstrip(".")), 5, blocks, 2)
 
 
 def test_a_fit_that_does_not_fit_is_refused_before_the_first_tile(monkeypatch, tmp_path, rng):
     import dkfm
 
-    monkeypatch.setattr(preflight, "available_memory", lambda: 140 * 2**20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 140 * 2**20)
     X = rng.normal(size=(1000, 2))
     with pytest.raises(BudgetError, match="largest N"):
         dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(), tile_rows=100, workspace=tmp_path / "w").fit(X)
@@ -120,7 +122,7 @@ def test_a_fit_that_does_not_fit_is_refused_before_the_first_tile(monkeypatch, t
 
 def test_a_root_beyond_lapacks_integers_is_refused():
     with pytest.raises(BudgetError, match="32766"):
-        preflight.require_driver(40_000, 2)
+        memory.require_driver(40_000, 2)
 
 
 MEASURE = """

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, certificate, fisher, fold
+from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, fold
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.kernels import Gaussian, Linear, Polynomial
+from dkfm.numerics import fisher
+from dkfm.numerics.certificates import certificate
 
 BASES = ("symmetric", "spectral", "cholesky")
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import apply, kernels, pca, root, spectrum
-from dkfm.certificate import Certificate, of_components, of_map, spread
+from dkfm import kernels
 from dkfm.errors import CertificateError, InvalidInputError
-from dkfm.model import Head, Model
+from dkfm.numerics import pca, roots, scorer
+from dkfm.numerics.certificates.certificate import Certificate, of_components, of_map, spread
+from dkfm.numerics.model import Head, Model
 
 KERNEL = kernels.Gaussian(1.5)
 
@@ -15,7 +16,7 @@ KERNEL = kernels.Gaussian(1.5)
 @pytest.fixture
 def fitted(rng):
     X = rng.normal(size=(120, 4))
-    return Model(KERNEL, X, root.heads(spectrum.factor(np.asfortranarray(KERNEL(X))), "spectral"))
+    return Model(KERNEL, X, roots.heads(roots.factor(np.asfortranarray(KERNEL(X))), "spectral"))
 
 
 def damaged(model, weights=None, landmarks=None, kernel=None):
@@ -31,7 +32,7 @@ def measured(score, Z=None):
 
 def test_an_exact_map_is_certified_on_training_and_on_new_points(fitted, rng):
     for Z in (None, rng.normal(size=(1000, 4))):
-        found = measured(apply.prepare(fitted), Z)
+        found = measured(scorer.prepare_scorer(fitted), Z)
         assert found.error < 1e-12
         assert found.relative_error < 1e-12
         assert found.pairs == 120 * ((120 if Z is None else 512) + 1)
@@ -41,19 +42,19 @@ def test_one_weight_changed_by_a_millionth_fails(fitted):
     weights = fitted.heads["features"].weights.copy()
     i, j = np.unravel_index(np.argmax(np.abs(weights)), weights.shape)
     weights[i, j] *= 1 + 1e-6
-    good, bad = measured(apply.prepare(fitted)), measured(apply.prepare(damaged(fitted, weights)))
+    good, bad = measured(scorer.prepare_scorer(fitted)), measured(scorer.prepare_scorer(damaged(fitted, weights)))
     good.require(good)
     with pytest.raises(CertificateError, match="when it was fitted"):
         bad.require(good)
 
 
 def test_moved_landmarks_or_another_kernel_fail(fitted):
-    good = measured(apply.prepare(fitted))
+    good = measured(scorer.prepare_scorer(fitted))
     moved = fitted.landmarks.copy()
     moved[3] += 1e-6
     for bad in (damaged(fitted, landmarks=moved), damaged(fitted, kernel=kernels.Gaussian(1.5 + 1e-6))):
         with pytest.raises(CertificateError):
-            measured(apply.prepare(bad)).require(good)
+            measured(scorer.prepare_scorer(bad)).require(good)
 
 
 def test_components_with_a_damaged_offset_or_weight_fail(rng):
@@ -61,7 +62,7 @@ def test_components_with_a_damaged_offset_or_weight_fail(rng):
     found = pca.solve(np.asfortranarray(KERNEL(X)), pca.Wanted(4))
 
     def model(weights, offset):
-        return apply.prepare(Model(KERNEL, X, {"scores": Head(weights, offset)}))
+        return scorer.prepare_scorer(Model(KERNEL, X, {"scores": Head(weights, offset)}))
 
     good = of_components(model(found.weights, found.offset), found.eigenvalues, [X])
     assert good.error < 1e-13
@@ -73,23 +74,23 @@ def test_components_with_a_damaged_offset_or_weight_fail(rng):
 def test_small_self_similarities_count_in_the_second_number(rng):
     X = rng.normal(size=(50, 30)) * np.logspace(0, -3, 50)[:, None]
     k = kernels.Linear()
-    model = Model(k, X, {"features": Head(spectrum.factor(np.asfortranarray(k(X))).weights * (1 + 1e-9))})
-    found = measured(apply.prepare(model))
+    model = Model(k, X, {"features": Head(roots.factor(np.asfortranarray(k(X))).weights * (1 + 1e-9))})
+    found = measured(scorer.prepare_scorer(model))
     assert found.relative_error >= found.error > 1e-10
 
 
 def test_a_zero_kernel_is_exact_and_a_nonzero_answer_to_it_is_not():
     zero = Model(kernels.Linear(), np.zeros((3, 2)), {"features": Head(np.ones((3, 2)))})
-    assert measured(apply.prepare(zero)) == Certificate(0.0, 0.0, 12)
+    assert measured(scorer.prepare_scorer(zero)) == Certificate(0.0, 0.0, 12)
     wrong = Model(kernels.Linear() + 0.0, np.zeros((3, 2)), {"features": Head(np.ones((3, 1)), np.ones(1))})
-    assert measured(apply.prepare(wrong)).relative_error == np.inf
+    assert measured(scorer.prepare_scorer(wrong)).relative_error == np.inf
     with pytest.raises(CertificateError):
-        measured(apply.prepare(wrong)).require(Certificate(0.0, 0.0, 9))
+        measured(scorer.prepare_scorer(wrong)).require(Certificate(0.0, 0.0, 9))
 
 
 def test_a_certificate_that_is_not_a_number_passes_nothing(fitted):
-    good = measured(apply.prepare(fitted))
-    bad = measured(apply.prepare(damaged(fitted, fitted.heads["features"].weights * np.nan)))
+    good = measured(scorer.prepare_scorer(fitted))
+    bad = measured(scorer.prepare_scorer(damaged(fitted, fitted.heads["features"].weights * np.nan)))
     with pytest.raises(CertificateError):
         bad.require(good)
     with pytest.raises(CertificateError):
@@ -102,7 +103,7 @@ def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
 
     X = rng.normal(size=(1500, 3))
     found = pca.solve(np.asfortranarray(KERNEL(X)), pca.Wanted())
-    score = apply.prepare(Model(KERNEL, X, {"scores": Head(found.weights, found.offset)}))
+    score = scorer.prepare_scorer(Model(KERNEL, X, {"scores": Head(found.weights, found.offset)}))
     tracemalloc.start()
     certificate = of_components(score, found.eigenvalues, [X])
     peak = tracemalloc.get_traced_memory()[1]
@@ -113,7 +114,7 @@ def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
 
 def test_points_of_another_width_are_refused(fitted):
     with pytest.raises(InvalidInputError, match="5 columns and the model was fitted with 4"):
-        measured(apply.prepare(fitted), np.ones((2, 5)))
+        measured(scorer.prepare_scorer(fitted), np.ones((2, 5)))
 
 
 BASES = ["symmetric", "spectral", "cholesky"]
@@ -196,13 +197,13 @@ def test_new_points_that_a_map_does_worse_than_it_may_fail(rng):
 def test_residuals_that_do_not_explain_the_error_between_new_points_fail(rng):
     from dataclasses import replace
 
-    from dkfm.estimators import mapping
+    from dkfm.estimators.fitting import feature_maps
 
     X, Z = rng.normal(size=(100, 2)), rng.normal(size=(50, 2))
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(0.3), landmarks="uniform", n_landmarks=10, random_state=0).fit(X)
     residual = phi.model_.heads["residual"]
     heads = {**phi.model_.heads, "residual": replace(residual, weights=1e3 * residual.weights)}  # all clipped at 0
-    score = apply.prepare(Model(phi.kernel_, phi.model_.landmarks, heads))
-    mapping.with_points(apply.prepare(phi.model_), phi.certificate_, Z, None, 1e-9, 1.0)
+    score = scorer.prepare_scorer(Model(phi.kernel_, phi.model_.landmarks, heads))
+    feature_maps.with_points(scorer.prepare_scorer(phi.model_), phi.certificate_, Z, None, 1e-9, 1.0)
     with pytest.raises(CertificateError):
-        mapping.with_points(score, phi.certificate_, Z, None, 1e-9, 1.0)
+        feature_maps.with_points(score, phi.certificate_, Z, None, 1e-9, 1.0)

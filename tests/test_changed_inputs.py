@@ -13,12 +13,14 @@ from click.testing import CliRunner
 from scipy import sparse
 
 import dkfm
-from dkfm import gram, kernels, tasks, verification
-from dkfm.cli import main
+from dkfm import kernels
+from dkfm.cli.app import main
 from dkfm.errors import DkfmWarning, IncompleteStoreError, InvalidInputError
-from dkfm.npy import NpySource
-from dkfm.remote import Remote
-from dkfm.sources import open_source
+from dkfm.files.object_store import Remote
+from dkfm.gram import build
+from dkfm.scoring import tasks, verification
+from dkfm.sources.base import open_source
+from dkfm.sources.npy import NpySource
 
 NAMES = ["a", "b", "c", "d"]
 FORMS = ["rows.npy", "rows.npz", "rows.zarr", "rows"]
@@ -94,7 +96,7 @@ def before_chunk(monkeypatch, number, act):
             act()
         return score_chunk(work, at)
 
-    monkeypatch.setattr("dkfm.scoring.score_chunk", acting)
+    monkeypatch.setattr("dkfm.scoring.run.score_chunk", acting)
 
 
 def interrupt():
@@ -202,7 +204,7 @@ def test_rows_that_are_replaced_between_opening_and_stamping_are_refused(model, 
         write(source, rows_of(2, 80))
         return found
 
-    monkeypatch.setattr("dkfm.preparing.open_source", opened)
+    monkeypatch.setattr("dkfm.scoring.prepare.open_source", opened)
     with pytest.raises(InvalidInputError, match="changed since it was opened"):
         score(model, source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -221,16 +223,16 @@ def test_an_object_that_is_replaced_between_opening_and_stamping_is_refused(mode
         return found
 
     put(rows_of(1))
-    monkeypatch.setattr("dkfm.preparing.open_source", opened)
+    monkeypatch.setattr("dkfm.scoring.prepare.open_source", opened)
     with pytest.raises(InvalidInputError, match="changed since it was opened"):
         dkfm.batch_score(model, f"{place.url}/rows.npy", tmp_path / "out", progress=False)
     place.remove("rows.npy")
 
 
 def test_a_gram_of_rows_that_change_under_way_is_not_kept(tmp_path, monkeypatch):
-    from dkfm import gram
+    from dkfm.gram import build
 
-    source, root, write_tile = tmp_path / "rows.npy", tmp_path / "gram.zarr", gram.write_tile
+    source, root, write_tile = tmp_path / "rows.npy", tmp_path / "gram.zarr", build.write_tile
     write(source, rows_of(1))
 
     def changing(kernel, rows, path, pair, *others):
@@ -238,7 +240,7 @@ def test_a_gram_of_rows_that_change_under_way_is_not_kept(tmp_path, monkeypatch)
             rewrite(source, rows_of(2))
         return write_tile(kernel, rows, path, pair, *others)
 
-    monkeypatch.setattr(gram, "write_tile", changing)
+    monkeypatch.setattr(build, "write_tile", changing)
     with pytest.raises(InvalidInputError, match="changed while it was read"):
         dkfm.build_gram(kernels.Gaussian(2.0), source, root, tile_rows=30)
     assert not root.exists()
@@ -280,13 +282,13 @@ def test_a_model_of_rows_that_change_while_they_are_read_is_not_saved(tmp_path, 
 
 
 def test_a_gram_matrix_of_rows_whose_mode_changes_is_built(tmp_path, monkeypatch):
-    source, write_tile = tmp_path / "rows.npy", gram.write_tile
+    source, write_tile = tmp_path / "rows.npy", build.write_tile
     write(source, rows_of(1))
 
     def changing(*given):
         source.chmod(0o600 if source.stat().st_mode & 0o044 else 0o644)
         return write_tile(*given)
 
-    monkeypatch.setattr(gram, "write_tile", changing)
+    monkeypatch.setattr(build, "write_tile", changing)
     K = dkfm.build_gram(dkfm.kernels.Gaussian(1.0), source, tmp_path / "K", tile_rows=len(rows_of(1)) // 2, client=None)
     np.testing.assert_allclose(K[:], dkfm.kernels.Gaussian(1.0)(rows_of(1)), rtol=1e-12)

@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 
 import dkfm
 import strategies
-from dkfm import budget, cholesky, kernels, preflight
+from dkfm import kernels
+from dkfm.core import budget
 from dkfm.errors import BudgetError, InvalidInputError, KernelError, NotPSDError
-from dkfm.estimators.landmarks import forecast
+from dkfm.estimators.fitting.landmarks import forecast
+from dkfm.execution import memory
+from dkfm.numerics import pivoted_cholesky
 
 EPS = np.finfo(np.float64).eps
 
@@ -17,8 +20,8 @@ EPS = np.finfo(np.float64).eps
 def both(kernel, X, **options):
     """Pivots from the Gram matrix and column by column."""
     evaluate = kernel.against(X)
-    by_columns = cholesky.of_columns(kernel.diag(X), lambda p: evaluate(X[p : p + 1])[0], **options)
-    return cholesky.of_gram(np.asfortranarray(kernel(X)), **options), by_columns
+    by_columns = pivoted_cholesky.of_columns(kernel.diag(X), lambda p: evaluate(X[p : p + 1])[0], **options)
+    return pivoted_cholesky.of_gram(np.asfortranarray(kernel(X)), **options), by_columns
 
 
 def pivot_laws(found, kernel, X, tol=None):
@@ -87,10 +90,12 @@ def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
 
 def test_a_pivot_that_is_only_rounding_is_discarded(rng, monkeypatch):
     k, X = kernels.Gaussian(3.0), rng.normal(size=(300, 2))
-    plain, dpstrf = cholesky.of_gram(np.asfortranarray(k(X))), cholesky.lapack.dpstrf
+    plain, dpstrf = pivoted_cholesky.of_gram(np.asfortranarray(k(X))), pivoted_cholesky.lapack.dpstrf
     # LAPACK goes on into rounding, as its running subtraction can make it.
-    monkeypatch.setattr(cholesky.lapack, "dpstrf", lambda K, tol, **options: dpstrf(K, tol=tol / 1000, **options))
-    found = cholesky.of_gram(np.asfortranarray(k(X)))
+    monkeypatch.setattr(
+        pivoted_cholesky.lapack, "dpstrf", lambda K, tol, **options: dpstrf(K, tol=tol / 1000, **options)
+    )
+    found = pivoted_cholesky.of_gram(np.asfortranarray(k(X)))
     np.testing.assert_array_equal(found.numbers, plain.numbers)
     pivot_laws(found, k, X)
 
@@ -100,21 +105,21 @@ def test_a_row_that_was_rejected_once_is_not_looked_at_again(rng, monkeypatch):
     k, X = kernels.Gaussian(20.0), rng.normal(size=(150, 3))
     evaluate, chosen = k.against(X), []
     other = int(np.setdiff1d(np.arange(150), both(k, X)[1].numbers)[0])
-    plain = cholesky._left
+    plain = pivoted_cholesky._left
 
     def disagreeing(*arguments):
         left = plain(*arguments)
         left[other] = 1e-13
         return left
 
-    monkeypatch.setattr(cholesky, "_left", disagreeing)
+    monkeypatch.setattr(pivoted_cholesky, "_left", disagreeing)
 
     def choose(left):
         chosen.append(int(left.argmax()))
         assert chosen.count(chosen[-1]) == 1
         return chosen[-1]
 
-    found = cholesky.of_columns(np.ones(150), lambda p: evaluate(X[p : p + 1])[0], choose=choose)
+    found = pivoted_cholesky.of_columns(np.ones(150), lambda p: evaluate(X[p : p + 1])[0], choose=choose)
     assert other in chosen
     assert other not in found.numbers
 
@@ -130,7 +135,7 @@ def test_a_limit_takes_the_first_pivots(rng):
 def test_a_build_by_columns_computes_only_the_columns_of_its_pivots(rng):
     k, X, asked = kernels.Gaussian(2.0), rng.normal(size=(2000, 2)), []
     evaluate = k.against(X)
-    found = cholesky.of_columns(np.ones(2000), lambda p: asked.append(p) or evaluate(X[p : p + 1])[0])
+    found = pivoted_cholesky.of_columns(np.ones(2000), lambda p: asked.append(p) or evaluate(X[p : p + 1])[0])
     assert asked == found.numbers.tolist()
     assert len(asked) < 200
 
@@ -145,11 +150,11 @@ def test_an_indefinite_kernel_is_refused_with_numbers(build, rng):
 
 
 def test_a_build_goes_from_columns_to_the_gram_where_the_rank_turns_out_high(rng, monkeypatch):
-    monkeypatch.setattr(cholesky, "COLUMNS", 16)
+    monkeypatch.setattr(pivoted_cholesky, "COLUMNS", 16)
     monkeypatch.setattr(budget, "pivots_seconds", lambda n, d, r: 1e-3)
     monkeypatch.setattr(budget, "columns_seconds", lambda n, d, r: 1e-4 * r / 16)
-    made, of_gram = [], cholesky.of_gram
-    monkeypatch.setattr(cholesky, "of_gram", lambda *a, **o: made.append(1) or of_gram(*a, **o))
+    made, of_gram = [], pivoted_cholesky.of_gram
+    monkeypatch.setattr(pivoted_cholesky, "of_gram", lambda *a, **o: made.append(1) or of_gram(*a, **o))
     X = rng.normal(size=(400, 3))
     low = dkfm.ExactFeatureMap(kernels.Gaussian(10.0), basis="cholesky").fit(X)
     assert (made, low.rank_ < 120) == ([], True)
@@ -167,7 +172,7 @@ def test_a_forecast_follows_what_remains():
 @pytest.mark.slow
 @pytest.mark.parametrize("build", ["auto", "columns"])
 def test_columns_are_refused_before_memory_ends_with_what_was_reached(build, rng, monkeypatch):
-    monkeypatch.setattr(preflight, "available_memory", lambda: 150 * 2**20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 150 * 2**20)
     with pytest.raises(BudgetError, match=r"after \d+ of them the error bound is \d.*tol= or n_landmarks="):
         dkfm.ExactFeatureMap(kernels.Gaussian(0.001), basis="cholesky", build=build).fit(rng.normal(size=(6000, 2)))
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import dkfm
-from dkfm.cli import main
+from dkfm.cli.app import main
 from dkfm.errors import DkfmWarning
 
 
@@ -179,10 +179,10 @@ def test_version_and_help():
 
 
 def test_the_help_names_every_kernel(run):
-    from dkfm.kernels import config
+    from dkfm.kernels import serialization
 
     text = " ".join(run("fit --help").output.split())
-    assert all(name in text for name in config._PLAIN)
+    assert all(name in text for name in serialization._PLAIN)
 
 
 @pytest.mark.parametrize(("given", "sigma"), [("2", 2.0), ("1,2,3", (1.0, 2.0, 3.0)), ("(1,2,3)", (1.0, 2.0, 3.0))])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import KernelFisher, KernelPCA, kernels, lanczos, pca, root, spectrum
+from dkfm import KernelFisher, KernelPCA, kernels
 from dkfm.errors import DkfmWarning, NotPSDError, NotSupportedError
+from dkfm.numerics import lanczos, pca, roots
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*negative part is dropped:dkfm.errors.DkfmWarning")
 
@@ -77,10 +78,10 @@ def test_a_sigmoid_keeps_all_of_its_98_positive_eigenvalues():
 def test_zeros_of_a_clipped_kernel_are_still_dropped(n, rng):
     X, Y = rng.normal(size=(n, 5)) + 1e3, np.repeat(rng.normal(size=(n // 2, 5)), 2, axis=0)
     distance, sigmoid = kernels.NegativeSquaredDistance(), kernels.Sigmoid(0.5, -0.5)
-    found = spectrum.factor(np.asfortranarray(distance(X)), on_indefinite="clip")
+    found = roots.factor(np.asfortranarray(distance(X)), on_indefinite="clip")
     assert len(found.values) == 6
-    found = spectrum.factor(np.asfortranarray(sigmoid(Y)), on_indefinite="clip")
-    assert len(found.values) == len(spectrum.factor(np.asfortranarray(sigmoid(Y[::2])), on_indefinite="clip").values)
+    found = roots.factor(np.asfortranarray(sigmoid(Y)), on_indefinite="clip")
+    assert len(found.values) == len(roots.factor(np.asfortranarray(sigmoid(Y[::2])), on_indefinite="clip").values)
 
 
 def test_a_kernel_that_is_indefinite_by_rounding_alone_keeps_the_cut_of_twice_its_lowest_eigenvalue():
@@ -88,13 +89,13 @@ def test_a_kernel_that_is_indefinite_by_rounding_alone_keeps_the_cut_of_twice_it
     K = np.diag([1.0, 0.5, 300 * EPS, 500 * EPS, lowest])
     for policy in ("raise", "clip"):
         with pytest.warns(DkfmWarning, match="more than rounding explains"):
-            found = spectrum.factor(K.copy(order="F"), on_indefinite=policy)
+            found = roots.factor(K.copy(order="F"), on_indefinite=policy)
         np.testing.assert_array_equal(found.values, [1.0, 0.5, 500 * EPS])
 
 
 def test_rcond_cuts_a_clipped_kernel_too():
     _, _, K = case("random")
-    found = spectrum.factor(np.asfortranarray(K), rcond=0.5, on_indefinite="clip")
+    found = roots.factor(np.asfortranarray(K), rcond=0.5, on_indefinite="clip")
     assert found.values[-1] > 0.5 * found.values[0] >= found.dropped[0]
 
 
@@ -107,8 +108,8 @@ def test_a_tolerance_takes_no_positive_eigenvalue_of_a_clipped_kernel(name):
 
 
 def test_residuals_leave_out_eigenvectors_by_the_rounding_of_the_whole_spectrum():
-    found = root.Root(np.eye(3), np.array([1.0, 1e-3, 1e-8]), np.array([-1e6]))
-    assert root.residual_head(found).first == 2
+    found = roots.Root(np.eye(3), np.array([1.0, 1e-3, 1e-8]), np.array([-1e6]))
+    assert roots.residual_head(found).first == 2
 
 
 @pytest.mark.parametrize("name", list(KERNELS)[:3])

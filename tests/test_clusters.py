@@ -17,9 +17,14 @@ from scipy.linalg import lapack
 from threadpoolctl import threadpool_info
 
 import dkfm
-from dkfm import apply, executors, gram, job, kernels, spectrum, workers
+from dkfm import kernels
 from dkfm.errors import ClusterError, InvalidInputError, KernelError
-from dkfm.model import Head, Model
+from dkfm.estimators import serving
+from dkfm.execution import executors, task_runner, workers
+from dkfm.gram import build as gram
+from dkfm.numerics import roots
+from dkfm.numerics.model import Head, Model
+from dkfm.numerics.scorer import prepare_scorer
 
 K = kernels.Gaussian(2.0)
 
@@ -106,7 +111,12 @@ def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_p
 
         monkeypatch.setattr(module, name, watched)
 
-    for module, name in ((gram, "checked_block"), (spectrum, "eigh"), (lapack, "dpstrf"), (apply, "finite_scores")):
+    for module, name in (
+        (gram, "checked_block"),
+        (roots, "eigh"),
+        (lapack, "dpstrf"),
+        (serving, "compute_finite_scores"),
+    ):
         watch(module, name)
     X, before = rng.normal(size=(60, 3)), blas_threads()
 
@@ -159,7 +169,7 @@ def test_the_window_is_bounded_and_every_task_runs_once():
 
     with executors.executor(None) as executor:
         found = []
-        job.run(executor, "dkfm-test", work, tasks(), 50, False, found.append)
+        task_runner.run(executor, "dkfm-test", work, tasks(), 50, False, found.append)
         assert most <= 3 * executor.threads + executor.threads
     assert sorted(found) == list(range(50))
 
@@ -172,7 +182,7 @@ def test_a_failed_task_ends_the_job_and_the_pool():
 
     before = threading.active_count()
     with pytest.raises(InvalidInputError, match="Seven"), executors.executor(None) as executor:
-        job.run(executor, "dkfm-test", work, ((i,) for i in range(50)), 50, progress=False)
+        task_runner.run(executor, "dkfm-test", work, ((i,) for i in range(50)), 50, progress=False)
     assert threading.active_count() == before
 
 
@@ -197,7 +207,7 @@ def test_a_prepared_model_is_made_once_per_process_and_few_are_kept():
 
     def make():
         made.append(1)
-        return apply.prepare(Model(K, np.ones((1, 1)), {"scores": Head(np.ones((1, 1)))}))
+        return prepare_scorer(Model(K, np.ones((1, 1)), {"scores": Head(np.ones((1, 1)))}))
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: workers.cached_scorer("test-digest", make), range(50)))
@@ -209,7 +219,7 @@ def test_a_prepared_model_is_made_once_per_process_and_few_are_kept():
 
 def test_models_that_are_not_the_latest_stay_only_while_they_are_small(monkeypatch):
     monkeypatch.setattr(workers, "_KEPT_BYTES", 40 * 8)
-    scorer = apply.prepare(Model(K, np.ones((10, 1)), {"scores": Head(np.ones((10, 1)))}))
+    scorer = prepare_scorer(Model(K, np.ones((10, 1)), {"scores": Head(np.ones((10, 1)))}))
     for i in range(5):
         workers.cached_scorer(f"test-{i}", lambda: scorer)
     assert [key for key in workers._scorers if key.startswith("test-")] == ["test-2", "test-3", "test-4"]
@@ -228,7 +238,7 @@ def test_an_in_process_job_keeps_no_model(tmp_path, rng):
 def test_no_scheduler_at_an_address_is_a_named_error():
     from click.testing import CliRunner
 
-    from dkfm.cli import main
+    from dkfm.cli.app import main
 
     result = CliRunner().invoke(main, ["score", "m", "i", "o", "--scheduler", "tcp://127.0.0.1:1"])
     assert result.exit_code == 1
@@ -310,7 +320,7 @@ def test_a_port_of_something_else_a_file_that_is_none_and_no_certificate_are_a_s
     ],
 )
 def test_a_plain_port_that_others_reach_brings_a_warning(address, warned):
-    from dkfm.schedulers import _warn_of_open_port
+    from dkfm.execution.clusters.connect import _warn_of_open_port
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -319,14 +329,14 @@ def test_a_plain_port_that_others_reach_brings_a_warning(address, warned):
 
 
 def test_a_warning_of_a_command_is_one_line():
-    from dkfm.cli import _told_warning
+    from dkfm.cli.app import _told_warning
     from dkfm.errors import DkfmWarning
 
     assert _told_warning(DkfmWarning("Look."), DkfmWarning, "cli.py", 7) == "DkfmWarning: Look.\n"
 
 
 def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):
-    from dkfm.schedulers import connected
+    from dkfm.execution.clusters.connect import connected
 
     (tmp_path / "scheduler.json").write_text(f'{{"address": "{client.scheduler.address}"}}')
     with connected(str(tmp_path / "scheduler.json"), current=False) as found:
@@ -337,7 +347,7 @@ def test_a_lost_scheduler_leaves_no_traceback_in_the_log(client):
     """A message is on its way as the connection breaks."""
     from distributed.batched import logger
 
-    from dkfm.schedulers import connected
+    from dkfm.execution.clusters.connect import connected
 
     told = []
     handler = logging.Handler()

@@ -16,8 +16,10 @@ from sklearn.metrics import silhouette_score
 from sklearn.neighbors import KNeighborsClassifier
 
 import dkfm
-from dkfm import arguments, kernels, labelled, page, plotting, tsne
-from dkfm.cli import main
+from dkfm import kernels, plotting
+from dkfm.cli import options
+from dkfm.cli.app import main
+from dkfm.comparison import html_page, labelled_rows, tsne
 from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError, MissingExtraError
 
 NAMES = {"wide <b>&": kernels.Gaussian(20.0), "linear": kernels.Linear()}
@@ -97,9 +99,9 @@ def test_rows_are_the_same_in_memory_in_dask_in_a_file_or_sparse(rows, tmp_path)
 def test_of_many_rows_some_are_taken_and_the_words_say_so(rows, monkeypatch, tmp_path):
     X, y, Z, t = rows
     t = np.array([f"digit {label}" for label in t])
-    monkeypatch.setattr(labelled, "TEST_ROWS", 40)
-    monkeypatch.setattr(labelled, "SAMPLE", 30)
-    monkeypatch.setattr(labelled, "_PIECE", 33)
+    monkeypatch.setattr(labelled_rows, "TEST_ROWS", 40)
+    monkeypatch.setattr(labelled_rows, "SAMPLE", 30)
+    monkeypatch.setattr(labelled_rows, "_PIECE", 33)
     np.save(tmp_path / "test.npy", Z)
     kept = [
         dkfm.compare_kernels([K1], X, y, test=test, test_labels=t, embedding=True)
@@ -270,7 +272,9 @@ def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(text, chromium,
 
 @pytest.mark.browser
 def test_a_browser_that_has_to_complain_is_heard(chromium, tmp_path):
-    text = page.document("t", [], [["a"]], []).replace("</body>", "<script>1</script><img src='http://x/y'></body>")
+    text = html_page.document("t", [], [["a"]], []).replace(
+        "</body>", "<script>1</script><img src='http://x/y'></body>"
+    )
     (tmp_path / "page.html").write_text(text)
     _, complaints = chromium(tmp_path / "page.html", "--dump-dom", cwd=tmp_path)
     assert len(complaints) >= 2
@@ -312,7 +316,7 @@ def test_the_page_is_no_wider_than_a_phone(text, chromium, tmp_path):
     ],
 )
 def test_kernels_are_words(word, kernel):
-    assert arguments.kernel(word) == kernel
+    assert options.kernel(word) == kernel
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from distributed import Client
 
 import dkfm
-from dkfm import dashboard, kernels
-from dkfm import page as pages
-from dkfm.cli import main
+from dkfm import kernels
+from dkfm.cli import performance_report
+from dkfm.cli.app import main
+from dkfm.comparison import html_page as pages
 from dkfm.errors import ClusterError, StoreError
 from faults.harness import Site, sentence
 
@@ -154,7 +155,7 @@ def test_a_scheduler_that_can_make_none_is_refused_before_any_work(run, client, 
     def version(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(dashboard, "version", version)
+    monkeypatch.setattr(performance_report, "version", version)
     result = run(f"score model rows.npy out --scheduler {client.scheduler.address} --report report.html")
     assert result.exit_code == 1
     assert "install dask[diagnostics] where it runs" in sentence(result.stderr)
@@ -174,7 +175,7 @@ def test_a_page_that_is_there_stays_until_the_report_is_whole(client, tmp_path, 
         if ends is not None:
             raise ends
 
-    with nullcontext() if ends is None else pytest.raises(ends), dashboard.reported(client, str(link)):
+    with nullcontext() if ends is None else pytest.raises(ends), performance_report.reported(client, str(link)):
         job()
     assert "number of tasks: 1" in page.read_text()
     assert link.is_symlink()
@@ -187,8 +188,8 @@ def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, m
     def full(*_):
         raise StoreError("the disk is full.")
 
-    with dashboard.reported(client, str(tmp_path / "report.html")):
-        monkeypatch.setattr("dkfm.files.new_file", full)
+    with performance_report.reported(client, str(tmp_path / "report.html")):
+        monkeypatch.setattr("dkfm.files.local.new_file", full)
     assert re.fullmatch(r"There is no report at .*report\.html: the disk is full\.\n", capsys.readouterr().err)
     assert (tmp_path / "report.html").read_text() == OLD
 
@@ -196,7 +197,7 @@ def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, m
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "words"), [(signal.SIGKILL, ""), (signal.SIGSTOP, "did not make it in 2 seconds")])
 def test_a_scheduler_that_went_or_hangs_costs_the_report_and_not_the_job(tmp_path, monkeypatch, capsys, sent, words):
-    monkeypatch.setattr(dashboard, "_PAGE", 2)
+    monkeypatch.setattr(performance_report, "_PAGE", 2)
 
     def job(site):
         site.scheduler.send_signal(sent)
@@ -204,7 +205,10 @@ def test_a_scheduler_that_went_or_hangs_costs_the_report_and_not_the_job(tmp_pat
 
     with Site(tmp_path / "site", workers=0) as site, Client(site.address) as client:
         start = time.monotonic()
-        with pytest.raises(ClusterError, match="the job's own"), dashboard.reported(client, str(tmp_path / "r.html")):
+        with (
+            pytest.raises(ClusterError, match="the job's own"),
+            performance_report.reported(client, str(tmp_path / "r.html")),
+        ):
             job(site)
         assert time.monotonic() - start < 30
         site.scheduler.send_signal(signal.SIGKILL)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import demo
+from dkfm.cli import demo
 from dkfm.errors import StoreExistsError
 
 
@@ -53,7 +53,7 @@ def test_its_stores_are_models_and_scores_that_verify(finished):
     scores = dkfm.open_scores(folder / "scores.zarr").compute()
     np.testing.assert_allclose(scores, pca.transform(rows), atol=1e-12)
     assert len(list(folder.glob("gram-*.zarr"))) == 1
-    from dkfm.inspection import describe
+    from dkfm.cli.inspection import describe
 
     kinds = {path.name: describe(path)["kind"] for path in folder.iterdir() if path.is_dir()}
     assert sorted(kinds.values()) == ["gram", "model", "model", "rows", "scores"]

@@ -12,7 +12,7 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 
 import dkfm
-from dkfm import display
+from dkfm.core import notebook_display
 from dkfm.kernels import Constant, Function, Gaussian, Linear, Polynomial
 
 VOID = {"br", "input", "meta", "img", "hr", "link"}
@@ -97,7 +97,7 @@ def test_a_fitted_map_shows_its_rank_certificate_bytes_and_kernel(rows):
     assert page.cells["landmarks"] == f"{phi.model_.landmarks.shape[0]} x 3"
     assert page.cells["certificate"] == str(phi.certificate_)
     assert page.cells["precision"] == "float32"
-    assert page.cells["size"] == f"{dkfm.budget.told(phi.model_.nbytes)} in memory"
+    assert page.cells["size"] == f"{dkfm.core.budget.told(phi.model_.nbytes)} in memory"
     assert "saved as" not in page.cells
 
 
@@ -182,7 +182,7 @@ def test_names_of_functions_are_escaped(rows, hostile):
 
 
 def test_every_text_of_a_card_is_escaped():
-    page = card_of(display.card("<b>", "<i>", {"<u>": "<s>"}))
+    page = card_of(notebook_display.card("<b>", "<i>", {"<u>": "<s>"}))
     assert page.caption == "<b>"
     assert page.cells == {"kernel": "<i>", "<u>": "<s>"}
 

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import files, formats, kernels, outputs
+from dkfm import kernels
 from dkfm.errors import StoreExistsError, UnreachableError
-from dkfm.places import Folder
+from dkfm.files import local
+from dkfm.scoring import outputs
+from dkfm.storage import zarr_schema
+from dkfm.storage.output_location import Folder
 
 DRIVERS = 3
 
@@ -67,8 +70,8 @@ def require_finished(job, target):
 
 def cut_short(target):
     """Take the marker of an output away, and every other receipt with its chunk left in place."""
-    (target / formats.MARKER).unlink()
-    for segment in sorted((target / formats.JOURNAL).iterdir())[::2]:
+    (target / zarr_schema.MARKER).unlink()
+    for segment in sorted((target / zarr_schema.JOURNAL).iterdir())[::2]:
         segment.unlink()
 
 
@@ -177,8 +180,8 @@ def test_three_threads_go_on_with_one_output_together(job, tmp_path):
 def test_a_chunk_without_a_receipt_stays_where_it_is_right_and_is_replaced_where_it_is_not(job, tmp_path):
     target = tmp_path / "out"
     score(job, target)
-    (target / formats.MARKER).unlink()
-    for segment in (target / formats.JOURNAL).iterdir():
+    (target / zarr_schema.MARKER).unlink()
+    for segment in (target / zarr_schema.JOURNAL).iterdir():
         segment.unlink()
     right, wrong = (target / f"scores/c/{number}/0" for number in (3, 7))
     wrong.write_bytes((target / "scores/c/8/0").read_bytes())  # whole, and of other rows
@@ -228,7 +231,7 @@ def test_a_file_that_another_driver_sweeps_away_half_written_is_written_again(tm
                 path.unlink()
         sync(descriptor)
 
-    monkeypatch.setattr(files.os, "fsync", swept)
+    monkeypatch.setattr(local.os, "fsync", swept)
     place.put("segment", b"receipts")
     assert (tmp_path / "segment").read_bytes() == b"receipts"
     assert [path.name for path in tmp_path.iterdir()] == ["segment"]

@@ -17,16 +17,18 @@ import dask.array as da
 import pytest
 
 import dkfm
-from dkfm import fitness, lazy, program, scratch
+from dkfm.cli import process
+from dkfm.core.printing import printable
 from dkfm.errors import StoreError
-from dkfm.fitness import Demand
-from dkfm.places import Folder
-from dkfm.printing import printable
+from dkfm.execution import lazy_arrays, worker_checks
+from dkfm.execution.worker_checks import Demand
+from dkfm.files import temporary
+from dkfm.storage.output_location import Folder
 
 
 @pytest.fixture
 def signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, *scratch._ENDINGS)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, *temporary._ENDINGS)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -40,7 +42,7 @@ def as_program(signals, monkeypatch, capfd):
 
     def ended(command):
         with pytest.raises(SystemExit) as info:
-            program.run(command)
+            process.run(command)
         return info.value.code, *capfd.readouterr()
 
     return ended
@@ -95,11 +97,11 @@ def test_an_interruption_that_was_dropped_at_the_very_end_comes_to_nothing(as_pr
         Interrupted()
 
     assert as_program(command)[0] in (0, 130)
-    time.sleep(3 * program._AGAIN)
+    time.sleep(3 * process._AGAIN)
 
 
 def test_an_interruption_that_a_library_swallows_is_raised_again_later_and_not_at_once(as_program, monkeypatch):
-    monkeypatch.setattr(program, "_PATIENCE", 0.1)
+    monkeypatch.setattr(process, "_PATIENCE", 0.1)
     steps = []
 
     def command():
@@ -122,7 +124,7 @@ def test_an_end_that_hangs_is_left_by_a_later_interruption(as_program, monkeypat
     assert as_program(lambda: None) == (0, "", "")
     interrupt()
     assert left.__self__ == []
-    monkeypatch.setattr(program, "_PATIENCE", 0.0)
+    monkeypatch.setattr(process, "_PATIENCE", 0.0)
     interrupt()
     assert left.__self__ == [130]
 
@@ -172,7 +174,7 @@ def test_a_traceback_is_shown_of_whatever_it_is(as_program, monkeypatch, error):
         raise error
 
     with pytest.raises(type(error)) as info:
-        program.run(command)
+        process.run(command)
     assert info.value is error
 
 
@@ -190,30 +192,30 @@ def test_escaped_json_is_the_same_json_above_16_bits():
 
 
 def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_client, monkeypatch, recwarn):
-    demand = Demand(Folder("/"), "", b"", fitness.versions_here(tables=True), 1000, 0, None, "")
+    demand = Demand(Folder("/"), "", b"", worker_checks.versions_here(tables=True), 1000, 0, None, "")
     assert "BLAS" not in demand.versions
-    monkeypatch.setattr(fitness, "blas_version", lambda: "")  # as of a worker that has macOS' own
-    fitness.require_fit(threaded_client, demand)
-    (answer,) = threaded_client.run(fitness._answer, demand).values()
+    monkeypatch.setattr(worker_checks, "blas_version", lambda: "")  # as of a worker that has macOS' own
+    worker_checks.require_fit(threaded_client, demand)
+    (answer,) = threaded_client.run(worker_checks._answer, demand).values()
     assert answer.blas.startswith("unknown for ")
     assert not list(recwarn)
 
 
 def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeypatch):
     before = open_records()
-    parts = [scratch.Part("model", tmp_path) for _ in range(40)]
+    parts = [temporary.Part("model", tmp_path) for _ in range(40)]
     for part in parts:
         (part.path / "file").touch()
     assert open_records() == before + 1
     (above,) = tmp_path.iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr(scratch, "_folders", {})  # what another process knows
-        scratch.sweep(tmp_path)
+        patch.setattr(temporary, "_folders", {})  # what another process knows
+        temporary.sweep(tmp_path)
     assert all((part.path / "file").exists() for part in parts)
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # a forked child
         parts[0].remove()
-        other = scratch.Part("model", tmp_path)
+        other = temporary.Part("model", tmp_path)
         assert other.path.parent != above
         other.remove()
     assert left(tmp_path) == [above.name]
@@ -224,18 +226,18 @@ def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeyp
     parts[0].remove()
     assert left(tmp_path) == []
     assert open_records() == before
-    again = scratch.Part("model", tmp_path)
+    again = temporary.Part("model", tmp_path)
     assert again.path.is_dir()
     again.remove()
     assert left(tmp_path) == []
 
 
 def test_a_part_is_made_after_its_shared_folder_was_removed_by_others(tmp_path):
-    first = scratch.Part("model", tmp_path)
+    first = temporary.Part("model", tmp_path)
     (first.path.parent / "owner.json").unlink()
     first.path.rmdir()
     first.path.parent.rmdir()
-    second = scratch.Part("model", tmp_path)
+    second = temporary.Part("model", tmp_path)
     assert second.path.is_dir()
     first.remove()
     second.remove()
@@ -244,7 +246,7 @@ def test_a_part_is_made_after_its_shared_folder_was_removed_by_others(tmp_path):
 
 @pytest.mark.slow
 def test_models_that_went_to_workers_hold_one_file_open_together(tmp_path, monkeypatch, rng):
-    monkeypatch.setattr(lazy, "SMALL_MODEL", 0)
+    monkeypatch.setattr(lazy_arrays, "SMALL_MODEL", 0)
     X, before = rng.normal(size=(8, 2)), open_records()
     for _ in range(3):
         phi = dkfm.ExactFeatureMap("rbf", workspace=tmp_path).fit(X)
@@ -253,7 +255,7 @@ def test_models_that_went_to_workers_hold_one_file_open_together(tmp_path, monke
     gc.collect()
     assert open_records() == before + 1
     assert len(list(tmp_path.glob("dkfm-model-*/*/model/_COMPLETE"))) == 3
-    for folder in [folder for folder in scratch._folders.values() if folder.path.parent == tmp_path]:
+    for folder in [folder for folder in temporary._folders.values() if folder.path.parent == tmp_path]:
         folder.remove()
     assert left(tmp_path) == []
 
@@ -262,13 +264,13 @@ def test_a_folder_whose_record_finds_no_room_is_gone(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before, known = open_records(), dict(scratch._folders)
+    before, known = open_records(), dict(temporary._folders)
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StoreError, match="No space left"):
-        scratch.Folder("gram", tmp_path)
+        temporary.Folder("gram", tmp_path)
     monkeypatch.undo()
     assert left(tmp_path) == []
-    assert (open_records(), scratch._folders) == (before, known)
+    assert (open_records(), temporary._folders) == (before, known)
 
 
 def test_an_empty_folder_of_an_unfinished_store_is_swept_after_an_hour(tmp_path):
@@ -281,14 +283,14 @@ def test_an_empty_folder_of_an_unfinished_store_is_swept_after_an_hour(tmp_path)
     (full / "store").touch()
     for path in (gone, full, other, tmp_path / "mine"):
         os.utime(path, (time.time() - 4000,) * 2)
-    scratch.sweep(tmp_path)
+    temporary.sweep(tmp_path)
     assert left(tmp_path) == sorted(path.name for path in (young, full, link, other, tmp_path / "mine"))
 
 
 def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_again(signals, monkeypatch):
-    monkeypatch.setattr(scratch, "_AGAIN", 0.1)
+    monkeypatch.setattr(temporary, "_AGAIN", 0.1)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    monkeypatch.setattr(scratch, "remove_all", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+    monkeypatch.setattr(temporary, "remove_all", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
     monkeypatch.setattr(os, "kill", lambda *sent: seen.append(sent))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     seen = []
@@ -298,7 +300,7 @@ def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_aga
             signal.raise_signal(signal.SIGTERM)
 
     def work():
-        with scratch.ended_in_order():
+        with temporary.ended_in_order():
             Ended()
             signal.raise_signal(signal.SIGTERM)  # at once: what the first one ends is not disturbed
             seen.append("on")
@@ -316,5 +318,5 @@ def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_aga
 def test_a_lock_is_not_waited_for(tmp_path, monkeypatch):
     asked, flock = [], fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda file, how: (asked.append(how), flock(file, how)))
-    scratch.Folder("gram", tmp_path).remove()
+    temporary.Folder("gram", tmp_path).remove()
     assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB]

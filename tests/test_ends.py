@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 import dkfm
-from dkfm import program
-from dkfm.cli import _told_warning, main
+from dkfm.cli import process
+from dkfm.cli.app import _told_warning, main
+from dkfm.core.printing import print_message, print_result, printable
 from dkfm.errors import ClusterError, DkfmWarning, OutputError, StoreError
-from dkfm.printing import print_message, print_result, printable
-from dkfm.schedulers import connected
+from dkfm.execution.clusters.connect import connected
 
 HOSTILE = "a\x1b[2Jb\nc\u202ed\udcffe.npy"
 COMMAND = [sys.executable, "-m", "dkfm"]
@@ -47,7 +47,7 @@ def as_program(here, monkeypatch, capfd):
 
     def ended(command):
         with pytest.raises(SystemExit) as info:
-            program.run(command)
+            process.run(command)
         return info.value.code, *capfd.readouterr()
 
     yield ended

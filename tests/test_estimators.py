@@ -192,14 +192,14 @@ def test_maps_of_a_chosen_rank_or_a_clipped_kernel_are_measured_on_new_points_to
 
 
 def test_column_names_that_are_not_names_are_refused_before_the_work(rng, monkeypatch):
-    from dkfm import gram
     from dkfm.estimators import base
+    from dkfm.gram import build
 
     def refuse(*_, **__):
         raise TypeError("Feature names are only supported if all input features have string names.")
 
     monkeypatch.setattr(base, "validate_data", refuse)
-    monkeypatch.setattr(gram, "driver_gram", None)
+    monkeypatch.setattr(build, "driver_gram", None)
     with pytest.raises(InvalidInputError, match="string names"):
         dkfm.KernelPCA(1).fit(rng.normal(size=(5, 2)))
 
@@ -217,11 +217,11 @@ def test_a_fit_that_fails_leaves_the_estimator_as_it_was(rng):
 
 
 def test_landmarks_are_prepared_once_for_many_calls(rng, monkeypatch):
-    from dkfm import apply
+    from dkfm.numerics import scorer
 
     pca = dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(30, 6)))
-    made, prepare = [], apply.prepare
-    monkeypatch.setattr(apply, "prepare", lambda model: made.append(1) or prepare(model))
+    made, prepare = [], scorer.prepare_scorer
+    monkeypatch.setattr(scorer, "prepare_scorer", lambda model: made.append(1) or prepare(model))
     for _ in range(3):
         pca.transform(np.ones((1, 6)))
     assert len(made) == 1

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import chunks, files, kernels, tasks
+from dkfm import kernels
 from dkfm.errors import DamagedStoreError, DkfmError, IncompleteStoreError, StoreError, UnsupportedStoreError
+from dkfm.files import local
+from dkfm.scoring import chunk_files, tasks
 
 ROWS = np.random.default_rng(1).normal(size=(60, 4))
 
@@ -39,7 +41,7 @@ def after_chunk(monkeypatch, number, act):
             act()
         return receipt
 
-    monkeypatch.setattr("dkfm.scoring.score_chunk", acting)
+    monkeypatch.setattr("dkfm.scoring.run.score_chunk", acting)
 
 
 def remove(folder):
@@ -164,9 +166,9 @@ def test_an_output_that_is_removed_under_way_is_not_made_again(model, tmp_path, 
 
 @pytest.mark.parametrize("target", ["out", "out.parquet"])
 def test_no_task_makes_an_output_again_that_is_removed_as_it_begins_to_write(model, tmp_path, monkeypatch, target):
-    from dkfm.tables import ParquetForm
+    from dkfm.scoring.parquet_chunks import ParquetForm
 
-    form = ParquetForm if target.endswith("parquet") else chunks.ZarrForm
+    form = ParquetForm if target.endswith("parquet") else chunk_files.ZarrForm
     begin = form.begin
 
     def removing(self, chunk, stack):
@@ -181,9 +183,9 @@ def test_no_task_makes_an_output_again_that_is_removed_as_it_begins_to_write(mod
 
 
 def test_a_gram_that_is_removed_under_way_is_not_made_again(tmp_path, monkeypatch):
-    from dkfm import gram
+    from dkfm.gram import build
 
-    root, write_tile = tmp_path / "gram.zarr", gram.write_tile
+    root, write_tile = tmp_path / "gram.zarr", build.write_tile
 
     def removing(kernel, rows, path, pair, *others):
         done = write_tile(kernel, rows, path, pair, *others)
@@ -191,7 +193,7 @@ def test_a_gram_that_is_removed_under_way_is_not_made_again(tmp_path, monkeypatc
             remove(root)
         return done
 
-    monkeypatch.setattr(gram, "write_tile", removing)
+    monkeypatch.setattr(build, "write_tile", removing)
     with pytest.raises(DkfmError):
         dkfm.build_gram(kernels.Gaussian(2.0), ROWS, root, tile_rows=20)
     assert not root.exists()
@@ -199,9 +201,9 @@ def test_a_gram_that_is_removed_under_way_is_not_made_again(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("sabotage", ["the attributes", "the attributes of another"])
 def test_a_gram_that_no_build_would_find_again_is_not_completed(tmp_path, monkeypatch, sabotage):
-    from dkfm import gram
+    from dkfm.gram import build
 
-    root, write_tile = tmp_path / "gram.zarr", gram.write_tile
+    root, write_tile = tmp_path / "gram.zarr", build.write_tile
     dkfm.build_gram(kernels.Gaussian(3.0), ROWS, tmp_path / "other.zarr", tile_rows=20)
 
     def losing(kernel, rows, path, pair, *others):
@@ -212,7 +214,7 @@ def test_a_gram_that_no_build_would_find_again_is_not_completed(tmp_path, monkey
             shutil.copy(tmp_path / "other.zarr" / "zarr.json", root / "zarr.json")
         return done
 
-    monkeypatch.setattr(gram, "write_tile", losing)
+    monkeypatch.setattr(build, "write_tile", losing)
     with pytest.raises(StoreError):
         dkfm.build_gram(kernels.Gaussian(2.0), ROWS, root, tile_rows=20)
     assert not (root / "_COMPLETE").exists()
@@ -221,19 +223,19 @@ def test_a_gram_that_no_build_would_find_again_is_not_completed(tmp_path, monkey
 def test_a_root_that_is_removed_while_a_file_is_begun_is_told(tmp_path, monkeypatch):
     root = tmp_path / "root"
     root.mkdir()
-    monkeypatch.setattr(files, "require_no_links", lambda *_: remove(root))
-    with pytest.raises(StoreError, match="was removed meanwhile"), files.new_file(root / "a" / "file", root):
+    monkeypatch.setattr(local, "require_no_links", lambda *_: remove(root))
+    with pytest.raises(StoreError, match="was removed meanwhile"), local.new_file(root / "a" / "file", root):
         pass
 
 
 def test_a_new_file_makes_folders_below_its_root_alone(tmp_path):
-    with files.new_file(tmp_path / "a" / "b" / "file", tmp_path) as new:
+    with local.new_file(tmp_path / "a" / "b" / "file", tmp_path) as new:
         new.file.write(b"here")
         assert new.keep(once=True)
     assert (tmp_path / "a" / "b" / "file").read_bytes() == b"here"
     with (
         pytest.raises(StoreError, match="was removed meanwhile"),
-        files.new_file(tmp_path / "no" / "file", tmp_path / "no"),
+        local.new_file(tmp_path / "no" / "file", tmp_path / "no"),
     ):
         pass
     assert not (tmp_path / "no").exists()

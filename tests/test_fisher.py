@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from scipy.linalg import eigh
 
-from dkfm import fisher, kernels, shrinkage
+from dkfm import kernels
 from dkfm.errors import InvalidInputError, NotPSDError
-from dkfm.fisher import Classes
+from dkfm.numerics import fisher, shrinkage
+from dkfm.numerics.fisher import Classes
 
 KERNELS = [kernels.Gaussian(1.0), kernels.Linear(), kernels.Polynomial(3, offset=1.0), kernels.Exponential(2.0)]
 

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import fitness, journal, kernels
+from dkfm import kernels
 from dkfm.errors import ClusterError, UnfitWorkerError
-from dkfm.fitness import Demand
-from dkfm.places import Folder
-from dkfm.sources import open_source
+from dkfm.execution import worker_checks
+from dkfm.execution.worker_checks import Demand
+from dkfm.scoring import receipts
+from dkfm.sources.base import open_source
+from dkfm.storage.output_location import Folder
 from faults import harness
 
 
@@ -26,7 +28,7 @@ def demand(tmp_path, rng):
     source, place = open_source(tmp_path / "rows.npy"), Folder(tmp_path / "store")
     (tmp_path / "store").mkdir()
     place.put("mark", b"text")
-    return Demand(place, "mark", b"text", fitness.versions_here(), 1000, 0, source, source.stamp())
+    return Demand(place, "mark", b"text", worker_checks.versions_here(), 1000, 0, source, source.stamp())
 
 
 def changed(demand, **values):
@@ -34,20 +36,20 @@ def changed(demand, **values):
 
 
 def test_workers_that_are_fit_are_taken(threaded_client, demand):
-    fitness.require_fit(threaded_client, demand)
+    worker_checks.require_fit(threaded_client, demand)
 
 
-@pytest.mark.parametrize("name", ["python", *fitness._PACKAGES])
+@pytest.mark.parametrize("name", ["python", *worker_checks._PACKAGES])
 def test_another_version_of_any_package_is_told_with_both(threaded_client, demand, name):
     had = f"no {name}" if demand.versions[name] is None else f"{name} {demand.versions[name]}"
     for version, told in (("9.9", "9.9"), *([] if demand.versions[name] is None else [(None, "has none")])):
         other = changed(demand, versions=demand.versions | {name: version})
         with pytest.raises(UnfitWorkerError, match=rf"^The worker inproc://\S+ has {had}, and the driver {told}; "):
-            fitness.require_fit(threaded_client, other)
+            worker_checks.require_fit(threaded_client, other)
 
 
 def test_another_patch_of_python_is_the_same_python():
-    assert fitness.versions_here()["python"] == ".".join(map(str, sys.version_info[:2]))
+    assert worker_checks.versions_here()["python"] == ".".join(map(str, sys.version_info[:2]))
 
 
 def test_a_worker_that_sees_another_store_is_named(threaded_client, demand, tmp_path):
@@ -58,36 +60,36 @@ def test_a_worker_that_sees_another_store_is_named(threaded_client, demand, tmp_
         with pytest.raises(
             UnfitWorkerError, match=r"^The worker inproc://\S+ does not see the same .*other as the driver"
         ):
-            fitness.require_fit(threaded_client, changed(demand, place=Folder(tmp_path / "other")))
+            worker_checks.require_fit(threaded_client, changed(demand, place=Folder(tmp_path / "other")))
 
 
 def test_a_worker_that_sees_other_rows_or_no_model_is_named(threaded_client, demand, tmp_path):
     with pytest.raises(
         UnfitWorkerError, match=r"The worker inproc://\S+ does not see the same .*rows.npy as the driver"
     ):
-        fitness.require_fit(threaded_client, changed(demand, stamp="another"))
+        worker_checks.require_fit(threaded_client, changed(demand, stamp="another"))
     (tmp_path / "rows.npy").unlink()
     with pytest.raises(UnfitWorkerError, match=r"The worker inproc://\S+ cannot take tasks: .*rows.npy"):
-        fitness.require_fit(threaded_client, demand)
+        worker_checks.require_fit(threaded_client, demand)
     with pytest.raises(UnfitWorkerError, match="does not see the model /nowhere"):
-        fitness.require_fit(threaded_client, changed(demand, source=None, model="/nowhere"))
+        worker_checks.require_fit(threaded_client, changed(demand, source=None, model="/nowhere"))
 
 
 def test_a_worker_with_too_little_memory_is_named_with_both_numbers(threaded_client, demand):
     with pytest.raises(UnfitWorkerError, match=r"has \S+ MB .* for a task of 1,000,000,000 MB"):
-        fitness.require_fit(threaded_client, changed(demand, task_bytes=10**15))
+        worker_checks.require_fit(threaded_client, changed(demand, task_bytes=10**15))
 
 
 def test_a_worker_whose_blas_does_not_obey_is_named(threaded_client, demand, monkeypatch):
-    monkeypatch.setattr(fitness, "blas_threads", lambda: 8)
+    monkeypatch.setattr(worker_checks, "blas_threads", lambda: 8)
     with pytest.raises(UnfitWorkerError, match="computes with 8 BLAS threads a task; start it with OMP_NUM_THREADS=1"):
-        fitness.require_fit(threaded_client, demand)
+        worker_checks.require_fit(threaded_client, demand)
 
 
 def test_workers_of_which_none_answers_are_an_error(threaded_client, demand, monkeypatch):
-    monkeypatch.setattr(fitness, "_ANSWER", 0.0)
+    monkeypatch.setattr(worker_checks, "_ANSWER", 0.0)
     with pytest.raises(ClusterError, match="No worker has answered"):
-        fitness.require_fit(threaded_client, demand)
+        worker_checks.require_fit(threaded_client, demand)
 
 
 def test_a_mark_is_gone_with_the_job_whatever_its_end(threaded_client, tmp_path, rng):
@@ -167,7 +169,7 @@ def test_a_worker_that_joins_unfit_is_left_aside_and_told_of(join, tmp_path):
         assert len(_workers(site)) == 2
     assert driver.returncode == 0, told
     assert told.count("It gets no more tasks of this job.") == 1
-    assert {receipt.worker for receipt in journal.receipts(Folder(tmp_path / "out"))} == {first}
+    assert {receipt.worker for receipt in receipts.receipts(Folder(tmp_path / "out"))} == {first}
     job.settle(tmp_path / "out")
 
 
@@ -219,7 +221,7 @@ def _workers(site):
 def test_an_adaptive_cluster_without_a_worker_starts_some(tmp_path, rng):
     from distributed import Client
 
-    from dkfm.clusters import local_cluster
+    from dkfm.execution.clusters.client import local_cluster
 
     pca = dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(20, 3)))
     Z = rng.normal(size=(500, 3))

@@ -8,9 +8,10 @@ from zarr.codecs import ZstdCodec
 
 import dkfm
 import laws
-from dkfm import kernels, tasks
+from dkfm import kernels
 from dkfm.errors import CertificateError, UnsupportedStoreError
-from dkfm.model import Head, Model
+from dkfm.numerics.model import Head, Model
+from dkfm.scoring import tasks
 
 BASES = ["symmetric", "spectral", "cholesky"]
 

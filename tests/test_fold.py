@@ -39,8 +39,9 @@ from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 from sklearn.svm import SVC, LinearSVC, LinearSVR
 
 import dkfm
-from dkfm import affine, kernels
+from dkfm import kernels
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, NotSupportedError, UnsupportedStoreError
+from dkfm.estimators.fitting import linear_models
 
 CLASSIFIERS = [
     LogisticRegression(),
@@ -106,10 +107,10 @@ def fitted(model, phi, X, y):
 
 def allowed(phi, model, Z, output):
     """Return what rounding allows the pair and its fold to differ by: 64 eps (sum |k| |W_map| |A| + |b|)."""
-    after = affine.linear(model).outputs[output][0]
+    after = linear_models.linear(model).outputs[output][0]
     head, eps = phi.model_.head(phi._output), np.finfo(phi.model_.dtype).eps
     K = np.asarray(phi.model_.kernel(Z, phi.model_.points), np.float64)
-    return 64 * eps * affine.magnitude(head, after, K).max(axis=1)
+    return 64 * eps * linear_models.magnitude(head, after, K).max(axis=1)
 
 
 def has(model, output):
@@ -342,7 +343,7 @@ def test_a_wrong_code_in_an_output_is_found_by_the_formula(tmp_path):
         dkfm.fold(phi, model).save(tmp_path / name)
         dkfm.batch_score(tmp_path / name, X, tmp_path / f"{name}.zarr", progress=False)
     assert dkfm.verify_scores(tmp_path / "model.zarr", X).worst <= 1
-    from dkfm import outputs, verification
+    from dkfm.scoring import outputs, verification
 
     output = outputs.read(tmp_path / "model.zarr")
     receipts = verification.completion.told(output)
@@ -504,7 +505,7 @@ def test_it_is_frozen_for_scikit_learn():
 
 
 def test_a_store_that_is_not_one_of_a_fold_is_refused(tmp_path):
-    from dkfm.record import Record, save_record
+    from dkfm.storage.model_store import Record, save_record
 
     X, y = rows_and_labels(14, 3)
     phi = map_of("spectral", X)

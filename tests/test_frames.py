@@ -144,7 +144,7 @@ def test_kernels_are_compared_on_columns_by_name():
 def test_a_model_is_verified_on_the_command_line_with_columns_by_name(phi, tmp_path):
     from click.testing import CliRunner
 
-    from dkfm.cli import main
+    from dkfm.cli.app import main
 
     phi.save(tmp_path / "model")
     FRAME.to_parquet(tmp_path / "x.parquet")

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 import dkfm
 import oracles
-from dkfm import gram, kernels
+from dkfm import kernels
 from dkfm.errors import BudgetError, DamagedStoreError, DkfmError, InvalidInputError, KernelError, StoreExistsError
-from dkfm.sources import MemorySource, open_source
+from dkfm.gram import build as gram
+from dkfm.sources.base import MemorySource, open_source
 
 K = kernels.Gaussian(2.0)
 
@@ -178,9 +179,10 @@ def test_a_kernel_that_is_not_one_is_refused_with_the_rows_in_the_whole(tmp_path
 
 
 def test_a_tile_too_large_for_a_thread_is_refused_with_one_that_fits(tmp_path, rng, monkeypatch):
-    from dkfm import budget, preflight
+    from dkfm.core import budget
+    from dkfm.execution import memory
 
-    monkeypatch.setattr(preflight, "available_memory", lambda: 4_000_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 4_000_000)
     with pytest.raises(BudgetError, match=r"bytes.*use tile_rows <= (\d+)") as caught:
         dkfm.build_gram(K, rng.normal(size=(1000, 3)), tmp_path / "gram", tile_rows=500)
     fits = int(str(caught.value).split("<= ")[1].split(",")[0])
@@ -238,11 +240,11 @@ def test_a_failed_build_leaves_no_temporary_files(rng, tmp_path, monkeypatch):
 
 
 def test_a_build_refused_for_memory_leaves_nothing_and_goes_on_with_the_tile_it_named(tmp_path, rng, monkeypatch):
-    from dkfm import preflight
+    from dkfm.execution import memory
 
     X = rng.normal(size=(300, 3))
     with monkeypatch.context() as small:
-        small.setattr(preflight, "available_memory", lambda: 4_000_000)
+        small.setattr(memory, "available_memory", lambda: 4_000_000)
         with pytest.raises(BudgetError):
             dkfm.build_gram(K, X, tmp_path / "gram", tile_rows=300)
     assert not (tmp_path / "gram").exists()

@@ -8,10 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import dkfm
-from dkfm import documents, errors, footers, parquet, slurm_spec
+from dkfm import errors
 from dkfm.errors import DamagedStoreError, DkfmError, InvalidInputError, KernelError
-from dkfm.kernels import Linear, PowerSeries, config
-from dkfm.parquet import ParquetSource
+from dkfm.execution.clusters import slurm_config
+from dkfm.kernels import Linear, PowerSeries, serialization
+from dkfm.sources import parquet, parquet_footers
+from dkfm.sources.parquet import ParquetSource
+from dkfm.storage import json_documents
 
 LINEAR = {"name": "linear"}
 LONG = {
@@ -29,16 +32,18 @@ LONG = {
 @pytest.mark.parametrize("stored", LONG.values(), ids=LONG)
 def test_a_stored_kernel_that_is_too_long_is_refused_in_a_short_sentence(stored):
     with pytest.raises(DkfmError) as caught:
-        config.from_config(stored)
+        serialization.from_config(stored)
     assert len(str(caught.value)) < 500
 
 
 def test_a_kernel_that_no_reader_takes_is_not_written():
     with pytest.raises(KernelError, match="more than 1024 parts"):
-        config.to_config(dkfm.kernels.Sum((Linear(),) * 1100))
+        serialization.to_config(dkfm.kernels.Sum((Linear(),) * 1100))
     with pytest.raises(KernelError, match="at most 1024 coefficients, and got 1025"):
         PowerSeries(Linear(), np.ones(1025))
-    assert config.from_config(config.to_config(PowerSeries(Linear(), np.ones(1024)))).coefficients[-1] == 1
+    assert (
+        serialization.from_config(serialization.to_config(PowerSeries(Linear(), np.ones(1024)))).coefficients[-1] == 1
+    )
 
 
 def test_every_message_is_short_and_keeps_its_end():
@@ -99,14 +104,14 @@ def test_ids_are_those_that_were_written(kind, dictionary, tmp_path):
 
 def test_a_column_that_says_it_has_more_than_its_rows_is_refused(tmp_path, monkeypatch):
     source = ids_of(tmp_path, ["a"] * 100, pa.string(), False)
-    monkeypatch.setattr(footers, "declared_bytes", lambda *_: parquet._COLUMN_BYTES + 41 * 100)
+    monkeypatch.setattr(parquet_footers, "declared_bytes", lambda *_: parquet._COLUMN_BYTES + 41 * 100)
     with pytest.raises(InvalidInputError, match="at most"):
         source.read(slice(0, 100))
 
 
 def test_a_footer_of_any_length_is_not_read(tmp_path, monkeypatch):
     ids_of(tmp_path, ["a"] * 100, pa.string(), False)
-    monkeypatch.setattr(footers, "_MAX_FOOTER", 100)
+    monkeypatch.setattr(parquet_footers, "_MAX_FOOTER", 100)
     with pytest.raises(InvalidInputError, match="a part of it is longer than 100 bytes"):
         ParquetSource.open(tmp_path / "x.parquet")
 
@@ -125,17 +130,17 @@ YAML = {
 def test_yaml_takes_no_more_than_it_says(text, tmp_path):
     (tmp_path / "slurm.yaml").write_text(text)
     with pytest.raises(InvalidInputError) as caught:
-        slurm_spec.read_spec(str(tmp_path / "slurm.yaml"))
+        slurm_config.read_spec(str(tmp_path / "slurm.yaml"))
     assert len(str(caught.value)) < 500
 
 
 def test_aliases_that_multiply_nothing_are_read(tmp_path):
     (tmp_path / "slurm.yaml").write_text("x: &x {wait: 2h}\ndkfm: *x")
-    assert slurm_spec.read_spec(str(tmp_path / "slurm.yaml")).wait == 7200
+    assert slurm_config.read_spec(str(tmp_path / "slurm.yaml")).wait == 7200
 
 
 def test_json_of_millions_of_empty_lists_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
     text = b'{"a": [' + b"[]," * 2_200_000 + b"[]]}"
     monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("parsed"))
     with pytest.raises(DamagedStoreError, match="lists and objects"):
-        documents.parsed(text, "x.json")
+        json_documents.parsed(text, "x.json")

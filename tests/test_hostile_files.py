@@ -16,24 +16,15 @@ import pytest
 import scipy.sparse as sp
 
 import dkfm
-from dkfm import (
-    arguments,
-    csr,
-    documents,
-    files,
-    npy,
-    npz,
-    places,
-    plain,
-    planning,
-    record,
-    schedulers,
-    slurm_spec,
-    ssh,
-)
+from dkfm.cli import options
 from dkfm.errors import DkfmError, InvalidInputError
+from dkfm.execution.clusters import connect, slurm_config, ssh
+from dkfm.files import local
 from dkfm.kernels import Gaussian
-from dkfm.sources import MemorySource, open_source
+from dkfm.scoring import planning
+from dkfm.sources import npy, npz
+from dkfm.sources.base import MemorySource, open_source
+from dkfm.storage import csr, json_documents, model_store, output_location, raw_chunks
 
 TEXT = {"capture_output": True, "text": True}
 ROOT = Path(dkfm.__file__).parent
@@ -54,7 +45,7 @@ def a_hang_is_an_error(seconds=20):
 
 
 def opened_as_scheduler(path):
-    with schedulers.connected(str(path)):
+    with connect.connected(str(path)):
         pass
 
 
@@ -62,13 +53,13 @@ OPENED = {
     "x.npy": open_source,
     "x.npz": open_source,
     "x.parquet": open_source,
-    "labels": lambda path: arguments.labels(str(path), "--labels"),
+    "labels": lambda path: options.labels(str(path), "--labels"),
     "scheduler.json": opened_as_scheduler,
     "hosts": lambda path: ssh._hosts(str(path)),
-    "slurm.yaml": lambda path: slurm_spec.read_spec(str(path)),
-    "zarr.json": documents.read_json,
-    "part-00000.parquet": lambda path: places.Folder(path.parent).open(path.name),
-    "c": record._sha256,
+    "slurm.yaml": lambda path: slurm_config.read_spec(str(path)),
+    "zarr.json": json_documents.read_json,
+    "part-00000.parquet": lambda path: output_location.Folder(path.parent).open(path.name),
+    "c": model_store._sha256,
 }
 
 
@@ -102,25 +93,25 @@ def test_whatever_is_not_a_plain_file_is_refused_at_once(make, name, tmp_path, m
 def test_a_chunk_that_became_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "0")
     with a_hang_is_an_error(), pytest.raises(OSError, match="it is not a plain file"):
-        plain.fill(np.empty(3), tmp_path / "0", checked=False)
+        raw_chunks.fill(np.empty(3), tmp_path / "0", checked=False)
 
 
 def test_a_file_is_open_as_any_other(tmp_path):
     (tmp_path / "x").write_bytes(b"abc")
-    with files.open_plain(tmp_path / "x") as file:
+    with local.open_plain(tmp_path / "x") as file:
         assert os.get_blocking(file.fileno())
         assert not os.get_inheritable(file.fileno())
         assert file.read() == b"abc"
-    assert files.read_plain(tmp_path / "x", 3) == b"abc"
+    assert local.read_plain(tmp_path / "x", 3) == b"abc"
     with pytest.raises(OSError, match="it has 3 bytes and may have 2"):
-        files.read_plain(tmp_path / "x", 2)
+        local.read_plain(tmp_path / "x", 2)
 
 
 def test_a_small_file_takes_little_memory_however_large_it_may_be(tmp_path):
     (tmp_path / "x").write_bytes(b"abc")
     tracemalloc.start()
     try:
-        files.read_plain(tmp_path / "x", 2**24)
+        local.read_plain(tmp_path / "x", 2**24)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
@@ -195,7 +186,7 @@ def test_a_npy_file_that_is_cut_while_it_is_read_is_an_error(dtype, order, tmp_p
         source.read(slice(3, 9))
 
 
-@pytest.mark.parametrize("read", [open_source, lambda path: arguments.labels(str(path), "--labels")])
+@pytest.mark.parametrize("read", [open_source, lambda path: options.labels(str(path), "--labels")])
 def test_a_header_of_gigabytes_takes_no_memory(read, tmp_path):
     code = (
         "import resource, sys; from pathlib import Path; from dkfm import arguments, npy; from dkfm.sources import "

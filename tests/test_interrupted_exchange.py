@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from dkfm import store
 from dkfm.errors import StoreError
+from dkfm.storage import zarr_store
 
 
 def put(path, text, **options):
-    with store.making(path, "gram", {"text": text}, [], **options):
+    with zarr_store.making(path, "gram", {"text": text}, [], **options):
         pass
 
 
 def told(path):
-    return store.require_own(path)["text"]
+    return zarr_store.require_own(path)["text"]
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def test_an_interrupted_removal_leaves_the_store_or_nothing(tmp_path, monkeypatc
     path = tmp_path / "store"
     put(path, "old")
     with interrupted_rename(monkeypatch, number, late):
-        store.remove_own(path, "gram")
+        zarr_store.remove_own(path, "gram")
     assert [found for found in tmp_path.iterdir() if found != path] == []
 
 

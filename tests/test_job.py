@@ -5,7 +5,6 @@ from collections import deque
 
 import pytest
 
-from dkfm import clusters, executors, job
 from dkfm.errors import (
     ClusterError,
     InvalidInputError,
@@ -14,7 +13,9 @@ from dkfm.errors import (
     UnreachableError,
     WorkerDiedError,
 )
-from dkfm.executors import Finished, Health
+from dkfm.execution import executors, task_runner
+from dkfm.execution.clusters import client as clusters
+from dkfm.execution.executors import Finished, Health
 
 
 class Scripted:
@@ -51,19 +52,19 @@ class Scripted:
 def clock(monkeypatch):
     """A second passes with every look at the clock."""
     seconds = itertools.count()
-    monkeypatch.setattr(job.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(task_runner.time, "monotonic", lambda: float(next(seconds)))
 
 
 def go(executor, count, **options):
     found = []
-    tally = job.run(executor, "test", abs, ((i,) for i in range(count)), count, False, found.append, **options)
+    tally = task_runner.run(executor, "test", abs, ((i,) for i in range(count)), count, False, found.append, **options)
     return tally, found
 
 
 def test_results_come_once_each_and_nothing_is_counted():
     tally, found = go(Scripted(lambda number, copy: number), 20)
     assert sorted(found) == list(range(20))
-    assert tally == job.Tally()
+    assert tally == task_runner.Tally()
 
 
 def test_a_task_of_a_worker_that_is_not_fit_is_run_by_another():
@@ -71,7 +72,7 @@ def test_a_task_of_a_worker_that_is_not_fit_is_run_by_another():
     tally, found = go(executor, 9)
     assert sorted(found) == list(range(9))
     assert set(executor.unfit) == {"b"}
-    assert tally == job.Tally()
+    assert tally == task_runner.Tally()
 
 
 def test_where_no_worker_is_fit_the_job_ends_with_its_name():

@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV
 
 import dkfm
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
-from dkfm.cli import main
+from dkfm.cli.app import main
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, NotPSDError, UnsupportedStoreError
 
 K1 = kernels.Polynomial(9, scale=1 / 784)
@@ -326,7 +326,7 @@ def test_several_tiles_and_a_workspace_give_the_same(data, tmp_path):
 
 
 def test_a_fit_that_memory_does_not_hold_is_refused_before_it_starts(data, monkeypatch):
-    monkeypatch.setattr("dkfm.preflight.available_memory", lambda: 10**6)
+    monkeypatch.setattr("dkfm.execution.memory.available_memory", lambda: 10**6)
     for shrinkage in (1e-3, "auto", 0.0):
         with pytest.raises(MemoryError, match="1 MB"):
             KernelFisher(kernel="rbf", shrinkage=shrinkage).fit(*data)
@@ -417,7 +417,7 @@ def test_the_command_line_fits_it_from_a_file_of_labels(run, data):
     np.testing.assert_array_equal(codes[:, 0], fda.predict(data[0]))
     found = run("fit train.npy chosen --method fisher --labels y.npy --shrinkage auto --kernel linear")
     assert found.exit_code == 0
-    assert dkfm.load("chosen").shrinkage_ in dkfm.shrinkage.GRID
+    assert dkfm.load("chosen").shrinkage_ in dkfm.numerics.shrinkage.GRID
 
 
 def test_the_command_line_takes_labels_from_a_column_of_a_table(run, data):

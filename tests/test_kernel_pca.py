@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 import dkfm
 import laws
 import oracles
-from dkfm import KernelPCA, kernels, preflight
+from dkfm import KernelPCA, kernels
 from dkfm.errors import (
     BudgetError,
     ConvergenceError,
@@ -30,6 +30,7 @@ from dkfm.errors import (
     NotPSDError,
     NotSupportedError,
 )
+from dkfm.execution import memory
 
 
 def up_to_sign(found, truth):
@@ -457,7 +458,7 @@ def test_the_classical_solution_is_the_same(rng):
 
 @pytest.mark.slow
 def test_lanczos_takes_few_components_of_many_rows(rng, monkeypatch):
-    from dkfm.estimators import components
+    from dkfm.estimators.fitting import components
 
     used = []
     solve, leading = components.pca.solve, components.pca.leading
@@ -486,10 +487,11 @@ def test_products_that_do_not_suffice_are_told(rng):
 def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, monkeypatch, tmp_path):
     X, Z = rng.normal(size=(1200, 5)), rng.normal(size=(20, 5))
     truth = KernelPCA(q, kernel="rbf").fit(X)
-    from dkfm import budget, lanczos
+    from dkfm.core import budget
+    from dkfm.numerics import lanczos
 
     held = budget.leading_bytes(1200, 5, lanczos.held_columns(1200, q), lanczos.block_columns(1200, q))
-    monkeypatch.setattr(preflight, "available_memory", lambda: held - 5_000_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: held - 5_000_000)
     found = KernelPCA(q, kernel="rbf", tile_rows=300, workspace=tmp_path / "w").fit(X)
     require_same(found, truth, X, Z, 1e-9)
     assert len(list((tmp_path / "w").glob("gram-*.zarr"))) == 1
@@ -499,7 +501,7 @@ def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, 
     K[0] += 1e-3
     with pytest.raises(InvalidInputError, match="not symmetric"):
         KernelPCA(q, kernel="precomputed").fit(K)
-    monkeypatch.setattr(preflight, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**6)
     with pytest.raises(BudgetError, match="Lanczos with N = 1200"):
         KernelPCA(q, kernel="rbf").fit(X)
 

@@ -17,8 +17,9 @@ import oracles
 import strategies
 from dkfm import kernels
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels import config, sums
-from dkfm.kernels.distances import negative_squared_distances
+from dkfm.kernels import serialization
+from dkfm.kernels.pairwise import columnwise_sums
+from dkfm.kernels.pairwise.euclidean import negative_squared_distances
 
 SIGNED = [
     kernels.Gaussian(1.5),
@@ -318,8 +319,8 @@ def test_a_function_may_return_truth_values():
 def test_numbers_are_taken_from_numpy_and_zeros_have_no_sign():
     assert kernels.Gaussian(np.array(2.0)) == kernels.Gaussian(np.float32(2.0)) == kernels.Gaussian(2)
     assert kernels.from_sklearn("rbf", gamma=np.float32(0.5)) == kernels.Gaussian(1.0)
-    assert config.digest(kernels.Constant(-0.0)) == config.digest(kernels.Constant(0.0))
-    assert config.to_config(kernels.Precomputed(np.int64(3)))["columns"] == 3
+    assert serialization.digest(kernels.Constant(-0.0)) == serialization.digest(kernels.Constant(0.0))
+    assert serialization.to_config(kernels.Precomputed(np.int64(3)))["columns"] == 3
     assert kernels.Linear() / 4 == 0.25 * kernels.Linear()
     assert kernels.Product((kernels.Linear() * kernels.Gaussian(), kernels.Cosine())).factors[2] == kernels.Cosine()
 
@@ -388,7 +389,7 @@ def test_without_numba_the_sums_are_the_same(rng, monkeypatch):
     for k in chosen:
         fast, fast32 = k(X, Y), k(X.astype(np.float32), Y.astype(np.float32))
         with monkeypatch.context() as patched:
-            patched.setattr(sums, "_has_numba", lambda: False)
+            patched.setattr(columnwise_sums, "_has_numba", lambda: False)
             np.testing.assert_allclose(k(X, Y), fast, rtol=1e-13, atol=1e-15)
             np.testing.assert_allclose(k(X.astype(np.float32), Y.astype(np.float32)), fast32, rtol=3e-6, atol=1e-9)
 
@@ -692,7 +693,7 @@ def test_a_function_cannot_change_the_rows(rng):
 
 def test_a_function_without_a_name_cannot_be_written_to_a_store():
     with pytest.raises(KernelError, match="no other process can import it"):
-        config.to_config(1.0 + kernels.Function(lambda X, Y: X @ Y.T))
+        serialization.to_config(1.0 + kernels.Function(lambda X, Y: X @ Y.T))
 
 
 @pytest.mark.parametrize(
@@ -711,7 +712,7 @@ def test_a_function_without_a_name_cannot_be_written_to_a_store():
 )
 def test_a_stored_kernel_that_is_not_one_is_refused(stored, words):
     with pytest.raises(KernelError, match=words):
-        config.from_config(stored)
+        serialization.from_config(stored)
 
 
 def test_a_stored_kernel_nested_beyond_reason_is_refused():
@@ -719,7 +720,7 @@ def test_a_stored_kernel_nested_beyond_reason_is_refused():
     for _ in range(100):
         stored = {"name": "power", "kernel": stored, "exponent": 1}
     with pytest.raises(KernelError, match="32 deep"):
-        config.from_config(stored)
+        serialization.from_config(stored)
 
 
 def test_a_kernel_that_could_not_be_read_back_is_not_written():
@@ -727,7 +728,7 @@ def test_a_kernel_that_could_not_be_read_back_is_not_written():
     for _ in range(20):
         k = (0.5 * k + kernels.Gaussian()) ** 2
     with pytest.raises(KernelError, match="nested deeper than 32"):
-        config.to_config(k)
+        serialization.to_config(k)
 
 
 def test_a_list_nested_beyond_reason_is_refused():
@@ -735,14 +736,14 @@ def test_a_list_nested_beyond_reason_is_refused():
     for _ in range(5000):
         columns = [columns]
     with pytest.raises(KernelError, match="nested deeper than 32"):
-        config.from_config({"name": "columns", "kernel": {"name": "linear"}, "columns": columns})
+        serialization.from_config({"name": "columns", "kernel": {"name": "linear"}, "columns": columns})
 
 
 def test_compiling_in_threads_leaves_numbas_setting_as_it_was(tmp_path):
     numba = pytest.importorskip("numba")
     from concurrent.futures import ThreadPoolExecutor
 
-    from dkfm.kernels.compiled import compiled
+    from dkfm.kernels.pairwise.columnwise_numba import compiled
 
     before = numba.config.CACHE_DIR
     for round_ in range(10):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import expit
 
-from dkfm import links
 from dkfm.errors import UnsupportedStoreError
+from dkfm.numerics import links
 
 PRODUCTS = st.integers(1, 4).flatmap(lambda q: arrays(np.float64, (5, q), elements=st.floats(-800, 800)))
 CHANCES = [links.SIGMOID, links.SOFTMAX, links.MODIFIED_HUBER]

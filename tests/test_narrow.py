@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm.narrow import multiply_by_narrow, parts_of, summed_values
+from dkfm.numerics.matmul import multiply_by_narrow, parts_of, summed_values
 
 
 @given(

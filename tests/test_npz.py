@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import npz
+from dkfm.core.rows import stored_values
 from dkfm.errors import InvalidInputError
-from dkfm.kernels.rows import stored_values
-from dkfm.npz import NpzSource
-from dkfm.sources import MemorySource, open_source, read_finite
+from dkfm.sources import npz
+from dkfm.sources.base import MemorySource, open_source, read_finite
+from dkfm.sources.npz import NpzSource
 
 
 @pytest.fixture

@@ -11,14 +11,17 @@ import zarr
 from click.testing import CliRunner
 
 import dkfm
-from dkfm import demo, kernels, owned, page
-from dkfm.cli import main
+from dkfm import kernels
+from dkfm.cli import demo
+from dkfm.cli.app import main
+from dkfm.comparison import html_page
 from dkfm.errors import DkfmWarning, InvalidInputError, StoreExistsError
+from dkfm.storage import ownership
 
 ROWS = np.random.default_rng(0).normal(size=(40, 3))
 K = kernels.Gaussian(3.0)
 HEX = "0123456789abcdef" * 2
-PAGE = f"<html><head>{page.GENERATOR}</head></html>"
+PAGE = f"<html><head>{html_page.GENERATOR}</head></html>"
 
 
 @pytest.fixture
@@ -72,14 +75,14 @@ def test_what_killed_writers_left_does_not_keep_a_store_from_being_replaced(pca,
 
 def test_what_comes_into_a_store_while_it_is_replaced_stays(pca, tmp_path, monkeypatch):
     pca.save(tmp_path / "model")
-    look = owned.foreign_entry
+    look = ownership.foreign_entry
 
     def late(root, own):
         if root.name.endswith(".old"):
             (root / "thesis.txt").write_text("mine")
         return look(root, own)
 
-    monkeypatch.setattr(owned, "foreign_entry", late)
+    monkeypatch.setattr(ownership, "foreign_entry", late)
     with pytest.warns(DkfmWarning, match="came to hold something that is not dkfm's"):
         pca.save(tmp_path / "model", overwrite=True)
     (kept,) = tmp_path.glob(".model.*.old/*")
@@ -90,10 +93,10 @@ def test_a_page_replaces_only_an_earlier_page(tmp_path):
     y = ROWS[:, 0] > 0
     target = tmp_path / "page.html"
     for _ in range(2):
-        page.write(target, page.document("Kernels", [], [["kernel"]], []))
+        html_page.write(target, html_page.document("Kernels", [], [["kernel"]], []))
     target.write_text("my thesis")
     with pytest.raises(StoreExistsError, match="not a page of dkfm's; move it away, or choose another path"):
-        page.write(target, PAGE)
+        html_page.write(target, PAGE)
     np.save(tmp_path / "x.npy", ROWS)
     np.save(tmp_path / "y.npy", y.astype(int))
     words = ["compare", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--kernel", "linear", "--html"]
@@ -106,14 +109,14 @@ def test_a_page_replaces_only_an_earlier_page(tmp_path):
 
 
 def test_a_report_of_dask_replaces_only_an_earlier_report(tmp_path):
-    from dkfm import dashboard
+    from dkfm.cli import performance_report
 
     target = tmp_path / "report.html"
     target.write_text("my thesis")
     with pytest.raises(StoreExistsError, match="not a page of dkfm's"):
-        dashboard.require(str(target), "127.0.0.1:1")
+        performance_report.require(str(target), "127.0.0.1:1")
     target.write_text(PAGE)
-    dashboard.require(str(target), "127.0.0.1:1")
+    performance_report.require(str(target), "127.0.0.1:1")
     assert target.read_text() == PAGE
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import dkfm
 from dkfm import kernels
 from dkfm.errors import DamagedStoreError
-from dkfm.panels import StoredGram
+from dkfm.gram.stored_gram import StoredGram
 
 
 @given(st.integers(1, 16), st.integers(1, 20), st.integers(1, 5), st.integers(1, 3))

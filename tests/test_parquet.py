@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import decoded, footers, parquet
 from dkfm.errors import InvalidInputError
-from dkfm.parquet import ParquetSource
-from dkfm.sources import in_single, open_source, read_finite
+from dkfm.sources import chunk_cache, parquet, parquet_footers
+from dkfm.sources.base import in_single, open_source, read_finite
+from dkfm.sources.parquet import ParquetSource
 
 
 @pytest.fixture
@@ -259,10 +259,10 @@ def test_parts_of_a_row_group_decode_it_once_and_another_opening_decodes_it_anew
     assert groups == [0, 1, 2]
     ParquetSource.open(path).read(slice(900, 950))
     assert groups == [0, 1, 2, 2]
-    decoded.forget()
+    chunk_cache.forget()
     ParquetSource.open(path).read(slice(0, 800))  # whole row groups are not kept
     assert groups[4:] == [0, 1]
-    assert not decoded._chunks
+    assert not chunk_cache._chunks
 
 
 def test_a_file_that_changed_has_another_stamp_and_is_refused(rows, tmp_path):
@@ -308,7 +308,7 @@ def test_reading_a_slice_holds_its_rows_and_two_row_groups_and_not_the_file(tmp_
     path = write(tmp_path / "x.parquet", table(rows, "abcdefghij"), 5000)
     source, pool, before = ParquetSource.open(path), pa.proxy_memory_pool(pa.default_memory_pool()), None
     source.read(slice(0, 10))
-    decoded.forget()
+    chunk_cache.forget()
     before = pa.default_memory_pool()
     tracemalloc.start()
     pa.set_memory_pool(pool)
@@ -394,7 +394,7 @@ def test_an_absurd_row_group_is_refused_before_it_is_decoded(rows, tmp_path, mon
     for part in (slice(0, 1000), slice(0, 10)):
         with pytest.raises(InvalidInputError, match="write it in smaller row groups"):
             ParquetSource.open(path).read(part)
-    monkeypatch.setattr(footers, "declared_bytes", lambda *_: 0)
+    monkeypatch.setattr(parquet_footers, "declared_bytes", lambda *_: 0)
     monkeypatch.setattr(parquet, "_MAX_GROUP_BYTES", 3 * 8 * 1000 - 1)
     with pytest.raises(InvalidInputError, match="takes 24000 bytes"):
         ParquetSource.open(path).read(slice(0, 10))  # no array is made for the rows that a footer promises

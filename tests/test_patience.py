@@ -7,10 +7,10 @@ import pytest
 import s3
 import zarr
 
-from dkfm import filesystems
 from dkfm.errors import StoreError, UnreachableError
-from dkfm.remote import Remote
-from dkfm.sources import open_source
+from dkfm.files import fsspec_options
+from dkfm.files.object_store import Remote
+from dkfm.sources.base import open_source
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 
@@ -32,7 +32,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(filesystems, "time", clock)
+    monkeypatch.setattr(fsspec_options, "time", clock)
     return clock
 
 
@@ -75,17 +75,17 @@ PASSING = [answered(500), answered(503), answered(429), slow_down(), ConnectionR
 @pytest.mark.parametrize("error", PASSING, ids=repr)
 def test_a_store_that_fails_for_a_minute_and_a_half_is_waited_for(clock, files, error):
     request = Failing(clock, 90.0, error)
-    assert filesystems.patiently(files, request) == "answer"
-    assert 90 <= clock.now <= 90 + filesystems._LONGEST_PAUSE
+    assert fsspec_options.patiently(files, request) == "answer"
+    assert 90 <= clock.now <= 90 + fsspec_options._LONGEST_PAUSE
     assert 8 <= request.asked <= 30
 
 
 def test_a_store_that_fails_for_good_is_given_up_after_two_minutes(clock, files):
     request = Failing(clock, np.inf, answered(503))
     with pytest.raises(OSError, match="status 503"):
-        filesystems.patiently(files, request)
-    assert 120 - filesystems._LONGEST_PAUSE <= clock.now <= 120
-    longest = [min(0.5 * 2**i, filesystems._LONGEST_PAUSE) for i in range(len(clock.pauses))]
+        fsspec_options.patiently(files, request)
+    assert 120 - fsspec_options._LONGEST_PAUSE <= clock.now <= 120
+    longest = [min(0.5 * 2**i, fsspec_options._LONGEST_PAUSE) for i in range(len(clock.pauses))]
     assert all(most / 2 <= pause <= most for pause, most in zip(clock.pauses, longest, strict=True))
     assert len(set(clock.pauses)) == len(clock.pauses)  # no two of them alike: they are drawn
 
@@ -94,7 +94,7 @@ def test_a_store_that_fails_for_good_is_given_up_after_two_minutes(clock, files)
 def test_what_cannot_pass_is_raised_at_once(clock, files, error):
     request = Failing(clock, np.inf, error)
     with pytest.raises(type(error)):
-        filesystems.patiently(files, request)
+        fsspec_options.patiently(files, request)
     assert (request.asked, clock.pauses) == (1, [])
 
 
@@ -155,7 +155,7 @@ def aws(monkeypatch, tmp_path):
     """An environment that says nothing of S3, and a file where AWS's configuration may be."""
     from fsspec.config import conf
 
-    for name in filesystems._AWS_PLACES:
+    for name in fsspec_options._AWS_PLACES:
         if name.startswith("AWS_"):
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -164,29 +164,29 @@ def aws(monkeypatch, tmp_path):
 
 
 def test_what_the_user_says_of_attempts_is_what_counts(aws, clock, monkeypatch):
-    files, _ = filesystems.connected("s3://bucket/x", "x")
-    assert files.config_kwargs == {**filesystems._S3_CONFIG, "retries": filesystems._S3_RETRIES}
+    files, _ = fsspec_options.connected("s3://bucket/x", "x")
+    assert files.config_kwargs == {**fsspec_options._S3_CONFIG, "retries": fsspec_options._S3_RETRIES}
 
     def attempts():
         clock.now, request = 0.0, Failing(clock, np.inf, answered(503))
         with pytest.raises(OSError, match="503"):
-            filesystems.patiently(files, request)
+            fsspec_options.patiently(files, request)
         return request.asked
 
     assert attempts() > 5
     aws.set(config_kwargs={"retries": {"max_attempts": 7}})
     assert attempts() == 1
-    assert filesystems._s3_config()["retries"] == {"max_attempts": 7}
+    assert fsspec_options._s3_config()["retries"] == {"max_attempts": 7}
     aws.set()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "9")
     assert attempts() == 1
-    assert "retries" not in filesystems._s3_config()  # which would go before the environment
+    assert "retries" not in fsspec_options._s3_config()  # which would go before the environment
     monkeypatch.delenv("AWS_MAX_ATTEMPTS")
     assert attempts() > 5
     aws.file.write_text("[default]\nregion = us-east-1\n[profile patient]\nmax_attempts = 20\n")
     monkeypatch.setenv("AWS_PROFILE", "patient")
     assert attempts() == 1
-    assert "retries" not in filesystems._s3_config()
+    assert "retries" not in fsspec_options._s3_config()
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def unlimited(one_proxy, monkeypatch, clock):
     from fsspec.config import conf
 
     monkeypatch.setitem(conf, "s3", {"endpoint_url": one_proxy.url})
-    monkeypatch.setattr(filesystems, "_S3_RETRIES", {"total_max_attempts": 1})
+    monkeypatch.setattr(fsspec_options, "_S3_RETRIES", {"total_max_attempts": 1})
     one_proxy.seen, one_proxy.faults = [], []
     return one_proxy
 
@@ -242,7 +242,7 @@ def test_a_server_that_is_not_there_is_waited_for(place, clock, monkeypatch):
     from fsspec.config import conf
 
     monkeypatch.setitem(conf, "s3", {"endpoint_url": "http://127.0.0.1:9"})
-    monkeypatch.setattr(filesystems, "_S3_RETRIES", {"total_max_attempts": 1})
+    monkeypatch.setattr(fsspec_options, "_S3_RETRIES", {"total_max_attempts": 1})
     with pytest.raises(UnreachableError) as caught:
         place.read("x")
     assert s3.one_sentence(caught.value)

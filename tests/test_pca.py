@@ -7,8 +7,9 @@ from sklearn.decomposition import PCA
 from sklearn.decomposition import KernelPCA as Peer
 
 import oracles
-from dkfm import kernels, pca
+from dkfm import kernels
 from dkfm.errors import NotPSDError
+from dkfm.numerics import pca
 
 
 def solve(kernel, X, q=None):

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 
-from dkfm import formats, sources
 from dkfm.errors import InvalidInputError
-from dkfm.sources import open_source
+from dkfm.sources import base
+from dkfm.sources.base import open_source
+from dkfm.storage import zarr_schema
 
 DTYPES = ["float64", "float32", "int64", "uint16", "uint8", "bool"]
 
@@ -59,8 +60,8 @@ def test_only_plain_chunks_are_read_without_zarr(tmp_path, rng, monkeypatch, com
     stored(tmp_path / "x.zarr", values, (7, 3), compressors=compressors)[...] = values
     source = open_source(tmp_path / "x.zarr")
     opened = []
-    honest = sources.bounded.read
-    monkeypatch.setattr(sources.bounded, "read", lambda *a: opened.append(1) or honest(*a))
+    honest = base.bounded.read
+    monkeypatch.setattr(base.bounded, "read", lambda *a: opened.append(1) or honest(*a))
     np.testing.assert_array_equal(source.read(slice(5, 44)), values[5:44])
     assert bool(opened) != plain
 
@@ -93,7 +94,7 @@ def test_what_a_chunk_file_ends_with_is_in_its_metadata(tmp_path, rng):
     values = rng.normal(size=(5, 3))
     for name, compressors, trailer in (("a", None, 0), ("b", [Crc32cCodec()], 4), ("c", [ZstdCodec()], None)):
         stored(tmp_path / name, values, (5, 3), compressors=compressors)
-        assert formats.read_array(tmp_path / name, source=True).trailer == trailer
+        assert zarr_schema.read_array(tmp_path / name, source=True).trailer == trailer
 
 
 def test_a_chunk_longer_than_the_array_gives_no_more_than_its_rows(tmp_path, rng):

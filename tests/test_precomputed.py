@@ -177,7 +177,7 @@ def test_diag_is_asked_for_where_it_is_needed_and_only_there(points):
 def test_the_command_line_fits_a_given_gram(points, tmp_path, monkeypatch):
     from click.testing import CliRunner
 
-    from dkfm.cli import main
+    from dkfm.cli.app import main
 
     monkeypatch.chdir(tmp_path)
     X, Z = points

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 
 import dkfm
-from dkfm import budget, job, kernels, progress
+from dkfm import kernels
+from dkfm.core import budget
+from dkfm.execution import progress, task_runner
 
 K = kernels.Gaussian(1.0)
 ESTIMATORS = [
@@ -59,7 +61,7 @@ def test_a_fit_shows_its_tiles_and_the_time_that_the_root_will_take(estimator, t
 
 
 def test_the_time_of_the_root_is_told_before_it_begins(terminal, long, rng, monkeypatch):
-    from dkfm import pca
+    from dkfm.numerics import pca
 
     stderr, told, solve = terminal(), [], pca.solve
     monkeypatch.setattr(pca, "solve", lambda *args: told.append(stderr.getvalue()) or solve(*args))
@@ -144,17 +146,17 @@ def test_progress_is_a_parameter_that_no_model_keeps(rng, tmp_path):
 def test_the_command_line_turns_bars_on_and_off(rng, tmp_path, monkeypatch):
     from click.testing import CliRunner
 
-    from dkfm.cli import main
+    from dkfm.cli.app import main
 
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", rng.normal(size=(60, 3)))
-    asked, of_steps = {}, job.of_steps
+    asked, of_steps = {}, task_runner.of_steps
 
     def seen(name, total, unit, shown):
         asked[name] = shown
         return of_steps(name, total, unit, shown)
 
-    monkeypatch.setattr(job, "of_steps", seen)
+    monkeypatch.setattr(task_runner, "of_steps", seen)
     for number, (option, shown) in enumerate([("", True), ("--progress", True), ("--no-progress", False)]):
         for line in (
             f"fit x.npy m{number} --kernel linear --tile-rows 20 {option}",

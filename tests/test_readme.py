@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import dkfm
-from dkfm import budget, kernels
-from dkfm.kernels import config
+from dkfm import kernels
+from dkfm.core import budget
+from dkfm.kernels import serialization
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -82,7 +83,7 @@ def test_the_kernels_of_the_table_are_those_that_have_a_name():
 
 
 def config_name(kernel):
-    return isinstance(kernel, type) and kernel in config._PLAIN.values()
+    return isinstance(kernel, type) and kernel in serialization._PLAIN.values()
 
 
 def test_the_first_screen_has_the_two_commands():

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import completion, kernels, outputs
+from dkfm import kernels
 from dkfm.errors import DamagedStoreError, StoreError
+from dkfm.scoring import completion, outputs
 
 ROWS = np.random.default_rng(1).normal(size=(60, 4))
 ROWS[7] = np.nan
@@ -28,7 +29,7 @@ def one_segment():
     """A run leaves one segment, at its end, of chunks in their order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dask.system.CPU_COUNT", 1)
-        patch.setattr("dkfm.journal._LEAST", 600.0)
+        patch.setattr("dkfm.scoring.receipts._LEAST", 600.0)
         yield
 
 

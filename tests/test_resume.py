@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import completion, dense, job, journal, kernels, outputs, preflight, tasks
-from dkfm.cli import main
+from dkfm import kernels
+from dkfm.cli.app import main
 from dkfm.errors import (
     BudgetError,
     CertificateError,
@@ -27,8 +27,12 @@ from dkfm.errors import (
     StoreError,
     StoreExistsError,
 )
-from dkfm.places import Folder
-from dkfm.sources import open_source
+from dkfm.execution import memory, task_runner
+from dkfm.numerics.certificates import reference
+from dkfm.scoring import completion, outputs, tasks
+from dkfm.scoring import receipts as journal
+from dkfm.sources.base import open_source
+from dkfm.storage.output_location import Folder
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -154,10 +158,10 @@ def test_an_input_with_other_values_is_refused(made, tmp_path):
 
 
 def test_several_outputs_come_from_one_pass_over_the_kernel(made, tmp_path, monkeypatch):
-    from dkfm import apply
+    from dkfm.numerics import scorer
 
-    passes, block = [], apply.Scorer.values
-    monkeypatch.setattr(apply.Scorer, "values", lambda self, *a: passes.append(1) or block(self, *a))
+    passes, block = [], scorer.Scorer.values
+    monkeypatch.setattr(scorer.Scorer, "values", lambda self, *a: passes.append(1) or block(self, *a))
     monkeypatch.setattr("dask.system.CPU_COUNT", 1)
     score(made, tmp_path / "one")
     alone = len(passes)
@@ -260,7 +264,7 @@ def test_a_plan_tells_chunks_bytes_hours_and_the_refusal_and_writes_nothing(made
     assert not (tmp_path / "out").exists()
     score(made, tmp_path / "out")
     assert dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "out").done == 5
-    monkeypatch.setattr(preflight, "available_memory", lambda: 2000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2000)
     plan = dkfm.plan_score(made / "model", made / "rows.npy", tmp_path / "new")
     with pytest.raises(BudgetError, match=r"needs .* are there"):
         plan.require()
@@ -286,7 +290,7 @@ def test_the_command_line_has_the_plan_the_report_and_the_verification(made, tmp
     verify = ["verify", "out.parquet", "--against", str(made / "rows.parquet"), "--sample", "40"]
     done = CliRunner().invoke(main, verify)
     assert "40 rows scored anew by the formula differ by at most" in done.stdout
-    monkeypatch.setattr(preflight, "available_memory", lambda: 2000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2000)
     refused = run("--dry-run", "--overwrite")
     assert refused.exit_code == 1
     assert "chunks" in refused.stdout
@@ -301,7 +305,7 @@ def test_interrupted_is_a_sentence_and_what_is_done_stays(made, tmp_path, monkey
             raise KeyboardInterrupt
         return score_chunk(work, number)
 
-    monkeypatch.setattr("dkfm.scoring.score_chunk", interrupted)
+    monkeypatch.setattr("dkfm.scoring.run.score_chunk", interrupted)
     monkeypatch.setattr("dask.system.CPU_COUNT", 1)
     line = ["score", str(made / "model"), str(made / "rows.npy"), str(tmp_path / "out"), "--chunk-rows", "20"]
     done = CliRunner().invoke(main, line)
@@ -322,7 +326,7 @@ def test_a_chunk_that_is_done_is_told_of_while_the_next_is_made(made, tmp_path, 
             time.sleep(0.01)
         return score_chunk(work, number)
 
-    monkeypatch.setattr("dkfm.scoring.score_chunk", last_waits_for_the_receipts_of_all_others)
+    monkeypatch.setattr("dkfm.scoring.run.score_chunk", last_waits_for_the_receipts_of_all_others)
     monkeypatch.setattr("dask.system.CPU_COUNT", 1)
     assert score(made, tmp_path / "out").scored_chunks == 5
 
@@ -331,7 +335,7 @@ def test_a_silent_job_ends_within_its_stall_timeout(made, tmp_path, monkeypatch)
     import threading
 
     release = threading.Event()
-    monkeypatch.setattr("dkfm.scoring.score_chunk", lambda work, number: release.wait(60))
+    monkeypatch.setattr("dkfm.scoring.run.score_chunk", lambda work, number: release.wait(60))
     try:
         with pytest.raises(StalledError, match="No task finished for"):
             score(made, tmp_path / "out", stall_timeout=0.5)
@@ -347,10 +351,10 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9
     completion.remove(output, [2])
-    from dkfm import chunks
+    from dkfm.scoring import chunk_files
 
-    (held,), _ = chunks.write(
-        output.form, output.chunk(2), (chunks.Piece({"scores": part}) for part in [wrong]), lambda: None
+    (held,), _ = chunk_files.write(
+        output.form, output.chunk(2), (chunk_files.Piece({"scores": part}) for part in [wrong]), lambda: None
     )
     receipts[2] = journal.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
     completion.complete(output, receipts)
@@ -379,7 +383,7 @@ def test_every_output_of_every_map_is_within_what_rounding_allows_of_the_formula
     )
     assert dkfm.verify_scores(tmp_path / "out", tmp_path / "z.npy", sample=300).worst < 1
     # The formula is that of the documents, in one line of NumPy.
-    features, _ = dense.scores(phi.model_, "features", Z[:5])
+    features, _ = reference.scores(phi.model_, "features", Z[:5])
     np.testing.assert_allclose(features, phi.transform(Z[:5]), atol=1e-4 if dtype == "float32" else 1e-9)
 
 
@@ -432,14 +436,14 @@ def test_segments_stay_few_however_long_a_job_is(tmp_path, monkeypatch):
 
 def test_a_window_of_tasks_is_all_that_a_job_holds(made, tmp_path, monkeypatch):
     most = 0
-    start = job._Run._start
+    start = task_runner._Run._start
 
     def counted(self, number, workers=None):
         nonlocal most
         most = max(most, len(self._open))
         start(self, number, workers)
 
-    monkeypatch.setattr(job._Run, "_start", counted)
+    monkeypatch.setattr(task_runner._Run, "_start", counted)
     monkeypatch.setattr("dask.system.CPU_COUNT", 2)
     score(made, tmp_path / "out", chunk_rows=1)
     assert 0 < most <= 6
@@ -556,7 +560,7 @@ def test_chunks_that_changed_places_after_they_were_opened_are_not_read(made, tm
 
 
 def test_a_driver_that_loses_a_chunk_as_it_completes_makes_it_again(made, tmp_path, monkeypatch):
-    from dkfm import completion
+    from dkfm.scoring import completion
 
     complete, lost = completion.complete, []
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from s3 import BUCKET, SECRET, one_sentence, put
 
 import dkfm
-from dkfm import documents, filesystems, formats, kernels, transfer, workers
-from dkfm.cli import main
+from dkfm import kernels
+from dkfm.cli.app import main
 from dkfm.errors import (
     DamagedStoreError,
     DkfmError,
@@ -28,8 +28,11 @@ from dkfm.errors import (
     UnreachableError,
     UnsupportedStoreError,
 )
-from dkfm.remote import Remote, open_file
-from dkfm.sources import in_single, open_source
+from dkfm.execution import workers
+from dkfm.files import fsspec_options
+from dkfm.files.object_store import Remote, open_file
+from dkfm.sources.base import in_single, open_source
+from dkfm.storage import json_documents, model_transfer, zarr_schema
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
@@ -195,8 +198,8 @@ def test_a_replaced_model_has_no_marker_until_it_is_whole(model, rows, proxy):
     proxy.seen.clear()
     newer.save(model.url, overwrite=True)
     changes = [(method, path.rpartition("/model/")[2]) for method, path in proxy.seen if method in ("PUT", "DELETE")]
-    assert changes[0] == ("DELETE", formats.MARKER)
-    assert changes[-1] == ("PUT", formats.MARKER)
+    assert changes[0] == ("DELETE", zarr_schema.MARKER)
+    assert changes[-1] == ("PUT", zarr_schema.MARKER)
     puts = [name for method, name in changes if method == "PUT"]
     removed = [name for method, name in changes if method == "DELETE"]
     assert (removed[-1], puts[0]) == ("zarr.json", "zarr.json")
@@ -234,7 +237,7 @@ def test_of_two_who_save_at_once_one_is_told(place, rows, proxy):
 
 
 def test_a_save_whose_answers_were_lost_is_a_save(place, fitted, proxy):
-    proxy.faults = [("PUT", "/m/zarr.json", "lost"), ("PUT", formats.MARKER, "lost")]
+    proxy.faults = [("PUT", "/m/zarr.json", "lost"), ("PUT", zarr_schema.MARKER, "lost")]
     fitted.save(f"{place.url}/m")
     dkfm.load(f"{place.url}/m")
 
@@ -244,7 +247,7 @@ def flip(data):
 
 
 def marker_with(model, **changes):
-    return json.dumps({**json.loads(model.read(formats.MARKER)), **changes}).encode()
+    return json.dumps({**json.loads(model.read(zarr_schema.MARKER)), **changes}).encode()
 
 
 DAMAGE = {
@@ -253,12 +256,12 @@ DAMAGE = {
     "a lost object": (DamagedStoreError, lambda m: m.remove("landmarks/c/0/0")),
     "lost metadata": (UnsupportedStoreError, lambda m: m.remove("zarr.json")),
     "another object": (DamagedStoreError, lambda m: m.replace("landmarks/more", b"x")),
-    "no marker": (IncompleteStoreError, lambda m: m.remove(formats.MARKER)),
-    "a marker of something": (DamagedStoreError, lambda m: m.replace(formats.MARKER, b"[]")),
-    "a marker without files": (DamagedStoreError, lambda m: m.replace(formats.MARKER, marker_with(m, files=None))),
+    "no marker": (IncompleteStoreError, lambda m: m.remove(zarr_schema.MARKER)),
+    "a marker of something": (DamagedStoreError, lambda m: m.replace(zarr_schema.MARKER, b"[]")),
+    "a marker without files": (DamagedStoreError, lambda m: m.replace(zarr_schema.MARKER, marker_with(m, files=None))),
     "a marker of more": (
         DamagedStoreError,
-        lambda m: m.replace(formats.MARKER, marker_with(m, files={"../../x": "0"})),
+        lambda m: m.replace(zarr_schema.MARKER, marker_with(m, files={"../../x": "0"})),
     ),
     "metadata of another": (UnsupportedStoreError, lambda m: m.replace("zarr.json", b"{}")),
     "nothing": (StoreError, lambda m: m.remove(*contents(m))),
@@ -285,7 +288,7 @@ def test_names_that_would_leave_the_folder_are_refused(model, tmp_path):
 
 
 def test_metadata_that_are_too_large_are_not_read(model, monkeypatch):
-    monkeypatch.setattr(documents, "MAX_JSON", 100)
+    monkeypatch.setattr(json_documents, "MAX_JSON", 100)
     with pytest.raises(UnsupportedStoreError, match="metadata are below 100"):
         dkfm.load(model.url)
 
@@ -299,21 +302,21 @@ def test_a_model_larger_than_the_disk_is_not_downloaded(model, monkeypatch):
 
 
 def test_a_process_copies_a_model_once_whatever_its_threads_ask(model, rows, proxy, tmp_path):
-    digest = json.loads(model.read(formats.MARKER))["digest"]
+    digest = json.loads(model.read(zarr_schema.MARKER))["digest"]
     proxy.seen.clear()
     with ThreadPoolExecutor(6) as pool:
-        copies = set(pool.map(lambda _: transfer.local_copy(model.url, digest, tmp_path), range(6)))
+        copies = set(pool.map(lambda _: model_transfer.local_copy(model.url, digest, tmp_path), range(6)))
     assert len(copies) == 1
     assert next(iter(copies)).is_relative_to(tmp_path)
     assert sum(path.endswith("/landmarks/c/0/0") for _, path in proxy.seen) == 1
     with pytest.raises(DamagedStoreError, match="another model"):
-        transfer.local_copy(model.url, "0" * 64, tmp_path)
+        model_transfer.local_copy(model.url, "0" * 64, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    assert transfer.local_copy(tmp_path, digest) == tmp_path
+    assert model_transfer.local_copy(tmp_path, digest) == tmp_path
 
 
 def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, place, rows, tmp_path):
-    digest = json.loads(model.read(formats.MARKER))["digest"]
+    digest = json.loads(model.read(zarr_schema.MARKER))["digest"]
     zarr.create_array(tmp_path / "x.zarr", data=rows, chunks=(7, 3))
     put(place, tmp_path)
     place.replace("x.npy", npy(rows))
@@ -336,7 +339,7 @@ def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, plac
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_worker_opens_a_model_at_a_url(model, fitted, rows, streamed):
-    digest = json.loads(model.read(formats.MARKER))["digest"]
+    digest = json.loads(model.read(zarr_schema.MARKER))["digest"]
     try:
         scorer = workers.saved_scorer(model.url, digest, streamed=streamed)
         np.testing.assert_allclose(scorer("scores", rows), fitted.transform(rows), atol=1e-12)
@@ -625,7 +628,7 @@ def test_what_is_refused_for_good_is_no_unreachable_store(place, monkeypatch):
 
 
 def test_messages_hold_no_credentials(monkeypatch):
-    monkeypatch.setattr(filesystems, "_PATIENCE", 0.0)
+    monkeypatch.setattr(fsspec_options, "_PATIENCE", 0.0)
     for url in ("http://user:SeCrEt@127.0.0.1:9/x.npy", "ftp://user:SeCrEt@127.0.0.1:9/x.npy"):
         place = Remote(url)
         assert SECRET not in f"{place} {place!r} {place.name}"

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import dkfm
-from dkfm import completion, journal, kernels, outputs, scoring
-from dkfm.cli import main
+from dkfm import kernels
+from dkfm.cli.app import main
 from dkfm.errors import (
     DamagedStoreError,
     IncompleteStoreError,
@@ -19,8 +19,10 @@ from dkfm.errors import (
     StoreExistsError,
     UnreachableError,
 )
-from dkfm.places import at
-from dkfm.remote import Remote
+from dkfm.files.object_store import Remote
+from dkfm.scoring import completion, outputs, receipts
+from dkfm.scoring import run as scoring
+from dkfm.storage.output_location import at
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
@@ -179,8 +181,8 @@ def test_a_damaged_object_is_told_by_readers_and_made_again_by_the_same_call(job
 
 
 def test_many_writers_of_one_chunk_leave_one_of_them_and_all_tell_of_it(job):
-    from dkfm.sources import open_source
-    from dkfm.tasks import Work, score_chunk
+    from dkfm.scoring.tasks import Work, score_chunk
+    from dkfm.sources.base import open_source
 
     _, _, place = job
     score(job)
@@ -231,7 +233,7 @@ def test_what_is_there_is_not_replaced_unless_it_is_meant_and_dkfm_s(job):
 
 
 def test_an_object_that_changes_under_way_completes_nothing(job, monkeypatch):
-    from dkfm import tasks
+    from dkfm.scoring import tasks
 
     _, _, place = job
     read = tasks._read
@@ -258,7 +260,7 @@ def test_a_server_that_fails_now_and_then_costs_time_and_no_row(job, proxy):
 
 def test_a_server_that_fails_for_good_is_a_sentence_and_the_job_goes_on_when_it_is_back(job, proxy, monkeypatch):
     _, _, place = job
-    from dkfm import tasks
+    from dkfm.scoring import tasks
 
     read = tasks._read
 
@@ -282,7 +284,7 @@ def test_workers_in_processes_of_their_own_score_at_urls(job, client):
     report = score(job, client=client)
     found = dkfm.open_scores(report.path).compute(scheduler="synchronous")
     np.testing.assert_allclose(found, fitted.transform(rows), atol=1e-12)
-    assert len(list(journal.receipts(at(place.join("scores"))))) == 4
+    assert len(list(receipts.receipts(at(place.join("scores"))))) == 4
 
 
 def test_nothing_at_a_url_is_a_sentence(place):

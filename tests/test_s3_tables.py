@@ -14,11 +14,13 @@ import zarr
 from s3 import SECRET, one_sentence, put
 
 import dkfm
-from dkfm import decoded, filesystems, footers, kernels, npz, parquet
+from dkfm import kernels
 from dkfm.errors import InvalidInputError, UnreachableError
-from dkfm.npz import NpzSource
-from dkfm.remote import Remote
-from dkfm.sources import in_single, open_source
+from dkfm.files import fsspec_options
+from dkfm.files.object_store import Remote
+from dkfm.sources import chunk_cache, npz, parquet, parquet_footers
+from dkfm.sources.base import in_single, open_source
+from dkfm.sources.npz import NpzSource
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
@@ -50,9 +52,9 @@ def forgotten():
 def fresh():
     """Make this process one that has read nothing yet."""
     npz.forget()
-    decoded.forget()
+    chunk_cache.forget()
     parquet._tables.clear()
-    footers._kept_metadata.cache_clear()
+    parquet_footers._kept_metadata.cache_clear()
 
 
 def table(rows, names="abc"):
@@ -161,7 +163,7 @@ def test_only_the_row_groups_and_columns_that_are_wanted_are_asked_for(place, rn
     few.read(slice(0, 10))  # the footer
     asked, original = [], Remote.read
     monkeypatch.setattr(Remote, "read", lambda self, *where: asked.append(original(self, *where)) or asked[-1])
-    decoded.forget()
+    chunk_cache.forget()
     found = few.read(slice(12_000, 13_000))
     np.testing.assert_array_equal(found, np.stack([columns["p7"], columns["p3"]], 1)[12_000:13_000])
     assert len(asked) == 2
@@ -222,7 +224,9 @@ MEANWHILE = {
     "all row groups": lambda source: source.read(slice(0, 1000)),
     "ids": lambda source: source.read_ids(slice(400, 500)),
     "ids of the first batch": lambda source: source.read_ids(slice(400, 410)),
-    "a footer that is not kept": lambda source: footers._kept_metadata.cache_clear() or source.read(slice(400, 500)),
+    "a footer that is not kept": lambda source: (
+        parquet_footers._kept_metadata.cache_clear() or source.read(slice(400, 500))
+    ),
     "a table that is not kept": lambda source: fresh() or source.read(slice(400, 500)),
     "an opening": lambda source: open_source(source.name, id_column="id"),
 }
@@ -387,7 +391,7 @@ def test_a_server_that_fails_for_ever_is_unreachable_in_one_sentence(
 
 
 def test_no_credentials_of_a_url_are_told(monkeypatch):
-    monkeypatch.setattr(filesystems, "_PATIENCE", 0.0)
+    monkeypatch.setattr(fsspec_options, "_PATIENCE", 0.0)
     for name in ("x.parquet", "x.npz", "folder.parquet"):
         with pytest.raises(UnreachableError) as caught:
             open_source(f"http://user:{SECRET}@127.0.0.1:9/{name}")

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import apply, chunks, completion, files, kernels, links, outputs, planning, record, store, tasks
-from dkfm.chunks import Columns
+from dkfm import kernels
+from dkfm.core.chunking import count
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
@@ -32,10 +32,15 @@ from dkfm.errors import (
     StoreExistsError,
     UnsupportedStoreError,
 )
-from dkfm.model import Head, Model
-from dkfm.sources import MemorySource, ZarrSource, open_source
-from dkfm.tiling import count
-from dkfm.workers import single_blas_thread
+from dkfm.execution.workers import single_blas_thread
+from dkfm.files import local
+from dkfm.numerics import links
+from dkfm.numerics.model import Head, Model
+from dkfm.numerics.scorer import Scorer, prepare_scorer
+from dkfm.scoring import chunk_files, completion, outputs, planning, tasks
+from dkfm.scoring.chunk_files import Columns
+from dkfm.sources.base import MemorySource, ZarrSource, open_source
+from dkfm.storage import model_store, zarr_store
 
 
 @pytest.fixture
@@ -57,9 +62,9 @@ def score(job, **options):
 
 def write(output, number, values):
     """Write one chunk of an output of one array, as its task does."""
-    pieces = (chunks.Piece({"scores": part}) for part in values)
+    pieces = (chunk_files.Piece({"scores": part}) for part in values)
     still = partial(outputs.require_run, output.root, output.run)
-    return chunks.write(output.form, output.chunk(number), pieces, still)
+    return chunk_files.write(output.form, output.chunk(number), pieces, still)
 
 
 def begun(root, rows, width, chunk_rows):
@@ -171,10 +176,10 @@ def test_bad_jobs_are_refused_in_one_sentence_before_anything_is_written(job, tm
 
 
 def test_a_task_that_does_not_fit_is_refused_with_both_numbers(job, monkeypatch):
-    from dkfm import preflight
+    from dkfm.execution import memory
 
     # Less than a tile of the fixture's rows: a task counts the rows that it has, not a full tile.
-    monkeypatch.setattr(preflight, "available_memory", lambda: 2_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2_000)
     with pytest.raises(BudgetError, match=r"needs .*bytes.*are there"):
         score(job)
     assert not job[2].exists()
@@ -214,8 +219,8 @@ def test_receipts_are_those_of_the_data_on_disk_and_differ_from_chunk_to_chunk(j
 
     score(job, chunk_rows=30)
     marker = json.loads((job[2] / "_COMPLETE").read_text())
-    files = [(job[2] / "scores" / "c" / str(i) / "0").read_bytes() for i in range(4)]
-    assert marker["crc32c"] == [[google_crc32c.value(raw[:-4])] for raw in files]
+    local = [(job[2] / "scores" / "c" / str(i) / "0").read_bytes() for i in range(4)]
+    assert marker["crc32c"] == [[google_crc32c.value(raw[:-4])] for raw in local]
     assert len({crc for (crc,) in marker["crc32c"]}) == 4
 
 
@@ -251,7 +256,7 @@ def test_a_run_that_was_replaced_does_not_complete_the_other(job):
 def test_a_chunk_that_a_late_task_wrote_over_is_found_by_its_readers_and_by_the_next_run(job):
     score(job, chunk_rows=30)
     good = (job[2] / "scores" / "c" / "0" / "0").read_bytes()
-    store.open_array(job[2], "scores", "r+")[:30] = 0.0
+    zarr_store.open_array(job[2], "scores", "r+")[:30] = 0.0
     with pytest.raises(DamagedStoreError, match="Chunk 0"):
         dkfm.open_scores(job[2])
     assert score(job).scored_chunks == 1
@@ -333,14 +338,14 @@ def test_an_output_whose_array_is_a_link_is_refused(job, tmp_path):
 
 
 def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
-    sync_folder = files.sync_folder
+    sync_folder = local.sync_folder
 
     def full(path):
         if path.name == "c":
             raise OSError(28, "No space left on device")
         sync_folder(path)
 
-    monkeypatch.setattr(files, "sync_folder", full)
+    monkeypatch.setattr(local, "sync_folder", full)
     with pytest.raises(StoreError, match="No space left on device"):
         score(job)
     monkeypatch.undo()
@@ -368,7 +373,7 @@ MEMORY = [
 def write_late(monkeypatch, pieces):
     """Let each of some pieces be written once the next is scored, as on a slow disk: a task then holds the most."""
     scored, written = [], []
-    score, behind = tasks._score_all, chunks.one_behind
+    score, behind = tasks._score_all, chunk_files.one_behind
 
     def score_all(*given):
         found = score(*given)
@@ -382,7 +387,7 @@ def write_late(monkeypatch, pieces):
         use(piece)
 
     monkeypatch.setattr(tasks, "_score_all", score_all)
-    monkeypatch.setattr(chunks, "one_behind", lambda items, use: behind(items, partial(late, use)))
+    monkeypatch.setattr(chunk_files, "one_behind", lambda items, use: behind(items, partial(late, use)))
 
 
 def measured(model, names, folder, rng, monkeypatch):
@@ -395,14 +400,14 @@ def measured(model, names, folder, rng, monkeypatch):
     job = planning.plan(model, names, source, 1500)
     with single_blas_thread():
         model.kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
-        apply.prepare(model).several(names, np.ones((1, d)))
+        prepare_scorer(model).several(names, np.ones((1, d)))
     columns = tuple(Columns(name, model.head(name).width, name, model.head(name).dtype.name) for name in names)
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
     output = outputs.create(outputs.Output(folder / "out", columns, 3000, 1500, "float64", *about), overwrite=False)
     write_late(monkeypatch, count(1500, job.piece_rows))
     tracemalloc.start()
     try:
-        scorer = apply.prepare(model)
+        scorer = prepare_scorer(model)
         kept = tracemalloc.get_traced_memory()[0]
         monkeypatch.setattr(tasks, "saved_scorer", lambda *_: scorer)
         work = tasks.Work("", "", (), False, source, job.piece_rows, output, on_invalid="raise")
@@ -478,7 +483,7 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
     fitted.save(tmp_path / "model")
     job = planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 800)
     assert (job.chunks, job.piece_rows) == (1, 200)
-    events, read, several = [], ZarrSource.read, apply.Scorer.several
+    events, read, several = [], ZarrSource.read, Scorer.several
     reading = threading.Event()
 
     def slowly(self, rows):
@@ -494,7 +499,7 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
         return several(*arguments)
 
     monkeypatch.setattr(ZarrSource, "read", slowly)
-    monkeypatch.setattr(apply.Scorer, "several", after_the_next_read)
+    monkeypatch.setattr(Scorer, "several", after_the_next_read)
     dkfm.batch_score(tmp_path / "model", tmp_path / "z.zarr", tmp_path / "out", chunk_rows=800, progress=False)
     assert events.count("read") == events.count("scored") == 4
     assert events.index("scored") >= 1
@@ -508,20 +513,21 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
 def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     basis, output, dtype, tmp_path, rng, monkeypatch
 ):
-    from dkfm import preflight, streamed
+    from dkfm.execution import memory
+    from dkfm.storage import stored_weights
 
     X, Z = rng.normal(size=(600, 5)), rng.normal(size=(500, 5))
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis=basis, dtype=dtype, centered=True).fit(X)
     phi.save(tmp_path / "model")
-    model, reads, take = phi.model_, [], streamed._InStore.__getitem__
-    monkeypatch.setattr(streamed, "PANEL_BYTES", 600 * 70 * model.dtype.itemsize)
-    monkeypatch.setattr(record, "_CHUNK_BYTES", 600 * 10 * model.dtype.itemsize)
+    model, reads, take = phi.model_, [], stored_weights._InStore.__getitem__
+    monkeypatch.setattr(stored_weights, "PANEL_BYTES", 600 * 70 * model.dtype.itemsize)
+    monkeypatch.setattr(model_store, "_CHUNK_BYTES", 600 * 10 * model.dtype.itemsize)
     phi.save(tmp_path / "model", overwrite=True)
     monkeypatch.setattr(
-        streamed._InStore, "__getitem__", lambda self, places: reads.append(places) or take(self, places)
+        stored_weights._InStore, "__getitem__", lambda self, places: reads.append(places) or take(self, places)
     )
     job = planning.plan(model, [output], open_source(Z), 60)
-    monkeypatch.setattr(preflight, "available_memory", lambda: job.model_bytes + job.task_bytes - 1)
+    monkeypatch.setattr(memory, "available_memory", lambda: job.model_bytes + job.task_bytes - 1)
     monkeypatch.setattr("dask.system.CPU_COUNT", 1)
     report = dkfm.batch_score(tmp_path / "model", Z, tmp_path / "out", output=output, chunk_rows=60, progress=False)
     assert report.chunks == 9
@@ -539,23 +545,23 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
 
 
 def test_a_model_that_is_too_large_even_in_parts_is_refused_with_both_numbers(tmp_path, rng, monkeypatch):
-    from dkfm import preflight
+    from dkfm.execution import memory
 
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(600, 5)))
     phi.save(tmp_path / "model")
-    monkeypatch.setattr(preflight, "available_memory", lambda: 500_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 500_000)
     with pytest.raises(BudgetError, match=r"task of 64 rows needs .* are there"):
         dkfm.batch_score(tmp_path / "model", np.ones((1000, 5)), tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_streamed_model_that_is_replaced_or_moved_is_never_taken_for_another(tmp_path, rng):
-    from dkfm.workers import forget, saved_scorer
+    from dkfm.execution.workers import forget, saved_scorer
 
     one, other = (dkfm.ExactFeatureMap(kernels.Gaussian(1.0)).fit(rng.normal(size=(30, 2))) for _ in range(2))
     one.save(tmp_path / "model")
     one.save(tmp_path / "copy")
-    digest, Z = record.load_record(tmp_path / "model", streamed=True).digest, rng.normal(size=(5, 2))
+    digest, Z = model_store.load_record(tmp_path / "model", streamed=True).digest, rng.normal(size=(5, 2))
     scorer = saved_scorer(str(tmp_path / "model"), digest, streamed=True)
     np.testing.assert_allclose(scorer("features", Z), one.transform(Z), atol=1e-12)
     other.save(tmp_path / "model", overwrite=True)
@@ -571,7 +577,7 @@ def test_a_streamed_model_that_is_replaced_or_moved_is_never_taken_for_another(t
 def test_rows_of_a_streamed_task_are_as_many_as_memory_takes_whatever_the_chunks(tmp_path, rng):
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(600, 50)))
     phi.save(tmp_path / "model")
-    model = record.load_record(tmp_path / "model", streamed=True).model
+    model = model_store.load_record(tmp_path / "model", streamed=True).model
     for chunk in (1000, 8191, 8192, 65536):
         zarr.create_array(tmp_path / f"{chunk}", shape=(10**6, 50), chunks=(chunk, 50), dtype="f8")
         job = planning.plan_streamed(model, ["features"], open_source(tmp_path / f"{chunk}"), lambda shared: 10**8)
@@ -585,13 +591,13 @@ def test_rows_of_a_streamed_task_are_as_many_as_memory_takes_whatever_the_chunks
 def test_the_blocks_of_kernels_that_do_not_fill_or_that_widen_are_counted(kernel, rng, tmp_path):
     import tracemalloc
 
-    from dkfm import apply
-    from dkfm.model import Head, Model
+    from dkfm.numerics.model import Head, Model
+    from dkfm.numerics.scorer import prepare_scorer
 
     n, dtype = 3000, np.dtype(np.float32)
     heads = {"scores": Head(rng.normal(size=(n, 2)).astype(dtype))}
     model, Z = Model(kernel, rng.normal(size=(n, 20)).astype(dtype), heads), rng.normal(size=(4000, 20))
-    job, score = planning.plan(model, ["scores"], open_source(Z), 4000), apply.prepare(model)
+    job, score = planning.plan(model, ["scores"], open_source(Z), 4000), prepare_scorer(model)
     tracemalloc.start()
     try:
         with ThreadPoolExecutor(1) as fresh:
@@ -605,7 +611,7 @@ def test_the_blocks_of_kernels_that_do_not_fill_or_that_widen_are_counted(kernel
 def test_weights_that_are_read_from_a_store_are_checked(tmp_path, rng):
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(30, 2)))
     phi.save(tmp_path / "model")
-    head = record.load_record(tmp_path / "model", streamed=True).model.heads["features"]
+    head = model_store.load_record(tmp_path / "model", streamed=True).model.heads["features"]
     np.testing.assert_array_equal(head.weights[0:30, 0:30], phi.model_.heads["features"].weights)
     chunk = next((tmp_path / "model").glob("head.*/c/0/0"))
     good = chunk.read_bytes()
@@ -629,7 +635,7 @@ def test_a_scoring_task_pickles_to_under_ten_kilobytes(job):
 
 
 def test_a_replaced_model_is_not_taken_for_the_one_that_was_asked_for(job, rng):
-    from dkfm.workers import saved_scorer
+    from dkfm.execution.workers import saved_scorer
 
     dkfm.KernelPCA(1).fit(rng.normal(size=(9, 4))).save(job[0], overwrite=True)
     with pytest.raises(DamagedStoreError, match="another model"):
@@ -659,8 +665,8 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chunks, "_SOON", 0)
-    monkeypatch.setattr(chunks.os, "fdatasync", full)
+    monkeypatch.setattr(chunk_files, "_SOON", 0)
+    monkeypatch.setattr(chunk_files.os, "fdatasync", full)
     with pytest.raises(StoreError, match="cannot be written: No space left on device"):
         score(job)
     assert not [path for path in (job[2] / "scores" / "c").rglob("*") if path.is_file()]
@@ -696,7 +702,7 @@ def test_a_chunk_is_written_in_order_while_the_next_rows_are_made_and_no_more_ar
     score(job, chunk_rows=30)
     (job[2] / "scores" / "c" / "0" / "0").unlink()
     (held_by_file,), found = write(outputs.read(job[2]), 0, pieces())
-    np.testing.assert_array_equal(store.open_array(job[2], "scores")[:30, 0], np.repeat(np.arange(10.0), 3))
+    np.testing.assert_array_equal(zarr_store.open_array(job[2], "scores")[:30, 0], np.repeat(np.arange(10.0), 3))
     assert not held_by_file.invalid.any()
     assert not found
     assert max(held) <= 3

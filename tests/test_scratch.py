@@ -18,9 +18,13 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import files, gram, kernels, lazy, scratch
+from dkfm import kernels
 from dkfm.errors import BudgetError, StoreError, TemporaryStoreWarning
-from dkfm.estimators.training import training
+from dkfm.estimators.fitting.training_data import training
+from dkfm.execution import lazy_arrays
+from dkfm.files import local
+from dkfm.files import temporary as scratch
+from dkfm.gram import build
 
 ENDINGS = [signal.SIGTERM, signal.SIGHUP]
 
@@ -126,7 +130,7 @@ def test_the_next_fit_removes_what_a_killed_one_left_and_nothing_of_a_living_one
             killed.kill()
             killed.wait()
         assert len(left(temporary)) == 2
-        with gram.stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
+        with build.stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
             assert len(left(temporary)) == 2
         assert left(temporary) == [alive]
         living.kill()
@@ -311,11 +315,11 @@ def test_a_large_temporary_store_is_announced_with_its_size_and_place(temporary,
     monkeypatch.setattr(scratch, "_ANNOUNCED", 10_000)
     X = rng.normal(size=(60, 2))
     words = rf"The Gram matrix takes 29.8 kB in {temporary}.*--workspace.*TMPDIR"
-    with pytest.warns(TemporaryStoreWarning, match=words), gram.stored_gram(kernels.Linear(), X, tile_rows=30):
+    with pytest.warns(TemporaryStoreWarning, match=words), build.stored_gram(kernels.Linear(), X, tile_rows=30):
         pass
     with pytest.warns(TemporaryStoreWarning, match=r"The Gram matrix takes 28.8 kB"):
         training(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))
-    monkeypatch.setattr(lazy, "SMALL_MODEL", 0)
+    monkeypatch.setattr(lazy_arrays, "SMALL_MODEL", 0)
     phi = dkfm.ExactFeatureMap("rbf").fit(X)
     with pytest.warns(TemporaryStoreWarning, match="The model for Dask's workers"):
         phi.transform(da.ones((4, 2)))
@@ -327,11 +331,11 @@ def test_a_temporary_store_that_does_not_fit_is_refused_with_both_numbers_before
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, 20_000))
     X = rng.normal(size=(60, 2))
     words = r"The Gram matrix in .*29760 bytes.*20000 bytes.*workspace=.*--workspace.*TMPDIR"
-    with pytest.raises(BudgetError, match=words), gram.stored_gram(kernels.Linear(), X, tile_rows=30):
+    with pytest.raises(BudgetError, match=words), build.stored_gram(kernels.Linear(), X, tile_rows=30):
         pass
     with pytest.raises(BudgetError, match=r"28800 bytes.*20000 bytes.*TMPDIR"):
         training(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))
-    monkeypatch.setattr(lazy, "SMALL_MODEL", 0)
+    monkeypatch.setattr(lazy_arrays, "SMALL_MODEL", 0)
     phi = dkfm.ExactFeatureMap("rbf").fit(X)
     with pytest.raises(BudgetError, match="The model for Dask's workers"):
         phi.transform(da.ones((4, 2)))
@@ -343,7 +347,7 @@ def test_a_temporary_store_that_does_not_fit_is_refused_with_both_numbers_before
 
 def test_a_task_that_outlives_a_temporary_store_does_not_bring_it_back(tmp_path):
     root = Path(tmp_path / "gone" / "gram")
-    with pytest.raises(StoreError, match="was removed meanwhile"), files.new_file(root / "c" / "0" / "0", root):
+    with pytest.raises(StoreError, match="was removed meanwhile"), local.new_file(root / "c" / "0" / "0", root):
         pass
     assert left(tmp_path) == []
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm import planning
-from dkfm.budget import told_time
-from dkfm.chunking import MAX_CHUNKS
+from dkfm.core.budget import told_time
+from dkfm.core.chunking import MAX_CHUNKS
+from dkfm.core.sizing import Constants, sizing
 from dkfm.errors import BudgetError, InvalidInputError
 from dkfm.kernels import Gaussian
-from dkfm.model import Head, Model
-from dkfm.sizing import Constants, sizing
-from dkfm.sources import MemorySource
+from dkfm.numerics.model import Head, Model
+from dkfm.scoring import planning
+from dkfm.sources.base import MemorySource
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT / "cluster"

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError
-from dkfm.slurm import slurm_cluster
-from dkfm.slurm_spec import read_spec
+from dkfm.execution.clusters.slurm import slurm_cluster
+from dkfm.execution.clusters.slurm_config import read_spec
 from faults.harness import wait_for
 
 
@@ -109,7 +109,11 @@ def test_without_slurm_a_cluster_is_refused_by_name(file, monkeypatch):
 
 @pytest.mark.parametrize("package", ["dask_jobqueue", "cryptography"])
 def test_a_package_that_is_missing_names_the_extra(commands, file, monkeypatch, package):
-    for name in [name for name in sys.modules if name.partition(".")[0] == package or name == "dkfm.slurm_jobs"]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.partition(".")[0] == package or name == "dkfm.execution.clusters.slurm_jobqueue"
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'dkfm\[slurm\]'"), slurm_cluster(file("dkfm: {}")):
@@ -210,9 +214,9 @@ def test_a_job_that_slurm_does_not_take_is_told_in_its_words(commands, file):
 
 def test_a_submission_that_fails_in_the_middle_is_repeated_and_fails_nothing(commands, file, monkeypatch):
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
-    from dkfm import slurm_jobs
+    from dkfm.execution.clusters import slurm_jobqueue
 
-    monkeypatch.setattr(slurm_jobs, "_AGAIN", 0.5)
+    monkeypatch.setattr(slurm_jobqueue, "_AGAIN", 0.5)
     with slurm_cluster(file(section() + "dkfm: {jobs: 1}")) as (cluster, _):
         works = (commands / "bin/sbatch").read_text()
         (commands / "bin/sbatch").write_text(f"#!/bin/sh\ntouch {commands}/refused\nexit 1\n")

@@ -3,7 +3,7 @@ import pytest
 import zarr
 
 from dkfm.errors import DkfmError, InvalidInputError
-from dkfm.sources import open_source, read_finite
+from dkfm.sources.base import open_source, read_finite
 
 
 @pytest.fixture

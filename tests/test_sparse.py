@@ -9,9 +9,11 @@ import pytest
 from scipy import sparse
 
 import dkfm
-from dkfm import csr, inspection, kernels, store
+from dkfm import kernels
+from dkfm.cli import inspection
+from dkfm.core import rows as kernel_rows
 from dkfm.errors import InvalidInputError, StoreError
-from dkfm.kernels import rows as kernel_rows
+from dkfm.storage import csr, zarr_store
 
 MEMORY = """
 import numpy as np
@@ -129,7 +131,7 @@ def test_a_kernel_of_dense_rows_says_so(points):
 @pytest.mark.parametrize("damage", ["indptr", "falling", "indices", "columns"])
 def test_arrays_that_do_not_make_rows_are_refused(damage, points, tmp_path):
     x = sparse.csr_array(points[0])
-    with store.making(tmp_path / "rows", "rows", {}, csr.array_names("rows")) as group:
+    with zarr_store.making(tmp_path / "rows", "rows", {}, csr.array_names("rows")) as group:
         csr.write(group, "rows", x)
     np.testing.assert_array_equal(csr.read(tmp_path / "rows", "rows", 40, slice(5, 9)).toarray(), points[0][5:9])
     columns = 40
@@ -137,7 +139,7 @@ def test_arrays_that_do_not_make_rows_are_refused(damage, points, tmp_path):
         columns = 3
     else:
         name, value = {"indptr": ("indptr", 10**6), "falling": ("indptr", 0), "indices": ("indices", -7)}[damage]
-        store.open_array(tmp_path / "rows", f"rows.{name}", "r+")[-1 if damage == "indptr" else 3] = value
+        zarr_store.open_array(tmp_path / "rows", f"rows.{name}", "r+")[-1 if damage == "indptr" else 3] = value
     with pytest.raises(StoreError, match="do not make rows"):
         csr.read(tmp_path / "rows", "rows", columns)
 

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
-from dkfm import apply, kernels, root, spectrum
-from dkfm.certificate import of_map, spread
+from dkfm import kernels
 from dkfm.errors import DkfmWarning, NotPSDError
-from dkfm.model import Model
+from dkfm.numerics import roots, scorer
+from dkfm.numerics.certificates.certificate import of_map, spread
+from dkfm.numerics.model import Model
 
 
 def gram(kernel, X):
@@ -21,7 +22,7 @@ def test_eigh_works_in_place_from_the_lower_triangle(rng):
     K = np.asfortranarray(A + A.T)
     truth = np.linalg.eigvalsh(K)
     K[np.triu_indices(60, 1)] = np.nan
-    values, vectors = spectrum.eigh_lower(K)
+    values, vectors = roots.eigh_lower(K)
     np.testing.assert_allclose(values, truth, atol=1e-12)
     assert np.shares_memory(vectors, K)
 
@@ -30,9 +31,9 @@ def test_eigh_works_in_place_from_the_lower_triangle(rng):
 @pytest.mark.parametrize("basis", ["symmetric", "spectral"])
 def test_k1_on_mnist_is_exact_to_thirteen_digits(mnist_247, basis):
     k = kernels.Polynomial(9, scale=1 / 784)
-    found = spectrum.factor(gram(k, mnist_247))
+    found = roots.factor(gram(k, mnist_247))
     certificate = of_map(
-        apply.prepare(Model(k, mnist_247, root.heads(found, basis))), mnist_247[spread(len(mnist_247))]
+        scorer.prepare_scorer(Model(k, mnist_247, roots.heads(found, basis))), mnist_247[spread(len(mnist_247))]
     )
     assert len(found.values) == 1500
     assert certificate.error < 1e-13
@@ -43,8 +44,8 @@ def test_k1_on_mnist_is_exact_to_thirteen_digits(mnist_247, basis):
 @pytest.mark.parametrize("basis", ["symmetric", "spectral"])
 def test_k1_on_doubled_mnist_has_half_the_rank(mnist_247, basis):
     k, X = kernels.Polynomial(9, scale=1 / 784), np.repeat(mnist_247, 2, axis=0)
-    found = spectrum.factor(gram(k, X))
-    certificate = of_map(apply.prepare(Model(k, X, root.heads(found, basis))), X[spread(len(X))])
+    found = roots.factor(gram(k, X))
+    certificate = of_map(scorer.prepare_scorer(Model(k, X, roots.heads(found, basis))), X[spread(len(X))])
     assert len(found.values) == 1500
     assert certificate.error < 1e-12
 
@@ -61,11 +62,11 @@ def test_k1_on_doubled_mnist_has_half_the_rank(mnist_247, basis):
     ],
 )
 def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
-    found = spectrum.factor(gram(kernel, X))
+    found = roots.factor(gram(kernel, X))
     assert len(found.values) == rank
     assert len(found.dropped) == len(X) - rank
     for basis in ["symmetric", "spectral"]:
-        certificate = of_map(apply.prepare(Model(kernel, X, root.heads(found, basis))), X[spread(len(X))])
+        certificate = of_map(scorer.prepare_scorer(Model(kernel, X, roots.heads(found, basis))), X[spread(len(X))])
         assert certificate.error < 1e-13
 
 
@@ -74,9 +75,9 @@ def test_the_symmetric_map_is_the_dense_formula_in_both_of_its_forms(rng):
     for sigma, explicit in ((0.2, True), (1.0, False)):
         X = rng.normal(size=(100, 3))
         k = kernels.Gaussian(sigma)
-        heads = root.heads(spectrum.factor(gram(k, X)), "symmetric")
+        heads = roots.heads(roots.factor(gram(k, X)), "symmetric")
         assert (heads["features"].rotation is None) == explicit
-        found = apply.prepare(Model(k, X, heads))("features", Z)
+        found = scorer.prepare_scorer(Model(k, X, heads))("features", Z)
         truth = oracles.symmetric_map(oracles.gaussian(X, X, sigma), oracles.gaussian(X, Z, sigma))
         np.testing.assert_allclose(found, truth, atol=1e-8)
 
@@ -86,7 +87,7 @@ def test_an_indefinite_kernel_is_refused_with_both_ends_of_its_spectrum(rng):
     X = rng.normal(size=(50, 3))
     values = np.linalg.eigvalsh(sigmoid(X))
     with pytest.raises(NotPSDError) as caught:
-        spectrum.factor(gram(sigmoid, X))
+        roots.factor(gram(sigmoid, X))
     assert f"{values[0]:.4g}"[:5] in str(caught.value)
     assert f"{values[-1]:.4g}"[:5] in str(caught.value)
 
@@ -94,7 +95,7 @@ def test_an_indefinite_kernel_is_refused_with_both_ends_of_its_spectrum(rng):
 def test_clipping_drops_the_negative_part_and_warns(rng):
     sigmoid, X = kernels.Function(lambda X, Y: np.tanh(2 * X @ Y.T - 1)), rng.normal(size=(50, 3))
     with pytest.warns(DkfmWarning, match="lambda_min"):
-        found = spectrum.factor(gram(sigmoid, X), on_indefinite="clip")
+        found = roots.factor(gram(sigmoid, X), on_indefinite="clip")
     assert (found.dropped < 0).any()
     values = np.linalg.eigvalsh(sigmoid(X))[::-1]
     kept = values > 4 * np.finfo(float).eps * np.abs(values).max()
@@ -103,7 +104,7 @@ def test_clipping_drops_the_negative_part_and_warns(rng):
 
 def test_rcond_replaces_the_relative_cut(rng):
     k, X = kernels.Gaussian(3.0), rng.normal(size=(60, 2))
-    found = spectrum.factor(gram(k, X), rcond=1e-3)
+    found = roots.factor(gram(k, X), rcond=1e-3)
     assert found.values[-1] > 1e-3 * found.values[0] >= found.dropped[0]
 
 
@@ -115,11 +116,11 @@ def noisy(rng, level):
 
 def test_noise_that_rounding_does_not_explain_is_one_warning_with_the_numbers(rng):
     with pytest.warns(DkfmWarning, match=r"eigenvalue of -\S+, more than rounding .* \d+ eigenvalues up to") as caught:
-        found = spectrum.factor(noisy(rng, 5e-15))
+        found = roots.factor(noisy(rng, 5e-15))
     assert len(caught) == 1
     assert len(found.values) == 5
-    spectrum.factor(noisy(rng, 1e-17))  # no warning, which would be an error here
-    spectrum.factor(noisy(rng, 5e-15), rcond=1e-3)
+    roots.factor(noisy(rng, 1e-17))  # no warning, which would be an error here
+    roots.factor(noisy(rng, 5e-15), rcond=1e-3)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -128,5 +129,5 @@ def test_signs_do_not_depend_on_the_last_bit(seed):
     V = rng.normal(size=(9, 4))
     V[[2, 5]] = [[3.0], [-3.0]]  # two entries of the same magnitude: the first decides
     noise = 1 + 1e-12 * rng.normal(size=V.shape)
-    np.testing.assert_array_equal(spectrum.fix_signs(V), spectrum.fix_signs(V * noise))
-    np.testing.assert_array_equal(spectrum.fix_signs(-V), -spectrum.fix_signs(V))
+    np.testing.assert_array_equal(roots.fix_signs(V), roots.fix_signs(V * noise))
+    np.testing.assert_array_equal(roots.fix_signs(-V), -roots.fix_signs(V))

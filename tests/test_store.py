@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dkfm
 import laws
-from dkfm import files, formats, kernels, store
+from dkfm import kernels
 from dkfm.errors import (
     DamagedStoreError,
     DkfmError,
@@ -22,6 +22,8 @@ from dkfm.errors import (
     StoreExistsError,
     UnsupportedStoreError,
 )
+from dkfm.files import local
+from dkfm.storage import zarr_schema, zarr_store
 
 ESTIMATORS = [
     dkfm.ExactFeatureMap(kernels.Gaussian(2.0)),
@@ -132,9 +134,9 @@ def test_what_is_no_store_is_refused(name, tmp_path):
 
 
 def test_any_changed_byte_of_any_file_is_found(saved, rng):
-    files = [p for p in saved.rglob("*") if p.is_file()]
-    assert len(files) >= 9
-    for path in files:
+    local = [p for p in saved.rglob("*") if p.is_file()]
+    assert len(local) >= 9
+    for path in local:
         original = path.read_bytes()
         for position in {0, len(original) - 1, *rng.integers(len(original), size=12).tolist()}:
             changed = bytearray(original)
@@ -191,7 +193,7 @@ HOSTILE = {
 def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(saved, change):
     edit(saved / "landmarks" / "zarr.json", change)
     with pytest.raises((UnsupportedStoreError, DamagedStoreError)):
-        formats.require_chunks(saved / "landmarks", formats.read_array(saved / "landmarks"))
+        zarr_schema.require_chunks(saved / "landmarks", zarr_schema.read_array(saved / "landmarks"))
 
 
 @given(
@@ -203,7 +205,7 @@ def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(
 def test_json_that_is_not_the_schemas_is_refused_by_name(tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("store")
     (folder / "zarr.json").write_text(json.dumps(value))
-    for read in (formats.read_group, formats.read_array):
+    for read in (zarr_schema.read_group, zarr_schema.read_array):
         with pytest.raises(DkfmError):
             read(folder)
 
@@ -212,15 +214,15 @@ def test_json_that_is_not_the_schemas_is_refused_by_name(tmp_path_factory, value
 def test_text_that_is_not_json_is_refused(tmp_path, text):
     (tmp_path / "zarr.json").write_text(text)
     with pytest.raises(DkfmError):
-        formats.read_group(tmp_path)
+        zarr_schema.read_group(tmp_path)
 
 
 def _forge(saved, change):
     """Change a model's attributes and make the marker agree, as a stranger could."""
-    from dkfm.record import _manifest_digest, _sha256
+    from dkfm.storage.model_store import _manifest_digest, _sha256
 
     edit(saved / "zarr.json", lambda m: change(m["attributes"]["dkfm"]))
-    sums = {n: _sha256(saved / n) for n in sorted(formats.files(saved)) if n != "_COMPLETE"}
+    sums = {n: _sha256(saved / n) for n in sorted(zarr_schema.files(saved)) if n != "_COMPLETE"}
     (saved / "_COMPLETE").write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
 
 
@@ -285,7 +287,7 @@ def test_a_save_that_fails_at_any_moment_leaves_the_model_before_it(saved, rows,
             honest = Path.rename
             failing.setattr(Path, "rename", lambda p, to: fail() if p.suffix == ".partial" else honest(p, to))
         else:
-            failing.setattr({"create_group": store.zarr, "sync_tree": files}.get(moment, store), moment, fail)
+            failing.setattr({"create_group": zarr_store.zarr, "sync_tree": local}.get(moment, zarr_store), moment, fail)
         with pytest.raises(StoreError, match="No space left on device"):
             model.save(tmp_path / "new")
         assert not (tmp_path / "new").exists()
@@ -306,7 +308,7 @@ def test_weights_that_are_not_finite_are_refused(rows, tmp_path):
 def test_consolidated_metadata_are_refused(saved):
     edit(saved / "zarr.json", lambda m: m.update(consolidated_metadata={"metadata": {}}))
     with pytest.raises(UnsupportedStoreError):
-        formats.read_group(saved)
+        zarr_schema.read_group(saved)
 
 
 def test_a_store_of_another_kind_is_named_and_not_overwritten(saved, rows, tmp_path):
@@ -341,9 +343,11 @@ def test_an_exchange_that_cannot_be_undone_says_where_the_old_store_lies(saved, 
 
 
 def test_a_replacement_whose_last_sync_fails_says_so_and_is_whole(saved, rows, monkeypatch):
-    model, honest = dkfm.KernelPCA(1).fit(rows), store.sync_folder
+    model, honest = dkfm.KernelPCA(1).fit(rows), zarr_store.sync_folder
     monkeypatch.setattr(
-        store, "sync_folder", lambda p: (_ for _ in ()).throw(OSError(5, "EIO")) if p == saved.parent else honest(p)
+        zarr_store,
+        "sync_folder",
+        lambda p: (_ for _ in ()).throw(OSError(5, "EIO")) if p == saved.parent else honest(p),
     )
     with pytest.raises(StoreError, match="EIO"):
         model.save(saved, overwrite=True)
@@ -361,29 +365,29 @@ def test_a_killed_writers_partial_file_is_no_part_of_a_store(saved):
 
 
 def test_a_missing_chunk_reads_as_nan_and_zeros_are_written(tmp_path):
-    with store.making(tmp_path / "s", "scores", {}, ["x"]) as group:
-        store.add_array(group, "x", (4, 2), (2, 2))
-    array = store.open_array(tmp_path / "s", "x", "r+")
+    with zarr_store.making(tmp_path / "s", "scores", {}, ["x"]) as group:
+        zarr_store.add_array(group, "x", (4, 2), (2, 2))
+    array = zarr_store.open_array(tmp_path / "s", "x", "r+")
     array[:2] = 0.0
     assert (tmp_path / "s" / "x" / "c" / "0" / "0").exists()
     assert np.isnan(array[2:]).all()
 
 
 def test_a_chunk_that_cannot_be_written_leaves_nothing_and_one_in_the_wrong_place_is_not_written(tmp_path, monkeypatch):
-    with store.making(tmp_path / "s", "scores", {}, ["x"]) as group:
-        store.add_array(group, "x", (25, 2), (10, 2))
+    with zarr_store.making(tmp_path / "s", "scores", {}, ["x"]) as group:
+        zarr_store.add_array(group, "x", (25, 2), (10, 2))
     array = tmp_path / "s" / "x"
     for place, rows in (((0, 0), 5), ((2, 0), 10), ((3, 0), 5)):
         with pytest.raises(AssertionError, match="are not chunk"):
-            store.write_chunk(array, place, np.ones((rows, 2)))
-    store.write_chunk(array, (2, 0), np.full((5, 2), 7.0))
-    np.testing.assert_array_equal(store.open_array(tmp_path / "s", "x")[20:], np.full((5, 2), 7.0))
+            zarr_store.write_chunk(array, place, np.ones((rows, 2)))
+    zarr_store.write_chunk(array, (2, 0), np.full((5, 2), 7.0))
+    np.testing.assert_array_equal(zarr_store.open_array(tmp_path / "s", "x")[20:], np.full((5, 2), 7.0))
 
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(zarr_store.os, "fsync", full)
     with pytest.raises(StoreError, match="No space"):
-        store.write_chunk(array, (2, 0), np.zeros((5, 2)))
+        zarr_store.write_chunk(array, (2, 0), np.zeros((5, 2)))
     assert [path.name for path in (array / "c" / "2").iterdir()] == ["0"]
-    np.testing.assert_array_equal(store.open_array(tmp_path / "s", "x")[20:], np.full((5, 2), 7.0))
+    np.testing.assert_array_equal(zarr_store.open_array(tmp_path / "s", "x")[20:], np.full((5, 2), 7.0))

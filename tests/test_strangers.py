@@ -22,7 +22,8 @@ from numcodecs import Blosc, Zstd
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import dkfm
-from dkfm import formats, kernels
+from dkfm import kernels
+from dkfm.storage import zarr_schema
 from reader import SPARE, Reader
 
 SOURCES = {
@@ -101,12 +102,12 @@ def sha256_of(path):
 
 def resealed(root, change):
     """Change the files of a model, and make its marker agree, as a stranger can."""
-    from dkfm.record import _manifest_digest
+    from dkfm.storage.model_store import _manifest_digest
 
     change(root)
     names = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and not p.is_symlink())
-    sums = {name: sha256_of(root / name) for name in names if name != formats.MARKER}
-    (root / formats.MARKER).write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
+    sums = {name: sha256_of(root / name) for name in names if name != zarr_schema.MARKER}
+    (root / zarr_schema.MARKER).write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
 
 
 def require_refused(answer):
@@ -731,7 +732,7 @@ def test_scores_by_a_name_that_leads_elsewhere_are_refused(reader, sound, name):
 
 def test_a_strangers_unfinished_gram_is_not_written_through_its_links(reader, sound):
     store = sound("gram")
-    (store / formats.MARKER).unlink()
+    (store / zarr_schema.MARKER).unlink()
     moved_out(store / "gram/c/1")
     outside = store.parent / "outside"
     (outside / "0").unlink()
@@ -819,7 +820,7 @@ def test_any_value_in_any_place_of_its_json_gives_a_refusal_or_rows(
     document = json.loads((store / file).read_text())
     trail = data.draw(st.sampled_from(places(document)))
     text = json.dumps(put(document, trail, data.draw(VALUES_OF_JSON)))
-    if name in ("model", "sparse") and file != formats.MARKER:
+    if name in ("model", "sparse") and file != zarr_schema.MARKER:
         resealed(store, lambda root: (root / file).write_text(text))
     else:
         (store / file).write_text(text)
@@ -876,7 +877,7 @@ def test_any_damage_to_any_file_is_told_or_does_not_matter(reader, real, tmp_pat
     checked = name == "crc" and file.name != "zarr.json" and how not in ("delete", "exchange")
     told = kind in ("model", "scores") or checked or (kind == "gram" and how != "exchange")
     require_refused_or(answer, truth.__eq__ if told else lambda _: True)
-    needed = formats.JOURNAL not in file.parts  # receipts of a job that is finished
+    needed = zarr_schema.JOURNAL not in file.parts  # receipts of a job that is finished
     if kind in ("model", "scores") and (how in ("link", "pipe") or (needed and how in ("folder", "delete", "cut"))):
         require_refused(answer)
     shutil.rmtree(store.parent)

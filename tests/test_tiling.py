@@ -1,20 +1,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm import tiling
+from dkfm.core import chunking
 
 
 @given(st.integers(1, 200), st.integers(1, 50))
 def test_slices_cover_every_row_once(n, rows):
-    assert [i for s in tiling.row_slices(n, rows) for i in range(s.start, s.stop)] == list(range(n))
+    assert [i for s in chunking.row_slices(n, rows) for i in range(s.start, s.stop)] == list(range(n))
 
 
 @given(st.integers(1, 60), st.integers(1, 20))
 def test_lower_tiles_and_their_images_cover_every_entry_once(n, rows):
     seen = [[0] * n for _ in range(n)]
-    for i, j in tiling.lower_tiles(n, rows):
+    for i, j in chunking.lower_tiles(n, rows):
         for a, b in {(i, j), (j, i)}:
-            row, column = tiling.row_slice(a, n, rows), tiling.row_slice(b, n, rows)
+            row, column = chunking.row_slice(a, n, rows), chunking.row_slice(b, n, rows)
             for r in range(row.start, row.stop):
                 for c in range(column.start, column.stop):
                     seen[r][c] += 1

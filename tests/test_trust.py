@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm import kernels
-from dkfm.cli import main
+from dkfm.cli.app import main
 from dkfm.errors import InvalidInputError, KernelError, UntrustedError
-from dkfm.kernels import config, trust
+from dkfm.kernels import serialization
 
 SOURCE = """
 import functools
@@ -132,11 +132,11 @@ def test_every_kernel_with_a_function_goes_through_a_store(module, rows):
         kernels.Outer(module.root),
         kernels.Gaussian(2.0).warp(module.root) + 0.5 * kernels.Function(module.least),
     ):
-        stored = json.loads(json.dumps(config.to_config(kernel)))
-        assert not config.is_value(kernel)
-        assert config.from_config(stored, config.functions(kernel)) == kernel
+        stored = json.loads(json.dumps(serialization.to_config(kernel)))
+        assert not serialization.is_value(kernel)
+        assert serialization.from_config(stored, serialization.functions(kernel)) == kernel
         with pytest.raises(UntrustedError):
-            config.from_config(stored)
+            serialization.from_config(stored)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_name_that_means_something_else_by_now_is_not_saved(module, monkeypatc
     kernel = kernels.Function(module.least)
     monkeypatch.setattr(module, "least", module.pair)
     with pytest.raises(KernelError, match="now means something else"):
-        config.to_config(kernel)
+        serialization.to_config(kernel)
 
 
 def test_a_function_whose_module_was_edited_since_it_was_imported_is_not_saved(module, rows, tmp_path):
@@ -200,7 +200,7 @@ def test_a_function_that_raises_is_one_sentence_on_the_command_line(module, here
 @pytest.mark.parametrize("path", ["theirs:number", "theirs:none", "nowhere:f", "theirs:", ":f", ".x:f"])
 def test_a_path_that_leads_to_no_function_is_refused(path, module):
     with pytest.raises(KernelError, match=r"cannot be imported here|is not a function"):
-        trust.imported(path)
+        serialization.imported(path)
 
 
 def test_a_fitted_estimator_with_a_function_scores_on_a_cluster_without_being_asked(client, module, rows, tmp_path):

@@ -6,8 +6,8 @@ from scipy.sparse import csr_array
 from scipy.spatial.distance import cdist
 
 from dkfm import ExactFeatureMap
+from dkfm.core.rows import as_rows
 from dkfm.kernels import Gaussian, RationalQuadratic
-from dkfm.kernels.rows import as_rows
 
 
 def mixed(seed: int, n: int = 60, d: int = 6) -> np.ndarray:

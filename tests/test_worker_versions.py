@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import fitness, kernels, workers
+from dkfm import kernels
 from dkfm.errors import DkfmWarning, UnfitWorkerError
-from dkfm.fitness import Demand
-from dkfm.places import Folder
+from dkfm.execution import worker_checks, workers
+from dkfm.execution.worker_checks import Demand
+from dkfm.storage.output_location import Folder
 from faults import harness
 
 COMPUTING = ("numpy", "scipy", "numba", "llvmlite")
@@ -43,18 +44,18 @@ def blas_version_of(monkeypatch, found):
 @pytest.mark.parametrize("name", COMPUTING)
 @pytest.mark.parametrize(("here", "there"), [("1.0", "2.0"), ("1.0", None), (None, "2.0")])
 def test_whatever_computes_is_refused_with_both_versions_absent_ones_too(monkeypatch, name, here, there):
-    versions = fitness.versions_here()
+    versions = worker_checks.versions_here()
     assert name in versions
-    monkeypatch.setattr(fitness, "_version", (versions | {name: there}).get)
-    fault = fitness._of_versions(demand_of(versions | {name: here}))
+    monkeypatch.setattr(worker_checks, "_version", (versions | {name: there}).get)
+    fault = worker_checks._of_versions(demand_of(versions | {name: here}))
     had, needed = f"{name} {there}" if there else f"no {name}", here or "has none"
     assert fault == f"has {had}, and the driver {needed}; install the same on both."
 
 
 def test_what_neither_has_is_no_difference(monkeypatch):
-    versions = fitness.versions_here() | {"numba": None, "llvmlite": None}
-    monkeypatch.setattr(fitness, "_version", versions.get)
-    assert fitness._of_versions(demand_of(versions)) == ""
+    versions = worker_checks.versions_here() | {"numba": None, "llvmlite": None}
+    monkeypatch.setattr(worker_checks, "_version", versions.get)
+    assert worker_checks._of_versions(demand_of(versions)) == ""
 
 
 def test_pyarrow_is_compared_where_a_table_is_read_or_written_and_nowhere_else(threaded_client, tmp_path, monkeypatch):
@@ -66,7 +67,7 @@ def test_pyarrow_is_compared_where_a_table_is_read_or_written_and_nowhere_else(t
     pq.write_table(pa.table({"a": rows[:, 0], "b": rows[:, 1]}), tmp_path / "rows.parquet")
     dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rows).save(tmp_path / "model")
     asked = []
-    monkeypatch.setattr(fitness, "require_fit", lambda client, demand: asked.append("pyarrow" in demand.versions))
+    monkeypatch.setattr(worker_checks, "require_fit", lambda client, demand: asked.append("pyarrow" in demand.versions))
     for source, target in (("rows.npy", "a"), ("rows.npy", "a.parquet"), ("rows.parquet", "b")):
         options = {"columns": ["a", "b"]} if source == "rows.parquet" else {}
         with pytest.warns(DkfmWarning) if options else pytest.MonkeyPatch.context():
@@ -88,28 +89,28 @@ def test_the_blas_that_is_compared_is_numpys_and_scipys_and_no_other_packages(mo
 
 
 def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_allows_them(threaded_client, monkeypatch):
-    demand, answers = demand_of(fitness.versions_here()), {}
+    demand, answers = demand_of(worker_checks.versions_here()), {}
     one = "openblas 0.3.30 for SkylakeX"
     for worker in ("tcp://a:1", "tcp://b:2", "tcp://c:3"):
-        answers[worker] = fitness._Answer("", one)
-    monkeypatch.setattr(fitness, "_asked", lambda *_: answers)
-    fitness.require_fit(threaded_client, demand)
+        answers[worker] = worker_checks._Answer("", one)
+    monkeypatch.setattr(worker_checks, "_asked", lambda *_: answers)
+    worker_checks.require_fit(threaded_client, demand)
     for other in ("openblas 0.3.30 for Zen", "openblas 0.3.29 for SkylakeX", "unknown for unknown"):
-        answers["tcp://c:3"] = fitness._Answer("", other)
+        answers["tcp://c:3"] = worker_checks._Answer("", other)
         with pytest.warns(DkfmWarning, match=r"within rounding\.$") as told:
-            fitness.require_fit(threaded_client, demand)
+            worker_checks.require_fit(threaded_client, demand)
         (warning,) = told
         assert f"{one} on tcp://a:1" in str(warning.message)
         assert f"{other} on tcp://c:3" in str(warning.message)
-    answers["tcp://c:3"] = fitness._Answer("has no numba.", "")
+    answers["tcp://c:3"] = worker_checks._Answer("has no numba.", "")
     with pytest.raises(UnfitWorkerError, match=r"The worker tcp://c:3 has no numba\."):
-        fitness.require_fit(threaded_client, demand)
+        worker_checks.require_fit(threaded_client, demand)
 
 
 def test_a_worker_says_what_it_computes_with(threaded_client):
-    fitness.require_fit(threaded_client, demand_of(fitness.versions_here(tables=True)))
-    (answer,) = threaded_client.run(fitness._answer, demand_of(fitness.versions_here())).values()
-    assert answer == fitness._Answer("", f"{workers.blas_version()} for {workers.blas_processor()}")
+    worker_checks.require_fit(threaded_client, demand_of(worker_checks.versions_here(tables=True)))
+    (answer,) = threaded_client.run(worker_checks._answer, demand_of(worker_checks.versions_here())).values()
+    assert answer == worker_checks._Answer("", f"{workers.blas_version()} for {workers.blas_processor()}")
 
 
 @pytest.mark.slow
@@ -122,12 +123,12 @@ def test_a_real_worker_without_numba_scores_nothing_for_a_driver_that_has_it(tmp
         told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address), code=1)
     told = harness.sentence(told)
     assert told.startswith("UnfitWorkerError: The worker tcp://127.0.0.1:")
-    assert f"has no numba, and the driver {fitness.versions_here()['numba']}; install the same on both." in told
+    assert f"has no numba, and the driver {worker_checks.versions_here()['numba']}; install the same on both." in told
     assert not list((tmp_path / "out").rglob("c/*"))
 
 
 def test_the_gram_matrix_asks_for_the_same(threaded_client, tmp_path, monkeypatch):
     rows, asked = np.random.default_rng(0).normal(size=(30, 2)), []
-    monkeypatch.setattr(fitness, "require_fit", lambda client, demand: asked.append(demand.versions))
+    monkeypatch.setattr(worker_checks, "require_fit", lambda client, demand: asked.append(demand.versions))
     dkfm.build_gram(kernels.Gaussian(1.0), rows, tmp_path / "gram", client=threaded_client)
-    assert asked == [fitness.versions_here()]
+    assert asked == [worker_checks.versions_here()]

@@ -3,17 +3,17 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from dkfm import transfer
 from dkfm.errors import StoreError, UnsupportedStoreError, reason
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.folded import Folded, FoldedTransformer
-from dkfm.estimators.folding import fold
+from dkfm.estimators.fold import fold
+from dkfm.estimators.folded_model import Folded, FoldedTransformer
 from dkfm.estimators.kernel_fisher import KernelFisher
 from dkfm.estimators.kernel_pca import KernelPCA
 from dkfm.estimators.serving import Serving
-from dkfm.kernels.trust import as_trusted
-from dkfm.places import root_of
+from dkfm.kernels.serialization import as_trusted
+from dkfm.storage import model_transfer
+from dkfm.storage.output_location import root_of
 
 __all__ = [
     "ExactFeatureMap",
@@ -66,7 +66,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator 
     ...     dkfm.load(folder + "/model").eigenvalues_.shape
     (2,)
     """
-    record = transfer.load(path, trusted=as_trusted(trusted))
+    record = model_transfer.load(path, trusted=as_trusted(trusted))
     try:
         estimator = _REGISTRY[record.estimator]._from_record(record)
         estimator._lies_at = str(root_of(path))

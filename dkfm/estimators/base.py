@@ -10,18 +10,18 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm import apply
-from dkfm.certificate import Certificate, Verification
+from dkfm.core.frames import column_names, require_once
+from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, reason
-from dkfm.estimators.training import Points, Training, in_memory, training
-from dkfm.estimators.transforming import Transforming
+from dkfm.estimators.fitting.training_data import Points, Training, in_memory, training
+from dkfm.estimators.transformer import Transforming
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.frames import column_names, require_once
-from dkfm.kernels.precomputed import Precomputed
-from dkfm.kernels.rows import Array, Rows
-from dkfm.model import Model
-from dkfm.record import Record
+from dkfm.kernels.custom import Precomputed
+from dkfm.numerics.certificates.certificate import Certificate, Verification
+from dkfm.numerics.model import Model
+from dkfm.numerics.scorer import Scorer, prepare_scorer
+from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -149,7 +149,7 @@ class KernelEstimator(Transforming):
             were. Or new points are mapped worse than the rank of the map, or their residuals, explain.
         """
         check_is_fitted(self, "model_")
-        model, scorer = self.model_, apply.prepare(self.model_)
+        model, scorer = self.model_, prepare_scorer(self.model_)
         if model.kernel.of_numbers and X is None:
             raise InvalidInputError("A model of a precomputed kernel keeps no Gram matrix; give it to verify.")
         if model.kernel.of_numbers:
@@ -163,11 +163,11 @@ class KernelEstimator(Transforming):
             return Verification(measured)
         return self._measure_points(scorer, measured, self._rows(in_memory(X)))
 
-    def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
+    def _measure(self, scorer: Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
         """Return the certificate of a model with fitted arrays, which need not be this estimator's yet."""
         raise AssertionError("every estimator measures itself")
 
-    def _measure_points(self, scorer: apply.Scorer, measured: Certificate, Z: Rows) -> Verification:
+    def _measure_points(self, scorer: Scorer, measured: Certificate, Z: Rows) -> Verification:
         """Return the verification with new points."""
         raise InvalidInputError(
             f"A {type(self).__name__} is measured on its training rows alone; give no other points."

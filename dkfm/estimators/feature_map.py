@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, ClassVar, Self, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm import apply, lazy, root
-from dkfm.certificate import Certificate, Verification
+from dkfm.core.chunking import require_count
+from dkfm.core.frames import is_dask_array, require_same_columns, unwrapped
+from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, UnsupportedStoreError
-from dkfm.estimators import landmarks, mapping
 from dkfm.estimators.base import KernelEstimator, precision
-from dkfm.estimators.landmarks import BUILDS, Settings
-from dkfm.estimators.training import Training, in_memory, weighted
+from dkfm.estimators.fitting import feature_maps, landmarks
+from dkfm.estimators.fitting.landmarks import BUILDS, Settings
+from dkfm.estimators.fitting.training_data import Training, in_memory, weighted
+from dkfm.execution import lazy_arrays
+from dkfm.execution.workers import threads_of_a_task
 from dkfm.kernels import KernelSpec, as_kernel
-from dkfm.kernels.frames import is_dask_array, require_same_columns, unwrapped
-from dkfm.kernels.rows import Array, Rows
-from dkfm.record import Record
-from dkfm.tiling import require_count
-from dkfm.workers import threads_of_a_task
+from dkfm.numerics import roots
+from dkfm.numerics.certificates.certificate import Certificate, Verification
+from dkfm.numerics.scorer import Scorer, kernel_distances
+from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -202,7 +204,7 @@ class ExactFeatureMap(KernelEstimator):
         settings = self._settings()
         with threads_of_a_task():
             chosen = landmarks.choose(given, self.landmarks, self.n_landmarks, self.random_state, settings)
-            model, fitted = mapping.made(given, weights if self.centered else None, chosen, settings)
+            model, fitted = feature_maps.made(given, weights if self.centered else None, chosen, settings)
         return self._finish(X, model, fitted)
 
     def _settings(self) -> Settings:
@@ -210,7 +212,7 @@ class ExactFeatureMap(KernelEstimator):
         return Settings(**{**named, "dtype": precision(self.dtype).name})
 
     def _require_parameters(self) -> None:
-        root.require_parameters(self.basis, self.rcond, self.tol)
+        roots.require_parameters(self.basis, self.rcond, self.tol)
         if not isinstance(self.centered, bool | np.bool_):
             raise InvalidInputError(f"centered must be True or False, and is {self.centered!r}.")
         precision(self.dtype)
@@ -224,7 +226,7 @@ class ExactFeatureMap(KernelEstimator):
     @property
     def _values(self) -> Array:
         check_is_fitted(self, "model_")
-        values: Array = vars(self)[f"{mapping.values_of(str(self._fitted_as['basis']))}_"]
+        values: Array = vars(self)[f"{feature_maps.values_of(str(self._fitted_as['basis']))}_"]
         return values
 
     @property
@@ -241,7 +243,7 @@ class ExactFeatureMap(KernelEstimator):
     @property
     def condition_(self) -> float:
         """Largest over smallest of what was kept; 1 where nothing is."""
-        return root.condition(self._values)
+        return roots.condition(self._values)
 
     @property
     def error_bound_(self) -> float:
@@ -281,12 +283,12 @@ class ExactFeatureMap(KernelEstimator):
         check_is_fitted(self, "model_")
         if (rank is None) == (tol is None):
             raise InvalidInputError("truncate takes a rank or a tol, one of them.")
-        root.require_parameters("spectral", None, tol)
-        r = root.rank_within(self.error_bounds_, cast("float", tol)) if rank is None else require_count(rank, "rank")
+        roots.require_parameters("spectral", None, tol)
+        r = roots.rank_within(self.error_bounds_, cast("float", tol)) if rank is None else require_count(rank, "rank")
         if r > self.rank_:
             raise InvalidInputError(f"The rank of this map is {self.rank_}, and {r} is more.")
         basis = str(self._fitted_as["basis"])
-        model, fitted = mapping.truncated(self.model_, self._fitted_arrays(), r, self.model_.dtype, basis)
+        model, fitted = feature_maps.truncated(self.model_, self._fitted_arrays(), r, self.model_.dtype, basis)
         made = copy.copy(self)
         made._set(model, {**fitted, "max_similarity": self.max_similarity_}, self._fitted_as)
         return made
@@ -344,28 +346,28 @@ class ExactFeatureMap(KernelEstimator):
         X = unwrapped(X)
         if hasattr(X, "__dask_graph__"):
             lazily = cast("da.Array", X) if is_dask_array(X) else self._of_frame(X).to_dask_array()
-            return lazy.distances(self.kernel_, lazily, self._rows(in_memory(lazily if Y is None else Y), "Y"))
+            return lazy_arrays.distances(self.kernel_, lazily, self._rows(in_memory(lazily if Y is None else Y), "Y"))
         rows = self._rows(X)
-        return apply.distances(self.kernel_, rows, rows if Y is None else self._rows(in_memory(Y), "Y"))
+        return kernel_distances(self.kernel_, rows, rows if Y is None else self._rows(in_memory(Y), "Y"))
 
-    def _fitted_map(self) -> mapping.FittedMap:
+    def _fitted_map(self) -> feature_maps.FittedMap:
         """Return what components and discriminants in the features of this map take from it."""
         fitted = vars(self)
         whole = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == self.certificate_
-        return mapping.FittedMap(self.model_, fitted.get("eigenvalues_"), self.error_bounds_, whole)
+        return feature_maps.FittedMap(self.model_, fitted.get("eigenvalues_"), self.error_bounds_, whole)
 
-    def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
-        return mapping.measured(scorer, landmarks, cast("Array | None", fitted.get("mean")))
+    def _measure(self, scorer: Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
+        return feature_maps.measured(scorer, landmarks, cast("Array | None", fitted.get("mean")))
 
-    def _measure_points(self, scorer: apply.Scorer, measured: Certificate, Z: Rows) -> Verification:
+    def _measure_points(self, scorer: Scorer, measured: Certificate, Z: Rows) -> Verification:
         mean = vars(self).get("mean_")
-        return mapping.with_points(scorer, measured, Z, mean, self.error_bound_, self.max_similarity_)
+        return feature_maps.with_points(scorer, measured, Z, mean, self.error_bound_, self.max_similarity_)
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
         head, arrays = record.model.head("residual"), record.arrays
         n, r = head.weights.shape
-        wanted = {mapping.values_of(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
+        wanted = {feature_maps.values_of(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
         wanted |= {"mean": (n,)} if record.parameters["centered"] else {}
         if any(arrays[name].shape != shape for name, shape in wanted.items()) or arrays["dropped"].ndim != 1:
             raise UnsupportedStoreError("The fitted arrays of a feature map do not fit its model.")

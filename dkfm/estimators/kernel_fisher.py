@@ -11,27 +11,28 @@ from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm import apply, links
+from dkfm.core.chunking import require_count
+from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError, UnsupportedStoreError
-from dkfm.estimators import components, discriminants, labels
 from dkfm.estimators.base import KernelEstimator, precision
-from dkfm.estimators.discriminants import Asked
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.labels import Labels
-from dkfm.estimators.outcomes import Outcome, flat, labelled
-from dkfm.estimators.training import Numbers, Training, in_memory, is_single, weighted
+from dkfm.estimators.fitting import class_labels, components, discriminants
+from dkfm.estimators.fitting.class_labels import Labels
+from dkfm.estimators.fitting.discriminants import Asked
+from dkfm.estimators.fitting.predictions import Outcome, flat, labelled
+from dkfm.estimators.fitting.training_data import Numbers, Training, in_memory, is_single, weighted
+from dkfm.execution.lazy_arrays import shown_as
+from dkfm.execution.workers import threads_of_a_task
 from dkfm.kernels import KernelSpec
-from dkfm.kernels.rows import Array, as_rows
-from dkfm.lazy import shown_as
-from dkfm.record import Record
-from dkfm.tiling import require_count
-from dkfm.workers import threads_of_a_task
+from dkfm.numerics import links
+from dkfm.numerics.scorer import Scorer
+from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     import dask.array as da
     from sklearn.utils import Tags
 
-    from dkfm.certificate import Certificate
+    from dkfm.numerics.certificates.certificate import Certificate
 
 _LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}
 
@@ -184,7 +185,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         dtype = precision(("float32" if is_single(X) else "float64") if self.dtype is None else self.dtype)
         asked, X = self._asked(), in_memory(X)
         every = self._begin(X, kernel)
-        y = labels.labels_of(y, every.landmarks.shape[0], type(self).__name__)
+        y = class_labels.labels_of(y, every.landmarks.shape[0], type(self).__name__)
         given, weights = weighted(every, sample_weight)
         kept = y if given is every else y[cast("Numbers", given.numbers)]
         classes, codes = np.unique(kept, return_inverse=True)
@@ -245,7 +246,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         dtype = feature_map.model_.dtype
         made = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype.name)
         rows = feature_map.model_.landmarks if X is None else as_rows(X)
-        y = labels.labels_of(y, rows.shape[0], cls.__name__)
+        y = class_labels.labels_of(y, rows.shape[0], cls.__name__)
         with threads_of_a_task():
             model, fitted = discriminants.in_map(feature_map._fitted_map(), made._asked(), y, X, sample_weight)
         parameters = {name: getattr(made, name) for name in cls._stored}
@@ -315,7 +316,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta)
         return lazily
 
-    def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
+    def _measure(self, scorer: Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
         return discriminants.measured(scorer, landmarks, fitted, self.ridge_)
 
     def _record(self) -> Record:
@@ -323,7 +324,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         return Record(
             record.estimator,
             record.parameters,
-            {**record.fitted, **labels.to_record(self.classes_)},
+            {**record.fitted, **class_labels.to_record(self.classes_)},
             record.arrays,
             record.model,
         )
@@ -347,7 +348,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         if widths["scores"] > q or any(widths[name] != width for name, width in outputs.items() if name != "scores"):
             raise UnsupportedStoreError("The outputs of discriminants do not fit each other.")
         estimator = cast("KernelFisher", super()._from_record(record))
-        estimator.classes_ = labels.from_record(record)
+        estimator.classes_ = class_labels.from_record(record)
         return estimator
 
     def __sklearn_tags__(self) -> Tags:

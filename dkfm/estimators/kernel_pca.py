@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, ClassVar, Self, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm import apply, certificate, pca
-from dkfm.certificate import Certificate
+from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
-from dkfm.estimators import components
 from dkfm.estimators.base import precision
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.inverse import Preimages
-from dkfm.estimators.training import Training, in_memory, is_single, standardized, weighted
+from dkfm.estimators.fitting import components
+from dkfm.estimators.fitting.training_data import Training, in_memory, is_single, standardized, weighted
+from dkfm.estimators.inverse_transform import Preimages
+from dkfm.execution.workers import threads_of_a_task
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array, as_rows
-from dkfm.pca import Wanted, Weighting
-from dkfm.workers import threads_of_a_task
+from dkfm.numerics import pca
+from dkfm.numerics.certificates import certificate
+from dkfm.numerics.pca import Wanted, Weighting
+from dkfm.numerics.scorer import Scorer, prepare_scorer
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -233,7 +234,7 @@ class KernelPCA(Preimages):
             if self.remove_zero_eig:
                 found = found.first(int((found.eigenvalues > 0).sum()))
             model = components.model_of(given.kernel, given.landmarks, found, weighting.centered, wanted.dtype)
-            measured = certificate.of_components(apply.prepare(model), found.eigenvalues, given.tiles(), weights)
+            measured = certificate.of_components(prepare_scorer(model), found.eigenvalues, given.tiles(), weights)
             components.warn_of_rounding(measured, wanted.dtype)
             fitted = {**columns, **components.statistics(found, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.columns if gamma is None else float(gamma)
@@ -387,7 +388,7 @@ class KernelPCA(Preimages):
         """
         return self._of_similarity("reconstruction_error", X, diag)
 
-    def _measure(self, scorer: apply.Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
+    def _measure(self, scorer: Scorer, landmarks: Training, fitted: Mapping[str, object]) -> certificate.Certificate:
         values, weights = cast("Array", fitted["eigenvalues"]), cast("Array | None", fitted.get("sample_weight"))
         if not self._fitted_as.get("whole", True):
             return certificate.of_axes(scorer, values, landmarks.tiles(), self.total_weight_)

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm import apply, lazy, transfer
+from dkfm.core.frames import is_dask_array, unwrapped
+from dkfm.core.rows import Array, Rows, as_rows, double
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.shown import Shown
+from dkfm.estimators.notebook_display import Shown
+from dkfm.execution import lazy_arrays
+from dkfm.execution.workers import threads_of_a_task
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.frames import is_dask_array, unwrapped
-from dkfm.kernels.rows import Array, Rows, as_rows, double
-from dkfm.model import Model
-from dkfm.places import root_of
-from dkfm.record import Record
-from dkfm.workers import threads_of_a_task
+from dkfm.numerics.model import Model
+from dkfm.numerics.scorer import Scorer, compute_finite_scores, prepare_compact_scorer
+from dkfm.storage import model_transfer
+from dkfm.storage.model_store import Record
+from dkfm.storage.output_location import root_of
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -73,11 +75,11 @@ class Serving(Shown):
     def _lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
         check_is_fitted(self, "model_")
         if is_dask_array(X):
-            return lazy.transform(self._carried(), self.model_, output, cast("da.Array", X), diagonal)
+            return lazy_arrays.transform(self._carried(), self.model_, output, cast("da.Array", X), diagonal)
         rows = self._of_frame(X)
         if diagonal is not None:
             raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
-        return lazy.transform_frame(self._carried(), self.model_, output, rows, self._columns_of(output))
+        return lazy_arrays.transform_frame(self._carried(), self.model_, output, rows, self._columns_of(output))
 
     def _of_frame(self, X: object) -> dd.DataFrame:
         """Return the columns of a dask data frame that fit saw, by name; all where it saw no names."""
@@ -126,15 +128,15 @@ class Serving(Shown):
         rows = self._rows(X)
         known = None if diagonal is None else _as_diagonal(diagonal, rows.shape[0])
         with threads_of_a_task():
-            return apply.finite_scores(self._scorer(), output, rows, "X", diagonal=known)
+            return compute_finite_scores(self._scorer(), output, rows, "X", diagonal=known)
 
-    def _scorer(self) -> apply.Scorer:
+    def _scorer(self) -> Scorer:
         return self._served().scorer
 
-    def _carried(self) -> lazy.Carried | lazy.Spilled:
+    def _carried(self) -> lazy_arrays.Carried | lazy_arrays.Spilled:
         served = self._served()
         if served.carried is None:
-            served.carried = lazy.carry(self._record(), self.workspace)
+            served.carried = lazy_arrays.carry(self._record(), self.workspace)
         return served.carried
 
     def _served(self) -> _Served:
@@ -170,7 +172,7 @@ class Serving(Shown):
             The kernel is a class of yours, or a function that no other process could import.
         """
         check_is_fitted(self, "model_")
-        transfer.save(path, self._record(), overwrite=overwrite)
+        model_transfer.save(path, self._record(), overwrite=overwrite)
         self._lies_at = str(root_of(path))
 
 
@@ -179,11 +181,11 @@ class _Served:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.carried: lazy.Carried | lazy.Spilled | None = None
+        self.carried: lazy_arrays.Carried | lazy_arrays.Spilled | None = None
 
     @cached_property
-    def scorer(self) -> apply.Scorer:
-        return apply.serve(self.model)
+    def scorer(self) -> Scorer:
+        return prepare_compact_scorer(self.model)
 
 
 def _as_diagonal(values: object, n: int) -> Array:

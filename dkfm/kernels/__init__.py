@@ -5,20 +5,16 @@
 Gaussian(sigma=5.0) + 0.5 * Polynomial(degree=3, scale=1.0, offset=0.0)
 """
 
-from dkfm.kernels.angle import ArcCosine
+from dkfm.kernels.algebra import Constant, Power, Product, Scaled, Sum
 from dkfm.kernels.base import Definiteness, Kernel
-from dkfm.kernels.compose import Constant, Power, Product, Scaled, Sum
-from dkfm.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
-from dkfm.kernels.function import Function, Outer, Pairwise
+from dkfm.kernels.custom import Function, Outer, Pairwise, Precomputed
+from dkfm.kernels.dot_product import ArcCosine, Cosine, Linear, Polynomial, Sigmoid
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared, HistogramIntersection, JensenShannon
-from dkfm.kernels.manhattan import Laplacian
-from dkfm.kernels.maps import Affine, Columns, Warped
-from dkfm.kernels.matern import Matern
-from dkfm.kernels.periodic import Periodic
-from dkfm.kernels.precomputed import Precomputed
+from dkfm.kernels.separable import Laplacian, Periodic
 from dkfm.kernels.series import Exp, Normalized, PowerSeries
-from dkfm.kernels.stationary import Exponential, Gaussian, NegativeSquaredDistance, RationalQuadratic
-from dkfm.kernels.translate import KernelSpec, as_kernel, from_sklearn
+from dkfm.kernels.sklearn_names import KernelSpec, as_kernel, from_sklearn
+from dkfm.kernels.stationary import Exponential, Gaussian, Matern, NegativeSquaredDistance, RationalQuadratic
+from dkfm.kernels.transformed import Affine, Columns, Warped
 
 __all__ = [
     "AdditiveChiSquared",

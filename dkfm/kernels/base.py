@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from dkfm import display
+from dkfm.core import notebook_display
+from dkfm.core.frames import paired_rows
+from dkfm.core.rows import Array, Rows, as_rows, double, is_sparse
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.blocks import Evaluator, Prepared, mirror_lower
-from dkfm.kernels.frames import paired_rows
-from dkfm.kernels.rows import Array, Rows, as_rows, double, is_sparse
+from dkfm.kernels.pairwise.blocks import Evaluator, Prepared, mirror_lower
 
 __all__ = ["Definiteness", "Kernel", "PreparedKernel", "checked_block", "combination", "fits_single"]
 
@@ -202,7 +202,7 @@ class Kernel(ABC):
     def _repr_html_(self) -> str:
         """Return the kernel in HTML for a notebook: its expression, and what is known of it."""
         facts = {"definiteness": str(self.definiteness), "rows": "dense or sparse" if self.sparse else "dense"}
-        return display.card(f"Kernel {type(self).__name__}", repr(self), facts)
+        return notebook_display.card(f"Kernel {type(self).__name__}", repr(self), facts)
 
     def warp(self, h: Callable[[Array], object]) -> Kernel:
         """Return ``k(h(x), h(y))``: h takes rows (n, d) to rows (n, d'), and is an `Affine` or a function of yours."""

@@ -5,12 +5,12 @@ from math import log
 
 import numpy as np
 
+from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
-from dkfm.kernels import sums
 from dkfm.kernels.base import Definiteness, PreparedKernel
-from dkfm.kernels.blocks import Prepared
+from dkfm.kernels.pairwise import columnwise_sums
+from dkfm.kernels.pairwise.blocks import Prepared
 from dkfm.kernels.parameters import require_positive
-from dkfm.kernels.rows import Array
 
 __all__ = ["AdditiveChiSquared", "ChiSquared", "HistogramIntersection", "JensenShannon"]
 
@@ -61,7 +61,7 @@ class ChiSquared(_Histogram):
         right = self._checked(landmarks)
 
         def block(Z: Array) -> Array:
-            exponent = sums.chi_squared(self._checked(Z), right)
+            exponent = columnwise_sums.chi_squared(self._checked(Z), right)
             exponent *= -self.gamma
             return np.exp(exponent, out=exponent)
 
@@ -93,7 +93,7 @@ class AdditiveChiSquared(_Histogram):
         right = self._checked(landmarks)
 
         def block(Z: Array) -> Array:
-            values = sums.chi_squared(self._checked(Z), right)
+            values = columnwise_sums.chi_squared(self._checked(Z), right)
             return np.negative(values, out=values)
 
         return block
@@ -126,7 +126,7 @@ class HistogramIntersection(_Histogram):
     def prepare(self, landmarks: Array) -> Prepared:
         """Look for negative numbers once."""
         right = self._checked(landmarks)
-        return lambda Z: sums.minimum(self._checked(Z), right)
+        return lambda Z: columnwise_sums.minimum(self._checked(Z), right)
 
     def diagonal(self, X: Array) -> Array:
         """Return the sum of each row."""
@@ -156,7 +156,7 @@ class JensenShannon(_Histogram):
         right = self._checked(landmarks)
 
         def block(Z: Array) -> Array:
-            values = sums.mixture(self._checked(Z), right)
+            values = columnwise_sums.mixture(self._checked(Z), right)
             values /= 2 * log(2)
             return values
 

@@ -1,19 +1,20 @@
 """The checks of kernels' parameters: one sentence each, raised when the kernel is made."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, nan
 
 import numpy as np
 
+from dkfm.core.rows import Array
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.rows import Array
 
 __all__ = [
     "MEDIAN",
     "Scale",
     "as_number",
     "lengths",
+    "median_of",
     "plain",
     "require_exponent",
     "require_kernels",
@@ -129,3 +130,25 @@ def require_kernels(kernel: Kernel, parts: object, least: int = 1) -> None:
             raise KernelError(f"{type(kernel).__name__} is made of kernels, and got {part!r}.")
         if part.of_numbers:
             raise KernelError(f"{part!r} has no points, and {type(kernel).__name__} needs them; combine Gram matrices.")
+
+
+_SAMPLE = 1000
+
+
+def median_of(distances: Callable[[Array], Array], X: Array) -> float:
+    """Return the median of the nonzero distances between rows of X (n, d), or of a seeded sample of 1,000 of them.
+
+    Parameters
+    ----------
+    distances : callable
+        From rows (n, d) to the distances (n, n) between all of them, exactly 0 where rows are equal.
+    X : ndarray or csr_array of shape (n, d)
+    """
+    n = X.shape[0]
+    if n > _SAMPLE:
+        X = X[np.sort(np.random.default_rng(0).choice(n, _SAMPLE, replace=False))]
+    found = distances(X)[np.tril_indices(X.shape[0], -1)]
+    found = found[found > 0]
+    if not len(found):
+        raise KernelError(f"The median distance needs two rows that differ, and these {n} do not.")
+    return float(np.median(found))

@@ -8,12 +8,12 @@ from math import isfinite
 
 import numpy as np
 
+from dkfm.core.rows import Array, Rows, unit_rows
 from dkfm.errors import KernelError, shown
+from dkfm.kernels.algebra import Pointwise, Wrapper
 from dkfm.kernels.base import Definiteness, Kernel
-from dkfm.kernels.blocks import Evaluator, by_rows
+from dkfm.kernels.pairwise.blocks import Evaluator, by_rows
 from dkfm.kernels.parameters import as_number
-from dkfm.kernels.rows import Array, Rows, unit_rows
-from dkfm.kernels.wrap import Pointwise, Wrapper
 
 __all__ = ["Exp", "Normalized", "PowerSeries"]
 

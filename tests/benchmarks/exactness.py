@@ -17,7 +17,8 @@ import numpy as np
 from sklearn.kernel_approximation import Nystroem
 from sklearn.metrics.pairwise import pairwise_kernels
 
-from dkfm import ExactFeatureMap, apply, kernels
+from dkfm import ExactFeatureMap, kernels
+from dkfm.numerics import scorer
 
 TEST_ROWS = 400
 BASES = ("symmetric", "spectral", "cholesky")
@@ -108,7 +109,7 @@ def measure(line, n):
 
 def explained(phi, rows):
     """Return the |phi(z)|^2 that residuals are made of, (n,)."""
-    score = apply.prepare(phi.model_)
+    score = scorer.prepare_scorer(phi.model_)
     return np.square(score.image("residual", score.values(rows)).astype(np.float64)).sum(axis=1)
 
 

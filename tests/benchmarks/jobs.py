@@ -19,7 +19,9 @@ import numpy as np
 import zarr
 
 import dkfm
-from dkfm import chunks, completion, journal, kernels
+from dkfm import kernels
+from dkfm.scoring import chunk_files, completion
+from dkfm.scoring import receipts as journal
 
 SCORE = [sys.executable, "-m", "dkfm", "score", "--no-progress", "--json"]
 
@@ -91,7 +93,7 @@ def bare_write(self, data):
     self.new.file.write(view)
     self.new.file.flush()
     self.size += len(view)
-    if self.size - self._durable >= chunks._SOON:
+    if self.size - self._durable >= chunk_files._SOON:
         os.fdatasync(self.new.file.fileno())
         self._durable = self.size
     return len(view)
@@ -107,7 +109,7 @@ def receipts(folder, rows, rounds):
             target = folder / f"{kind}{number}"
             nothing = [
                 patch.object(journal.Journal, "flush", lambda self: None),
-                patch.object(chunks.Checked, "write", bare_write),
+                patch.object(chunk_files.Checked, "write", bare_write),
                 patch.object(
                     completion, "lacking", lambda output, told: [n for n in range(output.chunks) if n not in told]
                 ),

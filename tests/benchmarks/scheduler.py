@@ -25,13 +25,13 @@ from pathlib import Path
 import dask
 import distributed
 
-from dkfm.bench.constants import run_nothing
-from dkfm.bench.rivals import Site
-from dkfm.bench.tables import Table
-from dkfm.clusters import worker_facts
-from dkfm.executors import ClientExecutor
-from dkfm.preflight import peak_memory
-from dkfm.schedulers import connected
+from dkfm.bench.calibration import run_nothing
+from dkfm.bench.competitors import Site
+from dkfm.core.text_tables import Table
+from dkfm.execution.clusters.client import worker_facts
+from dkfm.execution.clusters.connect import connected
+from dkfm.execution.executors import ClientExecutor
+from dkfm.execution.memory import peak_memory
 
 QUIET = {
     "distributed.admin.system-monitor.interval": "1h",

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 import dkfm
-from dkfm import kernels, preflight
+from dkfm import kernels
+from dkfm.execution import memory
 
 
 def main():
@@ -42,7 +43,7 @@ def main():
         )
         with cluster, Client(cluster) as client:
             report = dkfm.batch_score(model, Z, out, client=client, progress=False)
-            peak = max(client.run(preflight.peak_memory).values())
+            peak = max(client.run(memory.peak_memory).values())
         found = dkfm.open_scores(out).compute(scheduler="synchronous")
     values, W = np.abs(phi.kernel_(Z, phi.model_.points)), np.abs(phi.model_.heads["features"].weights)
     allowed = 64 * np.finfo(float).eps * (values @ W)

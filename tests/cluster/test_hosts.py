@@ -14,8 +14,8 @@ from distributed.security import Security
 import dkfm
 from cluster import netns, proxy
 from cluster.needs import needs
-from dkfm import journal
-from dkfm.places import Folder
+from dkfm.scoring import receipts as journal
+from dkfm.storage.output_location import Folder
 from faults import harness
 from faults.harness import TOTALS, Site, process, run, sentence, wait_for
 

@@ -23,7 +23,7 @@ from faults import harness
 
 needs("sshd", "ssh-keygen", "import asyncssh", "import cryptography")
 
-from dkfm.ssh import _hosts, ssh_cluster  # noqa: E402  # after it is known to be of use
+from dkfm.execution.clusters.ssh import _hosts, ssh_cluster  # noqa: E402  # after it is known to be of use
 
 pytestmark = pytest.mark.cluster
 
@@ -189,7 +189,7 @@ def test_a_host_that_does_not_answer_is_named(home):
     told = _told(home.hosts(there, f"127.0.0.1:{port}"))
     assert told.startswith(f"127.0.0.1:{port} cannot be reached over SSH: [Errno 111] ")
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dkfm.ssh._PATIENCE", 2)
+        patch.setattr("dkfm.execution.clusters.ssh._PATIENCE", 2)
         mute = f"127.0.0.1:{silent.getsockname()[1]}"
         assert _told(home.hosts(mute)).startswith(f"{mute} has not answered over SSH for 2 seconds")
 

@@ -20,8 +20,9 @@ import psutil
 import pytest
 
 import dkfm
-from dkfm import journal, kernels, outputs
-from dkfm.places import Folder
+from dkfm import kernels
+from dkfm.scoring import outputs, receipts
+from dkfm.storage.output_location import Folder
 
 ROWS, CHUNK_ROWS, COLUMNS, LANDMARKS = 20_000, 500, 40, 600
 """Of the job that is disturbed: forty tasks of a fifth of a second."""
@@ -92,7 +93,7 @@ class Job:
     def count_lost_work(self, target):
         """Count the chunks that a killed driver leaves without receipts: they are run again."""
         if (target / "zarr.json").exists():
-            told = {receipt.chunk for receipt in journal.receipts(Folder(target))}
+            told = {receipt.chunk for receipt in receipts.receipts(Folder(target))}
             TOTALS.again += max(0, self.chunks_there(target) - len(told))
 
     def wait_for_a_chunk(self, target, driver):

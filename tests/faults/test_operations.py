@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import dkfm
-from dkfm import outputs
 from dkfm.errors import DkfmError, StoreError
+from dkfm.scoring import outputs
 from faults import harness
 from faults.harness import TOTALS, numbers
 
@@ -170,8 +170,8 @@ def _read(target):
 
 
 def test_an_input_that_changes_under_way_completes_nothing(small, tmp_path, monkeypatch):
-    from dkfm import tasks
     from dkfm.errors import InvalidInputError, StoreExistsError
+    from dkfm.scoring import tasks
 
     rows, target, read = tmp_path / "rows.npy", tmp_path / "scores", tasks._read
     shutil.copy(small.folder / "rows.npy", rows)

@@ -1,0 +1,233 @@
+"""How fast dkfm is beside scikit-learn, beside the arithmetic alone, and beside itself without Dask, in one run.
+
+Everything that is compared runs in turn, round by round, and ratios are those of a round: a busy machine slows both
+sides. Before rivals are timed they score some rows, and must agree.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from math import sqrt
+from pathlib import Path
+
+from dkfm.bench import calibration, workloads
+from dkfm.bench.competitors import DTYPES, Site
+from dkfm.bench.machine import describe
+from dkfm.core.text_tables import Row, Table
+from dkfm.errors import ClusterError
+from dkfm.execution.clusters.client import find_client, local_cluster
+from dkfm.execution.clusters.connect import connected
+from dkfm.files import temporary
+
+__all__ = ["FULL", "QUICK", "Sizes", "run"]
+
+_LOW_RANK_SIGMA = 1.08
+"""Of 2,000 standard normal points of the plane the rank is then about 250."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes
+    ----------
+    rounds, fit_rounds : int
+    chunks : tuple of int
+        Rows of a task of scikit-learn's, ascending; the source has chunks of the first.
+    components, scored_n : int
+        Of the scoring jobs.
+    scored : tuple of (int, int)
+        Columns and rows of each.
+    odd, friendly : (int, int, int)
+        Landmarks, columns and components of the job of unfriendly numbers and of its neighbour.
+    odd_rows : int
+    laplacian_n, laplacian_rows : int
+    mapped_n, mapped_columns, mapped_rows : int
+        Of the feature maps.
+    fitted_n, fitted_columns : int
+    dask_n, dask_rows : int
+        Of the job on threads and on the cluster.
+    growth : tuple of (int, int)
+        Rows and landmarks of the jobs whose memory is measured.
+    sized_n, sized_rows, sized_tasks, sized_bytes : int
+        Of the constants of a sizing: landmarks and rows of a thread, tasks that do nothing, bytes that a thread moves.
+    """
+
+    rounds: int
+    fit_rounds: int
+    chunks: tuple[int, ...]
+    components: int
+    scored_n: int
+    scored: tuple[tuple[int, int], ...]
+    odd: tuple[int, int, int]
+    friendly: tuple[int, int, int]
+    odd_rows: int
+    laplacian_n: int
+    laplacian_rows: int
+    mapped_n: int
+    mapped_columns: int
+    mapped_rows: int
+    fitted_n: int
+    fitted_columns: int
+    dask_n: int
+    dask_rows: int
+    growth: tuple[tuple[int, int], ...]
+    sized_n: int
+    sized_rows: int
+    sized_tasks: int
+    sized_bytes: int
+
+
+FULL = Sizes(
+    rounds=3,
+    fit_rounds=3,
+    chunks=(1_000, 4_000, 16_000),
+    components=20,
+    scored_n=4_000,
+    scored=((10, 240_000), (50, 180_000), (200, 120_000), (784, 120_000)),
+    odd=(3_777, 33, 7),
+    friendly=(4_096, 32, 8),
+    odd_rows=150_000,
+    laplacian_n=2_000,
+    laplacian_rows=32_000,
+    mapped_n=2_000,
+    mapped_columns=50,
+    mapped_rows=36_000,
+    fitted_n=3_000,
+    fitted_columns=50,
+    dask_n=2_000,
+    dask_rows=1_000_000,
+    growth=(
+        (100_000, 2_000),
+        (1_000_000, 2_000),
+        (100_000, 1_000),
+        (100_000, 4_000),
+        (100_000, 8_000),
+    ),
+    sized_n=4_000,
+    sized_rows=20_000,
+    sized_tasks=10_000,
+    sized_bytes=256_000_000,
+)
+QUICK = replace(
+    FULL,
+    rounds=3,
+    fit_rounds=1,
+    scored_n=1_000,
+    scored=((10, 66_000), (784, 20_000)),
+    odd=(977, 33, 7),
+    friendly=(1_024, 32, 8),
+    odd_rows=64_000,
+    laplacian_n=500,
+    laplacian_rows=8_000,
+    mapped_n=500,
+    mapped_rows=30_000,
+    fitted_n=1_000,
+    dask_n=1_000,
+    dask_rows=66_000,
+    growth=((66_000, 1_000), (132_000, 2_000)),
+    sized_n=1_000,
+    sized_rows=8_000,
+    sized_tasks=300,
+    sized_bytes=64_000_000,
+)
+"""Rows that make at least two tasks of dkfm's."""
+
+
+def run(sizes: Sizes, address: str | None, say: Callable[[str], None]) -> dict[str, object]:
+    """Measure everything.
+
+    Parameters
+    ----------
+    sizes : Sizes
+        `FULL` or `QUICK`.
+    address : str or None
+        The scheduler of a cluster whose workers see this machine's temporary directory; None: a cluster made here.
+    say : callable
+        Gets each line of the tables, as soon as it is known.
+
+    Returns
+    -------
+    dict
+        The same for JSON.
+
+    Raises
+    ------
+    DisagreementError
+        What was to be timed does not compute the same.
+    ClusterError
+        No such scheduler, or a client of another cluster is current.
+    """
+    if find_client(None) is not None:
+        raise ClusterError("A Dask client is current here, and dkfm bench compares with threads: close it first.")
+    report: dict[str, object] = {"sizes": asdict(sizes)}
+    with temporary.folder("bench") as folder:
+        with _site(address, folder, sizes) as site:
+            report["machine"] = machine = describe(site.client)
+            for name, fact in machine.items():
+                say(f"{name.replace('_', ' '):<22}{fact}")
+            for name, table in _tables(site, sizes):
+                _tell(name, table, report, say)
+            measured = calibration.measure(site, sizes.sized_n, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes)
+            title = "Constants of a sizing, with all threads at work"
+            _tell("sizing", Table(title, measured.rows()), report, say)
+            report["constants"] = asdict(measured.constants)
+        _tell("growth", _growth(address, folder, sizes), report, say)
+    return report
+
+
+def _tell(name: str, table: Table, report: dict[str, object], say: Callable[[str], None]) -> None:
+    report[name] = table.plain()
+    for line in ("", *table.lines()):
+        say(line)
+
+
+@contextmanager
+def _site(address: str | None, folder: Path, sizes: Sizes) -> Iterator[Site]:
+    """Yield a site whose client is not the current one: a job that is given no client runs on threads."""
+    from distributed import Client
+
+    if address is not None:
+        with connected(address, current=False) as client:
+            yield Site(client, folder, sizes.chunks, sizes.rounds)
+        return
+    with local_cluster() as cluster, Client(cluster, set_as_default=False) as client:
+        yield Site(client, folder, sizes.chunks, sizes.rounds)
+
+
+def _tables(site: Site, sizes: Sizes) -> Iterator[tuple[str, Table]]:
+    n, q = sizes.scored_n, sizes.components
+    cases = [workloads.scoring(site, n, q, columns, rows) for columns, rows in sizes.scored]
+    title = f"KernelPCA, N = {n:,}, {q} components, Zarr to Zarr: times less than scikit-learn's float64"
+    yield "scoring", Table(title, [row for case in cases for row in case.scores])
+    title = "Those jobs beside their limit, the bare products and exponentials: its share of the loop and of the job"
+    yield "limits", Table(title, [row for case in cases for row in case.shares])
+    odd = workloads.odd(site, sizes.odd, sizes.friendly, sizes.odd_rows)
+    yield "odd", Table("Unfriendly numbers beside friendly ones: time per kernel value", [odd])
+    laplacian = workloads.laplacian(site, sizes.laplacian_n, q, sizes.laplacian_rows)
+    title = f"KernelPCA of a Laplacian, {'with' if find_spec('numba') else 'without'} the extra fast: times less"
+    yield "laplacian", Table(title, [laplacian])
+    title = "Features, Zarr to Zarr: times less than scikit-learn's float64 Nystroem; errors of inner products"
+    yield "features", Table(title, list(_features(site, sizes)))
+    fits = workloads.fits(site, sizes.fitted_n, sizes.fitted_columns, q, sizes.fit_rounds)
+    yield "fits", Table("Fits in this process: times less than scikit-learn's", list(fits))
+    share = workloads.dask_share(site, sizes.dask_n, q, sizes.dask_rows)
+    yield "dask", Table("Dask's share: times as long on the cluster as on a thread pool of this process", [share])
+
+
+def _features(site: Site, sizes: Sizes) -> Iterator[Row]:
+    n, columns, rows = sizes.mapped_n, sizes.mapped_columns, sizes.mapped_rows
+    yield from workloads.features(site, sqrt(columns / 2), n, columns, rows, tuple(DTYPES))
+    yield from workloads.features(site, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
+
+
+def _growth(address: str | None, folder: Path, sizes: Sizes) -> Table:
+    rows = []
+    for count, n in sizes.growth:
+        jobs = []
+        for _ in range(sizes.rounds):
+            with _site(address, folder, sizes) as site:  # a fresh cluster of this machine: its peak is that of one job
+                jobs.append(workloads.grown(site, n, sizes.components, count))
+        rows.append(workloads.growth(jobs, n, count))
+    return Table("As rows and N grow: time, the peak of the largest worker process, what was predicted", rows)

@@ -1,0 +1,108 @@
+"""scikit-learn's estimators on a Dask cluster: rows of a Zarr array through `transform` into another, in blocks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+import numpy as np
+
+from dkfm.core.rows import Array
+from dkfm.execution.workers import single_blas_thread
+from dkfm.kernels.base import Kernel
+from dkfm.numerics.certificates.certificate import spread
+from dkfm.storage import zarr_store
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+    from sklearn.decomposition import KernelPCA
+    from sklearn.kernel_approximation import Nystroem
+
+__all__ = ["LaplacianComponents", "Peer", "Transformer", "components", "error", "nystroem"]
+
+
+class Transformer(Protocol):
+    """What is fitted and transforms."""
+
+    def fit(self, X: Array) -> Self:
+        """Fit to training rows."""
+
+    def transform(self, X: Array) -> Array:
+        """Transform rows."""
+
+
+def components(gamma: float, q: int, solver: str, kernel: str = "rbf") -> "KernelPCA":
+    """Return scikit-learn's KernelPCA, by default of a Gaussian ``exp(-gamma |x - y|^2)``."""
+    from sklearn.decomposition import KernelPCA
+
+    return KernelPCA(q, kernel=kernel, gamma=gamma, eigen_solver=solver, random_state=0)
+
+
+def nystroem(gamma: float, n: int) -> "Nystroem":
+    """Return scikit-learn's Nystroem map on n points, with the same Gaussian."""
+    from sklearn.kernel_approximation import Nystroem
+
+    return Nystroem(kernel="rbf", gamma=gamma, n_components=n, random_state=0)
+
+
+class LaplacianComponents:
+    """scikit-learn's KernelPCA does not know its Laplacian kernel by name: it is given the kernel's values."""
+
+    def __init__(self, gamma: float, q: int) -> None:
+        self._gamma, self._components = gamma, components(gamma, q, "arpack", "precomputed")
+
+    def fit(self, X: Array) -> Self:
+        """Fit to training rows."""
+        from sklearn.metrics.pairwise import laplacian_kernel
+
+        self._landmarks = X
+        self._components.fit(laplacian_kernel(X, gamma=self._gamma))
+        return self
+
+    def transform(self, X: Array) -> Array:
+        """Transform rows."""
+        from sklearn.metrics.pairwise import laplacian_kernel
+
+        scores: Array = self._components.transform(laplacian_kernel(X, self._landmarks, gamma=self._gamma))
+        return scores
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A fitted estimator that lies on the workers already, as one key: no task carries it."""
+
+    client: "Client"
+    estimator: "Future[Transformer]"
+    width: int
+
+    @classmethod
+    def of(cls, client: "Client", fitted: Transformer, width: int) -> "Peer":
+        """Send an estimator to all workers."""
+        return cls(client, client.scatter(fitted, broadcast=True, hash=False), width)
+
+    def score(self, source: Path, destination: Path, chunk_rows: int) -> None:
+        """Transform the rows of a Zarr array into another one, of as many rows a chunk as a task has."""
+        import dask.array as da
+        import zarr
+
+        rows = da.from_zarr(zarr.open_array(source, mode="r"), chunks=(chunk_rows, -1))
+        chunks = (rows.chunks[0], (self.width,))
+        scores = rows.map_blocks(_transform, self.estimator, dtype=np.float64, chunks=chunks, meta=np.empty((0, 0)))
+        group = zarr.create_group(destination, zarr_format=3)
+        out = zarr_store.add_array(group, "scores", scores.shape, scores.chunksize)
+        stored = da.store(scores, out, lock=False, compute=False)  # type: ignore[arg-type]  # it takes what has slices
+        self.client.compute(stored, sync=True)
+
+
+def _transform(rows: Array, estimator: Transformer) -> Array:
+    with single_blas_thread():
+        return estimator.transform(rows)
+
+
+def error(estimator: Transformer, kernel: Kernel, X: Array, dtype: str) -> float:
+    """Fit to rows of a precision and return what dkfm's certificate is: ``max |<f(x), f(z)> - k(x, z)| / max |k|``.
+
+    Of at most 512 rows, evenly spread, those that the certificate of the same points takes.
+    """
+    some, rows = spread(len(X)), X.astype(dtype)
+    F, K = estimator.fit(rows).transform(rows[some]).astype(np.float64), kernel(X[some], X[some])
+    return float(np.abs(F @ F.T - K).max() / np.abs(K).max())

@@ -1,0 +1,259 @@
+"""What is measured: each function sets up rivals that do the same, times them, and returns rows of a table."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import sqrt
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from dkfm.bench import arithmetic_limits, sklearn_peers
+from dkfm.bench.competitors import DTYPES, FEW, Job, Site, products, require_agreement, signed
+from dkfm.bench.timing import Ratio, Times
+from dkfm.core.rows import Array
+from dkfm.core.text_tables import Row
+from dkfm.estimators import ExactFeatureMap, KernelPCA
+from dkfm.execution import memory, workers
+from dkfm.kernels import Gaussian, Laplacian
+from dkfm.numerics.model import Head
+from dkfm.scoring.planning import plan
+from dkfm.scoring.run import batch_score
+from dkfm.sources.base import open_source
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = [
+    "Grown",
+    "Scored",
+    "dask_share",
+    "features",
+    "fits",
+    "gaussian",
+    "grown",
+    "growth",
+    "laplacian",
+    "odd",
+    "random_components",
+    "scoring",
+]
+
+_TILES = (256, 1024, 2048)
+_COLUMNS = 50
+"""Of the jobs that dkfm alone runs."""
+
+Rivals: TypeAlias = dict[str, Callable[[Path], object]]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A scoring job beside scikit-learn's, and beside its limit: a row for each precision."""
+
+    scores: Sequence[Row]
+    shares: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Seconds of a job, the peak of the largest worker process in bytes, and what was predicted of it."""
+
+    seconds: float
+    peak: int
+    predicted: int
+
+
+def gaussian(columns: int) -> Gaussian:
+    """Return the Gaussian of gamma = 1 / d, scikit-learn's default."""
+    return Gaussian(sqrt(columns / 2))
+
+
+def scoring(site: Site, n: int, q: int, columns: int, rows: int) -> Scored:
+    """Score rows through q components of n landmarks."""
+    X = _normal(n, columns)
+    models = {dtype: _components(site, q, X, dtype) for dtype in DTYPES}
+    ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(model)) for dtype, model in models.items()}
+    # Lanczos, for its components are exact, so that the rivals can be held against each other.
+    theirs = site.jobs(sklearn_peers.components(1 / columns, q, "arpack").fit(X), n, q)
+    require_agreement(site, ours, theirs, _normal(FEW, columns), signed)
+    source = site.rows(rows, columns)
+    rivals = _jobs(site, ours, theirs, rows, columns)
+    Z = np.asarray(open_source(source).read(slice(0, rows)))
+    for dtype, model in models.items():
+        rivals[f"loop {dtype}"] = arithmetic_limits.loop(model.model_, Z, site.threads)
+        for tile in _TILES:
+            rivals[f"{dtype} {tile}"] = arithmetic_limits.bare(rows, columns, n, q, dtype, tile, site.threads)
+    times = site.timed(rivals)
+    scores = [{"columns": columns, "rows": rows, "dtype": dtype, **_beside(times, dtype, theirs)} for dtype in DTYPES]
+    return Scored(scores, [{"columns": columns, "dtype": dtype, **_shares(times, dtype)} for dtype in DTYPES])
+
+
+def _jobs(site: Site, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
+    """Give every job its rows: dkfm's stored in what it computes in, scikit-learn's in float64."""
+    named = {name: partial(job, site.rows(rows, columns, name)) for name, job in ours.items()}
+    return {**named, **{name: partial(job, site.rows(rows, columns)) for name, job in theirs.items()}}
+
+
+def _score(client: "Client | None", model: Path, source: Path, destination: Path) -> None:
+    batch_score(model, source, destination, client=client, progress=False)
+
+
+def _beside(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
+    best = times.best(theirs)
+    return {
+        "seconds": times.median(ours),
+        "scikit-learn": times.median(best),
+        "chunk_rows": best,
+        "times_less": times.ratio(best, ours),
+    }
+
+
+def _shares(times: Times, dtype: str) -> Row:
+    limit = times.best([f"{dtype} {tile}" for tile in _TILES])
+    return {
+        "limit_seconds": times.median(limit),
+        "loop_seconds": times.median(f"loop {dtype}"),
+        "share_of_loop": times.ratio(limit, f"loop {dtype}"),
+        "share_of_job": times.ratio(limit, dtype),
+    }
+
+
+def laplacian(site: Site, n: int, q: int, rows: int) -> Row:
+    """Score rows through q components of a kernel that no product gives."""
+    X, kernel = _normal(n, _COLUMNS), Laplacian(float(_COLUMNS))
+    model = site.saved(KernelPCA(q, kernel=kernel, workspace=site.folder).fit(X))
+    ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
+    theirs = site.jobs(sklearn_peers.LaplacianComponents(1 / _COLUMNS, q).fit(X), n, q)
+    require_agreement(site, ours, theirs, _normal(FEW, _COLUMNS), signed)
+    times = site.timed(_jobs(site, ours, theirs, rows, _COLUMNS))
+    return {"columns": _COLUMNS, "N": n, "rows": rows, **_beside(times, "float64", theirs)}
+
+
+def odd(site: Site, unfriendly: tuple[int, int, int], friendly: tuple[int, int, int], rows: int) -> Row:
+    """Score rows through models of (landmarks, columns, components) that are multiples of nothing, and that are."""
+    rivals: Rivals = {}
+    for name, (n, columns, q) in (("odd", unfriendly), ("friendly", friendly)):
+        model = site.saved(_components(site, q, _normal(n, columns)))
+        rivals[name] = partial(_score, site.client, model, site.rows(rows, columns))
+    times = site.timed(rivals)
+    per_value = [
+        [t / (rows * n) for t in times.seconds[s]] for s, (n, _, _) in zip(rivals, (unfriendly, friendly), strict=True)
+    ]
+    return {
+        "N,_columns,_components": f"{unfriendly[0]:,}, {unfriendly[1]}, {unfriendly[2]}",
+        "beside": f"{friendly[0]:,}, {friendly[1]}, {friendly[2]}",
+        "rows": rows,
+        "seconds": times.median("odd"),
+        "friendly_seconds": times.median("friendly"),
+        "times_as_long": Ratio.of(*per_value),
+    }
+
+
+def features(site: Site, sigma: float, n: int, columns: int, rows: int, dtypes: tuple[str, ...]) -> Iterator[Row]:
+    """Map rows through the features of n points, in the cholesky basis."""
+    X, kernel, gamma = _normal(n, columns), Gaussian(sigma), 0.5 / sigma**2
+    maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=dtype).fit(X) for dtype in dtypes}
+    ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(phi)) for dtype, phi in maps.items()}
+    theirs = site.jobs(sklearn_peers.nystroem(gamma, n).fit(X), n, n)
+    require_agreement(site, ours, theirs, np.vstack([X[:FEW], _normal(FEW, columns)]), products)
+    times = site.timed(_jobs(site, ours, theirs, rows, columns))
+    for dtype, phi in maps.items():
+        yield {
+            "columns": columns,
+            "N": n,
+            "rows": rows,
+            "dtype": dtype,
+            "features": phi.rank_,
+            **_beside(times, dtype, theirs),
+            "error": phi.certificate_.error,
+            "Nystroem's": sklearn_peers.error(sklearn_peers.nystroem(gamma, n), kernel, X, dtype),
+        }
+
+
+def fits(site: Site, n: int, columns: int, q: int, rounds: int) -> Iterator[Row]:
+    """Fit q components, and all features, to n rows; in this process, on all its cores."""
+    X, kernel, gamma = _normal(n, columns), gaussian(columns), 1 / columns
+    pairs: list[tuple[sklearn_peers.Transformer, sklearn_peers.Transformer]] = [
+        (KernelPCA(q, kernel=kernel), sklearn_peers.components(gamma, q, "dense")),
+        (ExactFeatureMap(kernel, basis="cholesky"), sklearn_peers.nystroem(gamma, n)),
+    ]
+    for ours, theirs in pairs:
+        times = site.timed({"ours": _fit(ours, X), "theirs": _fit(theirs, X)}, rounds)
+        yield {
+            "fit": type(ours).__name__,
+            "scikit-learn's": type(theirs).__name__,
+            "N": n,
+            "columns": columns,
+            "seconds": times.median("ours"),
+            "scikit-learn": times.median("theirs"),
+            "times_less": times.ratio("theirs", "ours"),
+        }
+
+
+def _fit(estimator: sklearn_peers.Transformer, X: Array) -> Callable[[Path], object]:
+    return lambda _: estimator.fit(X)
+
+
+def dask_share(site: Site, n: int, q: int, rows: int) -> Row:
+    """Score the same rows on the cluster and on threads of this process."""
+    from dask.system import CPU_COUNT
+
+    model, source = site.saved(_components(site, q, _normal(n, _COLUMNS))), site.rows(rows, _COLUMNS)
+    times = site.timed(
+        {"cluster": partial(_score, site.client, model, source), "threads": partial(_score, None, model, source)}
+    )
+    return {
+        "rows": rows,
+        "N": n,
+        "columns": _COLUMNS,
+        "dask_threads": site.threads,
+        "pool_threads": CPU_COUNT,
+        "cluster_seconds": times.median("cluster"),
+        "pool_seconds": times.median("threads"),
+        "times_as_long": times.ratio("cluster", "threads"),
+    }
+
+
+def grown(site: Site, n: int, q: int, rows: int) -> Grown:
+    """Score rows once on a cluster whose peak of memory is then that of this job."""
+    before = max(site.client.run(workers.process_bytes).values())
+    pca, source = random_components(n, q, _COLUMNS), site.rows(rows, _COLUMNS)
+    job = partial(_score, site.client, site.saved(pca))
+    site.timed({"imports": partial(job, site.rows(FEW, _COLUMNS))}, 1)
+    times = site.timed({"job": partial(job, source)}, 1)
+    peak = max(site.client.run(memory.peak_memory).values())
+    job_plan = plan(pca.model_, ["scores"], open_source(source), threads=site.threads)
+    predicted = job_plan.worker_bytes(max(site.client.nthreads().values()), before)
+    return Grown(times.median("job"), peak, predicted)
+
+
+def growth(jobs: Sequence[Grown], n: int, rows: int) -> Row:
+    """Return what jobs of the same size, each on a cluster of its own, took: medians."""
+    seconds, peak = [job.seconds for job in jobs], median(job.peak for job in jobs)
+    return {
+        "rows": rows,
+        "N": n,
+        "seconds": median(seconds),
+        "microseconds_a_row": Ratio.of(seconds, [rows / 1e6] * len(jobs)),
+        "peak_MB": peak / 1e6,
+        "predicted_MB": median(job.predicted for job in jobs) / 1e6,
+        "peak_of_predicted": median(job.peak / job.predicted for job in jobs),
+    }
+
+
+def _components(site: Site, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
+    return KernelPCA(q, kernel=gaussian(X.shape[1]), dtype=dtype, workspace=site.folder).fit(X)
+
+
+def random_components(n: int, q: int, columns: int) -> KernelPCA:
+    """Return components with random weights: time and memory do not depend on them, and a fit to many rows is long."""
+    X, weights = _normal(n, columns), np.random.default_rng(n).normal(size=(n, q))
+    pca = KernelPCA(1, kernel=gaussian(columns)).fit(_normal(FEW, columns))
+    pca.model_ = replace(pca.model_, landmarks=X, heads={"scores": Head(weights, np.zeros(q))})
+    return pca
+
+
+def _normal(n: int, columns: int) -> Array:
+    return np.random.default_rng([n, columns]).normal(size=(n, columns))

@@ -1,0 +1,367 @@
+"""The command line: parse, call the public functions, print. A named error is one sentence on standard error."""
+
+from dkfm.cli import early_interrupt  # noqa: F401  # what follows takes a while to import
+
+# isort: split
+
+import json
+import os
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dkfm import __version__
+from dkfm.cli import commands, options, performance_report, process
+from dkfm.core.budget import STALL_SECONDS
+from dkfm.core.printing import print_message, print_result, printable
+from dkfm.errors import DkfmError, StalledError
+from dkfm.files import temporary
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from dkfm.estimators import KernelEstimator
+    from dkfm.scoring.report import ScoreReport
+
+__all__ = ["main"]
+
+
+class _Group(click.Group):
+    """Exit code 0: done; 1: a named error, said in one sentence; 2: wrong usage; 130: interrupted."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # as click's
+        """Run a command: of this process's own words as all that it does, of others beside what it does."""
+        if args is None:
+            process.run(lambda: super(_Group, self).main(args, *others, **options))
+        return super().main(args, *others, **options)
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # as click's
+        """Read the words before the name of a command."""
+        with _printable_usage():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: click.Context) -> object:
+        shown = warnings.formatwarning
+        warnings.formatwarning = _told_warning
+        try:
+            with _printable_usage():
+                return super().invoke(ctx)
+        except DkfmError as error:
+            print_message(f"{type(error).__name__}: {error}")
+            if isinstance(error, StalledError):
+                temporary.remove_all()
+                os._exit(1)  # a thread that does not end would be waited for
+            ctx.exit(1)
+        except KeyboardInterrupt:
+            again = "; dkfm score goes on from there with the same command" * (ctx.invoked_subcommand == "score")
+            print_message(f"Interrupted{again}.")
+            ctx.exit(process.INTERRUPTED)
+        finally:
+            warnings.formatwarning = shown
+
+
+@contextmanager
+def _printable_usage() -> Iterator[None]:
+    """Escape the words of a user that an error of usage repeats."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise click.UsageError(printable(error.format_message()), error.ctx) from None
+
+
+def _told_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Say a warning in a line, without the place in the code, which tells a user of commands nothing."""
+    return f"{printable(f'{category.__name__}: {message}')}\n"
+
+
+_SCHEDULER = click.option(
+    "--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, threads of this process."
+)
+
+_REPORT = click.option(
+    "--report", "page", metavar="PAGE", help="Of a cluster: write Dask's report of the job here, as HTML."
+)
+
+_PROGRESS = click.option(
+    "--progress/--no-progress", default=True, show_default=True, help="Bars on standard error, where it is a terminal."
+)
+
+
+_KERNELS = (
+    "additive_chi_squared, arc_cosine, chi_squared, constant, cosine, exponential, gaussian, histogram_intersection, "
+    "jensen_shannon, laplacian, linear, matern, negative_squared_distance, periodic, polynomial, precomputed, "
+    "rational_quadratic, sigmoid; or module:function, a function f(X, Y) of yours that returns a block."
+)
+
+_TRUSTED = click.option(
+    "--trusted", multiple=True, metavar="MODULE:FUNCTION", help="A function of yours that MODEL may run as its kernel."
+)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dkfm")
+def main() -> None:
+    """Exact, explicit feature maps of any kernel, built and applied with Dask."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let what batch systems and closed terminals send end a job as Ctrl-C does: what is done is kept, in a sentence.
+
+    A signal that whoever started the command had ignored, as nohup does, stays so.
+    """
+    endings = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in endings:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in endings:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _client(address: str | None, page: str | None = None) -> "Iterator[Client | None]":
+    """Connect to a scheduler, if there is one, and write a report of what it does meanwhile, if one is asked for."""
+    if address is None:
+        yield None
+        return
+    from dkfm.execution.clusters.connect import connected
+
+    with _terminable(), connected(address) as client, performance_report.reported(client, page):
+        yield client
+
+
+@main.command()
+@click.argument("train")
+@click.argument("model")
+@click.option("--method", type=click.Choice(["features", "pca", "fisher"]), default="pca", show_default=True)
+@click.option("--basis", type=click.Choice(["symmetric", "spectral", "cholesky"]), help="Of features. [symmetric]")
+@click.option("--centered", is_flag=True, help="Of features: take their mean over TRAIN from them.")
+@click.option("--landmarks", type=click.Choice(["uniform", "kmeans", "pivots", "random_pivots"]), help="Of features.")
+@click.option("--n-landmarks", type=click.IntRange(min=1), help="How many landmarks are chosen; all rows by default.")
+@click.option(
+    "--tol", type=click.FloatRange(0, 1, max_open=True), help="Of features: the error bound to be content with."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    show_default=True,
+    help="What MODEL scores in.",
+)
+@click.option("--kernel", required=True, help=_KERNELS)
+@click.option("--param", multiple=True, metavar="NAME=VALUE", help="As sigma=5, sigma=1,2,3, sigma=median.")
+@click.option("--on-indefinite", type=click.Choice(["raise", "clip"]), default="raise", show_default=True)
+@click.option(
+    "--components",
+    callback=options.components,
+    metavar="NUMBER",
+    help="Of a pca: how many, or below 1 the share of variance they explain; of fisher: how many; all by default.",
+)
+@click.option("--labels", metavar="FILE", help="Of fisher: a .npy file of one label for each row of TRAIN.")
+@click.option("--label-column", metavar="NAME", help="Of fisher, in place of it: a column of a table, of numbers.")
+@click.option(
+    "--shrinkage", callback=options.shrinkage, metavar="NUMBER", help="Of fisher: the ridge, or auto. [0.001]"
+)
+@click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
+@click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
+@click.option("--id-column", metavar="NAME", help="Of a table: what is no feature.")
+@click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
+@_PROGRESS
+@_SCHEDULER
+@_REPORT
+def fit(train: str, model: str, scheduler: str | None, page: str | None, **options: object) -> None:
+    """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
+    from dkfm.cli.fit import Options, fitted
+
+    performance_report.require(page, scheduler, train, model)
+    estimator = fitted(train, model, Options(**options), _client(scheduler, page))  # type: ignore[arg-type]  # click checks them
+    print_result(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
+
+
+@main.command()
+@click.argument("model")
+@click.argument("input")
+@click.argument("output")
+@click.option(
+    "--output",
+    "names",
+    metavar="NAMES",
+    help="Some of scores, reconstruction_error, features, residual, predict, decision_function, predict_proba, "
+    "transform, with commas; by default what MODEL is for.",
+)
+@click.option("--on-invalid", type=click.Choice(["raise", "nan"]), default="raise", show_default=True)
+@click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")
+@click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default those of the fit, or all.")
+@click.option("--id-column", metavar="NAME", help="Of a table: kept as the first column of a Parquet OUTPUT.")
+@click.option(
+    "--stall-timeout",
+    type=click.FloatRange(min=1),
+    default=STALL_SECONDS,
+    show_default=True,
+    help="Seconds without a finished task after which the job ends.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and whether the workers can hold it.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")
+@click.option("--json", "as_json", is_flag=True, help="The report, or the plan, for machines.")
+@_TRUSTED
+@_PROGRESS
+@_SCHEDULER
+@_REPORT
+def score(
+    model: str,
+    input: str,  # noqa: A002  # click names the argument after what the user reads
+    output: str,
+    names: str | None,
+    on_invalid: str,
+    chunk_rows: int | None,
+    columns: str | None,
+    id_column: str | None,
+    stall_timeout: float,
+    dry_run: bool,
+    overwrite: bool,
+    as_json: bool,
+    trusted: tuple[str, ...],
+    progress: bool,
+    scheduler: str | None,
+    page: str | None,
+) -> None:
+    """Score the rows of INPUT through MODEL into OUTPUT, or go on with what was begun there.
+
+    INPUT is a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz; OUTPUT is a folder
+    of Parquet where it ends in .parquet, else a Zarr store.
+    """
+    from dkfm.scoring.run import batch_score, plan_score
+
+    options.find_modules(*trusted)
+    performance_report.require(page, scheduler, model, input, output)
+    with _terminable(), _client(scheduler, None if dry_run else page) as client:
+        asked = {
+            "output": options.listed(names),
+            "client": client,
+            "on_invalid": on_invalid,
+            "chunk_rows": chunk_rows,
+            "columns": options.listed(columns),
+            "id_column": id_column,
+            "overwrite": overwrite,
+            "trusted": trusted,
+        }
+        if dry_run:
+            plan = plan_score(model, input, output, **asked)  # type: ignore[arg-type]  # as its parameters are
+            print_result(*(plan.to_json() if as_json else str(plan)).splitlines())
+            plan.require()
+            return
+        report = batch_score(
+            model,
+            input,
+            output,
+            stall_timeout=stall_timeout,
+            progress=progress,
+            **asked,  # type: ignore[arg-type]  # as its parameters are
+        )
+    if as_json:
+        print_result(report.to_json())
+        return
+    print_result(f"{output}: {_told(report)}")
+
+
+def _told(report: "ScoreReport") -> str:
+    invalid = f", {report.invalid_rows:,} of them invalid" if report.invalid_rows else ""
+    before = report.chunks - report.scored_chunks
+    there = f", {before:,} of {report.chunks:,} chunks were there" if before else ""
+    again = f", {report.retries:,} tasks were started again" if report.retries else ""
+    speed = f", {report.rows_per_second:,.0f} rows per second" if report.scored_rows else ""
+    return f"{report.rows:,} rows{invalid}{there}{again}{speed}"
+
+
+@main.command()
+@click.argument("path")
+@click.option("--against", metavar="INPUT", help="Score some of an output's rows anew, or pair a map with these.")
+@click.option(
+    "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows of an output to score anew."
+)
+@click.option("--model", metavar="MODEL", help="Of an output: where its model is, if it moved.")
+@_TRUSTED
+def verify(path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...]) -> None:
+    """Measure a model's certificate anew, or hold an output against its receipts, and its input's rows."""
+    from dkfm.errors import InvalidInputError
+    from dkfm.storage import model_transfer
+
+    options.find_modules(*trusted)
+    if model_transfer.kind_of(path) == "scores":
+        from dkfm.scoring.verification import verify_scores
+
+        found = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
+        print_result(f"{path}: {found.rows:,} rows, every chunk as it was written")
+        if against is not None:
+            anew = f"{found.sampled:,} rows scored anew by the formula differ by at most {found.worst:.1g}"
+            print_result(f"{path}: {anew} of what rounding allows")
+        return
+    from dkfm.estimators import load
+    from dkfm.sources.base import open_source
+    from dkfm.sources.base import sample as sample_of
+
+    estimator = load(path, trusted=trusted)
+    seen = [str(name) for name in getattr(estimator, "feature_names_in_", [])] or None
+    if estimator.kernel_.of_numbers:
+        if against is None:
+            raise InvalidInputError("A model of a precomputed kernel is verified --against the Gram matrix of its fit.")
+        source = open_source(against, fitted=seen)
+        points: object = source.read(slice(0, source.shape[0]))
+    else:
+        points = None if against is None else sample_of(open_source(against, fitted=seen), 512)
+    print_result(*_verification(path, against, estimator, points))
+
+
+def _verification(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> "Iterator[str]":
+    """Yield what a model was found to be, line by line."""
+    from dkfm.estimators import ExactFeatureMap
+
+    found = estimator.verify(points)
+    first, *others = str(found).splitlines()
+    yield f"{path}: {first}"
+    if isinstance(estimator, ExactFeatureMap):
+        yield f"{path}: {_about(estimator)}"
+        dropped = f"{len(estimator.dropped_):,} dropped, {estimator.n_negative_:,} of them negative"
+        yield f"{path}: condition {estimator.condition_:.1e}, {dropped}"
+        if "training_certificate_" in vars(estimator):
+            yield f"{path}: pairs of training points, at fit: {estimator.training_certificate_}"
+    for line in others:
+        yield f"{against} {line}"
+
+
+def _about(estimator: "KernelEstimator") -> str:
+    from dkfm.estimators import ExactFeatureMap, KernelFisher
+
+    landmarks = f"{estimator.model_.landmarks.shape[0]:,} landmarks"
+    if isinstance(estimator, KernelFisher):
+        return f"{landmarks}, {len(estimator.classes_):,} classes, shrinkage {estimator.shrinkage_:.3g}"
+    if not isinstance(estimator, ExactFeatureMap):
+        return landmarks
+    return f"{landmarks}, rank {estimator.rank_:,}, error bound {estimator.error_bound_:.1e}"
+
+
+@main.command()
+@click.argument("path")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def info(path: str, as_json: bool) -> None:
+    """Say what a store of dkfm's is."""
+    from dkfm.cli.inspection import describe
+
+    facts = describe(path)
+    if as_json:
+        print_result(json.dumps(facts))
+        return
+    width = max(len(key) for key in facts)
+    print_result(*(f"{key:<{width}}  {value}" for key, value in facts.items()))
+
+
+for _command in (commands.demo, commands.bench, commands.compare):
+    main.add_command(_command)

@@ -1,0 +1,90 @@
+"""Commands that make no model and no scores: the demo, the benchmark, the comparison of kernels."""
+
+import json
+from pathlib import Path
+
+import click
+
+from dkfm.cli import options
+from dkfm.core.printing import print_result
+
+__all__ = ["bench", "compare", "demo"]
+
+
+@click.command()
+@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Rows to score.")
+@click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Where everything is put.")
+def demo(rows: int, directory: str) -> None:
+    """Run the main job on real digits, on a cluster of this machine."""
+    from dkfm.cli.demo import run
+
+    run(directory, rows, print_result)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Smaller: two minutes rather than twenty.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, a cluster of this machine.")
+def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
+    """Measure how fast dkfm is here, beside scikit-learn and beside the arithmetic alone."""
+    from dkfm.bench import run
+
+    report = run.run(run.QUICK if quick else run.FULL, scheduler, (lambda _: None) if as_json else print_result)
+    if as_json:
+        print_result(json.dumps(report))
+
+
+@click.command()
+@click.argument("train")
+@click.option("--labels", required=True, metavar="Y.NPY", help="A label for each row of TRAIN.")
+@click.option("--kernel", "words", multiple=True, required=True, metavar="KERNEL", help="Once for each; see above.")
+@click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but --id-column.")
+@click.option("--id-column", metavar="NAME", help="Of a table: what is no feature.")
+@click.option("--test", metavar="TEST", help="Rows held out; by default a quarter of TRAIN.")
+@click.option("--test-labels", metavar="Y.NPY", help="A label for each row of TEST.")
+@click.option("--html", metavar="PAGE", help="Write a page with pictures here; t-SNE with the extra tsne.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def compare(
+    train: str,
+    labels: str,
+    words: tuple[str, ...],
+    columns: str | None,
+    id_column: str | None,
+    test: str | None,
+    test_labels: str | None,
+    html: str | None,
+    as_json: bool,
+) -> None:
+    """Say what each kernel makes of the labelled rows of TRAIN, in a table and on a page.
+
+    A KERNEL is a name, with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784; or
+    module:name, a kernel or a function f(X, Y) of yours; or JSON, as dkfm info prints it of a model.
+    """
+    from dkfm.comparison import html_page
+    from dkfm.comparison.compare import compare_kernels
+    from dkfm.files.location import place_of, require_apart
+    from dkfm.plotting.axes import pyplot
+    from dkfm.sources.base import Named, open_source
+    from dkfm.storage.output_location import root_of
+
+    kernels = [options.kernel(word) for word in words]
+    if html is not None:
+        pyplot()
+        options.require_writable(html)
+        html_page.require_replaceable(Path(html).resolve())
+    y = options.labels(labels, "--labels")
+    t = None if test_labels is None else options.labels(test_labels, "--test-labels")
+    rows = open_source(train, columns=options.listed(columns), id_column=id_column)
+    if html is not None:
+        read = [
+            root_of(test) if test is not None else None,
+            Path(labels),
+            None if test_labels is None else Path(test_labels),
+        ]
+        require_apart(Path(html).absolute(), "page", [place_of(rows), *read])
+    names = list(rows.columns) if isinstance(rows, Named) else None
+    held_out = None if test is None else open_source(test, "test", columns=names)
+    found = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)
+    print_result(*(found.to_json() if as_json else str(found)).splitlines())
+    if html is not None:
+        found.save_page(html)

@@ -1,0 +1,122 @@
+"""What `dkfm fit` does: from its options to an estimator, its rows and its labels, and to a saved model."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from dkfm.cli import options as arguments
+from dkfm.errors import InvalidInputError
+from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA
+from dkfm.execution import memory
+from dkfm.files import change_detection
+from dkfm.files.location import place_of, require_apart, require_outside
+from dkfm.kernels import serialization
+from dkfm.kernels.base import Kernel
+from dkfm.sources.base import Named, Source, open_source
+from dkfm.storage import model_transfer, zarr_store
+from dkfm.storage.output_location import root_of
+
+if TYPE_CHECKING:
+    from dkfm.core.rows import Array
+
+__all__ = ["Options", "fitted"]
+
+_OF_FEATURES = "basis", "centered", "landmarks", "n_landmarks", "tol"
+_OF_FISHER = "labels", "label_column", "shrinkage"
+_SHARED = "tile_rows", "workspace", "on_indefinite", "dtype", "progress"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `dkfm fit` of these names."""
+
+    method: str
+    basis: str | None
+    centered: bool
+    landmarks: str | None
+    n_landmarks: int | None
+    tol: float | None
+    dtype: str
+    kernel: str
+    param: tuple[str, ...]
+    on_indefinite: str
+    components: int | float | None
+    labels: str | None
+    label_column: str | None
+    shrinkage: float | str | None
+    tile_rows: int | None
+    columns: str | None
+    id_column: str | None
+    workspace: str | None
+    progress: bool
+
+    def given(self, names: tuple[str, ...]) -> dict[str, object]:
+        """Return those of the options that were given, by name."""
+        found = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in found.items() if value is not None and value is not False}
+
+    def require(self) -> None:
+        """Raise a usage error where options do not belong together."""
+        for method, names in (("features", _OF_FEATURES), ("fisher", _OF_FISHER)):
+            if self.method != method and (wrong := self.given(names)):
+                raise click.UsageError(f"--{next(iter(wrong)).replace('_', '-')} belongs to --method {method}.")
+        if self.method == "features" and self.components is not None:
+            raise click.UsageError("--components belongs to --method pca and --method fisher.")
+        if self.method == "fisher" and (self.labels is None) == (self.label_column is None):
+            raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
+
+
+def fitted(train: str, model: str, options: Options, cluster: AbstractContextManager[object]) -> KernelEstimator:
+    """Fit what the options say to the rows of a source, and save it; `cluster` is entered while it is fitted."""
+    options.require()
+    arguments.find_modules(options.kernel)
+    chosen = serialization.by_name(options.kernel, arguments.parameters(options.param))
+    serialization.to_config(chosen)  # what cannot be saved is told before hours of work
+    estimator = _estimator(chosen, options)
+    model_transfer.require_free(model)
+    whole = open_source(train, columns=arguments.listed(options.columns), id_column=options.id_column)
+    read = [place_of(whole), None if options.labels is None else Path(options.labels)]
+    require_apart(root_of(model), "model", read)
+    if options.workspace is not None:
+        require_outside(zarr_store.local_path(options.workspace).absolute(), "workspace", read)
+    with change_detection.watching(whole) as watch:
+        source, labels = _labelled(whole, train, options)
+        if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
+            memory.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
+        rows = source.read(slice(0, source.shape[0]))
+        watch.require_same("read", "fit again")
+    with cluster:
+        estimator.fit(rows, labels)
+    if isinstance(source, Named):
+        estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
+    estimator.save(model)
+    return estimator
+
+
+def _estimator(kernel: Kernel, options: Options) -> KernelEstimator:
+    shared = {name: getattr(options, name) for name in _SHARED}
+    if options.method == "features":
+        return ExactFeatureMap(kernel).set_params(**options.given(_OF_FEATURES), **shared)
+    if options.method == "pca":
+        return KernelPCA(options.components, kernel=kernel).set_params(**shared)
+    shrinkage = {} if options.shrinkage is None else {"shrinkage": options.shrinkage}
+    return KernelFisher(cast("int | None", options.components), kernel=kernel).set_params(**shrinkage, **shared)
+
+
+def _labelled(source: Source, train: str, options: Options) -> "tuple[Source, npt.NDArray[np.generic] | None]":
+    """Return the rows of a source without the column of labels, and the labels, where there are any."""
+    ids, label = options.id_column, options.label_column
+    if label is None:
+        return source, None if options.labels is None else arguments.labels(options.labels, "--labels")
+    if not isinstance(source, Named):
+        raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
+    named = open_source(train, columns=[label], id_column=ids)
+    values = cast("Array", named.read(slice(0, named.shape[0])))[:, 0]
+    whole = bool((values == np.rint(values)).all())
+    others = [name for name in source.columns if name != label]
+    return open_source(train, columns=others, id_column=ids), values.astype(np.int64) if whole else values

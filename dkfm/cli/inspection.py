@@ -1,0 +1,92 @@
+"""What a store is, in a few plain facts."""
+
+from pathlib import Path
+
+from dkfm.errors import StoreError, UntrustedError
+from dkfm.files.object_store import Root
+from dkfm.kernels import serialization
+from dkfm.scoring import completion, outputs
+from dkfm.storage import csr, model_transfer, zarr_schema
+from dkfm.storage.model_store import load_record
+from dkfm.storage.output_location import root_of
+
+__all__ = ["describe"]
+
+
+def describe(path: str | Path) -> dict[str, object]:
+    """Return the facts of a Gram, a model or an output, as plain JSON values.
+
+    Raises
+    ------
+    StoreError
+        Nothing there, or nothing of dkfm's; at a URL, a store that is neither a model nor an output.
+    """
+    root = root_of(path)
+    kind = model_transfer.kind_of(path)
+    if kind == "scores":
+        return {"kind": kind, "path": str(root), "format": zarr_schema.VERSIONS[kind]} | _scores(root)
+    with model_transfer.fetched(path) as folder:
+        attributes = zarr_schema.read_group(folder, kind)
+        facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
+        return facts | {"gram": _gram, "model": _model, "rows": _rows}[kind](folder, attributes)
+
+
+def _gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    info = zarr_schema.read_array(root / "gram")
+    identity = attributes.get("identity")
+    return {
+        "kernel": identity.get("kernel") if isinstance(identity, dict) else None,
+        "shape": list(info.shape),
+        "tile_rows": info.chunks[0],
+        "complete": (root / zarr_schema.MARKER).exists(),
+    }
+
+
+def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    try:
+        record = load_record(root)
+    except UntrustedError as error:
+        return {"kernel": attributes.get("kernel"), "code": str(error)}
+    return {
+        "estimator": record.estimator,
+        "kernel": serialization.to_config(record.model.kernel),
+        "rank": next((len(record.arrays[name]) for name in ("eigenvalues", "pivots") if name in record.arrays), None),
+        "landmarks": record.model.landmarks.shape[0],
+        "columns": record.model.columns,
+        "outputs": {name: head.width for name, head in record.model.heads.items()},
+        **({"classes": list(record.classes)} if record.classes else {}),
+        "parameters": dict(record.parameters),
+        "certificates": record.fitted.get("certificates"),
+        "bytes": record.model.nbytes,
+        "digest": record.digest,
+    }
+
+
+def _rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    if (root / "rows").is_dir():
+        info = zarr_schema.read_array(root / "rows")
+        return {"shape": list(info.shape), "chunk_rows": info.chunks[0]}
+    _, values, pointers = (zarr_schema.read_array(root / name).shape[0] for name in csr.array_names("rows"))
+    return {"rows": pointers - 1, "values": values}
+
+
+def _scores(root: Root) -> dict[str, object]:
+    output = outputs.read(root)
+    facts: dict[str, object] = {
+        "outputs": {columns.output: columns.width for columns in output.columns},
+        **({"classes": list(output.classes)} if output.classes else {}),
+        "rows": output.rows,
+        "chunk_rows": output.chunk_rows,
+        "chunks": output.chunks,
+        "dtype": output.dtype,
+        "model": dict(output.model),
+        "input": dict(output.input),
+        "settings": dict(output.settings),
+    }
+    try:
+        receipts = completion.open_complete(root)[1].values()
+    except StoreError as error:
+        done = len({receipt.chunk for receipt in completion.journalled(output)})
+        return facts | {"complete": False, "reason": str(error), "chunks_in_the_journal": done}
+    invalid, size = (sum(values) for values in zip(*((r.invalid_rows, r.bytes) for r in receipts), strict=True))
+    return facts | {"complete": True, "invalid_rows": invalid, "bytes": size}

@@ -1,0 +1,121 @@
+"""Words of the command line: how they become numbers, lists and parameters, and which are refused."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dkfm.errors import InvalidInputError, reason
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from dkfm.kernels import Kernel
+
+__all__ = ["components", "find_modules", "kernel", "labels", "listed", "parameters", "require_writable", "shrinkage"]
+
+
+def parameters(values: tuple[str, ...]) -> dict[str, object]:
+    """Return the parameters of a kernel, by name."""
+    parameters: dict[str, object] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not (name and equals and text):
+            raise click.UsageError(f"A parameter is written NAME=VALUE, and not {value!r}.")
+        parts = [_number(part) for part in text.strip("()[] ").split(",") if part.strip()]
+        parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
+    return parameters
+
+
+def kernel(word: str) -> "Kernel":
+    """Return the kernel that a word tells: a name, its parameters after a colon; or ``module:name``; or JSON.
+
+    >>> kernel("polynomial:degree=9,scale=1/784").degree
+    9
+    >>> kernel('{"name": "warped", "kernel": {"name": "linear"}, "h": {"name": "affine", "scale": 2, "shift": -1}}')
+    Linear().warp(Affine(scale=2.0, shift=-1.0))
+    """
+    from dkfm.kernels import serialization
+
+    if word.lstrip().startswith("{"):
+        try:
+            stored = json.loads(word)
+        except (ValueError, RecursionError) as error:
+            raise click.UsageError(f"{word!r:.50} is no kernel in JSON: {error}.") from None
+        return serialization.from_config(stored)
+    name, _, rest = word.partition(":")
+    if "=" not in rest:
+        find_modules(word)
+        return serialization.by_name(word, {})
+    return serialization.by_name(name, parameters(tuple(re.split(r",(?=\s*\w+=)", rest))))
+
+
+def _number(text: str) -> object:
+    """Return a number, or a fraction of two; another word is for the kernel to take or refuse."""
+    try:
+        above, slash, below = text.partition("/")
+        if slash and float(below):
+            return float(above) / float(below)
+        return int(text) if text.strip().lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text
+
+
+def components(context: click.Context, parameter: click.Parameter, text: str | None) -> int | float | None:
+    """Return a count, or a share of the variance below 1."""
+    number = None if text is None else _number(text)
+    if number is None or (isinstance(number, int) and number >= 1) or (isinstance(number, float) and 0 < number < 1):
+        return number
+    raise click.BadParameter(f"{text} is no number of components, nor a share of variance below 1.")
+
+
+def shrinkage(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
+    """Return a ridge, or "auto"."""
+    number = None if text is None else _number(text)
+    if number is None or number == "auto" or isinstance(number, float | int):
+        return number
+    raise click.BadParameter(f'{text} is no number, nor "auto".')
+
+
+def find_modules(*functions: str) -> None:
+    """Let functions that the user names be imported from the working directory, after all that is installed."""
+    if any(":" in function for function in functions) and "" not in sys.path:
+        sys.path.append("")
+
+
+def listed(text: str | None) -> list[str] | None:
+    """Return names that stand with commas between them.
+
+    >>> listed("a, b")
+    ['a', 'b']
+    """
+    return None if text is None else [part.strip() for part in text.split(",")]
+
+
+def labels(path: str, option: str) -> "npt.NDArray[np.generic]":
+    """Return the labels (n,) of a .npy file, which is never unpickled."""
+    from dkfm.sources import npy  # NumPy takes long, and --help needs none of it
+
+    if not Path(path).exists():
+        raise InvalidInputError(f"There is no {path}, which {option} names.")
+    try:
+        found = npy.load(path)
+    except InvalidInputError as error:
+        words = " (words are saved with .astype(str))" if "objects" in str(error) else ""
+        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {reason(error)}{words}.") from None
+    if found.ndim != 1:
+        raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {found.shape}.")
+    return found
+
+
+def require_writable(path: str) -> None:
+    """Raise before the work where a page could not be written at its end, because there is no folder for it."""
+    folder = Path(path).absolute().parent
+    if not folder.is_dir() or Path(path).is_dir():
+        raise InvalidInputError(
+            f"{path} cannot be written: {'it is a folder' if folder.is_dir() else 'its folder is not there'}."
+        )

@@ -1,0 +1,1 @@
+"""Kernels compared on the same labelled rows."""

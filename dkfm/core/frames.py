@@ -1,0 +1,123 @@
+"""Data frames and labelled arrays as rows: whose columns have names, and whether two sides name them alike.
+
+pandas, polars, pyarrow and xarray are recognised by what they offer, and never imported.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from dkfm.core.rows import Rows, as_rows
+from dkfm.errors import InvalidInputError
+
+__all__ = [
+    "checked_names",
+    "column_names",
+    "is_dask_array",
+    "paired_rows",
+    "require_once",
+    "require_same_columns",
+    "select",
+    "some",
+    "unwrapped",
+]
+
+_NAMED = 5
+"""Columns that a message names."""
+
+
+def unwrapped(X: object) -> object:
+    """Return a DataArray of xarray's as the array that it holds, and a record batch of Arrow's as a table; else X.
+
+    A DataArray holds a NumPy array or a dask array. scikit-learn reads the names of a table, and not of a batch.
+    """
+    if hasattr(X, "dims") and hasattr(X, "coords") and hasattr(X, "data"):
+        return X.data
+    if hasattr(X, "column_names") and hasattr(X, "__arrow_c_array__") and hasattr(X, "schema"):
+        return X.schema.empty_table().from_batches([X])
+    return X
+
+
+def is_dask_array(X: object) -> bool:
+    """Whether X is a dask array; data frames of dask's, and data sets of xarray's, are none."""
+    return hasattr(X, "__dask_graph__") and hasattr(X, "rechunk")
+
+
+def column_names(X: object, name: str = "X") -> tuple[str, ...] | None:
+    """Return the names of the columns of a data frame; None for an array, and for a frame that numbers its columns.
+
+    Raises
+    ------
+    InvalidInputError
+        Some names are text and others are not.
+    """
+    if not hasattr(X, "shape"):
+        return None
+    found = getattr(X, "column_names", None)  # of Arrow, whose `columns` are the values
+    found = getattr(X, "columns", None) if found is None else found
+    if found is None or isinstance(found, int):
+        return None
+    names = list(found)
+    texts = sum(isinstance(column, str) for column in names)
+    if 0 < texts < len(names):
+        raise InvalidInputError(f"{name} has columns of which only some are called by text; rename the others.")
+    return tuple(map(str, names)) if texts else None
+
+
+def is_numbered_in_order(frame: object) -> bool:
+    """Whether the columns of a data frame without names are numbered 0, 1, .. in order; True of what has none."""
+    labels = getattr(frame, "columns", None)
+    return labels is None or isinstance(labels, int) or list(labels) == list(range(len(labels)))
+
+
+def select(frame: object, columns: Sequence[str]) -> object:
+    """Return some columns of a data frame, by name, in this order."""
+    if hasattr(frame, "iloc"):  # of pandas
+        return frame[list(columns)]  # type: ignore[index]  # a data frame
+    return frame.select(list(columns))  # type: ignore[attr-defined]  # of polars and of Arrow
+
+
+def require_same_columns(X: object, Y: object, what: str, other: str) -> None:
+    """Raise where the columns of both sides have names and these, or their order, differ."""
+    first, second = column_names(X, what), column_names(Y, other)
+    if first is None or second is None or first == second:
+        return
+    place = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
+    if place is None:
+        told = f"{other} has {len(second)} columns and {what} has {len(first)}"
+    else:
+        told = f"column {place} of {other} is {second[place]!r:.100}, and of {what} {first[place]!r:.100}"
+    raise InvalidInputError(f"{told}; give both the same columns in the same order.")
+
+
+def paired_rows(X: object, Y: object) -> tuple[Rows, Rows]:
+    """Return two sides that a kernel compares as rows; X twice where there is no Y."""
+    x = as_rows(X)
+    y = x if Y is None or Y is X else as_rows(Y, "Y")
+    if x.shape[1] != y.shape[1]:
+        raise InvalidInputError(f"X has {x.shape[1]} columns and Y has {y.shape[1]}; a kernel compares equals.")
+    if y is not x:
+        require_same_columns(X, Y, "X", "Y")
+    return x, y
+
+
+def checked_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names of columns that a user asks for, each once; None for none."""
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+        raise InvalidInputError(f"columns must be a list of names, and is {columns!r:.100}.")
+    require_once(columns, "columns names")
+    return tuple(columns)
+
+
+def require_once(names: Sequence[str], where: str) -> None:
+    """Raise if a name is there more than once."""
+    if len(set(names)) < len(names):
+        twice = sorted(name for name, times in Counter(names).items() if times > 1)
+        raise InvalidInputError(f"{where} {some(twice)} more than once; every column needs a name of its own.")
+
+
+def some(names: Sequence[str]) -> str:
+    """Return a few names of columns for a message."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"column(s) {', '.join(f'{name!r:.100}' for name in names[:_NAMED])}{more}"

@@ -1,0 +1,175 @@
+"""The way back from scores to rows: by ridge regression, as scikit-learn does it, and by a fixed point."""
+
+from __future__ import annotations
+
+import warnings
+from typing import cast
+
+import numpy as np
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
+from dkfm.core.chunking import require_count
+from dkfm.core.frames import column_names
+from dkfm.core.rows import Array, as_rows, double
+from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError, UnsupportedStoreError
+from dkfm.estimators.base import KernelEstimator
+from dkfm.estimators.feature_names import require_own_order
+from dkfm.estimators.fitting import preimages
+from dkfm.estimators.fitting.training_data import Training
+from dkfm.execution import memory
+from dkfm.execution.workers import threads_of_a_task
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.transformed import Warped
+from dkfm.numerics import scorer
+from dkfm.numerics.model import Head, Model
+from dkfm.storage.model_store import Record
+
+__all__ = ["Preimages"]
+
+
+class Preimages(KernelEstimator):
+    """What a fit of components adds to go back."""
+
+    alpha: float
+    dual_coef_: Array
+    X_transformed_fit_: Array
+
+    @classmethod
+    def _from_record(cls, record: Record) -> KernelEstimator:
+        arrays, (n, _) = record.arrays, record.model.head("scores").weights.shape
+        q, d = record.model.head("scores").columns, record.model.columns
+        shapes = {"eigenvalues": (q,), "sample_weight": (n,), "dual_coef": (n, d), "X_transformed_fit": (n, q)}
+        shapes |= {"mean": (d,), "scale": (d,)}
+        if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
+            raise UnsupportedStoreError("The fitted arrays of components do not fit their model.")
+        if not (arrays.get("sample_weight", np.ones(1)) > 0).all():
+            raise UnsupportedStoreError("The weights of the training rows are not all positive.")
+        return super()._from_record(record)
+
+    def inverse_transform(self, X: object) -> Array:
+        """Return the rows (n, d) that scores X (n, q) come from, as kernel ridge regression has learned them.
+
+        Raises
+        ------
+        NotFittedError
+            Fitted without `fit_inverse_transform`.
+
+        Notes
+        -----
+        Bakir, Weston and Schoelkopf, "Learning to find pre-images" (2004). The kernel of the ridge is that of the fit.
+        """
+        check_is_fitted(self, "model_")
+        if not hasattr(self, "dual_coef_"):
+            raise NotFittedError("The inverse transform is not available: fit with fit_inverse_transform=True.")
+        model = Model(
+            _of_scores(self.kernel_, hasattr(self, "scale_")),
+            self.X_transformed_fit_,
+            {"points": Head(self.dual_coef_)},
+        )
+        scores = self._scores_of(X)
+        with threads_of_a_task():
+            found = scorer.compute_finite_scores(scorer.prepare_compact_scorer(model), "points", scores, "X")
+        return found.astype(self.model_.dtype, copy=False)
+
+    def preimage(self, X: object, init: object = None, *, tol: float = 1e-6, max_iter: int = 1000) -> Array:
+        """Return rows (n, d) whose features are nearest to those of scores X (n, q), by Mika's fixed point.
+
+        For Gaussian kernels, also of standardized rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, q)
+        init : array-like of shape (n, d), optional
+            Where the iteration begins, for denoising the noisy rows; by default at the training row of the nearest
+            scores.
+        tol : float
+            A step that is shorter than this share of the spread of the training rows ends it.
+        max_iter : int
+
+        Warns
+        -----
+        DkfmWarning
+            Some rows were still moving, or could not; they are returned as they are.
+
+        Notes
+        -----
+        Mika et al., "Kernel PCA and de-noising in feature spaces" (1999), eq. (10).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from dkfm import KernelPCA
+        >>> X = np.random.default_rng(0).normal(size=(100, 2))
+        >>> pca = KernelPCA(kernel="rbf").fit(X)
+        >>> bool(np.allclose(pca.preimage(pca.transform(X[:5])), X[:5], atol=1e-5))
+        True
+        """
+        check_is_fitted(self, "model_")
+        require_count(max_iter, "max_iter")
+        if not tol >= 0:
+            raise InvalidInputError(f"tol must be a number >= 0, and is {tol!r}.")
+        points, scores = self.model_.points, self._scores_of(X)
+        if not preimages.has_fixed_point(self.kernel_) or not isinstance(points, np.ndarray):
+            raise NotSupportedError(f"The fixed point is of Gaussian kernels of dense rows; this is {self.kernel_!r}.")
+        start = self._nearest(scores) if init is None else double(as_rows(init, "init"))
+        if start.shape != (len(scores), points.shape[1]) or not isinstance(start, np.ndarray):
+            raise InvalidInputError(f"init must be of shape {(len(scores), points.shape[1])}, and is {start.shape}.")
+        if init is not None:
+            self._require_seen(init)
+        head = self.model_.head("scores")
+        weights = head.weights[:, : head.columns].astype(np.float64)
+        mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
+        with threads_of_a_task():
+            found = preimages.fixed_point(
+                self.kernel_, points, preimages.Span(weights, mean), scores, start, tol, max_iter
+            )
+        if not found.settled.all():
+            moving = int((~found.settled).sum())
+            warnings.warn(f"{moving} of {len(scores)} pre-images have not settled.", DkfmWarning, stacklevel=2)
+        return found.points.astype(self.model_.dtype, copy=False)
+
+    def _scores_of(self, X: object) -> Array:
+        scores, q = double(as_rows(X)), self._n_features_out
+        require_own_order(column_names(X), list(self.get_feature_names_out()), "The scores")
+        if not isinstance(scores, np.ndarray) or scores.shape[1] != q:
+            raise InvalidInputError(f"Scores must be dense, with {q} columns, and these have {scores.shape[1]}.")
+        return scores
+
+    def _nearest(self, scores: Array) -> Array:
+        """Return the training rows whose scores are nearest."""
+        points = self.model_.points
+        with threads_of_a_task():
+            known = scorer.compute_finite_scores(self._scorer(), "scores", points, "The training rows").astype(
+                np.float64
+            )
+        return cast("Array", points)[preimages.nearest(scores, known)]
+
+    def _require_way_back(self, given: Training, standardized: bool) -> None:
+        """Raise before the work where there is no ridge regression of the training rows on their scores."""
+        alpha = self.alpha
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 <= alpha < np.inf:
+            raise InvalidInputError(f"alpha must be a finite number >= 0, and is {alpha!r}.")
+        if not isinstance(given.landmarks, np.ndarray):
+            raise NotSupportedError("The inverse transform is of dense rows, and these are sparse.")
+        try:
+            _of_scores(given.kernel, standardized)(np.ones((1, given.landmarks.shape[1] + 1)))
+        except KernelError:
+            raise NotSupportedError(
+                f"{given.kernel!r} takes rows of {given.landmarks.shape[1]} columns, and not their scores: it has no "
+                "inverse transform."
+            ) from None
+
+    def _inverse(self, given: Training, scores: Array, weights: Array, standardized: bool) -> dict[str, object]:
+        """Return what `inverse_transform` needs, from the scores of the training rows."""
+        if not scores.shape[1]:
+            raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
+        n, kernel = len(scores), _of_scores(given.kernel, standardized)
+        memory.require_driver(n, given.width, kernel.blocks, kernel.copies, squares=1)
+        X = cast("Array", given.landmarks)
+        return {"X_transformed_fit": scores, "dual_coef": preimages.ridge(kernel, scores, X, self.alpha / weights)}
+
+
+def _of_scores(kernel: Kernel, standardized: bool) -> Kernel:
+    """Return the kernel of a fit without the scales of columns, which scores do not have."""
+    return kernel.kernel if standardized and isinstance(kernel, Warped) else kernel

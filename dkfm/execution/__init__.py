@@ -1,0 +1,1 @@
+"""Tasks on threads of this process or on a Dask cluster."""

@@ -1,0 +1,1 @@
+"""Dask clusters: found, started and connected to."""

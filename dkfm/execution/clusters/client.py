@@ -1,0 +1,162 @@
+"""Clients of Dask and clusters of this machine: found, connected to, started, asked."""
+
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dkfm.errors import ClusterError
+from dkfm.files import temporary
+
+if TYPE_CHECKING:
+    from distributed import Client, LocalCluster
+
+__all__ = [
+    "ask_scheduler",
+    "find_client",
+    "inside_worker",
+    "local_cluster",
+    "require_dask",
+    "wait_for_workers",
+    "worker_facts",
+    "worker_name",
+]
+
+_GOODBYE = 10
+"""Seconds that the workers of a local cluster have to leave it."""
+
+_ARRIVAL = 30
+"""Seconds that the first worker of a cluster has to come."""
+
+_ANSWER = 10
+"""Seconds that a scheduler has to answer a question."""
+
+
+_OLDEST_DASK = (2026, 3)
+"""What pyproject.toml has."""
+
+
+def find_client(client: "Client | None") -> "Client | None":
+    """Return the client to use: the one given, else the current one; none inside a worker, which computes in place."""
+    if client is not None or "distributed" not in sys.modules or inside_worker():
+        return client
+    from distributed import default_client
+
+    try:
+        current: Client = default_client()
+    except ValueError:
+        return None
+    return current
+
+
+def inside_worker() -> bool:
+    """Whether this is a task of a distributed worker."""
+    return worker_name() is not None
+
+
+def worker_name() -> str | None:
+    """Return the address of the distributed worker whose task this is; None outside of one."""
+    if "distributed" not in sys.modules:
+        return None
+    from distributed import get_worker
+
+    try:
+        return str(get_worker().address)
+    except ValueError:
+        return None
+
+
+def worker_facts(client: "Client") -> dict[str, dict[str, Any]] | None:
+    """Return what a scheduler knows of each of its workers, by address; None if it does not answer."""
+    identity = ask_scheduler(client, "identity")
+    return None if identity is None else dict(identity["workers"])
+
+
+def wait_for_workers(client: "Client") -> None:
+    """Wait until there is a worker, be it a paused one; raise a ClusterError where none comes, or nobody answers."""
+    deadline, wish = time.monotonic() + _ARRIVAL, None
+    while not (facts := worker_facts(client)):
+        # An adaptive cluster starts workers for tasks alone; this one is let go with the name.
+        wish = wish or (None if facts is None else client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}"))
+        if facts is None:
+            raise ClusterError("The scheduler does not answer; is it still there?")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"The cluster has had no worker for {_ARRIVAL} seconds; start one and try again.")
+        time.sleep(0.1)
+
+
+def ask_scheduler(client: "Client", question: str, **options: object) -> Any:  # JSON of distributed
+    """Return the scheduler's answer to one of its own questions; None if there is none soon."""
+    if client.status != "running":
+        return None
+    try:
+        return client.sync(getattr(client.scheduler, question), callback_timeout=_ANSWER, **options)
+    except (TimeoutError, OSError):
+        return None
+
+
+_QUIET: dict[str, tuple[object, object]] = {
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": (65536, 2**27),
+    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": (None, 2**25),
+    "distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": (None, 2),
+    "distributed.admin.tick.interval": ("20ms", "500ms"),
+    "distributed.admin.system-monitor.interval": ("500ms", "1s"),
+    "distributed.worker.memory.monitor-interval": ("100ms", "250ms"),
+    "distributed.worker.profile.interval": ("10ms", "100ms"),
+}
+"""Dask's defaults, and ours. Its own cost a twentieth of two cores for memory that is given back to the system between
+any two uses, and a fortieth for looking at itself so often.
+"""
+
+
+def _quiet() -> dict[str, object]:
+    """Return the settings of `_QUIET` that are Dask's defaults here: what a user has set stays."""
+    import dask
+    import distributed  # noqa: F401  # its defaults
+
+    return {key: ours for key, (default, ours) in _QUIET.items() if dask.config.get(key, None) == default}
+
+
+def require_dask() -> None:
+    """Raise unless Dask is as new as dkfm's package asks: an older one that is installed later fails in odd ways."""
+    from importlib.metadata import version
+
+    for name in ("dask", "distributed"):
+        there = version(name)
+        if tuple(map(int, there.split(".")[:2])) < _OLDEST_DASK:
+            oldest = ".".join(map(str, _OLDEST_DASK))
+            raise ClusterError(f"dkfm needs {name} {oldest} or newer, and {there} is installed; install dkfm again.")
+
+
+@contextmanager
+def local_cluster() -> Iterator["LocalCluster"]:
+    """Start a cluster on this machine: one worker process with a thread a core; it listens on loopback alone."""
+    require_dask()
+    import dask
+    from dask.system import CPU_COUNT
+    from distributed import LocalCluster
+
+    from dkfm.execution.clusters.local import LeaveQuietly
+
+    with (
+        temporary.folder("cluster") as folder,
+        # The scheduler's too, which has no parameter for it.
+        dask.config.set({"temporary-directory": str(folder), **_quiet()}),
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=CPU_COUNT,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            plugins=(LeaveQuietly(),),
+        ) as cluster,
+    ):
+        try:
+            yield cluster
+        finally:
+            # A worker that is told to go says nothing of a scheduler that is gone.
+            cluster.scale(0)
+            deadline = time.monotonic() + _GOODBYE
+            while cluster.scheduler_info["workers"] and time.monotonic() < deadline:
+                time.sleep(0.02)

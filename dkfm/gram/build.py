@@ -1,0 +1,397 @@
+"""The Gram matrix as Dask tasks: lower-triangle tiles, each written with its mirror image into chunked Zarr.
+
+A tile is one chunk, so no two tasks touch the same file; a killed build goes on tile by tile.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dkfm.core import budget, chunking
+from dkfm.core.rows import Array, Rows
+from dkfm.errors import (
+    ClusterError,
+    DamagedStoreError,
+    InvalidInputError,
+    KernelError,
+    StoreError,
+    StoreExistsError,
+)
+from dkfm.execution import memory, worker_checks
+from dkfm.execution.clusters.client import find_client
+from dkfm.execution.executors import executor
+from dkfm.execution.task_runner import run
+from dkfm.execution.worker_checks import Demand, require_fit_here
+from dkfm.execution.workers import single_blas_thread
+from dkfm.files import change_detection, local, temporary
+from dkfm.files.change_detection import Watch
+from dkfm.files.location import place_of, require_apart
+from dkfm.gram.stored_gram import StoredGram
+from dkfm.kernels import KernelSpec, as_kernel, serialization
+from dkfm.kernels.base import Kernel, checked_block
+from dkfm.sources.base import MemorySource, Named, Source, ZarrSource, open_source, read_finite
+from dkfm.storage import csr, ownership, zarr_schema, zarr_store
+from dkfm.storage.output_location import Folder
+from dkfm.storage.zarr_store import ZarrArray, local_path
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["TILE_ROWS", "build_gram", "driver_gram", "stored_gram", "workspace_path"]
+
+TILE_ROWS = 2048
+"""A tile of 34 MB: long enough a task, small enough for any worker. A Gram of one tile is computed in place."""
+
+
+_MEMORY_TILE_ROWS = 512
+"""Of a Gram that is computed into this process's memory: small, so that all threads end together."""
+
+_READ_VALUES = 2**22
+"""Values read at a time where rows are only looked at."""
+
+
+def build_gram(
+    kernel: KernelSpec,
+    X: object,
+    path: str | Path,
+    *,
+    tile_rows: int | None = None,
+    client: "Client | None" = None,
+    progress: bool = False,
+) -> ZarrArray:
+    """Compute the Gram matrix K = k(X, X) into chunked Zarr; run again after a kill, it goes on where it was.
+
+    Parameters
+    ----------
+    kernel : Kernel, name or Gaussian process kernel of scikit-learn's, or callable
+        See `kernels.as_kernel`.
+    X : array-like or scipy.sparse array of shape (N, d), path, or zarr.Array
+        Training rows; read tile by tile from where they are. A path ends in .npy, or is a Zarr store, or
+        store.zarr/array.
+    path : str or Path
+        Where the store is made; it must be empty, or hold an earlier build of the same kernel and rows.
+    tile_rows : int, optional
+        Rows and columns of a tile, which is one chunk; 2,048 by default.
+    client : distributed.Client, optional
+        By default the current one, else threads of this process. Its workers must see `path`.
+    progress : bool
+        Whether to show a progress bar, where there is a notebook or a terminal, after two seconds.
+
+    Returns
+    -------
+    zarr.Array of shape (N, N), float64
+        Symmetric to the last bit.
+
+    Raises
+    ------
+    InvalidInputError
+        Rows that are not finite real numbers in two dimensions; the message has the row.
+    KernelError
+        The kernel returned a wrong shape, NaN or infinity.
+    StoreExistsError
+        `path` holds something else; it is left untouched.
+    BudgetError
+        A tile is too large for a worker, or the matrix for the disk.
+
+    Examples
+    --------
+    >>> import dkfm, numpy as np, tempfile
+    >>> X = np.random.default_rng(0).normal(size=(100, 3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     K = dkfm.build_gram(dkfm.kernels.Gaussian(2.0), X, folder + "/gram.zarr", tile_rows=40)
+    ...     K.shape, K.chunks, float(K[7, 7])
+    ((100, 100), (40, 40), 1.0)
+    """
+    root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
+    require_apart(root, "Gram matrix", [place_of(source)])
+    with change_detection.watching(source) as watch:
+        kernel = _resolved(kernel, source)
+        identity = _identity(kernel, source)
+        rows = _rows_begun(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
+        if zarr_store.is_taken(root):
+            ownership.sweep(root, zarr_schema.read_group(root, "gram"), local.LEFT_ALONE)
+        if (root / zarr_schema.MARKER).exists():
+            return _finished(root)
+        n, width = source.shape[0], chunking.count(source.values_of(rows), rows)
+        with executor(client) as running:
+            have = memory.task_budget(client, running.threads)
+            fits = budget.tile_rows_within(have, width, kernel.blocks, kernel.copies)
+            remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
+            need = budget.gram_task_bytes(rows, width, kernel.blocks, kernel.copies)
+            budget.require(need, have, f"A tile of {rows} rows", remedy)
+            memory.require_disk(root, _disk_bytes(n, source.row_values, rows) - _bytes_there(root))
+            rows = _begin(root, identity, source, rows)
+            readable = source if client is None else _shared_source(source, root, rows)
+            pairs = list(chunking.lower_tiles(n, rows))
+            demand = _demand(root, source if readable is source else None, need)
+            with nullcontext() if client is None else _fit_workers(client, demand):
+                asked = None if client is None else demand
+                tasks = ((kernel, readable, str(root), pair, rows, asked) for pair in pairs)
+                tally = run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+        if tally.killers:
+            raise ClusterError(
+                f"Every worker died that computed the tile {pairs[tally.killers[0]]}; what else was built stays."
+            )
+        _require_tiles(root)
+        _rows_begun(root, identity, None)  # whether the next build finds what this one made
+        _require_unchanged(root, watch, source, identity)
+        with local.writing(root):
+            zarr_store.complete(root, {"tiles": len(pairs)})
+        return _finished(root)
+
+
+def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[str, object]) -> None:
+    """Raise where the rows are others than those that the build began with, and remove the tiles, which are of both.
+
+    What only may have changed, as by `chmod` or a hard link, is read again.
+    """
+    if watch.is_same() or _digest(source) == identity["rows"]:
+        return
+    with suppress(StoreError):  # what happened first is told
+        zarr_store.remove_own(root, "gram")
+    raise InvalidInputError(
+        f"{source.name} changed while it was read, so that the tiles of {root} were of two inputs and are removed; "
+        "build it again."
+    )
+
+
+@contextmanager
+def _fit_workers(client: "Client", demand: Demand) -> Iterator[None]:
+    """Ask the workers of a cluster whether they are fit; those that join later ask themselves."""
+    with worker_checks.marked(demand.place, demand.mark, demand.text):
+        worker_checks.require_fit(client, demand)
+        yield
+
+
+def _demand(root: Path, source: Source | None, task_bytes: int) -> Demand:
+    """Return what a worker must be for tiles: the same store, the same rows where they are not in it, and room."""
+    mark, stamp = local.beside(root / "workers", "partial").name, "" if source is None else source.stamp()
+    versions = worker_checks.versions_here(tables=isinstance(source, Named))
+    return Demand(Folder(root), mark, mark.encode(), versions, task_bytes, 0, source, stamp)
+
+
+def _resolved(spec: KernelSpec, source: Source) -> Kernel:
+    """Return the kernel that is meant, with what it takes from the rows filled in."""
+    kernel = as_kernel(spec)
+    if kernel.of_numbers:
+        raise KernelError("The Gram matrix of a precomputed kernel is there already; give it to an estimator's fit.")
+    if isinstance(source, MemorySource):
+        return kernel.resolve(source.array)
+    first = read_finite(source, slice(0, 1))
+    checked_block(kernel, first, first)  # a kernel that does not fit the rows is told before a store is begun
+    return kernel
+
+
+def _finished(root: Path) -> ZarrArray:
+    _require_tiles(root)
+    return zarr_store.open_array(root, "gram")
+
+
+def _require_tiles(root: Path) -> None:
+    try:
+        zarr_schema.require_chunks(root / "gram", zarr_schema.read_array(root / "gram"))
+    except DamagedStoreError as error:
+        raise DamagedStoreError(f"{error} Delete {root} and build again.") from None
+
+
+def _checked_tile_rows(tile_rows: object) -> int:
+    return TILE_ROWS if tile_rows is None else chunking.require_count(tile_rows, "tile_rows")
+
+
+def _identity(kernel: Kernel, source: Source) -> dict[str, object]:
+    """Return what a Gram matrix is of; every row is read, and refused if it is not finite."""
+    # Code has no identity that can be compared: such a build is never resumed.
+    name: object = serialization.to_config(kernel) if serialization.is_value(kernel) else uuid.uuid4().hex
+    return {"kernel": name, "rows": _digest(source), "shape": list(source.shape)}
+
+
+def _digest(source: Source) -> str:
+    """Return a digest of all values of all rows."""
+    sums = hashlib.sha256()
+    for part in chunking.row_slices(source.shape[0], max(1, _READ_VALUES // source.shape[1])):
+        rows = read_finite(source, part)
+        for values in [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, np.diff(rows.indptr)]:
+            sums.update(values.astype(np.float64, order="C", copy=False).data)
+    return sums.hexdigest()
+
+
+def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) -> int | None:
+    """Return the tile rows of an earlier build of the same Gram at a path; None where there is nothing."""
+    if not zarr_store.is_taken(root):
+        return None
+    try:
+        found = zarr_schema.read_group(root, "gram")
+    except StoreError:
+        raise StoreExistsError(f"{root} holds something that is not a Gram of dkfm's; it was left untouched.") from None
+    if found.get("identity") != identity:
+        raise StoreExistsError(f"{root} holds the Gram of another kernel or other rows; it was left untouched.")
+    begun, n = found.get("tile_rows"), int(identity["shape"][0])  # type: ignore[index]  # a list made above
+    if type(begun) is not int or begun < 1:
+        raise DamagedStoreError(f"{root} does not say the rows of its tiles.")
+    info = zarr_schema.read_array(root / "gram")
+    if (info.shape, info.chunks, info.dtype) != ((n, n), (begun, begun), "float64"):
+        raise DamagedStoreError(
+            f"{root} is of {n} rows in tiles of {begun}, and its array is {info.shape}{info.chunks}."
+        )
+    unfinished = not (root / zarr_schema.MARKER).exists()
+    if unfinished and tile_rows is not None and begun != min(_checked_tile_rows(tile_rows), n):
+        raise StoreExistsError(f"{root} was begun with tile_rows={begun}; go on with that, not {tile_rows}.")
+    return begun
+
+
+def _begin(root: Path, identity: dict[str, object], source: Source, rows: int) -> int:
+    """Make the store, or find that it is there, perhaps of another driver just now; return the rows of its tiles."""
+    n, d = source.shape
+    if zarr_store.is_taken(root):
+        return _rows_begun(root, identity, None) or rows
+    sparse = source.array if isinstance(source, MemorySource) and not isinstance(source.array, np.ndarray) else None
+    names = ["rows"] if sparse is None else csr.array_names("rows")
+    try:
+        with zarr_store.making(root, "gram", {"identity": identity, "tile_rows": rows}, ["gram", *names]) as group:
+            zarr_store.add_array(group, "gram", (n, n), (rows, rows))
+            if sparse is None:
+                zarr_store.add_array(group, "rows", (n, d), (rows, d))
+            else:
+                csr.write(group, "rows", sparse)
+    except StoreExistsError:
+        begun = _rows_begun(root, identity, None)
+        if begun is None:
+            raise
+        return begun
+    return rows
+
+
+def _bytes_there(root: Path) -> int:
+    return sum((root / name).stat().st_size for name in zarr_schema.files(root)) if root.is_dir() else 0
+
+
+def _shared_source(source: Source, root: Path, rows: int) -> Source:
+    """Put rows that only this process has beside the Gram, where every worker can read them."""
+    if not isinstance(source, MemorySource):
+        return source
+    if not isinstance(source.array, np.ndarray):
+        return csr.CsrSource(root, "rows", source.shape, source.row_values, source.runs)
+    with local.writing(root):
+        shared = zarr_store.open_array(root, "rows", "r+")
+        if shared.shape != source.shape:
+            raise DamagedStoreError(f"{root} is of rows {source.shape}, and those beside it are {shared.shape}.")
+        for part in chunking.row_slices(source.shape[0], rows):
+            shared[part] = source.array[part]
+    return ZarrSource.open(root / "rows")
+
+
+def write_tile(
+    kernel: Kernel, source: Source, root: str, pair: tuple[int, int], rows: int, demand: Demand | None = None
+) -> tuple[int, int]:
+    """Compute one tile and write it and its mirror image, each unless it is there and sound."""
+    require_fit_here(demand)
+    n, (i, j) = source.shape[0], pair
+    row, column = chunking.row_slice(i, n, rows), chunking.row_slice(j, n, rows)
+    array = zarr_store.open_array(Path(root), "gram")
+    images = [(pair, row, column)] if i == j else [(pair, row, column), ((j, i), column, row)]
+    missing = [image for image in images if not _is_sound(array, root, *image)]
+    if missing:
+        X = read_finite(source, row)
+        Y = X if i == j else read_finite(source, column)
+        with single_blas_thread():
+            block = checked_block(kernel, X, Y, (row.start, column.start))
+        for image, _, _ in missing:
+            zarr_store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
+    with local.writing(Path(root)):
+        for image, _, _ in (there for there in images if there not in missing):
+            zarr_store.sync_chunk(Path(root) / "gram", image)  # what a killed build left may not be durable
+    return pair
+
+
+def _is_sound(array: ZarrArray, root: str, pair: tuple[int, int], row: slice, column: slice) -> bool:
+    """Whether a tile's file is there and reads back: its checksum is right and every value is finite."""
+    if not (Path(root) / "gram" / "c" / str(pair[0]) / str(pair[1])).exists():
+        return False
+    try:
+        return bool(np.isfinite(array[row, column]).all())
+    except (ValueError, RuntimeError, OSError):
+        return False
+
+
+def driver_gram(
+    kernel: Kernel,
+    X: Rows,
+    *,
+    tile_rows: int | None = None,
+    workspace: str | Path | None = None,
+    client: "Client | None" = None,
+    progress: bool = False,
+) -> Array:
+    """Return the Gram matrix in this process's memory, in Fortran order, its lower triangle filled.
+
+    One tile is computed in place. More are computed into it on threads of this process, or, where there is a client or
+    a workspace, through `build_gram`: below `workspace` under a name made of kernel and rows, so that another fit finds
+    them; for a client without a workspace, or for a kernel that is code, in a temporary folder there, or in TMPDIR.
+    """
+    if X.shape[0] <= _checked_tile_rows(tile_rows):
+        return checked_block(kernel, X, X).T
+    if find_client(client) is None and (workspace is None or not serialization.is_value(kernel)):
+        return _in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
+    with stored_gram(kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress) as stored:
+        return stored.lower()
+
+
+@contextmanager
+def stored_gram(
+    kernel: Kernel,
+    X: Rows,
+    *,
+    tile_rows: int | None = None,
+    workspace: str | Path | None = None,
+    client: "Client | None" = None,
+    progress: bool = False,
+) -> Iterator[StoredGram]:
+    """Lend the Gram matrix in its store, where it is multiplied with; a temporary one goes at the end."""
+    with _place(kernel, X, workspace, tile_rows) as path:
+        build_gram(kernel, X, path, tile_rows=tile_rows, client=client, progress=progress)
+        yield StoredGram(path)
+
+
+def _in_memory(kernel: Kernel, X: Rows, rows: int, progress: bool) -> Array:
+    n = X.shape[0]
+    K, pairs = np.empty((n, n), order="F"), list(chunking.lower_tiles(n, rows))
+    with executor(None) as running:
+        tasks = ((K, kernel, X, pair, rows) for pair in pairs)
+        run(running, "dkfm-gram", _fill_tile, tasks, len(pairs), progress)
+    return K
+
+
+def _fill_tile(K: Array, kernel: Kernel, X: Rows, pair: tuple[int, int], rows: int) -> None:
+    row, column = (chunking.row_slice(number, len(K), rows) for number in pair)
+    Y = X[column]
+    with single_blas_thread():
+        # The mirror image of a tile lies in the order of K's memory.
+        K.T[column, row] = checked_block(kernel, Y, Y if row == column else X[row], (column.start, row.start))
+
+
+def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
+    """Return where a fit with this workspace keeps, and looks for, the Gram of a kernel that is no code."""
+    identity = json.dumps(_identity(kernel, open_source(X)), sort_keys=True)
+    return local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
+
+
+@contextmanager
+def _place(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows: int | None) -> Iterator[Path]:
+    if workspace is not None and serialization.is_value(kernel):
+        yield workspace_path(kernel, X, workspace)
+        return
+    n, within = X.shape[0], None if workspace is None else local.made_folder(local_path(workspace))
+    need = _disk_bytes(n, open_source(X).row_values, min(_checked_tile_rows(tile_rows), n))
+    with temporary.folder("gram", within, need=need, what="The Gram matrix") as folder:
+        yield folder / "gram.zarr"
+
+
+def _disk_bytes(n: int, width: int, tile_rows: int) -> int:
+    """Bytes of a Gram matrix in its store, with the rows beside it."""
+    return budget.gram_bytes(n, tile_rows) + 8 * n * width

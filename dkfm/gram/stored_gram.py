@@ -1,0 +1,117 @@
+"""Products with a Gram matrix that stays in its store: of its lower triangle, tile by tile, on threads."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from dask.system import CPU_COUNT
+
+from dkfm.core import chunking
+from dkfm.core.rows import Array
+from dkfm.core.scratch_buffers import Lent
+from dkfm.errors import DamagedStoreError
+from dkfm.execution.clusters.client import inside_worker
+from dkfm.execution.workers import single_blas_thread
+from dkfm.storage import raw_chunks, zarr_schema, zarr_store
+
+__all__ = ["StoredGram"]
+
+_Products = tuple[slice, Array, slice, Array | None]
+"""Rows of the product, what a tile adds to them; and what its mirror image adds to others."""
+
+
+@dataclass(frozen=True)
+class StoredGram:
+    """A finished build of `build_gram`, read anew by every product.
+
+    Parameters
+    ----------
+    root : Path
+        Of the store.
+    threads : int
+        Each holds one tile; by default the cores of this machine, and one inside a Dask worker.
+    """
+
+    root: Path
+    threads: int = field(default_factory=lambda: 1 if inside_worker() else CPU_COUNT)
+
+    def lower(self) -> Array:
+        """Return the lower triangle in a matrix (N, N) in Fortran order, for LAPACK; the rest is not set.
+
+        Raises
+        ------
+        DamagedStoreError
+            A tile that is missing or cannot be read.
+        """
+        array = zarr_store.open_array(self.root, "gram")
+        n, rows = array.shape[0], array.chunks[0]
+        K = np.empty((n, n), order="F")
+        for i, j in chunking.lower_tiles(n, rows):
+            row, column = chunking.row_slice(i, n, rows), chunking.row_slice(j, n, rows)
+            try:
+                # The mirror image of a tile lies in the order of K's memory.
+                K.T[column, row] = array[column, row]
+            except (ValueError, RuntimeError, OSError) as error:
+                raise DamagedStoreError(
+                    f"Tile ({j}, {i}) of {self.root} cannot be read; delete {self.root} and build again: {error}"
+                ) from error
+            if not np.isfinite(K[row, column]).all():
+                raise DamagedStoreError(
+                    f"Tile ({j}, {i}) of {self.root} is missing; delete {self.root} and build again."
+                )
+        return K
+
+    @property
+    def _info(self) -> zarr_schema.ArrayInfo:
+        return zarr_schema.read_array(self.root / "gram")
+
+    def __matmul__(self, V: Array) -> Array:
+        """Return the product with V (N, p); the same bits each time."""
+        info, n = self._info, len(V)
+        product, right = np.zeros((n, V.shape[1])), np.ascontiguousarray(V)
+        pairs = list(chunking.lower_tiles(n, info.chunks[0]))
+        with single_blas_thread(), ThreadPoolExecutor(self.threads, thread_name_prefix="dkfm-gram") as pool:
+            for rows, part, others, mirrored in self._in_turn(pool, info, pairs, right):
+                product[rows] += part
+                if mirrored is not None:
+                    product[others] += mirrored
+        return product
+
+    def _in_turn(
+        self, pool: ThreadPoolExecutor, info: zarr_schema.ArrayInfo, pairs: list[tuple[int, int]], V: Array
+    ) -> Iterator[_Products]:
+        """Yield what the tiles add, in their order; a few wait at a time."""
+        going: deque[Future[_Products]] = deque()
+        for pair in pairs:
+            going.append(pool.submit(self._products, info, pair, V))
+            if len(going) > 2 * self.threads:
+                yield going.popleft().result()
+        while going:
+            yield going.popleft().result()
+
+    def _products(self, info: zarr_schema.ArrayInfo, pair: tuple[int, int], V: Array) -> _Products:
+        rows, columns = (chunking.row_slice(number, len(V), info.chunks[0]) for number in pair)
+        with self._tile(info, pair) as chunk:
+            tile = chunk[: rows.stop - rows.start, : columns.stop - columns.start]
+            # A transposed tile would be copied into the order of its product first.
+            mirrored = None if rows == columns else (V[rows].T @ tile).T
+            return rows, tile @ V[columns], columns, mirrored
+
+    @contextmanager
+    def _tile(self, info: zarr_schema.ArrayInfo, pair: tuple[int, int]) -> Iterator[Array]:
+        file = self.root / "gram" / "c" / str(pair[0]) / str(pair[1])
+        with _tiles.taken(info.chunks[0], info.chunks[1], np.dtype(np.float64)) as tile:
+            try:
+                raw_chunks.fill(tile, file, checked=True)
+            except (ValueError, OSError) as error:
+                raise DamagedStoreError(
+                    f"Tile {pair} of {self.root} cannot be read; delete {self.root} and build again: {error}"
+                ) from error
+            yield tile
+
+
+_tiles = Lent()

@@ -1,0 +1,254 @@
+"""Kernels made of functions of the user's, and how such a function is named."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dkfm.core.chunking import row_slices
+from dkfm.core.rows import Array, Rows
+from dkfm.errors import DkfmError, InvalidInputError, KernelError
+from dkfm.kernels.base import Kernel, PreparedKernel
+from dkfm.kernels.pairwise.blocks import Prepared
+
+__all__ = ["Function", "Outer", "Pairwise", "Precomputed", "called", "name_of", "read_only"]
+
+
+@dataclass(frozen=True)
+class Function(Kernel):
+    """A kernel of your own: ``f(X, Y)`` returns the whole block.
+
+    Taken at its word to be positive semi-definite; a fit finds out.
+
+    Parameters
+    ----------
+    function : callable
+        From rows X (n, d) and Y (m, d), float64, read-only, to the block (n, m). It must be a pure function.
+
+    Notes
+    -----
+    A model with such a kernel is saved with the function's import path ``module:function`` and a digest of its source,
+    never with its code; `dkfm.load` imports it only where ``trusted=["module:function"]`` says so.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkfm.kernels import Function
+    >>> Function(lambda X, Y: np.minimum(X, Y.T))([[1.0], [2.0]], [[3.0], [1.0]])
+    array([[1., 1.],
+           [2., 1.]])
+    """
+
+    function: Callable[[Array, Array], object]
+    blocks = 3
+    """What the function returned, a temporary of its own, and the copy."""
+
+    def __post_init__(self) -> None:
+        _require_callable(self, self.function, "f(X, Y)")
+
+    def block(self, X: Array, Y: Array) -> Array:
+        """Return f(X, Y), checked for shape, dtype and symmetry and copied: the function may keep what it returned."""
+        values = called(self, self.function, read_only(X), read_only(Y))
+        if values.shape != (len(X), len(Y)):
+            raise KernelError(
+                f"{self!r} must return a block of shape {(len(X), len(Y))} for {len(X)} and {len(Y)} rows, "
+                f"and returned shape {values.shape}{_HINTS[type(self)] if values.shape == () else ''}."
+            )
+        if X is Y:
+            self._require_symmetric(values)
+        return values
+
+    def _require_symmetric(self, values: np.ndarray) -> None:
+        for rows in row_slices(len(values), 256):
+            gap = np.abs(values[rows] - values[:, rows].T)
+            if gap.max() > 1e-8 * np.abs(values[rows]).max():
+                i, j = np.unravel_index(int(gap.argmax()), gap.shape)
+                raise KernelError(f"{self!r} is not symmetric in rows {rows.start + i} and {j}, which every kernel is.")
+
+    def __repr__(self) -> str:
+        return f"Function({name_of(self.function)})"
+
+
+@dataclass(frozen=True)
+class Pairwise(Kernel):
+    """A kernel of your own, pair by pair: ``f(x, y)`` returns one number, as scikit-learn's callables do.
+
+    Slow: a call in Python for every pair; `Function` of whole blocks is some hundred times faster. Taken at its word to
+    be positive semi-definite.
+
+    Parameters
+    ----------
+    function : callable
+        From two rows (d,), float64, read-only, to a number. It must be a pure function.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Pairwise
+    >>> Pairwise(lambda x, y: float(x @ y))([[1.0, 2.0]], [[3.0, 4.0]])
+    array([[11.]])
+    """
+
+    function: Callable[[Array, Array], object]
+
+    def __post_init__(self) -> None:
+        _require_callable(self, self.function, "f(x, y)")
+
+    def block(self, X: Array, Y: Array) -> Array:
+        """Return f of all pairs; of each pair once where X is Y."""
+        left, right, block = read_only(X), read_only(Y), np.empty((len(X), len(Y)))
+        for i, x in enumerate(left):
+            for j, y in enumerate(right[: i + 1] if X is Y else right):
+                value = called(self, self.function, x, y)
+                if value.size != 1:
+                    raise KernelError(f"{self!r} must return one number for two rows, and returned {value.size}.")
+                block[i, j] = value.item()
+                if X is Y:
+                    block[j, i] = block[i, j]
+        return block
+
+    def diagonal(self, X: Array) -> Array:
+        """Return f(x, x) of each row."""
+        return np.array([self.block(x[np.newaxis], x[np.newaxis])[0, 0] for x in X])
+
+    def __repr__(self) -> str:
+        return f"Pairwise({name_of(self.function)})"
+
+
+@dataclass(frozen=True)
+class Outer(Kernel):
+    """The kernel of one feature of your own, ``g(x) g(y)``.
+
+    Positive semi-definite, of rank one.
+
+    Parameters
+    ----------
+    g : callable
+        From rows X (n, d), float64, read-only, to numbers (n,); what it makes of a row must not depend on the others.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Outer
+    >>> Outer(lambda X: X.sum(axis=1))([[1.0, 2.0]], [[3.0, 4.0]])
+    array([[21.]])
+    """
+
+    g: Callable[[Array], object]
+
+    def __post_init__(self) -> None:
+        _require_callable(self, self.g, "g(X)")
+
+    def block(self, X: Array, Y: Array) -> Array:
+        """Return g(X) g(Y)'."""
+        return np.multiply.outer(self._values(X), self._values(Y))
+
+    def diagonal(self, X: Array) -> Array:
+        """Return g(x)^2."""
+        return np.square(self._values(X))
+
+    def _values(self, X: Array) -> Array:
+        values = called(self, self.g, read_only(X))
+        if values.shape != (len(X),):
+            raise KernelError(f"{self!r} must return shape {(len(X),)} for {len(X)} rows, and returned {values.shape}.")
+        return values
+
+    def __repr__(self) -> str:
+        return f"Outer({name_of(self.g)})"
+
+
+def _require_callable(kernel: Kernel, function: object, form: str) -> None:
+    if not callable(function) or isinstance(function, Kernel):
+        raise KernelError(f"{type(kernel).__name__} needs a function {form}, and got {function!r:.100}.")
+
+
+def called(kernel: Kernel, function: Callable[..., object], *rows: Array) -> Array:
+    """Return what a function of the user's makes of rows, copied into float64; what it raises is told in a sentence."""
+    try:
+        values = np.asarray(function(*rows))
+    except DkfmError:
+        raise
+    except Exception as error:
+        hint = _HINTS.get(type(kernel), "")
+        raise KernelError(f"{kernel!r} raised {type(error).__name__}: {error}{hint}.") from error
+    if values.dtype.kind not in "biuf":
+        raise KernelError(f"{kernel!r} must return real numbers, and returned dtype {values.dtype}.")
+    return np.array(values, dtype=np.float64)
+
+
+_HINTS: dict[type[Kernel], str] = {
+    Function: " (a function of two rows belongs in kernels.Pairwise)",
+    Pairwise: " (a function of blocks belongs in kernels.Function)",
+}
+
+
+def read_only(rows: Array) -> Array:
+    """Return a view that a function cannot change: the rows are the user's, and every tile's."""
+    view = rows.view()
+    view.flags.writeable = False
+    return view
+
+
+def name_of(function: object) -> str:
+    """Return the qualified name of a function, or its repr."""
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+@dataclass(frozen=True)
+class Precomputed(PreparedKernel):
+    """A kernel that is not computed: a row z is ``[k(z, x_1) .. k(z, x_N)]``, and landmarks are column numbers.
+
+    Estimators take it as ``kernel="precomputed"``: `fit` takes the Gram matrix of the training points, `transform` the
+    block k(Z, X). Taken at its word to be positive semi-definite; a fit finds out.
+
+    Parameters
+    ----------
+    columns : int, optional
+        N, the number of training points; a fit fills it in.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkfm import KernelPCA
+    >>> from dkfm.kernels import Gaussian
+    >>> X, Z = np.random.default_rng(0).normal(size=(50, 3)), np.ones((1, 3))
+    >>> k = Gaussian(2.0)
+    >>> ours = KernelPCA(2, kernel="precomputed").fit(k(X)).transform(k(Z, X))
+    >>> bool(np.allclose(ours, KernelPCA(2, kernel=k).fit(X).transform(Z)))
+    True
+    """
+
+    columns: int | None = None
+    of_numbers = True
+
+    def __post_init__(self) -> None:
+        n = self.columns
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1):
+            raise KernelError(f"Precomputed needs a positive integer as columns, or None, and got {n!r:.50}.")
+        if n is not None:
+            object.__setattr__(self, "columns", int(n))
+
+    def resolve(self, X: Rows) -> Kernel:
+        """Fill in the number of training points."""
+        if self.columns not in (None, X.shape[1]):
+            raise KernelError(f"{self!r} is of another Gram matrix than this, which has {X.shape[1]} columns.")
+        return replace(self, columns=X.shape[1])
+
+    def prepare(self, landmarks: Array) -> Prepared:
+        """Return the function that takes the landmarks' columns."""
+        columns = landmarks[:, 0].astype(np.intp)
+        known = self.columns is not None and columns.min() >= 0 and columns.max() < self.columns
+        if not known or not (columns == landmarks[:, 0]).all():
+            raise KernelError(f"{self!r} has no such columns as {landmarks.min()} to {landmarks.max()}.")
+
+        def block(Z: Array) -> Array:
+            taken: Array = Z[:, columns]
+            return taken
+
+        return block
+
+    def diagonal(self, X: Array) -> Array:
+        """Raise: a row of k(z, X) does not tell k(z, z)."""
+        raise InvalidInputError("A precomputed kernel does not know k(z, z): give diag=, of shape (n,).")
+
+    def __call__(self, X: object, Y: object = None) -> Array:
+        """Raise: there are no points to compare."""
+        raise KernelError("A precomputed kernel has no points to compare; it belongs to an estimator.")

@@ -1,0 +1,1 @@
+"""From a Gram matrix to a frozen model, and rows through it."""

@@ -1,0 +1,1 @@
+"""Certificates: what a model returns is measured against what it promises."""

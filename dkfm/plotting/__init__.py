@@ -1,0 +1,13 @@
+"""Pictures of estimators, spectra and certificates, with Matplotlib (the extra ``plot``)."""
+
+from dkfm.plotting.figures import (
+    certificates,
+    components,
+    contours,
+    decision_regions,
+    novelty,
+    save_picture,
+    spectrum,
+)
+
+__all__ = ["certificates", "components", "contours", "decision_regions", "novelty", "save_picture", "spectrum"]

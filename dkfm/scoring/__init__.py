@@ -1,0 +1,1 @@
+"""Batch scoring: plan, tasks, outputs, receipts, readers."""

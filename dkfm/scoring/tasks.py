@@ -1,0 +1,165 @@
+"""What runs on workers in a scoring job: a chunk is read, scored, written and told of; or read again."""
+
+import os
+import time
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm.core import chunking
+from dkfm.core.prefetch import one_ahead
+from dkfm.core.rows import Array, Rows, finite_rows
+from dkfm.errors import InvalidInputError, KernelError
+from dkfm.execution.clusters.client import worker_name
+from dkfm.execution.worker_checks import Demand, require_fit_here
+from dkfm.execution.workers import saved_scorer, single_blas_thread
+from dkfm.numerics import links
+from dkfm.numerics.scorer import Scorer
+from dkfm.scoring import chunk_files, completion, outputs
+from dkfm.scoring.chunk_files import Piece
+from dkfm.scoring.outputs import Output
+from dkfm.scoring.receipts import Receipt
+from dkfm.sources.base import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Identified", "Work", "check_chunks", "score_chunk"]
+
+_NAMED = 5
+"""Rows that a message names."""
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A source whose rows have ids."""
+
+    id_column: str | None
+
+    def read_ids(self, rows: slice) -> "pa.Array":
+        """Return the ids of some rows."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What many tasks of a job share: paths, names and numbers."""
+
+    model: str
+    digest: str
+    trusted: tuple[str, ...]
+    streamed: bool
+    source: Source
+    piece_rows: int
+    output: Output
+    on_invalid: str
+    demand: Demand | None = None
+    doubted: bool = False
+    """Whether files of a chunk that are there may hold something else than its scores."""
+
+
+def score_chunk(work: Work, number: int) -> Receipt:
+    """Score the rows of one chunk, write it, and return its receipt."""
+    start, output = time.perf_counter(), work.output
+    require_fit_here(work.demand)
+    scorer = saved_scorer(work.model, work.digest, work.trusted, work.streamed)
+    still_wanted = partial(outputs.require_run, output.root, output.run)
+    with single_blas_thread():
+        pieces = _pieces(work, scorer, output.slice(number))
+        held, found = chunk_files.write(output.form, output.chunk(number), pieces, still_wanted, work.doubted)
+    return Receipt(
+        number,
+        output.chunk(number).rows,
+        *chunk_files.summary(held),
+        seconds=time.perf_counter() - start,
+        worker=worker_name() or f"process {os.getpid()}",
+        found=found,
+    )
+
+
+def _pieces(work: Work, scorer: Scorer, rows: slice) -> Generator[Piece]:
+    """Yield the scores of some rows, piece by piece; while one is scored the next is read."""
+    names = [columns.output for columns in work.output.columns]
+    parts = [
+        slice(rows.start + part.start, rows.start + part.stop)
+        for part in chunking.row_slices(rows.stop - rows.start, work.piece_rows)
+    ]
+    strict = work.on_invalid == "raise"
+    for at, (Z, ids) in enumerate(one_ahead([partial(_read, work, part) for part in parts])):
+        if strict:
+            _require_finite(work.source, Z, parts[at:])
+        yield Piece((_score_all if strict else _score_valid)(scorer, names, Z, work.source, parts[at].start), ids)
+
+
+def _read(work: Work, rows: slice) -> "tuple[Rows, pa.Array | None]":
+    source, named = work.source, work.output.settings.get("id_column")
+    return source.read(rows), source.read_ids(rows) if named and isinstance(source, Identified) else None
+
+
+def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
+    """Raise with the file and the numbers of the rows that are not finite, if the first of some parts has any."""
+    values = Z if isinstance(Z, np.ndarray) else Z.data
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum()):  # one cheap pass, which overflows only where a closer look is due
+            return
+    if finite_rows(Z)[0].all():
+        return
+    bad = np.concatenate([part.start + np.flatnonzero(~finite_rows(source.read(part))[0]) for part in parts])
+    (file, rows), contain = _told(source, bad)
+    raise InvalidInputError(
+        f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
+        '(on_invalid="nan", --on-invalid nan, scores such rows NaN).'
+    )
+
+
+def _score_all(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
+    """Return the scores of rows; raise with the file and the numbers of those that have none."""
+    scores = scorer.several(names, Z)
+    bad = np.flatnonzero(~_finite(scores.values()))
+    if len(bad):
+        (file, rows), contain = _told(source, bad + first)
+        raise KernelError(
+            f"{rows.capitalize()} of {file} overflow{'s' if contain == 'contains' else ''} {scorer.model.kernel!r}: "
+            f"the {', '.join(names)} are not finite."
+        )
+    return scores
+
+
+def _score_valid(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
+    """Return the scores of rows, NaN, or no code, for those that have none."""
+    valid, rows = finite_rows(Z)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = scorer.several(names, rows)
+    valid &= _finite(scores.values())
+    for values in scores.values():
+        values[~valid] = links.NO_CODE if values.dtype.kind == "i" else np.nan
+    return scores
+
+
+def _finite(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
+    """Return which rows are finite in all of some scores."""
+    finite: npt.NDArray[np.bool_] = np.logical_and.reduce([links.is_valid(values) for values in scores])
+    return finite
+
+
+def _told(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
+    """Name the file of the first of some rows, and those that are in it."""
+    places = [source.where(int(row)) for row in bad[:_NAMED]]
+    file = places[0][0]
+    numbers = [str(row) for name, row in places if name == file]
+    more = len(bad) - len(numbers)
+    told = ", ".join(numbers) + (f" and {more} more" if more else "")
+    return (file, f"row {told}" if len(bad) == 1 else f"rows {told}"), "contains" if len(bad) == 1 else "contain"
+
+
+def check_chunks(output: Output, receipts: Sequence[Receipt], demand: Demand | None = None) -> list[Receipt]:
+    """Read some chunks again; return the receipts that tell what is there, one a chunk."""
+    require_fit_here(demand)
+    sound: dict[int, Receipt] = {}
+    for receipt in receipts:
+        if receipt.chunk not in sound and completion.is_sound(output, receipt):
+            sound[receipt.chunk] = receipt
+    return list(sound.values())

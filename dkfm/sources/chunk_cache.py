@@ -1,0 +1,70 @@
+"""What sources decode: values in float64, and the chunks that this process decoded last.
+
+Many tasks want parts of one chunk, which is decoded once.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm.core.chunking import is_part
+from dkfm.core.rows import Array
+
+__all__ = ["by_chunks", "chunk_bytes", "forget", "widened"]
+
+_KEPT = 2
+"""Threads that want parts of chunks may stand on both sides of a border."""
+
+_AT_ONCE = 10
+"""Chunks that Zarr decodes at a time."""
+
+_lock = threading.Lock()
+_chunks: OrderedDict[Hashable, Array] = OrderedDict()
+
+
+def widened(values: npt.NDArray[np.generic], single: bool) -> Array:
+    """Return values in float64; where `single` says so, those of float32 as they are."""
+    kept = single and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
+    return np.asarray(values, np.float32 if kept else np.float64)
+
+
+def chunk_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:
+    """Return the bytes of chunks of rows that Zarr decodes together, as they are stored and as they are decoded.
+
+    >>> chunk_bytes((1000, 10), 100, 3)
+    48000
+    """
+    return 2 * 8 * shape[1] * min(chunk_rows, shape[0]) * min(_AT_ONCE, chunks)
+
+
+def by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]) -> Array:
+    """Return some rows; of a chunk much larger than they are, which is kept under the key for those after them."""
+    if rows.stop <= rows.start or not is_part(rows.stop - rows.start, chunk_rows):
+        return read(rows)
+    parts = []
+    for chunk in range(rows.start // chunk_rows, (rows.stop - 1) // chunk_rows + 1):
+        first = chunk * chunk_rows
+        wanted = slice(max(0, rows.start - first), min(chunk_rows, rows.stop - first))
+        parts.append(part((*key, chunk), partial(read, slice(first, first + chunk_rows)), wanted))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def part(key: Hashable, decode: Callable[[], Array], rows: slice) -> Array:
+    """Return a copy of some rows of a chunk, decoded if it is not there; the oldest one is let go first."""
+    with _lock:
+        if key not in _chunks:
+            while len(_chunks) >= _KEPT:
+                _chunks.popitem(last=False)
+            _chunks[key] = decode()
+        _chunks.move_to_end(key)
+        return _chunks[key][rows].copy()  # a view would keep the chunk alive
+
+
+def forget() -> None:
+    """Let go of what was kept for the next task of a job that has none."""
+    with _lock:
+        _chunks.clear()

@@ -1,0 +1,325 @@
+"""CSR rows in a .npz file of scipy.sparse.save_npz, a stranger's: each process unpacks its arrays once and maps them.
+
+From an object store the file is read as it is unpacked, and refused if it was another one before or after.
+
+Nothing is unpickled, no member's name is a path, and no more is unpacked than headers declare. What is unpacked lies in
+files without a name in the temporary folder (TMPDIR), which are gone when the process is, however it ends.
+"""
+
+import math
+import shutil
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm.core.rows import Sparse
+from dkfm.errors import DkfmError, InvalidInputError, reason
+from dkfm.files import change_detection, temporary
+from dkfm.files.local import BoundedReader, open_plain
+from dkfm.files.object_store import Remote, Root, open_file
+from dkfm.storage import csr
+
+__all__ = ["NpzSource", "forget"]
+
+_PARTS = ("data", "indices", "indptr")
+_PIECE = 2**20
+_MAX_SMALL = 2**10
+"""Bytes of the members that are no part of the rows."""
+
+_MAX_DIRECTORY = 2**21
+"""Bytes of the directory of a file, whose every entry becomes an object; no read is longer."""
+
+_MAX_VALUES, _ENCRYPTED = 2**48, 1
+
+_Part = npt.NDArray[np.generic]
+
+_lock = threading.Lock()
+_KEPT = 2
+"""Files that a process keeps unpacked."""
+
+_unpacked: dict[tuple[Root, str], tuple[_Part, ...]] = {}
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What a member says of itself: how long its header is, and which array comes after it."""
+
+    member: zipfile.ZipInfo
+    start: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class NpzSource:
+    """CSR rows of a .npz file, compressed or not."""
+
+    place: Root
+    shape: tuple[int, int]
+    row_values: int
+    runs: tuple[int, ...]
+    """Values that 1, 2, 4, .. consecutive rows hold at most."""
+    opened: str
+    """The stamp of the file when it was opened."""
+    chunk_rows: int = 1
+
+    @classmethod
+    def open(cls, place: Root) -> "NpzSource":
+        """Read the headers of a file.
+
+        Raises
+        ------
+        InvalidInputError
+            No .npz file of a CSR matrix, or one whose parts do not fit each other.
+        """
+        place = place if isinstance(place, Remote) else Path(place).absolute()
+        with _archive(place) as (archive, stamp):
+            shape, (data, _, indptr) = _checked(archive, place)
+            runs = _runs(_pieces(archive, indptr, place), indptr, data.shape[0], place)
+        return cls(place, shape, -(-2 * data.shape[0] // shape[0]) + 1, runs, stamp)
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is on this machine; None on an object store."""
+        return None if isinstance(self.place, Remote) else self.place
+
+    @property
+    def name(self) -> str:
+        """The path, or the URL without credentials."""
+        return str(self.place)
+
+    def stamp(self) -> str:
+        """Return a digest of the file's size, and its time of change or ETag."""
+        return _stamp(self.place)
+
+    def state(self) -> str:
+        """Return a digest that no writer can bring back; at a URL the stamp."""
+        return _stamp(self.place, exact=True)
+
+    def is_of(self, stamp: str) -> bool:
+        """Whether this is the stamp of the file when it was opened."""
+        return stamp == self.opened
+
+    def values_of(self, rows: int) -> int:
+        """Return how many float64 values take the memory of any so many consecutive rows, at most."""
+        return csr.values_of(self.runs, rows)
+
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return 0: what is unpacked lies on a disk."""
+        return 0
+
+    def where(self, row: int) -> tuple[str, int]:
+        """Return the path, and the row."""
+        return self.name, row
+
+    def read(self, rows: slice) -> Sparse:
+        """Return some rows, their columns in order and none twice."""
+        data, indices, indptr = self._parts()
+        start, stop, _ = rows.indices(self.shape[0])
+        try:
+            pointers = indptr[start : max(start, stop) + 1].astype(np.int64)
+            values = csr.span(pointers, data.shape[0])
+            # Copies: duplicates are added up in place, and a view would keep the disk space.
+            found = csr.joined(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
+        except ValueError as error:
+            raise InvalidInputError(f"The arrays of {self.place} do not make rows: {error}") from None
+        found.sum_duplicates()
+        return found
+
+    def _parts(self) -> tuple[_Part, ...]:
+        """Return the arrays that this process has unpacked; unpack them if it has not."""
+        _require_same(self.place, self.opened)
+        key = (self.place, self.opened)
+        with _lock:
+            if key not in _unpacked:
+                while len(_unpacked) >= _KEPT:
+                    del _unpacked[next(iter(_unpacked))]  # its space is free once nobody reads it
+                _unpacked[key] = self._unpack()
+            return _unpacked[key]
+
+    def _unpack(self) -> tuple[_Part, ...]:
+        with _archive(self.place) as (archive, stamp):
+            shape, headers = _checked(archive, self.place)
+            if (stamp, shape) != (self.opened, self.shape):
+                raise InvalidInputError(f"{self.place} changed since it was opened; open it again.")
+            _require_room(self.place, sum(header.bytes for header in headers))
+            data, indices, indptr = headers
+            columns = _within(_pieces(archive, indices, self.place), indices, shape[1], self.place)
+            unpacked = _mapped(_pieces(archive, data, self.place), data), _mapped(columns, indices)
+            pointers = _mapped(_pieces(archive, indptr, self.place), indptr)
+            return *unpacked, pointers
+
+
+def forget() -> None:
+    """Let go of what this process has unpacked, and of its disk space once nobody reads it."""
+    with _lock:
+        _unpacked.clear()
+
+
+def _stamp(path: Root, *, exact: bool = False) -> str:
+    if isinstance(path, Remote):
+        if (status := path.status()) is None:
+            raise InvalidInputError(f"There is no {path}.")
+        return change_detection.of_files([("", *status)])
+    try:
+        return change_detection.of_path(path, exact=exact)
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _require_same(path: Root, stamp: str) -> None:
+    if _stamp(path) != stamp:
+        raise InvalidInputError(f"{path} changed since it was opened; open it again.")
+
+
+@contextmanager
+def _archive(path: Root) -> Iterator[tuple[zipfile.ZipFile, str]]:
+    """Open a file that stays as it is, with its stamp; whatever fails inside becomes one sentence."""
+    stamp = _stamp(path)
+    try:
+        raw = (open_file(path) if isinstance(path, Remote) else open_plain(path)).detach()
+        with BoundedReader(raw, _MAX_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
+            yield archive, stamp
+    except DkfmError:
+        raise
+    except Exception as error:  # damage has no end of classes, in zipfile, zlib, struct, tokenize
+        _require_same(path, stamp)
+        told = getattr(error, "strerror", None) or reason(error)
+        raise InvalidInputError(f"{path} cannot be read as a .npz file: {told}.") from error
+    _require_same(path, stamp)  # an object is read in parts
+
+
+def _checked(archive: zipfile.ZipFile, path: Root) -> tuple[tuple[int, int], list[_Header]]:
+    """Return the shape of the rows and the headers of their three arrays, once these agree."""
+    members = archive.infolist()
+    form, size = (_header(archive, members, name, path) for name in ("format", "shape"))
+    if form.shape != () or form.dtype.kind not in "SU" or size.shape != (2,) or size.dtype.kind not in "iu":
+        raise InvalidInputError(f"{path} does not say its format and shape as scipy.sparse.save_npz does.")
+    word = str(_small(archive, form, path).astype("U")[()])
+    if word != "csr":
+        raise InvalidInputError(f"{path} holds a matrix of format {word!r:.50}, not csr: convert it with .tocsr().")
+    rows, columns = (int(length) for length in _small(archive, size, path))
+    if not (0 < rows < _MAX_VALUES and 0 < columns < _MAX_VALUES):
+        raise InvalidInputError(f"{path} needs at least one row and one column, and its shape is {(rows, columns)}.")
+    headers = [_header(archive, members, name, path) for name in _PARTS]
+    data, indices, indptr = headers
+    if data.dtype.kind not in "biuf" or data.dtype.itemsize > 8:
+        raise InvalidInputError(f"{path} must hold real numbers of at most 64 bits, and its dtype is {data.dtype}.")
+    if indices.dtype.kind != "i" or indptr.dtype.kind != "i":
+        raise InvalidInputError(f"{path} must count in integers, and has {indices.dtype} and {indptr.dtype}.")
+    if len(data.shape) != 1 or indices.shape != data.shape or indptr.shape != (rows + 1,):
+        raise InvalidInputError(
+            f"{path} is damaged: for {rows} rows its data, indices and indptr have the shapes "
+            f"{data.shape}, {indices.shape} and {indptr.shape}."
+        )
+    return (rows, columns), headers
+
+
+def _runs(pieces: Iterable[bytes], header: _Header, stored: int, path: Root) -> tuple[int, ...]:
+    """Return the `Pointers.runs` of row pointers that are sound."""
+    pointers = csr.Pointers(stored)
+    try:
+        for piece in pieces:
+            pointers.add(np.frombuffer(piece, header.dtype))
+        return pointers.runs()
+    except ValueError as error:
+        raise InvalidInputError(f"The arrays of {path} do not make rows: {error}.") from None
+
+
+def _within(pieces: Iterable[bytes], header: _Header, columns: int, path: Root) -> Iterator[bytes]:
+    """Yield the columns of values on, once they are seen to be columns of the matrix."""
+    for piece in pieces:
+        part = np.frombuffer(piece, header.dtype)
+        if part.min() < 0 or part.max() >= columns:
+            raise InvalidInputError(
+                f"The arrays of {path} do not make rows: columns must be from 0 to {columns - 1}, and "
+                f"are from {part.min()} to {part.max()}."
+            )
+        yield piece
+
+
+def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Root) -> _Header:
+    found = [member for member in members if member.filename == f"{name}.npy"]
+    if len(found) != 1:
+        raise InvalidInputError(f"{path} holds {len(found)} arrays named {name!r}; scipy.sparse.save_npz writes one.")
+    member = found[0]
+    if member.flag_bits & _ENCRYPTED or member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise InvalidInputError(f"The array {name!r} of {path} is encrypted, or compressed as NumPy never does.")
+    with archive.open(member) as opened:
+        if np.lib.format.read_magic(opened) != (1, 0):  # headers of others may be as long as memory
+            raise InvalidInputError(f"The array {name!r} of {path} is not of version 1.0 of the .npy format.")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
+        start = opened.tell()
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise InvalidInputError(f"The array {name!r} of {path} holds objects, which are never unpickled.")
+    header = _Header(member, start, shape, dtype)
+    if min(shape, default=0) < 0 or start + header.bytes != member.file_size:
+        raise InvalidInputError(
+            f"The array {name!r} of {path} is damaged: it has {member.file_size - start} bytes, and its shape {shape} "
+            f"and dtype {dtype} make {header.bytes}."
+        )
+    return header
+
+
+def _pieces(archive: zipfile.ZipFile, header: _Header, path: Root) -> Iterator[bytes]:
+    """Yield the values of an array; raise once they are more or fewer than it declares."""
+    member = copy(header.member)
+    member.file_size += 1  # zipfile ends at the size that is declared, and would not tell of more
+    left = header.bytes
+    with archive.open(member) as opened:
+        _skip(opened, header.start)
+        while piece := opened.read(min(_PIECE, left + 1)):
+            left -= len(piece)
+            if left < 0:
+                break
+            yield piece
+    if left:
+        raise InvalidInputError(
+            f"The array {header.member.filename} of {path} is damaged: it has more or fewer bytes than it declares."
+        )
+
+
+def _skip(opened: IO[bytes], count: int) -> None:
+    while count > 0 and (piece := opened.read(count)):
+        count -= len(piece)
+
+
+def _small(archive: zipfile.ZipFile, header: _Header, path: Root) -> _Part:
+    if header.bytes > _MAX_SMALL:
+        raise InvalidInputError(f"{path} does not say its format and shape as scipy.sparse.save_npz does.")
+    return np.frombuffer(b"".join(_pieces(archive, header, path)), header.dtype).reshape(header.shape)
+
+
+def _require_room(path: Root, needed: int) -> None:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidInputError(
+            f"{path} takes {needed} bytes when it is unpacked, and {folder} has {free} free: "
+            "make room, set TMPDIR to another folder, or store the rows in Zarr or .npy."
+        )
+    temporary.announce(Path(folder), needed, f"What {path} is unpacked to")
+
+
+def _mapped(pieces: Iterable[bytes], header: _Header) -> _Part:
+    if header.bytes == 0:
+        return np.empty(header.shape, header.dtype)
+    with tempfile.TemporaryFile(prefix="dkfm-npz-") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        return np.memmap(file, header.dtype, "r", shape=header.shape)

@@ -1,0 +1,336 @@
+"""A fitted estimator to a store and back, without pickle.
+
+The marker lists the SHA-256 of every file, so one changed byte anywhere is found.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkfm.core.rows import Array, Rows, as_rows
+from dkfm.errors import BudgetError, DamagedStoreError, StoreError, UnsupportedStoreError, reason
+from dkfm.files.local import open_plain
+from dkfm.kernels import serialization
+from dkfm.kernels.base import Kernel
+from dkfm.numerics import links
+from dkfm.numerics.model import Head, Model
+from dkfm.storage import csr, json_documents, zarr_schema, zarr_store
+from dkfm.storage.stored_weights import columns_within, in_store
+
+__all__ = ["Record", "load_record", "save_record"]
+
+_CHUNK_BYTES, _AT_ONCE, _FEW_BYTES = 2**22, 4, 2**24
+"""Of an array in a store; how many files are read at a time; and bytes that one thread has read before others start."""
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What a model store holds: the model, and what the estimator that made it needs to come back.
+
+    Attributes
+    ----------
+    estimator : str
+        Its name in the closed registry of estimators.
+    parameters, fitted : mapping
+        Plain JSON values.
+    arrays : mapping of str to ndarray
+        Fitted arrays beside the model's.
+    model : Model
+    digest : str
+        Of every byte of the store; empty before it is saved.
+    """
+
+    estimator: str
+    parameters: Mapping[str, object]
+    fitted: Mapping[str, object]
+    arrays: Mapping[str, Array]
+    model: Model
+    digest: str = ""
+
+    @property
+    def classes(self) -> tuple[str | int | float, ...]:
+        """What the codes of a classifier stand for, ascending, of one type; none of another model."""
+        given, heads = self.fitted.get("classes"), self.model.heads.values()
+        counts = {links.classes(head.columns) for head in heads if links.is_code(head.link)}
+        if given is None and not counts:
+            return ()
+        if not isinstance(given, list) or not _are_labels(given):
+            raise UnsupportedStoreError("The classes of this model are not what dkfm writes.")
+        if counts - {len(given)}:
+            raise UnsupportedStoreError(f"This model decides between {counts.pop()} classes, and names {len(given)}.")
+        return tuple(given)
+
+    @property
+    def feature_names(self) -> list[str] | None:
+        """The names of the columns that it was fitted with; None where they had none."""
+        names = self.fitted.get("feature_names")
+        return [str(name) for name in names] if isinstance(names, list) and names else None
+
+
+def _are_labels(values: list[Any]) -> bool:
+    """Whether values are ascending labels of one type, which NumPy holds too."""
+    kinds = {type(value) for value in values}
+    if len(kinds) != 1 or not kinds <= {bool, int, float, str}:
+        return False
+    held = kinds != {int} or -(2**63) <= values[0] <= values[-1] < 2**64
+    return held and all(before < after for before, after in pairwise(values))
+
+
+def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
+    """Write a model store and return its digest; nothing is pickled.
+
+    Raises
+    ------
+    StoreExistsError
+        Something is there.
+    KernelError
+        A kernel that is code, not a value of dkfm's registry.
+    """
+    arrays, landmarks = dict(record.arrays), record.model.landmarks
+    if isinstance(landmarks, np.ndarray):
+        arrays["landmarks"] = landmarks
+    names: dict[int, str] = {}
+
+    def name_of(array: Array | None) -> str | None:
+        if array is None:
+            return None
+        name = names.setdefault(id(array), f"head.{len(names)}")
+        arrays[name] = array
+        return name
+
+    heads = {
+        name: {
+            "weights": name_of(head.weights),
+            "offset": name_of(head.offset),
+            "rotation": name_of(head.rotation),
+            "link": head.link,
+            "triangular": head.triangular,
+            "first": head.first,
+        }
+        for name, head in record.model.heads.items()
+    }
+    attributes = {
+        "estimator": record.estimator,
+        "parameters": record.parameters,
+        "fitted": record.fitted,
+        "kernel": serialization.to_config(record.model.kernel),
+        "sparse_columns": None if isinstance(landmarks, np.ndarray) else landmarks.shape[1],
+        "heads": heads,
+        "shift": name_of(record.model.shift),
+        "extra": sorted(record.arrays),
+    }
+    sparse = [] if isinstance(landmarks, np.ndarray) else csr.array_names("landmarks")
+    with zarr_store.making(path, "model", attributes, [*arrays, *sparse], overwrite=overwrite) as group:
+        if not isinstance(landmarks, np.ndarray):
+            csr.write(group, "landmarks", landmarks)
+        for name, values in arrays.items():
+            weights = name.startswith("head.") and values.ndim == 2
+            chunks = _column_chunks(values) if weights else _row_chunks(values)
+            zarr_store.add_array(group, name, values.shape, chunks, str(values.dtype))[...] = values
+        made = Path(group.store.root)  # type: ignore[attr-defined]  # a store on the local file system has one
+        sums = _sums(made, sorted(zarr_schema.files(made)))
+        digest = _manifest_digest(sums)
+        zarr_store.complete(made, {"files": sums, "digest": digest})
+    return digest
+
+
+def _column_chunks(weights: Array) -> tuple[int, int]:
+    n, r = weights.shape
+    return max(1, n), max(1, min(r, columns_within(_CHUNK_BYTES, n, weights.itemsize)))
+
+
+def _row_chunks(values: Array) -> tuple[int, ...]:
+    rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
+    return (rows, *(max(1, length) for length in values.shape[1:]))
+
+
+def _sums(root: Path, names: list[str]) -> dict[str, str]:
+    """Return the checksum of each file; some at a time where they are large, for every job begins with them."""
+    try:
+        few = sum((root / name).stat().st_size for name in names) <= _FEW_BYTES
+    except OSError:
+        few = True  # `_sha256` says of which file, and why
+    if few:
+        return {name: _sha256(root / name) for name in names}
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-sums") as pool:
+        return dict(zip(names, pool.map(lambda name: _sha256(root / name), names), strict=True))
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with open_plain(path, json_documents.MAX_JSON if path.name == "zarr.json" else None) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _manifest_digest(sums: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+
+
+def load_record(
+    path: Path, digest: str | None = None, trusted: Collection[str] = (), *, streamed: bool = False
+) -> Record:
+    """Read a model store, once every byte of it has been checked.
+
+    Parameters
+    ----------
+    path : Path
+    digest : str, optional
+        What it must be: the digest of the model that the caller means.
+    trusted : collection of str
+        Functions, as ``module:function``, that may be imported and run as its kernel.
+    streamed : bool
+        Whether the weights of heads stay in the store, and are read from there whenever they are needed.
+
+    Raises
+    ------
+    StoreError
+        No store, unfinished, damaged, newer, not of dkfm's format, or with a function that is not trusted; the
+        subclass tells.
+    """
+    attributes = zarr_schema.read_group(path, "model")
+    found = _require_intact(path)
+    if digest is not None and found != digest:
+        raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
+    try:
+        return _read(path, attributes, found, trusted, streamed)
+    except (StoreError, BudgetError):
+        raise
+    except MemoryError as error:
+        size = sum((path / name).stat().st_size for name in zarr_schema.files(path))
+        raise BudgetError(f"{path} has {size} bytes, and this process has no memory for them.") from error
+    except Exception as error:  # whatever a constructor makes of a stranger's values
+        raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {reason(error)}.") from error
+
+
+def _require_intact(path: Path) -> str:
+    """Compare every file with the marker's list; return the digest of the list."""
+    marker = zarr_schema.read_marker(path)
+    sums = marker.get("files")
+    if not isinstance(sums, dict) or _manifest_digest(sums) != marker.get("digest"):
+        raise DamagedStoreError(f"The marker {path / zarr_schema.MARKER} is damaged.")
+    present = set(zarr_schema.files(path)) - {zarr_schema.MARKER}
+    different = present.symmetric_difference(sums)
+    if different:
+        raise DamagedStoreError(f"{path} has lost or gained {min(different)} since it was written.")
+    described = {name for name in present if name.rpartition("/")[2] == "zarr.json"}
+    _require_sums(path, described, sums)
+    for name in described - {"zarr.json"}:  # a file that was made longer may be read for days
+        array = (path / name).parent
+        if (array / "c").exists():
+            zarr_schema.require_chunks(array, zarr_schema.read_array(array))
+    _require_sums(path, present - described, sums)
+    return str(marker["digest"])
+
+
+def _require_sums(path: Path, names: Iterable[str], sums: Mapping[str, object]) -> None:
+    for name, found in _sums(path, sorted(names)).items():
+        if found != sums[name]:
+            raise DamagedStoreError(f"{path / name} is not what dkfm wrote: a byte of it changed.")
+
+
+def _read(
+    path: Path, attributes: dict[str, object], digest: str, trusted: Collection[str], streamed: bool = False
+) -> Record:
+    kernel = serialization.from_config(attributes["kernel"], trusted)
+    stored: dict[tuple[str, bool], Array] = {}
+
+    def array(name: object, triangular: object = None) -> Array | None:
+        if name is None:
+            return None
+        name = zarr_schema.require_name(path, name)
+        key = (name, streamed and triangular is True)
+        if key not in stored:
+            info = zarr_schema.read_array(path / name)
+            zarr_schema.require_chunks(path / name, info)
+            if streamed and triangular is not None and len(info.shape) == 2:
+                stored[key] = in_store(path, digest, name, info, triangular is True)
+            else:
+                stored[key] = np.asarray(zarr_store.open_array(path, name)[...])
+        return stored[key]
+
+    landmarks = _landmarks(path, attributes, array)
+    n = landmarks.shape[0]
+    heads = {
+        str(name): _head(array(h["weights"], h["triangular"]), array(h["offset"]), array(h["rotation"]), h, n)
+        for name, h in _items(attributes["heads"])
+    }
+    if not heads:
+        raise UnsupportedStoreError(f"{path} has no output.")
+    extra = {str(name): _present(array(name)) for name in _list(attributes["extra"])}
+    return Record(
+        estimator=str(attributes["estimator"]),
+        parameters=dict(_items(attributes["parameters"])),
+        fitted=dict(_items(attributes["fitted"])),
+        arrays=extra,
+        model=_model(kernel, landmarks, heads, array(attributes["shift"])),
+        digest=digest,
+    )
+
+
+def _model(kernel: Kernel, landmarks: Rows, heads: dict[str, Head], shift: Array | None) -> Model:
+    if any(head.weights.dtype != landmarks.dtype for head in heads.values()):
+        raise UnsupportedStoreError("A head's weights are not of the precision of the landmarks.")
+    shifted = shift is not None and isinstance(landmarks, np.ndarray) and kernel.translation_invariant
+    if shift is not None and not (shifted and shift.shape == landmarks.shape[1:] and np.isfinite(shift).all()):
+        raise UnsupportedStoreError("A model has a shift that does not fit its landmarks or its kernel.")
+    return Model(kernel, landmarks, heads, shift)
+
+
+def _landmarks(path: Path, attributes: dict[str, object], array: Callable[[object], Array | None]) -> Rows:
+    columns = attributes.get("sparse_columns")
+    if columns is None:
+        return as_rows(array("landmarks"), "landmarks")
+    if type(columns) is not int or not 0 < columns < 2**31:
+        raise UnsupportedStoreError(f"{path} has sparse landmarks of {columns!r} columns.")
+    csr.require_complete(path, "landmarks")
+    return as_rows(csr.read(path, "landmarks", columns), "landmarks")
+
+
+def _head(weights: Array | None, offset: Array | None, rotation: Array | None, h: dict[str, Any], n: int) -> Head:
+    links.by_name(h["link"])
+    weights = _present(weights)
+    vectors = [v for v in (offset, rotation) if v is not None]
+    held = [weights, *vectors] if isinstance(weights, np.ndarray) else vectors
+    if not all(np.isfinite(array).all() for array in held):
+        raise UnsupportedStoreError("A head has weights that are not finite.")
+    if any(v.dtype != weights.dtype or v.dtype.kind != "f" for v in (weights, *vectors)):
+        raise UnsupportedStoreError("A head's arrays are not of one precision.")
+    triangular, first = h["triangular"], h["first"]
+    used = (first,) if type(first) is int and rotation is None else weights.shape[1:]
+    if weights.ndim != 2 or weights.shape[0] != n or any(v.shape != used for v in vectors):
+        raise UnsupportedStoreError("A head's weights, offset and rotation do not fit the landmarks or each other.")
+    square = weights.shape == (n, n)
+    below = triangular and square and isinstance(weights, np.ndarray) and any(weights[i, :i].any() for i in range(n))
+    if not isinstance(triangular, bool) or (triangular and (not square or below)):
+        raise UnsupportedStoreError("A head's weights are said to be triangular, and are not.")
+    part = type(first) is int and 0 <= first <= weights.shape[1] and not triangular and rotation is None
+    if first is not None and not part:
+        raise UnsupportedStoreError("A head uses columns of its weights that are not there.")
+    return Head(weights, offset, rotation, str(h["link"]), triangular, first)
+
+
+def _present(array: Array | None) -> Array:
+    if array is None:
+        raise UnsupportedStoreError("An array that every model has is missing.")
+    return array
+
+
+def _items(value: object) -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        raise UnsupportedStoreError("A model's attributes are not what dkfm writes.")
+    return list(value.items())
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise UnsupportedStoreError("A model's attributes are not what dkfm writes.")
+    return value

@@ -1,0 +1,82 @@
+"""Rows of Zarr arrays whose chunks are stored as they are in memory, read without Zarr, which takes ten times as long.
+
+What is not plain, and what is missing, is left to Zarr.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from dkfm.core.chunking import count
+from dkfm.files.local import open_plain
+from dkfm.storage import zarr_schema
+from dkfm.storage.zarr_schema import CRC_BYTES
+from dkfm.storage.zarr_store import bytes_of
+
+__all__ = ["Plain", "fill"]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """An array (n, d) of chunks of whole rows."""
+
+    path: Path
+    info: zarr_schema.ArrayInfo
+
+    @classmethod
+    def of(cls, path: Path, info: zarr_schema.ArrayInfo) -> "Plain | None":
+        """Return the array at a path, None where its chunk files are anything but whole rows of values."""
+        whole_rows = len(info.shape) == 2 and info.chunks[1] == info.shape[1]
+        return cls(path, info) if info.trailer is not None and whole_rows else None
+
+    def read(self, rows: slice) -> npt.NDArray[np.generic] | None:
+        """Return some rows as they are stored; None where that takes Zarr: a chunk without a file is its fill value.
+
+        Raises
+        ------
+        ValueError
+            A chunk of another size, or with another checksum, than it must have.
+        """
+        if zarr_schema.read_source(self.path)[1] != self.info:
+            return None
+        n, d = self.info.shape
+        each, stop = self.info.chunks[0], min(rows.stop, n)
+        files = {number: self.path / "c" / str(number) / "0" for number in range(rows.start // each, count(stop, each))}
+        for file in files.values():
+            status = zarr_schema.status_within(self.path, file)
+            if status is None:
+                return None
+            if status.st_size != self._file_bytes:
+                raise ValueError(f"{file} has {status.st_size} bytes and must have {self._file_bytes}.")
+        values = np.empty((stop - rows.start, d), np.dtype(self.info.dtype).newbyteorder("<"))
+        for number, file in files.items():
+            first, last = max(rows.start, number * each), min(stop, (number + 1) * each)
+            part = values[first - rows.start : last - rows.start]
+            chunk = part if len(part) == each else np.empty(self.info.chunks, values.dtype)
+            fill(chunk, file, checked=bool(self.info.trailer))
+            if chunk is not part:
+                part[...] = chunk[first - number * each : last - number * each]
+        return values
+
+    @property
+    def _file_bytes(self) -> int:
+        return prod(self.info.chunks) * np.dtype(self.info.dtype).itemsize + (self.info.trailer or 0)
+
+
+def fill(chunk: npt.NDArray[np.generic], file: Path, checked: bool) -> None:
+    """Fill a chunk, in memory's order, from its file, which ends with the checksum of its values if it is `checked`.
+
+    Raises
+    ------
+    ValueError
+        The file has another size, or another checksum, than it must have.
+    """
+    with open_plain(file) as opened:
+        size, rest = opened.readinto(bytes_of(chunk).data), opened.read(CRC_BYTES + 1)
+    checksum = google_crc32c.value(bytes_of(chunk)).to_bytes(CRC_BYTES, "little") if checked else b""
+    if size != chunk.nbytes or rest != checksum:
+        raise ValueError(f"{file} has another size or another checksum than it must have.")
