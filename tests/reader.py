@@ -71,7 +71,7 @@ def readings():
     from dkfm.cli.app import main
     from dkfm.errors import DkfmError
     from dkfm.gram.stored_gram import StoredGram
-    from dkfm.sources.base import open_source
+    from dkfm.sources.opening import open_source
 
     rows = np.random.default_rng(7).normal(size=(50, 3))
 

@@ -78,7 +78,7 @@ def test_the_memory_of_a_tile_task_is_at_most_what_is_predicted(expression, tmp_
     from dkfm import kernels
     from dkfm.execution.workers import single_blas_thread
     from dkfm.gram import build
-    from dkfm.sources.base import open_source
+    from dkfm.sources.opening import open_source
 
     kernel = eval(expression, vars(kernels))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).uniform(size=(1600, 40)))
@@ -129,8 +129,8 @@ MEASURE = """
 import json, sys
 import numpy as np
 import dkfm
-from dkfm import budget, lanczos
-from dkfm.preflight import peak_memory
+from dkfm.core import budget; from dkfm.numerics import lanczos
+from dkfm.execution.memory import peak_memory
 
 sizes = {"wide": (2000, 10_000), "columns": (150_000, 2), "pivots": (6000, 50), "few": (8000, 50)}
 n, d = sizes.get(sys.argv[1], (4000, 50))
@@ -167,7 +167,7 @@ STORED = """
 import json
 import numpy as np
 import dkfm
-from dkfm import budget, lanczos, preflight
+from dkfm.core import budget; from dkfm.numerics import lanczos; from dkfm.execution import memory as preflight
 
 n, d = 8000, 50
 X = np.random.default_rng(0).normal(size=(n, d))
@@ -190,7 +190,7 @@ def test_a_fit_whose_gram_matrix_stays_in_its_store_takes_no_more_than_is_predic
 PARTS = """
 import json, sys
 import dkfm
-from dkfm import budget, preflight
+from dkfm.core import budget; from dkfm.execution import memory as preflight
 
 model, few, rows, out = (f"{sys.argv[1]}/{name}" for name in ("model", "few.parquet", "rows.parquet", "out"))
 dkfm.batch_score(model, few, out + "few", progress=False)  # imports and pools are there before
@@ -219,9 +219,12 @@ import numpy as np
 import zarr
 from distributed import Client
 import dkfm
-from dkfm import kernels, planning, preflight, workers
-from dkfm.clusters import local_cluster
-from dkfm.sources import open_source
+from dkfm import kernels
+from dkfm.scoring import planning
+from dkfm.execution import memory as preflight
+    from dkfm.execution import workers
+from dkfm.execution.clusters.client import local_cluster
+from dkfm.sources.opening import open_source
 
 def main():
     folder, rows = sys.argv[1], int(sys.argv[2])

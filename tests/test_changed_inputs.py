@@ -19,8 +19,8 @@ from dkfm.errors import DkfmWarning, IncompleteStoreError, InvalidInputError
 from dkfm.files.object_store import Remote
 from dkfm.gram import build
 from dkfm.scoring import tasks, verification
-from dkfm.sources.base import open_source
 from dkfm.sources.npy import NpySource
+from dkfm.sources.opening import open_source
 
 NAMES = ["a", "b", "c", "d"]
 FORMS = ["rows.npy", "rows.npz", "rows.zarr", "rows"]

@@ -263,7 +263,7 @@ def test_what_a_worker_compiles_stays_in_its_own_scratch_directory(client, tmp_p
 
 UNANSWERED = """
 import asyncio, time
-from dkfm.clusters import local_cluster
+from dkfm.execution.clusters.client import local_cluster
 
 async def unanswered(**heartbeat):
     await asyncio.sleep(60)

@@ -22,8 +22,8 @@ DRIVERS = 3
 TOGETHER = """\
 import os, sys, time
 from pathlib import Path
-from dkfm import outputs, scoring
-from dkfm.cli import main
+from dkfm.scoring import outputs; from dkfm.scoring import run as scoring
+from dkfm.cli.app import main
 
 def after_all_are_here(act):
     def waiting(*arguments):

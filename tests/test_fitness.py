@@ -17,7 +17,7 @@ from dkfm.errors import ClusterError, UnfitWorkerError
 from dkfm.execution import worker_checks
 from dkfm.execution.worker_checks import Demand
 from dkfm.scoring import receipts
-from dkfm.sources.base import open_source
+from dkfm.sources.opening import open_source
 from dkfm.storage.output_location import Folder
 from faults import harness
 

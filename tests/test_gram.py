@@ -21,7 +21,8 @@ import oracles
 from dkfm import kernels
 from dkfm.errors import BudgetError, DamagedStoreError, DkfmError, InvalidInputError, KernelError, StoreExistsError
 from dkfm.gram import build as gram
-from dkfm.sources.base import MemorySource, open_source
+from dkfm.sources.memory import MemorySource
+from dkfm.sources.opening import open_source
 
 K = kernels.Gaussian(2.0)
 

@@ -23,7 +23,8 @@ from dkfm.files import local
 from dkfm.kernels import Gaussian
 from dkfm.scoring import planning
 from dkfm.sources import npy, npz
-from dkfm.sources.base import MemorySource, open_source
+from dkfm.sources.memory import MemorySource
+from dkfm.sources.opening import open_source
 from dkfm.storage import csr, json_documents, model_store, output_location, raw_chunks
 
 TEXT = {"capture_output": True, "text": True}
@@ -162,7 +163,7 @@ def test_npy_files_of_any_order_and_dtype_read_as_numpy_does(dtype, order, tmp_p
 def test_rows_outlive_a_file_that_is_cut_short(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((100_000, 4)))
     code = (
-        "import os, sys; from dkfm.sources import open_source; source = open_source(sys.argv[1])\n"
+        "import os, sys; from dkfm.sources.opening import open_source; source = open_source(sys.argv[1])\n"
         "rows = source.read(slice(0, 100_000)); os.truncate(sys.argv[1], 200); print(rows.sum())"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.npy"], check=False, **TEXT)
@@ -189,8 +190,8 @@ def test_a_npy_file_that_is_cut_while_it_is_read_is_an_error(dtype, order, tmp_p
 @pytest.mark.parametrize("read", [open_source, lambda path: options.labels(str(path), "--labels")])
 def test_a_header_of_gigabytes_takes_no_memory(read, tmp_path):
     code = (
-        "import resource, sys; from pathlib import Path; from dkfm import arguments, npy; from dkfm.sources import "
-        "open_source\nfrom dkfm.errors import InvalidInputError\n"
+        "import resource, sys; from pathlib import Path; from dkfm.cli import options as arguments\n"
+        "from dkfm.sources.opening import open_source\nfrom dkfm.errors import InvalidInputError\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0]) * 4096 + 2**28\n"
         "resource.setrlimit(resource.RLIMIT_AS, (pages, pages))\n"
         "try: open_source(sys.argv[1]) if sys.argv[2] == 'rows' else arguments.labels(sys.argv[1], '--labels')\n"

@@ -18,8 +18,10 @@ import dkfm
 from dkfm.core.rows import stored_values
 from dkfm.errors import InvalidInputError
 from dkfm.sources import npz
-from dkfm.sources.base import MemorySource, open_source, read_finite
+from dkfm.sources.base import read_finite
+from dkfm.sources.memory import MemorySource
 from dkfm.sources.npz import NpzSource
+from dkfm.sources.opening import open_source
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import dkfm
 from dkfm.errors import InvalidInputError
 from dkfm.sources import chunk_cache, parquet, parquet_footers
-from dkfm.sources.base import in_single, open_source, read_finite
+from dkfm.sources.base import read_finite
+from dkfm.sources.opening import open_source
 from dkfm.sources.parquet import ParquetSource
 
 
@@ -244,8 +245,8 @@ def test_float32_is_read_as_it_is_only_where_all_columns_are_and_it_is_asked_for
         source = open_source(tmp_path / f"{name}.parquet", columns=list(columns))
         for part in (slice(0, 1000), slice(3, 20)):
             assert source.read(part).dtype == np.float64
-            assert in_single(source).read(part).dtype == dtype
-            np.testing.assert_array_equal(in_single(source).read(part), source.read(part))
+            assert source.in_single().read(part).dtype == dtype
+            np.testing.assert_array_equal(source.in_single().read(part), source.read(part))
 
 
 def test_parts_of_a_row_group_decode_it_once_and_another_opening_decodes_it_anew(rows, tmp_path, monkeypatch):
@@ -480,9 +481,9 @@ def test_without_pyarrow_the_error_names_the_extra(rows, tmp_path):
     path = write(tmp_path / "x.parquet", rows)
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from dkfm import sources\n"
+        "from dkfm.sources import opening as sources\n"
         "from dkfm.errors import MissingExtraError\n"
-        "print(sources.in_single(sources.open_source([[1.0]])).shape)\n"
+        "print(sources.open_source([[1.0]]).in_single().shape)\n"
         f"try: sources.open_source({str(path)!r})\n"
         "except MissingExtraError as error: print(error)"
     )
@@ -491,7 +492,7 @@ def test_without_pyarrow_the_error_names_the_extra(rows, tmp_path):
 
 
 def test_importing_the_sources_does_not_load_pyarrow():
-    code = "import sys, dkfm.sources, dkfm.scoring; print('pyarrow' in sys.modules)"
+    code = "import sys, dkfm.sources.opening, dkfm.scoring.run; print('pyarrow' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 

@@ -10,7 +10,7 @@ import zarr
 from dkfm.errors import StoreError, UnreachableError
 from dkfm.files import fsspec_options
 from dkfm.files.object_store import Remote
-from dkfm.sources.base import open_source
+from dkfm.sources.opening import open_source
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 

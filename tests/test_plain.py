@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 
 from dkfm.errors import InvalidInputError
-from dkfm.sources import base
-from dkfm.sources.base import open_source
-from dkfm.storage import zarr_schema
+from dkfm.sources.opening import open_source
+from dkfm.storage import bounded_chunks, zarr_schema
 
 DTYPES = ["float64", "float32", "int64", "uint16", "uint8", "bool"]
 
@@ -60,8 +59,8 @@ def test_only_plain_chunks_are_read_without_zarr(tmp_path, rng, monkeypatch, com
     stored(tmp_path / "x.zarr", values, (7, 3), compressors=compressors)[...] = values
     source = open_source(tmp_path / "x.zarr")
     opened = []
-    honest = base.bounded.read
-    monkeypatch.setattr(base.bounded, "read", lambda *a: opened.append(1) or honest(*a))
+    honest = bounded_chunks.read
+    monkeypatch.setattr(bounded_chunks, "read", lambda *a: opened.append(1) or honest(*a))
     np.testing.assert_array_equal(source.read(slice(5, 44)), values[5:44])
     assert bool(opened) != plain
 

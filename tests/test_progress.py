@@ -115,7 +115,7 @@ sys.modules["ipywidgets"] = None
 sys.modules["ipykernel.zmqshell"] = types.ModuleType("zmqshell")
 sys.modules["IPython"] = types.ModuleType("IPython")
 sys.modules["IPython"].get_ipython = lambda: types.SimpleNamespace(kernel="a kernel")
-from dkfm import progress
+from dkfm.execution import progress
 progress.LEAST_SECONDS = 0.0
 with progress.of_steps("dkfm-gram", 2, "task", shown=True) as bar:
     bar.update(2)

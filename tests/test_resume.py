@@ -31,7 +31,7 @@ from dkfm.execution import memory, task_runner
 from dkfm.numerics.certificates import reference
 from dkfm.scoring import completion, outputs, tasks
 from dkfm.scoring import receipts as journal
-from dkfm.sources.base import open_source
+from dkfm.sources.opening import open_source
 from dkfm.storage.output_location import Folder
 
 NAMES = ["a", "b", "c", "d"]

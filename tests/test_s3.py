@@ -31,7 +31,7 @@ from dkfm.errors import (
 from dkfm.execution import workers
 from dkfm.files import fsspec_options
 from dkfm.files.object_store import Remote, open_file
-from dkfm.sources.base import in_single, open_source
+from dkfm.sources.opening import open_source
 from dkfm.storage import json_documents, model_transfer, zarr_schema
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
@@ -86,7 +86,7 @@ def test_an_object_is_read_measured_listed_and_removed_as_it_is_now(place):
 def test_what_another_process_writes_is_seen_at_once(place):
     assert place.size("x") is None
     assert list(place.names()) == []
-    code = f"from dkfm.remote import Remote; Remote({place.url!r}).replace('x', b'abc')"
+    code = f"from dkfm.files.object_store import Remote; Remote({place.url!r}).replace('x', b'abc')"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert place.size("x") == 3
     assert [name for name, _, _ in place.names()] == ["x"]
@@ -323,7 +323,8 @@ def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, plac
     copies = tmp_path / "copies"
     copies.mkdir()
     code = (
-        "import os, pathlib; from dkfm.sources import open_source; from dkfm.transfer import local_copy\n"
+        "import os, pathlib; from dkfm.sources.opening import open_source\n"
+        "from dkfm.storage.model_transfer import local_copy\n"
         f"copy = local_copy({model.url!r}, {digest!r}, pathlib.Path({str(copies)!r}))\n"
         f"sources = [open_source({place.url!r} + name) for name in ('/x.npy', '/x.zarr')]\n"
         "want = [source.read(slice(0, 60)).tolist() for source in sources]\n"
@@ -378,7 +379,7 @@ def test_sources_at_urls_read_what_local_ones_read(place, rows, tmp_path):
         assert (remote.shape, remote.chunk_rows, remote.row_values) == (local.shape, local.chunk_rows, local.row_values)
         assert remote.where(7) == (remote.name, 7)
         assert remote.name.startswith(place.url)
-        for first, second in ((local, remote), (in_single(local), in_single(remote))):
+        for first, second in ((local, remote), (local.in_single(), remote.in_single())):
             for part in (slice(0, 60), slice(11, 29), slice(0, 1), slice(59, 60), slice(55, 90), slice(20, 20)):
                 ours, theirs = second.read(part), first.read(part)
                 assert ours.dtype == theirs.dtype
@@ -642,7 +643,7 @@ def test_messages_hold_no_credentials(monkeypatch):
 def test_without_the_extra_the_error_names_it(tmp_path):
     code = (
         "import sys; sys.modules['s3fs'] = None\n"
-        "from dkfm.remote import Remote; from dkfm.errors import MissingExtraError\n"
+        "from dkfm.files.object_store import Remote; from dkfm.errors import MissingExtraError\n"
         "try: Remote('s3://bucket/x').read()\n"
         "except MissingExtraError as error: print(error)"
     )

@@ -182,7 +182,7 @@ def test_a_damaged_object_is_told_by_readers_and_made_again_by_the_same_call(job
 
 def test_many_writers_of_one_chunk_leave_one_of_them_and_all_tell_of_it(job):
     from dkfm.scoring.tasks import Work, score_chunk
-    from dkfm.sources.base import open_source
+    from dkfm.sources.opening import open_source
 
     _, _, place = job
     score(job)

@@ -19,8 +19,8 @@ from dkfm.errors import InvalidInputError, UnreachableError
 from dkfm.files import fsspec_options
 from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache, npz, parquet, parquet_footers
-from dkfm.sources.base import in_single, open_source
 from dkfm.sources.npz import NpzSource
+from dkfm.sources.opening import open_source
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
@@ -125,7 +125,7 @@ def test_float32_at_a_url_is_read_as_it_is_where_it_is_asked_for(place, rows):
     place.replace("x.parquet", parquet_bytes(table(rows.astype(np.float32))))
     source = open_source(f"{place.url}/x.parquet")
     assert source.read(slice(3, 20)).dtype == np.float64
-    assert in_single(source).read(slice(3, 20)).dtype == np.float32
+    assert source.in_single().read(slice(3, 20)).dtype == np.float32
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -418,7 +418,7 @@ def test_a_forked_process_reads_after_its_parent(place, rows, matrix, tmp_path):
     put(place, tmp_path)
     place.replace("x.npz", npz_bytes(matrix))
     code = (
-        "import os; from dkfm.sources import open_source\n"
+        "import os; from dkfm.sources.opening import open_source\n"
         f"sources = [open_source({place.url!r}, id_column='id'), open_source({place.url + '/x.npz'!r})]\n"
         "want = [source.read(slice(0, 500)).sum() for source in sources]\n"
         "child = os.fork()\n"

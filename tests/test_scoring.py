@@ -39,7 +39,9 @@ from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.scoring import chunk_files, completion, outputs, planning, tasks
 from dkfm.scoring.chunk_files import Columns
-from dkfm.sources.base import MemorySource, ZarrSource, open_source
+from dkfm.sources.memory import MemorySource
+from dkfm.sources.opening import open_source
+from dkfm.sources.zarr import ZarrSource
 from dkfm.storage import model_store, zarr_store
 
 

@@ -30,7 +30,7 @@ ENDINGS = [signal.SIGTERM, signal.SIGHUP]
 
 GRAM = """
 import sys, numpy as np
-from dkfm import gram, kernels
+from dkfm import kernels; from dkfm.gram import build as gram
 X = np.random.default_rng(0).normal(size=(40, 2))
 with gram.stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
     print("there", flush=True)
@@ -39,7 +39,7 @@ with gram.stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
 
 FOLDER = """
 import sys
-from dkfm import scratch
+from dkfm.files import temporary as scratch
 with scratch.folder("gram"):
     print("there", flush=True)
     sys.stdin.read()
@@ -48,7 +48,7 @@ with scratch.folder("gram"):
 SAVING = """
 import sys
 from pathlib import Path
-from dkfm import store
+from dkfm.storage import zarr_store as store
 with store.making(Path(sys.argv[1]) / "model", "rows", {}, ["rows"]):
     print("there", flush=True)
     sys.stdin.read()
@@ -56,7 +56,7 @@ with store.making(Path(sys.argv[1]) / "model", "rows", {}, ["rows"]):
 
 FORKED = """
 import os, sys
-from dkfm import scratch
+from dkfm.files import temporary as scratch
 made = scratch.Folder("gram")
 child = os.fork()
 if child == 0:
@@ -69,7 +69,7 @@ print(made.path.exists())
 FIT = """
 import sys, time
 from pathlib import Path
-from dkfm import budget, cli, gram
+from dkfm.core import budget; from dkfm.cli import app as cli; from dkfm.gram import build as gram
 here, write_tile = Path(sys.argv[1]), gram.write_tile
 budget.fit_bytes = budget.leading_bytes = lambda *_: 2**60  # the Gram matrix goes into a store
 
@@ -176,7 +176,7 @@ def test_a_forked_child_removes_nothing_of_its_parent(temporary):
 def test_a_model_that_went_to_a_worker_is_gone_with_its_process_and_swept_if_that_was_killed(temporary):
     code = """
 import sys, pickle, numpy as np, dask.array as da, dkfm
-from dkfm import lazy
+from dkfm.execution import lazy_arrays as lazy
 lazy.SMALL_MODEL = 0
 map = dkfm.ExactFeatureMap("rbf").fit(np.eye(5))
 pickle.dumps(map.transform(da.ones((4, 5))).dask)

@@ -20,7 +20,7 @@ from dkfm.errors import BudgetError, InvalidInputError
 from dkfm.kernels import Gaussian
 from dkfm.numerics.model import Head, Model
 from dkfm.scoring import planning
-from dkfm.sources.base import MemorySource
+from dkfm.sources.memory import MemorySource
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT / "cluster"

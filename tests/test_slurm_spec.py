@@ -247,7 +247,8 @@ def interrupting(script):
 
 def test_ctrl_c_stays_with_the_program(commands, file):
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
-    code = f"import signal; from dkfm.slurm import slurm_cluster\nwith slurm_cluster({file(section())!r}): pass\n"
+    code = "import signal; from dkfm.execution.clusters.slurm import slurm_cluster\n"
+    code += f"with slurm_cluster({file(section())!r}): pass\n"
     code += "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -257,7 +258,7 @@ def test_in_another_thread_it_is_refused_by_name(commands, file):
     code = f"""
 import threading
 from dkfm.errors import ClusterError
-from dkfm.slurm import slurm_cluster
+from dkfm.execution.clusters.slurm import slurm_cluster
 
 def start():
     try:

@@ -3,7 +3,8 @@ import pytest
 import zarr
 
 from dkfm.errors import DkfmError, InvalidInputError
-from dkfm.sources.base import open_source, read_finite
+from dkfm.sources.base import read_finite
+from dkfm.sources.opening import open_source
 
 
 @pytest.fixture

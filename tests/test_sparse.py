@@ -18,7 +18,7 @@ from dkfm.storage import csr, zarr_store
 MEMORY = """
 import numpy as np
 from scipy import sparse
-from dkfm import kernels, preflight
+from dkfm import kernels; from dkfm.execution import memory as preflight
 rng = np.random.default_rng(0)
 X = sparse.random(100_000, 50_000, 1e-4, "csr", random_state=rng)
 Y = sparse.random(500, 50_000, 1e-4, "csr", random_state=rng)

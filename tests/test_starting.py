@@ -12,7 +12,7 @@ import pytest
 @pytest.mark.parametrize("command", [["-m", "dkfm"], ["dkfm"]])
 def test_an_interruption_during_the_imports_is_no_traceback(tmp_path, command):
     (tmp_path / "click.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(60)\n")
-    (tmp_path / "dkfm").write_text("from dkfm.cli import main\nmain()\n")  # as pip writes it
+    (tmp_path / "dkfm").write_text("from dkfm.cli.app import main\nmain()\n")  # as pip writes it
     path = os.pathsep.join([str(tmp_path), *sys.path])
     told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     started = subprocess.Popen(

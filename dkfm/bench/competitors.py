@@ -16,7 +16,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import DisagreementError
 from dkfm.estimators.base import KernelEstimator
 from dkfm.execution import memory
-from dkfm.sources.base import open_source
+from dkfm.sources.opening import open_source
 from dkfm.storage import zarr_store
 
 if TYPE_CHECKING:

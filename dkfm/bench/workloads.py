@@ -21,7 +21,7 @@ from dkfm.kernels import Gaussian, Laplacian
 from dkfm.numerics.model import Head
 from dkfm.scoring.planning import plan
 from dkfm.scoring.run import batch_score
-from dkfm.sources.base import open_source
+from dkfm.sources.opening import open_source
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -305,8 +305,8 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
             print_result(f"{path}: {anew} of what rounding allows")
         return
     from dkfm.estimators import load
-    from dkfm.sources.base import open_source
     from dkfm.sources.base import sample as sample_of
+    from dkfm.sources.opening import open_source
 
     estimator = load(path, trusted=trusted)
     seen = [str(name) for name in getattr(estimator, "feature_names_in_", [])] or None

@@ -62,10 +62,10 @@ def compare(
     """
     from dkfm.comparison import html_page
     from dkfm.comparison.compare import compare_kernels
-    from dkfm.files.location import place_of, require_apart
+    from dkfm.files.location import locate, require_apart
     from dkfm.plotting.axes import pyplot
-    from dkfm.sources.base import Named, open_source
-    from dkfm.storage.output_location import root_of
+    from dkfm.sources.base import Named
+    from dkfm.sources.opening import open_source
 
     kernels = [options.kernel(word) for word in words]
     if html is not None:
@@ -77,11 +77,11 @@ def compare(
     rows = open_source(train, columns=options.listed(columns), id_column=id_column)
     if html is not None:
         read = [
-            root_of(test) if test is not None else None,
+            locate(test) if test is not None else None,
             Path(labels),
             None if test_labels is None else Path(test_labels),
         ]
-        require_apart(Path(html).absolute(), "page", [place_of(rows), *read])
+        require_apart(Path(html).absolute(), "page", [rows.location, *read])
     names = list(rows.columns) if isinstance(rows, Named) else None
     held_out = None if test is None else open_source(test, "test", columns=names)
     found = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)

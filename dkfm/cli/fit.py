@@ -14,12 +14,13 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA
 from dkfm.execution import memory
 from dkfm.files import change_detection
-from dkfm.files.location import place_of, require_apart, require_outside
+from dkfm.files.local import local_path
+from dkfm.files.location import locate, require_apart, require_outside
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
-from dkfm.sources.base import Named, Source, open_source
-from dkfm.storage import model_transfer, zarr_store
-from dkfm.storage.output_location import root_of
+from dkfm.sources.base import Named, Source
+from dkfm.sources.opening import open_source
+from dkfm.storage import model_transfer
 
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
@@ -80,10 +81,10 @@ def fitted(train: str, model: str, options: Options, cluster: AbstractContextMan
     estimator = _estimator(chosen, options)
     model_transfer.require_free(model)
     whole = open_source(train, columns=arguments.listed(options.columns), id_column=options.id_column)
-    read = [place_of(whole), None if options.labels is None else Path(options.labels)]
-    require_apart(root_of(model), "model", read)
+    read = [whole.location, None if options.labels is None else Path(options.labels)]
+    require_apart(locate(model), "model", read)
     if options.workspace is not None:
-        require_outside(zarr_store.local_path(options.workspace).absolute(), "workspace", read)
+        require_outside(local_path(options.workspace).absolute(), "workspace", read)
     with change_detection.watching(whole) as watch:
         source, labels = _labelled(whole, train, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:

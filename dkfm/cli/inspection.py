@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from dkfm.errors import StoreError, UntrustedError
-from dkfm.files.object_store import Root
+from dkfm.files.location import Location, locate
 from dkfm.kernels import serialization
 from dkfm.scoring import completion, outputs
 from dkfm.storage import csr, model_transfer, zarr_schema
 from dkfm.storage.model_store import load_record
-from dkfm.storage.output_location import root_of
 
 __all__ = ["describe"]
 
@@ -21,7 +20,7 @@ def describe(path: str | Path) -> dict[str, object]:
     StoreError
         Nothing there, or nothing of dkfm's; at a URL, a store that is neither a model nor an output.
     """
-    root = root_of(path)
+    root = locate(path)
     kind = model_transfer.kind_of(path)
     if kind == "scores":
         return {"kind": kind, "path": str(root), "format": zarr_schema.VERSIONS[kind]} | _scores(root)
@@ -70,7 +69,7 @@ def _rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     return {"rows": pointers - 1, "values": values}
 
 
-def _scores(root: Root) -> dict[str, object]:
+def _scores(root: Location) -> dict[str, object]:
     output = outputs.read(root)
     facts: dict[str, object] = {
         "outputs": {columns.output: columns.width for columns in output.columns},

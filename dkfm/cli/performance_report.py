@@ -14,8 +14,7 @@ from dkfm.comparison import html_page as pages
 from dkfm.core.printing import print_message
 from dkfm.errors import ClusterError, InvalidInputError, reason
 from dkfm.files import local, temporary
-from dkfm.files.location import require_apart
-from dkfm.storage.output_location import root_of
+from dkfm.files.location import locate, require_apart
 
 if TYPE_CHECKING:
     from distributed import Client, performance_report
@@ -64,7 +63,7 @@ def require(page: str | None, scheduler: str | None, *used: str) -> None:
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{page} cannot be written: it is no file.")
     pages.require_replaceable(path)
-    require_apart(path, "report", [root_of(name) for name in used])
+    require_apart(path, "report", [locate(name) for name in used])
     with local.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with local.new_file(path, path.parent):

@@ -14,7 +14,8 @@ from dkfm.estimators.fitting.class_labels import labels_of
 from dkfm.estimators.fitting.training_data import in_memory
 from dkfm.execution import memory
 from dkfm.plotting.data import matrix, require_length, sample_numbers, together
-from dkfm.sources.base import Named, open_source, read_finite
+from dkfm.sources.base import Named, read_finite
+from dkfm.sources.opening import open_source
 
 __all__ = ["SAMPLE", "TEST_ROWS", "LabelledRows", "taken"]
 

@@ -11,9 +11,9 @@ from dkfm.estimators.folded_model import Folded, FoldedTransformer
 from dkfm.estimators.kernel_fisher import KernelFisher
 from dkfm.estimators.kernel_pca import KernelPCA
 from dkfm.estimators.serving import Serving
+from dkfm.files.location import locate
 from dkfm.kernels.serialization import as_trusted
 from dkfm.storage import model_transfer
-from dkfm.storage.output_location import root_of
 
 __all__ = [
     "ExactFeatureMap",
@@ -69,7 +69,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator 
     record = model_transfer.load(path, trusted=as_trusted(trusted))
     try:
         estimator = _REGISTRY[record.estimator]._from_record(record)
-        estimator._lies_at = str(root_of(path))
+        estimator._lies_at = str(locate(path))
         return estimator
     except StoreError:
         raise

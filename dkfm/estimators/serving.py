@@ -15,12 +15,12 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.notebook_display import Shown
 from dkfm.execution import lazy_arrays
 from dkfm.execution.workers import threads_of_a_task
+from dkfm.files.location import locate
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer, compute_finite_scores, prepare_compact_scorer
 from dkfm.storage import model_transfer
 from dkfm.storage.model_store import Record
-from dkfm.storage.output_location import root_of
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -173,7 +173,7 @@ class Serving(Shown):
         """
         check_is_fitted(self, "model_")
         model_transfer.save(path, self._record(), overwrite=overwrite)
-        self._lies_at = str(root_of(path))
+        self._lies_at = str(locate(path))
 
 
 class _Served:

@@ -19,7 +19,6 @@ from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer, compute_finite_scores, kernel_distances, prepare_compact_scorer
-from dkfm.storage import zarr_store
 from dkfm.storage.model_store import Record, save_record
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Spilled:
     """
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
-        within = None if workspace is None else local.made_folder(zarr_store.local_path(workspace))
+        within = None if workspace is None else local.made_folder(local.local_path(workspace))
         folder = temporary.Part("model", within, need=record.model.nbytes, what="The model for Dask's workers")
         self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex

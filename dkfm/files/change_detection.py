@@ -67,6 +67,10 @@ class Stamped(Protocol):
     def name(self) -> str:
         """What messages call them."""
 
+    @property
+    def location(self) -> object:
+        """Where they are: a path, where this file system has them."""
+
     def state(self) -> str:
         """Return what is another text once anything was written."""
 
@@ -104,7 +108,7 @@ class Watch:
 @contextmanager
 def watching(source: Stamped) -> Iterator[Watch]:
     """Watch rows, those of a file or a folder by their `path`, from now on."""
-    path = getattr(source, "path", None)
+    path = source.location if isinstance(source.location, Path) else None
     held = None
     try:
         if path is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader, RawIOBase
 from pathlib import Path
 
-from dkfm.errors import DkfmError, StoreError, StoreExistsError, UnreachableError, UnsupportedStoreError
+from dkfm.errors import DkfmError, StoreError, StoreExistsError, UnreachableError, UnsupportedStoreError, reason
 
 __all__ = [
     "LEFT_ALONE",
@@ -23,6 +23,7 @@ __all__ = [
     "NewFile",
     "beside",
     "is_partial",
+    "local_path",
     "made_folder",
     "new_file",
     "open_plain",
@@ -42,6 +43,21 @@ _HEAD = 4096
 """Bytes at the begin of a file in which it says who wrote it."""
 
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path of this file system; a URL of another one is refused, and so is what cannot be a path here."""
+    text = os.fspath(path)
+    if "://" in text:
+        raise StoreError(f"{text} is not on a local file system; only models, rows and outputs may be elsewhere.")
+    path = Path(text)
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # the latter where it has a NUL character
+        raise StoreError(f"{text} cannot be used: {getattr(error, 'strerror', None) or reason(error)}.") from None
+    return path
 
 
 def open_plain(path: str | os.PathLike[str], most: int | None = None) -> BufferedReader:

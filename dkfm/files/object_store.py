@@ -5,14 +5,13 @@ error after two minutes or so, of one sentence, without the credentials that a U
 """
 
 import io
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dkfm.errors import DkfmError, StoreError
 from dkfm.files import change_detection, fsspec_options
@@ -21,7 +20,7 @@ from dkfm.files.fsspec_errors import may_pass, refusal, without_credentials
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Remote", "Root", "at_url", "open_file"]
+__all__ = ["Remote", "open_file"]
 
 T = TypeVar("T")
 
@@ -29,16 +28,6 @@ _AT_ONCE, _PART = 8, 2**26
 """Files of a folder that travel at a time; and the bytes that are read at a time."""
 
 _LOCAL = ("file", "local")
-
-
-def at_url(path: object) -> "Remote | None":
-    """Return the place that a URL names; None for a path of this file system.
-
-    >>> at_url("s3://bucket/model").join("zarr.json"), at_url("model")
-    (Remote('s3://bucket/model/zarr.json'), None)
-    """
-    text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
-    return Remote(str(text).rstrip("/")) if "://" in str(text) else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,10 +152,6 @@ class Remote:
             raise
         except Exception as error:
             raise refusal(self.name, verb, error, self.url) from error
-
-
-Root: TypeAlias = Path | Remote
-"""On a file system of this machine, or on an object store."""
 
 
 def _info(files: "AbstractFileSystem", path: str) -> Mapping[str, Any] | None:

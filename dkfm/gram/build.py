@@ -31,14 +31,19 @@ from dkfm.execution.worker_checks import Demand, require_fit_here
 from dkfm.execution.workers import single_blas_thread
 from dkfm.files import change_detection, local, temporary
 from dkfm.files.change_detection import Watch
-from dkfm.files.location import place_of, require_apart
+from dkfm.files.local import local_path
+from dkfm.files.location import require_apart
 from dkfm.gram.stored_gram import StoredGram
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, checked_block
-from dkfm.sources.base import MemorySource, Named, Source, ZarrSource, open_source, read_finite
+from dkfm.sources.base import Named, Source, read_finite
+from dkfm.sources.memory import MemorySource
+from dkfm.sources.opening import open_source
+from dkfm.sources.stored_csr import StoredCsr
+from dkfm.sources.zarr import ZarrSource
 from dkfm.storage import csr, ownership, zarr_schema, zarr_store
 from dkfm.storage.output_location import Folder
-from dkfm.storage.zarr_store import ZarrArray, local_path
+from dkfm.storage.zarr_store import ZarrArray
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -109,7 +114,7 @@ def build_gram(
     ((100, 100), (40, 40), 1.0)
     """
     root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
-    require_apart(root, "Gram matrix", [place_of(source)])
+    require_apart(root, "Gram matrix", [source.location])
     with change_detection.watching(source) as watch:
         kernel = _resolved(kernel, source)
         identity = _identity(kernel, source)
@@ -276,7 +281,7 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
     if not isinstance(source, MemorySource):
         return source
     if not isinstance(source.array, np.ndarray):
-        return csr.CsrSource(root, "rows", source.shape, source.row_values, source.runs)
+        return StoredCsr(root, source.shape, source.row_values, source.runs, "rows")
     with local.writing(root):
         shared = zarr_store.open_array(root, "rows", "r+")
         if shared.shape != source.shape:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError
-from dkfm.files.object_store import Root
+from dkfm.files.location import Location
 from dkfm.scoring import chunk_files, outputs
 from dkfm.scoring import receipts as journal
 from dkfm.scoring.chunk_files import Chunk
@@ -172,7 +172,7 @@ def _of_marker(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, si
     return Receipt.checked(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
 
 
-def open_complete(root: Root) -> tuple[Output, dict[int, Receipt]]:
+def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
     """Open a finished output, all chunks of which are there as far as a look at the ends of their files tells.
 
     Raises

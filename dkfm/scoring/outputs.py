@@ -12,7 +12,8 @@ from typing import Any
 
 from dkfm.core.chunking import count, row_slice
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
-from dkfm.files.object_store import Remote, Root
+from dkfm.files.location import Location
+from dkfm.files.object_store import Remote
 from dkfm.scoring.chunk_files import Chunk, Columns, ZarrForm
 from dkfm.scoring.parquet_chunks import ParquetForm
 from dkfm.storage import model_transfer, zarr_schema, zarr_store
@@ -59,7 +60,7 @@ class Output:
         The id that its creation gave it; a task of an earlier output at this path has another.
     """
 
-    root: Root
+    root: Location
     columns: tuple[Columns, ...]
     rows: int
     chunk_rows: int
@@ -162,7 +163,7 @@ def about(output: Output) -> dict[str, object]:
     }
 
 
-def find(root: Root, *, plain: bool = True) -> Output | None:
+def find(root: Location, *, plain: bool = True) -> Output | None:
     """Return the output at a path or a URL, finished or not; None where nothing is.
 
     With ``plain=False`` the caller looks at all files itself, and refuses those that are not plain.
@@ -182,7 +183,7 @@ def find(root: Root, *, plain: bool = True) -> Output | None:
     return read(root, plain=plain)
 
 
-def read(root: Root, *, plain: bool = True) -> Output:
+def read(root: Location, *, plain: bool = True) -> Output:
     """Read what an output is of, finished or not.
 
     Raises
@@ -208,7 +209,7 @@ def read(root: Root, *, plain: bool = True) -> Output:
     return output
 
 
-def _of_attributes(root: Root, own: Mapping[str, Any]) -> Output:
+def _of_attributes(root: Location, own: Mapping[str, Any]) -> Output:
     columns = tuple(_columns(*some) for some in own["outputs"])
     settings = {_text(key): None if value is None else _text(value) for key, value in own["settings"].items()}
     _require_settings(settings)
@@ -279,7 +280,7 @@ def require_same(found: Output, wanted: Output) -> None:
         )
 
 
-def require_run(root: Root, run: str) -> None:
+def require_run(root: Location, run: str) -> None:
     """Raise unless an output is still the one that a task is of."""
     if at(root).attributes().get("run") != run:
         raise StoreError(f"{root} was replaced by another run while this one worked.")

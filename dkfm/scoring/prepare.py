@@ -21,8 +21,8 @@ from dkfm.execution.executors import Executor, executor
 from dkfm.files import change_detection, temporary
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import writing
-from dkfm.files.location import place_of, require_apart
-from dkfm.files.object_store import Remote, Root, at_url
+from dkfm.files.location import Location, at_url, locate, require_apart
+from dkfm.files.object_store import Remote
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
@@ -33,11 +33,12 @@ from dkfm.scoring.parquet_chunks import require_pyarrow
 from dkfm.scoring.planning import Plan, Writing
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.tasks import Identified
-from dkfm.sources.base import Named, Source, open_source
+from dkfm.sources.base import Named, Source
 from dkfm.sources.memory import FrameSource, MemorySource
+from dkfm.sources.opening import open_source
+from dkfm.sources.stored_csr import StoredCsr
 from dkfm.storage import csr, model_transfer
 from dkfm.storage.model_store import Record, load_record
-from dkfm.storage.output_location import root_of
 from dkfm.storage.zarr_store import making
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
     chunk_rows = request.chunk_rows
     if chunk_rows is not None:
         chunk_rows = chunking.require_count(chunk_rows, "chunk_rows")
-    target, client = root_of(request.destination), find_client(client)
+    target, client = locate(request.destination), find_client(client)
     trusted = (
         serialization.functions(model.kernel_)
         if isinstance(model, Savable)
@@ -121,7 +122,7 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
         given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted=record.feature_names)
         if isinstance(given, Named) and columns is None and record.feature_names is None:
             _warn_of_order(given)
-        require_apart(target, "output", [path, place_of(given)])
+        require_apart(target, "output", [path, given.location])
         found = None if request.overwrite else outputs.find(target)
         with change_detection.watching(given) as watch, _on_disk(given, client) as rows:
             stamp = _stamped(given)
@@ -186,7 +187,7 @@ def main_output(model: Model) -> str:
 
 
 def _wanted(
-    target: Root,
+    target: Location,
     where: str,
     record: Record,
     names: list[str],
@@ -227,12 +228,12 @@ def _wanted(
     )
 
 
-def _writing(target: Root) -> Writing:
+def _writing(target: Location) -> Writing:
     """Return what a task holds to write: columns and pages of a table, and an object that travels and comes back."""
     return Writing(pieces=3 if _is_table(target) else 0, chunks=2 if isinstance(target, Remote) else 0)
 
 
-def _is_table(target: Root) -> bool:
+def _is_table(target: Location) -> bool:
     return str(target).endswith(".parquet")
 
 
@@ -303,7 +304,7 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
             return
         with making(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
             csr.write(group, "rows", array)
-        yield csr.CsrSource(folder / "rows.zarr", "rows", rows.shape, rows.row_values, rows.runs)
+        yield StoredCsr(folder / "rows.zarr", rows.shape, rows.row_values, rows.runs, "rows")
 
 
 def _save(path: Path, array: Array) -> None:

@@ -13,12 +13,12 @@ from dkfm.core.chunking import count
 from dkfm.core.prefetch import one_ahead
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, reason
+from dkfm.files.location import locate
 from dkfm.scoring import completion, outputs
 from dkfm.scoring.chunk_files import ZarrForm, checksum_of
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.parquet_chunks import ParquetForm
 from dkfm.scoring.receipts import Receipt
-from dkfm.storage.output_location import root_of
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -89,7 +89,7 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     --------
     See `batch_score`.
     """
-    found, receipts = completion.open_complete(root_of(path))
+    found, receipts = completion.open_complete(locate(path))
     return _frame(found, receipts, output) if found.is_table else _array(found, receipts, output)
 
 
@@ -214,7 +214,7 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     >>> classifier.coef_.shape
     (1, 100)
     """
-    found, receipts = completion.open_complete(root_of(path))
+    found, receipts = completion.open_complete(locate(path))
     read = _of_tables(found, output) if found.is_table else _of_arrays(found, receipts, output)
     return one_ahead(partial(read, receipts[number]) for number in range(found.chunks))
 

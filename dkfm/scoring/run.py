@@ -27,7 +27,7 @@ from dkfm.execution.task_runner import Tally, run
 from dkfm.execution.worker_checks import Demand
 from dkfm.execution.workers import forget
 from dkfm.files import local
-from dkfm.files.object_store import at_url
+from dkfm.files.location import at_url
 from dkfm.scoring import completion, outputs
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.planning import Plan
@@ -35,7 +35,7 @@ from dkfm.scoring.prepare import Job, Request, Savable, known, prepared
 from dkfm.scoring.receipts import Journal, Receipt, empty_segment
 from dkfm.scoring.report import ScoreReport, slowest
 from dkfm.scoring.tasks import Work, check_chunks, score_chunk
-from dkfm.sources import base, chunk_cache, npz
+from dkfm.sources import chunk_cache, npz
 from dkfm.sources.base import Named
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ class _Scoring:
             self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
             book.add(receipt)
 
-        read = base.in_single(job.rows) if output.dtype == "float32" else job.rows
+        read = job.rows.in_single() if output.dtype == "float32" else job.rows
         on_invalid = str(output.settings["on_invalid"])
         work = Work(
             *(job.model, job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),

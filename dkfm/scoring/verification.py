@@ -13,6 +13,7 @@ from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
 from dkfm.execution.executors import executor
 from dkfm.execution.task_runner import run
 from dkfm.files import change_detection
+from dkfm.files.location import locate
 from dkfm.numerics import links
 from dkfm.numerics.certificates import reference
 from dkfm.numerics.model import Model
@@ -21,10 +22,10 @@ from dkfm.scoring.outputs import Output
 from dkfm.scoring.readers import read_scores
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.tasks import check_chunks
-from dkfm.sources.base import Source, open_source
+from dkfm.sources.base import Source
+from dkfm.sources.opening import open_source
 from dkfm.storage import model_transfer
 from dkfm.storage.model_store import Record, load_record
-from dkfm.storage.output_location import root_of
 
 __all__ = ["ScoresVerification", "verify_scores"]
 
@@ -90,7 +91,7 @@ def verify_scores(
     ...     found.rows, found.sampled, found.worst < 1
     (300, 300, True)
     """
-    output = outputs.read(root_of(path))
+    output = outputs.read(locate(path))
     receipts = completion.told(output)
     _require_sound(output, receipts, progress)
     if against is None:

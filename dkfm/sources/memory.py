@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import google_crc32c
 import numpy as np
@@ -32,6 +32,7 @@ class MemorySource:
     array: Rows
     name: str = "X"
     chunk_rows: int = 1
+    location = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -55,6 +56,10 @@ class MemorySource:
     def decoding_bytes(self, chunks: int) -> int:
         """Return 0: rows are in memory as they are."""
         return 0
+
+    def in_single(self) -> Self:
+        """Return the source: its rows are as the array has them."""
+        return self
 
     def read(self, rows: slice) -> Rows:
         """Return some rows, where they are dense a view of them."""

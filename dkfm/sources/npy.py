@@ -1,4 +1,4 @@
-"""Rows of .npy files on this file system, read at their offsets and never mapped or unpickled.
+"""Rows of .npy files, read at their offsets and never mapped or unpickled.
 
 A map of a file that is cut short ends the process. No more memory is taken than the file has bytes: its header is read
 up to a fixed length, and its shape is checked against its size.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,13 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, require_two_dimensions
 from dkfm.errors import InvalidInputError, reason
-from dkfm.files import change_detection
 from dkfm.files.local import open_plain
+from dkfm.files.location import Location
+from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
+from dkfm.sources.base import DenseRows
 
-__all__ = ["MAX_HEADER", "Header", "NpySource", "load", "parse_header"]
+__all__ = ["Header", "NpySource", "RemoteNpySource", "load", "open_npy", "parse_header"]
 
 MAX_HEADER = 2**14
 """Bytes of a .npy file that hold any header that NumPy reads without being told to trust it."""
@@ -73,15 +76,14 @@ def parse_header(data: bytes, name: str, size: int) -> Header:
     return header
 
 
-@dataclass(frozen=True)
-class NpySource:
-    """Rows of a .npy file, in C or Fortran order, of any real dtype and byte order."""
+def open_npy(location: Location) -> "NpySource | RemoteNpySource":
+    """Read the header of a file or an object."""
+    return RemoteNpySource.open(location) if isinstance(location, Remote) else NpySource.open(location)
 
-    path: Path
-    shape: tuple[int, int]
-    chunk_rows: int = 1
-    single: bool = False
-    """Whether rows of float32 are read as they are."""
+
+@dataclass(frozen=True)
+class NpySource(DenseRows):
+    """Rows of a .npy file, in C or Fortran order, of any real dtype and byte order."""
 
     @classmethod
     def open(cls, path: Path) -> "NpySource":
@@ -91,39 +93,9 @@ class NpySource:
         require_two_dimensions(header.shape, header.dtype, str(path))
         return cls(path, (header.shape[0], header.shape[1]))
 
-    @property
-    def name(self) -> str:
-        """The path."""
-        return str(self.path)
-
-    @property
-    def row_values(self) -> int:
-        """The columns."""
-        return self.shape[1]
-
-    def values_of(self, rows: int) -> int:
-        """Return how many float64 values so many rows take in memory."""
-        return rows * self.shape[1]
-
-    def decoding_bytes(self, chunks: int) -> int:
-        """Return 0: rows are read where they will be, but for a block of those that are converted."""
-        return 0
-
-    def stamp(self) -> str:
-        """Return a digest of the file's size and time of change."""
-        return change_detection.of_path(self.path)
-
-    def state(self) -> str:
-        """Return a digest that no writer can bring back."""
-        return change_detection.of_path(self.path, exact=True)
-
     def is_of(self, stamp: str) -> bool:  # nothing was kept of the file but its shape
         """Whether the header, read again, says the same."""
-        return NpySource.open(self.path) == self
-
-    def where(self, row: int) -> tuple[str, int]:
-        """Return the path, and the row."""
-        return self.name, row
+        return open_npy(self.location) == self
 
     def read(self, rows: slice) -> Array:
         """Return some rows.
@@ -134,16 +106,61 @@ class NpySource:
             The file is no longer what it was, or was cut short meanwhile.
         """
         start, stop, _ = rows.indices(self.shape[0])
-        stop = max(start, stop)
-        with _open(self.path) as file:
-            header = _read_header(file, self.path)
+        stop, path = max(start, stop), cast("Path", self.location)
+        with _open(path) as file:
+            header = _read_header(file, path)
             if header.shape != self.shape:
-                raise InvalidInputError(f"{self.path} changed since it was opened; open it again.")
+                raise InvalidInputError(f"{path} changed since it was opened; open it again.")
             try:
                 return (_by_columns if header.by_columns else _by_rows)(file, header, start, stop, self.single)
             except (EOFError, OSError) as error:
                 told = "the file was cut short" if isinstance(error, EOFError) else reason(error)
-                raise InvalidInputError(f"Rows {start} to {stop} of {self.path} cannot be read: {told}.") from None
+                raise InvalidInputError(f"Rows {start} to {stop} of {path} cannot be read: {told}.") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteNpySource(DenseRows):
+    """Rows of a .npy file on an object store, never unpickled; some rows are one request."""
+
+    dtype: str
+    offset: int
+    """Where its values begin."""
+
+    @classmethod
+    def open(cls, place: Remote) -> "RemoteNpySource":
+        """Read the header of a file."""
+        size = place.size()
+        if size is None:
+            raise InvalidInputError(f"There is no {place}.")
+        header = parse_header(place.read("", 0, min(size, MAX_HEADER)), place.name, size)
+        require_two_dimensions(header.shape, header.dtype, place.name)
+        if header.by_columns:
+            raise InvalidInputError(
+                f"{place} is stored by columns (Fortran order), so that no row can be read alone; "
+                "save numpy.ascontiguousarray(X) instead."
+            )
+        return cls(place, (header.shape[0], header.shape[1]), dtype=header.dtype.str, offset=header.offset)
+
+    def is_of(self, stamp: str) -> bool:  # nothing was kept of the rows but what their head says
+        """Whether the header, read again, says the same."""
+        return open_npy(self.location) == self
+
+    def decoding_bytes(self, chunks: int) -> int:
+        """Return the bytes of the answer of which the rows are made; a chunk is a row."""
+        return chunks * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.shape[1] * np.dtype(self.dtype).itemsize
+
+    def read(self, rows: slice) -> Array:
+        """Return some rows."""
+        start, stop = rows.start, max(rows.start, min(rows.stop, self.shape[0]))
+        place = cast("Remote", self.location)
+        data = place.read("", self.offset + start * self._row_bytes, self.offset + stop * self._row_bytes)
+        if len(data) != (stop - start) * self._row_bytes:
+            raise InvalidInputError(f"Rows {start} to {stop} of {place} cannot be read: the file was cut short.")
+        return chunk_cache.widened(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.single)
 
 
 def load(path: str | Path) -> npt.NDArray[np.generic]:

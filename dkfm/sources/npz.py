@@ -24,8 +24,10 @@ import numpy.typing as npt
 from dkfm.core.rows import Sparse
 from dkfm.errors import DkfmError, InvalidInputError, reason
 from dkfm.files import change_detection, temporary
-from dkfm.files.local import BoundedReader, open_plain
-from dkfm.files.object_store import Remote, Root, open_file
+from dkfm.files import location as locations
+from dkfm.files.local import BoundedReader
+from dkfm.files.location import Location, is_remote, open_unbuffered, status
+from dkfm.sources.base import CsrRows
 from dkfm.storage import csr
 
 __all__ = ["NpzSource", "forget"]
@@ -46,7 +48,7 @@ _lock = threading.Lock()
 _KEPT = 2
 """Files that a process keeps unpacked."""
 
-_unpacked: dict[tuple[Root, str], tuple[_Part, ...]] = {}
+_unpacked: dict[tuple[Location, str], tuple[_Part, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -65,20 +67,14 @@ class _Header:
 
 
 @dataclass(frozen=True)
-class NpzSource:
-    """CSR rows of a .npz file, compressed or not."""
+class NpzSource(CsrRows):
+    """CSR rows of a .npz file, compressed or not; what is unpacked lies on a disk."""
 
-    place: Root
-    shape: tuple[int, int]
-    row_values: int
-    runs: tuple[int, ...]
-    """Values that 1, 2, 4, .. consecutive rows hold at most."""
     opened: str
     """The stamp of the file when it was opened."""
-    chunk_rows: int = 1
 
     @classmethod
-    def open(cls, place: Root) -> "NpzSource":
+    def open(cls, location: Location) -> "NpzSource":
         """Read the headers of a file.
 
         Raises
@@ -86,45 +82,22 @@ class NpzSource:
         InvalidInputError
             No .npz file of a CSR matrix, or one whose parts do not fit each other.
         """
-        place = place if isinstance(place, Remote) else Path(place).absolute()
-        with _archive(place) as (archive, stamp):
-            shape, (data, _, indptr) = _checked(archive, place)
-            runs = _runs(_pieces(archive, indptr, place), indptr, data.shape[0], place)
-        return cls(place, shape, -(-2 * data.shape[0] // shape[0]) + 1, runs, stamp)
-
-    @property
-    def path(self) -> Path | None:
-        """Where it is on this machine; None on an object store."""
-        return None if isinstance(self.place, Remote) else self.place
-
-    @property
-    def name(self) -> str:
-        """The path, or the URL without credentials."""
-        return str(self.place)
+        with _archive(location) as (archive, stamp):
+            shape, (data, _, indptr) = _checked(archive, location)
+            runs = _runs(_pieces(archive, indptr, location), indptr, data.shape[0], location)
+        return cls(location, shape, -(-2 * data.shape[0] // shape[0]) + 1, runs, stamp)
 
     def stamp(self) -> str:
         """Return a digest of the file's size, and its time of change or ETag."""
-        return _stamp(self.place)
+        return _stamp(self.location)
 
     def state(self) -> str:
         """Return a digest that no writer can bring back; at a URL the stamp."""
-        return _stamp(self.place, exact=True)
+        return _stamp(self.location, exact=True)
 
     def is_of(self, stamp: str) -> bool:
         """Whether this is the stamp of the file when it was opened."""
         return stamp == self.opened
-
-    def values_of(self, rows: int) -> int:
-        """Return how many float64 values take the memory of any so many consecutive rows, at most."""
-        return csr.values_of(self.runs, rows)
-
-    def decoding_bytes(self, chunks: int) -> int:
-        """Return 0: what is unpacked lies on a disk."""
-        return 0
-
-    def where(self, row: int) -> tuple[str, int]:
-        """Return the path, and the row."""
-        return self.name, row
 
     def read(self, rows: slice) -> Sparse:
         """Return some rows, their columns in order and none twice."""
@@ -136,14 +109,14 @@ class NpzSource:
             # Copies: duplicates are added up in place, and a view would keep the disk space.
             found = csr.joined(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
         except ValueError as error:
-            raise InvalidInputError(f"The arrays of {self.place} do not make rows: {error}") from None
+            raise InvalidInputError(f"The arrays of {self.location} do not make rows: {error}") from None
         found.sum_duplicates()
         return found
 
     def _parts(self) -> tuple[_Part, ...]:
         """Return the arrays that this process has unpacked; unpack them if it has not."""
-        _require_same(self.place, self.opened)
-        key = (self.place, self.opened)
+        _require_same(self.location, self.opened)
+        key = (self.location, self.opened)
         with _lock:
             if key not in _unpacked:
                 while len(_unpacked) >= _KEPT:
@@ -152,15 +125,15 @@ class NpzSource:
             return _unpacked[key]
 
     def _unpack(self) -> tuple[_Part, ...]:
-        with _archive(self.place) as (archive, stamp):
-            shape, headers = _checked(archive, self.place)
+        with _archive(self.location) as (archive, stamp):
+            shape, headers = _checked(archive, self.location)
             if (stamp, shape) != (self.opened, self.shape):
-                raise InvalidInputError(f"{self.place} changed since it was opened; open it again.")
-            _require_room(self.place, sum(header.bytes for header in headers))
+                raise InvalidInputError(f"{self.location} changed since it was opened; open it again.")
+            _require_room(self.location, sum(header.bytes for header in headers))
             data, indices, indptr = headers
-            columns = _within(_pieces(archive, indices, self.place), indices, shape[1], self.place)
-            unpacked = _mapped(_pieces(archive, data, self.place), data), _mapped(columns, indices)
-            pointers = _mapped(_pieces(archive, indptr, self.place), indptr)
+            columns = _within(_pieces(archive, indices, self.location), indices, shape[1], self.location)
+            unpacked = _mapped(_pieces(archive, data, self.location), data), _mapped(columns, indices)
+            pointers = _mapped(_pieces(archive, indptr, self.location), indptr)
             return *unpacked, pointers
 
 
@@ -170,28 +143,26 @@ def forget() -> None:
         _unpacked.clear()
 
 
-def _stamp(path: Root, *, exact: bool = False) -> str:
-    if isinstance(path, Remote):
-        if (status := path.status()) is None:
-            raise InvalidInputError(f"There is no {path}.")
-        return change_detection.of_files([("", *status)])
+def _stamp(path: Location, *, exact: bool = False) -> str:
     try:
-        return change_detection.of_path(path, exact=exact)
+        if is_remote(path):
+            return change_detection.of_files([("", *status(path))])  # of one object, not of all below a prefix
+        return locations.state(path) if exact else locations.stamp(path)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _require_same(path: Root, stamp: str) -> None:
+def _require_same(path: Location, stamp: str) -> None:
     if _stamp(path) != stamp:
         raise InvalidInputError(f"{path} changed since it was opened; open it again.")
 
 
 @contextmanager
-def _archive(path: Root) -> Iterator[tuple[zipfile.ZipFile, str]]:
+def _archive(path: Location) -> Iterator[tuple[zipfile.ZipFile, str]]:
     """Open a file that stays as it is, with its stamp; whatever fails inside becomes one sentence."""
     stamp = _stamp(path)
     try:
-        raw = (open_file(path) if isinstance(path, Remote) else open_plain(path)).detach()
+        raw = open_unbuffered(path)
         with BoundedReader(raw, _MAX_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
             yield archive, stamp
     except DkfmError:
@@ -203,7 +174,7 @@ def _archive(path: Root) -> Iterator[tuple[zipfile.ZipFile, str]]:
     _require_same(path, stamp)  # an object is read in parts
 
 
-def _checked(archive: zipfile.ZipFile, path: Root) -> tuple[tuple[int, int], list[_Header]]:
+def _checked(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[int, int], list[_Header]]:
     """Return the shape of the rows and the headers of their three arrays, once these agree."""
     members = archive.infolist()
     form, size = (_header(archive, members, name, path) for name in ("format", "shape"))
@@ -229,7 +200,7 @@ def _checked(archive: zipfile.ZipFile, path: Root) -> tuple[tuple[int, int], lis
     return (rows, columns), headers
 
 
-def _runs(pieces: Iterable[bytes], header: _Header, stored: int, path: Root) -> tuple[int, ...]:
+def _runs(pieces: Iterable[bytes], header: _Header, stored: int, path: Location) -> tuple[int, ...]:
     """Return the `Pointers.runs` of row pointers that are sound."""
     pointers = csr.Pointers(stored)
     try:
@@ -240,7 +211,7 @@ def _runs(pieces: Iterable[bytes], header: _Header, stored: int, path: Root) -> 
         raise InvalidInputError(f"The arrays of {path} do not make rows: {error}.") from None
 
 
-def _within(pieces: Iterable[bytes], header: _Header, columns: int, path: Root) -> Iterator[bytes]:
+def _within(pieces: Iterable[bytes], header: _Header, columns: int, path: Location) -> Iterator[bytes]:
     """Yield the columns of values on, once they are seen to be columns of the matrix."""
     for piece in pieces:
         part = np.frombuffer(piece, header.dtype)
@@ -252,7 +223,7 @@ def _within(pieces: Iterable[bytes], header: _Header, columns: int, path: Root) 
         yield piece
 
 
-def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Root) -> _Header:
+def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Location) -> _Header:
     found = [member for member in members if member.filename == f"{name}.npy"]
     if len(found) != 1:
         raise InvalidInputError(f"{path} holds {len(found)} arrays named {name!r}; scipy.sparse.save_npz writes one.")
@@ -275,7 +246,7 @@ def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str,
     return header
 
 
-def _pieces(archive: zipfile.ZipFile, header: _Header, path: Root) -> Iterator[bytes]:
+def _pieces(archive: zipfile.ZipFile, header: _Header, path: Location) -> Iterator[bytes]:
     """Yield the values of an array; raise once they are more or fewer than it declares."""
     member = copy(header.member)
     member.file_size += 1  # zipfile ends at the size that is declared, and would not tell of more
@@ -298,13 +269,13 @@ def _skip(opened: IO[bytes], count: int) -> None:
         count -= len(piece)
 
 
-def _small(archive: zipfile.ZipFile, header: _Header, path: Root) -> _Part:
+def _small(archive: zipfile.ZipFile, header: _Header, path: Location) -> _Part:
     if header.bytes > _MAX_SMALL:
         raise InvalidInputError(f"{path} does not say its format and shape as scipy.sparse.save_npz does.")
     return np.frombuffer(b"".join(_pieces(archive, header, path)), header.dtype).reshape(header.shape)
 
 
-def _require_room(path: Root, needed: int) -> None:
+def _require_room(path: Location, needed: int) -> None:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if needed > free:

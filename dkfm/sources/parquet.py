@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -20,8 +19,9 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.frames import checked_names
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
-from dkfm.files.object_store import Remote, Root
+from dkfm.files.location import Location
 from dkfm.sources import chunk_cache, parquet_files, parquet_footers
+from dkfm.sources.base import DenseRows
 from dkfm.sources.parquet_footers import Footers, compute, pa, pq
 
 __all__ = ["ParquetSource"]
@@ -53,34 +53,31 @@ _lock = threading.Lock()
 _tables: dict[Hashable, Footers] = {}
 
 
-@dataclass(frozen=True)
-class ParquetSource:
+@dataclass(frozen=True, kw_only=True)
+class ParquetSource(DenseRows):
     """Rows of the columns of a Parquet file, or of all `*.parquet` files below a folder in the order of their names.
 
-    Files and folders whose names begin with "_" or "." are not looked at. Nulls are NaN.
+    Files and folders whose names begin with "_" or "." are not looked at. Nulls are NaN. A chunk is the largest row
+    group, whose rows are decoded together.
     """
 
-    place: Root
-    shape: tuple[int, int]
-    chunk_rows: int
-    """Rows of the largest row group: they are decoded together."""
     listing: str
     """The stamp of its files when it was opened."""
     places: tuple[int, ...] | range | None
     """Where its columns stand in the first file; None where they were not chosen, and are all that it has."""
     id_column: str | None = None
-    single: bool = False
-    """Whether rows of float32 are read as they are, where all columns are."""
     opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     """Which opening of the table this is: what was decoded for an earlier one may have changed since."""
 
     @classmethod
-    def open(cls, place: Root, columns: Sequence[str] | None = None, id_column: str | None = None) -> "ParquetSource":
+    def open(
+        cls, location: Location, columns: Sequence[str] | None = None, id_column: str | None = None
+    ) -> "ParquetSource":
         """Read the footers of a file, or of all files of a folder.
 
         Parameters
         ----------
-        place : Path or Remote
+        location : Path or Remote
         columns : sequence of str, optional
             Names of the columns that are read, in their order; by default those of the first file in its order, but
             neither the ids nor the index of a data frame.
@@ -92,31 +89,12 @@ class ParquetSource:
         InvalidInputError
             Something else than Parquet files, a column that is missing or does not hold numbers, or no rows.
         """
-        place = place if isinstance(place, Remote) else Path(place).absolute()
-        found, table = parquet_footers.read(place, checked_names(columns), id_column)
+        found, table = parquet_footers.read(location, checked_names(columns), id_column)
         longest = int(np.diff(table.first_rows).max())
         with _lock:
-            _keep((place, found, table.places, id_column), table)
-        return cls(place, (int(table.first_rows[-1]), len(table.columns)), longest, found, table.places, id_column)
-
-    @property
-    def path(self) -> Path | None:
-        """Where it is on this machine; None on an object store."""
-        return None if isinstance(self.place, Remote) else self.place
-
-    @property
-    def name(self) -> str:
-        """The path, or the URL without credentials."""
-        return str(self.place)
-
-    @property
-    def row_values(self) -> int:
-        """The columns."""
-        return self.shape[1]
-
-    def values_of(self, rows: int) -> int:
-        """Return how many float64 values so many rows take in memory."""
-        return rows * self.shape[1]
+            _keep((location, found, table.places, id_column), table)
+        shape = int(table.first_rows[-1]), len(table.columns)
+        return cls(location, shape, longest, listing=found, places=table.places, id_column=id_column)
 
     def decoding_bytes(self, chunks: int) -> int:
         """Return the bytes of what Arrow holds of one row group, and of footers, however many row groups are read."""
@@ -130,11 +108,11 @@ class ParquetSource:
 
     def stamp(self) -> str:
         """Return a digest of the names, the sizes, and the times of change or ETags of its files."""
-        return parquet_files.read(self.place)[0]
+        return parquet_files.read(self.location)[0]
 
     def state(self) -> str:
         """Return a digest of its files that no writer can bring back; at a URL the stamp."""
-        return parquet_files.state(self.place)
+        return parquet_files.state(self.location)
 
     def is_of(self, stamp: str) -> bool:
         """Whether this is the stamp of its files when they were opened."""
@@ -144,7 +122,7 @@ class ParquetSource:
         """Return the file that holds a row, and the number of the row in it."""
         table = self._table
         group = table.group_of(row)
-        return str(table.file_of(group).path), row - table.first_row_of_file(group)
+        return str(table.file_of(group)), row - table.first_row_of_file(group)
 
     def read(self, rows: slice) -> Array:
         """Return some rows; a row group of which they are a part is kept for those after them."""
@@ -170,7 +148,7 @@ class ParquetSource:
             The source was opened without an id column.
         """
         if self.id_column is None:
-            raise InvalidInputError(f"{self.place} was opened without ids; name their column with id_column=.")
+            raise InvalidInputError(f"{self.location} was opened without ids; name their column with id_column=.")
         table = self._table
         start, stop, _ = rows.indices(self.shape[0])
         found: list[pa.Array] = []
@@ -183,7 +161,7 @@ class ParquetSource:
                 left -= _decoded_bytes(ids)
                 if left < 0:
                     raise InvalidInputError(
-                        f"The ids {self.id_column!r} of {table.file_of(group).path} are longer than texts that name a "
+                        f"The ids {self.id_column!r} of {table.file_of(group)} are longer than texts that name a "
                         f"row: those of rows {start} to {stop} have more than {_ID_BYTES} bytes each; choose others."
                     )
                 found.append((ids.dictionary_decode() if _is_coded(ids) else ids).cast(table.id_type))
@@ -192,10 +170,10 @@ class ParquetSource:
 
     @property
     def _table(self) -> Footers:
-        key = (self.place, self.listing, self.places, self.id_column)
+        key = (self.location, self.listing, self.places, self.id_column)
         with _lock:
             if key not in _tables:
-                _keep(key, parquet_footers.read(self.place, self.places, self.id_column, expected=self.listing)[1])
+                _keep(key, parquet_footers.read(self.location, self.places, self.id_column, expected=self.listing)[1])
             return _tables[key]
 
     def _dtype(self, table: Footers) -> np.dtype[np.floating]:
@@ -282,7 +260,7 @@ def _checked_batches(
     else:
         if first == rows:
             return
-    raise InvalidInputError(f"{file.path} is damaged: its row group {number} must have {rows} rows, and has others.")
+    raise InvalidInputError(f"{file} is damaged: its row group {number} must have {rows} rows, and has others.")
 
 
 def _is_text(kind: "pa.DataType | None") -> bool:
@@ -305,6 +283,6 @@ def _require_modest(bytes_: int, table: Footers, group: int, most: int | None = 
     most = _MAX_GROUP_BYTES if most is None else min(most, _MAX_GROUP_BYTES)
     if not 0 <= bytes_ <= most:
         raise InvalidInputError(
-            f"The row group {table.numbers[group]} of {table.file_of(group).path} takes {bytes_} bytes, and at most "
+            f"The row group {table.numbers[group]} of {table.file_of(group)} takes {bytes_} bytes, and at most "
             f"{most} are read at a time: write it in smaller row groups, or read fewer columns."
         )

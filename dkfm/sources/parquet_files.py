@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dkfm.errors import InvalidInputError
 from dkfm.files import change_detection
-from dkfm.files.local import open_plain
-from dkfm.files.object_store import Remote, Root, open_file
+from dkfm.files.location import Location, is_remote, join, open_location, status
+from dkfm.files.object_store import Remote
 
 __all__ = ["File", "read", "state"]
 
@@ -19,31 +19,34 @@ __all__ = ["File", "read", "state"]
 class File:
     """A file as it was when it was listed."""
 
-    path: Root
+    location: Location
     bytes: int
     changed: int | str
     """The time of change, or what an object store has for it."""
 
+    def __str__(self) -> str:
+        return str(self.location)
+
     @property
     def far(self) -> bool:
         """Whether each read of it is a request."""
-        return isinstance(self.path, Remote)
+        return is_remote(self.location)
 
     def open(self) -> io.RawIOBase | io.BufferedReader:
         """Open it to be read; of an object no more is asked for than is read."""
-        return open_file(self.path, self.bytes).detach() if isinstance(self.path, Remote) else open_plain(self.path)
+        return open_location(self.location, self.bytes)
 
     def require_same(self) -> None:
         """Raise unless it has still its size and its time of change."""
         try:
-            status = self.path.status() if isinstance(self.path, Remote) else _status(self.path.stat())
-        except OSError:
-            status = None
-        if status != (self.bytes, self.changed):
-            raise InvalidInputError(f"{self.path} changed since it was opened; open it again.")
+            same = status(self.location) == (self.bytes, self.changed)
+        except (OSError, InvalidInputError):
+            same = False
+        if not same:
+            raise InvalidInputError(f"{self.location} changed since it was opened; open it again.")
 
 
-def read(place: Root) -> tuple[str, tuple[File, ...]]:
+def read(place: Location) -> tuple[str, tuple[File, ...]]:
     """List the Parquet files below a place in the order of their relative names, or a file; return their stamp too.
 
     Raises
@@ -56,11 +59,11 @@ def read(place: Root) -> tuple[str, tuple[File, ...]]:
     found = _files(place) if isinstance(place, Path) else _objects(place)
     if not found:
         raise InvalidInputError(f"{place} holds no .parquet file whose name begins with neither '_' nor '.'.")
-    files = (File(place.join(n) if isinstance(place, Remote) else place / n, size, at) for n, size, at in found)
+    files = (File(join(place, n), size, at) for n, size, at in found)
     return change_detection.of_files(found), tuple(files)
 
 
-def state(place: Root) -> str:
+def state(place: Location) -> str:
     """Return the state of the files that `read` lists, as `dkfm.files.change_detection` says; at a URL their stamp."""
     return change_detection.of_files(_files(place, exact=True) if isinstance(place, Path) else _objects(place))
 
@@ -70,20 +73,16 @@ def _files(path: Path, *, exact: bool = False) -> list[tuple[str, int, int | str
         found = sorted(_below(path), key=lambda file: file[0]) if path.is_dir() else [("", path.stat())]
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
-    for name, status in found:
-        if not stat.S_ISREG(status.st_mode):
+    for name, entry in found:
+        if not stat.S_ISREG(entry.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    return [(name, *_status(status, exact)) for name, status in found]
-
-
-def _status(status: os.stat_result, exact: bool = False) -> tuple[int, int | str]:
-    return status.st_size, change_detection.change_of(status, exact)
+    return [(name, entry.st_size, change_detection.change_of(entry, exact)) for name, entry in found]
 
 
 def _objects(place: Remote) -> list[tuple[str, int, int | str]]:
-    status = place.status()
-    if status is not None:
-        return [("", *status)]
+    known = place.status()
+    if known is not None:
+        return [("", *known)]
     found: list[tuple[str, int, int | str]] = []
     for name, size, stamp in place.names():
         parts = name.split("/")

@@ -3,7 +3,6 @@
 Footers are a stranger's: they are checked against each other and against what was asked for before any page is decoded.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from dkfm.core.frames import require_once, some
 from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, reason
 from dkfm.files.local import BoundedReader
-from dkfm.files.object_store import Root
+from dkfm.files.location import Location, open_unbuffered
 from dkfm.sources import parquet_files
 from dkfm.sources.parquet_files import File
 
@@ -124,13 +123,13 @@ def opened(file: File, *, again: bool = True, ids: str | None = None) -> Iterato
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         file.require_same()
-        raise InvalidInputError(f"{file.path} cannot be read as a Parquet file: {reason(error)}.") from error
+        raise InvalidInputError(f"{file} cannot be read as a Parquet file: {reason(error)}.") from error
     file.require_same()  # an object is read in parts, and no open file keeps what it was
 
 
 def _metadata(file: File) -> "pq.FileMetaData":
     """Read the footer of a file, whose length the file states."""
-    with BoundedReader(_raw(file.open()), _MAX_FOOTER) as source:
+    with BoundedReader(open_unbuffered(file.location, file.bytes), _MAX_FOOTER) as source:
         found = pq.read_metadata(source)
     file.require_same()
     return found
@@ -139,12 +138,8 @@ def _metadata(file: File) -> "pq.FileMetaData":
 _kept_metadata = lru_cache(maxsize=_KEPT)(_metadata)
 
 
-def _raw(opened: io.RawIOBase | io.BufferedReader) -> io.RawIOBase:
-    return opened.detach() if isinstance(opened, io.BufferedReader) else opened
-
-
 def read(
-    path: Root, wanted: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
+    path: Location, wanted: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
 ) -> tuple[str, Footers]:
     """Read the footers of a table, and return its stamp too.
 
@@ -180,12 +175,10 @@ def read(
         for owner, (file, (schema, rows, size)) in enumerate(zip(files, pool.map(_described, files), strict=True)):
             largest = max(largest, size)
             if owner == 0 or not schema.equals(first):
-                single &= _require_numbers(schema, columns, file.path)
-                require_ids(schema, first, id_column, file.path)
+                single &= _require_numbers(schema, columns, file.location)
+                require_ids(schema, first, id_column, file.location)
                 if wanted is None and (more := sorted(set(_natural(schema, id_column)) - set(columns))):
-                    raise InvalidInputError(
-                        f"{file.path} has {some(more)}, which {files[0].path} has not; name columns."
-                    )
+                    raise InvalidInputError(f"{file} has {some(more)}, which {files[0]} has not; name columns.")
             held = [number for number, count in enumerate(rows) if count]
             counts += [rows[number] for number in held]
             owners += [owner] * len(held)
@@ -208,7 +201,7 @@ def _described(file: File) -> tuple["pa.Schema", list[int], int]:
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     said, found = metadata.num_rows, sum(rows)
     if min(rows, default=0) < 0 or said != found:
-        raise InvalidInputError(f"{file.path} is damaged: it says {said} rows, its row groups {found}.")
+        raise InvalidInputError(f"{file} is damaged: it says {said} rows, its row groups {found}.")
     return schema, rows, int(metadata.serialized_size)
 
 
@@ -239,7 +232,7 @@ def _index_columns(schema: "pa.Schema") -> list[str]:
     return [name for name in kept if isinstance(name, str)] if isinstance(kept, list) else []
 
 
-def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Root) -> bool:
+def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Location) -> bool:
     """Raise unless every column is there, once, and holds numbers; return whether all are float32."""
     require_once(schema.names, f"{path} has")
     there = {field.name: field.type for field in schema}
@@ -258,7 +251,7 @@ def _is_number(kind: "pa.DataType") -> bool:
     return any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
-def require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Root | str) -> None:
+def require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Location | str) -> None:
     """Raise unless the ids are there, of a type without parts, the same in every file."""
     if id_column is None:
         return

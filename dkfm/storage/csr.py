@@ -1,19 +1,16 @@
 """CSR rows in a store: three arrays, of which some rows are read without the others."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 
-from dkfm.core.rows import Array, Rows, Sparse, csr_rows
+from dkfm.core.rows import Array, Sparse, csr_rows
 from dkfm.errors import UnsupportedStoreError, reason
-from dkfm.files import change_detection
 from dkfm.storage import zarr_schema, zarr_store
 
 __all__ = [
-    "CsrSource",
     "Pointers",
     "array_names",
     "joined",
@@ -171,54 +168,3 @@ def require_complete(root: Path, name: str) -> None:
     """Raise unless every chunk of the arrays is there."""
     for array in array_names(name):
         zarr_schema.require_chunks(root / array, zarr_schema.read_array(root / array))
-
-
-@dataclass(frozen=True)
-class CsrSource:
-    """CSR rows in a store of dkfm's."""
-
-    root: Path
-    array: str
-    shape: tuple[int, int]
-    row_values: int
-    runs: tuple[int, ...]
-    """Values that 1, 2, 4, .. consecutive rows hold at most."""
-    chunk_rows: int = 1
-
-    @property
-    def path(self) -> Path:
-        """The store."""
-        return self.root
-
-    @property
-    def name(self) -> str:
-        """The path."""
-        return str(self.root)
-
-    def values_of(self, rows: int) -> int:
-        """Return how many float64 values take the memory of any so many consecutive rows, at most."""
-        return values_of(self.runs, rows)
-
-    def decoding_bytes(self, chunks: int) -> int:
-        """Return 0: chunks are small beside the rows of a tile."""
-        return 0
-
-    def read(self, rows: slice) -> Rows:
-        """Return some rows."""
-        return read(self.root, self.array, self.shape[1], rows)
-
-    def stamp(self) -> str:
-        """Return a digest of names, sizes and times of change."""
-        return change_detection.of_path(self.root)
-
-    def state(self) -> str:
-        """Return a digest that no writer can bring back."""
-        return change_detection.of_path(self.root, exact=True)
-
-    def is_of(self, stamp: str) -> bool:  # the store is the driver's own
-        """Return True: nobody else writes there."""
-        return True
-
-    def where(self, row: int) -> tuple[str, int]:
-        """Return the path, and the row."""
-        return self.name, row

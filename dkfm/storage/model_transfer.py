@@ -19,7 +19,8 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.files import local, temporary
-from dkfm.files.object_store import Remote, at_url
+from dkfm.files.location import at_url
+from dkfm.files.object_store import Remote
 from dkfm.storage import json_documents, ownership, zarr_schema, zarr_store
 from dkfm.storage.model_store import Record, load_record, save_record
 
@@ -53,7 +54,7 @@ def save(path: str | Path, record: Record, *, overwrite: bool = False) -> str:
     """
     place = at_url(path)
     if place is None:
-        return save_record(zarr_store.local_path(path).absolute(), record, overwrite=overwrite)
+        return save_record(local.local_path(path).absolute(), record, overwrite=overwrite)
     _require_outside_stores(place)
     _require_replaceable(place, "model", overwrite)
     with _temporary() as folder, _named(folder, place):
@@ -71,7 +72,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> Record:
 def kind_of(path: str | Path) -> str:
     """Return what kind of store of dkfm's there is at a path or a URL."""
     place = at_url(path)
-    own = zarr_schema.read_group(zarr_store.local_path(path).absolute()) if place is None else attributes(place)
+    own = zarr_schema.read_group(local.local_path(path).absolute()) if place is None else attributes(place)
     return str(own["kind"])
 
 
@@ -79,7 +80,7 @@ def require_free(path: str | Path) -> None:
     """Raise a StoreExistsError where there is something at a path or a URL already."""
     place = at_url(path)
     if place is None:
-        zarr_store.require_free(zarr_store.local_path(path).absolute())
+        zarr_store.require_free(local.local_path(path).absolute())
     elif is_taken(place):
         raise StoreExistsError(f"{place} holds something already; it was left untouched.")
 
@@ -89,7 +90,7 @@ def fetched(path: str | Path) -> Iterator[Path]:
     """Lend the folder where a model lies: its own, or that of a copy of the model at a URL."""
     place = at_url(path)
     if place is None:
-        yield zarr_store.local_path(path).absolute()
+        yield local.local_path(path).absolute()
         return
     with _temporary() as folder, _named(folder, place):
         _fetch(place, folder)
@@ -109,7 +110,7 @@ def local_copy(path: str | Path, digest: str, within: Path | None = None) -> Pat
     """
     place = at_url(path)
     if place is None:
-        return zarr_store.local_path(path)
+        return local.local_path(path)
     key = (os.getpid(), place.url, digest)
     with _lock:
         if key not in _copies:

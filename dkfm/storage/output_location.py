@@ -14,11 +14,11 @@ from typing import IO, Protocol
 
 from dkfm.errors import DamagedStoreError, StoreError, UnreachableError
 from dkfm.files import local
-from dkfm.files.object_store import Remote, Root, at_url
+from dkfm.files.location import Location
+from dkfm.files.object_store import Remote
 from dkfm.storage import json_documents, model_transfer, ownership, zarr_schema
-from dkfm.storage.zarr_store import local_path
 
-__all__ = ["Bucket", "Folder", "NewFile", "Place", "at", "root_of"]
+__all__ = ["Bucket", "Folder", "NewFile", "Place", "at"]
 
 _TRIES = 8
 """How often a file is written; each other run of a job removes what is half written once, when it is done."""
@@ -277,18 +277,6 @@ class _NewObject:
         return True
 
 
-def root_of(path: object) -> Root:
-    """Return what a path or a URL names.
-
-    Raises
-    ------
-    StoreError
-        Neither.
-    """
-    place = at_url(path)
-    return local_path(path).absolute() if place is None else place  # type: ignore[arg-type]  # it refuses what is no path
-
-
-def at(root: Root) -> Place:
+def at(root: Location) -> Place:
     """Return the place that a root names."""
     return Bucket(root) if isinstance(root, Remote) else Folder(root)

@@ -5,7 +5,6 @@ Every array is chunked Zarr version 3 with a checksum in each chunk and a fill v
 
 import errno
 import json
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -34,7 +33,6 @@ __all__ = [
     "fill_value",
     "filling",
     "is_taken",
-    "local_path",
     "making",
     "making_folder",
     "open_array",
@@ -51,21 +49,6 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, object]
 ZarrArray: TypeAlias = "zarr.Array[ArrayV3Metadata]"
-
-
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path of this file system; a URL of another one is refused, and so is what cannot be a path here."""
-    text = os.fspath(path)
-    if "://" in text:
-        raise StoreError(f"{text} is not on a local file system; only models, rows and outputs may be elsewhere.")
-    path = Path(text)
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError) as error:  # the latter where it has a NUL character
-        raise StoreError(f"{text} cannot be used: {getattr(error, 'strerror', None) or reason(error)}.") from None
-    return path
 
 
 @contextmanager

@@ -31,8 +31,11 @@ resource.setrlimit(resource.RLIMIT_RSS, (MEMORY, MEMORY))  # what Dask, and so d
 
 def main():
     from distributed import Client, LocalCluster
-    from dkfm import KernelPCA, gram, panels, plain
-    from dkfm.preflight import peak_memory
+    from dkfm import KernelPCA
+    from dkfm.gram import build as gram
+    from dkfm.gram import stored_gram as panels
+    from dkfm.storage import raw_chunks as plain
+    from dkfm.execution.memory import peak_memory
 
     seconds = collections.Counter()
 

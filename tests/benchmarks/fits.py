@@ -25,7 +25,7 @@ PLANE = """
 import sys, time
 import numpy as np
 from dkfm import ExactFeatureMap, kernels
-from dkfm.preflight import peak_memory
+from dkfm.execution.memory import peak_memory
 
 n, m = int(sys.argv[1]), int(sys.argv[2])
 rng = np.random.default_rng(0)

@@ -130,7 +130,7 @@ def receipts(folder, rows, rounds):
 PLAN = """
 import sys, time
 import dkfm
-from dkfm.preflight import peak_memory
+from dkfm.execution.memory import peak_memory
 start = time.perf_counter()
 plan = dkfm.plan_score(sys.argv[1], sys.argv[2], sys.argv[3], chunk_rows=1000)
 print(time.perf_counter() - start, peak_memory(), plan.chunks)

@@ -17,7 +17,8 @@ from dkfm.numerics.certificates.certificate import Certificate, Verification, sp
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.roots import Root, is_indefinite
 from dkfm.numerics.scorer import Scorer, prepare_scorer
-from dkfm.sources.base import MemorySource, Source
+from dkfm.sources.base import Source
+from dkfm.sources.memory import MemorySource
 
 _ROUNDING = 1e-3
 """Share of a column's width that its middle may be off."""

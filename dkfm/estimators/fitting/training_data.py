@@ -19,7 +19,9 @@ from dkfm.files import local, temporary
 from dkfm.gram import build
 from dkfm.kernels import Affine
 from dkfm.kernels.base import Kernel
-from dkfm.sources.base import MemorySource, Source, open_source, read_finite
+from dkfm.sources.base import Source, read_finite
+from dkfm.sources.memory import MemorySource
+from dkfm.sources.opening import open_source
 
 if TYPE_CHECKING:
     import dask.array as da
