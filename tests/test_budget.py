@@ -222,7 +222,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.scoring import planning
 from dkfm.execution import memory as preflight
-    from dkfm.execution import workers
+from dkfm.execution import workers
 from dkfm.execution.clusters.client import local_cluster
 from dkfm.sources.opening import open_source
 
