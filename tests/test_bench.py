@@ -214,9 +214,9 @@ def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and
 
 def test_a_chunk_size_that_a_worker_cannot_hold_is_not_tried(site, monkeypatch):
     fitted = sklearn_peers.components(1 / 5, 3, "dense").fit(workloads._normal(60, 5))
-    monkeypatch.setattr(competitors.preflight, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
+    monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
     assert list(site.jobs(fitted, 60, 3)) == ["50", "100"]
-    monkeypatch.setattr(competitors.preflight, "task_budget", lambda client, threads: 0)
+    monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 0)
     assert list(site.jobs(fitted, 60, 3)) == ["50"]
 
 
@@ -282,7 +282,7 @@ def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
         score, share = workloads.scoring(site, 60, 3, 5, 400).scores
         assert (score["rows"], share["dtype"]) == (400, "float32")
         grown = workloads.grown(site, 60, 3, 400)
-        assert grown.peak == pytest.approx(max(site.client.run(workloads.preflight.peak_memory).values()), rel=0.01)
+        assert grown.peak == pytest.approx(max(site.client.run(workloads.memory.peak_memory).values()), rel=0.01)
         assert workloads.growth([grown] * 3, 60, 400)["peak_MB"] == grown.peak / 1e6
 
 

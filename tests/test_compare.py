@@ -21,6 +21,7 @@ from dkfm.cli import options
 from dkfm.cli.app import main
 from dkfm.comparison import html_page, labelled_rows, tsne
 from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError, MissingExtraError
+from dkfm.kernels.serialization import to_config
 
 NAMES = {"wide <b>&": kernels.Gaussian(20.0), "linear": kernels.Linear()}
 K1 = kernels.Polynomial(9, scale=1 / 784)
@@ -312,7 +313,7 @@ def test_the_page_is_no_wider_than_a_phone(text, chromium, tmp_path):
         ("gaussian:sigma=1,2,3", kernels.Gaussian((1.0, 2.0, 3.0))),
         ("polynomial:degree=9,scale=1/784", K1),
         ("polynomial:degree=2,scale=0.5,offset=1", kernels.Polynomial(2, 0.5, 1.0)),
-        (json.dumps(kernels.config.to_config(K2)), K2),
+        (json.dumps(to_config(K2)), K2),
     ],
 )
 def test_kernels_are_words(word, kernel):

@@ -97,10 +97,3 @@ def test_the_table_of_limits_is_what_the_budget_predicts():
     assert len(rows) == 6
     for n, gigabytes in rows:
         assert f"{budget.fit_bytes(int(n.replace(',', '')), 50) / 1e9:.2g}" == f"{float(gigabytes):.2g}"
-
-
-def test_the_module_map_is_the_package():
-    table = TEXT[TEXT.index("## Modules") :]
-    named = set(re.findall(r"`(\w+)`", table))
-    there = {p.stem for p in (ROOT / "dkfm").glob("*.py")} | {"kernels", "estimators", "bench"}
-    assert named == {name for name in there if not name.startswith("__")}

@@ -386,7 +386,7 @@ def test_a_chunk_that_cannot_be_written_leaves_nothing_and_one_in_the_wrong_plac
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(zarr_store.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="No space"):
         zarr_store.write_chunk(array, (2, 0), np.zeros((5, 2)))
     assert [path.name for path in (array / "c" / "2").iterdir()] == ["0"]
