@@ -101,7 +101,7 @@ def mnist_247():
 @pytest.fixture(scope="module")
 def processes():
     """A real scheduler and a real worker process, which the tests of a module share."""
-    from dkfm.execution.clusters.client import local_cluster
+    from dkfm.execution.clusters.local import local_cluster
 
     with local_cluster() as cluster:
         yield cluster

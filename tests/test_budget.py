@@ -76,7 +76,7 @@ def test_the_memory_of_a_tile_task_is_at_most_what_is_predicted(expression, tmp_
     import numpy as np
 
     from dkfm import kernels
-    from dkfm.execution.workers import single_blas_thread
+    from dkfm.execution.blas_threads import single_blas_thread
     from dkfm.gram import build
     from dkfm.sources.opening import open_source
 
@@ -222,8 +222,8 @@ import dkfm
 from dkfm import kernels
 from dkfm.scoring import planning
 from dkfm.execution import memory as preflight
-from dkfm.execution import workers
-from dkfm.execution.clusters.client import local_cluster
+from dkfm.execution import model_cache
+from dkfm.execution.clusters.local import local_cluster
 from dkfm.sources.opening import open_source
 
 def main():
@@ -235,7 +235,7 @@ def main():
     pca.save(folder + "/model")
     job = planning.plan(pca.model_, ["scores"], open_source(folder + "/z.zarr"))
     with local_cluster() as cluster, Client(cluster) as client:
-        before = max(client.run(workers.process_bytes).values())
+        before = max(client.run(model_cache.process_bytes).values())
         dkfm.batch_score(folder + "/model", folder + "/z.zarr", folder + "/scores", client=client, progress=False)
         peak = max(client.run(preflight.peak_memory).values())
         predicted = job.worker_bytes(max(client.nthreads().values()), before)

@@ -18,9 +18,11 @@ from threadpoolctl import threadpool_info
 
 import dkfm
 from dkfm import kernels
+from dkfm.core.lru_cache import LruCache
 from dkfm.errors import ClusterError, InvalidInputError, KernelError
 from dkfm.estimators import serving
-from dkfm.execution import executors, task_runner, workers
+from dkfm.execution import executors, model_cache, task_runner
+from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.gram import build as gram
 from dkfm.numerics import roots
 from dkfm.numerics.model import Head, Model
@@ -191,7 +193,7 @@ def test_blas_threads_are_one_inside_and_as_before_outside_also_when_nested_in_t
     barrier = threading.Barrier(4)
 
     def nested(_):
-        with workers.single_blas_thread():
+        with single_blas_thread():
             barrier.wait(10)
             inside = blas_threads()
             barrier.wait(10)
@@ -210,28 +212,28 @@ def test_a_prepared_model_is_made_once_per_process_and_few_are_kept():
         return prepare_scorer(Model(K, np.ones((1, 1)), {"scores": Head(np.ones((1, 1)))}))
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: workers.cached_scorer("test-digest", make), range(50)))
+        found = list(pool.map(lambda _: model_cache.cached_scorer("test-digest", make), range(50)))
     assert len(made) == 1
     assert len({id(scorer) for scorer in found}) == 1
-    workers.forget("test-digest")
-    assert "test-digest" not in workers._scorers
+    model_cache.forget("test-digest")
+    assert "test-digest" not in model_cache._scorers
 
 
 def test_models_that_are_not_the_latest_stay_only_while_they_are_small(monkeypatch):
-    monkeypatch.setattr(workers, "_KEPT_BYTES", 40 * 8)
+    monkeypatch.setattr(model_cache, "_scorers", LruCache(40 * 8, lambda scorer: scorer.model.nbytes))
     scorer = prepare_scorer(Model(K, np.ones((10, 1)), {"scores": Head(np.ones((10, 1)))}))
     for i in range(5):
-        workers.cached_scorer(f"test-{i}", lambda: scorer)
-    assert [key for key in workers._scorers if key.startswith("test-")] == ["test-2", "test-3", "test-4"]
-    for i in range(5):
-        workers.forget(f"test-{i}")
+        model_cache.cached_scorer(f"test-{i}", lambda: scorer)
+    assert [i for i in range(5) if f"test-{i}" in model_cache._scorers] == [2, 3, 4]
+    model_cache.forget("test-3")
+    assert [i for i in range(5) if f"test-{i}" in model_cache._scorers] == [2, 4]
 
 
 def test_an_in_process_job_keeps_no_model(tmp_path, rng):
-    before = len(workers._scorers)
+    before = len(model_cache._scorers)
     pca = dkfm.KernelPCA(1, kernel=K).fit(rng.normal(size=(20, 3)))
     dkfm.batch_score(pca, rng.normal(size=(9, 3)), tmp_path / "s", progress=False)
-    assert len(workers._scorers) == before
+    assert len(model_cache._scorers) == before
 
 
 @pytest.mark.slow
@@ -263,7 +265,7 @@ def test_what_a_worker_compiles_stays_in_its_own_scratch_directory(client, tmp_p
 
 UNANSWERED = """
 import asyncio, time
-from dkfm.execution.clusters.client import local_cluster
+from dkfm.execution.clusters.local import local_cluster
 
 async def unanswered(**heartbeat):
     await asyncio.sleep(60)

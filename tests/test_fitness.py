@@ -221,7 +221,7 @@ def _workers(site):
 def test_an_adaptive_cluster_without_a_worker_starts_some(tmp_path, rng):
     from distributed import Client
 
-    from dkfm.execution.clusters.client import local_cluster
+    from dkfm.execution.clusters.local import local_cluster
 
     pca = dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rng.normal(size=(20, 3)))
     Z = rng.normal(size=(500, 3))

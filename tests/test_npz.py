@@ -408,7 +408,7 @@ def test_a_file_scores_and_builds_as_its_rows_do_and_is_forgotten_after_it(matri
     path, kernel = save(tmp_path / "x.npz", matrix), dkfm.kernels.Gaussian(2.0)
     pca = dkfm.KernelPCA(2, kernel=kernel).fit(matrix)
     dkfm.batch_score(pca, path, tmp_path / "out", chunk_rows=33, progress=False)
-    assert not npz._unpacked
+    assert len(npz._unpacked) == 0
     found = dkfm.open_scores(tmp_path / "out").compute(scheduler="synchronous")
     np.testing.assert_allclose(found, pca.transform(matrix), atol=1e-12)
     gram = dkfm.build_gram(kernel, path, tmp_path / "gram", tile_rows=64)

@@ -53,7 +53,7 @@ def fresh():
     """Make this process one that has read nothing yet."""
     npz.forget()
     chunk_cache.forget()
-    parquet._tables.clear()
+    parquet._tables.remove()
     parquet_footers._kept_metadata.cache_clear()
 
 

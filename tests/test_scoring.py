@@ -32,7 +32,7 @@ from dkfm.errors import (
     StoreExistsError,
     UnsupportedStoreError,
 )
-from dkfm.execution.workers import single_blas_thread
+from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.files import local
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
@@ -558,7 +558,7 @@ def test_a_model_that_is_too_large_even_in_parts_is_refused_with_both_numbers(tm
 
 
 def test_a_streamed_model_that_is_replaced_or_moved_is_never_taken_for_another(tmp_path, rng):
-    from dkfm.execution.workers import forget, saved_scorer
+    from dkfm.execution.model_cache import forget, saved_scorer
 
     one, other = (dkfm.ExactFeatureMap(kernels.Gaussian(1.0)).fit(rng.normal(size=(30, 2))) for _ in range(2))
     one.save(tmp_path / "model")
@@ -637,7 +637,7 @@ def test_a_scoring_task_pickles_to_under_ten_kilobytes(job):
 
 
 def test_a_replaced_model_is_not_taken_for_the_one_that_was_asked_for(job, rng):
-    from dkfm.execution.workers import saved_scorer
+    from dkfm.execution.model_cache import saved_scorer
 
     dkfm.KernelPCA(1).fit(rng.normal(size=(9, 4))).save(job[0], overwrite=True)
     with pytest.raises(DamagedStoreError, match="another model"):

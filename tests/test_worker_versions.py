@@ -8,7 +8,7 @@ import pytest
 import dkfm
 from dkfm import kernels
 from dkfm.errors import DkfmWarning, UnfitWorkerError
-from dkfm.execution import worker_checks, workers
+from dkfm.execution import blas_threads, worker_checks
 from dkfm.execution.worker_checks import Demand
 from dkfm.storage.output_location import Folder
 from faults import harness
@@ -36,9 +36,9 @@ def blas_version_of(monkeypatch, found):
     """Return what is said of a process that has loaded these libraries."""
     with monkeypatch.context() as patch:
         libraries = SimpleNamespace(info=lambda: found)
-        patch.setattr(workers, "ThreadpoolController", lambda: SimpleNamespace(select=lambda **_: libraries))
-        patch.setattr(workers, "_blas", workers._blas.__wrapped__)
-        return workers.blas_version()
+        patch.setattr(blas_threads, "ThreadpoolController", lambda: SimpleNamespace(select=lambda **_: libraries))
+        patch.setattr(blas_threads, "_blas", blas_threads._blas.__wrapped__)
+        return blas_threads.blas_version()
 
 
 @pytest.mark.parametrize("name", COMPUTING)
@@ -85,7 +85,7 @@ def test_the_blas_that_is_compared_is_numpys_and_scipys_and_no_other_packages(mo
     assert blas_version_of(monkeypatch, [*own, *others]) == "openblas 1, openblas 2"
     assert blas_version_of(monkeypatch, others[1:]) == "openblas 4"
     assert blas_version_of(monkeypatch, []) == ""
-    assert workers.blas_version() != ""
+    assert blas_threads.blas_version() != ""
 
 
 def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_allows_them(threaded_client, monkeypatch):
@@ -110,7 +110,7 @@ def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_al
 def test_a_worker_says_what_it_computes_with(threaded_client):
     worker_checks.require_fit(threaded_client, demand_of(worker_checks.versions_here(tables=True)))
     (answer,) = threaded_client.run(worker_checks._answer, demand_of(worker_checks.versions_here())).values()
-    assert answer == worker_checks._Answer("", f"{workers.blas_version()} for {workers.blas_processor()}")
+    assert answer == worker_checks._Answer("", f"{blas_threads.blas_version()} for {blas_threads.blas_processor()}")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.core.scratch_buffers import aligned
-from dkfm.execution.workers import single_blas_thread
+from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Model
 

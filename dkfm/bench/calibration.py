@@ -15,9 +15,9 @@ from dkfm.bench.timing import Ratio
 from dkfm.bench.workloads import gaussian, random_components
 from dkfm.core.sizing import Constants
 from dkfm.core.text_tables import Row
+from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor, executor
 from dkfm.execution.task_runner import run
-from dkfm.execution.workers import single_blas_thread
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
 from dkfm.scoring.prepare import Request, prepared

@@ -16,8 +16,9 @@ from dkfm.bench.competitors import DTYPES, Site
 from dkfm.bench.machine import describe
 from dkfm.core.text_tables import Row, Table
 from dkfm.errors import ClusterError
-from dkfm.execution.clusters.client import find_client, local_cluster
+from dkfm.execution.clusters.client import find_client
 from dkfm.execution.clusters.connect import connected
+from dkfm.execution.clusters.local import local_cluster
 from dkfm.files import temporary
 
 __all__ = ["FULL", "QUICK", "Sizes", "run"]

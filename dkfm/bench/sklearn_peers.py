@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 
 from dkfm.core.rows import Array
-from dkfm.execution.workers import single_blas_thread
+from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.certificates.certificate import spread
 from dkfm.storage import zarr_store

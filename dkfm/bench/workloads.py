@@ -16,7 +16,7 @@ from dkfm.bench.timing import Ratio, Times
 from dkfm.core.rows import Array
 from dkfm.core.text_tables import Row
 from dkfm.estimators import ExactFeatureMap, KernelPCA
-from dkfm.execution import memory, workers
+from dkfm.execution import memory, model_cache
 from dkfm.kernels import Gaussian, Laplacian
 from dkfm.numerics.model import Head
 from dkfm.scoring.planning import plan
@@ -218,7 +218,7 @@ def dask_share(site: Site, n: int, q: int, rows: int) -> Row:
 
 def grown(site: Site, n: int, q: int, rows: int) -> Grown:
     """Score rows once on a cluster whose peak of memory is then that of this job."""
-    before = max(site.client.run(workers.process_bytes).values())
+    before = max(site.client.run(model_cache.process_bytes).values())
     pca, source = random_components(n, q, _COLUMNS), site.rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.saved(pca))
     site.timed({"imports": partial(job, site.rows(FEW, _COLUMNS))}, 1)

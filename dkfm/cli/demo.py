@@ -15,7 +15,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, MissingExtraError, StoreExistsError
 from dkfm.estimators import ExactFeatureMap, KernelPCA
 from dkfm.execution import memory
-from dkfm.execution.clusters.client import local_cluster
+from dkfm.execution.clusters.local import local_cluster
 from dkfm.gram.build import build_gram, workspace_path
 from dkfm.kernels import Gaussian
 from dkfm.plotting.figures import require_own_picture

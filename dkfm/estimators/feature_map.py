@@ -20,7 +20,7 @@ from dkfm.estimators.fitting import feature_maps, landmarks
 from dkfm.estimators.fitting.landmarks import BUILDS, Settings
 from dkfm.estimators.fitting.training_data import Training, in_memory, weighted
 from dkfm.execution import lazy_arrays
-from dkfm.execution.workers import threads_of_a_task
+from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import roots
 from dkfm.numerics.certificates.certificate import Certificate, Verification
@@ -202,7 +202,7 @@ class ExactFeatureMap(KernelEstimator):
         require_same_columns(self.landmarks, X, "landmarks", "X")
         given, weights = weighted(self._begin(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
         settings = self._settings()
-        with threads_of_a_task():
+        with limit_blas_threads_in_worker():
             chosen = landmarks.choose(given, self.landmarks, self.n_landmarks, self.random_state, settings)
             model, fitted = feature_maps.made(given, weights if self.centered else None, chosen, settings)
         return self._finish(X, model, fitted)

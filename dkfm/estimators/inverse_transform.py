@@ -18,7 +18,7 @@ from dkfm.estimators.feature_names import require_own_order
 from dkfm.estimators.fitting import preimages
 from dkfm.estimators.fitting.training_data import Training
 from dkfm.execution import memory
-from dkfm.execution.workers import threads_of_a_task
+from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.transformed import Warped
 from dkfm.numerics import scorer
@@ -68,7 +68,7 @@ class Preimages(KernelEstimator):
             {"points": Head(self.dual_coef_)},
         )
         scores = self._scores_of(X)
-        with threads_of_a_task():
+        with limit_blas_threads_in_worker():
             found = scorer.compute_finite_scores(scorer.prepare_compact_scorer(model), "points", scores, "X")
         return found.astype(self.model_.dtype, copy=False)
 
@@ -120,7 +120,7 @@ class Preimages(KernelEstimator):
         head = self.model_.head("scores")
         weights = head.weights[:, : head.columns].astype(np.float64)
         mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
-        with threads_of_a_task():
+        with limit_blas_threads_in_worker():
             found = preimages.fixed_point(
                 self.kernel_, points, preimages.Span(weights, mean), scores, start, tol, max_iter
             )
@@ -139,7 +139,7 @@ class Preimages(KernelEstimator):
     def _nearest(self, scores: Array) -> Array:
         """Return the training rows whose scores are nearest."""
         points = self.model_.points
-        with threads_of_a_task():
+        with limit_blas_threads_in_worker():
             known = scorer.compute_finite_scores(self._scorer(), "scores", points, "The training rows").astype(
                 np.float64
             )

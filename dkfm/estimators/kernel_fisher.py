@@ -21,8 +21,8 @@ from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.discriminants import Asked
 from dkfm.estimators.fitting.predictions import Outcome, flat, labelled
 from dkfm.estimators.fitting.training_data import Numbers, Training, in_memory, is_single, weighted
+from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.execution.lazy_arrays import shown_as
-from dkfm.execution.workers import threads_of_a_task
 from dkfm.kernels import KernelSpec
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
@@ -190,7 +190,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         kept = y if given is every else y[cast("Numbers", given.numbers)]
         classes, codes = np.unique(kept, return_inverse=True)
         of_rows = asked.classes(codes, weights, classes)
-        with threads_of_a_task():
+        with limit_blas_threads_in_worker():
             model, fitted = discriminants.fitted(given, of_rows, asked, dtype)
         fitted |= {"classes": classes} | ({} if sample_weight is None else {"sample_weight": weights})
         return self._finish(X, model, fitted, {"dtype": dtype.name, "priors": self._plain_priors()})
@@ -247,7 +247,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         made = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype.name)
         rows = feature_map.model_.landmarks if X is None else as_rows(X)
         y = class_labels.labels_of(y, rows.shape[0], cls.__name__)
-        with threads_of_a_task():
+        with limit_blas_threads_in_worker():
             model, fitted = discriminants.in_map(feature_map._fitted_map(), made._asked(), y, X, sample_weight)
         parameters = {name: getattr(made, name) for name in cls._stored}
         made._set(model, fitted, {**parameters, "priors": made._plain_priors()})

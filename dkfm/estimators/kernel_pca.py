@@ -17,7 +17,7 @@ from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import components
 from dkfm.estimators.fitting.training_data import Training, in_memory, is_single, standardized, weighted
 from dkfm.estimators.inverse_transform import Preimages
-from dkfm.execution.workers import threads_of_a_task
+from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pca
@@ -229,7 +229,7 @@ class KernelPCA(Preimages):
         weighting = Weighting(weights, bool(self.centered))
         if self.fit_inverse_transform:
             self._require_way_back(given, bool(columns))
-        with threads_of_a_task():
+        with limit_blas_threads_in_worker():
             found = components.find(given, wanted, weighting, self._solver())
             if self.remove_zero_eig:
                 found = found.first(int((found.eigenvalues > 0).sum()))
@@ -289,7 +289,7 @@ class KernelPCA(Preimages):
         kernel, dtype = feature_map.model_.kernel, feature_map.model_.dtype
         made = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
         wanted = Wanted(components.count_of(n_components), dtype)
-        with threads_of_a_task():
+        with limit_blas_threads_in_worker():
             model, fitted, whole = components.in_map(
                 feature_map._fitted_map(), wanted, bool(centered), X, sample_weight
             )

@@ -14,7 +14,7 @@ from dkfm.core.rows import Array, Rows, as_rows, double
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.notebook_display import Shown
 from dkfm.execution import lazy_arrays
-from dkfm.execution.workers import threads_of_a_task
+from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.files.location import locate
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
@@ -127,7 +127,7 @@ class Serving(Shown):
         check_is_fitted(self, "model_")
         rows = self._rows(X)
         known = None if diagonal is None else _as_diagonal(diagonal, rows.shape[0])
-        with threads_of_a_task():
+        with limit_blas_threads_in_worker():
             return compute_finite_scores(self._scorer(), output, rows, "X", diagonal=known)
 
     def _scorer(self) -> Scorer:

@@ -13,7 +13,8 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows, as_rows, double
 from dkfm.errors import InvalidInputError
-from dkfm.execution.workers import cached_scorer, saved_scorer, single_blas_thread
+from dkfm.execution.blas_threads import single_blas_thread
+from dkfm.execution.model_cache import cached_scorer, saved_scorer
 from dkfm.files import local, temporary
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel

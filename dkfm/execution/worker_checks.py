@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from dkfm.core import budget
 from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, reason
 from dkfm.execution import memory
+from dkfm.execution.blas_threads import blas_processor, blas_version, count_blas_threads
 from dkfm.execution.clusters.client import worker_facts, worker_name
-from dkfm.execution.workers import blas_processor, blas_threads, blas_version
 from dkfm.sources.base import Source
 from dkfm.storage.output_location import Place
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
 
-__all__ = ["Demand", "marked", "require_fit", "require_fit_here", "versions_here"]
+__all__ = ["Demand", "fit_workers", "marked", "require_fit", "require_fit_here", "versions_here"]
 
 _ANSWER = 30.0
 """Seconds that a worker has to answer. One that does not is asked by its first task, if it ever gets to one."""
@@ -93,6 +93,17 @@ def marked(place: Place, name: str, text: bytes) -> Iterator[None]:
     finally:
         with suppress(StoreError):  # what happened meanwhile is told, not this
             place.remove([name])
+
+
+@contextmanager
+def fit_workers(client: "Client", demand: Demand) -> Iterator[None]:
+    """Leave the mark of a demand for as long as the context lasts, and ask every worker whether it is fit.
+
+    Workers that join later ask themselves; see `require_fit` for the errors.
+    """
+    with marked(demand.place, demand.mark, demand.text):
+        require_fit(client, demand)
+        yield
 
 
 def require_fit(client: "Client", demand: Demand) -> None:
@@ -232,7 +243,7 @@ def _of_memory(worker: "Worker", demand: Demand) -> str:
 
 
 def _of_blas() -> str:
-    found = blas_threads()
+    found = count_blas_threads()
     return f"computes with {found} BLAS threads a task; start it with OMP_NUM_THREADS=1." if found > 1 else ""
 
 

@@ -24,11 +24,11 @@ from dkfm.errors import (
     StoreExistsError,
 )
 from dkfm.execution import memory, worker_checks
+from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.client import find_client
 from dkfm.execution.executors import executor
 from dkfm.execution.task_runner import run
 from dkfm.execution.worker_checks import Demand, require_fit_here
-from dkfm.execution.workers import single_blas_thread
 from dkfm.files import change_detection, local, temporary
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import local_path
@@ -135,7 +135,7 @@ def build_gram(
             readable = source if client is None else _shared_source(source, root, rows)
             pairs = list(chunking.lower_tiles(n, rows))
             demand = _demand(root, source if readable is source else None, need)
-            with nullcontext() if client is None else _fit_workers(client, demand):
+            with nullcontext() if client is None else worker_checks.fit_workers(client, demand):
                 asked = None if client is None else demand
                 tasks = ((kernel, readable, str(root), pair, rows, asked) for pair in pairs)
                 tally = run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
@@ -164,14 +164,6 @@ def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[
         f"{source.name} changed while it was read, so that the tiles of {root} were of two inputs and are removed; "
         "build it again."
     )
-
-
-@contextmanager
-def _fit_workers(client: "Client", demand: Demand) -> Iterator[None]:
-    """Ask the workers of a cluster whether they are fit; those that join later ask themselves."""
-    with worker_checks.marked(demand.place, demand.mark, demand.text):
-        worker_checks.require_fit(client, demand)
-        yield
 
 
 def _demand(root: Path, source: Source | None, task_bytes: int) -> Demand:

@@ -14,8 +14,8 @@ from dkfm.core import chunking
 from dkfm.core.rows import Array
 from dkfm.core.scratch_buffers import Lent
 from dkfm.errors import DamagedStoreError
+from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.client import inside_worker
-from dkfm.execution.workers import single_blas_thread
 from dkfm.storage import raw_chunks, zarr_schema, zarr_store
 
 __all__ = ["StoredGram"]

@@ -89,7 +89,7 @@ class Plan:
         return (self.chunks - self.done) * self.chunk_rows * self.row_seconds / self.threads
 
     def worker_bytes(self, threads: int, before: int) -> int:
-        """Bytes, at its peak, of a worker process with some threads; `before` are those of `workers.process_bytes`."""
+        """Return the peak bytes of a worker process with some threads; `before` are those of `process_bytes`."""
         return budget.worker_bytes(self.model_bytes, self.task_bytes, threads, before)
 
     def require(self) -> None:

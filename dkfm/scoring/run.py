@@ -23,9 +23,9 @@ from dkfm.errors import (
     UnfitWorkerError,
 )
 from dkfm.execution import memory, worker_checks
+from dkfm.execution.model_cache import forget
 from dkfm.execution.task_runner import Tally, run
 from dkfm.execution.worker_checks import Demand
-from dkfm.execution.workers import forget
 from dkfm.files import local
 from dkfm.files.location import at_url
 from dkfm.scoring import completion, outputs
@@ -237,9 +237,8 @@ class _Scoring:
             yield
             return
         mark, text = empty_segment()
-        with worker_checks.marked(output.place, mark, text):
-            self._demand = _demand(job, mark, text)
-            worker_checks.require_fit(client, self._demand)
+        self._demand = _demand(job, mark, text)
+        with worker_checks.fit_workers(client, self._demand):
             yield
 
     def _finish(self, output: Output) -> None:

@@ -14,9 +14,10 @@ from dkfm.core import chunking
 from dkfm.core.prefetch import one_ahead
 from dkfm.core.rows import Array, Rows, finite_rows
 from dkfm.errors import InvalidInputError, KernelError
+from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.client import worker_name
+from dkfm.execution.model_cache import saved_scorer
 from dkfm.execution.worker_checks import Demand, require_fit_here
-from dkfm.execution.workers import saved_scorer, single_blas_thread
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
 from dkfm.scoring import chunk_files, completion, outputs

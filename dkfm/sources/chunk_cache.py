@@ -3,8 +3,6 @@
 Many tasks want parts of one chunk, which is decoded once.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
 
@@ -12,18 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import is_part
+from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 
 __all__ = ["by_chunks", "chunk_bytes", "forget", "widened"]
 
-_KEPT = 2
-"""Threads that want parts of chunks may stand on both sides of a border."""
-
 _AT_ONCE = 10
 """Chunks that Zarr decodes at a time."""
 
-_lock = threading.Lock()
-_chunks: OrderedDict[Hashable, Array] = OrderedDict()
+_chunks: LruCache[Array] = LruCache(1)
+"""Two chunks: threads that want parts of them may stand on both sides of a border."""
 
 
 def widened(values: npt.NDArray[np.generic], single: bool) -> Array:
@@ -54,17 +50,10 @@ def by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Cal
 
 
 def part(key: Hashable, decode: Callable[[], Array], rows: slice) -> Array:
-    """Return a copy of some rows of a chunk, decoded if it is not there; the oldest one is let go first."""
-    with _lock:
-        if key not in _chunks:
-            while len(_chunks) >= _KEPT:
-                _chunks.popitem(last=False)
-            _chunks[key] = decode()
-        _chunks.move_to_end(key)
-        return _chunks[key][rows].copy()  # a view would keep the chunk alive
+    """Return a copy of some rows of a chunk, decoded if it is not there."""
+    return _chunks.get(key, decode)[rows].copy()  # a view would keep the chunk alive
 
 
 def forget() -> None:
     """Let go of what was kept for the next task of a job that has none."""
-    with _lock:
-        _chunks.clear()
+    _chunks.remove()

@@ -9,7 +9,6 @@ files without a name in the temporary folder (TMPDIR), which are gone when the p
 import math
 import shutil
 import tempfile
-import threading
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Sparse
 from dkfm.errors import DkfmError, InvalidInputError, reason
 from dkfm.files import change_detection, temporary
@@ -44,11 +44,8 @@ _MAX_VALUES, _ENCRYPTED = 2**48, 1
 
 _Part = npt.NDArray[np.generic]
 
-_lock = threading.Lock()
-_KEPT = 2
-"""Files that a process keeps unpacked."""
-
-_unpacked: dict[tuple[Location, str], tuple[_Part, ...]] = {}
+_unpacked: LruCache[tuple[_Part, ...]] = LruCache(1)
+"""Two files; the space of one that was removed is free once nobody reads it."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +113,7 @@ class NpzSource(CsrRows):
     def _parts(self) -> tuple[_Part, ...]:
         """Return the arrays that this process has unpacked; unpack them if it has not."""
         _require_same(self.location, self.opened)
-        key = (self.location, self.opened)
-        with _lock:
-            if key not in _unpacked:
-                while len(_unpacked) >= _KEPT:
-                    del _unpacked[next(iter(_unpacked))]  # its space is free once nobody reads it
-                _unpacked[key] = self._unpack()
-            return _unpacked[key]
+        return _unpacked.get((self.location, self.opened), self._unpack)
 
     def _unpack(self) -> tuple[_Part, ...]:
         with _archive(self.location) as (archive, stamp):
@@ -139,8 +130,7 @@ class NpzSource(CsrRows):
 
 def forget() -> None:
     """Let go of what this process has unpacked, and of its disk space once nobody reads it."""
-    with _lock:
-        _unpacked.clear()
+    _unpacked.remove()
 
 
 def _stamp(path: Location, *, exact: bool = False) -> str:

@@ -7,9 +7,8 @@ once, and refuses them if they have changed. Memory is that of the rows asked fo
 end of them.
 """
 
-import threading
 import uuid
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import checked_names
+from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.files.location import Location
@@ -46,11 +46,8 @@ _ID_ROWS, _IDS_BYTES, _ID_BYTES = 2**16, 2**24, 512
 many, and so many for each row.
 """
 
-_KEPT = 4
-"""Tables whose footers a process keeps."""
-
-_lock = threading.Lock()
-_tables: dict[Hashable, Footers] = {}
+_tables: LruCache[Footers] = LruCache(3)
+"""The footers of four tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +88,7 @@ class ParquetSource(DenseRows):
         """
         found, table = parquet_footers.read(location, checked_names(columns), id_column)
         longest = int(np.diff(table.first_rows).max())
-        with _lock:
-            _keep((location, found, table.places, id_column), table)
+        _tables.get((location, found, table.places, id_column), lambda: table)
         shape = int(table.first_rows[-1]), len(table.columns)
         return cls(location, shape, longest, listing=found, places=table.places, id_column=id_column)
 
@@ -171,10 +167,10 @@ class ParquetSource(DenseRows):
     @property
     def _table(self) -> Footers:
         key = (self.location, self.listing, self.places, self.id_column)
-        with _lock:
-            if key not in _tables:
-                _keep(key, parquet_footers.read(self.location, self.places, self.id_column, expected=self.listing)[1])
-            return _tables[key]
+        expected = self.listing
+        return _tables.get(
+            key, lambda: parquet_footers.read(self.location, self.places, self.id_column, expected=expected)[1]
+        )
 
     def _dtype(self, table: Footers) -> np.dtype[np.floating]:
         return np.dtype(np.float32 if self.single and table.single else np.float64)
@@ -202,12 +198,6 @@ class ParquetSource(DenseRows):
 def _pass_columns(rows: int) -> int:
     """Return how many columns of so many rows are decoded together."""
     return max(1, _PASS_VALUES // max(1, rows))
-
-
-def _keep(key: Hashable, table: Footers) -> None:
-    while len(_tables) >= _KEPT:
-        del _tables[next(iter(_tables))]
-    _tables[key] = table
 
 
 def _parts(table: Footers, start: int, stop: int) -> Iterator[tuple[int, slice]]:

@@ -20,7 +20,7 @@ from cluster import manifests
 from cluster.manifests import FILES, FOLDER, PODS, bytes_of, command, containers, pods, read, services, settings
 from cluster.needs import needs
 from dkfm import kernels
-from dkfm.execution.workers import process_bytes
+from dkfm.execution.model_cache import process_bytes
 from faults import harness
 
 needs("import dask_kubernetes", "import kubernetes_validate", "hadolint", "openssl")

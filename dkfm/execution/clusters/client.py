@@ -1,31 +1,26 @@
-"""Clients of Dask and clusters of this machine: found, connected to, started, asked."""
+"""Clients of Dask: which one to use, and what its scheduler and its workers answer."""
 
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkfm.errors import ClusterError
-from dkfm.files import temporary
 
 if TYPE_CHECKING:
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
 __all__ = [
     "ask_scheduler",
     "find_client",
     "inside_worker",
-    "local_cluster",
     "require_dask",
     "wait_for_workers",
     "worker_facts",
+    "worker_folder",
     "worker_name",
 ]
-
-_GOODBYE = 10
-"""Seconds that the workers of a local cluster have to leave it."""
 
 _ARRIVAL = 30
 """Seconds that the first worker of a cluster has to come."""
@@ -68,6 +63,17 @@ def worker_name() -> str | None:
         return None
 
 
+def worker_folder() -> Path | None:
+    """Return the directory that the nanny of this worker process clears after it; None elsewhere."""
+    from distributed import get_worker
+
+    try:
+        worker = get_worker()
+    except ValueError:
+        return None
+    return Path(worker.local_directory) if worker.nanny else None
+
+
 def worker_facts(client: "Client") -> dict[str, dict[str, Any]] | None:
     """Return what a scheduler knows of each of its workers, by address; None if it does not answer."""
     identity = ask_scheduler(client, "identity")
@@ -97,28 +103,6 @@ def ask_scheduler(client: "Client", question: str, **options: object) -> Any:  #
         return None
 
 
-_QUIET: dict[str, tuple[object, object]] = {
-    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": (65536, 2**27),
-    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": (None, 2**25),
-    "distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": (None, 2),
-    "distributed.admin.tick.interval": ("20ms", "500ms"),
-    "distributed.admin.system-monitor.interval": ("500ms", "1s"),
-    "distributed.worker.memory.monitor-interval": ("100ms", "250ms"),
-    "distributed.worker.profile.interval": ("10ms", "100ms"),
-}
-"""Dask's defaults, and ours. Its own cost a twentieth of two cores for memory that is given back to the system between
-any two uses, and a fortieth for looking at itself so often.
-"""
-
-
-def _quiet() -> dict[str, object]:
-    """Return the settings of `_QUIET` that are Dask's defaults here: what a user has set stays."""
-    import dask
-    import distributed  # noqa: F401  # its defaults
-
-    return {key: ours for key, (default, ours) in _QUIET.items() if dask.config.get(key, None) == default}
-
-
 def require_dask() -> None:
     """Raise unless Dask is as new as dkfm's package asks: an older one that is installed later fails in odd ways."""
     from importlib.metadata import version
@@ -128,35 +112,3 @@ def require_dask() -> None:
         if tuple(map(int, there.split(".")[:2])) < _OLDEST_DASK:
             oldest = ".".join(map(str, _OLDEST_DASK))
             raise ClusterError(f"dkfm needs {name} {oldest} or newer, and {there} is installed; install dkfm again.")
-
-
-@contextmanager
-def local_cluster() -> Iterator["LocalCluster"]:
-    """Start a cluster on this machine: one worker process with a thread a core; it listens on loopback alone."""
-    require_dask()
-    import dask
-    from dask.system import CPU_COUNT
-    from distributed import LocalCluster
-
-    from dkfm.execution.clusters.local import LeaveQuietly
-
-    with (
-        temporary.folder("cluster") as folder,
-        # The scheduler's too, which has no parameter for it.
-        dask.config.set({"temporary-directory": str(folder), **_quiet()}),
-        LocalCluster(
-            n_workers=1,
-            threads_per_worker=CPU_COUNT,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            plugins=(LeaveQuietly(),),
-        ) as cluster,
-    ):
-        try:
-            yield cluster
-        finally:
-            # A worker that is told to go says nothing of a scheduler that is gone.
-            cluster.scale(0)
-            deadline = time.monotonic() + _GOODBYE
-            while cluster.scheduler_info["workers"] and time.monotonic() < deadline:
-                time.sleep(0.02)
