@@ -56,7 +56,7 @@ def block_laws(kernel, X, Y, block, atol):
     np.testing.assert_allclose(block, points, rtol=1e-12, atol=atol)
     rows, columns = slice(len(X) // 3, None), slice(None, len(Y) // 2 + 1)
     np.testing.assert_allclose(block[rows, columns], kernel(X[rows], Y[columns]), rtol=1e-12, atol=atol)
-    prepared = kernel.against(Y)
+    prepared = kernel.make_evaluator(Y)
     np.testing.assert_allclose(prepared(X), block, rtol=1e-12, atol=atol)
     first = prepared(X)
     prepared(X)[:] = np.nan
@@ -79,7 +79,7 @@ def precision_laws(kernel, X, Y):
 def sparse_laws(kernel, X, Y, block, atol):
     """Sparse rows, on either side, give what dense rows give, or a refusal."""
     x, y = csr_array(X), csr_matrix(Y)
-    if not kernel.sparse:
+    if not kernel.supports_sparse:
         with pytest.raises(InvalidInputError, match=r"dense rows|sparse rows dense"):
             kernel(x, y)
         return

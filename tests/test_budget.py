@@ -90,7 +90,7 @@ def test_the_memory_of_a_tile_task_is_at_most_what_is_predicted(expression, tmp_
     build.write_tile(kernel, source, str(tmp_path / "gram"), (1, 0), 800)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    predicted = budget.gram_task_bytes(800, 40, kernel.blocks, kernel.copies)
+    predicted = budget.gram_task_bytes(800, 40, kernel.peak_blocks, kernel.landmark_copies)
     assert peak <= predicted <= 2 * peak
 
 
@@ -146,12 +146,12 @@ type(estimator)(kernel=estimator.kernel, tile_rows=64).fit(X[:200, :50])  # impo
 before = peak_memory()
 estimator.fit(X)
 k = estimator.kernel
-predicted = {"pivots": budget.fit_bytes(n, d, k.blocks, k.copies, budget.PIVOTS)}.get(sys.argv[1])
+predicted = {"pivots": budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies, budget.PIVOTS)}.get(sys.argv[1])
 if sys.argv[1] == "columns":
-    predicted = budget.columns_bytes(n, d, estimator.rank_, k.copies)
+    predicted = budget.columns_bytes(n, d, estimator.rank_, k.landmark_copies)
 if sys.argv[1] == "few":
-    predicted = budget.leading_bytes(n, d, lanczos.held_columns(n, 20), 32, k.blocks, k.copies)
-predicted = predicted or budget.fit_bytes(n, d, k.blocks, k.copies)
+    predicted = budget.leading_bytes(n, d, lanczos.held_columns(n, 20), 32, k.peak_blocks, k.landmark_copies)
+predicted = predicted or budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies)
 print(json.dumps({"peak": peak_memory() - before, "predicted": predicted}))
 """
 

@@ -19,7 +19,7 @@ EPS = np.finfo(np.float64).eps
 
 def both(kernel, X, **options):
     """Pivots from the Gram matrix and column by column."""
-    evaluate = kernel.against(X)
+    evaluate = kernel.make_evaluator(X)
     by_columns = pivoted_cholesky.of_columns(kernel.diag(X), lambda p: evaluate(X[p : p + 1])[0], **options)
     return pivoted_cholesky.of_gram(np.asfortranarray(kernel(X)), **options), by_columns
 
@@ -103,7 +103,7 @@ def test_a_pivot_that_is_only_rounding_is_discarded(rng, monkeypatch):
 def test_a_row_that_was_rejected_once_is_not_looked_at_again(rng, monkeypatch):
     # Two ways to add up the same squares may disagree about a row at the stop, by the last bit: here, by more.
     k, X = kernels.Gaussian(20.0), rng.normal(size=(150, 3))
-    evaluate, chosen = k.against(X), []
+    evaluate, chosen = k.make_evaluator(X), []
     other = int(np.setdiff1d(np.arange(150), both(k, X)[1].numbers)[0])
     plain = pivoted_cholesky._left
 
@@ -134,7 +134,7 @@ def test_a_limit_takes_the_first_pivots(rng):
 
 def test_a_build_by_columns_computes_only_the_columns_of_its_pivots(rng):
     k, X, asked = kernels.Gaussian(2.0), rng.normal(size=(2000, 2)), []
-    evaluate = k.against(X)
+    evaluate = k.make_evaluator(X)
     found = pivoted_cholesky.of_columns(np.ones(2000), lambda p: asked.append(p) or evaluate(X[p : p + 1])[0])
     assert asked == found.numbers.tolist()
     assert len(asked) < 200

@@ -338,11 +338,11 @@ def test_what_is_prepared_takes_the_memory_that_the_kernel_says(kernel, rng):
     X = rng.uniform(size=(3000, 40))
     kernel(X[:2])
     tracemalloc.start()
-    kept = kernel.against(X)
+    kept = kernel.make_evaluator(X)
     held = tracemalloc.get_traced_memory()[0] / (3000 * 42 * 8)
     tracemalloc.stop()
     assert kept is not None
-    assert held <= kernel.copies + 0.1
+    assert held <= kernel.landmark_copies + 0.1
 
 
 @pytest.mark.slow
@@ -352,13 +352,13 @@ def test_a_sparse_block_takes_the_memory_that_the_kernel_says(density, rng):
 
     X, Y = (random_rows(n, 300, density, "csr", random_state=rng) for n in (1000, 2000))
     for kernel in (kernels.Gaussian(5.0), kernels.Linear(), kernels.Polynomial()):
-        block = kernel.against(Y)
+        block = kernel.make_evaluator(Y)
         block(X[:1])
         tracemalloc.start()
         block(X)
         peak = tracemalloc.get_traced_memory()[1] / (1000 * 2000 * 8)
         tracemalloc.stop()
-        assert peak <= kernel.blocks + 0.3
+        assert peak <= kernel.peak_blocks + 0.3
 
 
 def test_a_narrow_gaussian_in_one_dimension_is_positive_semi_definite_to_rounding(rng):
@@ -374,12 +374,12 @@ def test_a_block_takes_the_memory_that_the_kernel_says(kernel, rng):
 
     X, Y = rng.uniform(size=(700, 10)), rng.uniform(size=(900, 10))
     kernel(X[:2], Y[:2])  # what is compiled or imported once is not a block's
-    block = kernel.against(Y)
+    block = kernel.make_evaluator(Y)
     tracemalloc.start()
     block(X)
     peak = tracemalloc.get_traced_memory()[1] / (700 * 900 * 8)
     tracemalloc.stop()
-    assert peak <= kernel.blocks + 0.25
+    assert peak <= kernel.peak_blocks + 0.25
 
 
 def test_without_numba_the_sums_are_the_same(rng, monkeypatch):

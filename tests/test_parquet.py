@@ -245,8 +245,8 @@ def test_float32_is_read_as_it_is_only_where_all_columns_are_and_it_is_asked_for
         source = open_source(tmp_path / f"{name}.parquet", columns=list(columns))
         for part in (slice(0, 1000), slice(3, 20)):
             assert source.read(part).dtype == np.float64
-            assert source.in_single().read(part).dtype == dtype
-            np.testing.assert_array_equal(source.in_single().read(part), source.read(part))
+            assert source.with_float32().read(part).dtype == dtype
+            np.testing.assert_array_equal(source.with_float32().read(part), source.read(part))
 
 
 def test_parts_of_a_row_group_decode_it_once_and_another_opening_decodes_it_anew(rows, tmp_path, monkeypatch):
@@ -483,7 +483,7 @@ def test_without_pyarrow_the_error_names_the_extra(rows, tmp_path):
         "import sys; sys.modules['pyarrow'] = None\n"
         "from dkfm.sources import opening as sources\n"
         "from dkfm.errors import MissingExtraError\n"
-        "print(sources.open_source([[1.0]]).in_single().shape)\n"
+        "print(sources.open_source([[1.0]]).with_float32().shape)\n"
         f"try: sources.open_source({str(path)!r})\n"
         "except MissingExtraError as error: print(error)"
     )

@@ -77,7 +77,7 @@ def test_the_kernels_of_the_table_are_those_that_have_a_name():
     for name, parameters, notes in rows:
         kernel = named[name]()
         assert [field.name for field in dataclasses.fields(kernel)] == [p for p in parameters.split(", ") if p]
-        assert ("s" in notes.replace(",", " ").split()) == kernel.sparse
+        assert ("s" in notes.replace(",", " ").split()) == kernel.supports_sparse
         assert ("conditional" in notes) == (kernel.definiteness is kernels.Definiteness.CONDITIONAL)
         assert ("indefinite" in notes) == (kernel.definiteness is kernels.Definiteness.INDEFINITE)
 

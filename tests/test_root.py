@@ -57,15 +57,15 @@ def test_float32_carries_all_of_a_sound_root_and_little_of_a_wide_one(rng):
     X = rng.normal(size=(400, 2))
     for sigma, least, most in ((0.02, 400, 400), (3.0, 20, 45)):
         k = kernels.Gaussian(sigma)
-        assert least <= roots.single_rank(fitted(k, X), k(X[::3], X), k.diag(X)) <= most
+        assert least <= roots.rank_in_float32(fitted(k, X), k(X[::3], X), k.diag(X)) <= most
     nothing = fitted(kernels.Linear(), np.zeros((4, 1)))
-    assert roots.single_rank(nothing, np.zeros((4, 4)), np.zeros(4)) == 0
+    assert roots.rank_in_float32(nothing, np.zeros((4, 4)), np.zeros(4)) == 0
 
 
 def test_a_landmark_that_is_not_among_the_sampled_rows_counts(rng):
     X = np.arange(300.0)[:, None]  # of a kernel so narrow that no row knows another
     k = kernels.Gaussian(1e-3)
-    assert roots.single_rank(fitted(k, X), k(X[:5], X), k.diag(X)) == 300
+    assert roots.rank_in_float32(fitted(k, X), k(X[:5], X), k.diag(X)) == 300
 
 
 def test_heads_share_their_arrays_in_any_precision(rng):

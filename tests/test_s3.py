@@ -379,7 +379,7 @@ def test_sources_at_urls_read_what_local_ones_read(place, rows, tmp_path):
         assert (remote.shape, remote.chunk_rows, remote.row_values) == (local.shape, local.chunk_rows, local.row_values)
         assert remote.where(7) == (remote.name, 7)
         assert remote.name.startswith(place.url)
-        for first, second in ((local, remote), (local.in_single(), remote.in_single())):
+        for first, second in ((local, remote), (local.with_float32(), remote.with_float32())):
             for part in (slice(0, 60), slice(11, 29), slice(0, 1), slice(59, 60), slice(55, 90), slice(20, 20)):
                 ours, theirs = second.read(part), first.read(part)
                 assert ours.dtype == theirs.dtype

@@ -125,7 +125,7 @@ def test_float32_at_a_url_is_read_as_it_is_where_it_is_asked_for(place, rows):
     place.replace("x.parquet", parquet_bytes(table(rows.astype(np.float32))))
     source = open_source(f"{place.url}/x.parquet")
     assert source.read(slice(3, 20)).dtype == np.float64
-    assert source.in_single().read(slice(3, 20)).dtype == np.float32
+    assert source.with_float32().read(slice(3, 20)).dtype == np.float32
 
 
 @pytest.mark.parametrize("compressed", [True, False])

@@ -310,7 +310,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
 
     estimator = load(path, trusted=trusted)
     seen = [str(name) for name in getattr(estimator, "feature_names_in_", [])] or None
-    if estimator.kernel_.of_numbers:
+    if estimator.kernel_.is_precomputed:
         if against is None:
             raise InvalidInputError("A model of a precomputed kernel is verified --against the Gram matrix of its fit.")
         source = open_source(against, fitted=seen)

@@ -88,7 +88,7 @@ def fitted(train: str, model: str, options: Options, cluster: AbstractContextMan
     with change_detection.watching(whole) as watch:
         source, labels = _labelled(whole, train, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
-            memory.require_driver(source.shape[0], source.row_values, chosen.blocks, chosen.copies)
+            memory.require_driver(source.shape[0], source.row_values, chosen.peak_blocks, chosen.landmark_copies)
         rows = source.read(slice(0, source.shape[0]))
         watch.require_same("read", "fit again")
     with cluster:

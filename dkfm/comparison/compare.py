@@ -138,11 +138,11 @@ def _missing_tsne() -> str:
 def _measured(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None) -> Compared:
     start = time.perf_counter()
     given = as_kernel(spec)
-    if given.of_numbers:
+    if given.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no points to compare.")
     phi = ExactFeatureMap(given, basis="spectral", progress=False).fit(rows.train)
     kernel = phi.kernel_
-    own = kernel.self_similarities(rows.train)
+    own = kernel.evaluate_diagonal(rows.train)
     nearest, silhouette = _neighbour_accuracy(kernel, rows), _silhouette(kernel, rows)
     fisher = KernelFisher.from_map(phi, rows.labels, shrinkage=shrinkage)
     accuracy = float(fisher.score(rows.test, rows.test_labels))

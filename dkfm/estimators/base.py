@@ -150,16 +150,16 @@ class KernelEstimator(Transforming):
         """
         check_is_fitted(self, "model_")
         model, scorer = self.model_, prepare_scorer(self.model_)
-        if model.kernel.of_numbers and X is None:
+        if model.kernel.is_precomputed and X is None:
             raise InvalidInputError("A model of a precomputed kernel keeps no Gram matrix; give it to verify.")
-        if model.kernel.of_numbers:
+        if model.kernel.is_precomputed:
             numbers = cast("Array", model.landmarks)[:, 0].astype(np.intp)
             landmarks = training(model.kernel, X).subset(numbers)
         else:
             landmarks = Points(model.kernel, model.points, 0)
         measured = self._measure(scorer, landmarks, self._fitted_arrays())
         measured.require(self.certificate_)
-        if X is None or model.kernel.of_numbers:
+        if X is None or model.kernel.is_precomputed:
             return Verification(measured)
         return self._measure_points(scorer, measured, self._rows(in_memory(X)))
 

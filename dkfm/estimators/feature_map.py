@@ -341,7 +341,7 @@ class ExactFeatureMap(KernelEstimator):
         array([[5.]])
         """
         check_is_fitted(self, "model_")
-        if self.kernel_.of_numbers:
+        if self.kernel_.is_precomputed:
             raise InvalidInputError("A precomputed kernel has no points to compare, so it knows no distances.")
         X = unwrapped(X)
         if hasattr(X, "__dask_graph__"):

@@ -101,7 +101,7 @@ def fold(feature_map: Transforming, model: object) -> Folded:
     folded.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
     features = _features(feature_map)
     _require_as_read(model, found, features)
-    if not feature_map.kernel_.of_numbers:
+    if not feature_map.kernel_.is_precomputed:
         folded.rounding_ = _rounding(folded, feature_map.model_, found, features)
         _judge(folded.rounding_, folded.model_.dtype)
     return folded
@@ -125,7 +125,7 @@ def _model(of: Model, head: Head, found: Linear) -> Model:
 def _features(feature_map: Transforming) -> Array:
     """Return features of landmarks, at most 512; random ones where landmarks are numbers of a precomputed kernel."""
     model, name = feature_map.model_, feature_map._output
-    if model.kernel.of_numbers:
+    if model.kernel.is_precomputed:
         random = np.random.default_rng(0).normal(size=(_PROBES, model.head(name).width))
         return random.astype(model.dtype)
     return scorer.prepare_scorer(model)(name, measured_landmarks(model))

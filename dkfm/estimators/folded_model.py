@@ -132,7 +132,7 @@ class Folded(Serving):
             They differ by more than rounding allows.
         """
         model = self.model_
-        if model.kernel.of_numbers:
+        if model.kernel.is_precomputed:
             raise NotSupportedError("A folded model of a precomputed kernel has no points to measure it on.")
         points = measured_landmarks(model)
         shares = [0.0]

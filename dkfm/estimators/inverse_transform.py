@@ -165,7 +165,7 @@ class Preimages(KernelEstimator):
         if not scores.shape[1]:
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
         n, kernel = len(scores), _of_scores(given.kernel, standardized)
-        memory.require_driver(n, given.width, kernel.blocks, kernel.copies, squares=1)
+        memory.require_driver(n, given.width, kernel.peak_blocks, kernel.landmark_copies, squares=1)
         X = cast("Array", given.landmarks)
         return {"X_transformed_fit": scores, "dual_coef": preimages.ridge(kernel, scores, X, self.alpha / weights)}
 

@@ -20,7 +20,7 @@ from dkfm.estimators.fitting import class_labels, components, discriminants
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.discriminants import Asked
 from dkfm.estimators.fitting.predictions import Outcome, flat, labelled
-from dkfm.estimators.fitting.training_data import Numbers, Training, in_memory, is_single, weighted
+from dkfm.estimators.fitting.training_data import Numbers, Training, in_memory, is_float32, weighted
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.execution.lazy_arrays import shown_as
 from dkfm.kernels import KernelSpec
@@ -182,7 +182,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             them together. A row of weight 0 is left out.
         """
         kernel, _ = components.named_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
-        dtype = precision(("float32" if is_single(X) else "float64") if self.dtype is None else self.dtype)
+        dtype = precision(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
         asked, X = self._asked(), in_memory(X)
         every = self._begin(X, kernel)
         y = class_labels.labels_of(y, every.landmarks.shape[0], type(self).__name__)

@@ -15,7 +15,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import precision
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import components
-from dkfm.estimators.fitting.training_data import Training, in_memory, is_single, standardized, weighted
+from dkfm.estimators.fitting.training_data import Training, in_memory, is_float32, standardized, weighted
 from dkfm.estimators.inverse_transform import Preimages
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.kernels import KernelSpec
@@ -303,10 +303,10 @@ class KernelPCA(Preimages):
         for name in ("centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise InvalidInputError(f"{name} must be True or False, and is {getattr(self, name)!r}.")
-        if self.fit_inverse_transform and kernel.of_numbers:
+        if self.fit_inverse_transform and kernel.is_precomputed:
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
         self._solver().require()
-        given = "float32" if self.dtype is None and is_single(X) else "float64"
+        given = "float32" if self.dtype is None and is_float32(X) else "float64"
         count = components.count_of(self.n_components)
         return Wanted(count, precision(given if self.dtype is None else self.dtype), self.on_indefinite)
 
@@ -353,7 +353,7 @@ class KernelPCA(Preimages):
     def X_fit_(self) -> object:  # noqa: N802  # scikit-learn's name
         """The training rows, (N, d)."""
         check_is_fitted(self, "model_")
-        if self.kernel_.of_numbers:
+        if self.kernel_.is_precomputed:
             raise AttributeError("A model of a precomputed kernel keeps no Gram matrix.")
         return self.model_.points
 

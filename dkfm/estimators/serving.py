@@ -59,7 +59,7 @@ class Serving(Shown):
     def _of_similarity(self, output: str, X: object, diag: object) -> Array | da.Array:
         """Return an output that needs k(z, z), one number a row."""
         check_is_fitted(self, "model_")
-        if self.kernel_.of_numbers != (diag is not None):
+        if self.kernel_.is_precomputed != (diag is not None):
             raise InvalidInputError(
                 f"{output} needs k(z, z) as diag, for a precomputed kernel does not know it."
                 if diag is None

@@ -126,9 +126,9 @@ def build_gram(
         n, width = source.shape[0], chunking.count(source.values_of(rows), rows)
         with executor(client) as running:
             have = memory.task_budget(client, running.threads)
-            fits = budget.tile_rows_within(have, width, kernel.blocks, kernel.copies)
+            fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
             remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
-            need = budget.gram_task_bytes(rows, width, kernel.blocks, kernel.copies)
+            need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
             budget.require(need, have, f"A tile of {rows} rows", remedy)
             memory.require_disk(root, _disk_bytes(n, source.row_values, rows) - _bytes_there(root))
             rows = _begin(root, identity, source, rows)
@@ -176,7 +176,7 @@ def _demand(root: Path, source: Source | None, task_bytes: int) -> Demand:
 def _resolved(spec: KernelSpec, source: Source) -> Kernel:
     """Return the kernel that is meant, with what it takes from the rows filled in."""
     kernel = as_kernel(spec)
-    if kernel.of_numbers:
+    if kernel.is_precomputed:
         raise KernelError("The Gram matrix of a precomputed kernel is there already; give it to an estimator's fit.")
     if isinstance(source, MemorySource):
         return kernel.resolve(source.array)

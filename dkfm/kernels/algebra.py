@@ -33,19 +33,19 @@ class Wrapper(PreparedKernel):
         return self.kernel.definiteness
 
     @property
-    def single(self) -> bool:
+    def supports_float32(self) -> bool:
         """Whatever the kernel does with float32 rows, it gives float32 values for them."""
         return True
 
     @property
-    def fills(self) -> bool:
+    def supports_out(self) -> bool:
         """Where the kernel does."""
-        return self.kernel.fills
+        return self.kernel.supports_out
 
     @property
-    def sparse(self) -> bool:
+    def supports_sparse(self) -> bool:
         """Where the kernel does."""
-        return self.kernel.sparse
+        return self.kernel.supports_sparse
 
     @property
     def translation_invariant(self) -> bool:
@@ -53,14 +53,14 @@ class Wrapper(PreparedKernel):
         return self.kernel.translation_invariant
 
     @property
-    def blocks(self) -> int:
+    def peak_blocks(self) -> int:
         """Those of the kernel."""
-        return self.kernel.blocks
+        return self.kernel.peak_blocks
 
     @property
-    def copies(self) -> int:
+    def landmark_copies(self) -> int:
         """Those of the kernel."""
-        return self.kernel.copies
+        return self.kernel.landmark_copies
 
 
 class Pointwise(Wrapper):
@@ -72,7 +72,7 @@ class Pointwise(Wrapper):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the kernel."""
-        prepared = self.kernel.against(landmarks)
+        prepared = self.kernel.make_evaluator(landmarks)
         return lambda Z, out=None, /: self._profile(prepared(Z, out))
 
     def resolve(self, X: Rows) -> Kernel:
@@ -81,7 +81,7 @@ class Pointwise(Wrapper):
 
     def diagonal(self, X: Rows) -> Array:
         """Return the function of the diagonal."""
-        return self._profile(self.kernel.self_similarities(X))
+        return self._profile(self.kernel.evaluate_diagonal(X))
 
 
 def bracketed(kernel: Kernel, *looser: type[Kernel]) -> str:
@@ -93,7 +93,7 @@ def widens(kernel: Kernel) -> bool:
     """Whether some block of float32 rows is computed in float64 and rounded; for the memory budget."""
     if isinstance(kernel, _Folded):
         return any(map(widens, kernel.parts))
-    return not kernel.single or (isinstance(kernel, Wrapper) and widens(kernel.kernel))
+    return not kernel.supports_float32 or (isinstance(kernel, Wrapper) and widens(kernel.kernel))
 
 
 _NEGATIVE = ": a negative multiple of a kernel is not positive semi-definite"
@@ -114,7 +114,7 @@ class Constant(Kernel):
     """
 
     value: float = 1.0
-    single = sparse = translation_invariant = True
+    supports_float32 = supports_sparse = translation_invariant = True
 
     def __post_init__(self) -> None:
         require_non_negative(self, "value", _NEGATIVE)
@@ -151,14 +151,14 @@ class _Folded(PreparedKernel):
         return cls(kernels)  # type: ignore[call-arg]  # the only field
 
     @property
-    def fills(self) -> bool:
+    def supports_out(self) -> bool:
         """Where the first part does, into which the others are folded."""
-        return self.parts[0].fills
+        return self.parts[0].supports_out
 
     @property
-    def sparse(self) -> bool:
+    def supports_sparse(self) -> bool:
         """Where all parts do."""
-        return all(k.sparse for k in self.parts)
+        return all(k.supports_sparse for k in self.parts)
 
     @property
     def translation_invariant(self) -> bool:
@@ -166,18 +166,18 @@ class _Folded(PreparedKernel):
         return all(k.translation_invariant for k in self.parts)
 
     @property
-    def blocks(self) -> int:
+    def peak_blocks(self) -> int:
         """What is folded so far, beside what the next part takes."""
-        return 1 + max(k.blocks for k in self.parts)
+        return 1 + max(k.peak_blocks for k in self.parts)
 
     @property
-    def copies(self) -> int:
+    def landmark_copies(self) -> int:
         """Those of all parts."""
-        return sum(k.copies for k in self.parts)
+        return sum(k.landmark_copies for k in self.parts)
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare every part."""
-        first, *others = [k.against(landmarks) for k in self.parts]
+        first, *others = [k.make_evaluator(landmarks) for k in self.parts]
         return lambda Z, out=None, /: self._fold(chain([first(Z, out)], (p(Z) for p in others)))
 
     def resolve(self, X: Rows) -> Kernel:
@@ -186,7 +186,7 @@ class _Folded(PreparedKernel):
 
     def diagonal(self, X: Rows) -> Array:
         """Fold the diagonals of the parts."""
-        return self._fold(k.self_similarities(X) for k in self.parts)
+        return self._fold(k.evaluate_diagonal(X) for k in self.parts)
 
     def _fold(self, values: Iterator[Array]) -> Array:
         """Fold values into the first as they are made, so that two of them are alive at a time."""
@@ -211,7 +211,7 @@ class Sum(_Folded):
         return Definiteness.weakest(*(k.definiteness for k in self.terms))
 
     @property
-    def single(self) -> bool:
+    def supports_float32(self) -> bool:
         """Where no term takes from another, so that errors stay small beside the sum."""
         return self.definiteness is Definiteness.PSD
 
@@ -275,7 +275,7 @@ class Power(Pointwise):
         return self.kernel.definiteness if self.exponent == 1 else self.kernel.definiteness.of_function()
 
     @property
-    def single(self) -> bool:
+    def supports_float32(self) -> bool:
         """No: a power multiplies the error of its base."""
         return False
 

@@ -20,7 +20,7 @@ from dkfm.core.rows import Array, Rows, as_rows, double, is_sparse
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.pairwise.blocks import Evaluator, Prepared, mirror_lower
 
-__all__ = ["Definiteness", "Kernel", "PreparedKernel", "checked_block", "combination", "fits_single"]
+__all__ = ["Definiteness", "Kernel", "PreparedKernel", "checked_block", "combination", "fits_float32"]
 
 _DIAGONAL_ROWS = 64
 
@@ -66,7 +66,7 @@ class Kernel(ABC):
     A subclass is a frozen dataclass with one required method, `block`, and at most three more: `prepare` (work done
     once for many blocks against the same landmarks), `resolve` (parameters taken from the training rows) and
     `diagonal` (where a formula is cheaper than small blocks). What it is, it says in attributes: `definiteness`
-    and `translation_invariant`; `single`, `sparse` and `fills`, for what its methods take; `blocks` and `copies`, for
+    and `translation_invariant`; `supports_float32`, `supports_sparse` and `supports_out`, for what its methods take; `peak_blocks` and `landmark_copies`, for
     the memory budget.
 
     ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0), ``k ** n`` (n a positive integer), ``k.warp(h)`` and
@@ -86,7 +86,7 @@ class Kernel(ABC):
     def block(self, X: Array, Y: Array) -> Array:
         """Return k(X, Y), a fresh (n, m) array, for finite rows X (n, d) and Y (m, d) of one dtype, which it has.
 
-        They are dense float64, unless `single` or `sparse` says otherwise.
+        They are dense float64, unless `supports_float32` or `supports_sparse` says otherwise.
         """
 
     def prepare(self, landmarks: Array) -> Prepared:
@@ -103,17 +103,17 @@ class Kernel(ABC):
         return Definiteness.PSD
 
     @property
-    def single(self) -> bool:
+    def supports_float32(self) -> bool:
         """Whether `block` takes float32 rows too; else they are widened for it, and its block is rounded."""
         return False
 
     @property
-    def sparse(self) -> bool:
+    def supports_sparse(self) -> bool:
         """Whether `block` takes CSR rows too; else they are refused."""
         return False
 
     @property
-    def fills(self) -> bool:
+    def supports_out(self) -> bool:
         """Whether what `prepare` returns takes memory for its block as a second argument, or None."""
         return False
 
@@ -123,17 +123,17 @@ class Kernel(ABC):
         return False
 
     @property
-    def of_numbers(self) -> bool:
+    def is_precomputed(self) -> bool:
         """Whether rows are values of the kernel, and landmarks the numbers of their columns."""
         return False
 
     @property
-    def blocks(self) -> int:
+    def peak_blocks(self) -> int:
         """How many arrays of a block's size are alive at once while one is computed; for the memory budget."""
         return 1
 
     @property
-    def copies(self) -> int:
+    def landmark_copies(self) -> int:
         """How many arrays of the landmarks' size `prepare` keeps; for the memory budget."""
         return 0
 
@@ -142,7 +142,7 @@ class Kernel(ABC):
         parts = [X[a : a + _DIAGONAL_ROWS] for a in range(0, X.shape[0], _DIAGONAL_ROWS)]
         return np.concatenate([np.diagonal(self.block(part, part)) for part in parts])
 
-    def against(self, landmarks: Rows) -> Evaluator:
+    def make_evaluator(self, landmarks: Rows) -> Evaluator:
         """Return the function from any rows Z to k(Z, landmarks): `prepare` for the rows that it takes.
 
         float32 rows of both sides give a float32 block. This is what evaluates a kernel; a kernel made of others calls
@@ -153,19 +153,19 @@ class Kernel(ABC):
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             if Z.dtype != landmarks.dtype:
-                return self.against(double(landmarks))(double(Z))
+                return self.make_evaluator(double(landmarks))(double(Z))
             rows = taken if Z is landmarks else self._taken(Z)
-            fills = self.fills and out is not None and out.dtype == rows.dtype
+            fills = self.supports_out and out is not None and out.dtype == rows.dtype
             values = prepared(rows, out) if fills else prepared(rows)
             return values.astype(Z.dtype, copy=False)
 
         return block
 
     def _taken(self, rows: Rows) -> Array:
-        """Return rows as the hooks take them; sparse rows only where `sparse` promises to take them."""
-        if is_sparse(rows) and not self.sparse:
+        """Return rows as the hooks take them; sparse rows only where `supports_sparse` promises to take them."""
+        if is_sparse(rows) and not self.supports_sparse:
             raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
-        single = self.single and all(map(fits_single, getattr(self, "__dict__", {}).values()))
+        single = self.supports_float32 and all(map(fits_float32, getattr(self, "__dict__", {}).values()))
         return rows if single else double(rows)  # type: ignore[return-value]  # sparse where that is promised
 
     def __call__(self, X: object, Y: object = None) -> Array:
@@ -193,15 +193,15 @@ class Kernel(ABC):
 
     def diag(self, X: object) -> Array:
         """Return the self-similarities k(x, x), shape (n,), of the rows of X (n, d)."""
-        return self.self_similarities(as_rows(X))
+        return self.evaluate_diagonal(as_rows(X))
 
-    def self_similarities(self, rows: Rows) -> Array:
+    def evaluate_diagonal(self, rows: Rows) -> Array:
         """Return k(x, x), (n,), of any checked rows: `diagonal` for the rows that it takes."""
         return self.diagonal(self._taken(rows)).astype(rows.dtype, copy=False)
 
     def _repr_html_(self) -> str:
         """Return the kernel in HTML for a notebook: its expression, and what is known of it."""
-        facts = {"definiteness": str(self.definiteness), "rows": "dense or sparse" if self.sparse else "dense"}
+        facts = {"definiteness": str(self.definiteness), "rows": "dense or sparse" if self.supports_sparse else "dense"}
         return notebook_display.card(f"Kernel {type(self).__name__}", repr(self), facts)
 
     def warp(self, h: Callable[[Array], object]) -> Kernel:
@@ -264,7 +264,7 @@ def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0,
     `first` holds the numbers of the first row of X and of Y in the whole, for the message.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        block = kernel.against(Y)(X)
+        block = kernel.make_evaluator(Y)(X)
         if X is Y:
             mirror_lower(block)
         finite = np.isfinite(block)
@@ -274,9 +274,9 @@ def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0,
     return block
 
 
-def fits_single(parameter: object) -> bool:
+def fits_float32(parameter: object) -> bool:
     """Whether a parameter of a kernel, or all numbers of a tuple, go through float32."""
     if isinstance(parameter, tuple):
-        return all(map(fits_single, parameter))
+        return all(map(fits_float32, parameter))
     smallest, largest = _SINGLE_RANGE
     return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest

@@ -40,7 +40,7 @@ class Function(Kernel):
     """
 
     function: Callable[[Array, Array], object]
-    blocks = 3
+    peak_blocks = 3
     """What the function returned, a temporary of its own, and the copy."""
 
     def __post_init__(self) -> None:
@@ -217,7 +217,7 @@ class Precomputed(PreparedKernel):
     """
 
     columns: int | None = None
-    of_numbers = True
+    is_precomputed = True
 
     def __post_init__(self) -> None:
         n = self.columns

@@ -11,11 +11,11 @@ from dkfm.core.rows import Array, Rows, is_sparse, squared_norms, unit_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
 from dkfm.kernels.pairwise.blocks import Evaluator, by_rows
-from dkfm.kernels.pairwise.euclidean import SINGLE_ERROR, SINGLE_LIMIT, negative_squared_distances
+from dkfm.kernels.pairwise.euclidean import FLOAT32_ERROR, FLOAT32_LIMIT, negative_squared_distances
 from dkfm.kernels.pairwise.inner_products import prepared_products
 from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
 
-__all__ = ["ArcCosine", "Cosine", "Linear", "Polynomial", "Sigmoid", "integer_power", "single_power"]
+__all__ = ["ArcCosine", "Cosine", "Linear", "Polynomial", "Sigmoid", "float32_power", "integer_power"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Linear(PreparedKernel):
     array([[11.]])
     """
 
-    single = sparse = fills = True
+    supports_float32 = supports_sparse = supports_out = True
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Return the products with the landmarks."""
@@ -47,7 +47,7 @@ class _Sloped(PreparedKernel):
 
     scale: Scale
     offset: float
-    sparse = fills = True
+    supports_sparse = supports_out = True
 
     def _require_scale(self) -> None:
         if self.scale is not None:
@@ -122,9 +122,9 @@ class Polynomial(_Sloped):
         require_non_negative(self, "offset", ": a negative constant is not a kernel, nor is a power of such a sum")
 
     @property
-    def single(self) -> bool:
+    def supports_float32(self) -> bool:
         """A power multiplies the error of a product."""
-        return single_power(self.degree)
+        return float32_power(self.degree)
 
     def _profile(self, inner: Array) -> Array:
         return integer_power(inner, self.degree)
@@ -144,8 +144,8 @@ class Cosine(PreparedKernel):
            [0., 0.]])
     """
 
-    single = sparse = fills = True
-    copies = 1
+    supports_float32 = supports_sparse = supports_out = True
+    landmark_copies = 1
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Bring the landmarks to unit length once."""
@@ -190,9 +190,9 @@ class Sigmoid(_Sloped):
         return np.tanh(inner, out=inner)
 
 
-def single_power(exponent: int) -> bool:
+def float32_power(exponent: int) -> bool:
     """Whether float32 holds a power of a product, whose error it multiplies, with what a map of it then doubles."""
-    return 2 * exponent * SINGLE_ERROR <= SINGLE_LIMIT
+    return 2 * exponent * FLOAT32_ERROR <= FLOAT32_LIMIT
 
 
 def integer_power(base: Array, exponent: int) -> Array:
@@ -244,8 +244,8 @@ class ArcCosine(PreparedKernel):
     """
 
     order: int = 1
-    sparse = fills = True
-    copies = 2
+    supports_sparse = supports_out = True
+    landmark_copies = 2
 
     def __post_init__(self) -> None:
         if isinstance(self.order, bool) or not isinstance(self.order, int | np.integer) or not 0 <= self.order <= 2:

@@ -51,7 +51,7 @@ class ChiSquared(_Histogram):
     """
 
     gamma: float = 1.0
-    single = True
+    supports_float32 = True
 
     def __post_init__(self) -> None:
         require_positive(self, "gamma")
@@ -85,7 +85,7 @@ class AdditiveChiSquared(_Histogram):
     array([[-0.6667]])
     """
 
-    single = True
+    supports_float32 = True
     definiteness = Definiteness.CONDITIONAL
 
     def prepare(self, landmarks: Array) -> Prepared:
@@ -121,7 +121,7 @@ class HistogramIntersection(_Histogram):
     array([[0.5]])
     """
 
-    single = True
+    supports_float32 = True
 
     def prepare(self, landmarks: Array) -> Prepared:
         """Look for negative numbers once."""

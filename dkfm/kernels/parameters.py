@@ -128,7 +128,7 @@ def require_kernels(kernel: Kernel, parts: object, least: int = 1) -> None:
     for part in parts:
         if not isinstance(part, Kernel):
             raise KernelError(f"{type(kernel).__name__} is made of kernels, and got {part!r}.")
-        if part.of_numbers:
+        if part.is_precomputed:
             raise KernelError(f"{part!r} has no points, and {type(kernel).__name__} needs them; combine Gram matrices.")
 
 

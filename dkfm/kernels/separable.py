@@ -35,7 +35,7 @@ class Laplacian(Measured):
 
     sigma: Scale = 1.0
     scale_name = "sigma"
-    single = fills = True
+    supports_float32 = supports_out = True
 
     def __post_init__(self) -> None:
         require_scale(self, "sigma", MEDIAN, None, squared=False)
@@ -101,7 +101,7 @@ class Periodic(PreparedKernel):
 
     period: Scale = 1.0
     length_scale: Scale = 1.0
-    copies = 4
+    landmark_copies = 4
     translation_invariant = True
 
     def __post_init__(self) -> None:

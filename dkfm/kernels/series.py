@@ -45,7 +45,7 @@ class PowerSeries(Pointwise):
 
     kernel: Kernel
     coefficients: Sequence[float]
-    single = False
+    supports_float32 = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +97,7 @@ class Exp(Pointwise):
     """
 
     kernel: Kernel
-    single = False
+    supports_float32 = False
 
     @property
     def definiteness(self) -> Definiteness:
@@ -123,7 +123,7 @@ class Normalized(Wrapper):
     """
 
     kernel: Kernel
-    single = False
+    supports_float32 = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +135,7 @@ class Normalized(Wrapper):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the kernel, and the landmarks' lengths."""
-        prepared, right = self.kernel.against(landmarks), self._inverse_lengths(landmarks)
+        prepared, right = self.kernel.make_evaluator(landmarks), self._inverse_lengths(landmarks)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             values = prepared(Z, out)
@@ -154,7 +154,7 @@ class Normalized(Wrapper):
         return (self._inverse_lengths(X) > 0).astype(np.float64)
 
     def _inverse_lengths(self, rows: Rows) -> Array:
-        squares = self.kernel.self_similarities(rows)
+        squares = self.kernel.evaluate_diagonal(rows)
         if squares.min() < 0:
             raise KernelError(f"{self!r} needs k(x, x) >= 0, and it is {squares.min()} for row {squares.argmin()}.")
         self._require_no_underflow(rows, squares)
@@ -166,7 +166,7 @@ class Normalized(Wrapper):
         if not len(small):
             return
         lengthened, lengths = unit_rows(rows[small])
-        lost = (squares[small] > 0) | ((lengths < 1) & (self.kernel.self_similarities(lengthened) > 0))
+        lost = (squares[small] > 0) | ((lengths < 1) & (self.kernel.evaluate_diagonal(lengthened) > 0))
         if lost.any():
             row = int(small[lost.argmax()])
             raise KernelError(

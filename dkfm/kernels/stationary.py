@@ -32,7 +32,7 @@ class Measured(PreparedKernel):
     """A kernel of some distance, in the unit of a length scale, which may be taken from the training rows."""
 
     scale_name: ClassVar[str] = "length_scale"
-    copies = 1
+    landmark_copies = 1
     translation_invariant = True
 
     @classmethod
@@ -72,7 +72,7 @@ class Measured(PreparedKernel):
 class Stationary(Measured):
     """A function of the Euclidean distance; a subclass says which (`_profile`), and in what unit (`_unit`)."""
 
-    sparse = fills = True
+    supports_sparse = supports_out = True
     _unit: float = 1.0
     """The length scale times this is what distances are measured in."""
     _near: float = 0.0
@@ -124,7 +124,7 @@ class Gaussian(Stationary):
 
     sigma: Scale = 1.0
     scale_name = "sigma"
-    single = True
+    supports_float32 = True
     _unit = float(np.sqrt(2))
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class RationalQuadratic(Stationary):
 
     alpha: float = 1.0
     length_scale: Scale = 1.0
-    single = True
+    supports_float32 = True
     _unit = float(np.sqrt(2))
 
     def __post_init__(self) -> None:

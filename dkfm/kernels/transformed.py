@@ -74,14 +74,14 @@ class _Mapped(Wrapper):
         """Return the changed rows."""
 
     @property
-    def copies(self) -> int:
+    def landmark_copies(self) -> int:
         """The changed landmarks, and what the kernel makes of them."""
-        return 1 + self.kernel.copies
+        return 1 + self.kernel.landmark_copies
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Change the landmarks once."""
         mapped = self._mapped(landmarks)
-        prepared = self.kernel.against(mapped)
+        prepared = self.kernel.make_evaluator(mapped)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             rows = mapped if Z is landmarks else self._mapped(Z)
@@ -99,7 +99,7 @@ class _Mapped(Wrapper):
 
     def diagonal(self, X: Rows) -> Array:
         """Return the diagonal of the changed rows."""
-        return self.kernel.self_similarities(self._mapped(X))
+        return self.kernel.evaluate_diagonal(self._mapped(X))
 
 
 @combination
@@ -131,14 +131,14 @@ class Warped(_Mapped):
             raise KernelError(f"A kernel is warped by an Affine or a function of rows, and not by {self.h!r:.50}.")
 
     @property
-    def single(self) -> bool:
+    def supports_float32(self) -> bool:
         """No: what a map makes of float32 rows need not fit into float32."""
         return False
 
     @property
-    def sparse(self) -> bool:
+    def supports_sparse(self) -> bool:
         """Where the map does not fill zeros, and the kernel takes them."""
-        return isinstance(self.h, Affine) and not np.any(self.h.shift) and self.kernel.sparse
+        return isinstance(self.h, Affine) and not np.any(self.h.shift) and self.kernel.supports_sparse
 
     @property
     def translation_invariant(self) -> bool:

@@ -29,11 +29,11 @@ __all__ = [
     "heads",
     "is_indefinite",
     "parts_of_eigenvectors",
+    "rank_in_float32",
     "rank_within",
     "require_parameters",
     "require_psd",
     "residual_head",
-    "single_rank",
 ]
 
 BASES = ("symmetric", "spectral", "cholesky")
@@ -84,7 +84,7 @@ class Root:
         return Root(np.ascontiguousarray(weights), self.values[:r], dropped, self.triangular)
 
 
-def single_rank(root: Root, values: Array, diagonal: Array) -> int:
+def rank_in_float32(root: Root, values: Array, diagonal: Array) -> int:
     """Return how many columns float32 can carry: until what rounding adds to a feature outweighs the feature.
 
     Rounding each of the values ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of feature j.

@@ -100,12 +100,12 @@ class Scorer:
         return tile_rows(X.shape[0], X.shape[1] if isinstance(X, np.ndarray) else 0, wide, self.model.dtype.itemsize)
 
     def _diagonal(self, Z: Rows, tile: slice, known: Array | None) -> Array:
-        return self.model.kernel.self_similarities(double(Z[tile])) if known is None else known[tile]
+        return self.model.kernel.evaluate_diagonal(double(Z[tile])) if known is None else known[tile]
 
 
 def prepare_scorer(model: Model) -> Scorer:
     """Prepare the landmarks once for any number of rows."""
-    return Scorer(model, model.kernel.against(model.landmarks))
+    return Scorer(model, model.kernel.make_evaluator(model.landmarks))
 
 
 def prepare_compact_scorer(model: Model) -> Scorer:
@@ -209,9 +209,9 @@ def kernel_distances(kernel: Kernel, X: Rows, Y: Rows) -> Array:
     """Return ``sqrt(k(x, x) + k(y, y) - 2 k(x, y))`` of all pairs of float64 rows, (n, m); of X with itself 0."""
     if X.shape[1] != Y.shape[1]:
         raise InvalidInputError(f"X has {X.shape[1]} columns and Y has {Y.shape[1]}; a kernel compares equals.")
-    squares, values = np.empty((X.shape[0], Y.shape[0])), kernel.against(Y)
+    squares, values = np.empty((X.shape[0], Y.shape[0])), kernel.make_evaluator(Y)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        left, right = kernel.self_similarities(X), kernel.self_similarities(Y)
+        left, right = kernel.evaluate_diagonal(X), kernel.evaluate_diagonal(Y)
         for tile in row_slices(len(left), tile_rows(len(right))):
             np.multiply(values(X[tile]), -2.0, out=squares[tile])
             squares[tile] += left[tile, np.newaxis]

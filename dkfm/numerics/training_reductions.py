@@ -39,7 +39,7 @@ def largest_parts(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tupl
 
 def mean(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
     """Return the mean of ``k(x, landmarks)`` (N,) over training rows x, with a weight each."""
-    block = score.model.kernel.against(score.model.points)
+    block = score.model.kernel.make_evaluator(score.model.points)
     total, shares = np.zeros(score.model.landmarks.shape[0]), weights / weights.max()
     for place, rows in _tiles(score, tiles):
         total += shares[place] @ block(rows)
@@ -89,7 +89,7 @@ def combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:
 
     The combination has random signs, and the landmarks come in tiles. Without tiles there are no values.
     """
-    block = score.model.kernel.against(score.model.points)
+    block = score.model.kernel.make_evaluator(score.model.points)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], score.model.landmarks.shape[0])
     parts = [signs[place] @ block(rows) for place, rows in _tiles(score, tiles)]
     if not parts:

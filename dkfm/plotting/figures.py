@@ -189,7 +189,7 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
         raise InvalidInputError(
             f"certificates draws the errors of a fitted ExactFeatureMap, and got {feature_map!r:.50}."
         )
-    if feature_map.kernel_.of_numbers:
+    if feature_map.kernel_.is_precomputed:
         raise InvalidInputError("A map of a precomputed kernel has no points that could be measured anew.")
     model = feature_map.model_
     points = None if Z is None else _measured_points(feature_map, Z)

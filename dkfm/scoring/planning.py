@@ -201,7 +201,7 @@ def _checked(model: Model, outputs: Sequence[str], source: Source) -> list[Head]
         )
     for output in outputs:
         head = model.head(output)
-        if model.kernel.of_numbers and links.is_distance(head.link):
+        if model.kernel.is_precomputed and links.is_distance(head.link):
             raise InvalidInputError(
                 f"The {output} of a precomputed kernel needs k(z, z): use {output}(Z, diag=) in Python."
             )
@@ -232,9 +232,9 @@ def _plan(
             f"{rows} rows in {chunks} chunks are more than {chunking.MAX_CHUNKS}; raise chunk_rows."
         )
     shared_read, beside = _reading_bytes(source, chunk_rows, piece_rows)
-    blocks = kernel.blocks + (0 if kernel.fills else 1)
+    blocks = kernel.peak_blocks + (0 if kernel.supports_out else 1)
     if size < np.dtype(np.float64).itemsize and widens(kernel):
-        blocks = 1 + 2 * (kernel.blocks + 1)  # a block in float64, and rounded
+        blocks = 1 + 2 * (kernel.peak_blocks + 1)  # a block in float64, and rounded
     if values < source.shape[1] or not isinstance(model.landmarks, np.ndarray):
         blocks += 3  # sparse rows are multiplied beside the block
     product = max(_product_columns(head) for head in heads)
@@ -254,7 +254,7 @@ def _plan(
         piece_rows=piece_rows,
         streamed=streamed,
         task_bytes=task,
-        model_bytes=shared_read + budget.model_bytes(n, held, stored, kernel.copies, size),
+        model_bytes=shared_read + budget.model_bytes(n, held, stored, kernel.landmark_copies, size),
         chunk_bytes=row_bytes * chunk_rows,
         row_seconds=_row_seconds(model, heads, source),
         threads=threads,

@@ -334,7 +334,7 @@ class _Scoring:
             self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
             book.add(receipt)
 
-        read = job.rows.in_single() if output.dtype == "float32" else job.rows
+        read = job.rows.with_float32() if output.dtype == "float32" else job.rows
         on_invalid = str(output.settings["on_invalid"])
         work = Work(
             *(job.model, job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),

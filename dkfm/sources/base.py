@@ -45,11 +45,11 @@ class Source(Protocol):
     def decoding_bytes(self, chunks: int) -> int:
         """Return the bytes that reading rows of so many chunks takes for a while, beside the rows themselves."""
 
-    def in_single(self) -> "Source":
+    def with_float32(self) -> "Source":
         """Return a source whose rows of float32 are read as they are, for a model that would round them anyway."""
 
     def read(self, rows: slice) -> Rows:
-        """Return some rows as float64, not checked for NaN; after `in_single`, as float32 where they are stored so."""
+        """Return some rows as float64, not checked for NaN; after `with_float32`, as float32 where they are stored so."""
 
     def stamp(self) -> str:
         """Return what is another text once the rows have changed: of names, sizes and times, or of values in memory."""
@@ -107,7 +107,7 @@ class DenseRows(_Located):
     """Dense rows of one file, array or table."""
 
     chunk_rows: int = 1
-    single: bool = False
+    keep_float32: bool = False
     """Whether rows of float32 are read as they are."""
 
     @property
@@ -119,9 +119,9 @@ class DenseRows(_Located):
         """Return how many float64 values so many rows take in memory."""
         return rows * self.shape[1]
 
-    def in_single(self) -> Self:
+    def with_float32(self) -> Self:
         """Return a source whose rows of float32 are read as they are."""
-        return replace(self, single=True)
+        return replace(self, keep_float32=True)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class CsrRows(_Located):
         """Return how many float64 values take the memory of any so many consecutive rows, at most."""
         return csr.values_of(self.runs, rows)
 
-    def in_single(self) -> Self:
+    def with_float32(self) -> Self:
         """Return the source: sparse rows are float64."""
         return self
 

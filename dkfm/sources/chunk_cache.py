@@ -22,9 +22,9 @@ _chunks: LruCache[Array] = LruCache(1)
 """Two chunks: threads that want parts of them may stand on both sides of a border."""
 
 
-def widened(values: npt.NDArray[np.generic], single: bool) -> Array:
-    """Return values in float64; where `single` says so, those of float32 as they are."""
-    kept = single and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
+def widened(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
+    """Return values in float64; where `keep_float32` says so, those of float32 as they are."""
+    kept = keep_float32 and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
     return np.asarray(values, np.float32 if kept else np.float64)
 
 

@@ -57,7 +57,7 @@ class MemorySource:
         """Return 0: rows are in memory as they are."""
         return 0
 
-    def in_single(self) -> Self:
+    def with_float32(self) -> Self:
         """Return the source: its rows are as the array has them."""
         return self
 

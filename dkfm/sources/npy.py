@@ -112,7 +112,7 @@ class NpySource(DenseRows):
             if header.shape != self.shape:
                 raise InvalidInputError(f"{path} changed since it was opened; open it again.")
             try:
-                return (_by_columns if header.by_columns else _by_rows)(file, header, start, stop, self.single)
+                return (_by_columns if header.by_columns else _by_rows)(file, header, start, stop, self.keep_float32)
             except (EOFError, OSError) as error:
                 told = "the file was cut short" if isinstance(error, EOFError) else reason(error)
                 raise InvalidInputError(f"Rows {start} to {stop} of {path} cannot be read: {told}.") from None
@@ -160,7 +160,7 @@ class RemoteNpySource(DenseRows):
         data = place.read("", self.offset + start * self._row_bytes, self.offset + stop * self._row_bytes)
         if len(data) != (stop - start) * self._row_bytes:
             raise InvalidInputError(f"Rows {start} to {stop} of {place} cannot be read: the file was cut short.")
-        return chunk_cache.widened(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.single)
+        return chunk_cache.widened(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.keep_float32)
 
 
 def load(path: str | Path) -> npt.NDArray[np.generic]:
@@ -204,10 +204,10 @@ def _header_bytes(data: bytes) -> int:
     return fixed + int.from_bytes(data[8:fixed], "little")
 
 
-def _by_rows(file: BufferedReader, header: Header, start: int, stop: int, single: bool) -> Array:
+def _by_rows(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
     columns, itemsize = header.shape[1], header.dtype.itemsize
     file.seek(header.offset + start * columns * itemsize)
-    kind = chunk_cache.widened(np.empty(0, header.dtype), single).dtype
+    kind = chunk_cache.widened(np.empty(0, header.dtype), keep_float32).dtype
     values: Array = np.empty((stop - start, columns), kind)
     if kind == header.dtype:
         _fill(file, values)
@@ -221,11 +221,11 @@ def _by_rows(file: BufferedReader, header: Header, start: int, stop: int, single
     return values
 
 
-def _by_columns(file: BufferedReader, header: Header, start: int, stop: int, single: bool) -> Array:
+def _by_columns(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
     """Return rows that lie apart, a part of every column."""
     n, columns = header.shape
     itemsize, descriptor = header.dtype.itemsize, file.fileno()
-    kind = chunk_cache.widened(np.empty(0, header.dtype), single).dtype
+    kind = chunk_cache.widened(np.empty(0, header.dtype), keep_float32).dtype
     values: Array = np.empty((columns, stop - start), kind)
     stored = np.empty(stop - start, header.dtype)
     for column in range(columns):

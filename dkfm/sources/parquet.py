@@ -132,7 +132,9 @@ class ParquetSource(DenseRows):
                 self._decode(group, out)
             else:
                 table.file_of(group).require_same()
-                out[...] = chunk_cache.part((self.opened, self.single, group), partial(self._decoded, group), part)
+                out[...] = chunk_cache.part(
+                    (self.opened, self.keep_float32, group), partial(self._decoded, group), part
+                )
         return values
 
     def read_ids(self, rows: slice) -> "pa.Array":
@@ -173,7 +175,7 @@ class ParquetSource(DenseRows):
         )
 
     def _dtype(self, table: Footers) -> np.dtype[np.floating]:
-        return np.dtype(np.float32 if self.single and table.single else np.float64)
+        return np.dtype(np.float32 if self.keep_float32 and table.all_float32 else np.float64)
 
     def _decoded(self, group: int) -> Array:
         table = self._table

@@ -57,7 +57,7 @@ class Footers:
         The ones that are read.
     places : tuple of int, range or None
         Where they stand in the first file; None where they were not chosen, and are all that it has.
-    single : bool
+    all_float32 : bool
         Whether all of them are float32 in all files.
     id_type : pyarrow.DataType or None
         Of the ids, if they are asked for.
@@ -71,7 +71,7 @@ class Footers:
     numbers: npt.NDArray[np.intp]
     columns: tuple[str, ...]
     places: tuple[int, ...] | range | None
-    single: bool
+    all_float32: bool
     id_type: "pa.DataType | None"
     footer_bytes: int
 
@@ -170,12 +170,12 @@ def read(
     counts: list[int] = []
     owners: list[int] = []
     numbers: list[int] = []
-    single, largest = True, 0
+    all_float32, largest = True, 0
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-footers") as pool:
         for owner, (file, (schema, rows, size)) in enumerate(zip(files, pool.map(_described, files), strict=True)):
             largest = max(largest, size)
             if owner == 0 or not schema.equals(first):
-                single &= _require_numbers(schema, columns, file.location)
+                all_float32 &= _require_numbers(schema, columns, file.location)
                 require_ids(schema, first, id_column, file.location)
                 if wanted is None and (more := sorted(set(_natural(schema, id_column)) - set(columns))):
                     raise InvalidInputError(f"{file} has {some(more)}, which {files[0]} has not; name columns.")
@@ -190,7 +190,7 @@ def read(
     at = np.array(owners, np.intp), np.array(numbers, np.intp)
     id_type = None if id_column is None else first.field(id_column).type
     footer_bytes = _FOOTER_COPIES * largest * min(_KEPT, len(files))
-    return found, Footers(files, first_rows, *at, columns, places, single, id_type, footer_bytes)
+    return found, Footers(files, first_rows, *at, columns, places, all_float32, id_type, footer_bytes)
 
 
 def _described(file: File) -> tuple["pa.Schema", list[int], int]:

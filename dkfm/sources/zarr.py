@@ -51,7 +51,7 @@ class _ZarrRows(DenseRows):
 
     def read(self, rows: slice) -> Array:
         """Return some rows; of a chunk much larger than they are, which is kept for those after them."""
-        return chunk_cache.by_chunks((self.opened, self.single), rows, self.chunk_rows, self._read)
+        return chunk_cache.by_chunks((self.opened, self.keep_float32), rows, self.chunk_rows, self._read)
 
     def _read(self, rows: slice) -> Array:
         raise NotImplementedError
@@ -80,7 +80,7 @@ class ZarrSource(_ZarrRows):
         path = cast("Path", self.location)
         try:
             values = None if self.plain is None else self.plain.read(rows)
-            return chunk_cache.widened(bounded_chunks.read(path, rows) if values is None else values, self.single)
+            return chunk_cache.widened(bounded_chunks.read(path, rows) if values is None else values, self.keep_float32)
         except DkfmError:
             raise
         except Exception as error:  # whatever a decoder makes of a stranger's bytes
@@ -109,7 +109,7 @@ class RemoteZarrSource(_ZarrRows):
         info = zarr_schema.array_info(metadata, place, source=True)
         if info.shape != self.shape or info.chunks[0] != self.chunk_rows:
             raise InvalidInputError(f"{place} was replaced by an array of shape {info.shape} while it was read.")
-        return chunk_cache.widened(_remote_values(place, metadata, rows), self.single)
+        return chunk_cache.widened(_remote_values(place, metadata, rows), self.keep_float32)
 
 
 def _array_at(location: Location, metadata: dict[str, object], arrays: Callable[[], Sequence[str]]) -> Location:

@@ -60,7 +60,7 @@ def against_the_floor(n, m, repeats, rng):
     for d in (10, 50, 200, 784):
         for dtype in (np.float64, np.float32):
             X, Y = rng.normal(size=(n, d)).astype(dtype), rng.normal(size=(m, d)).astype(dtype)
-            block = kernels.Gaussian(None).against(Y)
+            block = kernels.Gaussian(None).make_evaluator(Y)
 
             def floor(X=X, Y=Y, d=d):
                 product = X @ Y.T

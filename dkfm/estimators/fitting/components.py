@@ -140,7 +140,7 @@ def find(given: Training, wanted: Wanted, weighting: Weighting, solver: Solver) 
         The first ones were not found in `max_iter` products.
     """
     n, q, kernel = given.landmarks.shape[0], wanted.count, given.kernel
-    dense = budget.fit_bytes(n, given.width, kernel.blocks, kernel.copies)
+    dense = budget.fit_bytes(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
     fits = n <= budget.LARGEST_ROOT and dense <= memory.available_memory()
     if isinstance(q, int) and _by_lanczos(n, q, solver, fits):
         try:
@@ -148,7 +148,7 @@ def find(given: Training, wanted: Wanted, weighting: Weighting, solver: Solver) 
         except ConvergenceError:
             if solver.eigen_solver != "auto" or not fits:
                 raise
-    memory.require_driver(n, given.width, kernel.blocks, kernel.copies)
+    memory.require_driver(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
     # Popped, so that nothing here keeps N^2 values alive.
     held = [given.gram(solver.tile_rows, solver.workspace, solver.progress)]
     with progress.of_call("dkfm-root", budget.root_seconds(n), solver.progress):
@@ -192,12 +192,12 @@ def _problem(given: Training, q: int, weighting: Weighting, solver: Solver) -> I
     """Lend the problem, its Gram matrix in memory where it fits, else in its store."""
     n, d, kernel, have = given.landmarks.shape[0], given.width, given.kernel, memory.available_memory()
     held, columns = lanczos.held_columns(n, q), lanczos.block_columns(n, q)
-    if budget.leading_bytes(n, d, held, columns, kernel.blocks, kernel.copies) <= have:
+    if budget.leading_bytes(n, d, held, columns, kernel.peak_blocks, kernel.landmark_copies) <= have:
         yield pca.in_place(given.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
         return
     whose = isinstance(given, GivenGram)
     tile_rows, threads = (min(n, isqrt(TILE_VALUES)), 1) if whose else (solver.tile_rows or build.TILE_ROWS, CPU_COUNT)
-    need = budget.leading_stored_bytes(n, d, held, columns, min(n, tile_rows), threads, kernel.copies)
+    need = budget.leading_stored_bytes(n, d, held, columns, min(n, tile_rows), threads, kernel.landmark_copies)
     budget.require(need, have, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
     if isinstance(given, GivenGram):
         _require_symmetric(given)
@@ -279,7 +279,7 @@ def in_map(
         moments = training_reductions.moments(score, given.tiles(), given.diagonal(), weights)
         if is_clipped(feature_map.error_bounds):
             moments = replace(moments, similarity=float(np.trace(moments.second)))
-        if model.kernel.of_numbers:
+        if model.kernel.is_precomputed:
             landmarks = every.subset(np.asarray(model.points)[:, 0].astype(np.intp))
     found = pca.of_map(W, moments, wanted, centered)
     made = model_of(model.kernel, model.points, found, centered, model.dtype)
@@ -295,11 +295,11 @@ def in_map(
 def own_moments(feature_map: FittedMap, W: Array, sample_weight: object) -> Moments:
     """Return the moments of the landmarks, where these are all training rows."""
     values, kernel, points = feature_map.eigenvalues, feature_map.model.kernel, feature_map.model.points
-    if not feature_map.holds_training_rows or values is None or kernel.of_numbers or sample_weight is not None:
+    if not feature_map.holds_training_rows or values is None or kernel.is_precomputed or sample_weight is not None:
         raise InvalidInputError(
             "X, the training rows, is needed: this map does not keep them (it has fewer landmarks, or pivots, or a "
             "precomputed kernel), or they are to have weights."
         )
-    diagonal = values if is_clipped(feature_map.error_bounds) else kernel.self_similarities(points)
+    diagonal = values if is_clipped(feature_map.error_bounds) else kernel.evaluate_diagonal(points)
     similarity = float(diagonal.sum())
     return Moments(values, W.mean(axis=0) * values, float(len(W)), similarity, len(W))

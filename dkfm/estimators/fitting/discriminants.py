@@ -75,7 +75,7 @@ def fitted(
     by_eigenvalues = small or asked.on_indefinite == "clip" or not _is_known(kernel)
     decomposed = by_eigenvalues or asked.shrinkage is None
     _require_memory(n, given.width, kernel, budget.EIGENVECTORS if decomposed else 1)
-    room = decomposed or memory.has_driver(n, given.width, kernel.blocks, kernel.copies)
+    room = decomposed or memory.has_driver(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
     K = given.gram(asked.tile_rows, asked.workspace, asked.progress)
     with progress.of_call("dkfm-root", budget.root_seconds(n) if decomposed else 0.0, asked.progress):
         used = shrinkage.choose(K, classes, asked.on_indefinite) if asked.shrinkage is None else asked.shrinkage
@@ -112,7 +112,7 @@ def in_map(
         labels, codes = np.unique(y if given is every else y[cast("Numbers", given.numbers)], return_inverse=True)
         classes = asked.classes(codes, weights, labels)
         sums, second = training_reductions.sums(score, given.tiles(), classes.indicators())
-        if model.kernel.of_numbers:
+        if model.kernel.is_precomputed:
             landmarks = every.subset(np.asarray(model.points)[:, 0].astype(np.intp))
     found = fisher.of_map(W, second, sums, classes, asked.shrinkage)
     made = in_precision(
@@ -167,15 +167,17 @@ def _values(found: Discriminants, classes: Classes, used: float) -> dict[str, ob
 def _is_known(kernel: Kernel) -> bool:
     """Whether the kernel is one of dkfm's own, and (conditionally) positive semi-definite."""
     return (
-        serialization.is_value(kernel) and not kernel.of_numbers and kernel.definiteness is not Definiteness.INDEFINITE
+        serialization.is_value(kernel)
+        and not kernel.is_precomputed
+        and kernel.definiteness is not Definiteness.INDEFINITE
     )
 
 
 def _require_memory(n: int, d: int, kernel: Kernel, squares: int) -> None:
     """Raise a BudgetError unless this process can hold the Gram matrix, and so many of its size."""
     if squares == budget.EIGENVECTORS:
-        memory.require_driver(n, d, kernel.blocks, kernel.copies)
+        memory.require_driver(n, d, kernel.peak_blocks, kernel.landmark_copies)
         return
-    need, have = budget.fit_bytes(n, d, kernel.blocks, kernel.copies, squares), memory.available_memory()
+    need, have = budget.fit_bytes(n, d, kernel.peak_blocks, kernel.landmark_copies, squares), memory.available_memory()
     remedy = "fit fewer rows, or the features of a map on fewer landmarks with KernelFisher.from_map"
     budget.require(need, have, f"The Gram matrix of N = {n} training rows", remedy)

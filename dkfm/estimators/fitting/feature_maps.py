@@ -70,7 +70,7 @@ def made(given: Training, weights: Array | None, chosen: Chosen, settings: Setti
         _require_psd(score, given, lowest, found)
     bounds, kept = roots.error_bounds(remaining, found.values, largest, dtype), len(found.values)
     if dtype == np.float32:
-        kept = roots.single_rank(found, _values(given, landmarks), landmarks.diagonal())
+        kept = roots.rank_in_float32(found, _values(given, landmarks), landmarks.diagonal())
     if settings.on_indefinite == "clip":
         negative = is_indefinite(_lowest(found), float(found.values.max(initial=0.0)), len(found.weights))
         bounds = np.full(len(bounds), np.inf) if negative or lowest < -roots.UNEXPLAINED * largest else bounds
@@ -126,7 +126,7 @@ def _of_root(given: Training, landmarks: Training, found: Root) -> Scorer:
 
 def _values(given: Training, landmarks: Training) -> Array:
     """Return the kernel values of some training rows with the landmarks."""
-    return given.kernel.against(landmarks.landmarks)(_sample(given)[0])
+    return given.kernel.make_evaluator(landmarks.landmarks)(_sample(given)[0])
 
 
 def _accepted(settings: Settings, bound: float, largest: float, landmarks: Training) -> float:
@@ -173,7 +173,7 @@ def truncated(
     NotSupportedError
         A precomputed kernel was clipped: its Gram matrix, which the certificate is measured against, is lost.
     """
-    if model.kernel.of_numbers and is_clipped(arrays["error_bounds"]):
+    if model.kernel.is_precomputed and is_clipped(arrays["error_bounds"]):
         raise NotSupportedError(
             "A map of a clipped precomputed kernel cannot be truncated, for what was dropped of the Gram matrix is not "
             "kept to measure it against; fit again with rcond=."
@@ -188,7 +188,7 @@ def truncated(
     points = model.points[:kept]
     short = _model(Model(model.kernel, points, {}), found, mean, basis, dtype)
     landmarks: Training = Points(model.kernel, points, 0)
-    if model.kernel.of_numbers:
+    if model.kernel.is_precomputed:
         landmarks = GivenGram(model.kernel, _explained(model, whole), cast("Array", points)[:, 0].astype(np.intp))
     return short, {**fitted, "certificate": measured(prepare_scorer(short), landmarks, mean)}
 
@@ -279,8 +279,8 @@ def with_points(
     """
     model, some = scorer.model, Z[spread(Z.shape[0])]
     landmarks = model.points[spread(model.landmarks.shape[0])]
-    own = float(model.kernel.self_similarities(landmarks).max())
-    most = float(model.kernel.self_similarities(some).max())
+    own = float(model.kernel.evaluate_diagonal(landmarks).max())
+    most = float(model.kernel.evaluate_diagonal(some).max())
     against = certificate.of_map(scorer, landmarks, Z=some, mean=mean)
     between = certificate.of_map(scorer, some, mean=mean)
     residuals = scorer("residual", some)[:, 0]
@@ -303,7 +303,7 @@ def _sample(rows: Training) -> tuple[Rows, Rows]:
 
 def _require_psd(score: Scorer, given: Training, lowest: float, found: Root) -> None:
     rows, points = _sample(given)
-    values = given.kernel.against(points)(rows)
+    values = given.kernel.make_evaluator(points)(rows)
     features = score.image("features", score.values(rows))
     what = f"The Gram matrix of {given.kernel!r}"
     pivoted_cholesky.require_psd(values, features, lowest, found, given.landmarks.shape[0], what)

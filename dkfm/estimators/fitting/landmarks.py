@@ -192,9 +192,9 @@ def _pivots(
         raise InvalidInputError('build="gram" takes the largest pivots; random ones are taken by columns.')
     if by_chance:
         build = "columns"
-        if given.kernel.of_numbers:
+        if given.kernel.is_precomputed:
             _require_square(given, budget.PIVOTS)
-    elif given.kernel.of_numbers:
+    elif given.kernel.is_precomputed:
         build = "gram"  # which is there
     elif build == "auto" and budget.pivots_seconds(n, d, most) <= budget.columns_seconds(
         n, d, min(most, pivoted_cholesky.COLUMNS)
@@ -229,7 +229,7 @@ class _Columns:
     bar: "tqdm[Never]"
 
     def __call__(self, taken: int, remaining: Array) -> bool:
-        n, d, copies = self.given.landmarks.shape[0], self.given.width, self.given.kernel.copies
+        n, d, copies = self.given.landmarks.shape[0], self.given.width, self.given.kernel.landmark_copies
         rank = min(self.limit, forecast(remaining, self.stop, n))
         self.bar.total = rank if taken else None
         self.bar.update(taken - self.bar.n)
@@ -269,7 +269,7 @@ def forecast(remaining: Array, stop: float, n: int) -> int:
 
 def _require_square(given: Training, squares: int) -> None:
     n, kernel = given.landmarks.shape[0], given.kernel
-    memory.require_driver(n, given.width, kernel.blocks, kernel.copies, squares)
+    memory.require_driver(n, given.width, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 
 def _gram_of(kernel: Kernel) -> str:

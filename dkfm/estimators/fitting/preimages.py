@@ -105,7 +105,7 @@ def fixed_point(kernel: Kernel, X: Array, span: Span, scores: Array, start: Arra
     ``z <- sum_i c_i k(z, x_i) x_i / sum_i c_i k(z, x_i)`` with ``c = scores b' + e``: Mika et al., "Kernel PCA and
     de-noising in feature spaces" (1999), eq. (10). Where the denominator vanishes z stays, unsettled.
     """
-    values, points = kernel.against(X), start.astype(np.float64)
+    values, points = kernel.make_evaluator(X), start.astype(np.float64)
     least = tol * float(np.sqrt(X.var(axis=0).sum()))
     settled = np.zeros(len(points), np.bool_)
     for tile in row_slices(len(points), tile_rows(len(X))):

@@ -34,7 +34,7 @@ __all__ = [
     "Points",
     "Training",
     "in_memory",
-    "is_single",
+    "is_float32",
     "standardized",
     "training",
     "weighted",
@@ -118,7 +118,7 @@ class Points:
     def diagonal(self) -> Array:
         """Return the self-similarities."""
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-            found = self.kernel.self_similarities(self.landmarks)
+            found = self.kernel.evaluate_diagonal(self.landmarks)
         if not np.isfinite(found).all():
             row = int(np.isfinite(found).argmin())
             raise KernelError(f"{self.kernel!r} returned {found[row]} for rows {row} and {row}.")
@@ -131,7 +131,7 @@ class Points:
 
     def columns(self) -> Callable[[int], Array]:
         """Return the function from the number of a row to its kernel values with all rows, (N,)."""
-        values = self.kernel.against(self.landmarks)
+        values = self.kernel.make_evaluator(self.landmarks)
 
         def column(number: int) -> Array:
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
@@ -212,7 +212,7 @@ def in_memory(X: object) -> object:
     return cast("dd.DataFrame", X).compute() if lazy_frame else X
 
 
-def is_single(X: object) -> bool:
+def is_float32(X: object) -> bool:
     """Whether all that a fit is given is float32."""
     types = np.ravel(np.asarray(getattr(X, "dtypes", getattr(X, "dtype", None)), dtype=object))
     return len(types) > 0 and all(kind == np.float32 for kind in types)
@@ -220,7 +220,7 @@ def is_single(X: object) -> bool:
 
 def training(kernel: Kernel, X: object, *, copy: bool = True) -> Training:
     """Return what a fit is given, checked; the kernel is resolved on it. Without `copy` the rows stay the user's."""
-    if kernel.of_numbers:
+    if kernel.is_precomputed:
         return _given_dask(kernel, X) if hasattr(X, "__dask_graph__") else _given(kernel, open_source(X, _GRAM))
     rows = double(as_rows(X))
     resolved = kernel.resolve(rows)
@@ -234,7 +234,7 @@ def training(kernel: Kernel, X: object, *, copy: bool = True) -> Training:
 
 def standardized(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, object]]:
     """Return the kernel of rows whose columns have the mean 0 and the variance 1 over X, and what they had."""
-    if kernel.of_numbers:
+    if kernel.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no rows to standardize.")
     rows = double(as_rows(X))
     if not isinstance(rows, np.ndarray):

@@ -19,12 +19,12 @@ from dkfm.core.scratch_buffers import Lent
 from dkfm.kernels.pairwise.blocks import Evaluator, Prepared
 from dkfm.kernels.pairwise.inner_products import prepared_products
 
-__all__ = ["SINGLE_ERROR", "SINGLE_LIMIT", "negative_squared_distances"]
+__all__ = ["FLOAT32_ERROR", "FLOAT32_LIMIT", "negative_squared_distances"]
 
-SINGLE_LIMIT = 1e-5
+FLOAT32_LIMIT = 1e-5
 """An exponent that float32 cannot hold to this is computed in float64."""
 
-SINGLE_ERROR = 8 * float(np.finfo(np.float32).eps)
+FLOAT32_ERROR = 8 * float(np.finfo(np.float32).eps)
 """Of a product in float32, as a share of the norms of its two rows."""
 
 _FEW_COLUMNS = 4
@@ -117,7 +117,7 @@ class _Products:
         least = float(np.log(8 * _EPS * widest / _EXPONENT)) if double_wide else 0.0
         _recompute_near(block, norms, self.norms, (self.near, least), lambda i, j: self._squares(Z, i, j))
         if block.dtype == np.float32:
-            wide = np.flatnonzero(SINGLE_ERROR * (norms + self.norms.max()) > SINGLE_LIMIT)
+            wide = np.flatnonzero(FLOAT32_ERROR * (norms + self.norms.max()) > FLOAT32_LIMIT)
             for part in row_slices(len(wide), 256):
                 block[wide[part]] = self.in_double(double(Z[wide[part]]))
         return block

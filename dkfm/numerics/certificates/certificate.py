@@ -209,10 +209,10 @@ def _sides(
     expected = checked_block(model.kernel, Z, points).T
     left = score("features", X) + centre
     right = left if Z is X else score("features", Z) + centre
-    if model.kernel.of_numbers:  # only training rows have a k(z, z) that is known
+    if model.kernel.is_precomputed:  # only training rows have a k(z, z) that is known
         sizes = expected.diagonal(), expected.diagonal()
     else:
-        sizes = model.kernel.self_similarities(X), model.kernel.self_similarities(Z)
+        sizes = model.kernel.evaluate_diagonal(X), model.kernel.evaluate_diagonal(Z)
     combined = training_reductions.combination(score, tiles, float(sizes[0].max()))
     if len(combined):
         some = spread(len(combined))

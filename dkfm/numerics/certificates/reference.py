@@ -35,14 +35,14 @@ def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
         be off there.
     """
     head, eps = model.head(name), float(np.finfo(model.dtype).eps)
-    K = np.asarray(model.kernel.against(model.points)(Z), np.float64)
+    K = np.asarray(model.kernel.make_evaluator(model.points)(Z), np.float64)
     W = np.asarray(head.weights[:, : head.columns], np.float64)
     b = np.zeros(head.columns) if head.offset is None else np.asarray(head.offset, np.float64)
-    diagonal = np.asarray(model.kernel.self_similarities(double(Z)), np.float64)
+    diagonal = np.asarray(model.kernel.evaluate_diagonal(double(Z)), np.float64)
     error = _ROUNDING * eps * (np.abs(K) @ np.abs(W) + np.abs(b))
     error += float(np.finfo(model.dtype).tiny) * (1 + np.abs(W).sum(axis=0))  # of what underflows
     if model.dtype == np.float32:
-        largest = max(float(np.abs(diagonal).max()), float(np.abs(model.kernel.self_similarities(model.points)).max()))
+        largest = max(float(np.abs(diagonal).max()), float(np.abs(model.kernel.evaluate_diagonal(model.points)).max()))
         error += _NARROW_KERNEL * largest * np.abs(W).sum(axis=0)
     product = K @ W - b
     if head.rotation is not None:
