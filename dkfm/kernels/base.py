@@ -65,9 +65,9 @@ class Kernel(ABC):
 
     A subclass is a frozen dataclass with one required method, `block`, and at most three more: `prepare` (work done
     once for many blocks against the same landmarks), `resolve` (parameters taken from the training rows) and
-    `diagonal` (where a formula is cheaper than small blocks). What it is, it says in attributes: `definiteness`
-    and `translation_invariant`; `supports_float32`, `supports_sparse` and `supports_out`, for what its methods take; `peak_blocks` and `landmark_copies`, for
-    the memory budget.
+    `diagonal` (where a formula is cheaper than small blocks). Its attributes tell what it is (`definiteness`,
+    `translation_invariant`), what its methods support (`supports_float32`, `supports_sparse`, `supports_out`), and what
+    memory they take (`peak_blocks`, `landmark_copies`).
 
     ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0), ``k ** n`` (n a positive integer), ``k.warp(h)`` and
     ``k.on(columns)`` are kernels again.

@@ -49,7 +49,7 @@ class Source(Protocol):
         """Return a source whose rows of float32 are read as they are, for a model that would round them anyway."""
 
     def read(self, rows: slice) -> Rows:
-        """Return some rows as float64, not checked for NaN; after `with_float32`, as float32 where they are stored so."""
+        """Return some rows as float64, not checked for NaN; after `with_float32`, stored float32 stays as it is."""
 
     def stamp(self) -> str:
         """Return what is another text once the rows have changed: of names, sizes and times, or of values in memory."""
