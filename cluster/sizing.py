@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from dkfm.core.budget import told
+from dkfm.core.budget import format_bytes
 from dkfm.core.sizing import Constants, sizing
 
 JOBS = [
@@ -43,7 +43,7 @@ def table(constants: Constants) -> Iterator[str]:
             *(f"{number:,}" for number in (rows, n, d, p)),
             f"{found.chunk_rows:,}" + "*" * found.asked,
             f"{found.tasks:,}",
-            *(told(size) for size in (found.read_bytes, found.written_bytes, found.task_bytes, found.worker_bytes)),
+            *map(format_bytes, (found.read_bytes, found.written_bytes, found.task_bytes, found.worker_bytes)),
             f"{found.core_hours:,.2g}" if found.core_hours < 10 else f"{found.core_hours:,.0f}",
             f"{found.machines:,}",
             f"{found.scheduler_share:.0%}",

@@ -96,7 +96,7 @@ def readings():
         "gram": gram,
         "scores": lambda path: text(dkfm.open_scores(path).compute(scheduler="synchronous")),
         "verify": verify,
-        "describe": lambda path: json.dumps(inspection.describe(path), sort_keys=True),
+        "describe": lambda path: json.dumps(inspection.describe_store(path), sort_keys=True),
         "stamp": lambda path: open_source(path).stamp(),
         "limit": limit,
     }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dkfm import kernels
 from dkfm.core.chunking import row_slices
-from dkfm.core.scratch_buffers import Lent
+from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError, UnsupportedStoreError
 from dkfm.numerics import links, scorer
 from dkfm.numerics.model import Head, Model
@@ -209,7 +209,7 @@ def test_an_unknown_head_or_link_is_refused(rng):
     with pytest.raises(InvalidInputError, match="it has scores, features"):
         make(rng, 3, 2, 1, False).head("labels")
     with pytest.raises(UnsupportedStoreError, match="no link"):
-        links.by_name("eval")
+        links.link_by_name("eval")
 
 
 def test_a_row_that_overflows_the_kernel_is_named():
@@ -221,7 +221,7 @@ def test_a_row_that_overflows_the_kernel_is_named():
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 1), (700, 11), (2, 3)])
 def test_lent_memory_begins_where_registers_read_it_at_once(shape):
-    buffers = Lent()
+    buffers = ThreadBuffer()
     with buffers.taken(*shape, np.dtype(np.float32)) as first, buffers.taken(*shape, np.dtype(np.float32)) as second:
         assert first.shape == second.shape == shape
         assert not np.shares_memory(first, second)

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 
 from dkfm.bench import arithmetic_limits, competitors, sklearn_peers, workloads
 from dkfm.bench import run as bench
-from dkfm.bench.timing import Ratio, Times, in_turn
+from dkfm.bench.timing import Ratio, Times, time_in_turn
 from dkfm.cli.app import main
 from dkfm.errors import ClusterError, DisagreementError
 
-TINY = bench.Sizes(
+TINY = bench.BenchSizes(
     rounds=2,
     fit_rounds=1,
     chunks=(50, 100, 400),
@@ -86,7 +86,7 @@ def measured(cluster, scratch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workloads, "batch_score", batch_score)
         patch.setattr(bench, "local_cluster", lambda: pytest.fail("a cluster was started"))
-        report = bench.run(TINY, cluster.scheduler_address, lines.append)
+        report = bench.run_benchmarks(TINY, cluster.scheduler_address, lines.append)
     return Run(lines, report, clients, set(scratch.iterdir()) - before)
 
 
@@ -153,29 +153,29 @@ def test_features_of_low_rank_are_fewer_and_errors_are_those_of_the_same_pairs(m
     assert max(full["error"], low["error"]) < 1e-12 < single["error"] < 1e-5
     kernel = workloads.Gaussian(math.sqrt(2.5))
     X = workloads._normal(300, 5)
-    features = sklearn_peers.nystroem(1 / 5, 300).fit(X).transform(X)
+    features = sklearn_peers.sklearn_nystroem(1 / 5, 300).fit(X).transform(X)
     expected = np.abs(features @ features.T - kernel(X, X)).max()
     assert full["Nystroem's"] == pytest.approx(expected, rel=0.1)
 
 
 def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
-    original = sklearn_peers.components
-    monkeypatch.setattr(sklearn_peers, "components", lambda gamma, q, solver: original(1.01 * gamma, q, solver))
+    original = sklearn_peers.sklearn_components
+    monkeypatch.setattr(sklearn_peers, "sklearn_components", lambda gamma, q, solver: original(1.01 * gamma, q, solver))
     monkeypatch.setattr(competitors, "in_turn", lambda *_: pytest.fail("it was timed"))
     with pytest.raises(DisagreementError, match="dkfm's float64 scores of 5 columns differ from scikit-learn's by"):
-        workloads.scoring(site, 60, 3, 5, 400)
+        workloads.bench_scoring(site, 60, 3, 5, 400)
 
 
 def test_a_map_that_computes_something_else_is_not_timed(site, monkeypatch):
-    original = sklearn_peers.nystroem
-    monkeypatch.setattr(sklearn_peers, "nystroem", lambda gamma, n: original(1.01 * gamma, n))
+    original = sklearn_peers.sklearn_nystroem
+    monkeypatch.setattr(sklearn_peers, "sklearn_nystroem", lambda gamma, n: original(1.01 * gamma, n))
     with pytest.raises(DisagreementError, match="scores of 5 columns"):
-        next(workloads.features(site, 2.0, 60, 5, 400, ("float64",)))
+        next(workloads.bench_features(site, 2.0, 60, 5, 400, ("float64",)))
 
 
 def test_scores_of_the_other_sign_agree_and_nan_does_not():
     scores = np.random.default_rng(0).normal(size=(9, 3))
-    left, right = competitors.signed(scores * [1.0, -1.0, 1.0], scores)
+    left, right = competitors.align_signs(scores * [1.0, -1.0, 1.0], scores)
     np.testing.assert_array_equal(left, right)
 
 
@@ -185,9 +185,9 @@ def test_a_job_that_leaves_nan_is_not_timed(site):
 
     jobs = [lambda *paths, value=value: write(value, *paths) for value in (1.0, math.nan)]
     rows = np.ones((4, 2))
-    competitors.require_agreement(site, {"float64": jobs[0]}, {"50": jobs[0]}, rows, competitors.signed)
+    competitors.require_agreement(site, {"float64": jobs[0]}, {"50": jobs[0]}, rows, competitors.align_signs)
     with pytest.raises(DisagreementError, match="by nan"):
-        competitors.require_agreement(site, {"float64": jobs[1]}, {"50": jobs[0]}, rows, competitors.signed)
+        competitors.require_agreement(site, {"float64": jobs[1]}, {"50": jobs[0]}, rows, competitors.align_signs)
 
 
 def test_the_best_chunk_size_is_the_one_compared_with():
@@ -198,7 +198,7 @@ def test_the_best_chunk_size_is_the_one_compared_with():
 
 def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and_every_time(site):
     X = workloads._normal(60, 5)
-    fitted = sklearn_peers.components(1 / 5, 3, "dense").fit(X)
+    fitted = sklearn_peers.sklearn_components(1 / 5, 3, "dense").fit(X)
     source = site.rows(430, 5)
     expected = fitted.transform(zarr.open_array(source)[:])
     jobs = site.jobs(fitted, 60, 3)
@@ -213,7 +213,7 @@ def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and
 
 
 def test_a_chunk_size_that_a_worker_cannot_hold_is_not_tried(site, monkeypatch):
-    fitted = sklearn_peers.components(1 / 5, 3, "dense").fit(workloads._normal(60, 5))
+    fitted = sklearn_peers.sklearn_components(1 / 5, 3, "dense").fit(workloads._normal(60, 5))
     monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
     assert list(site.jobs(fitted, 60, 3)) == ["50", "100"]
     monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 0)
@@ -231,7 +231,7 @@ def test_rivals_run_in_turn_each_round_begun_by_another_and_each_where_nothing_i
 
         return run
 
-    times = in_turn({name: rival(name) for name in "abc"}, 4, tmp_path / "out")
+    times = time_in_turn({name: rival(name) for name in "abc"}, 4, tmp_path / "out")
     assert "".join(order) == "abcbcacababc"
     assert {name: len(taken) for name, taken in times.seconds.items()} == {"a": 4, "b": 4, "c": 4}
     assert not (tmp_path / "out").exists()
@@ -250,7 +250,7 @@ def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monk
         assert {a.dtype.name for a in (self.rows, self.landmarks, self.weights, self.values, self.out)} == {"float32"}
 
     monkeypatch.setattr(arithmetic_limits._Thread, "run", run)
-    arithmetic_limits.bare(1001, 5, 60, 3, "float32", 256, 2)(Path())
+    arithmetic_limits.bare_arithmetic(1001, 5, 60, 3, "float32", 256, 2)(Path())
     assert sorted(counted) == [500, 501]
 
 
@@ -279,11 +279,11 @@ def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
     with bench._site(None, tmp_path, TINY) as site:
         assert site.client.scheduler.address.startswith("tcp://127.0.0.1:")
         assert bench.find_client(None) is None
-        score, share = workloads.scoring(site, 60, 3, 5, 400).scores
+        score, share = workloads.bench_scoring(site, 60, 3, 5, 400).scores
         assert (score["rows"], share["dtype"]) == (400, "float32")
-        grown = workloads.grown(site, 60, 3, 400)
+        grown = workloads.bench_growth_job(site, 60, 3, 400)
         assert grown.peak == pytest.approx(max(site.client.run(workloads.memory.peak_memory).values()), rel=0.01)
-        assert workloads.growth([grown] * 3, 60, 400)["peak_MB"] == grown.peak / 1e6
+        assert workloads.summarize_growth([grown] * 3, 60, 400)["peak_MB"] == grown.peak / 1e6
 
 
 def test_the_command_prints_what_run_says_and_with_json_nothing_but_what_it_returns(monkeypatch):
@@ -291,7 +291,7 @@ def test_the_command_prints_what_run_says_and_with_json_nothing_but_what_it_retu
         say(f"{sizes.rounds} {address}")
         return {"rounds": sizes.rounds}
 
-    monkeypatch.setattr(bench, "run", run)
+    monkeypatch.setattr(bench, "run_benchmarks", run)
     assert CliRunner().invoke(main, ["bench"]).stdout == f"{bench.FULL.rounds} None\n"
     assert CliRunner().invoke(main, ["bench", "--quick", "--scheduler", "a"]).stdout == f"{bench.QUICK.rounds} a\n"
     assert json.loads(CliRunner().invoke(main, ["bench", "--json"]).output) == {"rounds": bench.FULL.rounds}
@@ -308,7 +308,7 @@ def test_it_refuses_to_run_where_a_client_is_current(cluster):
     from distributed import Client
 
     with Client(cluster), pytest.raises(ClusterError, match="close it first"):
-        bench.run(TINY, None, print)
+        bench.run_benchmarks(TINY, None, print)
 
 
 def test_all_sizes_join_whole_chunks_of_the_source():

@@ -18,9 +18,9 @@ from dkfm.execution import memory
 
 @given(st.integers(2**27, 2**45), st.integers(1, 5000))
 def test_largest_n_is_the_largest_that_fits(available, d):
-    n = budget.largest_n(available, d)
+    n = budget.largest_n_within(available, d)
     assert n == 0 or budget.fit_bytes(n, d) <= available
-    assert n == budget.LARGEST_ROOT or budget.fit_bytes(n + 1, d) > available
+    assert n == budget.LARGEST_DENSE_N or budget.fit_bytes(n + 1, d) > available
 
 
 @given(st.integers(2**20, 2**40), st.integers(1, 5000), st.integers(1, 6), st.integers(0, 9))
@@ -38,8 +38,10 @@ def test_a_worker_counts_with_its_threads_and_three_fifths_of_its_limit(monkeypa
 
 
 def test_a_worker_that_its_modules_half_fill_counts_with_what_is_left_before_it_is_paused():
-    assert memory.room(5 * 10**8, 1, 0, 2 * 10**8) == 4 * 10**8 - 2 * 10**8
-    assert memory.room(5 * 10**8, 1, 0, 4 * 10**8) == 4 * 10**8 - 2**28  # what it holds beyond them, it may give up
+    assert memory.thread_budget(5 * 10**8, 1, 0, 2 * 10**8) == 4 * 10**8 - 2 * 10**8
+    assert (
+        memory.thread_budget(5 * 10**8, 1, 0, 4 * 10**8) == 4 * 10**8 - 2**28
+    )  # what it holds beyond them, it may give up
 
 
 @pytest.mark.slow
@@ -98,16 +100,16 @@ def test_a_refusal_has_both_numbers_and_the_largest_n(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     need = budget.fit_bytes(10_000, 50)
     with pytest.raises(BudgetError, match=rf"{need} bytes.*1000000000 bytes.*largest N that fits is 5") as caught:
-        memory.require_driver(10_000, 50)
-    assert str(budget.largest_n(10**9, 50)) in str(caught.value)
+        memory.require_driver_memory(10_000, 50)
+    assert str(budget.largest_n_within(10**9, 50)) in str(caught.value)
 
 
 def test_the_largest_n_that_is_named_is_not_refused_itself(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     for blocks in (1, 3, 5):
         with pytest.raises(BudgetError) as caught:
-            memory.require_driver(20_000, 5, blocks, 2)
-        memory.require_driver(int(str(caught.value).split("fits is ")[1].rstrip(".")), 5, blocks, 2)
+            memory.require_driver_memory(20_000, 5, blocks, 2)
+        memory.require_driver_memory(int(str(caught.value).split("fits is ")[1].rstrip(".")), 5, blocks, 2)
 
 
 def test_a_fit_that_does_not_fit_is_refused_before_the_first_tile(monkeypatch, tmp_path, rng):
@@ -122,7 +124,7 @@ def test_a_fit_that_does_not_fit_is_refused_before_the_first_tile(monkeypatch, t
 
 def test_a_root_beyond_lapacks_integers_is_refused():
     with pytest.raises(BudgetError, match="32766"):
-        memory.require_driver(40_000, 2)
+        memory.require_driver_memory(40_000, 2)
 
 
 MEASURE = """

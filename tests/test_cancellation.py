@@ -127,14 +127,14 @@ def test_a_ridge_above_rounding_is_factored_and_one_below_it_is_decomposed(class
     X, y = classes
     of_rows = fisher.Classes(y, np.ones(len(y)), 3)
     asked = []
-    decomposed = fisher.decomposed
-    monkeypatch.setattr(fisher, "decomposed", lambda *given: asked.append(1) or decomposed(*given))
-    fisher.solve(np.asfortranarray(X @ X.T), of_rows, 1e-3)
+    decomposed = fisher.decompose
+    monkeypatch.setattr(fisher, "decompose", lambda *given: asked.append(1) or decomposed(*given))
+    fisher.solve_discriminants(np.asfortranarray(X @ X.T), of_rows, 1e-3)
     assert not asked
-    fisher.solve(np.asfortranarray((X + 1e4) @ (X + 1e4).T), of_rows, 1e-3)
+    fisher.solve_discriminants(np.asfortranarray((X + 1e4) @ (X + 1e4).T), of_rows, 1e-3)
     assert asked
     with pytest.raises(InvalidInputError, match=r"nothing beside the rounding.*centre the columns"):
-        fisher.solve(np.asfortranarray((X + 1e7) @ (X + 1e7).T), of_rows, 1e-3, by_eigenvalues=False)
+        fisher.solve_discriminants(np.asfortranarray((X + 1e7) @ (X + 1e7).T), of_rows, 1e-3, by_eigenvalues=False)
 
 
 def test_one_rule_judges_every_estimator(rows, classes, monkeypatch):

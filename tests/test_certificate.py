@@ -7,7 +7,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import CertificateError, InvalidInputError
 from dkfm.numerics import pca, roots, scorer
-from dkfm.numerics.certificates.certificate import Certificate, of_components, of_map, spread
+from dkfm.numerics.certificates.certificate import Certificate, certify_components, certify_map, sample_evenly
 from dkfm.numerics.model import Head, Model
 
 KERNEL = kernels.Gaussian(1.5)
@@ -16,7 +16,7 @@ KERNEL = kernels.Gaussian(1.5)
 @pytest.fixture
 def fitted(rng):
     X = rng.normal(size=(120, 4))
-    return Model(KERNEL, X, roots.heads(roots.factor(np.asfortranarray(KERNEL(X))), "spectral"))
+    return Model(KERNEL, X, roots.map_heads(roots.inverse_root(np.asfortranarray(KERNEL(X))), "spectral"))
 
 
 def damaged(model, weights=None, landmarks=None, kernel=None):
@@ -27,7 +27,7 @@ def damaged(model, weights=None, landmarks=None, kernel=None):
 
 def measured(score, Z=None):
     landmarks = score.model.landmarks
-    return of_map(score, landmarks[spread(len(landmarks))], Z=Z, tiles=[landmarks])
+    return certify_map(score, landmarks[sample_evenly(len(landmarks))], Z=Z, tiles=[landmarks])
 
 
 def test_an_exact_map_is_certified_on_training_and_on_new_points(fitted, rng):
@@ -59,22 +59,22 @@ def test_moved_landmarks_or_another_kernel_fail(fitted):
 
 def test_components_with_a_damaged_offset_or_weight_fail(rng):
     X = rng.normal(size=(80, 3))
-    found = pca.solve(np.asfortranarray(KERNEL(X)), pca.Wanted(4))
+    found = pca.solve_components(np.asfortranarray(KERNEL(X)), pca.ComponentOptions(4))
 
     def model(weights, offset):
         return scorer.prepare_scorer(Model(KERNEL, X, {"scores": Head(weights, offset)}))
 
-    good = of_components(model(found.weights, found.offset), found.eigenvalues, [X])
+    good = certify_components(model(found.weights, found.offset), found.eigenvalues, [X])
     assert good.error < 1e-13
     for bad in (model(found.weights, found.offset + 1e-9), model(found.weights * (1 + 1e-6), found.offset)):
         with pytest.raises(CertificateError):
-            of_components(bad, found.eigenvalues, [X]).require(good)
+            certify_components(bad, found.eigenvalues, [X]).require(good)
 
 
 def test_small_self_similarities_count_in_the_second_number(rng):
     X = rng.normal(size=(50, 30)) * np.logspace(0, -3, 50)[:, None]
     k = kernels.Linear()
-    model = Model(k, X, {"features": Head(roots.factor(np.asfortranarray(k(X))).weights * (1 + 1e-9))})
+    model = Model(k, X, {"features": Head(roots.inverse_root(np.asfortranarray(k(X))).weights * (1 + 1e-9))})
     found = measured(scorer.prepare_scorer(model))
     assert found.relative_error >= found.error > 1e-10
 
@@ -102,10 +102,10 @@ def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
     import tracemalloc
 
     X = rng.normal(size=(1500, 3))
-    found = pca.solve(np.asfortranarray(KERNEL(X)), pca.Wanted())
+    found = pca.solve_components(np.asfortranarray(KERNEL(X)), pca.ComponentOptions())
     score = scorer.prepare_scorer(Model(KERNEL, X, {"scores": Head(found.weights, found.offset)}))
     tracemalloc.start()
-    certificate = of_components(score, found.eigenvalues, [X])
+    certificate = certify_components(score, found.eigenvalues, [X])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert certificate.error < 1e-8  # the last components have 1e-12 of the first one's variance
@@ -204,6 +204,6 @@ def test_residuals_that_do_not_explain_the_error_between_new_points_fail(rng):
     residual = phi.model_.heads["residual"]
     heads = {**phi.model_.heads, "residual": replace(residual, weights=1e3 * residual.weights)}  # all clipped at 0
     score = scorer.prepare_scorer(Model(phi.kernel_, phi.model_.landmarks, heads))
-    feature_maps.with_points(scorer.prepare_scorer(phi.model_), phi.certificate_, Z, None, 1e-9, 1.0)
+    feature_maps.verify_points(scorer.prepare_scorer(phi.model_), phi.certificate_, Z, None, 1e-9, 1.0)
     with pytest.raises(CertificateError):
-        feature_maps.with_points(score, phi.certificate_, Z, None, 1e-9, 1.0)
+        feature_maps.verify_points(score, phi.certificate_, Z, None, 1e-9, 1.0)

@@ -10,7 +10,7 @@ import strategies
 from dkfm import kernels
 from dkfm.core import budget
 from dkfm.errors import BudgetError, InvalidInputError, KernelError, NotPSDError
-from dkfm.estimators.fitting.landmarks import forecast
+from dkfm.estimators.fitting.landmarks import forecast_rank
 from dkfm.execution import memory
 from dkfm.numerics import pivoted_cholesky
 
@@ -20,8 +20,8 @@ EPS = np.finfo(np.float64).eps
 def both(kernel, X, **options):
     """Pivots from the Gram matrix and column by column."""
     evaluate = kernel.make_evaluator(X)
-    by_columns = pivoted_cholesky.of_columns(kernel.diag(X), lambda p: evaluate(X[p : p + 1])[0], **options)
-    return pivoted_cholesky.of_gram(np.asfortranarray(kernel(X)), **options), by_columns
+    by_columns = pivoted_cholesky.factor_columns(kernel.diag(X), lambda p: evaluate(X[p : p + 1])[0], **options)
+    return pivoted_cholesky.factor_gram(np.asfortranarray(kernel(X)), **options), by_columns
 
 
 def pivot_laws(found, kernel, X, tol=None):
@@ -90,12 +90,12 @@ def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
 
 def test_a_pivot_that_is_only_rounding_is_discarded(rng, monkeypatch):
     k, X = kernels.Gaussian(3.0), rng.normal(size=(300, 2))
-    plain, dpstrf = pivoted_cholesky.of_gram(np.asfortranarray(k(X))), pivoted_cholesky.lapack.dpstrf
+    plain, dpstrf = pivoted_cholesky.factor_gram(np.asfortranarray(k(X))), pivoted_cholesky.lapack.dpstrf
     # LAPACK goes on into rounding, as its running subtraction can make it.
     monkeypatch.setattr(
         pivoted_cholesky.lapack, "dpstrf", lambda K, tol, **options: dpstrf(K, tol=tol / 1000, **options)
     )
-    found = pivoted_cholesky.of_gram(np.asfortranarray(k(X)))
+    found = pivoted_cholesky.factor_gram(np.asfortranarray(k(X)))
     np.testing.assert_array_equal(found.numbers, plain.numbers)
     pivot_laws(found, k, X)
 
@@ -119,7 +119,7 @@ def test_a_row_that_was_rejected_once_is_not_looked_at_again(rng, monkeypatch):
         assert chosen.count(chosen[-1]) == 1
         return chosen[-1]
 
-    found = pivoted_cholesky.of_columns(np.ones(150), lambda p: evaluate(X[p : p + 1])[0], choose=choose)
+    found = pivoted_cholesky.factor_columns(np.ones(150), lambda p: evaluate(X[p : p + 1])[0], choose=choose)
     assert other in chosen
     assert other not in found.numbers
 
@@ -135,7 +135,7 @@ def test_a_limit_takes_the_first_pivots(rng):
 def test_a_build_by_columns_computes_only_the_columns_of_its_pivots(rng):
     k, X, asked = kernels.Gaussian(2.0), rng.normal(size=(2000, 2)), []
     evaluate = k.make_evaluator(X)
-    found = pivoted_cholesky.of_columns(np.ones(2000), lambda p: asked.append(p) or evaluate(X[p : p + 1])[0])
+    found = pivoted_cholesky.factor_columns(np.ones(2000), lambda p: asked.append(p) or evaluate(X[p : p + 1])[0])
     assert asked == found.numbers.tolist()
     assert len(asked) < 200
 
@@ -150,11 +150,11 @@ def test_an_indefinite_kernel_is_refused_with_numbers(build, rng):
 
 
 def test_a_build_goes_from_columns_to_the_gram_where_the_rank_turns_out_high(rng, monkeypatch):
-    monkeypatch.setattr(pivoted_cholesky, "COLUMNS", 16)
+    monkeypatch.setattr(pivoted_cholesky, "BLOCK_COLUMNS", 16)
     monkeypatch.setattr(budget, "pivots_seconds", lambda n, d, r: 1e-3)
-    monkeypatch.setattr(budget, "columns_seconds", lambda n, d, r: 1e-4 * r / 16)
-    made, of_gram = [], pivoted_cholesky.of_gram
-    monkeypatch.setattr(pivoted_cholesky, "of_gram", lambda *a, **o: made.append(1) or of_gram(*a, **o))
+    monkeypatch.setattr(budget, "pivot_columns_seconds", lambda n, d, r: 1e-4 * r / 16)
+    made, of_gram = [], pivoted_cholesky.factor_gram
+    monkeypatch.setattr(pivoted_cholesky, "factor_gram", lambda *a, **o: made.append(1) or of_gram(*a, **o))
     X = rng.normal(size=(400, 3))
     low = dkfm.ExactFeatureMap(kernels.Gaussian(10.0), basis="cholesky").fit(X)
     assert (made, low.rank_ < 120) == ([], True)
@@ -163,10 +163,10 @@ def test_a_build_goes_from_columns_to_the_gram_where_the_rank_turns_out_high(rng
 
 
 def test_a_forecast_follows_what_remains():
-    assert forecast(np.array([1.0]), 1e-3, 50) == 50
-    assert forecast(np.ones(20), 1e-14, 500) == 500
-    assert forecast(10.0 ** -np.arange(5.0), 1e-14, 500) == 14
-    assert forecast(10.0 ** -np.arange(16.0), 1e-14, 500) == 15
+    assert forecast_rank(np.array([1.0]), 1e-3, 50) == 50
+    assert forecast_rank(np.ones(20), 1e-14, 500) == 500
+    assert forecast_rank(10.0 ** -np.arange(5.0), 1e-14, 500) == 14
+    assert forecast_rank(10.0 ** -np.arange(16.0), 1e-14, 500) == 15
 
 
 @pytest.mark.slow

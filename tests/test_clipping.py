@@ -78,10 +78,10 @@ def test_a_sigmoid_keeps_all_of_its_98_positive_eigenvalues():
 def test_zeros_of_a_clipped_kernel_are_still_dropped(n, rng):
     X, Y = rng.normal(size=(n, 5)) + 1e3, np.repeat(rng.normal(size=(n // 2, 5)), 2, axis=0)
     distance, sigmoid = kernels.NegativeSquaredDistance(), kernels.Sigmoid(0.5, -0.5)
-    found = roots.factor(np.asfortranarray(distance(X)), on_indefinite="clip")
+    found = roots.inverse_root(np.asfortranarray(distance(X)), on_indefinite="clip")
     assert len(found.values) == 6
-    found = roots.factor(np.asfortranarray(sigmoid(Y)), on_indefinite="clip")
-    assert len(found.values) == len(roots.factor(np.asfortranarray(sigmoid(Y[::2])), on_indefinite="clip").values)
+    found = roots.inverse_root(np.asfortranarray(sigmoid(Y)), on_indefinite="clip")
+    assert len(found.values) == len(roots.inverse_root(np.asfortranarray(sigmoid(Y[::2])), on_indefinite="clip").values)
 
 
 def test_a_kernel_that_is_indefinite_by_rounding_alone_keeps_the_cut_of_twice_its_lowest_eigenvalue():
@@ -89,13 +89,13 @@ def test_a_kernel_that_is_indefinite_by_rounding_alone_keeps_the_cut_of_twice_it
     K = np.diag([1.0, 0.5, 300 * EPS, 500 * EPS, lowest])
     for policy in ("raise", "clip"):
         with pytest.warns(DkfmWarning, match="more than rounding explains"):
-            found = roots.factor(K.copy(order="F"), on_indefinite=policy)
+            found = roots.inverse_root(K.copy(order="F"), on_indefinite=policy)
         np.testing.assert_array_equal(found.values, [1.0, 0.5, 500 * EPS])
 
 
 def test_rcond_cuts_a_clipped_kernel_too():
     _, _, K = case("random")
-    found = roots.factor(np.asfortranarray(K), rcond=0.5, on_indefinite="clip")
+    found = roots.inverse_root(np.asfortranarray(K), rcond=0.5, on_indefinite="clip")
     assert found.values[-1] > 0.5 * found.values[0] >= found.dropped[0]
 
 
@@ -196,11 +196,11 @@ def test_components_of_a_clipped_map_of_landmarks_share_the_variance_of_its_feat
 def test_lanczos_does_not_know_the_shares_of_a_clipped_kernel_and_says_so(name, stored, tmp_path):
     _, _, K = case(name)
     weighting = pca.Weighting(np.ones(len(K)))
-    problem = pca.implicit(K.__matmul__, np.diagonal(K), weighting)
+    problem = pca.product_problem(K.__matmul__, np.diagonal(K), weighting)
     if not stored:
-        problem = pca.in_place(np.asfortranarray(K), weighting)
+        problem = pca.dense_problem(np.asfortranarray(K), weighting)
     start = np.random.default_rng(0).normal(size=(len(K), lanczos.block_columns(len(K), 2)))
-    found, _ = pca.leading(problem, start, pca.Wanted(2, on_indefinite="auto"), weighting)
+    found, _ = pca.solve_leading_components(problem, start, pca.ComponentOptions(2, on_indefinite="auto"), weighting)
     assert np.isnan(found.total)
     kernel, X, _ = case(name)
     model = KernelPCA(2, kernel=kernel, eigen_solver="arpack").fit(X)
@@ -214,9 +214,9 @@ def test_lanczos_does_not_know_the_shares_of_a_clipped_kernel_and_says_so(name, 
 def test_a_negative_part_that_no_product_shows_is_told_by_the_trace():
     values, weighting = np.concatenate([[100.0, 100.0], np.full(28, 1e-3), np.full(170, -1.0)]), np.ones(200)
     problem = pca.Problem(lambda C: values[:, None] * C, np.zeros(200), float(values.sum()))
-    wanted, start = pca.Wanted(2, on_indefinite="raise"), np.eye(200, 16)  # which sees no negative eigenvalue
+    wanted, start = pca.ComponentOptions(2, on_indefinite="raise"), np.eye(200, 16)  # which sees no negative eigenvalue
     with pytest.raises(NotPSDError):
-        pca.leading(problem, start, wanted, pca.Weighting(weighting, centered=False), most=1)
+        pca.solve_leading_components(problem, start, wanted, pca.Weighting(weighting, centered=False), most=1)
 
 
 def test_shares_of_a_positive_semi_definite_kernel_are_of_the_trace_in_every_solver(rng):

@@ -169,9 +169,9 @@ def test_the_window_is_bounded_and_every_task_runs_once():
             most = max(most, len(taken) - i)
         return i
 
-    with executors.executor(None) as executor:
+    with executors.open_executor(None) as executor:
         found = []
-        task_runner.run(executor, "dkfm-test", work, tasks(), 50, False, found.append)
+        task_runner.run_tasks(executor, "dkfm-test", work, tasks(), 50, False, found.append)
         assert most <= 3 * executor.threads + executor.threads
     assert sorted(found) == list(range(50))
 
@@ -183,8 +183,8 @@ def test_a_failed_task_ends_the_job_and_the_pool():
         return i
 
     before = threading.active_count()
-    with pytest.raises(InvalidInputError, match="Seven"), executors.executor(None) as executor:
-        task_runner.run(executor, "dkfm-test", work, ((i,) for i in range(50)), 50, progress=False)
+    with pytest.raises(InvalidInputError, match="Seven"), executors.open_executor(None) as executor:
+        task_runner.run_tasks(executor, "dkfm-test", work, ((i,) for i in range(50)), 50, progress=False)
     assert threading.active_count() == before
 
 
@@ -212,10 +212,10 @@ def test_a_prepared_model_is_made_once_per_process_and_few_are_kept():
         return prepare_scorer(Model(K, np.ones((1, 1)), {"scores": Head(np.ones((1, 1)))}))
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: model_cache.cached_scorer("test-digest", make), range(50)))
+        found = list(pool.map(lambda _: model_cache.get_scorer("test-digest", make), range(50)))
     assert len(made) == 1
     assert len({id(scorer) for scorer in found}) == 1
-    model_cache.forget("test-digest")
+    model_cache.remove_model("test-digest")
     assert "test-digest" not in model_cache._scorers
 
 
@@ -223,9 +223,9 @@ def test_models_that_are_not_the_latest_stay_only_while_they_are_small(monkeypat
     monkeypatch.setattr(model_cache, "_scorers", LruCache(40 * 8, lambda scorer: scorer.model.nbytes))
     scorer = prepare_scorer(Model(K, np.ones((10, 1)), {"scores": Head(np.ones((10, 1)))}))
     for i in range(5):
-        model_cache.cached_scorer(f"test-{i}", lambda: scorer)
+        model_cache.get_scorer(f"test-{i}", lambda: scorer)
     assert [i for i in range(5) if f"test-{i}" in model_cache._scorers] == [2, 3, 4]
-    model_cache.forget("test-3")
+    model_cache.remove_model("test-3")
     assert [i for i in range(5) if f"test-{i}" in model_cache._scorers] == [2, 4]
 
 
@@ -338,10 +338,10 @@ def test_a_warning_of_a_command_is_one_line():
 
 
 def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):
-    from dkfm.execution.clusters.connect import connected
+    from dkfm.execution.clusters.connect import connect
 
     (tmp_path / "scheduler.json").write_text(f'{{"address": "{client.scheduler.address}"}}')
-    with connected(str(tmp_path / "scheduler.json"), current=False) as found:
+    with connect(str(tmp_path / "scheduler.json"), current=False) as found:
         assert found.submit(int, "7").result() == 7
 
 
@@ -349,14 +349,14 @@ def test_a_lost_scheduler_leaves_no_traceback_in_the_log(client):
     """A message is on its way as the connection breaks."""
     from distributed.batched import logger
 
-    from dkfm.execution.clusters.connect import connected
+    from dkfm.execution.clusters.connect import connect
 
     told = []
     handler = logging.Handler()
     handler.emit = told.append
     logger.addHandler(handler)
     try:
-        with connected(client.scheduler.address, current=False) as found:
+        with connect(client.scheduler.address, current=False) as found:
             stream = found.scheduler_comm
 
             async def lose():

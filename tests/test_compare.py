@@ -273,7 +273,7 @@ def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(text, chromium,
 
 @pytest.mark.browser
 def test_a_browser_that_has_to_complain_is_heard(chromium, tmp_path):
-    text = html_page.document("t", [], [["a"]], []).replace(
+    text = html_page.render_page("t", [], [["a"]], []).replace(
         "</body>", "<script>1</script><img src='http://x/y'></body>"
     )
     (tmp_path / "page.html").write_text(text)
@@ -317,7 +317,7 @@ def test_the_page_is_no_wider_than_a_phone(text, chromium, tmp_path):
     ],
 )
 def test_kernels_are_words(word, kernel):
-    assert options.kernel(word) == kernel
+    assert options.parse_kernel(word) == kernel
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ def test_its_stores_are_models_and_scores_that_verify(finished):
     scores = dkfm.open_scores(folder / "scores.zarr").compute()
     np.testing.assert_allclose(scores, pca.transform(rows), atol=1e-12)
     assert len(list(folder.glob("gram-*.zarr"))) == 1
-    from dkfm.cli.inspection import describe
+    from dkfm.cli.inspection import describe_store
 
-    kinds = {path.name: describe(path)["kind"] for path in folder.iterdir() if path.is_dir()}
+    kinds = {path.name: describe_store(path)["kind"] for path in folder.iterdir() if path.is_dir()}
     assert sorted(kinds.values()) == ["gram", "model", "model", "rows", "scores"]
 
 

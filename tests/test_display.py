@@ -97,7 +97,7 @@ def test_a_fitted_map_shows_its_rank_certificate_bytes_and_kernel(rows):
     assert page.cells["landmarks"] == f"{phi.model_.landmarks.shape[0]} x 3"
     assert page.cells["certificate"] == str(phi.certificate_)
     assert page.cells["precision"] == "float32"
-    assert page.cells["size"] == f"{dkfm.core.budget.told(phi.model_.nbytes)} in memory"
+    assert page.cells["size"] == f"{dkfm.core.budget.format_bytes(phi.model_.nbytes)} in memory"
     assert "saved as" not in page.cells
 
 
@@ -182,7 +182,7 @@ def test_names_of_functions_are_escaped(rows, hostile):
 
 
 def test_every_text_of_a_card_is_escaped():
-    page = card_of(notebook_display.card("<b>", "<i>", {"<u>": "<s>"}))
+    page = card_of(notebook_display.html_card("<b>", "<i>", {"<u>": "<s>"}))
     assert page.caption == "<b>"
     assert page.cells == {"kernel": "<i>", "<u>": "<s>"}
 

@@ -15,7 +15,7 @@ from dkfm.errors import StoreExistsError, UnreachableError
 from dkfm.files import local
 from dkfm.scoring import outputs
 from dkfm.storage import zarr_schema
-from dkfm.storage.output_location import Folder
+from dkfm.storage.output_location import LocalOutput
 
 DRIVERS = 3
 
@@ -77,14 +77,14 @@ def cut_short(target):
 
 def interposed(monkeypatch, act):
     """Let something happen once, between the look at an output and its creation."""
-    create, acts = outputs.create, [act]
+    create, acts = outputs.create_output, [act]
 
     def late(*arguments):
         if acts:
             acts.pop()()
         return create(*arguments)
 
-    monkeypatch.setattr(outputs, "create", late)
+    monkeypatch.setattr(outputs, "create_output", late)
 
 
 def targets(tmp_path):
@@ -93,7 +93,7 @@ def targets(tmp_path):
 
 @pytest.mark.parametrize("begun_only", [False, True])
 def test_a_driver_goes_on_with_an_output_that_another_one_created_just_now(job, tmp_path, monkeypatch, begun_only):
-    create = outputs.create
+    create = outputs.create_output
     for target in targets(tmp_path):
         with monkeypatch.context() as patch:
             if begun_only:
@@ -113,7 +113,7 @@ def _begin_as_another(job, target, create):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outputs, "create", create_and_die)
+        patch.setattr(outputs, "create_output", create_and_die)
         with pytest.raises(KeyboardInterrupt):
             score(job, target)
 
@@ -147,7 +147,7 @@ def test_a_strangers_file_that_came_meanwhile_is_left_untouched(job, tmp_path, m
 
 def together(monkeypatch, act, drivers=DRIVERS):
     """Run drivers in threads, of which none creates its output before all have looked for it."""
-    create, barrier, here = outputs.create, threading.Barrier(drivers, timeout=60), threading.local()
+    create, barrier, here = outputs.create_output, threading.Barrier(drivers, timeout=60), threading.local()
 
     def late(*arguments):
         if not hasattr(here, "was"):
@@ -155,7 +155,7 @@ def together(monkeypatch, act, drivers=DRIVERS):
         return create(*arguments)
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(drivers) as pool:
-        patch.setattr(outputs, "create", late)
+        patch.setattr(outputs, "create_output", late)
         return list(pool.map(lambda _: act(), range(drivers)))
 
 
@@ -222,7 +222,7 @@ def test_three_processes_all_end_well(job, tmp_path, state):
 
 
 def test_a_file_that_another_driver_sweeps_away_half_written_is_written_again(tmp_path, monkeypatch):
-    place, sync, sweeps = Folder(tmp_path), os.fsync, [1, 2, 3]
+    place, sync, sweeps = LocalOutput(tmp_path), os.fsync, [1, 2, 3]
 
     def swept(descriptor):
         if sweeps:

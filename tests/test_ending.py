@@ -18,12 +18,12 @@ import pytest
 
 import dkfm
 from dkfm.cli import process
-from dkfm.core.printing import printable
+from dkfm.core.printing import escape_control_characters
 from dkfm.errors import StoreError
 from dkfm.execution import lazy_arrays, worker_checks
-from dkfm.execution.worker_checks import Demand
+from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import temporary
-from dkfm.storage.output_location import Folder
+from dkfm.storage.output_location import LocalOutput
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def as_program(signals, monkeypatch, capfd):
 
     def ended(command):
         with pytest.raises(SystemExit) as info:
-            process.run(command)
+            process.run_command(command)
         return info.value.code, *capfd.readouterr()
 
     return ended
@@ -174,7 +174,7 @@ def test_a_traceback_is_shown_of_whatever_it_is(as_program, monkeypatch, error):
         raise error
 
     with pytest.raises(type(error)) as info:
-        process.run(command)
+        process.run_command(command)
     assert info.value is error
 
 
@@ -187,12 +187,12 @@ def test_an_exit_with_words_says_them_and_is_a_failure(as_program, code, ended):
 
 def test_escaped_json_is_the_same_json_above_16_bits():
     text = json.dumps({"path": "a\U000e0041\U0010ffff\udcff\x7f.npy"}, ensure_ascii=False)
-    assert printable(text).isascii()
-    assert json.loads(printable(text)) == json.loads(text)
+    assert escape_control_characters(text).isascii()
+    assert json.loads(escape_control_characters(text)) == json.loads(text)
 
 
 def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_client, monkeypatch, recwarn):
-    demand = Demand(Folder("/"), "", b"", worker_checks.versions_here(tables=True), 1000, 0, None, "")
+    demand = WorkerRequirements(LocalOutput("/"), "", b"", worker_checks.local_versions(tables=True), 1000, 0, None, "")
     assert "BLAS" not in demand.versions
     monkeypatch.setattr(worker_checks, "blas_version", lambda: "")  # as of a worker that has macOS' own
     worker_checks.require_fit(threaded_client, demand)
@@ -203,19 +203,19 @@ def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_cl
 
 def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeypatch):
     before = open_records()
-    parts = [temporary.Part("model", tmp_path) for _ in range(40)]
+    parts = [temporary.SharedPart("model", tmp_path) for _ in range(40)]
     for part in parts:
         (part.path / "file").touch()
     assert open_records() == before + 1
     (above,) = tmp_path.iterdir()
     with monkeypatch.context() as patch:
         patch.setattr(temporary, "_folders", {})  # what another process knows
-        temporary.sweep(tmp_path)
+        temporary.remove_abandoned(tmp_path)
     assert all((part.path / "file").exists() for part in parts)
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # a forked child
         parts[0].remove()
-        other = temporary.Part("model", tmp_path)
+        other = temporary.SharedPart("model", tmp_path)
         assert other.path.parent != above
         other.remove()
     assert left(tmp_path) == [above.name]
@@ -226,18 +226,18 @@ def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeyp
     parts[0].remove()
     assert left(tmp_path) == []
     assert open_records() == before
-    again = temporary.Part("model", tmp_path)
+    again = temporary.SharedPart("model", tmp_path)
     assert again.path.is_dir()
     again.remove()
     assert left(tmp_path) == []
 
 
 def test_a_part_is_made_after_its_shared_folder_was_removed_by_others(tmp_path):
-    first = temporary.Part("model", tmp_path)
+    first = temporary.SharedPart("model", tmp_path)
     (first.path.parent / "owner.json").unlink()
     first.path.rmdir()
     first.path.parent.rmdir()
-    second = temporary.Part("model", tmp_path)
+    second = temporary.SharedPart("model", tmp_path)
     assert second.path.is_dir()
     first.remove()
     second.remove()
@@ -267,7 +267,7 @@ def test_a_folder_whose_record_finds_no_room_is_gone(tmp_path, monkeypatch):
     before, known = open_records(), dict(temporary._folders)
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StoreError, match="No space left"):
-        temporary.Folder("gram", tmp_path)
+        temporary.TemporaryFolder("gram", tmp_path)
     monkeypatch.undo()
     assert left(tmp_path) == []
     assert (open_records(), temporary._folders) == (before, known)
@@ -283,14 +283,14 @@ def test_an_empty_folder_of_an_unfinished_store_is_swept_after_an_hour(tmp_path)
     (full / "store").touch()
     for path in (gone, full, other, tmp_path / "mine"):
         os.utime(path, (time.time() - 4000,) * 2)
-    temporary.sweep(tmp_path)
+    temporary.remove_abandoned(tmp_path)
     assert left(tmp_path) == sorted(path.name for path in (young, full, link, other, tmp_path / "mine"))
 
 
 def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_again(signals, monkeypatch):
     monkeypatch.setattr(temporary, "_AGAIN", 0.1)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    monkeypatch.setattr(temporary, "remove_all", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+    monkeypatch.setattr(temporary, "remove_all_folders", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
     monkeypatch.setattr(os, "kill", lambda *sent: seen.append(sent))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     seen = []
@@ -300,7 +300,7 @@ def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_aga
             signal.raise_signal(signal.SIGTERM)
 
     def work():
-        with temporary.ended_in_order():
+        with temporary.unwinding_on_signals():
             Ended()
             signal.raise_signal(signal.SIGTERM)  # at once: what the first one ends is not disturbed
             seen.append("on")
@@ -318,5 +318,5 @@ def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_aga
 def test_a_lock_is_not_waited_for(tmp_path, monkeypatch):
     asked, flock = [], fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda file, how: (asked.append(how), flock(file, how)))
-    temporary.Folder("gram", tmp_path).remove()
+    temporary.TemporaryFolder("gram", tmp_path).remove()
     assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB]

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 import dkfm
 from dkfm.cli import process
 from dkfm.cli.app import _told_warning, main
-from dkfm.core.printing import print_message, print_result, printable
+from dkfm.core.printing import escape_control_characters, print_message, print_result
 from dkfm.errors import ClusterError, DkfmWarning, OutputError, StoreError
-from dkfm.execution.clusters.connect import connected
+from dkfm.execution.clusters.connect import connect
 
 HOSTILE = "a\x1b[2Jb\nc\u202ed\udcffe.npy"
 COMMAND = [sys.executable, "-m", "dkfm"]
@@ -47,7 +47,7 @@ def as_program(here, monkeypatch, capfd):
 
     def ended(command):
         with pytest.raises(SystemExit) as info:
-            process.run(command)
+            process.run_command(command)
         return info.value.code, *capfd.readouterr()
 
     yield ended
@@ -67,12 +67,12 @@ def as_program(here, monkeypatch, capfd):
     ],
 )
 def test_what_a_terminal_would_act_on_is_escaped(text, shown):
-    assert printable(text) == shown
+    assert escape_control_characters(text) == shown
 
 
 def test_escaped_json_is_the_same_json():
     text = json.dumps({"path": HOSTILE + "\x7f"})
-    assert json.loads(printable(text)) == json.loads(text)
+    assert json.loads(escape_control_characters(text)) == json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_names_that_no_file_can_have_are_refused_by_name(here, name, use):
 
 
 def test_a_name_that_is_no_file_may_be_a_host():
-    with pytest.raises(ClusterError, match="There is no scheduler at x"), connected("x" * 300):
+    with pytest.raises(ClusterError, match="There is no scheduler at x"), connect("x" * 300):
         pass
 
 
@@ -309,7 +309,7 @@ def test_a_port_of_another_server_is_a_sentence(words):
         thread = threading.Thread(target=_answer, args=(listener, words), daemon=True)
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(ClusterError, match="does not answer as a scheduler does"), connected(address):
+        with pytest.raises(ClusterError, match="does not answer as a scheduler does"), connect(address):
             pass
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(10)
@@ -318,5 +318,5 @@ def test_a_port_of_another_server_is_a_sentence(words):
 def test_a_scheduler_file_that_is_nested_deeply_is_refused(tmp_path):
     path = tmp_path / "scheduler.json"
     path.write_text("[" * 100_000)
-    with pytest.raises(ClusterError, match="is not the file of a running scheduler"), connected(str(path)):
+    with pytest.raises(ClusterError, match="is not the file of a running scheduler"), connect(str(path)):
         pass

@@ -166,9 +166,9 @@ def test_an_output_that_is_removed_under_way_is_not_made_again(model, tmp_path, 
 
 @pytest.mark.parametrize("target", ["out", "out.parquet"])
 def test_no_task_makes_an_output_again_that_is_removed_as_it_begins_to_write(model, tmp_path, monkeypatch, target):
-    from dkfm.scoring.parquet_chunks import ParquetForm
+    from dkfm.scoring.parquet_chunks import ParquetChunks
 
-    form = ParquetForm if target.endswith("parquet") else chunk_files.ZarrForm
+    form = ParquetChunks if target.endswith("parquet") else chunk_files.ZarrChunks
     begin = form.begin
 
     def removing(self, chunk, stack):

@@ -43,7 +43,7 @@ def rows(rng):
 
 def outputs(K, found, classes):
     scores = K @ found.weights - found.offset
-    T, constants = fisher.decision(found.means, classes.chances)
+    T, constants = fisher.decision_functions(found.means, classes.chances)
     return scores, scores @ T - constants
 
 
@@ -56,7 +56,7 @@ def test_discriminants_are_those_of_the_dense_eigenproblem(kernel, by_eigenvalue
     weights = rng.integers(1, 4, 90).astype(float) if weighted else np.ones(90)
     K, classes = kernel(X, X), Classes(y, weights, 4, priors)
     ratios, scores, decisions = dense(features(K)[0], y, 0.01, weights, priors)
-    found = fisher.solve(np.asfortranarray(K), classes, 0.01, by_eigenvalues=by_eigenvalues)
+    found = fisher.solve_discriminants(np.asfortranarray(K), classes, 0.01, by_eigenvalues=by_eigenvalues)
     mine, decided = outputs(kernel(X, X), found, classes)
     np.testing.assert_allclose(found.ratios, ratios[:3], rtol=1e-9)
     signs = np.sign((mine * scores[:, :3]).sum(axis=0))
@@ -71,8 +71,10 @@ def test_those_of_a_map_are_those_of_the_gram_matrix(kernel, rows, rng):
     F, W = features(K)
     rotation = np.linalg.qr(rng.normal(size=(F.shape[1], F.shape[1]))).Q  # another basis of the same features
     F, W = F @ rotation, W @ rotation
-    found = fisher.of_map(W, (F * classes.weights[:, None]).T @ F, classes.indicators().T @ F, classes, 0.1)
-    truth = fisher.solve(np.asfortranarray(K), classes, 0.1)
+    found = fisher.solve_discriminants_of_map(
+        W, (F * classes.weights[:, None]).T @ F, classes.indicators().T @ F, classes, 0.1
+    )
+    truth = fisher.solve_discriminants(np.asfortranarray(K), classes, 0.1)
     assert found.ridge == pytest.approx(truth.ridge, rel=1e-12)
     for mine, other in zip(outputs(kernel(X, X), found, classes), outputs(kernel(X, X), truth, classes), strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-8)
@@ -80,7 +82,7 @@ def test_those_of_a_map_are_those_of_the_gram_matrix(kernel, rows, rng):
 
 def test_the_sign_is_that_of_the_class_mean_of_largest_magnitude(rows):
     X, y = rows
-    found = fisher.solve(np.asfortranarray(X @ X.T), Classes(y, np.ones(90), 4), 0.1)
+    found = fisher.solve_discriminants(np.asfortranarray(X @ X.T), Classes(y, np.ones(90), 4), 0.1)
     largest = np.abs(found.means).argmax(axis=0)
     assert (found.means[largest, np.arange(3)] > 0).all()
 
@@ -89,15 +91,17 @@ def test_classes_in_fewer_dimensions_than_their_number_have_as_many_discriminant
     y = np.repeat(np.arange(4), 20)
     x = rng.normal(size=(80, 1)) + y[:, None]
     for by_eigenvalues in (False, True):
-        found = fisher.solve(np.asfortranarray(x @ x.T), Classes(y, np.ones(80), 4), 1.0, by_eigenvalues=by_eigenvalues)
+        found = fisher.solve_discriminants(
+            np.asfortranarray(x @ x.T), Classes(y, np.ones(80), 4), 1.0, by_eigenvalues=by_eigenvalues
+        )
         assert found.ratios.shape == (1,)
 
 
 def test_classes_with_equal_means_have_no_discriminant_and_their_priors_decide():
     x = np.array([[-1.0], [1.0], [-2.0], [0.0], [2.0]])
     classes = Classes(np.array([0, 0, 1, 1, 1]), np.ones(5), 2)
-    found = fisher.solve(np.asfortranarray(x @ x.T), classes, 1.0)
-    heads = fisher.heads(found, classes, None)
+    found = fisher.solve_discriminants(np.asfortranarray(x @ x.T), classes, 1.0)
+    heads = fisher.discriminant_heads(found, classes, None)
     assert heads["scores"].width == 0
     assert heads["decision_function"].offset == pytest.approx(-np.log(1.5))
 
@@ -106,26 +110,26 @@ def test_without_a_ridge_more_features_than_rows_are_refused_with_the_number(row
     X, y = rows
     K = kernels.Gaussian(1.0)(X, X)
     with pytest.raises(InvalidInputError, match=r"singular: .* has \d.*e-\d\d of its variance .* raise shrinkage"):
-        fisher.solve(np.asfortranarray(K), Classes(y, np.ones(90), 4), 0.0, by_eigenvalues=True)
+        fisher.solve_discriminants(np.asfortranarray(K), Classes(y, np.ones(90), 4), 0.0, by_eigenvalues=True)
 
 
 def test_without_a_ridge_few_features_have_plain_discriminants(rows):
     X, y = rows
-    found = fisher.solve(np.asfortranarray(X @ X.T), Classes(y, np.ones(90), 4), 0.0, by_eigenvalues=True)
+    found = fisher.solve_discriminants(np.asfortranarray(X @ X.T), Classes(y, np.ones(90), 4), 0.0, by_eigenvalues=True)
     np.testing.assert_allclose(found.ratios, dense(X, y, 0.0)[0], rtol=1e-9)
 
 
 def test_a_ridge_that_rounding_hides_is_refused_by_the_factor(rows):
     X, y = rows
     with pytest.raises(InvalidInputError, match="nothing beside the rounding"):
-        fisher.solve(np.asfortranarray(X @ X.T), Classes(y, np.ones(90), 4), 1e-13, by_eigenvalues=False)
+        fisher.solve_discriminants(np.asfortranarray(X @ X.T), Classes(y, np.ones(90), 4), 1e-13, by_eigenvalues=False)
 
 
 @pytest.mark.parametrize("by_eigenvalues", [False, True])
 def test_rows_that_are_equal_within_their_classes_are_refused(by_eigenvalues):
     x = np.repeat([[1.0, 2.0], [3.0, -1.0]], 5, axis=0)
     with pytest.raises(InvalidInputError, match="do not vary within their classes"):
-        fisher.solve(
+        fisher.solve_discriminants(
             np.asfortranarray(x @ x.T),
             Classes(np.repeat([0, 1], 5), np.ones(10), 2),
             1.0,
@@ -139,7 +143,7 @@ def test_a_matrix_that_the_ridge_does_not_make_definite_is_refused(rng):
     K = K @ K.T - 20 * np.eye(30)
     for by_eigenvalues in (False, True):
         with pytest.raises(NotPSDError, match="on_indefinite"):
-            fisher.solve(np.asfortranarray(K), classes, 1e-3, by_eigenvalues=by_eigenvalues)
+            fisher.solve_discriminants(np.asfortranarray(K), classes, 1e-3, by_eigenvalues=by_eigenvalues)
 
 
 def cross_validated(kernel, X, y, share, priors=None):
@@ -147,10 +151,10 @@ def cross_validated(kernel, X, y, share, priors=None):
     part, right = np.empty(len(y), int), 0
     part[np.argsort(y, kind="stable")] = np.arange(len(y)) % 5
     for held in (part == k for k in range(5)):
-        f = fisher.solve(
+        f = fisher.solve_discriminants(
             np.asfortranarray(kernel(X[~held], X[~held])), Classes(y[~held], np.ones((~held).sum()), 4), share
         )
-        T, constants = fisher.decision(f.means, np.bincount(y[~held]) / (~held).sum())
+        T, constants = fisher.decision_functions(f.means, np.bincount(y[~held]) / (~held).sum())
         right += (((kernel(X[held], X[~held]) @ f.weights - f.offset) @ T - constants).argmax(axis=1) == y[held]).sum()
     return right
 
@@ -163,16 +167,16 @@ def test_the_shrinkage_that_is_chosen_is_the_largest_of_those_that_predict_best(
     right = [cross_validated(kernel, X, y, share) for share in shrinkage.GRID]
     best = max(share for share, count in zip(shrinkage.GRID, right, strict=True) if count == max(right))
     assert len(set(right)) > 3
-    assert shrinkage.choose(np.asfortranarray(kernel(X, X)), Classes(y, np.ones(73), 4)) == best
+    assert shrinkage.choose_shrinkage(np.asfortranarray(kernel(X, X)), Classes(y, np.ones(73), 4)) == best
 
 
 def test_where_every_shrinkage_is_right_the_largest_is_chosen(rng):
     y = np.repeat([0, 1], 20)
     x = rng.normal(size=(40, 1)) + 100 * y[:, None]
-    assert shrinkage.choose(np.asfortranarray(x @ x.T), Classes(y, np.ones(40), 2)) == shrinkage.GRID[-1]
+    assert shrinkage.choose_shrinkage(np.asfortranarray(x @ x.T), Classes(y, np.ones(40), 2)) == shrinkage.GRID[-1]
 
 
 def test_a_row_that_is_alone_in_its_class_is_never_left_out(rows):
     X, y = rows[0][:41], np.append(np.arange(40) % 2, 2)
-    found = shrinkage.choose(np.asfortranarray(X @ X.T), Classes(y, np.ones(41), 3))
+    found = shrinkage.choose_shrinkage(np.asfortranarray(X @ X.T), Classes(y, np.ones(41), 3))
     assert found in shrinkage.GRID

@@ -15,24 +15,26 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import ClusterError, UnfitWorkerError
 from dkfm.execution import worker_checks
-from dkfm.execution.worker_checks import Demand
+from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.scoring import receipts
 from dkfm.sources.opening import open_source
-from dkfm.storage.output_location import Folder
+from dkfm.storage.output_location import LocalOutput
 from faults import harness
 
 
 @pytest.fixture
 def demand(tmp_path, rng):
     np.save(tmp_path / "rows.npy", rng.normal(size=(20, 3)))
-    source, place = open_source(tmp_path / "rows.npy"), Folder(tmp_path / "store")
+    source, place = open_source(tmp_path / "rows.npy"), LocalOutput(tmp_path / "store")
     (tmp_path / "store").mkdir()
     place.put("mark", b"text")
-    return Demand(place, "mark", b"text", worker_checks.versions_here(), 1000, 0, source, source.stamp())
+    return WorkerRequirements(place, "mark", b"text", worker_checks.local_versions(), 1000, 0, source, source.stamp())
 
 
 def changed(demand, **values):
-    return Demand(**{name: getattr(demand, name) for name in demand.__dataclass_fields__} | {"mark": "mark"} | values)
+    return WorkerRequirements(
+        **{name: getattr(demand, name) for name in demand.__dataclass_fields__} | {"mark": "mark"} | values
+    )
 
 
 def test_workers_that_are_fit_are_taken(threaded_client, demand):
@@ -49,18 +51,18 @@ def test_another_version_of_any_package_is_told_with_both(threaded_client, deman
 
 
 def test_another_patch_of_python_is_the_same_python():
-    assert worker_checks.versions_here()["python"] == ".".join(map(str, sys.version_info[:2]))
+    assert worker_checks.local_versions()["python"] == ".".join(map(str, sys.version_info[:2]))
 
 
 def test_a_worker_that_sees_another_store_is_named(threaded_client, demand, tmp_path):
     (tmp_path / "other").mkdir()
     for text in (None, b"texts", b"tex"):  # no mark, another one, a part of it
         if text is not None:
-            Folder(tmp_path / "other").put("mark", text)
+            LocalOutput(tmp_path / "other").put("mark", text)
         with pytest.raises(
             UnfitWorkerError, match=r"^The worker inproc://\S+ does not see the same .*other as the driver"
         ):
-            worker_checks.require_fit(threaded_client, changed(demand, place=Folder(tmp_path / "other")))
+            worker_checks.require_fit(threaded_client, changed(demand, place=LocalOutput(tmp_path / "other")))
 
 
 def test_a_worker_that_sees_other_rows_or_no_model_is_named(threaded_client, demand, tmp_path):
@@ -169,7 +171,7 @@ def test_a_worker_that_joins_unfit_is_left_aside_and_told_of(join, tmp_path):
         assert len(_workers(site)) == 2
     assert driver.returncode == 0, told
     assert told.count("It gets no more tasks of this job.") == 1
-    assert {receipt.worker for receipt in receipts.receipts(Folder(tmp_path / "out"))} == {first}
+    assert {receipt.worker for receipt in receipts.read_receipts(LocalOutput(tmp_path / "out"))} == {first}
     job.settle(tmp_path / "out")
 
 

@@ -107,10 +107,10 @@ def fitted(model, phi, X, y):
 
 def allowed(phi, model, Z, output):
     """Return what rounding allows the pair and its fold to differ by: 64 eps (sum |k| |W_map| |A| + |b|)."""
-    after = linear_models.linear(model).outputs[output][0]
+    after = linear_models.read_linear_model(model).outputs[output][0]
     head, eps = phi.model_.head(phi._output), np.finfo(phi.model_.dtype).eps
     K = np.asarray(phi.model_.kernel(Z, phi.model_.points), np.float64)
-    return 64 * eps * linear_models.magnitude(head, after, K).max(axis=1)
+    return 64 * eps * linear_models.sum_of_magnitudes(head, after, K).max(axis=1)
 
 
 def has(model, output):
@@ -345,7 +345,7 @@ def test_a_wrong_code_in_an_output_is_found_by_the_formula(tmp_path):
     assert dkfm.verify_scores(tmp_path / "model.zarr", X).worst <= 1
     from dkfm.scoring import outputs, verification
 
-    output = outputs.read(tmp_path / "model.zarr")
+    output = outputs.read_output(tmp_path / "model.zarr")
     receipts = verification.completion.told(output)
     model = dkfm.load(tmp_path / "other").model_
     with pytest.raises(CertificateError, match="predict"):

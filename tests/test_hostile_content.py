@@ -130,17 +130,17 @@ YAML = {
 def test_yaml_takes_no_more_than_it_says(text, tmp_path):
     (tmp_path / "slurm.yaml").write_text(text)
     with pytest.raises(InvalidInputError) as caught:
-        slurm_config.read_spec(str(tmp_path / "slurm.yaml"))
+        slurm_config.read_slurm_file(str(tmp_path / "slurm.yaml"))
     assert len(str(caught.value)) < 500
 
 
 def test_aliases_that_multiply_nothing_are_read(tmp_path):
     (tmp_path / "slurm.yaml").write_text("x: &x {wait: 2h}\ndkfm: *x")
-    assert slurm_config.read_spec(str(tmp_path / "slurm.yaml")).wait == 7200
+    assert slurm_config.read_slurm_file(str(tmp_path / "slurm.yaml")).wait == 7200
 
 
 def test_json_of_millions_of_empty_lists_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
     text = b'{"a": [' + b"[]," * 2_200_000 + b"[]]}"
     monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("parsed"))
     with pytest.raises(DamagedStoreError, match="lists and objects"):
-        json_documents.parsed(text, "x.json")
+        json_documents.parse_json(text, "x.json")

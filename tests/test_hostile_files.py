@@ -46,7 +46,7 @@ def a_hang_is_an_error(seconds=20):
 
 
 def opened_as_scheduler(path):
-    with connect.connected(str(path)):
+    with connect.connect(str(path)):
         pass
 
 
@@ -54,12 +54,12 @@ OPENED = {
     "x.npy": open_source,
     "x.npz": open_source,
     "x.parquet": open_source,
-    "labels": lambda path: options.labels(str(path), "--labels"),
+    "labels": lambda path: options.read_labels(str(path), "--labels"),
     "scheduler.json": opened_as_scheduler,
     "hosts": lambda path: ssh._hosts(str(path)),
-    "slurm.yaml": lambda path: slurm_config.read_spec(str(path)),
+    "slurm.yaml": lambda path: slurm_config.read_slurm_file(str(path)),
     "zarr.json": json_documents.read_json,
-    "part-00000.parquet": lambda path: output_location.Folder(path.parent).open(path.name),
+    "part-00000.parquet": lambda path: output_location.LocalOutput(path.parent).open(path.name),
     "c": model_store._sha256,
 }
 
@@ -94,7 +94,7 @@ def test_whatever_is_not_a_plain_file_is_refused_at_once(make, name, tmp_path, m
 def test_a_chunk_that_became_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "0")
     with a_hang_is_an_error(), pytest.raises(OSError, match="it is not a plain file"):
-        raw_chunks.fill(np.empty(3), tmp_path / "0", checked=False)
+        raw_chunks.read_chunk(np.empty(3), tmp_path / "0", checked=False)
 
 
 def test_a_file_is_open_as_any_other(tmp_path):
@@ -157,7 +157,7 @@ def test_npy_files_of_any_order_and_dtype_read_as_numpy_does(dtype, order, tmp_p
         read = source.read(part)
         np.testing.assert_array_equal(read, stored[part].astype(np.float64))
         assert read.dtype == np.float64
-    np.testing.assert_array_equal(npy.load(tmp_path / "x.npy"), stored)
+    np.testing.assert_array_equal(npy.load_npy(tmp_path / "x.npy"), stored)
 
 
 def test_rows_outlive_a_file_that_is_cut_short(tmp_path):
@@ -187,7 +187,7 @@ def test_a_npy_file_that_is_cut_while_it_is_read_is_an_error(dtype, order, tmp_p
         source.read(slice(3, 9))
 
 
-@pytest.mark.parametrize("read", [open_source, lambda path: options.labels(str(path), "--labels")])
+@pytest.mark.parametrize("read", [open_source, lambda path: options.read_labels(str(path), "--labels")])
 def test_a_header_of_gigabytes_takes_no_memory(read, tmp_path):
     code = (
         "import resource, sys; from pathlib import Path; from dkfm.cli import options as arguments\n"
@@ -261,7 +261,7 @@ def test_runs_of_rows_hold_at_most_what_is_planned_for_them(rng):
     for rows in (1, 2, 3, 7, 64, 100, 255, 299, 300, 400):
         most = max(X[at : at + rows].nnz for at in range(300))
         assert 2 * most <= source.values_of(rows) <= 2 * 2 * most + rows
-    pieces = csr.Pointers(X.nnz)
+    pieces = csr.PointerCheck(X.nnz)
     for part in np.array_split(X.indptr, 17):
         pieces.add(part)
     assert pieces.runs() == source.runs
@@ -274,10 +274,10 @@ def test_a_job_is_planned_for_the_heaviest_rows(tmp_path, rng):
     path = saved(tmp_path / "x.npz", np.ones(1000), np.arange(1000), heavy, (5000, 1000))
     for source in (open_source(path), MemorySource(sp.load_npz(path))):
         assert source.row_values < 5
-        plan = planning.plan(model, ["scores"], source)
+        plan = planning.plan_in_memory(model, ["scores"], source)
         assert plan.piece_rows * source.row_values < source.values_of(plan.piece_rows)
         light = MemorySource(sp.csr_array((5000, 1000)))
-        spare = planning.plan(model, ["scores"], light, plan.chunk_rows).task_bytes
+        spare = planning.plan_in_memory(model, ["scores"], light, plan.chunk_rows).task_bytes
         assert plan.task_bytes - spare > 2 * 16 * 1000
 
 

@@ -10,12 +10,12 @@ from dkfm.storage import zarr_store
 
 
 def put(path, text, **options):
-    with zarr_store.making(path, "gram", {"text": text}, [], **options):
+    with zarr_store.new_store(path, "gram", {"text": text}, [], **options):
         pass
 
 
 def told(path):
-    return zarr_store.require_own(path)["text"]
+    return zarr_store.require_own_store(path)["text"]
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def test_an_interrupted_removal_leaves_the_store_or_nothing(tmp_path, monkeypatc
     path = tmp_path / "store"
     put(path, "old")
     with interrupted_rename(monkeypatch, number, late):
-        zarr_store.remove_own(path, "gram")
+        zarr_store.remove_own_store(path, "gram")
     assert [found for found in tmp_path.iterdir() if found != path] == []
 
 

@@ -15,7 +15,7 @@ from dkfm.errors import (
 )
 from dkfm.execution import executors, task_runner
 from dkfm.execution.clusters import client as clusters
-from dkfm.execution.executors import Finished, Health
+from dkfm.execution.executors import ExecutorHealth, FinishedTask
 
 
 class Scripted:
@@ -24,7 +24,7 @@ class Scripted:
     threads = 2
 
     def __init__(self, outcome, health=None):
-        self.outcome, self.state = outcome, health or Health(running=("a", "b"))
+        self.outcome, self.state = outcome, health or ExecutorHealth(running=("a", "b"))
         self.waiting, self.submitted = deque(), []
 
     def submit(self, key, function, *arguments, workers=None):
@@ -32,7 +32,7 @@ class Scripted:
         ended = self.outcome(key[1], key[2])
         if ended is not None:
             wrong = isinstance(ended, BaseException)
-            self.waiting.append(Finished(key, None if wrong else ended, ended if wrong else None))
+            self.waiting.append(FinishedTask(key, None if wrong else ended, ended if wrong else None))
 
     def finished(self, timeout):
         return self.waiting.popleft() if self.waiting else None
@@ -57,7 +57,9 @@ def clock(monkeypatch):
 
 def go(executor, count, **options):
     found = []
-    tally = task_runner.run(executor, "test", abs, ((i,) for i in range(count)), count, False, found.append, **options)
+    tally = task_runner.run_tasks(
+        executor, "test", abs, ((i,) for i in range(count)), count, False, found.append, **options
+    )
     return tally, found
 
 
@@ -114,13 +116,13 @@ def copy_of(executor, number):
 
 def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts_once():
     executor = Scripted(lambda number, copy: None if number == 1 and copy == 0 else number)
-    executor.state = Health(running=("b",), silent=("a",), stuck=(("x", 1, 0),))
+    executor.state = ExecutorHealth(running=("b",), silent=("a",), stuck=(("x", 1, 0),))
     late = executor.submit
 
     def submit(key, function, *arguments, workers=None):
         late(key, function, *arguments, workers=workers)
         if key[1:] == (1, 1):  # the first one ends after all, as the second does
-            executor.waiting.append(Finished((key[0], 1, 0), 1))
+            executor.waiting.append(FinishedTask((key[0], 1, 0), 1))
 
     executor.submit = submit
     tally, found = go(executor, 3, stall=1000.0)
@@ -131,12 +133,12 @@ def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts
 
 def test_an_error_of_one_copy_is_none_of_the_job_while_another_is_under_way():
     executor = Scripted(lambda number, copy: None if copy == 0 else number)
-    executor.state = Health(running=("b",), silent=("a",), stuck=(("x", 0, 0),))
+    executor.state = ExecutorHealth(running=("b",), silent=("a",), stuck=(("x", 0, 0),))
     take = executor.submit
 
     def submit(key, *arguments, workers=None):
         if key[2] == 1:
-            executor.waiting.append(Finished((key[0], 0, 0), None, InvalidInputError("Late.")))
+            executor.waiting.append(FinishedTask((key[0], 0, 0), None, InvalidInputError("Late.")))
         take(key, *arguments, workers=workers)
 
     executor.submit = submit
@@ -145,18 +147,18 @@ def test_an_error_of_one_copy_is_none_of_the_job_while_another_is_under_way():
 
 def test_results_of_an_earlier_run_are_not_taken_for_this_one_s():
     executor = Scripted(lambda number, copy: number)
-    executor.waiting.append(Finished(("earlier", 0, 0), "not this"))
+    executor.waiting.append(FinishedTask(("earlier", 0, 0), "not this"))
     assert sorted(go(executor, 3)[1]) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
     ("health", "words"),
     [
-        (Health(answers=False), "the scheduler does not answer"),
-        (Health(), "there is no worker"),
-        (Health(paused=("a", "b")), "paused, without memory"),
-        (Health(silent=("tcp://a",)), "of tcp://a nothing is heard"),
-        (Health(running=("a",)), "give them a longer stall timeout"),
+        (ExecutorHealth(answers=False), "the scheduler does not answer"),
+        (ExecutorHealth(), "there is no worker"),
+        (ExecutorHealth(paused=("a", "b")), "paused, without memory"),
+        (ExecutorHealth(silent=("tcp://a",)), "of tcp://a nothing is heard"),
+        (ExecutorHealth(running=("a",)), "give them a longer stall timeout"),
     ],
 )
 def test_silence_ends_in_a_sentence_that_says_what_is_known(health, words):
@@ -174,8 +176,8 @@ def test_without_a_limit_a_task_takes_its_time_while_a_worker_is_well(monkeypatc
         nonlocal looks
         looks += 1
         if looks == 1000:
-            executor.waiting.append(Finished((executor.name, 0, 0), 0))
-        return Health(running=("a",)) if looks <= 1000 else Health()
+            executor.waiting.append(FinishedTask((executor.name, 0, 0), 0))
+        return ExecutorHealth(running=("a",)) if looks <= 1000 else ExecutorHealth()
 
     submit = executor.submit
 
@@ -185,7 +187,7 @@ def test_without_a_limit_a_task_takes_its_time_while_a_worker_is_well(monkeypatc
 
     executor.submit, executor.health = noted, health
     assert go(executor, 1)[1] == [0]
-    executor = Scripted(lambda number, copy: None, Health())
+    executor = Scripted(lambda number, copy: None, ExecutorHealth())
     with pytest.raises(StalledError, match="there is no worker"):
         go(executor, 1)
 
@@ -247,7 +249,7 @@ def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_sile
     assert executor.health().stuck == ()  # "a" may only be slow
     assert executor.health().stuck == (future.key,)
     executor._done.put((future, 7))
-    assert executor.finished(1) == Finished(future.key, 7)
+    assert executor.finished(1) == FinishedTask(future.key, 7)
     assert executor.health().stuck == ()
 
 

@@ -19,7 +19,7 @@ from dkfm import kernels
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels import serialization
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.euclidean import negative_squared_distances
+from dkfm.kernels.pairwise.euclidean import prepare_negative_squared_distances
 
 SIGNED = [
     kernels.Gaussian(1.5),
@@ -246,7 +246,7 @@ def test_float32_keeps_the_digits_of_short_distances(rng):
     X = 1 + rng.normal(size=(300, 30)).astype(np.float32)
     Y = (X + 0.03 * rng.normal(size=X.shape)).astype(np.float32)
     truth = ((X.astype(np.float64) - Y) ** 2).sum(1)
-    found = -np.diag(negative_squared_distances(Y, 30.0)(X)) * 900
+    found = -np.diag(prepare_negative_squared_distances(Y, 30.0)(X)) * 900
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, truth, rtol=1e-6)
 
@@ -319,7 +319,7 @@ def test_a_function_may_return_truth_values():
 def test_numbers_are_taken_from_numpy_and_zeros_have_no_sign():
     assert kernels.Gaussian(np.array(2.0)) == kernels.Gaussian(np.float32(2.0)) == kernels.Gaussian(2)
     assert kernels.from_sklearn("rbf", gamma=np.float32(0.5)) == kernels.Gaussian(1.0)
-    assert serialization.digest(kernels.Constant(-0.0)) == serialization.digest(kernels.Constant(0.0))
+    assert serialization.kernel_digest(kernels.Constant(-0.0)) == serialization.kernel_digest(kernels.Constant(0.0))
     assert serialization.to_config(kernels.Precomputed(np.int64(3)))["columns"] == 3
     assert kernels.Linear() / 4 == 0.25 * kernels.Linear()
     assert kernels.Product((kernels.Linear() * kernels.Gaussian(), kernels.Cosine())).factors[2] == kernels.Cosine()
@@ -743,12 +743,12 @@ def test_compiling_in_threads_leaves_numbas_setting_as_it_was(tmp_path):
     numba = pytest.importorskip("numba")
     from concurrent.futures import ThreadPoolExecutor
 
-    from dkfm.kernels.pairwise.columnwise_numba import compiled
+    from dkfm.kernels.pairwise.columnwise_numba import compile_sum
 
     before = numba.config.CACHE_DIR
     for round_ in range(10):
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda name, r=round_: compiled(name, tmp_path / str(r)), ["absolute", "minimum"] * 2))
+            list(pool.map(lambda name, r=round_: compile_sum(name, tmp_path / str(r)), ["absolute", "minimum"] * 2))
     assert before == numba.config.CACHE_DIR
 
 

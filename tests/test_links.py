@@ -15,7 +15,7 @@ CHANCES = [links.SIGMOID, links.SOFTMAX, links.MODIFIED_HUBER]
 
 
 def through(link, product):
-    return links.by_name(link)(product.copy(), lambda: pytest.fail("no diagonal is asked for"))
+    return links.link_by_name(link)(product.copy(), lambda: pytest.fail("no diagonal is asked for"))
 
 
 @given(PRODUCTS)
@@ -36,7 +36,7 @@ def test_chances_are_the_formulas_and_add_up_to_1(product):
         some = sums[:, 0] > 1e-300  # below that only logarithms have the shares
         np.testing.assert_allclose(found[some], (formula / np.where(sums > 0, sums, 1))[some], atol=1e-12)
         np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-12)
-        assert found.shape[1] == links.width(link, product.shape[1])
+        assert found.shape[1] == links.output_width(link, product.shape[1])
 
 
 @pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
@@ -47,7 +47,7 @@ def test_a_row_that_overflows_has_no_class_and_no_chances(lost, columns):
     with np.errstate(invalid="ignore"):
         for link in (links.ARGMAX, *CHANCES):
             found = through(link, product)
-            np.testing.assert_array_equal(links.is_valid(found), [True, False])
+            np.testing.assert_array_equal(links.valid_rows(found), [True, False])
         assert through(links.ARGMAX, product)[1, 0] == links.NO_CODE
 
 
@@ -57,4 +57,4 @@ def test_chances_of_all_but_impossible_classes_are_still_shares():
 
 def test_a_link_that_is_not_in_the_registry_is_refused():
     with pytest.raises(UnsupportedStoreError, match="no link 'exec'"):
-        links.by_name("exec")
+        links.link_by_name("exec")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm.numerics.matmul import multiply_by_narrow, parts_of, summed_values
+from dkfm.numerics.matmul import count_partial_products, partial_product_values, skinny_matmul
 
 
 @given(
@@ -20,12 +20,12 @@ def test_the_product_is_that_of_numpy(n, m, q, dtype, sliced):
     values, W = rng.normal(size=(n, m + 3)).astype(dtype), rng.normal(size=(m, q + 5)).astype(dtype)
     values, W = (values[:, :m], W[:, :q]) if sliced else map(np.ascontiguousarray, (values[:, :m], W[:, :q]))
     out = np.full((n, q), np.nan, dtype)
-    multiply_by_narrow(values, W, out)
+    skinny_matmul(values, W, out)
     expected, bound = values.astype(float) @ W.astype(float), np.abs(values).astype(float) @ np.abs(W).astype(float)
     assert (np.abs(out - expected) <= 64 * np.finfo(dtype).eps * bound).all()
 
 
 @pytest.mark.parametrize(("m", "q"), [(512, 1), (4000, 20), (10**5, 40), (3777, 7)])
 def test_the_memory_of_parts_is_less_than_that_of_weights_and_a_tile(m, q):
-    assert 2 <= parts_of(m, q) <= m // 128
-    assert summed_values(m, q) <= m * q
+    assert 2 <= count_partial_products(m, q) <= m // 128
+    assert partial_product_values(m, q) <= m * q

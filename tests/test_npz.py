@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm.core.rows import stored_values
+from dkfm.core.rows import row_values
 from dkfm.errors import InvalidInputError
 from dkfm.sources import npz
 from dkfm.sources.base import read_finite
@@ -34,7 +34,7 @@ def matrix(rng):
 @pytest.fixture(autouse=True)
 def forgotten():
     yield
-    npz.forget()
+    npz.clear_unpacked()
 
 
 def save(path, matrix, compressed=True):
@@ -119,7 +119,7 @@ def test_any_rows_of_any_matrix_are_read(n, d, density, compressed, dtype, data)
 @pytest.mark.parametrize("compressed", [True, False])
 def test_a_file_reads_as_the_matrix_in_memory(compressed, matrix, tmp_path):
     source, memory = open_source(save(tmp_path / "x.npz", matrix, compressed)), MemorySource(matrix)
-    assert (source.shape, source.row_values) == (memory.shape, memory.row_values) == ((200, 30), stored_values(matrix))
+    assert (source.shape, source.row_values) == (memory.shape, memory.row_values) == ((200, 30), row_values(matrix))
     read, expected = source.read(slice(20, 90)), memory.read(slice(20, 90))
     for part in ("data", "indices", "indptr"):
         np.testing.assert_array_equal(getattr(read, part), getattr(expected, part))
@@ -215,7 +215,7 @@ def test_headers_that_lie_are_refused_before_anything_is_unpacked(lie, matrix, t
     assert matrix.nnz == 600
     path = archive(tmp_path / "x.npz", members(matrix))
     np.testing.assert_array_equal(open_source(path).read(slice(0, 200)).toarray(), matrix.toarray())
-    npz.forget()
+    npz.clear_unpacked()
     monkeypatch.setattr(npz, "_mapped", lambda *_: unpacked.append(1))
     refusal(archive(path, members(matrix, **LIES[lie])))
     assert not unpacked
@@ -306,7 +306,7 @@ def test_what_does_not_fit_on_the_disk_is_refused_with_both_numbers(matrix, tmp_
     free = type("Usage", (), {"free": needed})
     monkeypatch.setattr(npz.shutil, "disk_usage", lambda _: free)
     source.read(slice(0, 1))
-    npz.forget()
+    npz.clear_unpacked()
     free.free = needed - 1
     with pytest.raises(InvalidInputError, match=rf"takes {needed} bytes .* {needed - 1} free: .*TMPDIR"):
         source.read(slice(0, 1))
@@ -341,7 +341,7 @@ def test_a_process_unpacks_a_file_once_whatever_threads_read_it_until_it_forgets
     np.testing.assert_array_equal(sp.vstack(parts).toarray(), matrix.toarray())
     open_source(path).read(slice(0, 10))
     assert len(unpacked) == 3
-    npz.forget()
+    npz.clear_unpacked()
     source.read(slice(0, 10))
     assert len(unpacked) == 6
 
@@ -356,7 +356,7 @@ def test_what_is_unpacked_has_no_name_and_its_room_is_free_once_it_is_forgotten(
     read = source.read(slice(0, 200))
     assert list(tmp_path.iterdir()) == [tmp_path / "x.npz"]
     assert held() == 3
-    npz.forget()
+    npz.clear_unpacked()
     assert held() == 0
     np.testing.assert_array_equal(read.toarray(), matrix.toarray())
 
@@ -373,7 +373,7 @@ def test_a_file_that_changed_has_another_stamp_and_is_refused(matrix, tmp_path):
     for _ in range(2):
         with pytest.raises(InvalidInputError, match="changed since it was opened; open it again"):
             source.read(slice(0, 10))
-        npz.forget()
+        npz.clear_unpacked()
     np.testing.assert_array_equal(open_source(path).read(slice(0, 10)).toarray(), 2 * matrix.toarray()[:10])
     again = open_source(path)
     path.unlink()

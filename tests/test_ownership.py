@@ -93,10 +93,10 @@ def test_a_page_replaces_only_an_earlier_page(tmp_path):
     y = ROWS[:, 0] > 0
     target = tmp_path / "page.html"
     for _ in range(2):
-        html_page.write(target, html_page.document("Kernels", [], [["kernel"]], []))
+        html_page.write_page(target, html_page.render_page("Kernels", [], [["kernel"]], []))
     target.write_text("my thesis")
     with pytest.raises(StoreExistsError, match="not a page of dkfm's; move it away, or choose another path"):
-        html_page.write(target, PAGE)
+        html_page.write_page(target, PAGE)
     np.save(tmp_path / "x.npy", ROWS)
     np.save(tmp_path / "y.npy", y.astype(int))
     words = ["compare", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--kernel", "linear", "--html"]
@@ -114,9 +114,9 @@ def test_a_report_of_dask_replaces_only_an_earlier_report(tmp_path):
     target = tmp_path / "report.html"
     target.write_text("my thesis")
     with pytest.raises(StoreExistsError, match="not a page of dkfm's"):
-        performance_report.require(str(target), "127.0.0.1:1")
+        performance_report.require_report(str(target), "127.0.0.1:1")
     target.write_text(PAGE)
-    performance_report.require(str(target), "127.0.0.1:1")
+    performance_report.require_report(str(target), "127.0.0.1:1")
     assert target.read_text() == PAGE
 
 

@@ -260,7 +260,7 @@ def test_parts_of_a_row_group_decode_it_once_and_another_opening_decodes_it_anew
     assert groups == [0, 1, 2]
     ParquetSource.open(path).read(slice(900, 950))
     assert groups == [0, 1, 2, 2]
-    chunk_cache.forget()
+    chunk_cache.clear_chunks()
     ParquetSource.open(path).read(slice(0, 800))  # whole row groups are not kept
     assert groups[4:] == [0, 1]
     assert len(chunk_cache._chunks) == 0
@@ -309,7 +309,7 @@ def test_reading_a_slice_holds_its_rows_and_two_row_groups_and_not_the_file(tmp_
     path = write(tmp_path / "x.parquet", table(rows, "abcdefghij"), 5000)
     source, pool, before = ParquetSource.open(path), pa.proxy_memory_pool(pa.default_memory_pool()), None
     source.read(slice(0, 10))
-    chunk_cache.forget()
+    chunk_cache.clear_chunks()
     before = pa.default_memory_pool()
     tracemalloc.start()
     pa.set_memory_pool(pool)

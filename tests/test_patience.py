@@ -75,7 +75,7 @@ PASSING = [answered(500), answered(503), answered(429), slow_down(), ConnectionR
 @pytest.mark.parametrize("error", PASSING, ids=repr)
 def test_a_store_that_fails_for_a_minute_and_a_half_is_waited_for(clock, files, error):
     request = Failing(clock, 90.0, error)
-    assert fsspec_options.patiently(files, request) == "answer"
+    assert fsspec_options.retry(files, request) == "answer"
     assert 90 <= clock.now <= 90 + fsspec_options._LONGEST_PAUSE
     assert 8 <= request.asked <= 30
 
@@ -83,7 +83,7 @@ def test_a_store_that_fails_for_a_minute_and_a_half_is_waited_for(clock, files, 
 def test_a_store_that_fails_for_good_is_given_up_after_two_minutes(clock, files):
     request = Failing(clock, np.inf, answered(503))
     with pytest.raises(OSError, match="status 503"):
-        fsspec_options.patiently(files, request)
+        fsspec_options.retry(files, request)
     assert 120 - fsspec_options._LONGEST_PAUSE <= clock.now <= 120
     longest = [min(0.5 * 2**i, fsspec_options._LONGEST_PAUSE) for i in range(len(clock.pauses))]
     assert all(most / 2 <= pause <= most for pause, most in zip(clock.pauses, longest, strict=True))
@@ -94,7 +94,7 @@ def test_a_store_that_fails_for_good_is_given_up_after_two_minutes(clock, files)
 def test_what_cannot_pass_is_raised_at_once(clock, files, error):
     request = Failing(clock, np.inf, error)
     with pytest.raises(type(error)):
-        fsspec_options.patiently(files, request)
+        fsspec_options.retry(files, request)
     assert (request.asked, clock.pauses) == (1, [])
 
 
@@ -164,13 +164,13 @@ def aws(monkeypatch, tmp_path):
 
 
 def test_what_the_user_says_of_attempts_is_what_counts(aws, clock, monkeypatch):
-    files, _ = fsspec_options.connected("s3://bucket/x", "x")
+    files, _ = fsspec_options.open_filesystem("s3://bucket/x", "x")
     assert files.config_kwargs == {**fsspec_options._S3_CONFIG, "retries": fsspec_options._S3_RETRIES}
 
     def attempts():
         clock.now, request = 0.0, Failing(clock, np.inf, answered(503))
         with pytest.raises(OSError, match="503"):
-            fsspec_options.patiently(files, request)
+            fsspec_options.retry(files, request)
         return request.asked
 
     assert attempts() > 5

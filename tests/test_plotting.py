@@ -155,9 +155,9 @@ def test_certificates_pair_landmarks_with_points_in_memory_or_not(rng):
     assert ax.get_title() == lazily.get_title() == "Errors of 262,144 pairs of landmarks and points"
     assert [p.get_height() for p in ax.patches] == [p.get_height() for p in lazily.patches]
     assert notes_of(ax) == ["512 of 700 landmarks, evenly spread"]
-    spread = certificate.spread(700)
-    found = phi.transform(X[spread]) @ phi.transform(Z[certificate.spread(1000)]).T
-    truth = kernels.Gaussian(1.0)(X[spread], Z[certificate.spread(1000)])
+    spread = certificate.sample_evenly(700)
+    found = phi.transform(X[spread]) @ phi.transform(Z[certificate.sample_evenly(1000)]).T
+    truth = kernels.Gaussian(1.0)(X[spread], Z[certificate.sample_evenly(1000)])
     shown = max(p.get_x() + p.get_width() for p in ax.patches if p.get_height())
     np.testing.assert_allclose(np.abs(found - truth).max(), shown, rtol=9)
 

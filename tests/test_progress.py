@@ -46,7 +46,7 @@ def terminal(monkeypatch):
 def long(monkeypatch):
     """Every Gram matrix takes long enough for a bar, and every root 40 seconds."""
     monkeypatch.setattr(progress, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(budget, "root_seconds", lambda n: 40.0)
+    monkeypatch.setattr(budget, "eigendecomposition_seconds", lambda n: 40.0)
     monkeypatch.setattr(budget, "pivots_seconds", lambda n, d, r: 40.0)
 
 
@@ -63,8 +63,8 @@ def test_a_fit_shows_its_tiles_and_the_time_that_the_root_will_take(estimator, t
 def test_the_time_of_the_root_is_told_before_it_begins(terminal, long, rng, monkeypatch):
     from dkfm.numerics import pca
 
-    stderr, told, solve = terminal(), [], pca.solve
-    monkeypatch.setattr(pca, "solve", lambda *args: told.append(stderr.getvalue()) or solve(*args))
+    stderr, told, solve = terminal(), [], pca.solve_components
+    monkeypatch.setattr(pca, "solve_components", lambda *args: told.append(stderr.getvalue()) or solve(*args))
     dkfm.KernelPCA(2).fit(rng.normal(size=(20, 3)))
     assert told == ["\rdkfm-root, about 40 s: 00:00"]
 
@@ -98,7 +98,7 @@ def test_small_fits_show_nothing(estimator, terminal, rng):
 def test_a_root_is_announced_from_two_seconds_on(terminal):
     stderr = terminal()
     for seconds, words in ((1.9, ""), (2.1, "\rdkfm-root, about 2 s: 00:00")):
-        with progress.of_call("dkfm-root", seconds, shown=True):
+        with progress.call_bar("dkfm-root", seconds, shown=True):
             assert stderr.getvalue() == words
 
 
@@ -176,12 +176,14 @@ def test_tasks_are_called_by_what_they_do_on_the_dashboard(threaded_client, rng,
     assert prefixes == {"dkfm-gram", "dkfm-score"}
 
 
-@given(st.integers(1, budget.LARGEST_ROOT - 1), st.integers(2, 9))
+@given(st.integers(1, budget.LARGEST_DENSE_N - 1), st.integers(2, 9))
 def test_the_seconds_of_a_root_grow_with_the_cube_of_its_rows(n, times):
-    assert budget.root_seconds(n) < budget.root_seconds(n + 1)
-    assert budget.root_seconds(times * n) == pytest.approx(times**3 * budget.root_seconds(n))
+    assert budget.eigendecomposition_seconds(n) < budget.eigendecomposition_seconds(n + 1)
+    assert budget.eigendecomposition_seconds(times * n) == pytest.approx(
+        times**3 * budget.eigendecomposition_seconds(n)
+    )
 
 
 def test_the_seconds_of_a_root_are_those_of_the_table_of_limits():
     for n, measured in ((2000, 1), (4000, 6), (8000, 50), (20_000, 13 * 60), (32_766, 3600)):
-        assert measured / 1.5 < budget.root_seconds(n) < 1.5 * measured
+        assert measured / 1.5 < budget.eigendecomposition_seconds(n) < 1.5 * measured

@@ -69,11 +69,11 @@ def edit(target, change):
 
 def mark(target, **fields):
     """Change receipts of the first chunk in a marker, whose digest is then right."""
-    output = outputs.read(target)
-    receipts = completion.told(output)
+    output = outputs.read_output(target)
+    receipts = completion.marker_receipts(output)
     for name, value in fields.items():
         object.__setattr__(receipts[0], name, value)
-    completion.complete(output, receipts)
+    completion.complete_output(output, receipts)
 
 
 @pytest.mark.parametrize("target", ["out", "out.parquet"])

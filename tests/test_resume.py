@@ -32,7 +32,7 @@ from dkfm.numerics.certificates import reference
 from dkfm.scoring import completion, outputs, tasks
 from dkfm.scoring import receipts as journal
 from dkfm.sources.opening import open_source
-from dkfm.storage.output_location import Folder
+from dkfm.storage.output_location import LocalOutput
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -85,7 +85,7 @@ def test_whatever_is_lost_or_damaged_is_made_again_and_nothing_else(made, tmp_pa
     target = tmp_path_factory.mktemp("job") / data.draw(st.sampled_from(["out", "out.parquet"]))
     score(made, target, output=["scores", "reconstruction_error"])
     good = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
-    output = outputs.read(target)
+    output = outputs.read_output(target)
     bad = data.draw(st.sets(st.integers(0, 4)))
     for number in bad:
         path = target / data.draw(st.sampled_from(output.form.files(number)))
@@ -317,11 +317,11 @@ def test_interrupted_is_a_sentence_and_what_is_done_stays(made, tmp_path, monkey
 
 def test_a_chunk_that_is_done_is_told_of_while_the_next_is_made(made, tmp_path, monkeypatch):
     """A kill then takes no more than what was in flight."""
-    score_chunk, place = tasks.score_chunk, Folder(tmp_path / "out")
+    score_chunk, place = tasks.score_chunk, LocalOutput(tmp_path / "out")
 
     def last_waits_for_the_receipts_of_all_others(work, number):
         deadline = time.monotonic() + 60
-        while number == 4 and {receipt.chunk for receipt in journal.receipts(place)} != {0, 1, 2, 3}:
+        while number == 4 and {receipt.chunk for receipt in journal.read_receipts(place)} != {0, 1, 2, 3}:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return score_chunk(work, number)
@@ -346,18 +346,18 @@ def test_a_silent_job_ends_within_its_stall_timeout(made, tmp_path, monkeypatch)
 def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     """A chunk whose receipt is true but whose scores are not: only the formula tells."""
     score(made, tmp_path / "out")
-    output = outputs.read(tmp_path / "out")
-    receipts = completion.told(output)
+    output = outputs.read_output(tmp_path / "out")
+    receipts = completion.marker_receipts(output)
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9
-    completion.remove(output, [2])
+    completion.remove_chunks(output, [2])
     from dkfm.scoring import chunk_files
 
-    (held,), _ = chunk_files.write(
+    (held,), _ = chunk_files.write_chunk_files(
         output.form, output.chunk(2), (chunk_files.Piece({"scores": part}) for part in [wrong]), lambda: None
     )
     receipts[2] = journal.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
-    completion.complete(output, receipts)
+    completion.complete_output(output, receipts)
     assert dkfm.verify_scores(tmp_path / "out").rows == 100
     with pytest.raises(CertificateError, match="row 47"):
         dkfm.verify_scores(tmp_path / "out", made / "rows.npy")
@@ -383,7 +383,7 @@ def test_every_output_of_every_map_is_within_what_rounding_allows_of_the_formula
     )
     assert dkfm.verify_scores(tmp_path / "out", tmp_path / "z.npy", sample=300).worst < 1
     # The formula is that of the documents, in one line of NumPy.
-    features, _ = reference.scores(phi.model_, "features", Z[:5])
+    features, _ = reference.reference_scores(phi.model_, "features", Z[:5])
     np.testing.assert_allclose(features, phi.transform(Z[:5]), atol=1e-4 if dtype == "float32" else 1e-9)
 
 
@@ -399,9 +399,9 @@ def test_a_model_that_moved_is_found_where_it_is_said_to_be(made, tmp_path):
 def test_receipts_survive_a_journal_whose_segments_are_damaged_or_a_stranger_s(made, tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "_LEAST", 60.0)  # one segment, at the end
     score(made, tmp_path / "out")
-    place = Folder(tmp_path / "out")
+    place = LocalOutput(tmp_path / "out")
     (segment,) = (tmp_path / "out" / "_journal").iterdir()
-    assert len(list(journal.receipts(place))) == 5
+    assert len(list(journal.read_receipts(place))) == 5
     good = json.loads(segment.read_text())
     rows = json.loads(good["receipts"])
     import google_crc32c
@@ -409,9 +409,9 @@ def test_receipts_survive_a_journal_whose_segments_are_damaged_or_a_stranger_s(m
     for wrong in ([], [1], [[]], [[1, 2]], [["a", *rows[0][1:]]], [[-1, *rows[0][1:]]], [[*rows[0], 1]], None, 5):
         text = json.dumps(wrong)
         segment.write_text(json.dumps({"crc32c": google_crc32c.value(text.encode()), "receipts": text}))
-        assert list(journal.receipts(place)) == []
+        assert list(journal.read_receipts(place)) == []
     segment.write_text(json.dumps(good | {"crc32c": good["crc32c"] ^ 1}))
-    assert list(journal.receipts(place)) == []
+    assert list(journal.read_receipts(place)) == []
     (tmp_path / "out" / "_COMPLETE").unlink()
     assert score(made, tmp_path / "out").scored_chunks == 5
 
@@ -562,15 +562,15 @@ def test_chunks_that_changed_places_after_they_were_opened_are_not_read(made, tm
 def test_a_driver_that_loses_a_chunk_as_it_completes_makes_it_again(made, tmp_path, monkeypatch):
     from dkfm.scoring import completion
 
-    complete, lost = completion.complete, []
+    complete, lost = completion.complete_output, []
 
     def taken(output, *told):
         complete(output, *told)
         if not lost:
             lost.append(1)
-            completion.remove(output, [2])
+            completion.remove_chunks(output, [2])
 
-    monkeypatch.setattr(completion, "complete", taken)
+    monkeypatch.setattr(completion, "complete_output", taken)
     score(made, tmp_path / "out")
     assert lost
     assert dkfm.verify_scores(tmp_path / "out").rows == 100

@@ -11,7 +11,7 @@ from dkfm.numerics import roots
 
 
 def fitted(kernel, X):
-    return roots.factor(np.asfortranarray(kernel(X)))
+    return roots.inverse_root(np.asfortranarray(kernel(X)))
 
 
 @given(st.lists(st.floats(1e-12, 1e6), min_size=1, max_size=30), st.floats(1e-3, 1e6))
@@ -36,7 +36,7 @@ def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_
     X = np.random.default_rng(seed).normal(size=(40, 2))
     k = kernels.Gaussian(sigma)
     found = fitted(k, X)
-    bounds = roots.parts_of_eigenvectors(found, k.diag(X))
+    bounds = roots.remaining_after_eigenvectors(found, k.diag(X))
     features = k(X) @ found.weights
     for r in (0, len(found.values) // 2, len(found.values)):
         truth = (1 - np.square(features[:, :r]).sum(axis=1)).max()
@@ -71,19 +71,19 @@ def test_a_landmark_that_is_not_among_the_sampled_rows_counts(rng):
 def test_heads_share_their_arrays_in_any_precision(rng):
     found = fitted(kernels.Gaussian(3.0), rng.normal(size=(60, 2)))
     for dtype in (np.float64, np.float32):
-        heads = roots.cast(roots.heads(found, "spectral"), np.dtype(dtype))
+        heads = roots.cast_heads(roots.map_heads(found, "spectral"), np.dtype(dtype))
         assert heads["features"].weights is heads["residual"].weights
         assert heads["features"].weights.dtype == dtype
-    same = roots.heads(found, "spectral")
-    assert roots.cast(same, np.dtype(np.float64))["features"].weights is same["features"].weights
+    same = roots.map_heads(found, "spectral")
+    assert roots.cast_heads(same, np.dtype(np.float64))["features"].weights is same["features"].weights
 
 
 def test_residuals_leave_out_what_rounding_made_of_the_last_eigenvectors(rng):
     found = fitted(kernels.Gaussian(3.0), rng.normal(size=(300, 2)))
-    head = roots.heads(found, "symmetric")["residual"]
+    head = roots.map_heads(found, "symmetric")["residual"]
     assert 0 < head.first < len(found.values)
     assert found.values[head.first - 1] > 64 * roots.EPS * found.values[0] >= found.values[head.first]
-    assert roots.heads(found, "symmetric")["features"].first is None
+    assert roots.map_heads(found, "symmetric")["features"].first is None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dkfm.errors import (
 from dkfm.files.object_store import Remote
 from dkfm.scoring import completion, outputs, receipts
 from dkfm.scoring import run as scoring
-from dkfm.storage.output_location import at
+from dkfm.storage.output_location import output_at
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
@@ -73,7 +73,7 @@ def test_a_job_at_urls_scores_what_one_here_does(job, tmp_path, name):
         chunk_rows=30,
         progress=False,
     )
-    here, there = outputs.read(tmp_path / name).form, outputs.read(place.join(name)).form
+    here, there = outputs.read_output(tmp_path / name).form, outputs.read_output(place.join(name)).form
     for number in range(4):
         for file in here.files(number):
             assert (tmp_path / name / file).read_bytes() == there.place.root.read(file)
@@ -166,7 +166,7 @@ def test_every_operation_at_which_a_job_ends_leaves_what_the_same_call_finishes(
 def test_a_damaged_object_is_told_by_readers_and_made_again_by_the_same_call(job, damage, name):
     _, _, place = job
     score(job, name)
-    output = outputs.read(place.join(name))
+    output = outputs.read_output(place.join(name))
     (file,) = output.form.files(2)
     good = output.root.read(file)
     if damage == "gone":
@@ -181,16 +181,16 @@ def test_a_damaged_object_is_told_by_readers_and_made_again_by_the_same_call(job
 
 
 def test_many_writers_of_one_chunk_leave_one_of_them_and_all_tell_of_it(job):
-    from dkfm.scoring.tasks import Work, score_chunk
+    from dkfm.scoring.tasks import ChunkWork, score_chunk
     from dkfm.sources.opening import open_source
 
     _, _, place = job
     score(job)
-    output = outputs.read(place.join("scores"))
+    output = outputs.read_output(place.join("scores"))
     digest, source = output.model["digest"], open_source(f"{place.url}/rows.npy")
-    completion.reopen(output)
-    completion.remove(output, [1])
-    work = Work(f"{place.url}/model", digest, (), False, source, 30, output, "raise")
+    completion.remove_marker(output)
+    completion.remove_chunks(output, [1])
+    work = ChunkWork(f"{place.url}/model", digest, (), False, source, 30, output, "raise")
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(lambda _: score_chunk(work, 1), range(8)))
     assert len({receipt.crc32c for receipt in told}) == 1
@@ -284,7 +284,7 @@ def test_workers_in_processes_of_their_own_score_at_urls(job, client):
     report = score(job, client=client)
     found = dkfm.open_scores(report.path).compute(scheduler="synchronous")
     np.testing.assert_allclose(found, fitted.transform(rows), atol=1e-12)
-    assert len(list(receipts.receipts(at(place.join("scores"))))) == 4
+    assert len(list(receipts.read_receipts(output_at(place.join("scores"))))) == 4
 
 
 def test_nothing_at_a_url_is_a_sentence(place):
@@ -296,7 +296,7 @@ def test_nothing_at_a_url_is_a_sentence(place):
 def test_a_write_that_comes_late_from_a_replaced_job_is_never_taken_for_this_one_s(job, rng):
     _, rows, place = job
     score(job)
-    output = outputs.read(place.join("scores"))
+    output = outputs.read_output(place.join("scores"))
     (file,) = output.form.files(1)
     stale = output.root.read(file)
     other = dkfm.KernelPCA(3, kernel=kernels.Gaussian(1.0)).fit(rng.normal(size=(60, 4)))
@@ -318,7 +318,7 @@ def test_a_write_that_comes_late_from_a_replaced_job_is_never_taken_for_this_one
 def test_objects_that_changed_places_are_not_read(job):
     _, _, place = job
     score(job)
-    output = outputs.read(place.join("scores"))
+    output = outputs.read_output(place.join("scores"))
     scores = dkfm.open_scores(f"{place.url}/scores")
     files = [output.form.files(number)[0] for number in range(2)]
     data = [output.root.read(file) for file in files]

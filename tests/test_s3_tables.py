@@ -51,8 +51,8 @@ def forgotten():
 
 def fresh():
     """Make this process one that has read nothing yet."""
-    npz.forget()
-    chunk_cache.forget()
+    npz.clear_unpacked()
+    chunk_cache.clear_chunks()
     parquet._tables.remove()
     parquet_footers._kept_metadata.cache_clear()
 
@@ -163,7 +163,7 @@ def test_only_the_row_groups_and_columns_that_are_wanted_are_asked_for(place, rn
     few.read(slice(0, 10))  # the footer
     asked, original = [], Remote.read
     monkeypatch.setattr(Remote, "read", lambda self, *where: asked.append(original(self, *where)) or asked[-1])
-    chunk_cache.forget()
+    chunk_cache.clear_chunks()
     found = few.read(slice(12_000, 13_000))
     np.testing.assert_array_equal(found, np.stack([columns["p7"], columns["p3"]], 1)[12_000:13_000])
     assert len(asked) == 2

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import dkfm
 from dkfm import kernels
-from dkfm.core.chunking import count
+from dkfm.core.chunking import count_tiles
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
@@ -38,7 +38,7 @@ from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.scoring import chunk_files, completion, outputs, planning, tasks
-from dkfm.scoring.chunk_files import Columns
+from dkfm.scoring.chunk_files import OutputColumns
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import ZarrSource
@@ -66,14 +66,14 @@ def write(output, number, values):
     """Write one chunk of an output of one array, as its task does."""
     pieces = (chunk_files.Piece({"scores": part}) for part in values)
     still = partial(outputs.require_run, output.root, output.run)
-    return chunk_files.write(output.form, output.chunk(number), pieces, still)
+    return chunk_files.write_chunk_files(output.form, output.chunk(number), pieces, still)
 
 
 def begun(root, rows, width, chunk_rows):
     """Make an output without chunks."""
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
-    columns = (Columns("scores", width, "kernelpca", "float64"),)
-    return outputs.create(outputs.Output(root, columns, rows, chunk_rows, "float64", *about), overwrite=False)
+    columns = (OutputColumns("scores", width, "kernelpca", "float64"),)
+    return outputs.create_output(outputs.Output(root, columns, rows, chunk_rows, "float64", *about), overwrite=False)
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 50))
@@ -238,7 +238,7 @@ def test_chunks_that_changed_places_are_found(job):
 
 def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
     score(job, chunk_rows=30)
-    before = outputs.read(job[2])
+    before = outputs.read_output(job[2])
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
         write(before, 0, (np.zeros((30, 3)) for _ in range(1)))
@@ -247,11 +247,11 @@ def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
 
 def test_a_run_that_was_replaced_does_not_complete_the_other(job):
     score(job, chunk_rows=30)
-    before = outputs.read(job[2])
-    receipts = completion.told(before)
+    before = outputs.read_output(job[2])
+    receipts = completion.marker_receipts(before)
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
-        completion.complete(before, receipts)
+        completion.complete_output(before, receipts)
     assert dkfm.verify_scores(job[2]).rows == 100
 
 
@@ -359,7 +359,7 @@ def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
 def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**9, 4), chunks=(10**6, 4), dtype="f8")
     with pytest.raises(InvalidInputError, match="raise chunk_rows"):
-        planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 100)
+        planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 100)
 
 
 MEMORY = [
@@ -399,20 +399,22 @@ def measured(model, names, folder, rng, monkeypatch):
     d = model.landmarks.shape[1]
     zarr.create_array(folder / "z.zarr", data=rng.normal(size=(3000, d)), chunks=(1000, d))
     source = open_source(folder / "z.zarr")
-    job = planning.plan(model, names, source, 1500)
+    job = planning.plan_in_memory(model, names, source, 1500)
     with single_blas_thread():
         model.kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
         prepare_scorer(model).several(names, np.ones((1, d)))
-    columns = tuple(Columns(name, model.head(name).width, name, model.head(name).dtype.name) for name in names)
+    columns = tuple(OutputColumns(name, model.head(name).width, name, model.head(name).dtype.name) for name in names)
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
-    output = outputs.create(outputs.Output(folder / "out", columns, 3000, 1500, "float64", *about), overwrite=False)
-    write_late(monkeypatch, count(1500, job.piece_rows))
+    output = outputs.create_output(
+        outputs.Output(folder / "out", columns, 3000, 1500, "float64", *about), overwrite=False
+    )
+    write_late(monkeypatch, count_tiles(1500, job.piece_rows))
     tracemalloc.start()
     try:
         scorer = prepare_scorer(model)
         kept = tracemalloc.get_traced_memory()[0]
         monkeypatch.setattr(tasks, "saved_scorer", lambda *_: scorer)
-        work = tasks.Work("", "", (), False, source, job.piece_rows, output, on_invalid="raise")
+        work = tasks.ChunkWork("", "", (), False, source, job.piece_rows, output, on_invalid="raise")
         with ThreadPoolExecutor(1) as fresh:  # this thread may have a buffer from before
             fresh.submit(tasks.score_chunk, work, 0).result()
         return job, kept, tracemalloc.get_traced_memory()[1] - kept
@@ -441,13 +443,13 @@ def test_the_memory_of_a_task_of_many_classes_is_at_most_what_was_planned(link, 
 
 def test_a_chunk_that_is_too_large_is_cut_evenly_and_counted_once_a_process(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**7, 4), chunks=(10**7, 4), dtype="f8")
-    job = planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
+    job = planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
     assert job.chunks * job.chunk_rows == 10**7
     assert job.piece_rows * 8 * 4 < 10**7  # it is long, and read in pieces
     # All tasks of a process share the chunk; before, a task was the whole of it, and a part of it was read with it all.
     assert job.model_bytes > 2 * 10**7 * 4 * 8 > 2 * job.task_bytes
     # A part that is not even may lie in two chunks: of both it takes its rows alone.
-    uneven = planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 30_000)
+    uneven = planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 30_000)
     assert uneven.model_bytes > 2 * 10**7 * 4 * 8 > 2 * uneven.task_bytes
 
 
@@ -483,7 +485,7 @@ def test_any_cut_of_the_sources_chunks_gives_the_same_scores(fitted, chunk, tmp_
 def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
     zarr.create_array(tmp_path / "z.zarr", data=np.ones((800, 4)), chunks=(100, 4))
     fitted.save(tmp_path / "model")
-    job = planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 800)
+    job = planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 800)
     assert (job.chunks, job.piece_rows) == (1, 200)
     events, read, several = [], ZarrSource.read, Scorer.several
     reading = threading.Event()
@@ -528,7 +530,7 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     monkeypatch.setattr(
         stored_weights._InStore, "__getitem__", lambda self, places: reads.append(places) or take(self, places)
     )
-    job = planning.plan(model, [output], open_source(Z), 60)
+    job = planning.plan_in_memory(model, [output], open_source(Z), 60)
     monkeypatch.setattr(memory, "available_memory", lambda: job.model_bytes + job.task_bytes - 1)
     monkeypatch.setattr("dask.system.CPU_COUNT", 1)
     report = dkfm.batch_score(tmp_path / "model", Z, tmp_path / "out", output=output, chunk_rows=60, progress=False)
@@ -558,22 +560,22 @@ def test_a_model_that_is_too_large_even_in_parts_is_refused_with_both_numbers(tm
 
 
 def test_a_streamed_model_that_is_replaced_or_moved_is_never_taken_for_another(tmp_path, rng):
-    from dkfm.execution.model_cache import forget, saved_scorer
+    from dkfm.execution.model_cache import get_saved_scorer, remove_model
 
     one, other = (dkfm.ExactFeatureMap(kernels.Gaussian(1.0)).fit(rng.normal(size=(30, 2))) for _ in range(2))
     one.save(tmp_path / "model")
     one.save(tmp_path / "copy")
     digest, Z = model_store.load_record(tmp_path / "model", streamed=True).digest, rng.normal(size=(5, 2))
-    scorer = saved_scorer(str(tmp_path / "model"), digest, streamed=True)
+    scorer = get_saved_scorer(str(tmp_path / "model"), digest, streamed=True)
     np.testing.assert_allclose(scorer("features", Z), one.transform(Z), atol=1e-12)
     other.save(tmp_path / "model", overwrite=True)
     with pytest.raises(DamagedStoreError, match="replaced"):
         scorer("features", Z)
-    again = saved_scorer(str(tmp_path / "copy"), digest, streamed=True)
+    again = get_saved_scorer(str(tmp_path / "copy"), digest, streamed=True)
     np.testing.assert_allclose(again("features", Z), one.transform(Z), atol=1e-12)
-    forget(digest)
-    assert saved_scorer(str(tmp_path / "copy"), digest, streamed=True) is not again
-    forget(digest)
+    remove_model(digest)
+    assert get_saved_scorer(str(tmp_path / "copy"), digest, streamed=True) is not again
+    remove_model(digest)
 
 
 def test_rows_of_a_streamed_task_are_as_many_as_memory_takes_whatever_the_chunks(tmp_path, rng):
@@ -599,7 +601,7 @@ def test_the_blocks_of_kernels_that_do_not_fill_or_that_widen_are_counted(kernel
     n, dtype = 3000, np.dtype(np.float32)
     heads = {"scores": Head(rng.normal(size=(n, 2)).astype(dtype))}
     model, Z = Model(kernel, rng.normal(size=(n, 20)).astype(dtype), heads), rng.normal(size=(4000, 20))
-    job, score = planning.plan(model, ["scores"], open_source(Z), 4000), prepare_scorer(model)
+    job, score = planning.plan_in_memory(model, ["scores"], open_source(Z), 4000), prepare_scorer(model)
     tracemalloc.start()
     try:
         with ThreadPoolExecutor(1) as fresh:
@@ -632,21 +634,23 @@ def test_weights_that_are_read_from_a_store_are_checked(tmp_path, rng):
 
 def test_a_scoring_task_pickles_to_under_ten_kilobytes(job):
     score(job)
-    work = tasks.Work(str(job[0]), "0" * 64, (), True, open_source(job[1]), 4, outputs.read(job[2]), "raise")
+    work = tasks.ChunkWork(
+        str(job[0]), "0" * 64, (), True, open_source(job[1]), 4, outputs.read_output(job[2]), "raise"
+    )
     assert len(pickle.dumps((tasks.score_chunk, work, 3))) < 5_000
 
 
 def test_a_replaced_model_is_not_taken_for_the_one_that_was_asked_for(job, rng):
-    from dkfm.execution.model_cache import saved_scorer
+    from dkfm.execution.model_cache import get_saved_scorer
 
     dkfm.KernelPCA(1).fit(rng.normal(size=(9, 4))).save(job[0], overwrite=True)
     with pytest.raises(DamagedStoreError, match="another model"):
-        saved_scorer(str(job[0]), "f" * 64)
+        get_saved_scorer(str(job[0]), "f" * 64)
 
 
 def test_chunks_of_a_plan_are_in_step_with_the_source(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**6, 4), chunks=(7_000, 4), dtype="f8")
-    job = planning.plan(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
+    job = planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"))
     assert job.chunk_rows % 7_000 == 0
     assert job.chunks == -(-(10**6) // job.chunk_rows)
     assert job.task_bytes > job.chunk_rows * 8 * 7
@@ -656,8 +660,8 @@ def test_chunks_of_a_plan_are_in_step_with_the_source(fitted, tmp_path):
 @pytest.mark.parametrize("rows", [1, 500, 240_000, 1_000_003])
 def test_no_thread_waits_for_the_last_chunk_of_another(rows, threads, fitted):
     source = MemorySource(np.broadcast_to(np.zeros(fitted.n_features_in_), (rows, fitted.n_features_in_)))
-    alone = planning.plan(fitted.model_, ["scores"], source)
-    job = planning.plan(fitted.model_, ["scores"], source, threads=threads)
+    alone = planning.plan_in_memory(fitted.model_, ["scores"], source)
+    job = planning.plan_in_memory(fitted.model_, ["scores"], source, threads=threads)
     assert job.chunk_rows <= alone.chunk_rows
     busiest = job.chunk_rows * -(-job.chunks // threads)
     assert job.chunks == alone.chunks if alone.chunks <= threads else busiest <= 1.02 * (rows / threads + threads)
@@ -676,7 +680,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and
 
 def test_a_run_that_is_replaced_while_a_task_scores_is_not_written_into(job):
     score(job, chunk_rows=30)
-    before = outputs.read(job[2])
+    before = outputs.read_output(job[2])
     (job[2] / "scores" / "c" / "0" / "0").unlink()
 
     def late():
@@ -703,7 +707,7 @@ def test_a_chunk_is_written_in_order_while_the_next_rows_are_made_and_no_more_ar
 
     score(job, chunk_rows=30)
     (job[2] / "scores" / "c" / "0" / "0").unlink()
-    (held_by_file,), found = write(outputs.read(job[2]), 0, pieces())
+    (held_by_file,), found = write(outputs.read_output(job[2]), 0, pieces())
     np.testing.assert_array_equal(zarr_store.open_array(job[2], "scores")[:30, 0], np.repeat(np.arange(10.0), 3))
     assert not held_by_file.invalid.any()
     assert not found

@@ -20,7 +20,7 @@ import pytest
 import dkfm
 from dkfm import kernels
 from dkfm.errors import BudgetError, StoreError, TemporaryStoreWarning
-from dkfm.estimators.fitting.training_data import training
+from dkfm.estimators.fitting.training_data import as_training_data
 from dkfm.execution import lazy_arrays
 from dkfm.files import local
 from dkfm.files import temporary as scratch
@@ -130,12 +130,12 @@ def test_the_next_fit_removes_what_a_killed_one_left_and_nothing_of_a_living_one
             killed.kill()
             killed.wait()
         assert len(left(temporary)) == 2
-        with build.stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
+        with build.open_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
             assert len(left(temporary)) == 2
         assert left(temporary) == [alive]
         living.kill()
         living.wait()
-    scratch.sweep(temporary)
+    scratch.remove_abandoned(temporary)
     assert left(temporary) == []
 
 
@@ -191,21 +191,21 @@ sys.stdin.read()
         script.kill()
         script.wait()
     assert len(left(temporary)) == 1
-    scratch.Folder("model").remove()
+    scratch.TemporaryFolder("model").remove()
     assert left(temporary) == []
 
 
 def test_a_lazy_gram_that_is_given_has_no_name_on_the_disk(temporary, rng):
     X = rng.normal(size=(50, 2))
     K = kernels.Linear()(X, X)
-    given = training(kernels.as_kernel("precomputed"), da.from_array(K, chunks=20))
+    given = as_training_data(kernels.as_kernel("precomputed"), da.from_array(K, chunks=20))
     assert left(temporary) == []
     np.testing.assert_array_equal(given.gram(None, None), K)
 
 
 def told(folder, **changes):
     """Make a temporary folder of this process whose record tells something else, and let its lock go."""
-    made = scratch.Folder("gram", folder)
+    made = scratch.TemporaryFolder("gram", folder)
     record = made.path / "owner.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
     fcntl.flock(made._record, fcntl.LOCK_UN)
@@ -229,7 +229,7 @@ def told(folder, **changes):
 )
 def test_a_folder_is_swept_where_its_process_has_ended_for_certain(tmp_path, changes, swept):
     path = told(tmp_path, **changes)
-    scratch.sweep(tmp_path)
+    scratch.remove_abandoned(tmp_path)
     expected = bool(scratch._host()["machine"]) if swept is None else swept
     assert path.exists() != expected
 
@@ -238,9 +238,9 @@ def test_a_folder_whose_lock_is_held_is_alive_whatever_its_record_tells(tmp_path
     path = told(tmp_path, pid=2**22 + 1)
     with (path / "owner.json").open("r+") as record:
         fcntl.flock(record, fcntl.LOCK_EX)
-        scratch.sweep(tmp_path)
+        scratch.remove_abandoned(tmp_path)
         assert path.exists()
-    scratch.sweep(tmp_path)
+    scratch.remove_abandoned(tmp_path)
     assert not path.exists()
 
 
@@ -265,7 +265,7 @@ def test_links_strangers_folders_and_what_has_no_record_are_not_touched(tmp_path
         planted = told(shared, pid=2**22 + 1)
         os.chown(planted / "owner.json", 65534, 65534)
     before = left(shared)
-    scratch.sweep(shared)
+    scratch.remove_abandoned(shared)
     assert left(shared) == before
     assert (precious / "owner.json").exists()
 
@@ -275,13 +275,13 @@ def test_links_inside_a_swept_folder_are_removed_and_not_followed(tmp_path):
     (tmp_path / "mine" / "thesis").touch()
     path = told(tmp_path, pid=2**22 + 1)
     (path / "link").symlink_to(tmp_path / "mine")
-    scratch.sweep(tmp_path)
+    scratch.remove_abandoned(tmp_path)
     assert left(tmp_path) == ["mine"]
     assert left(tmp_path / "mine") == ["thesis"]
 
 
 def test_only_the_owner_reads_a_temporary_folder(temporary):
-    with scratch.folder("slurm") as path:
+    with scratch.temporary_folder("slurm") as path:
         assert path.stat().st_mode & 0o777 == 0o700
         assert (path / "owner.json").stat().st_mode & 0o777 == 0o600
 
@@ -290,7 +290,7 @@ def test_signals_are_handled_in_the_main_thread_while_a_folder_is_there_and_wher
     seen = {}
 
     def look():
-        with scratch.folder("gram"):
+        with scratch.temporary_folder("gram"):
             seen.update({number: signal.getsignal(number) for number in ENDINGS})
 
     before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDINGS}
@@ -315,10 +315,10 @@ def test_a_large_temporary_store_is_announced_with_its_size_and_place(temporary,
     monkeypatch.setattr(scratch, "_ANNOUNCED", 10_000)
     X = rng.normal(size=(60, 2))
     words = rf"The Gram matrix takes 29.8 kB in {temporary}.*--workspace.*TMPDIR"
-    with pytest.warns(TemporaryStoreWarning, match=words), build.stored_gram(kernels.Linear(), X, tile_rows=30):
+    with pytest.warns(TemporaryStoreWarning, match=words), build.open_stored_gram(kernels.Linear(), X, tile_rows=30):
         pass
     with pytest.warns(TemporaryStoreWarning, match=r"The Gram matrix takes 28.8 kB"):
-        training(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))
+        as_training_data(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))
     monkeypatch.setattr(lazy_arrays, "SMALL_MODEL", 0)
     phi = dkfm.ExactFeatureMap("rbf").fit(X)
     with pytest.warns(TemporaryStoreWarning, match="The model for Dask's workers"):
@@ -331,10 +331,10 @@ def test_a_temporary_store_that_does_not_fit_is_refused_with_both_numbers_before
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, 20_000))
     X = rng.normal(size=(60, 2))
     words = r"The Gram matrix in .*29760 bytes.*20000 bytes.*workspace=.*--workspace.*TMPDIR"
-    with pytest.raises(BudgetError, match=words), build.stored_gram(kernels.Linear(), X, tile_rows=30):
+    with pytest.raises(BudgetError, match=words), build.open_stored_gram(kernels.Linear(), X, tile_rows=30):
         pass
     with pytest.raises(BudgetError, match=r"28800 bytes.*20000 bytes.*TMPDIR"):
-        training(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))
+        as_training_data(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))
     monkeypatch.setattr(lazy_arrays, "SMALL_MODEL", 0)
     phi = dkfm.ExactFeatureMap("rbf").fit(X)
     with pytest.raises(BudgetError, match="The model for Dask's workers"):

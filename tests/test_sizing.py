@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm.core.budget import told_time
+from dkfm.core.budget import format_seconds
 from dkfm.core.chunking import MAX_CHUNKS
 from dkfm.core.sizing import Constants, sizing
 from dkfm.errors import BudgetError, InvalidInputError
@@ -36,7 +36,7 @@ def zeros(*shape, dtype="f8"):
 def test_a_job_on_paper_has_the_tasks_and_the_bytes_of_a_plan(rows, n, d, p, machines, dtype):
     head = Head(zeros(n, p, dtype=dtype), zeros(p, dtype=dtype))
     model, source = Model(Gaussian(), zeros(n, d, dtype=dtype), {"scores": head}), MemorySource(zeros(rows, d))
-    plan = planning.plan(model, ["scores"], source, threads=16 * machines)
+    plan = planning.plan_in_memory(model, ["scores"], source, threads=16 * machines)
     free = Constants(scheduler_seconds=0.0)
     found = sizing(rows, n, d, p, machines=machines, itemsize=model.dtype.itemsize, constants=free)
     assert not found.asked
@@ -80,7 +80,7 @@ def test_where_the_scheduler_is_the_limit_the_refusal_says_how_many_rows_a_task_
         sizing(10**10, 20_000, 784, 100, chunk_rows=600)
     rows = int(re.search(r"chunk_rows of (\d+)", str(refusal.value))[1])
     assert sizing(10**10, 20_000, 784, 100, chunk_rows=rows).hours <= 1
-    with pytest.raises(BudgetError, match=f"on any number of machines, and {told_time(1.0)} are there: use fewer"):
+    with pytest.raises(BudgetError, match=f"on any number of machines, and {format_seconds(1.0)} are there: use fewer"):
         sizing(10**6, 20_000, 784, 100, chunk_rows=10**5, hours=1 / 3600)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError
 from dkfm.execution.clusters.slurm import slurm_cluster
-from dkfm.execution.clusters.slurm_config import read_spec
+from dkfm.execution.clusters.slurm_config import read_slurm_file
 from faults.harness import wait_for
 
 
@@ -73,16 +73,16 @@ def commands(tmp_path, monkeypatch):
 )
 def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(file, text, said):
     with pytest.raises(InvalidInputError, match=said) as refused:
-        read_spec(file(text))
+        read_slurm_file(file(text))
     assert str(refused.value).endswith(".")
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_a_named_error(tmp_path):
     with pytest.raises(InvalidInputError, match=r"none\.yaml cannot be read: No such file or directory"):
-        read_spec(str(tmp_path / "none.yaml"))
+        read_slurm_file(str(tmp_path / "none.yaml"))
     with pytest.raises(InvalidInputError, match="cannot be read: Is a directory"):
-        read_spec(str(tmp_path))
+        read_slurm_file(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_file_that_is_not_there_is_a_named_error(tmp_path):
     ],
 )
 def test_a_file_says_how_many_jobs_and_how_long_to_wait(file, text, minimum, maximum, wait):
-    spec = read_spec(file(text))
+    spec = read_slurm_file(file(text))
     assert (spec.minimum, spec.maximum, spec.wait) == (minimum, maximum, wait)
     assert "dkfm" not in spec.settings
 

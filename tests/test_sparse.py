@@ -65,7 +65,7 @@ def test_estimators_take_sparse_rows_as_they_take_dense_ones(kernel, points, tmp
     assert sparse.issparse(loaded.model_.landmarks)
     np.testing.assert_array_equal(loaded.transform(z), phi.transform(z))
     np.testing.assert_array_equal(loaded.verify().certificate.error, phi.certificate_.error)
-    assert inspection.describe(tmp_path / "model")["columns"] == 40
+    assert inspection.describe_store(tmp_path / "model")["columns"] == 40
 
 
 def test_the_users_rows_are_left_as_they_were_and_not_kept(points):
@@ -131,9 +131,9 @@ def test_a_kernel_of_dense_rows_says_so(points):
 @pytest.mark.parametrize("damage", ["indptr", "falling", "indices", "columns"])
 def test_arrays_that_do_not_make_rows_are_refused(damage, points, tmp_path):
     x = sparse.csr_array(points[0])
-    with zarr_store.making(tmp_path / "rows", "rows", {}, csr.array_names("rows")) as group:
-        csr.write(group, "rows", x)
-    np.testing.assert_array_equal(csr.read(tmp_path / "rows", "rows", 40, slice(5, 9)).toarray(), points[0][5:9])
+    with zarr_store.new_store(tmp_path / "rows", "rows", {}, csr.array_names("rows")) as group:
+        csr.write_csr(group, "rows", x)
+    np.testing.assert_array_equal(csr.read_csr(tmp_path / "rows", "rows", 40, slice(5, 9)).toarray(), points[0][5:9])
     columns = 40
     if damage == "columns":
         columns = 3
@@ -141,14 +141,14 @@ def test_arrays_that_do_not_make_rows_are_refused(damage, points, tmp_path):
         name, value = {"indptr": ("indptr", 10**6), "falling": ("indptr", 0), "indices": ("indices", -7)}[damage]
         zarr_store.open_array(tmp_path / "rows", f"rows.{name}", "r+")[-1 if damage == "indptr" else 3] = value
     with pytest.raises(StoreError, match="do not make rows"):
-        csr.read(tmp_path / "rows", "rows", columns)
+        csr.read_csr(tmp_path / "rows", "rows", columns)
 
 
 def test_a_sparse_row_counts_in_the_budget_as_what_it_holds():
     rng = np.random.default_rng(0)
     place = np.arange(10_000) // 10, rng.integers(10**6, size=10_000)
     x = sparse.csr_array((rng.uniform(size=10_000), place), shape=(1000, 10**6))
-    assert kernel_rows.stored_values(x) < 30
+    assert kernel_rows.row_values(x) < 30
     pca = dkfm.KernelPCA(2, kernel=kernels.Linear()).fit(x)
     assert pca.model_.nbytes < 10**6
     assert pca.model_.columns == 10**6

@@ -9,7 +9,7 @@ import oracles
 from dkfm import kernels
 from dkfm.errors import DkfmWarning, NotPSDError
 from dkfm.numerics import roots, scorer
-from dkfm.numerics.certificates.certificate import of_map, spread
+from dkfm.numerics.certificates.certificate import certify_map, sample_evenly
 from dkfm.numerics.model import Model
 
 
@@ -22,7 +22,7 @@ def test_eigh_works_in_place_from_the_lower_triangle(rng):
     K = np.asfortranarray(A + A.T)
     truth = np.linalg.eigvalsh(K)
     K[np.triu_indices(60, 1)] = np.nan
-    values, vectors = roots.eigh_lower(K)
+    values, vectors = roots.eigh_in_place(K)
     np.testing.assert_allclose(values, truth, atol=1e-12)
     assert np.shares_memory(vectors, K)
 
@@ -31,9 +31,10 @@ def test_eigh_works_in_place_from_the_lower_triangle(rng):
 @pytest.mark.parametrize("basis", ["symmetric", "spectral"])
 def test_k1_on_mnist_is_exact_to_thirteen_digits(mnist_247, basis):
     k = kernels.Polynomial(9, scale=1 / 784)
-    found = roots.factor(gram(k, mnist_247))
-    certificate = of_map(
-        scorer.prepare_scorer(Model(k, mnist_247, roots.heads(found, basis))), mnist_247[spread(len(mnist_247))]
+    found = roots.inverse_root(gram(k, mnist_247))
+    certificate = certify_map(
+        scorer.prepare_scorer(Model(k, mnist_247, roots.map_heads(found, basis))),
+        mnist_247[sample_evenly(len(mnist_247))],
     )
     assert len(found.values) == 1500
     assert certificate.error < 1e-13
@@ -44,8 +45,10 @@ def test_k1_on_mnist_is_exact_to_thirteen_digits(mnist_247, basis):
 @pytest.mark.parametrize("basis", ["symmetric", "spectral"])
 def test_k1_on_doubled_mnist_has_half_the_rank(mnist_247, basis):
     k, X = kernels.Polynomial(9, scale=1 / 784), np.repeat(mnist_247, 2, axis=0)
-    found = roots.factor(gram(k, X))
-    certificate = of_map(scorer.prepare_scorer(Model(k, X, roots.heads(found, basis))), X[spread(len(X))])
+    found = roots.inverse_root(gram(k, X))
+    certificate = certify_map(
+        scorer.prepare_scorer(Model(k, X, roots.map_heads(found, basis))), X[sample_evenly(len(X))]
+    )
     assert len(found.values) == 1500
     assert certificate.error < 1e-12
 
@@ -62,11 +65,13 @@ def test_k1_on_doubled_mnist_has_half_the_rank(mnist_247, basis):
     ],
 )
 def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
-    found = roots.factor(gram(kernel, X))
+    found = roots.inverse_root(gram(kernel, X))
     assert len(found.values) == rank
     assert len(found.dropped) == len(X) - rank
     for basis in ["symmetric", "spectral"]:
-        certificate = of_map(scorer.prepare_scorer(Model(kernel, X, roots.heads(found, basis))), X[spread(len(X))])
+        certificate = certify_map(
+            scorer.prepare_scorer(Model(kernel, X, roots.map_heads(found, basis))), X[sample_evenly(len(X))]
+        )
         assert certificate.error < 1e-13
 
 
@@ -75,7 +80,7 @@ def test_the_symmetric_map_is_the_dense_formula_in_both_of_its_forms(rng):
     for sigma, explicit in ((0.2, True), (1.0, False)):
         X = rng.normal(size=(100, 3))
         k = kernels.Gaussian(sigma)
-        heads = roots.heads(roots.factor(gram(k, X)), "symmetric")
+        heads = roots.map_heads(roots.inverse_root(gram(k, X)), "symmetric")
         assert (heads["features"].rotation is None) == explicit
         found = scorer.prepare_scorer(Model(k, X, heads))("features", Z)
         truth = oracles.symmetric_map(oracles.gaussian(X, X, sigma), oracles.gaussian(X, Z, sigma))
@@ -87,7 +92,7 @@ def test_an_indefinite_kernel_is_refused_with_both_ends_of_its_spectrum(rng):
     X = rng.normal(size=(50, 3))
     values = np.linalg.eigvalsh(sigmoid(X))
     with pytest.raises(NotPSDError) as caught:
-        roots.factor(gram(sigmoid, X))
+        roots.inverse_root(gram(sigmoid, X))
     assert f"{values[0]:.4g}"[:5] in str(caught.value)
     assert f"{values[-1]:.4g}"[:5] in str(caught.value)
 
@@ -95,7 +100,7 @@ def test_an_indefinite_kernel_is_refused_with_both_ends_of_its_spectrum(rng):
 def test_clipping_drops_the_negative_part_and_warns(rng):
     sigmoid, X = kernels.Function(lambda X, Y: np.tanh(2 * X @ Y.T - 1)), rng.normal(size=(50, 3))
     with pytest.warns(DkfmWarning, match="lambda_min"):
-        found = roots.factor(gram(sigmoid, X), on_indefinite="clip")
+        found = roots.inverse_root(gram(sigmoid, X), on_indefinite="clip")
     assert (found.dropped < 0).any()
     values = np.linalg.eigvalsh(sigmoid(X))[::-1]
     kept = values > 4 * np.finfo(float).eps * np.abs(values).max()
@@ -104,7 +109,7 @@ def test_clipping_drops_the_negative_part_and_warns(rng):
 
 def test_rcond_replaces_the_relative_cut(rng):
     k, X = kernels.Gaussian(3.0), rng.normal(size=(60, 2))
-    found = roots.factor(gram(k, X), rcond=1e-3)
+    found = roots.inverse_root(gram(k, X), rcond=1e-3)
     assert found.values[-1] > 1e-3 * found.values[0] >= found.dropped[0]
 
 
@@ -116,11 +121,11 @@ def noisy(rng, level):
 
 def test_noise_that_rounding_does_not_explain_is_one_warning_with_the_numbers(rng):
     with pytest.warns(DkfmWarning, match=r"eigenvalue of -\S+, more than rounding .* \d+ eigenvalues up to") as caught:
-        found = roots.factor(noisy(rng, 5e-15))
+        found = roots.inverse_root(noisy(rng, 5e-15))
     assert len(caught) == 1
     assert len(found.values) == 5
-    roots.factor(noisy(rng, 1e-17))  # no warning, which would be an error here
-    roots.factor(noisy(rng, 5e-15), rcond=1e-3)
+    roots.inverse_root(noisy(rng, 1e-17))  # no warning, which would be an error here
+    roots.inverse_root(noisy(rng, 5e-15), rcond=1e-3)
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -222,7 +222,7 @@ def _forge(saved, change):
     from dkfm.storage.model_store import _manifest_digest, _sha256
 
     edit(saved / "zarr.json", lambda m: change(m["attributes"]["dkfm"]))
-    sums = {n: _sha256(saved / n) for n in sorted(zarr_schema.files(saved)) if n != "_COMPLETE"}
+    sums = {n: _sha256(saved / n) for n in sorted(zarr_schema.list_files(saved)) if n != "_COMPLETE"}
     (saved / "_COMPLETE").write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
 
 
@@ -365,7 +365,7 @@ def test_a_killed_writers_partial_file_is_no_part_of_a_store(saved):
 
 
 def test_a_missing_chunk_reads_as_nan_and_zeros_are_written(tmp_path):
-    with zarr_store.making(tmp_path / "s", "scores", {}, ["x"]) as group:
+    with zarr_store.new_store(tmp_path / "s", "scores", {}, ["x"]) as group:
         zarr_store.add_array(group, "x", (4, 2), (2, 2))
     array = zarr_store.open_array(tmp_path / "s", "x", "r+")
     array[:2] = 0.0
@@ -374,7 +374,7 @@ def test_a_missing_chunk_reads_as_nan_and_zeros_are_written(tmp_path):
 
 
 def test_a_chunk_that_cannot_be_written_leaves_nothing_and_one_in_the_wrong_place_is_not_written(tmp_path, monkeypatch):
-    with zarr_store.making(tmp_path / "s", "scores", {}, ["x"]) as group:
+    with zarr_store.new_store(tmp_path / "s", "scores", {}, ["x"]) as group:
         zarr_store.add_array(group, "x", (25, 2), (10, 2))
     array = tmp_path / "s" / "x"
     for place, rows in (((0, 0), 5), ((2, 0), 10), ((3, 0), 5)):

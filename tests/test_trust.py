@@ -133,8 +133,8 @@ def test_every_kernel_with_a_function_goes_through_a_store(module, rows):
         kernels.Gaussian(2.0).warp(module.root) + 0.5 * kernels.Function(module.least),
     ):
         stored = json.loads(json.dumps(serialization.to_config(kernel)))
-        assert not serialization.is_value(kernel)
-        assert serialization.from_config(stored, serialization.functions(kernel)) == kernel
+        assert not serialization.is_code_free(kernel)
+        assert serialization.from_config(stored, serialization.function_paths(kernel)) == kernel
         with pytest.raises(UntrustedError):
             serialization.from_config(stored)
 
@@ -200,7 +200,7 @@ def test_a_function_that_raises_is_one_sentence_on_the_command_line(module, here
 @pytest.mark.parametrize("path", ["theirs:number", "theirs:none", "nowhere:f", "theirs:", ":f", ".x:f"])
 def test_a_path_that_leads_to_no_function_is_refused(path, module):
     with pytest.raises(KernelError, match=r"cannot be imported here|is not a function"):
-        serialization.imported(path)
+        serialization.import_function(path)
 
 
 def test_a_fitted_estimator_with_a_function_scores_on_a_cluster_without_being_asked(client, module, rows, tmp_path):

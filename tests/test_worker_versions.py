@@ -9,8 +9,8 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import DkfmWarning, UnfitWorkerError
 from dkfm.execution import blas_threads, worker_checks
-from dkfm.execution.worker_checks import Demand
-from dkfm.storage.output_location import Folder
+from dkfm.execution.worker_checks import WorkerRequirements
+from dkfm.storage.output_location import LocalOutput
 from faults import harness
 
 COMPUTING = ("numpy", "scipy", "numba", "llvmlite")
@@ -29,7 +29,7 @@ metadata.version = version
 
 def demand_of(versions):
     """Return a demand for versions and nothing else."""
-    return Demand(Folder("/"), "", b"", versions, 1000, 0, None, "")
+    return WorkerRequirements(LocalOutput("/"), "", b"", versions, 1000, 0, None, "")
 
 
 def blas_version_of(monkeypatch, found):
@@ -38,13 +38,13 @@ def blas_version_of(monkeypatch, found):
         libraries = SimpleNamespace(info=lambda: found)
         patch.setattr(blas_threads, "ThreadpoolController", lambda: SimpleNamespace(select=lambda **_: libraries))
         patch.setattr(blas_threads, "_blas", blas_threads._blas.__wrapped__)
-        return blas_threads.blas_version()
+        return blas_threads.blas_libraries()
 
 
 @pytest.mark.parametrize("name", COMPUTING)
 @pytest.mark.parametrize(("here", "there"), [("1.0", "2.0"), ("1.0", None), (None, "2.0")])
 def test_whatever_computes_is_refused_with_both_versions_absent_ones_too(monkeypatch, name, here, there):
-    versions = worker_checks.versions_here()
+    versions = worker_checks.local_versions()
     assert name in versions
     monkeypatch.setattr(worker_checks, "_version", (versions | {name: there}).get)
     fault = worker_checks._of_versions(demand_of(versions | {name: here}))
@@ -53,7 +53,7 @@ def test_whatever_computes_is_refused_with_both_versions_absent_ones_too(monkeyp
 
 
 def test_what_neither_has_is_no_difference(monkeypatch):
-    versions = worker_checks.versions_here() | {"numba": None, "llvmlite": None}
+    versions = worker_checks.local_versions() | {"numba": None, "llvmlite": None}
     monkeypatch.setattr(worker_checks, "_version", versions.get)
     assert worker_checks._of_versions(demand_of(versions)) == ""
 
@@ -85,11 +85,11 @@ def test_the_blas_that_is_compared_is_numpys_and_scipys_and_no_other_packages(mo
     assert blas_version_of(monkeypatch, [*own, *others]) == "openblas 1, openblas 2"
     assert blas_version_of(monkeypatch, others[1:]) == "openblas 4"
     assert blas_version_of(monkeypatch, []) == ""
-    assert blas_threads.blas_version() != ""
+    assert blas_threads.blas_libraries() != ""
 
 
 def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_allows_them(threaded_client, monkeypatch):
-    demand, answers = demand_of(worker_checks.versions_here()), {}
+    demand, answers = demand_of(worker_checks.local_versions()), {}
     one = "openblas 0.3.30 for SkylakeX"
     for worker in ("tcp://a:1", "tcp://b:2", "tcp://c:3"):
         answers[worker] = worker_checks._Answer("", one)
@@ -108,9 +108,9 @@ def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_al
 
 
 def test_a_worker_says_what_it_computes_with(threaded_client):
-    worker_checks.require_fit(threaded_client, demand_of(worker_checks.versions_here(tables=True)))
-    (answer,) = threaded_client.run(worker_checks._answer, demand_of(worker_checks.versions_here())).values()
-    assert answer == worker_checks._Answer("", f"{blas_threads.blas_version()} for {blas_threads.blas_processor()}")
+    worker_checks.require_fit(threaded_client, demand_of(worker_checks.local_versions(tables=True)))
+    (answer,) = threaded_client.run(worker_checks._answer, demand_of(worker_checks.local_versions())).values()
+    assert answer == worker_checks._Answer("", f"{blas_threads.blas_libraries()} for {blas_threads.blas_processors()}")
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_a_real_worker_without_numba_scores_nothing_for_a_driver_that_has_it(tmp
         told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address), code=1)
     told = harness.sentence(told)
     assert told.startswith("UnfitWorkerError: The worker tcp://127.0.0.1:")
-    assert f"has no numba, and the driver {worker_checks.versions_here()['numba']}; install the same on both." in told
+    assert f"has no numba, and the driver {worker_checks.local_versions()['numba']}; install the same on both." in told
     assert not list((tmp_path / "out").rglob("c/*"))
 
 
@@ -131,4 +131,4 @@ def test_the_gram_matrix_asks_for_the_same(threaded_client, tmp_path, monkeypatc
     rows, asked = np.random.default_rng(0).normal(size=(30, 2)), []
     monkeypatch.setattr(worker_checks, "require_fit", lambda client, demand: asked.append(demand.versions))
     dkfm.build_gram(kernels.Gaussian(1.0), rows, tmp_path / "gram", client=threaded_client)
-    assert asked == [worker_checks.versions_here()]
+    assert asked == [worker_checks.local_versions()]

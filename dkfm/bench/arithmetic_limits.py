@@ -9,12 +9,12 @@ import numpy as np
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
-from dkfm.core.scratch_buffers import aligned
+from dkfm.core.scratch_buffers import allocate_aligned
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Model
 
-__all__ = ["bare", "loop"]
+__all__ = ["bare_arithmetic", "bare_tile_loop"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,9 @@ class _Thread:
             np.matmul(values, self.weights, out=self.out[:n])
 
 
-def bare(rows: int, columns: int, n: int, width: int, dtype: str, tile: int, threads: int) -> Callable[[Path], None]:
+def bare_arithmetic(
+    rows: int, columns: int, n: int, width: int, dtype: str, tile: int, threads: int
+) -> Callable[[Path], None]:
     """Return what runs the arithmetic of a Gaussian's scores alone, with nothing to check and nothing to allocate.
 
     Parameters
@@ -57,7 +59,7 @@ def bare(rows: int, columns: int, n: int, width: int, dtype: str, tile: int, thr
     weights = rng.normal(size=(n, width)).astype(dtype)
 
     def thread() -> _Thread:
-        Z, values = rng.uniform(size=(tile, inner)).astype(dtype), aligned(tile * n * landmarks.itemsize)
+        Z, values = rng.uniform(size=(tile, inner)).astype(dtype), allocate_aligned(tile * n * landmarks.itemsize)
         values[:] = 0
         return _Thread(Z, landmarks, weights, values.view(dtype).reshape(tile, n), np.zeros((tile, width), dtype))
 
@@ -71,7 +73,7 @@ def bare(rows: int, columns: int, n: int, width: int, dtype: str, tile: int, thr
     return run
 
 
-def loop(model: Model, Z: Array, threads: int) -> Callable[[Path], None]:
+def bare_tile_loop(model: Model, Z: Array, threads: int) -> Callable[[Path], None]:
     """Return what scores rows in memory through dkfm's tile loop, without Dask and without files."""
     score, shares = scorer.prepare_scorer(model), list(row_slices(len(Z), -(-len(Z) // threads)))
 

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm.bench.competitors import FEW, Site
+from dkfm.bench.competitors import FEW, BenchSite
 from dkfm.bench.timing import Ratio
-from dkfm.bench.workloads import gaussian, random_components
+from dkfm.bench.workloads import default_gaussian, random_components
 from dkfm.core.sizing import Constants
 from dkfm.core.text_tables import Row
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.executors import Executor, executor
-from dkfm.execution.task_runner import run
+from dkfm.execution.executors import Executor, open_executor
+from dkfm.execution.task_runner import run_tasks
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
-from dkfm.scoring.prepare import Request, prepared
+from dkfm.scoring.prepare import JobRequest, prepare_job
 from dkfm.scoring.run import batch_score
-from dkfm.scoring.tasks import Work
+from dkfm.scoring.tasks import ChunkWork
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Measured", "measure", "run_nothing"]
+__all__ = ["MeasuredConstants", "measure_constants", "run_nothing"]
 
 _FEW, _MANY, _OUTPUTS = 10, 784, 20
 """Columns, few and many, and outputs: what a kernel's value costs is seen at few, its products at many."""
@@ -48,7 +48,7 @@ _UNITS = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredConstants:
     """What was measured of each constant, round by round."""
 
     rounds: Mapping[str, Sequence[float]]
@@ -67,7 +67,7 @@ class Measured:
         ]
 
 
-def measure(site: Site, n: int, rows: int, tasks: int, moved: int) -> Measured:
+def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved: int) -> MeasuredConstants:
     """Measure each constant, as often as there are rounds.
 
     Parameters
@@ -80,23 +80,23 @@ def measure(site: Site, n: int, rows: int, tasks: int, moved: int) -> Measured:
     moved : int
         Bytes that every thread reads, and that it writes.
     """
-    with executor(site.client) as running:
+    with open_executor(site.client) as running:
         few, many = (_loops(site, running, n, columns, rows) for columns in (_FEW, _MANY))
     products = [(b - a) / (_MANY - _FEW) for a, b in zip(few, many, strict=True)]
     values = [a - product * (_FEW + _OUTPUTS) for a, product in zip(few, products, strict=True)]
     read, written = _moves(site, moved)
     nothing = [run_nothing(site, tasks) for _ in range(site.rounds)]
     found = values, products, nothing, read, written
-    return Measured(dict(zip(_UNITS, found, strict=True)))
+    return MeasuredConstants(dict(zip(_UNITS, found, strict=True)))
 
 
-def _loops(site: Site, running: Executor, n: int, columns: int, rows: int) -> list[float]:
+def _loops(site: BenchSite, running: Executor, n: int, columns: int, rows: int) -> list[float]:
     """Return the seconds of a thread for a row and a landmark, of each round."""
     each: list[list[float]] = []
     for _ in range(site.rounds):
         taken: list[float] = []
         tasks = [(n, columns, rows)] * site.threads
-        run(running, "dkfm-bench-loop", _loop, tasks, len(tasks), progress=False, done=taken.append)
+        run_tasks(running, "dkfm-bench-loop", _loop, tasks, len(tasks), progress=False, done=taken.append)
         each.append(taken)
     return [median(taken) / (rows * n) for taken in each]
 
@@ -105,7 +105,7 @@ def _loop(n: int, columns: int, rows: int) -> float:
     """Score rows through components of random weights; return the seconds."""
     rng = np.random.default_rng([n, columns])
     head = Head(rng.normal(size=(n, _OUTPUTS)), np.zeros(_OUTPUTS))
-    score = scorer.prepare_scorer(Model(gaussian(columns), rng.normal(size=(n, columns)), {"scores": head}))
+    score = scorer.prepare_scorer(Model(default_gaussian(columns), rng.normal(size=(n, columns)), {"scores": head}))
     Z = rng.normal(size=(rows, columns))
     with single_blas_thread():
         score("scores", Z[:FEW])
@@ -114,7 +114,7 @@ def _loop(n: int, columns: int, rows: int) -> float:
         return time.thread_time() - start
 
 
-def _moves(site: Site, moved: int) -> tuple[list[float], list[float]]:
+def _moves(site: BenchSite, moved: int) -> tuple[list[float], list[float]]:
     """Return the bytes a second of a thread that reads, and of one that writes, of each round."""
     each = moved // (8 * _WIDE)
     jobs = {}
@@ -130,20 +130,20 @@ def _score(client: "Client", model: Path, source: Path, chunk_rows: int, destina
     batch_score(model, source, destination, client=client, chunk_rows=chunk_rows, progress=False)
 
 
-def run_nothing(site: Site, tasks: int) -> float:
+def run_nothing(site: BenchSite, tasks: int) -> float:
     """Run tasks that carry what those of a job do, and do nothing; return the scheduler's seconds for one."""
     model, source = site.saved(random_components(2, 1, 1)), site.rows(tasks, 1)
-    request = Request(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
-    with prepared(model, source, request, site.client) as job:
+    request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
+    with prepare_job(model, source, request, site.client) as job:
         digest, plan = job.record.digest, job.plan
-        work = Work(job.model, digest, job.trusted, plan.streamed, job.rows, plan.piece_rows, job.wanted, "raise")
+        work = ChunkWork(job.model, digest, job.trusted, plan.streamed, job.rows, plan.piece_rows, job.wanted, "raise")
         numbered = ((work, number) for number in range(tasks))
         before = _scheduler_seconds(site.client)
-        run(job.running, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)
+        run_tasks(job.running, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)
         return (_scheduler_seconds(site.client) - before) / tasks
 
 
-def _do_nothing(work: Work, number: int) -> int:
+def _do_nothing(work: ChunkWork, number: int) -> int:
     return number
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from dkfm.bench import sklearn_peers
-from dkfm.bench.timing import Times, in_turn
+from dkfm.bench.timing import Times, time_in_turn
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import DisagreementError
@@ -22,7 +22,7 @@ from dkfm.storage import zarr_store
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["DTYPES", "FEW", "Job", "Site", "products", "require_agreement", "signed"]
+__all__ = ["DTYPES", "FEW", "BenchSite", "Job", "align_signs", "require_agreement", "sample_inner_products"]
 
 DTYPES = {"float64": 1e-6, "float32": 1e-3}
 """What scores are computed in, and the difference, relative to the largest, at which rivals no longer agree."""
@@ -35,7 +35,7 @@ Job: TypeAlias = Callable[[Path, Path], object]
 
 
 @dataclass(frozen=True)
-class Site:
+class BenchSite:
     """Where jobs run.
 
     Attributes
@@ -76,13 +76,13 @@ class Site:
     def jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
         """Return scikit-learn's jobs by their rows a task: those whose blocks against n points fit into a worker."""
         there = memory.task_budget(self.client, self.threads)
-        peer = sklearn_peers.Peer.of(self.client, fitted, width)
+        peer = sklearn_peers.PeerOnWorkers.of(self.client, fitted, width)
         fitting = [rows for rows in self.chunks if 3 * 8 * rows * n <= there] or self.chunks[:1]
         return {f"{rows:,}": partial(peer.score, chunk_rows=rows) for rows in fitting}
 
     def timed(self, rivals: Mapping[str, Callable[[Path], object]], rounds: int | None = None) -> Times:
         """Time rivals in turn."""
-        return in_turn(rivals, rounds or self.rounds, self.folder / "out")
+        return time_in_turn(rivals, rounds or self.rounds, self.folder / "out")
 
 
 def _create(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: str = "float64") -> zarr_store.ZarrArray:
@@ -93,7 +93,7 @@ def _create(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: str = "f
 
 
 def require_agreement(
-    site: Site,
+    site: BenchSite,
     ours: Mapping[str, Job],
     theirs: Mapping[str, Job],
     rows: Array,
@@ -109,7 +109,7 @@ def require_agreement(
     theirs : mapping of str to Job
     rows : ndarray of shape (n, d)
     alike : callable
-        Makes two arrays of scores comparable: `signed` or `products`.
+        Makes two arrays of scores comparable: `align_signs` or `sample_inner_products`.
 
     Raises
     ------
@@ -133,11 +133,11 @@ def require_agreement(
                 )
 
 
-def signed(scores: Array, others: Array) -> tuple[Array, Array]:
+def align_signs(scores: Array, others: Array) -> tuple[Array, Array]:
     """Return the scores with the signs that bring each component nearest to the others', and these."""
     return scores * np.where((scores * others).sum(axis=0) < 0, -1.0, 1.0), others
 
 
-def products(features: Array, others: Array) -> tuple[Array, Array]:
+def sample_inner_products(features: Array, others: Array) -> tuple[Array, Array]:
     """Return the inner products of the first `FEW` rows with all: training rows, where all exact maps have the same."""
     return features[:FEW] @ features.T, others[:FEW] @ others.T

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["describe"]
+__all__ = ["describe_machine"]
 
 _LIBRARIES = ("numpy", "scipy", "scikit-learn", "dask", "distributed", "zarr")
 
 
-def describe(client: "Client") -> dict[str, str | int]:
+def describe_machine(client: "Client") -> dict[str, str | int]:
     """Return the facts of this machine and of a cluster; jobs on it compute with one BLAS thread a task."""
     from dask.system import CPU_COUNT
 

@@ -12,23 +12,23 @@ from math import sqrt
 from pathlib import Path
 
 from dkfm.bench import calibration, workloads
-from dkfm.bench.competitors import DTYPES, Site
-from dkfm.bench.machine import describe
+from dkfm.bench.competitors import DTYPES, BenchSite
+from dkfm.bench.machine import describe_machine
 from dkfm.core.text_tables import Row, Table
 from dkfm.errors import ClusterError
 from dkfm.execution.clusters.client import find_client
-from dkfm.execution.clusters.connect import connected
+from dkfm.execution.clusters.connect import connect
 from dkfm.execution.clusters.local import local_cluster
 from dkfm.files import temporary
 
-__all__ = ["FULL", "QUICK", "Sizes", "run"]
+__all__ = ["FULL", "QUICK", "BenchSizes", "run_benchmarks"]
 
 _LOW_RANK_SIGMA = 1.08
 """Of 2,000 standard normal points of the plane the rank is then about 250."""
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BenchSizes:
     """How much is measured.
 
     Attributes
@@ -80,7 +80,7 @@ class Sizes:
     sized_bytes: int
 
 
-FULL = Sizes(
+FULL = BenchSizes(
     rounds=3,
     fit_rounds=3,
     chunks=(1_000, 4_000, 16_000),
@@ -136,7 +136,7 @@ QUICK = replace(
 """Rows that make at least two tasks of dkfm's."""
 
 
-def run(sizes: Sizes, address: str | None, say: Callable[[str], None]) -> dict[str, object]:
+def run_benchmarks(sizes: BenchSizes, address: str | None, say: Callable[[str], None]) -> dict[str, object]:
     """Measure everything.
 
     Parameters
@@ -163,14 +163,16 @@ def run(sizes: Sizes, address: str | None, say: Callable[[str], None]) -> dict[s
     if find_client(None) is not None:
         raise ClusterError("A Dask client is current here, and dkfm bench compares with threads: close it first.")
     report: dict[str, object] = {"sizes": asdict(sizes)}
-    with temporary.folder("bench") as folder:
+    with temporary.temporary_folder("bench") as folder:
         with _site(address, folder, sizes) as site:
-            report["machine"] = machine = describe(site.client)
+            report["machine"] = machine = describe_machine(site.client)
             for name, fact in machine.items():
                 say(f"{name.replace('_', ' '):<22}{fact}")
             for name, table in _tables(site, sizes):
                 _tell(name, table, report, say)
-            measured = calibration.measure(site, sizes.sized_n, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes)
+            measured = calibration.measure_constants(
+                site, sizes.sized_n, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes
+            )
             title = "Constants of a sizing, with all threads at work"
             _tell("sizing", Table(title, measured.rows()), report, say)
             report["constants"] = asdict(measured.constants)
@@ -185,50 +187,50 @@ def _tell(name: str, table: Table, report: dict[str, object], say: Callable[[str
 
 
 @contextmanager
-def _site(address: str | None, folder: Path, sizes: Sizes) -> Iterator[Site]:
+def _site(address: str | None, folder: Path, sizes: BenchSizes) -> Iterator[BenchSite]:
     """Yield a site whose client is not the current one: a job that is given no client runs on threads."""
     from distributed import Client
 
     if address is not None:
-        with connected(address, current=False) as client:
-            yield Site(client, folder, sizes.chunks, sizes.rounds)
+        with connect(address, current=False) as client:
+            yield BenchSite(client, folder, sizes.chunks, sizes.rounds)
         return
     with local_cluster() as cluster, Client(cluster, set_as_default=False) as client:
-        yield Site(client, folder, sizes.chunks, sizes.rounds)
+        yield BenchSite(client, folder, sizes.chunks, sizes.rounds)
 
 
-def _tables(site: Site, sizes: Sizes) -> Iterator[tuple[str, Table]]:
+def _tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, Table]]:
     n, q = sizes.scored_n, sizes.components
-    cases = [workloads.scoring(site, n, q, columns, rows) for columns, rows in sizes.scored]
+    cases = [workloads.bench_scoring(site, n, q, columns, rows) for columns, rows in sizes.scored]
     title = f"KernelPCA, N = {n:,}, {q} components, Zarr to Zarr: times less than scikit-learn's float64"
     yield "scoring", Table(title, [row for case in cases for row in case.scores])
     title = "Those jobs beside their limit, the bare products and exponentials: its share of the loop and of the job"
     yield "limits", Table(title, [row for case in cases for row in case.shares])
-    odd = workloads.odd(site, sizes.odd, sizes.friendly, sizes.odd_rows)
+    odd = workloads.bench_odd_shapes(site, sizes.odd, sizes.friendly, sizes.odd_rows)
     yield "odd", Table("Unfriendly numbers beside friendly ones: time per kernel value", [odd])
-    laplacian = workloads.laplacian(site, sizes.laplacian_n, q, sizes.laplacian_rows)
+    laplacian = workloads.bench_laplacian(site, sizes.laplacian_n, q, sizes.laplacian_rows)
     title = f"KernelPCA of a Laplacian, {'with' if find_spec('numba') else 'without'} the extra fast: times less"
     yield "laplacian", Table(title, [laplacian])
     title = "Features, Zarr to Zarr: times less than scikit-learn's float64 Nystroem; errors of inner products"
     yield "features", Table(title, list(_features(site, sizes)))
-    fits = workloads.fits(site, sizes.fitted_n, sizes.fitted_columns, q, sizes.fit_rounds)
+    fits = workloads.bench_fits(site, sizes.fitted_n, sizes.fitted_columns, q, sizes.fit_rounds)
     yield "fits", Table("Fits in this process: times less than scikit-learn's", list(fits))
-    share = workloads.dask_share(site, sizes.dask_n, q, sizes.dask_rows)
+    share = workloads.bench_dask_overhead(site, sizes.dask_n, q, sizes.dask_rows)
     yield "dask", Table("Dask's share: times as long on the cluster as on a thread pool of this process", [share])
 
 
-def _features(site: Site, sizes: Sizes) -> Iterator[Row]:
+def _features(site: BenchSite, sizes: BenchSizes) -> Iterator[Row]:
     n, columns, rows = sizes.mapped_n, sizes.mapped_columns, sizes.mapped_rows
-    yield from workloads.features(site, sqrt(columns / 2), n, columns, rows, tuple(DTYPES))
-    yield from workloads.features(site, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
+    yield from workloads.bench_features(site, sqrt(columns / 2), n, columns, rows, tuple(DTYPES))
+    yield from workloads.bench_features(site, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
 
 
-def _growth(address: str | None, folder: Path, sizes: Sizes) -> Table:
+def _growth(address: str | None, folder: Path, sizes: BenchSizes) -> Table:
     rows = []
     for count, n in sizes.growth:
         jobs = []
         for _ in range(sizes.rounds):
             with _site(address, folder, sizes) as site:  # a fresh cluster of this machine: its peak is that of one job
-                jobs.append(workloads.grown(site, n, sizes.components, count))
-        rows.append(workloads.growth(jobs, n, count))
+                jobs.append(workloads.bench_growth_job(site, n, sizes.components, count))
+        rows.append(workloads.summarize_growth(jobs, n, count))
     return Table("As rows and N grow: time, the peak of the largest worker process, what was predicted", rows)

@@ -9,7 +9,7 @@ import numpy as np
 from dkfm.core.rows import Array
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.kernels.base import Kernel
-from dkfm.numerics.certificates.certificate import spread
+from dkfm.numerics.certificates.certificate import sample_evenly
 from dkfm.storage import zarr_store
 
 if TYPE_CHECKING:
@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from sklearn.decomposition import KernelPCA
     from sklearn.kernel_approximation import Nystroem
 
-__all__ = ["LaplacianComponents", "Peer", "Transformer", "components", "error", "nystroem"]
+__all__ = [
+    "LaplacianComponents",
+    "PeerOnWorkers",
+    "Transformer",
+    "largest_relative_error",
+    "sklearn_components",
+    "sklearn_nystroem",
+]
 
 
 class Transformer(Protocol):
@@ -30,14 +37,14 @@ class Transformer(Protocol):
         """Transform rows."""
 
 
-def components(gamma: float, q: int, solver: str, kernel: str = "rbf") -> "KernelPCA":
+def sklearn_components(gamma: float, q: int, solver: str, kernel: str = "rbf") -> "KernelPCA":
     """Return scikit-learn's KernelPCA, by default of a Gaussian ``exp(-gamma |x - y|^2)``."""
     from sklearn.decomposition import KernelPCA
 
     return KernelPCA(q, kernel=kernel, gamma=gamma, eigen_solver=solver, random_state=0)
 
 
-def nystroem(gamma: float, n: int) -> "Nystroem":
+def sklearn_nystroem(gamma: float, n: int) -> "Nystroem":
     """Return scikit-learn's Nystroem map on n points, with the same Gaussian."""
     from sklearn.kernel_approximation import Nystroem
 
@@ -48,7 +55,7 @@ class LaplacianComponents:
     """scikit-learn's KernelPCA does not know its Laplacian kernel by name: it is given the kernel's values."""
 
     def __init__(self, gamma: float, q: int) -> None:
-        self._gamma, self._components = gamma, components(gamma, q, "arpack", "precomputed")
+        self._gamma, self._components = gamma, sklearn_components(gamma, q, "arpack", "precomputed")
 
     def fit(self, X: Array) -> Self:
         """Fit to training rows."""
@@ -67,7 +74,7 @@ class LaplacianComponents:
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerOnWorkers:
     """A fitted estimator that lies on the workers already, as one key: no task carries it."""
 
     client: "Client"
@@ -75,7 +82,7 @@ class Peer:
     width: int
 
     @classmethod
-    def of(cls, client: "Client", fitted: Transformer, width: int) -> "Peer":
+    def of(cls, client: "Client", fitted: Transformer, width: int) -> "PeerOnWorkers":
         """Send an estimator to all workers."""
         return cls(client, client.scatter(fitted, broadcast=True, hash=False), width)
 
@@ -98,11 +105,11 @@ def _transform(rows: Array, estimator: Transformer) -> Array:
         return estimator.transform(rows)
 
 
-def error(estimator: Transformer, kernel: Kernel, X: Array, dtype: str) -> float:
+def largest_relative_error(estimator: Transformer, kernel: Kernel, X: Array, dtype: str) -> float:
     """Fit to rows of a precision and return what dkfm's certificate is: ``max |<f(x), f(z)> - k(x, z)| / max |k|``.
 
     Of at most 512 rows, evenly spread, those that the certificate of the same points takes.
     """
-    some, rows = spread(len(X)), X.astype(dtype)
+    some, rows = sample_evenly(len(X)), X.astype(dtype)
     F, K = estimator.fit(rows).transform(rows[some]).astype(np.float64), kernel(X[some], X[some])
     return float(np.abs(F @ F.T - K).max() / np.abs(K).max())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Ratio", "Times", "in_turn"]
+__all__ = ["Ratio", "Times", "time_in_turn"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Times:
         return Ratio.of(self.seconds[above], self.seconds[below])
 
 
-def in_turn(rivals: Mapping[str, Callable[[Path], object]], rounds: int, place: Path) -> Times:
+def time_in_turn(rivals: Mapping[str, Callable[[Path], object]], rounds: int, place: Path) -> Times:
     """Time rivals one after the other, `rounds` times; each round starts with another one.
 
     Parameters

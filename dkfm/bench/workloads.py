@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from dkfm.bench import arithmetic_limits, sklearn_peers
-from dkfm.bench.competitors import DTYPES, FEW, Job, Site, products, require_agreement, signed
+from dkfm.bench.competitors import DTYPES, FEW, BenchSite, Job, align_signs, require_agreement, sample_inner_products
 from dkfm.bench.timing import Ratio, Times
 from dkfm.core.rows import Array
 from dkfm.core.text_tables import Row
@@ -19,7 +19,7 @@ from dkfm.estimators import ExactFeatureMap, KernelPCA
 from dkfm.execution import memory, model_cache
 from dkfm.kernels import Gaussian, Laplacian
 from dkfm.numerics.model import Head
-from dkfm.scoring.planning import plan
+from dkfm.scoring.planning import plan_in_memory
 from dkfm.scoring.run import batch_score
 from dkfm.sources.opening import open_source
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = [
-    "Grown",
-    "Scored",
-    "dask_share",
-    "features",
-    "fits",
-    "gaussian",
-    "grown",
-    "growth",
-    "laplacian",
-    "odd",
+    "GrowthResult",
+    "ScoringResult",
+    "bench_dask_overhead",
+    "bench_features",
+    "bench_fits",
+    "bench_growth_job",
+    "bench_laplacian",
+    "bench_odd_shapes",
+    "bench_scoring",
+    "default_gaussian",
     "random_components",
-    "scoring",
+    "summarize_growth",
 ]
 
 _TILES = (256, 1024, 2048)
@@ -49,7 +49,7 @@ Rivals: TypeAlias = dict[str, Callable[[Path], object]]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoringResult:
     """A scoring job beside scikit-learn's, and beside its limit: a row for each precision."""
 
     scores: Sequence[Row]
@@ -57,7 +57,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Grown:
+class GrowthResult:
     """Seconds of a job, the peak of the largest worker process in bytes, and what was predicted of it."""
 
     seconds: float
@@ -65,32 +65,34 @@ class Grown:
     predicted: int
 
 
-def gaussian(columns: int) -> Gaussian:
+def default_gaussian(columns: int) -> Gaussian:
     """Return the Gaussian of gamma = 1 / d, scikit-learn's default."""
     return Gaussian(sqrt(columns / 2))
 
 
-def scoring(site: Site, n: int, q: int, columns: int, rows: int) -> Scored:
+def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> ScoringResult:
     """Score rows through q components of n landmarks."""
     X = _normal(n, columns)
     models = {dtype: _components(site, q, X, dtype) for dtype in DTYPES}
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(model)) for dtype, model in models.items()}
     # Lanczos, for its components are exact, so that the rivals can be held against each other.
-    theirs = site.jobs(sklearn_peers.components(1 / columns, q, "arpack").fit(X), n, q)
-    require_agreement(site, ours, theirs, _normal(FEW, columns), signed)
+    theirs = site.jobs(sklearn_peers.sklearn_components(1 / columns, q, "arpack").fit(X), n, q)
+    require_agreement(site, ours, theirs, _normal(FEW, columns), align_signs)
     source = site.rows(rows, columns)
     rivals = _jobs(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
-        rivals[f"loop {dtype}"] = arithmetic_limits.loop(model.model_, Z, site.threads)
+        rivals[f"loop {dtype}"] = arithmetic_limits.bare_tile_loop(model.model_, Z, site.threads)
         for tile in _TILES:
-            rivals[f"{dtype} {tile}"] = arithmetic_limits.bare(rows, columns, n, q, dtype, tile, site.threads)
+            rivals[f"{dtype} {tile}"] = arithmetic_limits.bare_arithmetic(
+                rows, columns, n, q, dtype, tile, site.threads
+            )
     times = site.timed(rivals)
     scores = [{"columns": columns, "rows": rows, "dtype": dtype, **_beside(times, dtype, theirs)} for dtype in DTYPES]
-    return Scored(scores, [{"columns": columns, "dtype": dtype, **_shares(times, dtype)} for dtype in DTYPES])
+    return ScoringResult(scores, [{"columns": columns, "dtype": dtype, **_shares(times, dtype)} for dtype in DTYPES])
 
 
-def _jobs(site: Site, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
+def _jobs(site: BenchSite, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
     """Give every job its rows: dkfm's stored in what it computes in, scikit-learn's in float64."""
     named = {name: partial(job, site.rows(rows, columns, name)) for name, job in ours.items()}
     return {**named, **{name: partial(job, site.rows(rows, columns)) for name, job in theirs.items()}}
@@ -120,18 +122,20 @@ def _shares(times: Times, dtype: str) -> Row:
     }
 
 
-def laplacian(site: Site, n: int, q: int, rows: int) -> Row:
+def bench_laplacian(site: BenchSite, n: int, q: int, rows: int) -> Row:
     """Score rows through q components of a kernel that no product gives."""
     X, kernel = _normal(n, _COLUMNS), Laplacian(float(_COLUMNS))
     model = site.saved(KernelPCA(q, kernel=kernel, workspace=site.folder).fit(X))
     ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
     theirs = site.jobs(sklearn_peers.LaplacianComponents(1 / _COLUMNS, q).fit(X), n, q)
-    require_agreement(site, ours, theirs, _normal(FEW, _COLUMNS), signed)
+    require_agreement(site, ours, theirs, _normal(FEW, _COLUMNS), align_signs)
     times = site.timed(_jobs(site, ours, theirs, rows, _COLUMNS))
     return {"columns": _COLUMNS, "N": n, "rows": rows, **_beside(times, "float64", theirs)}
 
 
-def odd(site: Site, unfriendly: tuple[int, int, int], friendly: tuple[int, int, int], rows: int) -> Row:
+def bench_odd_shapes(
+    site: BenchSite, unfriendly: tuple[int, int, int], friendly: tuple[int, int, int], rows: int
+) -> Row:
     """Score rows through models of (landmarks, columns, components) that are multiples of nothing, and that are."""
     rivals: Rivals = {}
     for name, (n, columns, q) in (("odd", unfriendly), ("friendly", friendly)):
@@ -151,13 +155,15 @@ def odd(site: Site, unfriendly: tuple[int, int, int], friendly: tuple[int, int, 
     }
 
 
-def features(site: Site, sigma: float, n: int, columns: int, rows: int, dtypes: tuple[str, ...]) -> Iterator[Row]:
+def bench_features(
+    site: BenchSite, sigma: float, n: int, columns: int, rows: int, dtypes: tuple[str, ...]
+) -> Iterator[Row]:
     """Map rows through the features of n points, in the cholesky basis."""
     X, kernel, gamma = _normal(n, columns), Gaussian(sigma), 0.5 / sigma**2
     maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=dtype).fit(X) for dtype in dtypes}
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(phi)) for dtype, phi in maps.items()}
-    theirs = site.jobs(sklearn_peers.nystroem(gamma, n).fit(X), n, n)
-    require_agreement(site, ours, theirs, np.vstack([X[:FEW], _normal(FEW, columns)]), products)
+    theirs = site.jobs(sklearn_peers.sklearn_nystroem(gamma, n).fit(X), n, n)
+    require_agreement(site, ours, theirs, np.vstack([X[:FEW], _normal(FEW, columns)]), sample_inner_products)
     times = site.timed(_jobs(site, ours, theirs, rows, columns))
     for dtype, phi in maps.items():
         yield {
@@ -168,16 +174,18 @@ def features(site: Site, sigma: float, n: int, columns: int, rows: int, dtypes: 
             "features": phi.rank_,
             **_beside(times, dtype, theirs),
             "error": phi.certificate_.error,
-            "Nystroem's": sklearn_peers.error(sklearn_peers.nystroem(gamma, n), kernel, X, dtype),
+            "Nystroem's": sklearn_peers.largest_relative_error(
+                sklearn_peers.sklearn_nystroem(gamma, n), kernel, X, dtype
+            ),
         }
 
 
-def fits(site: Site, n: int, columns: int, q: int, rounds: int) -> Iterator[Row]:
+def bench_fits(site: BenchSite, n: int, columns: int, q: int, rounds: int) -> Iterator[Row]:
     """Fit q components, and all features, to n rows; in this process, on all its cores."""
-    X, kernel, gamma = _normal(n, columns), gaussian(columns), 1 / columns
+    X, kernel, gamma = _normal(n, columns), default_gaussian(columns), 1 / columns
     pairs: list[tuple[sklearn_peers.Transformer, sklearn_peers.Transformer]] = [
-        (KernelPCA(q, kernel=kernel), sklearn_peers.components(gamma, q, "dense")),
-        (ExactFeatureMap(kernel, basis="cholesky"), sklearn_peers.nystroem(gamma, n)),
+        (KernelPCA(q, kernel=kernel), sklearn_peers.sklearn_components(gamma, q, "dense")),
+        (ExactFeatureMap(kernel, basis="cholesky"), sklearn_peers.sklearn_nystroem(gamma, n)),
     ]
     for ours, theirs in pairs:
         times = site.timed({"ours": _fit(ours, X), "theirs": _fit(theirs, X)}, rounds)
@@ -196,7 +204,7 @@ def _fit(estimator: sklearn_peers.Transformer, X: Array) -> Callable[[Path], obj
     return lambda _: estimator.fit(X)
 
 
-def dask_share(site: Site, n: int, q: int, rows: int) -> Row:
+def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
     """Score the same rows on the cluster and on threads of this process."""
     from dask.system import CPU_COUNT
 
@@ -216,20 +224,20 @@ def dask_share(site: Site, n: int, q: int, rows: int) -> Row:
     }
 
 
-def grown(site: Site, n: int, q: int, rows: int) -> Grown:
+def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult:
     """Score rows once on a cluster whose peak of memory is then that of this job."""
-    before = max(site.client.run(model_cache.process_bytes).values())
+    before = max(site.client.run(model_cache.baseline_memory).values())
     pca, source = random_components(n, q, _COLUMNS), site.rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.saved(pca))
     site.timed({"imports": partial(job, site.rows(FEW, _COLUMNS))}, 1)
     times = site.timed({"job": partial(job, source)}, 1)
     peak = max(site.client.run(memory.peak_memory).values())
-    job_plan = plan(pca.model_, ["scores"], open_source(source), threads=site.threads)
+    job_plan = plan_in_memory(pca.model_, ["scores"], open_source(source), threads=site.threads)
     predicted = job_plan.worker_bytes(max(site.client.nthreads().values()), before)
-    return Grown(times.median("job"), peak, predicted)
+    return GrowthResult(times.median("job"), peak, predicted)
 
 
-def growth(jobs: Sequence[Grown], n: int, rows: int) -> Row:
+def summarize_growth(jobs: Sequence[GrowthResult], n: int, rows: int) -> Row:
     """Return what jobs of the same size, each on a cluster of its own, took: medians."""
     seconds, peak = [job.seconds for job in jobs], median(job.peak for job in jobs)
     return {
@@ -243,14 +251,14 @@ def growth(jobs: Sequence[Grown], n: int, rows: int) -> Row:
     }
 
 
-def _components(site: Site, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
-    return KernelPCA(q, kernel=gaussian(X.shape[1]), dtype=dtype, workspace=site.folder).fit(X)
+def _components(site: BenchSite, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
+    return KernelPCA(q, kernel=default_gaussian(X.shape[1]), dtype=dtype, workspace=site.folder).fit(X)
 
 
 def random_components(n: int, q: int, columns: int) -> KernelPCA:
     """Return components with random weights: time and memory do not depend on them, and a fit to many rows is long."""
     X, weights = _normal(n, columns), np.random.default_rng(n).normal(size=(n, q))
-    pca = KernelPCA(1, kernel=gaussian(columns)).fit(_normal(FEW, columns))
+    pca = KernelPCA(1, kernel=default_gaussian(columns)).fit(_normal(FEW, columns))
     pca.model_ = replace(pca.model_, landmarks=X, heads={"scores": Head(weights, np.zeros(q))})
     return pca
 

@@ -17,7 +17,7 @@ import click
 from dkfm import __version__
 from dkfm.cli import commands, options, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
-from dkfm.core.printing import print_message, print_result, printable
+from dkfm.core.printing import escape_control_characters, print_message, print_result
 from dkfm.errors import DkfmError, StalledError
 from dkfm.files import temporary
 
@@ -36,7 +36,7 @@ class _Group(click.Group):
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # as click's
         """Run a command: of this process's own words as all that it does, of others beside what it does."""
         if args is None:
-            process.run(lambda: super(_Group, self).main(args, *others, **options))
+            process.run_command(lambda: super(_Group, self).main(args, *others, **options))
         return super().main(args, *others, **options)
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # as click's
@@ -53,7 +53,7 @@ class _Group(click.Group):
         except DkfmError as error:
             print_message(f"{type(error).__name__}: {error}")
             if isinstance(error, StalledError):
-                temporary.remove_all()
+                temporary.remove_all_folders()
                 os._exit(1)  # a thread that does not end would be waited for
             ctx.exit(1)
         except KeyboardInterrupt:
@@ -70,14 +70,14 @@ def _printable_usage() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        raise click.UsageError(printable(error.format_message()), error.ctx) from None
+        raise click.UsageError(escape_control_characters(error.format_message()), error.ctx) from None
 
 
 def _told_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Say a warning in a line, without the place in the code, which tells a user of commands nothing."""
-    return f"{printable(f'{category.__name__}: {message}')}\n"
+    return f"{escape_control_characters(f'{category.__name__}: {message}')}\n"
 
 
 _SCHEDULER = click.option(
@@ -132,9 +132,9 @@ def _client(address: str | None, page: str | None = None) -> "Iterator[Client | 
     if address is None:
         yield None
         return
-    from dkfm.execution.clusters.connect import connected
+    from dkfm.execution.clusters.connect import connect
 
-    with _terminable(), connected(address) as client, performance_report.reported(client, page):
+    with _terminable(), connect(address) as client, performance_report.write_report(client, page):
         yield client
 
 
@@ -161,14 +161,14 @@ def _client(address: str | None, page: str | None = None) -> "Iterator[Client | 
 @click.option("--on-indefinite", type=click.Choice(["raise", "clip"]), default="raise", show_default=True)
 @click.option(
     "--components",
-    callback=options.components,
+    callback=options.parse_components,
     metavar="NUMBER",
     help="Of a pca: how many, or below 1 the share of variance they explain; of fisher: how many; all by default.",
 )
 @click.option("--labels", metavar="FILE", help="Of fisher: a .npy file of one label for each row of TRAIN.")
 @click.option("--label-column", metavar="NAME", help="Of fisher, in place of it: a column of a table, of numbers.")
 @click.option(
-    "--shrinkage", callback=options.shrinkage, metavar="NUMBER", help="Of fisher: the ridge, or auto. [0.001]"
+    "--shrinkage", callback=options.parse_shrinkage, metavar="NUMBER", help="Of fisher: the ridge, or auto. [0.001]"
 )
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
 @click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
@@ -179,10 +179,10 @@ def _client(address: str | None, page: str | None = None) -> "Iterator[Client | 
 @_REPORT
 def fit(train: str, model: str, scheduler: str | None, page: str | None, **options: object) -> None:
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
-    from dkfm.cli.fit import Options, fitted
+    from dkfm.cli.fit import FitOptions, run_fit
 
-    performance_report.require(page, scheduler, train, model)
-    estimator = fitted(train, model, Options(**options), _client(scheduler, page))  # type: ignore[arg-type]  # click checks them
+    performance_report.require_report(page, scheduler, train, model)
+    estimator = run_fit(train, model, FitOptions(**options), _client(scheduler, page))  # type: ignore[arg-type]  # click checks them
     print_result(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
 
 
@@ -240,15 +240,15 @@ def score(
     """
     from dkfm.scoring.run import batch_score, plan_score
 
-    options.find_modules(*trusted)
-    performance_report.require(page, scheduler, model, input, output)
+    options.add_working_directory(*trusted)
+    performance_report.require_report(page, scheduler, model, input, output)
     with _terminable(), _client(scheduler, None if dry_run else page) as client:
         asked = {
-            "output": options.listed(names),
+            "output": options.parse_list(names),
             "client": client,
             "on_invalid": on_invalid,
             "chunk_rows": chunk_rows,
-            "columns": options.listed(columns),
+            "columns": options.parse_list(columns),
             "id_column": id_column,
             "overwrite": overwrite,
             "trusted": trusted,
@@ -294,8 +294,8 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
     from dkfm.errors import InvalidInputError
     from dkfm.storage import model_transfer
 
-    options.find_modules(*trusted)
-    if model_transfer.kind_of(path) == "scores":
+    options.add_working_directory(*trusted)
+    if model_transfer.store_kind(path) == "scores":
         from dkfm.scoring.verification import verify_scores
 
         found = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
@@ -305,7 +305,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
             print_result(f"{path}: {anew} of what rounding allows")
         return
     from dkfm.estimators import load
-    from dkfm.sources.base import sample as sample_of
+    from dkfm.sources.base import sample_rows as sample_of
     from dkfm.sources.opening import open_source
 
     estimator = load(path, trusted=trusted)
@@ -353,9 +353,9 @@ def _about(estimator: "KernelEstimator") -> str:
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def info(path: str, as_json: bool) -> None:
     """Say what a store of dkfm's is."""
-    from dkfm.cli.inspection import describe
+    from dkfm.cli.inspection import describe_store
 
-    facts = describe(path)
+    facts = describe_store(path)
     if as_json:
         print_result(json.dumps(facts))
         return

@@ -16,9 +16,9 @@ __all__ = ["bench", "compare", "demo"]
 @click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Where everything is put.")
 def demo(rows: int, directory: str) -> None:
     """Run the main job on real digits, on a cluster of this machine."""
-    from dkfm.cli.demo import run
+    from dkfm.cli.demo import run_demo
 
-    run(directory, rows, print_result)
+    run_demo(directory, rows, print_result)
 
 
 @click.command()
@@ -29,7 +29,9 @@ def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
     """Measure how fast dkfm is here, beside scikit-learn and beside the arithmetic alone."""
     from dkfm.bench import run
 
-    report = run.run(run.QUICK if quick else run.FULL, scheduler, (lambda _: None) if as_json else print_result)
+    report = run.run_benchmarks(
+        run.QUICK if quick else run.FULL, scheduler, (lambda _: None) if as_json else print_result
+    )
     if as_json:
         print_result(json.dumps(report))
 
@@ -67,14 +69,14 @@ def compare(
     from dkfm.sources.base import Named
     from dkfm.sources.opening import open_source
 
-    kernels = [options.kernel(word) for word in words]
+    kernels = [options.parse_kernel(word) for word in words]
     if html is not None:
         pyplot()
-        options.require_writable(html)
+        options.require_writable_folder(html)
         html_page.require_replaceable(Path(html).resolve())
-    y = options.labels(labels, "--labels")
-    t = None if test_labels is None else options.labels(test_labels, "--test-labels")
-    rows = open_source(train, columns=options.listed(columns), id_column=id_column)
+    y = options.read_labels(labels, "--labels")
+    t = None if test_labels is None else options.read_labels(test_labels, "--test-labels")
+    rows = open_source(train, columns=options.parse_list(columns), id_column=id_column)
     if html is not None:
         read = [
             locate(test) if test is not None else None,

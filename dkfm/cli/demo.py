@@ -23,7 +23,7 @@ from dkfm.scoring.readers import open_scores
 from dkfm.scoring.run import batch_score
 from dkfm.storage import zarr_store
 
-__all__ = ["run"]
+__all__ = ["run_demo"]
 
 KERNEL = Gaussian(2.0)
 """On pixels scaled to [0, 1]."""
@@ -63,7 +63,7 @@ class Digits:
         return cls(images[first] / 16, labels[first], images[rest] / 16, labels[rest])
 
 
-def run(directory: str | Path, rows: int, say: Callable[[str], None]) -> None:
+def run_demo(directory: str | Path, rows: int, say: Callable[[str], None]) -> None:
     """Run the demo in a directory and say, line by line, what came out.
 
     Parameters
@@ -91,7 +91,7 @@ def run(directory: str | Path, rows: int, say: Callable[[str], None]) -> None:
         seconds = _seconds(
             lambda: build_gram(KERNEL, digits.train, workspace_path(KERNEL, digits.train, folder), tile_rows=TILE)
         )
-        tiles = len(list(chunking.lower_tiles(TRAINING, TILE)))
+        tiles = len(list(chunking.lower_triangle_tiles(TRAINING, TILE)))
         say(f"Gram          {tiles} tiles of {TILE} x {TILE} in {seconds:.1f} s")
         phi = ExactFeatureMap(KERNEL, tile_rows=TILE, workspace=folder).fit(digits.train)
         phi.save(folder / "features")
@@ -125,7 +125,7 @@ def _start_clean(folder: Path) -> None:
         gram = workspace_path(KERNEL, Digits.load().train, folder).name
         for name, kind in {**_STORES, gram: "gram"}.items():
             if zarr_store.is_taken(folder / name):
-                zarr_store.remove_own(folder / name, kind)
+                zarr_store.remove_own_store(folder / name, kind)
         for name in _PICTURES:
             (folder / name).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _write_rows(path: Path, images: Array, rows: int) -> None:
     """Write the scoring set, chunk by chunk: held-out digits shifted by up to one pixel, with seeded noise."""
-    with zarr_store.making(path, "rows", {}, ["rows"]) as group:
+    with zarr_store.new_store(path, "rows", {}, ["rows"]) as group:
         array = zarr_store.add_array(group, "rows", (rows, images.shape[1]), (min(_CHUNK, rows), images.shape[1]))
         for part in chunking.row_slices(rows, _CHUNK):
             array[part] = _shifted(images, part.stop - part.start, np.random.default_rng([_SEED, part.start]))

@@ -25,7 +25,7 @@ from dkfm.storage import model_transfer
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
 
-__all__ = ["Options", "fitted"]
+__all__ = ["FitOptions", "run_fit"]
 
 _OF_FEATURES = "basis", "centered", "landmarks", "n_landmarks", "tol"
 _OF_FISHER = "labels", "label_column", "shrinkage"
@@ -33,7 +33,7 @@ _SHARED = "tile_rows", "workspace", "on_indefinite", "dtype", "progress"
 
 
 @dataclass(frozen=True)
-class Options:
+class FitOptions:
     """The options of `dkfm fit` of these names."""
 
     method: str
@@ -72,23 +72,23 @@ class Options:
             raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
 
 
-def fitted(train: str, model: str, options: Options, cluster: AbstractContextManager[object]) -> KernelEstimator:
+def run_fit(train: str, model: str, options: FitOptions, cluster: AbstractContextManager[object]) -> KernelEstimator:
     """Fit what the options say to the rows of a source, and save it; `cluster` is entered while it is fitted."""
     options.require()
-    arguments.find_modules(options.kernel)
-    chosen = serialization.by_name(options.kernel, arguments.parameters(options.param))
+    arguments.add_working_directory(options.kernel)
+    chosen = serialization.kernel_by_name(options.kernel, arguments.parse_parameters(options.param))
     serialization.to_config(chosen)  # what cannot be saved is told before hours of work
     estimator = _estimator(chosen, options)
-    model_transfer.require_free(model)
-    whole = open_source(train, columns=arguments.listed(options.columns), id_column=options.id_column)
+    model_transfer.require_free_location(model)
+    whole = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
     read = [whole.location, None if options.labels is None else Path(options.labels)]
     require_apart(locate(model), "model", read)
     if options.workspace is not None:
         require_outside(local_path(options.workspace).absolute(), "workspace", read)
-    with change_detection.watching(whole) as watch:
+    with change_detection.watch(whole) as watch:
         source, labels = _labelled(whole, train, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
-            memory.require_driver(source.shape[0], source.row_values, chosen.peak_blocks, chosen.landmark_copies)
+            memory.require_driver_memory(source.shape[0], source.row_values, chosen.peak_blocks, chosen.landmark_copies)
         rows = source.read(slice(0, source.shape[0]))
         watch.require_same("read", "fit again")
     with cluster:
@@ -99,7 +99,7 @@ def fitted(train: str, model: str, options: Options, cluster: AbstractContextMan
     return estimator
 
 
-def _estimator(kernel: Kernel, options: Options) -> KernelEstimator:
+def _estimator(kernel: Kernel, options: FitOptions) -> KernelEstimator:
     shared = {name: getattr(options, name) for name in _SHARED}
     if options.method == "features":
         return ExactFeatureMap(kernel).set_params(**options.given(_OF_FEATURES), **shared)
@@ -109,11 +109,11 @@ def _estimator(kernel: Kernel, options: Options) -> KernelEstimator:
     return KernelFisher(cast("int | None", options.components), kernel=kernel).set_params(**shrinkage, **shared)
 
 
-def _labelled(source: Source, train: str, options: Options) -> "tuple[Source, npt.NDArray[np.generic] | None]":
+def _labelled(source: Source, train: str, options: FitOptions) -> "tuple[Source, npt.NDArray[np.generic] | None]":
     """Return the rows of a source without the column of labels, and the labels, where there are any."""
     ids, label = options.id_column, options.label_column
     if label is None:
-        return source, None if options.labels is None else arguments.labels(options.labels, "--labels")
+        return source, None if options.labels is None else arguments.read_labels(options.labels, "--labels")
     if not isinstance(source, Named):
         raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
     named = open_source(train, columns=[label], id_column=ids)

@@ -9,10 +9,10 @@ from dkfm.scoring import completion, outputs
 from dkfm.storage import csr, model_transfer, zarr_schema
 from dkfm.storage.model_store import load_record
 
-__all__ = ["describe"]
+__all__ = ["describe_store"]
 
 
-def describe(path: str | Path) -> dict[str, object]:
+def describe_store(path: str | Path) -> dict[str, object]:
     """Return the facts of a Gram, a model or an output, as plain JSON values.
 
     Raises
@@ -21,10 +21,10 @@ def describe(path: str | Path) -> dict[str, object]:
         Nothing there, or nothing of dkfm's; at a URL, a store that is neither a model nor an output.
     """
     root = locate(path)
-    kind = model_transfer.kind_of(path)
+    kind = model_transfer.store_kind(path)
     if kind == "scores":
         return {"kind": kind, "path": str(root), "format": zarr_schema.VERSIONS[kind]} | _scores(root)
-    with model_transfer.fetched(path) as folder:
+    with model_transfer.fetch_model(path) as folder:
         attributes = zarr_schema.read_group(folder, kind)
         facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
         return facts | {"gram": _gram, "model": _model, "rows": _rows}[kind](folder, attributes)
@@ -70,7 +70,7 @@ def _rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
 
 
 def _scores(root: Location) -> dict[str, object]:
-    output = outputs.read(root)
+    output = outputs.read_output(root)
     facts: dict[str, object] = {
         "outputs": {columns.output: columns.width for columns in output.columns},
         **({"classes": list(output.classes)} if output.classes else {}),
@@ -85,7 +85,7 @@ def _scores(root: Location) -> dict[str, object]:
     try:
         receipts = completion.open_complete(root)[1].values()
     except StoreError as error:
-        done = len({receipt.chunk for receipt in completion.journalled(output)})
+        done = len({receipt.chunk for receipt in completion.journal_receipts(output)})
         return facts | {"complete": False, "reason": str(error), "chunks_in_the_journal": done}
     invalid, size = (sum(values) for values in zip(*((r.invalid_rows, r.bytes) for r in receipts), strict=True))
     return facts | {"complete": True, "invalid_rows": invalid, "bytes": size}

@@ -16,22 +16,31 @@ if TYPE_CHECKING:
 
     from dkfm.kernels import Kernel
 
-__all__ = ["components", "find_modules", "kernel", "labels", "listed", "parameters", "require_writable", "shrinkage"]
+__all__ = [
+    "add_working_directory",
+    "parse_components",
+    "parse_kernel",
+    "parse_list",
+    "parse_parameters",
+    "parse_shrinkage",
+    "read_labels",
+    "require_writable_folder",
+]
 
 
-def parameters(values: tuple[str, ...]) -> dict[str, object]:
+def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
     """Return the parameters of a kernel, by name."""
-    parameters: dict[str, object] = {}
+    parse_parameters: dict[str, object] = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not (name and equals and text):
             raise click.UsageError(f"A parameter is written NAME=VALUE, and not {value!r}.")
         parts = [_number(part) for part in text.strip("()[] ").split(",") if part.strip()]
-        parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
-    return parameters
+        parse_parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
+    return parse_parameters
 
 
-def kernel(word: str) -> "Kernel":
+def parse_kernel(word: str) -> "Kernel":
     """Return the kernel that a word tells: a name, its parameters after a colon; or ``module:name``; or JSON.
 
     >>> kernel("polynomial:degree=9,scale=1/784").degree
@@ -49,9 +58,9 @@ def kernel(word: str) -> "Kernel":
         return serialization.from_config(stored)
     name, _, rest = word.partition(":")
     if "=" not in rest:
-        find_modules(word)
-        return serialization.by_name(word, {})
-    return serialization.by_name(name, parameters(tuple(re.split(r",(?=\s*\w+=)", rest))))
+        add_working_directory(word)
+        return serialization.kernel_by_name(word, {})
+    return serialization.kernel_by_name(name, parse_parameters(tuple(re.split(r",(?=\s*\w+=)", rest))))
 
 
 def _number(text: str) -> object:
@@ -65,7 +74,7 @@ def _number(text: str) -> object:
         return text
 
 
-def components(context: click.Context, parameter: click.Parameter, text: str | None) -> int | float | None:
+def parse_components(context: click.Context, parameter: click.Parameter, text: str | None) -> int | float | None:
     """Return a count, or a share of the variance below 1."""
     number = None if text is None else _number(text)
     if number is None or (isinstance(number, int) and number >= 1) or (isinstance(number, float) and 0 < number < 1):
@@ -73,7 +82,7 @@ def components(context: click.Context, parameter: click.Parameter, text: str | N
     raise click.BadParameter(f"{text} is no number of components, nor a share of variance below 1.")
 
 
-def shrinkage(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
+def parse_shrinkage(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
     """Return a ridge, or "auto"."""
     number = None if text is None else _number(text)
     if number is None or number == "auto" or isinstance(number, float | int):
@@ -81,13 +90,13 @@ def shrinkage(context: click.Context, parameter: click.Parameter, text: str | No
     raise click.BadParameter(f'{text} is no number, nor "auto".')
 
 
-def find_modules(*functions: str) -> None:
+def add_working_directory(*functions: str) -> None:
     """Let functions that the user names be imported from the working directory, after all that is installed."""
     if any(":" in function for function in functions) and "" not in sys.path:
         sys.path.append("")
 
 
-def listed(text: str | None) -> list[str] | None:
+def parse_list(text: str | None) -> list[str] | None:
     """Return names that stand with commas between them.
 
     >>> listed("a, b")
@@ -96,14 +105,14 @@ def listed(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",")]
 
 
-def labels(path: str, option: str) -> "npt.NDArray[np.generic]":
+def read_labels(path: str, option: str) -> "npt.NDArray[np.generic]":
     """Return the labels (n,) of a .npy file, which is never unpickled."""
     from dkfm.sources import npy  # NumPy takes long, and --help needs none of it
 
     if not Path(path).exists():
         raise InvalidInputError(f"There is no {path}, which {option} names.")
     try:
-        found = npy.load(path)
+        found = npy.load_npy(path)
     except InvalidInputError as error:
         words = " (words are saved with .astype(str))" if "objects" in str(error) else ""
         raise InvalidInputError(f"{option} takes a .npy file of one label a row: {reason(error)}{words}.") from None
@@ -112,7 +121,7 @@ def labels(path: str, option: str) -> "npt.NDArray[np.generic]":
     return found
 
 
-def require_writable(path: str) -> None:
+def require_writable_folder(path: str) -> None:
     """Raise before the work where a page could not be written at its end, because there is no folder for it."""
     folder = Path(path).absolute().parent
     if not folder.is_dir() or Path(path).is_dir():

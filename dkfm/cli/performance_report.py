@@ -19,7 +19,7 @@ from dkfm.files.location import locate, require_apart
 if TYPE_CHECKING:
     from distributed import Client, performance_report
 
-__all__ = ["reported", "require"]
+__all__ = ["require_report", "write_report"]
 
 _ANSWER = 30
 """Seconds that a scheduler has to say whether it can make a report."""
@@ -28,7 +28,7 @@ _PAGE = 60
 """Seconds that it has to make one, of a hundred thousand tasks at most: Dask keeps no more."""
 
 
-def require(page: str | None, scheduler: str | None, *used: str) -> None:
+def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
     """Raise before any work where a report that is asked for could not be written.
 
     Parameters
@@ -58,20 +58,20 @@ def require(page: str | None, scheduler: str | None, *used: str) -> None:
         return
     if scheduler is None:
         raise ClusterError("There is no cluster to report on; name one with --scheduler.")
-    options.require_writable(page)
+    options.require_writable_folder(page)
     path = Path(page).resolve()
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{page} cannot be written: it is no file.")
     pages.require_replaceable(path)
     require_apart(path, "report", [locate(name) for name in used])
-    with local.writing(path):
+    with local.translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with local.new_file(path, path.parent):
         pass  # the folder, the disk and the name allow it
 
 
 @contextmanager
-def reported(client: "Client", page: str | None) -> Iterator[None]:
+def write_report(client: "Client", page: str | None) -> Iterator[None]:
     """Write Dask's report of what a cluster does meanwhile; an earlier page of dkfm's is replaced at the end, whole.
 
     What becomes of the report is nothing to the job: where there is none at the end, a line on standard error says so.
@@ -110,7 +110,7 @@ def _write(client: "Client", report: "performance_report", path: Path) -> None:
     if client.status != "running":
         raise ClusterError("the scheduler is gone")
     command = html.escape(shlex.join(["dkfm", *sys.argv[1:]]))
-    with temporary.folder("report") as folder:
+    with temporary.temporary_folder("report") as folder:
         # A name of our own: Dask reads more than a path into some.
         report.filename = f"{folder}/report.html"
         try:
@@ -118,4 +118,4 @@ def _write(client: "Client", report: "performance_report", path: Path) -> None:
         except TimeoutError:
             raise ClusterError(f"the scheduler did not make it in {_PAGE} seconds") from None
         text = Path(report.filename).read_text(encoding="utf-8")
-        pages.write(path, text.replace("<head>", f"<head>{pages.GENERATOR}", 1))
+        pages.write_page(path, text.replace("<head>", f"<head>{pages.GENERATOR}", 1))

@@ -20,7 +20,7 @@ from dkfm.errors import OutputError, ResourceError, reason
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-__all__ = ["INTERRUPTED", "run"]
+__all__ = ["INTERRUPTED", "run_command"]
 
 INTERRUPTED = 128 + signal.SIGINT
 """Exit code of a command that was interrupted, as shells give it."""
@@ -38,7 +38,7 @@ _NO_SEGMENT, _NO_THREAD = "failed to map segment", "can't start new thread"
 _OUTPUT = f"{OutputError.__name__}: Standard output cannot be written: {{}}."
 
 
-def run(command: Callable[[], object]) -> NoReturn:
+def run_command(command: Callable[[], object]) -> NoReturn:
     """Run a command as the whole of this process, and end with its exit code.
 
     Parameters

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 
 from dkfm.comparison import tsne
-from dkfm.comparison.labelled_rows import LabelledRows, taken
-from dkfm.comparison.result import Compared, Comparison
+from dkfm.comparison.labelled_rows import LabelledRows, load_labelled_rows
+from dkfm.comparison.result import Comparison, KernelComparison
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Rows
 from dkfm.errors import InvalidInputError, KernelError, MissingExtraError
@@ -85,9 +85,9 @@ def compare_kernels(
     [('wide', 0.97), ('median', 0.97), ('linear', 0.97)]
     """
     named = _named(kernels)
-    rows = taken(X, y, test, test_labels, random_state)
+    rows = load_labelled_rows(X, y, test, test_labels, random_state)
     without = _missing_tsne() if embedding else ""
-    compared: list[Compared] = []
+    compared: list[KernelComparison] = []
     refused: dict[str, str] = {}
     for name, spec in named:
         try:
@@ -129,13 +129,13 @@ def _once(name: str, taken: Mapping[str, str]) -> str:
 def _missing_tsne() -> str:
     """Return why there will be no t-SNE, or nothing."""
     try:
-        tsne.require()
+        tsne.require_opentsne()
     except MissingExtraError as error:
         return str(error)
     return ""
 
 
-def _measured(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None) -> Compared:
+def _measured(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None) -> KernelComparison:
     start = time.perf_counter()
     given = as_kernel(spec)
     if given.is_precomputed:
@@ -148,7 +148,7 @@ def _measured(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float,
     accuracy = float(fisher.score(rows.test, rows.test_labels))
     seconds = time.perf_counter() - start
     shown = rows.test[rows.some_of_test]
-    return Compared(
+    return KernelComparison(
         name=name or repr(kernel),
         kernel=kernel,
         rank=phi.rank_,

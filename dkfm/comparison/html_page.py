@@ -17,7 +17,7 @@ from dkfm.files import local
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["GENERATOR", "Picture", "Section", "document", "picture", "require_replaceable", "write"]
+__all__ = ["GENERATOR", "Picture", "Section", "draw_picture", "render_page", "require_replaceable", "write_page"]
 
 GENERATOR = '<meta name="generator" content="dkfm">'
 """What a page of dkfm's says of itself, and by which one is known that may be replaced."""
@@ -58,7 +58,7 @@ class Section:
     pictures: Sequence[Picture]
 
 
-def picture(draw: "Callable[[Axes], object]", alt: str, caption: str) -> Picture:
+def draw_picture(draw: "Callable[[Axes], object]", alt: str, caption: str) -> Picture:
     """Return what a function draws on axes, 528 x 418 dots; without a display.
 
     Raises
@@ -90,10 +90,10 @@ def require_replaceable(path: Path) -> None:
     StoreExistsError
         It is left untouched.
     """
-    local.require_signed(path, GENERATOR.encode(), "page")
+    local.require_signature(path, GENERATOR.encode(), "page")
 
 
-def write(path: str | Path, text: str) -> None:
+def write_page(path: str | Path, text: str) -> None:
     """Write a page, whole, in place of an earlier one of dkfm's; `text` has the line `GENERATOR`."""
     target = Path(path).resolve()  # a link stays one
     require_replaceable(target)
@@ -102,7 +102,7 @@ def write(path: str | Path, text: str) -> None:
         new.keep()
 
 
-def document(title: str, words: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
+def render_page(title: str, words: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
     """Return a page.
 
     Parameters

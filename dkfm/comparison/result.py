@@ -20,13 +20,13 @@ from dkfm.kernels import Kernel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Compared", "Comparison", "Marks"]
+__all__ = ["ClassificationMarks", "Comparison", "KernelComparison"]
 
-Marks: TypeAlias = npt.NDArray[np.generic]
+ClassificationMarks: TypeAlias = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class KernelComparison:
     """What one kernel makes of the rows.
 
     Attributes
@@ -97,11 +97,11 @@ class Comparison:
         What was measured on which rows.
     """
 
-    compared: tuple[Compared, ...]
+    compared: tuple[KernelComparison, ...]
     refused: Mapping[str, str]
     words: tuple[str, ...]
-    _labels: Marks
-    _test_labels: Marks
+    _labels: ClassificationMarks
+    _test_labels: ClassificationMarks
     _without_tsne: str
 
     @property
@@ -131,7 +131,7 @@ class Comparison:
             html_page.Section(one.name, (), tuple(_pictures(one, self._labels, self._test_labels)))
             for one in self.compared
         ]
-        return html_page.document("Kernels compared", [*self.words, *said, *missing], self.table.texts(), sections)
+        return html_page.render_page("Kernels compared", [*self.words, *said, *missing], self.table.texts(), sections)
 
     def save_page(self, path: str | Path) -> None:
         """Write `to_html` to a file, in place of an earlier page of dkfm's.
@@ -141,35 +141,37 @@ class Comparison:
         StoreExistsError
             The file is something else; it is left untouched.
         """
-        html_page.write(path, self.to_html())
+        html_page.write_page(path, self.to_html())
 
 
-def _pictures(one: Compared, labels: Marks, test_labels: Marks) -> Iterator[html_page.Picture]:
+def _pictures(
+    one: KernelComparison, labels: ClassificationMarks, test_labels: ClassificationMarks
+) -> Iterator[html_page.Picture]:
     """Yield the pictures of a kernel; of t-SNE where there is an embedding."""
     if one.embedding is not None:
         sides = ("training", one.embedding.train, labels), ("test", one.embedding.test, test_labels)
         for (what, places, marks), how in zip(sides, ("learned from", "which placed"), strict=True):
-            yield html_page.picture(
+            yield html_page.draw_picture(
                 partial(_scatter, places, marks, f"t-SNE of the feature space, {what} rows", "t-SNE"),
                 f"Scatter plot of {len(places):,} {what} rows in the plane of t-SNE, coloured by label.",
                 f"t-SNE of the feature space, {how} {len(places):,} {what} rows.",
             )
     if one.discriminants.shape[1]:  # classes of one mean have none
-        yield html_page.picture(
+        yield html_page.draw_picture(
             partial(_scatter, one.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
             f"Plot of {len(one.discriminants):,} test rows along the Fisher discriminants, coloured by label.",
             f"Fisher discriminants of {len(one.discriminants):,} test rows. Of all test rows {one.fisher_accuracy:.1%} "
             "get their label.",
         )
     cut = f"{one.rank:,} eigenvalues kept, {len(one.dropped):,} dropped"
-    yield html_page.picture(
+    yield html_page.draw_picture(
         lambda ax: plotting.spectrum(one.eigenvalues, one.dropped, ax=ax),
         f"Eigenvalues of the Gram matrix on a logarithmic scale: {cut}.",
         f"Spectrum of the Gram matrix: {cut}, condition {one.condition:.1e}.",
     )
 
 
-def _scatter(places: Array, labels: Marks, title: str, axis: str, ax: "Axes") -> None:
+def _scatter(places: Array, labels: ClassificationMarks, title: str, axis: str, ax: "Axes") -> None:
     plotting.components(places, labels, ax=ax)
     ax.set_title(title)
     ax.set_xlabel(ax.get_xlabel().replace("component", axis))

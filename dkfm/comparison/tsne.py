@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError, MissingExtraError
 
-__all__ = ["Embedding", "embed", "require"]
+__all__ = ["Embedding", "embed", "require_opentsne"]
 
 _PERPLEXITY = 30.0
 _LEAST = 5
@@ -23,7 +23,7 @@ class Embedding:
     test: Array
 
 
-def require() -> ModuleType:
+def require_opentsne() -> ModuleType:
     """Return openTSNE, or say how to install it."""
     try:
         import openTSNE
@@ -75,7 +75,7 @@ def embed(train: npt.ArrayLike, test: npt.ArrayLike, *, random_state: int = 0) -
     >>> found.train.shape, found.test.shape
     ((30, 2), (4, 2))
     """
-    TSNE = require().TSNE
+    TSNE = require_opentsne().TSNE
     rows, others = np.asarray(as_rows(train, "train")), np.asarray(as_rows(test, "test"))
     if len(rows) < _LEAST or rows.shape[1] != others.shape[1]:
         raise InvalidInputError(

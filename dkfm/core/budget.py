@@ -8,31 +8,31 @@ from math import isqrt
 from dkfm.errors import BudgetError
 
 __all__ = [
-    "EIGENVECTORS",
-    "LARGEST_ROOT",
-    "PIVOTS",
+    "EIGENVECTOR_SQUARES",
+    "LARGEST_DENSE_N",
+    "PIVOT_SQUARES",
     "PROCESS_BYTES",
     "PRODUCT_SECONDS",
     "STALL_SECONDS",
     "VALUE_SECONDS",
-    "columns_bytes",
-    "columns_seconds",
+    "eigendecomposition_seconds",
     "fit_bytes",
+    "format_bytes",
+    "format_megabytes",
+    "format_seconds",
     "gram_bytes",
     "gram_task_bytes",
-    "largest_n",
-    "leading_bytes",
-    "leading_stored_bytes",
-    "megabytes",
+    "lanczos_bytes",
+    "lanczos_stored_bytes",
+    "largest_n_within",
     "model_bytes",
+    "pivot_columns_bytes",
+    "pivot_columns_seconds",
     "pivots_seconds",
-    "require",
-    "root_seconds",
+    "require_fits",
     "score_seconds",
     "score_task_bytes",
     "tile_rows_within",
-    "told",
-    "told_time",
     "worker_bytes",
 ]
 
@@ -49,10 +49,10 @@ STALL_SECONDS = 600.0
 VALUE_SECONDS, PRODUCT_SECONDS = 1e-9, 4.5e-11
 """On paper, of one thread in float64: of a kernel's value beside its products, and of one of these."""
 
-EIGENVECTORS, PIVOTS = 3, 2
+EIGENVECTOR_SQUARES, PIVOT_SQUARES = 3, 2
 """How many arrays of N x N a root takes, that of eigenvectors and that of pivots."""
 
-LARGEST_ROOT = 32_766
+LARGEST_DENSE_N = 32_766
 """LAPACK's divide and conquer asks for 1 + 6N + 2N^2 values, counted in 32 bits."""
 
 
@@ -86,7 +86,7 @@ def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -
     return max(1, (isqrt(side * side + 4 * square * (available // _VALUE)) - side) // (2 * square))
 
 
-def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTORS) -> int:
+def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES) -> int:
     """Bytes that the driver takes, at its peak, to fit N rows of d columns.
 
     `squares` arrays of N x N: the Gram matrix, in which LAPACK leaves the eigenvectors, and twice that of workspace; or
@@ -97,7 +97,7 @@ def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = E
     return _VALUE * (max(squares, blocks + 1) * n * n + 6 * n + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def leading_bytes(n: int, d: int, held: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
+def lanczos_bytes(n: int, d: int, held: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
     """Bytes that the driver takes, at its peak, to find a few eigenvectors of N rows of d columns, Gram in memory.
 
     The Gram matrix, or the kernel's blocks where it is of one tile; the `held` columns of a basis, half of them again
@@ -110,7 +110,7 @@ def leading_bytes(n: int, d: int, held: int, columns: int, blocks: int = 1, copi
     return _VALUE * (squares * n * n + _basis(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def leading_stored_bytes(n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1) -> int:
+def lanczos_stored_bytes(n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1) -> int:
     """Bytes of the same where the Gram matrix is in its store, and every thread has one tile of it."""
     tiles = threads * tile_rows * tile_rows + 4 * (threads + 1) * tile_rows * columns
     return _VALUE * (tiles + _basis(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
@@ -120,7 +120,7 @@ def _basis(n: int, held: int, columns: int) -> int:
     return n * (3 * held // 2 + 6 * columns) + 4 * held * held
 
 
-def columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
+def pivot_columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
     """Bytes that the driver takes, at its peak, to find r pivots among N rows of d columns without a Gram matrix.
 
     The factor; its rows that are pivots, and what they become; the rows, and what the kernel prepares of them.
@@ -131,7 +131,7 @@ def columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
     return _VALUE * (n * (r + 8) + 3 * r * r + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def columns_seconds(n: int, d: int, r: int) -> float:
+def pivot_columns_seconds(n: int, d: int, r: int) -> float:
     """Seconds, on paper, to find r pivots among N rows column by column: memory is read at 30 GB/s."""
     return r * (1e-4 + n * (4 * r + 8 * d) / 3e10)
 
@@ -141,7 +141,7 @@ def pivots_seconds(n: int, d: int, r: int) -> float:
     return n * n * (8e-9 + 5e-11 * d + r / 5e10)
 
 
-def root_seconds(n: int) -> float:
+def eigendecomposition_seconds(n: int) -> float:
     """Seconds, on paper, to find the eigenvectors of an N x N Gram matrix: 10 N^3 operations, 10^11 a second.
 
     >>> root_seconds(8000)
@@ -150,14 +150,16 @@ def root_seconds(n: int) -> float:
     return 10 * n**3 / 1e11
 
 
-def largest_n(available: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTORS) -> int:
+def largest_n_within(
+    available: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES
+) -> int:
     """Return the largest N whose `fit_bytes` stay within `available`; 0 where there is none.
 
     >>> n = largest_n(8 * 2**30, 50)
     >>> fit_bytes(n, 50) <= 8 * 2**30 < fit_bytes(n + 1, 50)
     True
     """
-    low, high = 0, LARGEST_ROOT + 1
+    low, high = 0, LARGEST_DENSE_N + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fit_bytes(middle, d, blocks, copies, squares) <= available else (low, middle)
@@ -206,13 +208,13 @@ def score_seconds(
     return n * (value + product * (d + width)) * itemsize / _VALUE
 
 
-def require(need: int, have: int, what: str, remedy: str) -> None:
+def require_fits(need: int, have: int, what: str, remedy: str) -> None:
     """Raise a BudgetError with both numbers unless `need` bytes fit into `have`."""
     if need > have:
-        raise BudgetError(f"{what} needs {megabytes(need)} and {megabytes(have)} are there; {remedy}.")
+        raise BudgetError(f"{what} needs {format_megabytes(need)} and {format_megabytes(have)} are there; {remedy}.")
 
 
-def told(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Say a number of bytes in two or three digits.
 
     >>> told(512), told(40_000), told(12_345_678_901)
@@ -224,7 +226,7 @@ def told(size: int) -> str:
     return f"{size} B"
 
 
-def told_time(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Say a time.
 
     >>> told_time(0.242), told_time(40.3), told_time(800), told_time(9000)
@@ -237,7 +239,7 @@ def told_time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def megabytes(size: int) -> str:
+def format_megabytes(size: int) -> str:
     """Say a number of bytes.
 
     >>> megabytes(1_600_000_000)

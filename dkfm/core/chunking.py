@@ -7,16 +7,16 @@ from dkfm.errors import InvalidInputError
 
 __all__ = [
     "MAX_CHUNKS",
-    "chunk_rows",
-    "count",
-    "in_step",
-    "is_part",
-    "lower_tiles",
-    "piece_rows",
+    "align_to_chunks",
+    "choose_chunk_rows",
+    "choose_piece_rows",
+    "choose_tile_rows",
+    "count_tiles",
+    "is_small_part",
+    "lower_triangle_tiles",
     "require_count",
     "row_slice",
     "row_slices",
-    "tile_rows",
 ]
 
 MAX_CHUNKS = 2**20
@@ -40,7 +40,7 @@ so many rows, which fill tiles; and in how many pieces a task reads its rows if 
 """
 
 
-def chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: int = 1, step: int = 1) -> int:
+def choose_chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: int = 1, step: int = 1) -> int:
     """Return the rows of a task and of its chunk: of half a second, in step with a source, for evenly busy threads.
 
     Parameters
@@ -64,7 +64,7 @@ def chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: int = 1, 
     >>> chunk_rows(1_000_000, 1.8e-5, 160, 2, 1000)
     25000
     """
-    wanted = min(int(_TASK_SECONDS / row_seconds), count(rows, _TASKS), _CHUNK_BYTES // row_bytes)
+    wanted = min(int(_TASK_SECONDS / row_seconds), count_tiles(rows, _TASKS), _CHUNK_BYTES // row_bytes)
     return _balanced(rows, max(1, wanted), threads, step)
 
 
@@ -74,15 +74,17 @@ def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
     >>> _balanced(240_000, 27_000, 2, 1000), _balanced(36_000, 5_000, 2, 1000)
     (24000, 3000)
     """
-    each = count(rows, threads * wanted)
+    each = count_tiles(rows, threads * wanted)
     if rows <= threads * wanted:
-        return in_step(wanted, step)  # not a chunk for every thread: some would be tiny
-    sizes = {in_step(count(rows, threads * more), step) for more in range(each, min(2 * each, each + 9) + 1)}
-    loads = {size: size * count(count(rows, size), threads) for size in sizes}
+        return align_to_chunks(wanted, step)  # not a chunk for every thread: some would be tiny
+    sizes = {
+        align_to_chunks(count_tiles(rows, threads * more), step) for more in range(each, min(2 * each, each + 9) + 1)
+    }
+    loads = {size: size * count_tiles(count_tiles(rows, size), threads) for size in sizes}
     return max(size for size, load in loads.items() if load <= _EVEN * min(loads.values()))
 
 
-def in_step(wanted: int, chunk: int) -> int:
+def align_to_chunks(wanted: int, chunk: int) -> int:
     """Return about the rows that are wanted: whole chunks of a source, or an even part of one that is larger.
 
     >>> in_step(4_400, 1_000), in_step(300, 1_000)
@@ -90,12 +92,12 @@ def in_step(wanted: int, chunk: int) -> int:
     """
     if chunk <= wanted:
         return (wanted + chunk // 2) // chunk * chunk
-    parts = count(chunk, wanted)
+    parts = count_tiles(chunk, wanted)
     even = next((more for more in range(parts, 2 * parts) if chunk % more == 0), parts)
-    return count(chunk, even)
+    return count_tiles(chunk, even)
 
 
-def piece_rows(chunk_rows: int, values: int, step: int = 1, itemsize: int = 8) -> int:
+def choose_piece_rows(chunk_rows: int, values: int, step: int = 1, itemsize: int = 8) -> int:
     """Return how many rows a task reads at a time: whole chunks, or parts of one that is kept; some pieces a task.
 
     Parameters
@@ -115,8 +117,8 @@ def piece_rows(chunk_rows: int, values: int, step: int = 1, itemsize: int = 8) -
     (5000, 167)
     """
     few, many = _PIECE_VALUES // values, _PIECE_BYTES // (itemsize * values)
-    wanted = min(count(chunk_rows, _PIECES), max(1, few, min(many, _PIECE_ROWS)))
-    if is_part(chunk_rows, step):
+    wanted = min(count_tiles(chunk_rows, _PIECES), max(1, few, min(many, _PIECE_ROWS)))
+    if is_small_part(chunk_rows, step):
         return wanted
     whole = max(1, wanted // step) * step
     return min(chunk_rows, whole)
@@ -129,7 +131,7 @@ _LEAST, _MOST_BYTES = 128, 2**13
 """Rows of a tile, and bytes of a column of one."""
 
 
-def count(n: int, rows: int) -> int:
+def count_tiles(n: int, rows: int) -> int:
     """How many tiles of ``rows`` rows cover ``n`` rows.
 
     >>> count(10, 4)
@@ -153,19 +155,19 @@ def row_slices(n: int, rows: int) -> Iterator[slice]:
     >>> list(row_slices(5, 3))
     [slice(0, 3, None), slice(3, 5, None)]
     """
-    return (row_slice(tile, n, rows) for tile in range(count(n, rows)))
+    return (row_slice(tile, n, rows) for tile in range(count_tiles(n, rows)))
 
 
-def lower_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
+def lower_triangle_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
     """Tile pairs ``(i, j)`` with ``j <= i``: the lower triangle, row by row.
 
     >>> list(lower_tiles(5, 3))
     [(0, 0), (1, 0), (1, 1)]
     """
-    return ((i, j) for i in range(count(n, rows)) for j in range(i + 1))
+    return ((i, j) for i in range(count_tiles(n, rows)) for j in range(i + 1))
 
 
-def is_part(rows: int, chunk_rows: int) -> bool:
+def is_small_part(rows: int, chunk_rows: int) -> bool:
     """Whether so many rows are much less than a chunk, which is then decoded once for many tasks.
 
     >>> is_part(500, 1000), is_part(1000, 1000)
@@ -174,7 +176,7 @@ def is_part(rows: int, chunk_rows: int) -> bool:
     return 2 * rows <= chunk_rows
 
 
-def tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
+def choose_tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
     """Return the rows of a tile against n landmarks of d columns, for `width` outputs: 128 to 1,024; in float32 2,048.
 
     As many as keep the kernel block small; more where landmarks or weights, which are read once a tile, are wide.

@@ -10,22 +10,22 @@ from dkfm.core.rows import Rows, as_rows
 from dkfm.errors import InvalidInputError
 
 __all__ = [
-    "checked_names",
+    "as_row_pair",
+    "check_column_names",
     "column_names",
+    "format_names",
     "is_dask_array",
-    "paired_rows",
-    "require_once",
     "require_same_columns",
-    "select",
-    "some",
-    "unwrapped",
+    "require_unique_names",
+    "select_columns",
+    "unwrap",
 ]
 
 _NAMED = 5
 """Columns that a message names."""
 
 
-def unwrapped(X: object) -> object:
+def unwrap(X: object) -> object:
     """Return a DataArray of xarray's as the array that it holds, and a record batch of Arrow's as a table; else X.
 
     A DataArray holds a NumPy array or a dask array. scikit-learn reads the names of a table, and not of a batch.
@@ -69,7 +69,7 @@ def is_numbered_in_order(frame: object) -> bool:
     return labels is None or isinstance(labels, int) or list(labels) == list(range(len(labels)))
 
 
-def select(frame: object, columns: Sequence[str]) -> object:
+def select_columns(frame: object, columns: Sequence[str]) -> object:
     """Return some columns of a data frame, by name, in this order."""
     if hasattr(frame, "iloc"):  # of pandas
         return frame[list(columns)]  # type: ignore[index]  # a data frame
@@ -89,7 +89,7 @@ def require_same_columns(X: object, Y: object, what: str, other: str) -> None:
     raise InvalidInputError(f"{told}; give both the same columns in the same order.")
 
 
-def paired_rows(X: object, Y: object) -> tuple[Rows, Rows]:
+def as_row_pair(X: object, Y: object) -> tuple[Rows, Rows]:
     """Return two sides that a kernel compares as rows; X twice where there is no Y."""
     x = as_rows(X)
     y = x if Y is None or Y is X else as_rows(Y, "Y")
@@ -100,24 +100,24 @@ def paired_rows(X: object, Y: object) -> tuple[Rows, Rows]:
     return x, y
 
 
-def checked_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+def check_column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return names of columns that a user asks for, each once; None for none."""
     if columns is None:
         return None
     if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
         raise InvalidInputError(f"columns must be a list of names, and is {columns!r:.100}.")
-    require_once(columns, "columns names")
+    require_unique_names(columns, "columns names")
     return tuple(columns)
 
 
-def require_once(names: Sequence[str], where: str) -> None:
+def require_unique_names(names: Sequence[str], where: str) -> None:
     """Raise if a name is there more than once."""
     if len(set(names)) < len(names):
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
-        raise InvalidInputError(f"{where} {some(twice)} more than once; every column needs a name of its own.")
+        raise InvalidInputError(f"{where} {format_names(twice)} more than once; every column needs a name of its own.")
 
 
-def some(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """Return a few names of columns for a message."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"column(s) {', '.join(f'{name!r:.100}' for name in names[:_NAMED])}{more}"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-__all__ = ["card", "formula"]
+__all__ = ["html_card", "html_formula"]
 
 _STYLE = (
     "<style>"
@@ -24,7 +24,7 @@ _STYLE = (
 _NUMBER = r"[-+.\de]+, "
 
 
-def card(title: str, kernel: str, facts: Mapping[str, str]) -> str:
+def html_card(title: str, kernel: str, facts: Mapping[str, str]) -> str:
     """Return a table in HTML: a title, a kernel as a formula, and facts by name.
 
     Parameters
@@ -40,12 +40,12 @@ def card(title: str, kernel: str, facts: Mapping[str, str]) -> str:
     >>> card("KernelPCA", "Linear()", {"rows": "a < b"}).endswith("<td>a &lt; b</td></tr></tbody></table>")
     True
     """
-    cells = {"kernel": f"<code>{formula(kernel)}</code>", **{name: escape(text) for name, text in facts.items()}}
+    cells = {"kernel": f"<code>{html_formula(kernel)}</code>", **{name: escape(text) for name, text in facts.items()}}
     rows = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{cell}</td></tr>' for name, cell in cells.items())
     return f'{_STYLE}<table class="dkfm-card"><caption>{escape(title)}</caption><tbody>{rows}</tbody></table>'
 
 
-def formula(kernel: str) -> str:
+def html_formula(kernel: str) -> str:
     """Return the repr of a kernel as a formula in HTML: points for products, exponents raised, long tuples cut.
 
     Examples

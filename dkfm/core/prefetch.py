@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["one_ahead", "one_behind"]
+__all__ = ["prefetch", "write_behind"]
 
 R = TypeVar("R")
 
 
-def one_ahead(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
+def prefetch(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
     """Yield what some calls return, in their order; while one result is used, the next call runs in a thread.
 
     At most two results are held. What a call raises is raised in its turn.
@@ -28,7 +28,7 @@ def one_ahead(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
             yield coming.result()
 
 
-def one_behind(items: Iterable[R], use: Callable[[R], object]) -> None:
+def write_behind(items: Iterable[R], use: Callable[[R], object]) -> None:
     """Call a function with every item, in their order, in a thread, while the next one is made here.
 
     At most two items are held. What a call raises is raised when the next item is there.

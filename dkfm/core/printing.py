@@ -6,10 +6,10 @@ from typing import TextIO
 
 from dkfm.errors import OutputError, reason
 
-__all__ = ["print_message", "print_result", "printable"]
+__all__ = ["escape_control_characters", "print_message", "print_result"]
 
 
-def printable(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     r"""Escape the characters of a text that a terminal would act on, in the way of JSON.
 
     These are control characters and line ends, marks that change the direction of writing, and what stands for bytes
@@ -53,7 +53,7 @@ def print_message(*lines: str) -> None:
 def _write(stream: TextIO | None, *lines: str) -> None:
     if stream is None:
         raise OSError("it is closed")
-    text = "".join(f"{printable(line)}\n" for line in lines)
+    text = "".join(f"{escape_control_characters(line)}\n" for line in lines)
     encoding = stream.encoding or "utf-8"  # a stream of text in memory has none
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()

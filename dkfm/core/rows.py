@@ -15,18 +15,18 @@ __all__ = [
     "Rows",
     "Sparse",
     "as_array",
+    "as_float64",
     "as_rows",
     "csr_rows",
-    "double",
-    "finite_rows",
     "is_sparse",
+    "mask_invalid_rows",
+    "normalize_rows",
     "require_finite",
     "require_two_dimensions",
-    "scaled_columns",
+    "row_values",
+    "scale_columns",
     "squared_norms",
-    "stacked",
-    "stored_values",
-    "unit_rows",
+    "stack_rows",
 ]
 
 Array: TypeAlias = npt.NDArray[np.floating]
@@ -133,7 +133,7 @@ def is_sparse(rows: Rows) -> bool:
     return not isinstance(rows, np.ndarray)
 
 
-def double(rows: Rows) -> Rows:
+def as_float64(rows: Rows) -> Rows:
     """Return rows as float64, which is exact; themselves where they are."""
     return rows if rows.dtype == np.float64 else rows.astype(np.float64)
 
@@ -176,7 +176,7 @@ def require_finite(rows: Rows, name: str, first_row: int = 0) -> None:
     )
 
 
-def finite_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
+def mask_invalid_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
     """Return which rows are finite, (n,), and the rows with zeros in place of those that are not."""
     if isinstance(rows, np.ndarray):
         finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=1)
@@ -186,14 +186,14 @@ def finite_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
     return finite, _with_data(rows, np.where(finite[row], rows.data, 0.0))
 
 
-def stored_values(rows: Rows) -> int:
+def row_values(rows: Rows) -> int:
     """Return how many dense float64 values take the memory of a row, on average, rounded up."""
     if isinstance(rows, np.ndarray):
         return int(rows.shape[1])
     return -(-2 * rows.nnz // rows.shape[0]) + 1
 
 
-def stacked(parts: list[Rows]) -> Rows:
+def stack_rows(parts: list[Rows]) -> Rows:
     """Return rows, one part under the other; all of one kind."""
     dense = [part for part in parts if isinstance(part, np.ndarray)]
     if dense:
@@ -221,7 +221,7 @@ def _row_of(X: Sparse) -> npt.NDArray[np.intp]:
     return np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
 
 
-def scaled_columns(X: Rows, factors: float | Array) -> Rows:
+def scale_columns(X: Rows, factors: float | Array) -> Rows:
     """Return X with its columns multiplied by a number or by one each (d,), in the precision of X."""
     if isinstance(X, np.ndarray):
         return (X * factors).astype(X.dtype, copy=False)
@@ -229,7 +229,7 @@ def scaled_columns(X: Rows, factors: float | Array) -> Rows:
     return _with_data(X, X.data * by_value)
 
 
-def unit_rows(X: Rows) -> tuple[Rows, Array]:
+def normalize_rows(X: Rows) -> tuple[Rows, Array]:
     """Return ``x / |x|`` of each row, zeros where x is, and the lengths |x| (n,); no square overflows."""
     if isinstance(X, np.ndarray):
         largest = np.abs(X).max(axis=1)

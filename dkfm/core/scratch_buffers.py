@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array
 
-__all__ = ["Lent", "aligned"]
+__all__ = ["ThreadBuffer", "allocate_aligned"]
 
 _KEPT_BYTES = 2**25
 """A larger one is not kept for the next call."""
@@ -20,14 +20,14 @@ _LINE = 64
 """
 
 
-def aligned(size: int) -> npt.NDArray[np.uint8]:
+def allocate_aligned(size: int) -> npt.NDArray[np.uint8]:
     """Return so many bytes of new memory that begins with a line."""
     memory = np.empty(size + _LINE, np.uint8)
     first = -memory.ctypes.data % _LINE
     return memory[first : first + size]
 
 
-class Lent(threading.local):
+class ThreadBuffer(threading.local):
     """A buffer for each thread."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Lent(threading.local):
         size = rows * columns * dtype.itemsize
         held, self._held = self._held, np.empty(0, np.uint8)
         if len(held) < size:
-            held = aligned(size)
+            held = allocate_aligned(size)
         try:
             yield held[:size].view(dtype).reshape(rows, columns)
         finally:

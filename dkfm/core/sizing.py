@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from math import ceil, inf
 
 from dkfm.core import budget, chunking
-from dkfm.core.chunking import count, require_count, tile_rows
+from dkfm.core.chunking import choose_tile_rows, count_tiles, require_count
 from dkfm.errors import BudgetError, InvalidInputError
 
 __all__ = ["Constants", "Sizing", "sizing"]
@@ -113,7 +113,7 @@ class Sizing:
     @property
     def tasks(self) -> int:
         """How many tasks."""
-        return count(self.rows, self.chunk_rows)
+        return count_tiles(self.rows, self.chunk_rows)
 
     @property
     def threads(self) -> int:
@@ -147,7 +147,11 @@ class Sizing:
 
     @property
     def _working(self) -> float:
-        return min(self.rows, count(self.tasks, self.threads) * self.chunk_rows) / self.chunk_rows * self.task_seconds
+        return (
+            min(self.rows, count_tiles(self.tasks, self.threads) * self.chunk_rows)
+            / self.chunk_rows
+            * self.task_seconds
+        )
 
 
 def sizing(
@@ -208,8 +212,8 @@ def sizing(
     while found.hours > hours:
         if found.threads >= found.tasks or found.scheduler_share >= 1:
             raise BudgetError(
-                f"{rows} rows in tasks of {found.chunk_rows} take {budget.told_time(found.hours * _HOUR)} on any "
-                f"number of machines, and {budget.told_time(hours * _HOUR)} are there: {job.remedy(found)}."
+                f"{rows} rows in tasks of {found.chunk_rows} take {budget.format_seconds(found.hours * _HOUR)} on any "
+                f"number of machines, and {budget.format_seconds(hours * _HOUR)} are there: {job.remedy(found)}."
             )
         found = job.on(found.machines + max(1, int(found.machines * (found.hours / hours - 1))))
     return found
@@ -238,12 +242,12 @@ class _Job:
     def on(self, machines: int) -> Sizing:
         """Size it on some machines."""
         size, threads = self.itemsize, machines * self.cores
-        planned = chunking.chunk_rows(
+        planned = chunking.choose_chunk_rows(
             self.rows, budget.score_seconds(self.n, self.d, self.width, size), size * self.width, threads
         )
         chosen = min(self.rows, self.chunk_rows or max(planned, self._enough(threads)))
-        piece = chunking.piece_rows(chosen, self.d, 1, size)
-        tile = min(piece, tile_rows(self.n, self.d, self.width, size))
+        piece = chunking.choose_piece_rows(chosen, self.d, 1, size)
+        tile = min(piece, choose_tile_rows(self.n, self.d, self.width, size))
         return Sizing(
             rows=self.rows,
             n=self.n,
@@ -256,7 +260,7 @@ class _Job:
             task_bytes=budget.score_task_bytes(piece, self.d, self.n, self.width, tile, itemsize=size),
             model_bytes=budget.model_bytes(self.n, self.d, (self.n + 1) * self.width, itemsize=size),
             read_bytes=8 * self.rows * self.d,
-            written_bytes=size * count(self.rows, chosen) * chosen * self.width,
+            written_bytes=size * count_tiles(self.rows, chosen) * chosen * self.width,
             task_seconds=chosen * self.row_seconds,
             scheduler_seconds=self.constants.scheduler_seconds,
         )
@@ -264,8 +268,8 @@ class _Job:
     def _enough(self, threads: int) -> int:
         """Return the rows of as many tasks for every thread as leave the scheduler its time, and a job may have."""
         wanted = threads * self.constants.scheduler_seconds / (_BUSY * self.row_seconds)
-        each = self.rows / (threads * max(1, wanted, count(self.rows, chunking.MAX_CHUNKS)))
-        return count(self.rows, threads * max(1, int(each)))
+        each = self.rows / (threads * max(1, wanted, count_tiles(self.rows, chunking.MAX_CHUNKS)))
+        return count_tiles(self.rows, threads * max(1, int(each)))
 
     def remedy(self, found: Sizing) -> str:
         """Say what to do about a job that no machines do in time."""

@@ -10,9 +10,9 @@ from dkfm.estimators.fold import fold
 from dkfm.estimators.folded_model import Folded, FoldedTransformer
 from dkfm.estimators.kernel_fisher import KernelFisher
 from dkfm.estimators.kernel_pca import KernelPCA
-from dkfm.estimators.serving import Serving
+from dkfm.estimators.serving import ScoringMixin
 from dkfm.files.location import locate
-from dkfm.kernels.serialization import as_trusted
+from dkfm.kernels.serialization import check_trusted
 from dkfm.storage import model_transfer
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "KernelEstimator",
     "KernelFisher",
     "KernelPCA",
-    "Serving",
+    "ScoringMixin",
     "fold",
     "load",
 ]
@@ -66,7 +66,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator 
     ...     dkfm.load(folder + "/model").eigenvalues_.shape
     (2,)
     """
-    record = model_transfer.load(path, trusted=as_trusted(trusted))
+    record = model_transfer.load_model(path, trusted=check_trusted(trusted))
     try:
         estimator = _REGISTRY[record.estimator]._from_record(record)
         estimator._lies_at = str(locate(path))

@@ -10,11 +10,11 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm.core.frames import column_names, require_once
+from dkfm.core.frames import column_names, require_unique_names
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, reason
-from dkfm.estimators.fitting.training_data import Points, Training, in_memory, training
-from dkfm.estimators.transformer import Transforming
+from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows, as_training_data, load_lazy_frame
+from dkfm.estimators.transformer import ModelTransformerMixin
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Precomputed
@@ -26,12 +26,12 @@ from dkfm.storage.model_store import Record
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
-__all__ = ["KernelEstimator", "precision"]
+__all__ = ["KernelEstimator", "check_dtype"]
 
 _PRECISIONS = ("float64", "float32")
 
 
-def precision(dtype: object) -> np.dtype[np.floating]:
+def check_dtype(dtype: object) -> np.dtype[np.floating]:
     """Return what an estimator is to score in, however it is given, or raise."""
     try:
         found: np.dtype[np.floating] = np.dtype(dtype)  # type: ignore[call-overload]  # what is none is refused
@@ -42,7 +42,7 @@ def precision(dtype: object) -> np.dtype[np.floating]:
     return found
 
 
-class KernelEstimator(Transforming):
+class KernelEstimator(ModelTransformerMixin):
     """Base of the estimators: a kernel, training rows, and a model fitted to them."""
 
     kernel: KernelSpec
@@ -67,13 +67,13 @@ class KernelEstimator(Transforming):
     _numbers: ClassVar[tuple[str, ...]] = ()
     """Fitted numbers."""
 
-    def _begin(self, X: object, kernel: Kernel, *, copy: bool = True) -> Training:
+    def _begin(self, X: object, kernel: Kernel, *, copy: bool = True) -> TrainingData:
         """Check everything that can be checked before the first tile; return what the fit is given."""
         if self.on_indefinite not in self._policies:
             known = ", ".join(self._policies)
             raise InvalidInputError(f"on_indefinite must be one of {known}, and is {self.on_indefinite!r}.")
-        given = training(kernel, X, copy=copy)
-        require_once(column_names(X) or (), "X has")
+        given = as_training_data(kernel, X, copy=copy)
+        require_unique_names(column_names(X) or (), "X has")
         try:
             validate_data(clone(self), X, reset=True, skip_check_array=True)
         except TypeError as error:  # names of columns that scikit-learn does not take
@@ -154,16 +154,16 @@ class KernelEstimator(Transforming):
             raise InvalidInputError("A model of a precomputed kernel keeps no Gram matrix; give it to verify.")
         if model.kernel.is_precomputed:
             numbers = cast("Array", model.landmarks)[:, 0].astype(np.intp)
-            landmarks = training(model.kernel, X).subset(numbers)
+            landmarks = as_training_data(model.kernel, X).subset(numbers)
         else:
-            landmarks = Points(model.kernel, model.points, 0)
+            landmarks = TrainingRows(model.kernel, model.points, 0)
         measured = self._measure(scorer, landmarks, self._fitted_arrays())
         measured.require(self.certificate_)
         if X is None or model.kernel.is_precomputed:
             return Verification(measured)
-        return self._measure_points(scorer, measured, self._rows(in_memory(X)))
+        return self._measure_points(scorer, measured, self._rows(load_lazy_frame(X)))
 
-    def _measure(self, scorer: Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
+    def _measure(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         """Return the certificate of a model with fitted arrays, which need not be this estimator's yet."""
         raise AssertionError("every estimator measures itself")
 
@@ -176,7 +176,7 @@ class KernelEstimator(Transforming):
     def _seen(self, X: object) -> object:
         """Return rows in memory, if there are any, once their columns are called as those that fit saw."""
         if X is not None:
-            X = in_memory(X)
+            X = load_lazy_frame(X)
             self._require_seen(X)
         return X
 

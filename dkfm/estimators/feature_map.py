@@ -12,13 +12,13 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.chunking import require_count
-from dkfm.core.frames import is_dask_array, require_same_columns, unwrapped
+from dkfm.core.frames import is_dask_array, require_same_columns, unwrap
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, UnsupportedStoreError
-from dkfm.estimators.base import KernelEstimator, precision
+from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.fitting import feature_maps, landmarks
-from dkfm.estimators.fitting.landmarks import BUILDS, Settings
-from dkfm.estimators.fitting.training_data import Training, in_memory, weighted
+from dkfm.estimators.fitting.landmarks import BUILDS, MapOptions
+from dkfm.estimators.fitting.training_data import TrainingData, apply_weights, load_lazy_frame
 from dkfm.execution import lazy_arrays
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.kernels import KernelSpec, as_kernel
@@ -198,24 +198,24 @@ class ExactFeatureMap(KernelEstimator):
             products are those of a fit to rows that are repeated that often.
         """
         self._require_parameters()
-        X = in_memory(X)
+        X = load_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
-        given, weights = weighted(self._begin(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
+        given, weights = apply_weights(self._begin(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
         settings = self._settings()
         with limit_blas_threads_in_worker():
-            chosen = landmarks.choose(given, self.landmarks, self.n_landmarks, self.random_state, settings)
-            model, fitted = feature_maps.made(given, weights if self.centered else None, chosen, settings)
+            chosen = landmarks.choose_landmarks(given, self.landmarks, self.n_landmarks, self.random_state, settings)
+            model, fitted = feature_maps.fit_map(given, weights if self.centered else None, chosen, settings)
         return self._finish(X, model, fitted)
 
-    def _settings(self) -> Settings:
-        named = {field.name: getattr(self, field.name) for field in fields(Settings)}
-        return Settings(**{**named, "dtype": precision(self.dtype).name})
+    def _settings(self) -> MapOptions:
+        named = {field.name: getattr(self, field.name) for field in fields(MapOptions)}
+        return MapOptions(**{**named, "dtype": check_dtype(self.dtype).name})
 
     def _require_parameters(self) -> None:
         roots.require_parameters(self.basis, self.rcond, self.tol)
         if not isinstance(self.centered, bool | np.bool_):
             raise InvalidInputError(f"centered must be True or False, and is {self.centered!r}.")
-        precision(self.dtype)
+        check_dtype(self.dtype)
         if self.build not in BUILDS:
             raise InvalidInputError(f"build must be one of {', '.join(BUILDS)}, and is {self.build!r}.")
         if self.basis == "cholesky" and self.on_indefinite == "clip":
@@ -226,7 +226,7 @@ class ExactFeatureMap(KernelEstimator):
     @property
     def _values(self) -> Array:
         check_is_fitted(self, "model_")
-        values: Array = vars(self)[f"{feature_maps.values_of(str(self._fitted_as['basis']))}_"]
+        values: Array = vars(self)[f"{feature_maps.values_name(str(self._fitted_as['basis']))}_"]
         return values
 
     @property
@@ -243,7 +243,7 @@ class ExactFeatureMap(KernelEstimator):
     @property
     def condition_(self) -> float:
         """Largest over smallest of what was kept; 1 where nothing is."""
-        return roots.condition(self._values)
+        return roots.condition_number(self._values)
 
     @property
     def error_bound_(self) -> float:
@@ -288,7 +288,7 @@ class ExactFeatureMap(KernelEstimator):
         if r > self.rank_:
             raise InvalidInputError(f"The rank of this map is {self.rank_}, and {r} is more.")
         basis = str(self._fitted_as["basis"])
-        model, fitted = feature_maps.truncated(self.model_, self._fitted_arrays(), r, self.model_.dtype, basis)
+        model, fitted = feature_maps.truncate_map(self.model_, self._fitted_arrays(), r, self.model_.dtype, basis)
         made = copy.copy(self)
         made._set(model, {**fitted, "max_similarity": self.max_similarity_}, self._fitted_as)
         return made
@@ -343,12 +343,14 @@ class ExactFeatureMap(KernelEstimator):
         check_is_fitted(self, "model_")
         if self.kernel_.is_precomputed:
             raise InvalidInputError("A precomputed kernel has no points to compare, so it knows no distances.")
-        X = unwrapped(X)
+        X = unwrap(X)
         if hasattr(X, "__dask_graph__"):
             lazily = cast("da.Array", X) if is_dask_array(X) else self._of_frame(X).to_dask_array()
-            return lazy_arrays.distances(self.kernel_, lazily, self._rows(in_memory(lazily if Y is None else Y), "Y"))
+            return lazy_arrays.lazy_distances(
+                self.kernel_, lazily, self._rows(load_lazy_frame(lazily if Y is None else Y), "Y")
+            )
         rows = self._rows(X)
-        return kernel_distances(self.kernel_, rows, rows if Y is None else self._rows(in_memory(Y), "Y"))
+        return kernel_distances(self.kernel_, rows, rows if Y is None else self._rows(load_lazy_frame(Y), "Y"))
 
     def _fitted_map(self) -> feature_maps.FittedMap:
         """Return what components and discriminants in the features of this map take from it."""
@@ -356,18 +358,18 @@ class ExactFeatureMap(KernelEstimator):
         whole = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == self.certificate_
         return feature_maps.FittedMap(self.model_, fitted.get("eigenvalues_"), self.error_bounds_, whole)
 
-    def _measure(self, scorer: Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
-        return feature_maps.measured(scorer, landmarks, cast("Array | None", fitted.get("mean")))
+    def _measure(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
+        return feature_maps.certify_fit(scorer, landmarks, cast("Array | None", fitted.get("mean")))
 
     def _measure_points(self, scorer: Scorer, measured: Certificate, Z: Rows) -> Verification:
         mean = vars(self).get("mean_")
-        return feature_maps.with_points(scorer, measured, Z, mean, self.error_bound_, self.max_similarity_)
+        return feature_maps.verify_points(scorer, measured, Z, mean, self.error_bound_, self.max_similarity_)
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
         head, arrays = record.model.head("residual"), record.arrays
         n, r = head.weights.shape
-        wanted = {feature_maps.values_of(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
+        wanted = {feature_maps.values_name(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
         wanted |= {"mean": (n,)} if record.parameters["centered"] else {}
         if any(arrays[name].shape != shape for name, shape in wanted.items()) or arrays["dropped"].ndim != 1:
             raise UnsupportedStoreError("The fitted arrays of a feature map do not fit its model.")

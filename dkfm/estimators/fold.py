@@ -9,11 +9,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError
-from dkfm.estimators.feature_names import as_fitted, require_own_order
+from dkfm.estimators.feature_names import require_column_order, select_fitted_columns
 from dkfm.estimators.fitting import class_labels, linear_models
-from dkfm.estimators.fitting.linear_models import PREDICT, TRANSFORM, Linear
-from dkfm.estimators.folded_model import Folded, FoldedTransformer, measured_landmarks
-from dkfm.estimators.transformer import Transforming
+from dkfm.estimators.fitting.linear_models import PREDICT, TRANSFORM, LinearModel
+from dkfm.estimators.folded_model import Folded, FoldedTransformer, sample_landmarks
+from dkfm.estimators.transformer import ModelTransformerMixin
 from dkfm.numerics import links, scorer
 from dkfm.numerics.certificates import certificate, reference
 from dkfm.numerics.model import Head, Model
@@ -29,7 +29,7 @@ _REFUSED, _CONSTANT = 0.1, 1e-6
 """Of the spread of an output: what folded and unfolded may differ by; of its size: the spread of a constant."""
 
 
-def fold(feature_map: Transforming, model: object) -> Folded:
+def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     """Fold a linear model that was trained on features into their kernel: ``k(Z, X) W - b`` instead of features.
 
     Every product with an N x N matrix goes: a row costs N kernel values and N multiplications for each column of the
@@ -79,16 +79,16 @@ def fold(feature_map: Transforming, model: object) -> Folded:
     >>> bool((folded.predict(X) == ring.predict(phi.transform(X))).all())
     True
     """
-    if not isinstance(feature_map, Transforming):
+    if not isinstance(feature_map, ModelTransformerMixin):
         raise InvalidInputError(f"feature_map must be a fitted feature map of dkfm's, and is {feature_map!r:.100}.")
     check_is_fitted(feature_map, "model_")
     head = feature_map.model_.head(feature_map._output)
     check_is_fitted(model)
-    found = linear_models.linear(model)
+    found = linear_models.read_linear_model(model)
     width = next(iter(found.outputs.values()))[0].matrix.shape[0]
     if width != head.width:
         raise InvalidInputError(f"The model was fitted to {width} features, and the map returns {head.width}.")
-    require_own_order(
+    require_column_order(
         getattr(model, "feature_names_in_", None),
         list(feature_map.get_feature_names_out()),
         f"The rows of {model!r:.50}",
@@ -107,14 +107,14 @@ def fold(feature_map: Transforming, model: object) -> Folded:
     return folded
 
 
-def _model(of: Model, head: Head, found: Linear) -> Model:
+def _model(of: Model, head: Head, found: LinearModel) -> Model:
     """Return the model of a map whose head is followed by the maps of a linear model, in its precision."""
     made: dict[int, tuple[Array, Array]] = {}
     heads: dict[str, Head] = {}
     for name, (after, link) in found.outputs.items():
         if id(after) not in made:
             with np.errstate(over="ignore"):  # what float32 does not hold is refused below
-                W, b = (array.astype(of.dtype) for array in linear_models.composed(head, after))
+                W, b = (array.astype(of.dtype) for array in linear_models.compose_head(head, after))
             if not (np.isfinite(W).all() and np.isfinite(b).all()):
                 raise NotSupportedError(f"The weights of {name} are not finite in {of.dtype}: it cannot be folded.")
             made[id(after)] = W, b
@@ -122,41 +122,44 @@ def _model(of: Model, head: Head, found: Linear) -> Model:
     return replace(of, heads=heads)
 
 
-def _features(feature_map: Transforming) -> Array:
+def _features(feature_map: ModelTransformerMixin) -> Array:
     """Return features of landmarks, at most 512; random ones where landmarks are numbers of a precomputed kernel."""
     model, name = feature_map.model_, feature_map._output
     if model.kernel.is_precomputed:
         random = np.random.default_rng(0).normal(size=(_PROBES, model.head(name).width))
         return random.astype(model.dtype)
-    return scorer.prepare_scorer(model)(name, measured_landmarks(model))
+    return scorer.prepare_scorer(model)(name, sample_landmarks(model))
 
 
-def _require_as_read(model: object, found: Linear, F: Array) -> None:
+def _require_as_read(model: object, found: LinearModel, F: Array) -> None:
     """Raise unless a model returns of features what was read in it, within what rounding allows."""
     F64, eps = F.astype(np.float64), float(np.finfo(F.dtype).eps)
     for name, (after, link) in found.outputs.items():
         product = F64 @ after.matrix - after.offset
         error = 64 * eps * (np.abs(F64) @ np.abs(after.matrix) + np.abs(after.offset))
-        expected = links.by_name(link)(product, _no_diagonal)
-        returned = np.asarray(getattr(model, name)(as_fitted(model, F)))
+        expected = links.link_by_name(link)(product, _no_diagonal)
+        returned = np.asarray(getattr(model, name)(select_fitted_columns(model, F)))
         if found.classes is not None and name == PREDICT and returned.ndim == 1:
             returned = np.searchsorted(found.classes, returned)
         returned = returned.reshape(len(F), -1)
         same = returned.shape == expected.shape
-        if not same or not (np.abs(returned - expected) <= reference.through(link, product, error, eps)).all():
+        if (
+            not same
+            or not (np.abs(returned - expected) <= reference.error_through_link(link, product, error, eps)).all()
+        ):
             raise NotSupportedError(
                 f"The {name} of {type(model).__name__} is not what its coefficients say, so that it cannot be folded; "
                 "it can still run on what transform returns."
             )
 
 
-def _rounding(folded: Folded, of: Model, found: Linear, F: Array) -> float:
+def _rounding(folded: Folded, of: Model, found: LinearModel, F: Array) -> float:
     """Return by how much folded and unfolded outputs of landmarks differ, as a share of each output's spread."""
     shares = [0.0]
     for name, (after, link) in found.outputs.items():
         if link == links.IDENTITY:
             unfolded = F.astype(np.float64) @ after.matrix - after.offset
-            difference = np.abs(folded._scorer()(name, measured_landmarks(of)) - unfolded).max(axis=0)
+            difference = np.abs(folded._scorer()(name, sample_landmarks(of)) - unfolded).max(axis=0)
             # Of an output that is all but constant its size counts.
             spread = np.maximum(np.ptp(unfolded, axis=0), _CONSTANT * np.abs(unfolded).max(axis=0))
             shares.append(float(np.divide(difference, spread, out=difference, where=difference != 0).max()))

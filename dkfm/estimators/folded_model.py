@@ -14,12 +14,12 @@ from dkfm.errors import CertificateError, NotSupportedError, UnsupportedStoreErr
 from dkfm.estimators.fitting import class_labels
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.linear_models import DECISION, PREDICT, PROBABILITIES, TRANSFORM
-from dkfm.estimators.fitting.predictions import Outcome, flat, labelled
-from dkfm.estimators.serving import Serving
-from dkfm.estimators.transformer import Transforming
+from dkfm.estimators.fitting.predictions import Outcome, codes_to_labels, flatten_column
+from dkfm.estimators.serving import ScoringMixin
+from dkfm.estimators.transformer import ModelTransformerMixin
 from dkfm.numerics import links
 from dkfm.numerics.certificates import reference
-from dkfm.numerics.certificates.certificate import spread
+from dkfm.numerics.certificates.certificate import sample_evenly
 from dkfm.numerics.model import Model
 from dkfm.storage.model_store import Record
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
     from sklearn.utils import Tags
 
-__all__ = ["FoldVerification", "Folded", "FoldedTransformer", "measured_landmarks"]
+__all__ = ["FoldVerification", "Folded", "FoldedTransformer", "sample_landmarks"]
 
 _LINKS: dict[str, dict[str, set[str]]] = {
     "classifier": {
@@ -44,9 +44,9 @@ _LINKS: dict[str, dict[str, set[str]]] = {
 """The outputs that each kind of model may have, the first of which it has, and the links behind them."""
 
 
-def measured_landmarks(model: Model) -> Rows:
+def sample_landmarks(model: Model) -> Rows:
     """Return landmarks that a folded model is measured on, at most 512."""
-    return model.points[spread(model.landmarks.shape[0])]
+    return model.points[sample_evenly(model.landmarks.shape[0])]
 
 
 _Method = TypeVar("_Method", bound="Callable[..., object]")
@@ -63,7 +63,7 @@ def _where(name: str) -> Callable[[_Method], _Method]:
     return cast("Callable[[_Method], _Method]", available_if(has))
 
 
-class Folded(Serving):
+class Folded(ScoringMixin):
     """A linear model of features as one product with kernel values; made by `fold`, already fitted.
 
     It has those of the methods below that the model has that was folded. `fit` does nothing, and `clone` returns it.
@@ -99,12 +99,12 @@ class Folded(Serving):
         Of dask arrays and data frames lazily.
         """
         found = self._of(PREDICT, X)
-        return labelled(found, self.classes_) if self._labels else flat(found)
+        return codes_to_labels(found, self.classes_) if self._labels else flatten_column(found)
 
     @_where(DECISION)
     def decision_function(self, X: object) -> Outcome:
         """Return what `predict` decides by, (n, C), of two classes (n,)."""
-        return flat(self._of(DECISION, X))
+        return flatten_column(self._of(DECISION, X))
 
     @_where(PROBABILITIES)
     def predict_proba(self, X: object) -> Outcome:
@@ -134,10 +134,10 @@ class Folded(Serving):
         model = self.model_
         if model.kernel.is_precomputed:
             raise NotSupportedError("A folded model of a precomputed kernel has no points to measure it on.")
-        points = measured_landmarks(model)
+        points = sample_landmarks(model)
         shares = [0.0]
         for name, found in self._scorer().several(list(model.heads), points).items():
-            expected, allowed = reference.scores(model, name, points)
+            expected, allowed = reference.reference_scores(model, name, points)
             difference = np.abs(found - expected)
             shares.append(float(np.divide(difference, allowed, out=difference, where=difference != 0).max()))
         worst = float(np.max(shares))  # a NaN is the largest
@@ -153,7 +153,7 @@ class Folded(Serving):
             "rounding": vars(self).get("rounding_"),
         }
         if self._labels:
-            fitted |= class_labels.to_record(self.classes_)
+            fitted |= class_labels.classes_to_json(self.classes_)
         return Record(type(self).__name__, {}, fitted, {}, self.model_)
 
     @classmethod
@@ -164,13 +164,13 @@ class Folded(Serving):
         sound = isinstance(name, str) and set(heads) <= set(expected) and next(iter(expected), TRANSFORM) in heads
         if not sound or any(head.link not in expected[output] for output, head in heads.items()):
             raise UnsupportedStoreError("A folded model does not have the outputs of one.")
-        if (TRANSFORM in heads) != issubclass(cls, Transforming) or not _is_consistent(record):
+        if (TRANSFORM in heads) != issubclass(cls, ModelTransformerMixin) or not _is_consistent(record):
             raise UnsupportedStoreError("The outputs of a folded model do not fit each other.")
         folded = cls()
         folded._serve(record.model)
         folded.kind_, folded.model_name_ = str(kind), str(name)
         if folded._labels:
-            folded.classes_ = class_labels.from_record(record)
+            folded.classes_ = class_labels.classes_from_json(record)
         if isinstance(rounding, float):
             folded.rounding_ = rounding
         folded.n_features_in_ = record.model.columns
@@ -196,7 +196,7 @@ class Folded(Serving):
         return tags
 
 
-class FoldedTransformer(Folded, Transforming):
+class FoldedTransformer(Folded, ModelTransformerMixin):
     """A `Folded` that transforms."""
 
     _output = TRANSFORM

@@ -11,12 +11,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.chunking import require_count
 from dkfm.core.frames import column_names
-from dkfm.core.rows import Array, as_rows, double
+from dkfm.core.rows import Array, as_float64, as_rows
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator
-from dkfm.estimators.feature_names import require_own_order
+from dkfm.estimators.feature_names import require_column_order
 from dkfm.estimators.fitting import preimages
-from dkfm.estimators.fitting.training_data import Training
+from dkfm.estimators.fitting.training_data import TrainingData
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.kernels.base import Kernel
@@ -25,10 +25,10 @@ from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
 from dkfm.storage.model_store import Record
 
-__all__ = ["Preimages"]
+__all__ = ["InverseTransformMixin"]
 
 
-class Preimages(KernelEstimator):
+class InverseTransformMixin(KernelEstimator):
     """What a fit of components adds to go back."""
 
     alpha: float
@@ -112,7 +112,7 @@ class Preimages(KernelEstimator):
         points, scores = self.model_.points, self._scores_of(X)
         if not preimages.has_fixed_point(self.kernel_) or not isinstance(points, np.ndarray):
             raise NotSupportedError(f"The fixed point is of Gaussian kernels of dense rows; this is {self.kernel_!r}.")
-        start = self._nearest(scores) if init is None else double(as_rows(init, "init"))
+        start = self._nearest(scores) if init is None else as_float64(as_rows(init, "init"))
         if start.shape != (len(scores), points.shape[1]) or not isinstance(start, np.ndarray):
             raise InvalidInputError(f"init must be of shape {(len(scores), points.shape[1])}, and is {start.shape}.")
         if init is not None:
@@ -121,8 +121,8 @@ class Preimages(KernelEstimator):
         weights = head.weights[:, : head.columns].astype(np.float64)
         mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
         with limit_blas_threads_in_worker():
-            found = preimages.fixed_point(
-                self.kernel_, points, preimages.Span(weights, mean), scores, start, tol, max_iter
+            found = preimages.fixed_point_preimages(
+                self.kernel_, points, preimages.ComponentSpan(weights, mean), scores, start, tol, max_iter
             )
         if not found.settled.all():
             moving = int((~found.settled).sum())
@@ -130,8 +130,8 @@ class Preimages(KernelEstimator):
         return found.points.astype(self.model_.dtype, copy=False)
 
     def _scores_of(self, X: object) -> Array:
-        scores, q = double(as_rows(X)), self._n_features_out
-        require_own_order(column_names(X), list(self.get_feature_names_out()), "The scores")
+        scores, q = as_float64(as_rows(X)), self._n_features_out
+        require_column_order(column_names(X), list(self.get_feature_names_out()), "The scores")
         if not isinstance(scores, np.ndarray) or scores.shape[1] != q:
             raise InvalidInputError(f"Scores must be dense, with {q} columns, and these have {scores.shape[1]}.")
         return scores
@@ -143,9 +143,9 @@ class Preimages(KernelEstimator):
             known = scorer.compute_finite_scores(self._scorer(), "scores", points, "The training rows").astype(
                 np.float64
             )
-        return cast("Array", points)[preimages.nearest(scores, known)]
+        return cast("Array", points)[preimages.nearest_scores(scores, known)]
 
-    def _require_way_back(self, given: Training, standardized: bool) -> None:
+    def _require_way_back(self, given: TrainingData, standardized: bool) -> None:
         """Raise before the work where there is no ridge regression of the training rows on their scores."""
         alpha = self.alpha
         if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 <= alpha < np.inf:
@@ -160,14 +160,17 @@ class Preimages(KernelEstimator):
                 "inverse transform."
             ) from None
 
-    def _inverse(self, given: Training, scores: Array, weights: Array, standardized: bool) -> dict[str, object]:
+    def _inverse(self, given: TrainingData, scores: Array, weights: Array, standardized: bool) -> dict[str, object]:
         """Return what `inverse_transform` needs, from the scores of the training rows."""
         if not scores.shape[1]:
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
         n, kernel = len(scores), _of_scores(given.kernel, standardized)
-        memory.require_driver(n, given.width, kernel.peak_blocks, kernel.landmark_copies, squares=1)
+        memory.require_driver_memory(n, given.width, kernel.peak_blocks, kernel.landmark_copies, squares=1)
         X = cast("Array", given.landmarks)
-        return {"X_transformed_fit": scores, "dual_coef": preimages.ridge(kernel, scores, X, self.alpha / weights)}
+        return {
+            "X_transformed_fit": scores,
+            "dual_coef": preimages.ridge_coefficients(kernel, scores, X, self.alpha / weights),
+        }
 
 
 def _of_scores(kernel: Kernel, standardized: bool) -> Kernel:

@@ -14,15 +14,15 @@ from sklearn.utils.validation import check_is_fitted
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError, UnsupportedStoreError
-from dkfm.estimators.base import KernelEstimator, precision
+from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import class_labels, components, discriminants
 from dkfm.estimators.fitting.class_labels import Labels
-from dkfm.estimators.fitting.discriminants import Asked
-from dkfm.estimators.fitting.predictions import Outcome, flat, labelled
-from dkfm.estimators.fitting.training_data import Numbers, Training, in_memory, is_float32, weighted
+from dkfm.estimators.fitting.discriminants import DiscriminantOptions
+from dkfm.estimators.fitting.predictions import Outcome, codes_to_labels, flatten_column
+from dkfm.estimators.fitting.training_data import Numbers, TrainingData, apply_weights, is_float32, load_lazy_frame
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
-from dkfm.execution.lazy_arrays import shown_as
+from dkfm.execution.lazy_arrays import dashboard_name
 from dkfm.kernels import KernelSpec
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
@@ -181,17 +181,19 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             Non-negative; the fit is that to rows that are repeated so often, but for shrinkage="auto", which leaves
             them together. A row of weight 0 is left out.
         """
-        kernel, _ = components.named_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
-        dtype = precision(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
-        asked, X = self._asked(), in_memory(X)
+        kernel, _ = components.kernel_of_parameters(
+            self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
+        )
+        dtype = check_dtype(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
+        asked, X = self._asked(), load_lazy_frame(X)
         every = self._begin(X, kernel)
-        y = class_labels.labels_of(y, every.landmarks.shape[0], type(self).__name__)
-        given, weights = weighted(every, sample_weight)
+        y = class_labels.check_labels(y, every.landmarks.shape[0], type(self).__name__)
+        given, weights = apply_weights(every, sample_weight)
         kept = y if given is every else y[cast("Numbers", given.numbers)]
         classes, codes = np.unique(kept, return_inverse=True)
         of_rows = asked.classes(codes, weights, classes)
         with limit_blas_threads_in_worker():
-            model, fitted = discriminants.fitted(given, of_rows, asked, dtype)
+            model, fitted = discriminants.fit_discriminants(given, of_rows, asked, dtype)
         fitted |= {"classes": classes} | ({} if sample_weight is None else {"sample_weight": weights})
         return self._finish(X, model, fitted, {"dtype": dtype.name, "priors": self._plain_priors()})
 
@@ -246,22 +248,24 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         dtype = feature_map.model_.dtype
         made = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype.name)
         rows = feature_map.model_.landmarks if X is None else as_rows(X)
-        y = class_labels.labels_of(y, rows.shape[0], cls.__name__)
+        y = class_labels.check_labels(y, rows.shape[0], cls.__name__)
         with limit_blas_threads_in_worker():
-            model, fitted = discriminants.in_map(feature_map._fitted_map(), made._asked(), y, X, sample_weight)
+            model, fitted = discriminants.fit_discriminants_in_map(
+                feature_map._fitted_map(), made._asked(), y, X, sample_weight
+            )
         parameters = {name: getattr(made, name) for name in cls._stored}
         made._set(model, fitted, {**parameters, "priors": made._plain_priors()})
         made.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
         return made
 
-    def _asked(self) -> Asked:
+    def _asked(self) -> DiscriminantOptions:
         """Return what is asked for, once all parameters are what they can be."""
         count = None if self.n_components is None else require_count(self.n_components, "n_components")
         shrinkage = self.shrinkage
         number = isinstance(shrinkage, int | float | np.number) and not isinstance(shrinkage, bool)
         if shrinkage != "auto" and not (number and 0 <= cast("float", shrinkage) < np.inf):
             raise InvalidInputError(f'shrinkage must be a finite number >= 0, or "auto", and is {shrinkage!r}.')
-        return Asked(
+        return DiscriminantOptions(
             count,
             None if shrinkage == "auto" else float(cast("float", shrinkage)),
             self.priors,
@@ -293,11 +297,11 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         ndarray, or lazily a dask array, data frame or series
             Of two classes that of the second less that of the first.
         """
-        return flat(self._of("decision_function", X))
+        return flatten_column(self._of("decision_function", X))
 
     def predict(self, X: object) -> Outcome:
         """Return the label of each row X, (n,): that of the largest decision; of dask collections lazily."""
-        return labelled(self._of("predict", X), self.classes_)
+        return codes_to_labels(self._of("predict", X), self.classes_)
 
     def predict_proba(self, X: object) -> Outcome:
         """Return the probability of each class for rows X, (n, C); of dask collections lazily."""
@@ -316,15 +320,15 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta)
         return lazily
 
-    def _measure(self, scorer: Scorer, landmarks: Training, fitted: Mapping[str, object]) -> Certificate:
-        return discriminants.measured(scorer, landmarks, fitted, self.ridge_)
+    def _measure(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
+        return discriminants.certify_fit(scorer, landmarks, fitted, self.ridge_)
 
     def _record(self) -> Record:
         record = super()._record()
         return Record(
             record.estimator,
             record.parameters,
-            {**record.fitted, **class_labels.to_record(self.classes_)},
+            {**record.fitted, **class_labels.classes_to_json(self.classes_)},
             record.arrays,
             record.model,
         )
@@ -348,7 +352,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         if widths["scores"] > q or any(widths[name] != width for name, width in outputs.items() if name != "scores"):
             raise UnsupportedStoreError("The outputs of discriminants do not fit each other.")
         estimator = cast("KernelFisher", super()._from_record(record))
-        estimator.classes_ = class_labels.from_record(record)
+        estimator.classes_ = class_labels.classes_from_json(record)
         return estimator
 
     def __sklearn_tags__(self) -> Tags:
@@ -357,7 +361,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         return tags
 
 
-@shown_as("dkfm-chances")
+@dashboard_name("dkfm-chances")
 def _log_chances(decision: Array) -> Array:
     if decision.shape[1] == 1:
         found: Array = log_expit(np.hstack([-decision, decision]))

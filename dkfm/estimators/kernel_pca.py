@@ -12,17 +12,23 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.base import precision
+from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import components
-from dkfm.estimators.fitting.training_data import Training, in_memory, is_float32, standardized, weighted
-from dkfm.estimators.inverse_transform import Preimages
+from dkfm.estimators.fitting.training_data import (
+    TrainingData,
+    apply_weights,
+    is_float32,
+    load_lazy_frame,
+    standardize_columns,
+)
+from dkfm.estimators.inverse_transform import InverseTransformMixin
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pca
 from dkfm.numerics.certificates import certificate
-from dkfm.numerics.pca import Wanted, Weighting
+from dkfm.numerics.pca import ComponentOptions, Weighting
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 
 if TYPE_CHECKING:
@@ -34,7 +40,7 @@ __all__ = ["KernelPCA"]
 _SEEN = "n_features_in_", "feature_names_in_"
 
 
-class KernelPCA(Preimages):
+class KernelPCA(InverseTransformMixin):
     """Kernel principal component analysis: ``scores = k(Z, X) b - e'K b``, one product a row.
 
     Takes the place of scikit-learn's `KernelPCA`: the same parameters mean the same, and there are more.
@@ -115,7 +121,7 @@ class KernelPCA(Preimages):
     dual_coef_, X_transformed_fit_ : ndarray of shape (N, d), (N, q)
         After `fit_inverse_transform`.
     mean_, scale_ : ndarray of shape (d,)
-        After `fit` with `standardize`.
+        After `fit` with `standardize_columns`.
     sample_weight_ : ndarray of shape (N,)
         After `fit` with weights.
     certificate_ : Certificate
@@ -220,23 +226,25 @@ class KernelPCA(Preimages):
             Whether columns are centred and divided by their standard deviation first. That is part of the kernel, and
             so of the model: `transform` and `dkfm score` take rows as they are.
         """
-        kernel, gamma = components.named_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        kernel, gamma = components.kernel_of_parameters(
+            self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
+        )
         columns: dict[str, object] = {}
-        wanted, X = self._wanted(X, kernel), in_memory(X)
+        wanted, X = self._wanted(X, kernel), load_lazy_frame(X)
         if standardize:
-            kernel, columns = standardized(kernel, X, sample_weight)
-        given, weights = weighted(self._begin(X, kernel, copy=bool(self.copy_X)), sample_weight)
+            kernel, columns = standardize_columns(kernel, X, sample_weight)
+        given, weights = apply_weights(self._begin(X, kernel, copy=bool(self.copy_X)), sample_weight)
         weighting = Weighting(weights, bool(self.centered))
         if self.fit_inverse_transform:
             self._require_way_back(given, bool(columns))
         with limit_blas_threads_in_worker():
-            found = components.find(given, wanted, weighting, self._solver())
+            found = components.fit_components(given, wanted, weighting, self._solver())
             if self.remove_zero_eig:
                 found = found.first(int((found.eigenvalues > 0).sum()))
-            model = components.model_of(given.kernel, given.landmarks, found, weighting.centered, wanted.dtype)
-            measured = certificate.of_components(prepare_scorer(model), found.eigenvalues, given.tiles(), weights)
+            model = components.components_model(given.kernel, given.landmarks, found, weighting.centered, wanted.dtype)
+            measured = certificate.certify_components(prepare_scorer(model), found.eigenvalues, given.tiles(), weights)
             components.warn_of_rounding(measured, wanted.dtype)
-            fitted = {**columns, **components.statistics(found, weighting.total), "certificate": measured}
+            fitted = {**columns, **components.fitted_statistics(found, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.columns if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
@@ -288,9 +296,9 @@ class KernelPCA(Preimages):
         X = feature_map._seen(X)
         kernel, dtype = feature_map.model_.kernel, feature_map.model_.dtype
         made = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
-        wanted = Wanted(components.count_of(n_components), dtype)
+        wanted = ComponentOptions(components.check_n_components(n_components), dtype)
         with limit_blas_threads_in_worker():
-            model, fitted, whole = components.in_map(
+            model, fitted, whole = components.fit_components_in_map(
                 feature_map._fitted_map(), wanted, bool(centered), X, sample_weight
             )
         fitted["gamma"] = 1 / model.columns
@@ -298,7 +306,7 @@ class KernelPCA(Preimages):
         made.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
         return made
 
-    def _wanted(self, X: object, kernel: Kernel) -> Wanted:
+    def _wanted(self, X: object, kernel: Kernel) -> ComponentOptions:
         """Return what is asked for, once all parameters are what they can be."""
         for name in ("centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"):
             if not isinstance(getattr(self, name), bool | np.bool_):
@@ -307,17 +315,21 @@ class KernelPCA(Preimages):
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
         self._solver().require()
         given = "float32" if self.dtype is None and is_float32(X) else "float64"
-        count = components.count_of(self.n_components)
-        return Wanted(count, precision(given if self.dtype is None else self.dtype), self.on_indefinite)
+        count = components.check_n_components(self.n_components)
+        return ComponentOptions(count, check_dtype(given if self.dtype is None else self.dtype), self.on_indefinite)
 
-    def _solver(self) -> components.Solver:
-        return components.Solver(**{field.name: getattr(self, field.name) for field in fields(components.Solver)})
+    def _solver(self) -> components.SolverOptions:
+        return components.SolverOptions(
+            **{field.name: getattr(self, field.name) for field in fields(components.SolverOptions)}
+        )
 
     def _of_training(self, X: object) -> Array:
         # From the eigenvectors: no second kernel product. A row without weight has none.
         weights = vars(self).get("sample_weight_")
         # An eigenvector is exact to some eps of its length, and the part of a row is as small as the row's weight.
-        if weights is not None and (len(weights) != as_rows(X).shape[0] or weights.min() < pca.LIGHT * weights.max()):
+        if weights is not None and (
+            len(weights) != as_rows(X).shape[0] or weights.min() < pca.LIGHTEST_WEIGHT * weights.max()
+        ):
             return super()._of_training(X)
         scores: Array = self._weights * self.eigenvalues_ / (1.0 if weights is None else weights[:, np.newaxis])
         return scores.astype(self.model_.dtype, copy=False)
@@ -347,7 +359,7 @@ class KernelPCA(Preimages):
     def explained_variance_ratio_(self) -> Array:
         """Share of `total_variance_`, (q,): of all components in sum 1; NaN, with a warning, where it is not known."""
         check_is_fitted(self, "model_")
-        return components.shares(self.explained_variance_, self.total_variance_)
+        return components.variance_ratios(self.explained_variance_, self.total_variance_)
 
     @property
     def X_fit_(self) -> object:  # noqa: N802  # scikit-learn's name
@@ -388,11 +400,13 @@ class KernelPCA(Preimages):
         """
         return self._of_similarity("reconstruction_error", X, diag)
 
-    def _measure(self, scorer: Scorer, landmarks: Training, fitted: Mapping[str, object]) -> certificate.Certificate:
+    def _measure(
+        self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]
+    ) -> certificate.Certificate:
         values, weights = cast("Array", fitted["eigenvalues"]), cast("Array | None", fitted.get("sample_weight"))
         if not self._fitted_as.get("whole", True):
-            return certificate.of_axes(scorer, values, landmarks.tiles(), self.total_weight_)
-        return certificate.of_components(scorer, values, landmarks.tiles(), weights)
+            return certificate.certify_axes(scorer, values, landmarks.tiles(), self.total_weight_)
+        return certificate.certify_components(scorer, values, landmarks.tiles(), weights)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -10,10 +10,10 @@ from sklearn.base import BaseEstimator
 from dkfm.core import budget, notebook_display
 from dkfm.numerics.model import Model
 
-__all__ = ["Shown"]
+__all__ = ["HtmlDisplayMixin"]
 
 
-class Shown(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """An estimator with a model, drawn as scikit-learn draws estimators, a table of the model below."""
 
     model_: Model
@@ -48,9 +48,9 @@ class Shown(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             "landmarks": f"{rows:,} x {columns:,}{kept}",
             **fitted,
             "precision": str(model.dtype),
-            "size": f"{budget.told(model.nbytes)} in memory",
+            "size": f"{budget.format_bytes(model.nbytes)} in memory",
             "saved as": self._lies_at or "",
         }
-        return notebook_display.card(
+        return notebook_display.html_card(
             f"{type(self).__name__}, fitted", repr(model.kernel), {k: v for k, v in facts.items() if v}
         )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm.core.frames import is_dask_array, unwrapped
-from dkfm.core.rows import Array, Rows, as_rows, double
+from dkfm.core.frames import is_dask_array, unwrap
+from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.notebook_display import Shown
+from dkfm.estimators.notebook_display import HtmlDisplayMixin
 from dkfm.execution import lazy_arrays
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.files.location import locate
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
 
-__all__ = ["Serving"]
+__all__ = ["ScoringMixin"]
 
 
-class Serving(Shown):
+class ScoringMixin(HtmlDisplayMixin):
     """An estimator with a model, which it scores with and saves."""
 
     workspace: str | Path | None
@@ -65,7 +65,7 @@ class Serving(Shown):
                 if diag is None
                 else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
             )
-        X = unwrapped(X)
+        X = unwrap(X)
         if not hasattr(X, "__dask_graph__"):
             return self._score(output, X, diag)[:, 0]
         found = self._lazily(output, X, diag)
@@ -75,7 +75,7 @@ class Serving(Shown):
     def _lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
         check_is_fitted(self, "model_")
         if is_dask_array(X):
-            return lazy_arrays.transform(self._carried(), self.model_, output, cast("da.Array", X), diagonal)
+            return lazy_arrays.transform_array(self._carried(), self.model_, output, cast("da.Array", X), diagonal)
         rows = self._of_frame(X)
         if diagonal is not None:
             raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
@@ -101,13 +101,13 @@ class Serving(Shown):
 
     def _of(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
         """Return any output of rows X (n, d) as (n, width), of dask collections lazily."""
-        X = unwrapped(X)
+        X = unwrap(X)
         return self._lazily(output, X) if hasattr(X, "__dask_graph__") else self._score(output, X)
 
     def _rows(self, X: object, name: str = "X") -> Rows:
         """Return rows in memory as float64, once their columns are those that fit saw, in number and by name."""
-        X = unwrapped(X)
-        rows, expected = double(as_rows(X, name)), self.model_.columns
+        X = unwrap(X)
+        rows, expected = as_float64(as_rows(X, name)), self.model_.columns
         if rows.shape[1] != expected:
             raise InvalidInputError(
                 f"{name} has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as "
@@ -119,7 +119,7 @@ class Serving(Shown):
     def _require_seen(self, X: object) -> None:
         """Raise where columns are not called as those that fit saw, in order; warn where one side has no names."""
         try:
-            validate_data(self, unwrapped(X), reset=False, skip_check_array=True)
+            validate_data(self, unwrap(X), reset=False, skip_check_array=True)
         except (TypeError, ValueError) as error:
             raise InvalidInputError(str(error)) from None
 
@@ -133,10 +133,10 @@ class Serving(Shown):
     def _scorer(self) -> Scorer:
         return self._served().scorer
 
-    def _carried(self) -> lazy_arrays.Carried | lazy_arrays.Spilled:
+    def _carried(self) -> lazy_arrays.EmbeddedModel | lazy_arrays.StoredModel:
         served = self._served()
         if served.carried is None:
-            served.carried = lazy_arrays.carry(self._record(), self.workspace)
+            served.carried = lazy_arrays.model_for_graph(self._record(), self.workspace)
         return served.carried
 
     def _served(self) -> _Served:
@@ -172,7 +172,7 @@ class Serving(Shown):
             The kernel is a class of yours, or a function that no other process could import.
         """
         check_is_fitted(self, "model_")
-        model_transfer.save(path, self._record(), overwrite=overwrite)
+        model_transfer.save_model(path, self._record(), overwrite=overwrite)
         self._lies_at = str(locate(path))
 
 
@@ -181,7 +181,7 @@ class _Served:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.carried: lazy_arrays.Carried | lazy_arrays.Spilled | None = None
+        self.carried: lazy_arrays.EmbeddedModel | lazy_arrays.StoredModel | None = None
 
     @cached_property
     def scorer(self) -> Scorer:

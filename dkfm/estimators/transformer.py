@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from dkfm.core.frames import unwrapped
+from dkfm.core.frames import unwrap
 from dkfm.core.rows import Array
-from dkfm.estimators.serving import Serving
+from dkfm.estimators.serving import ScoringMixin
 
 if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
 
-__all__ = ["Transforming"]
+__all__ = ["ModelTransformerMixin"]
 
 
 class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -30,7 +30,7 @@ class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return self._of_training(X)  # type: ignore[no-any-return]  # of the subclass
 
 
-class Transforming(Serving, _Transformer, auto_wrap_output_keys=None):  # type: ignore[call-arg]  # lazy results stay lazy: `set_output` wraps those of _Transformer
+class ModelTransformerMixin(ScoringMixin, _Transformer, auto_wrap_output_keys=None):  # type: ignore[call-arg]  # lazy results stay lazy: `set_output` wraps those of _Transformer
     """An estimator whose model transforms."""
 
     @property
@@ -58,12 +58,12 @@ class Transforming(Serving, _Transformer, auto_wrap_output_keys=None):  # type: 
         InvalidInputError
             Rows that are not finite real numbers, or another number of columns than in fit.
         """
-        X = unwrapped(X)
+        X = unwrap(X)
         return self._lazily(self._output, X) if hasattr(X, "__dask_graph__") else super().transform(X)
 
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
         """Fit, and return the output for the training rows: see `fit` and `transform`."""
-        X = unwrapped(X)
+        X = unwrap(X)
         self.fit(X, y, **fit_params)
         return self.transform(X) if hasattr(X, "__dask_graph__") else super().fit_transform(X)
 

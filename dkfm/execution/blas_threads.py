@@ -12,12 +12,12 @@ from typing import Any
 
 from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
 
-from dkfm.execution.clusters.client import inside_worker, worker_folder
+from dkfm.execution.clusters.client import is_inside_worker, worker_folder
 from dkfm.kernels.pairwise import columnwise_sums
 
 __all__ = [
-    "blas_processor",
-    "blas_version",
+    "blas_libraries",
+    "blas_processors",
     "count_blas_threads",
     "limit_blas_threads_in_worker",
     "single_blas_thread",
@@ -61,7 +61,7 @@ def _limited() -> Iterator[None]:
 
 def limit_blas_threads_in_worker() -> AbstractContextManager[None]:
     """Give BLAS one thread inside a task of a worker, whose other threads have the other cores; else all it has."""
-    return single_blas_thread() if inside_worker() else nullcontext()
+    return single_blas_thread() if is_inside_worker() else nullcontext()
 
 
 def count_blas_threads() -> int:
@@ -70,12 +70,12 @@ def count_blas_threads() -> int:
         return max((info["num_threads"] for info in ThreadpoolController().select(user_api="blas").info()), default=1)
 
 
-def blas_version() -> str:
+def blas_libraries() -> str:
     """Return the libraries, with their versions, that NumPy's and SciPy's matrix products are computed by."""
     return ", ".join(sorted({f"{info['internal_api']} {info['version']}" for info in _blas()}))
 
 
-def blas_processor() -> str:
+def blas_processors() -> str:
     """Return the processors that these libraries compute for: the bits of a product differ between them."""
     return ", ".join(sorted({str(info.get("architecture")) for info in _blas()}))
 
@@ -97,7 +97,7 @@ def _keep_compilations() -> None:
     if scratch is not None:
         folder = scratch / "dkfm-compiled"
         folder.mkdir(mode=0o700, exist_ok=True)
-        columnwise_sums.keep_in(folder)
+        columnwise_sums.set_compile_cache(folder)
 
 
 def _limit_to_one() -> threadpool_limits:

@@ -12,14 +12,14 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, reason
-from dkfm.execution.clusters.client import ask_scheduler, find_client, inside_worker, wait_for_workers, worker_facts
+from dkfm.execution.clusters.client import ask_scheduler, find_client, is_inside_worker, wait_for_workers, worker_facts
 from dkfm.files import temporary
 
 if TYPE_CHECKING:
     import distributed
     from distributed import Client
 
-__all__ = ["ClientExecutor", "Executor", "Finished", "Health", "Key", "ThreadExecutor", "executor"]
+__all__ = ["ClientExecutor", "Executor", "ExecutorHealth", "FinishedTask", "Key", "ThreadExecutor", "open_executor"]
 
 Key: TypeAlias = tuple[str, int, int]
 """Name of the run, number of the task, and which copy of it: names of a task on the dashboard."""
@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedTask:
     """A task that came to its end: with a value, or an error."""
 
     key: Key
@@ -49,7 +49,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Health:
+class ExecutorHealth:
     """What is known of those who run tasks.
 
     Attributes
@@ -83,10 +83,10 @@ class Executor(Protocol):
     ) -> None:
         """Start one task, on some workers alone if they are given."""
 
-    def finished(self, timeout: float) -> Finished | None:
+    def finished(self, timeout: float) -> FinishedTask | None:
         """Wait for a task that finished, so many seconds at most."""
 
-    def health(self) -> Health:
+    def health(self) -> ExecutorHealth:
         """Return what is known of those who run tasks."""
 
     def avoid(self, error: UnfitWorkerError) -> bool:
@@ -112,18 +112,18 @@ class ThreadExecutor:
         """Start one task."""
         self._pool.submit(function, *arguments).add_done_callback(lambda future: self._done.put((key, future)))
 
-    def finished(self, timeout: float) -> Finished | None:
+    def finished(self, timeout: float) -> FinishedTask | None:
         """Wait for a task that finished, so many seconds at most."""
         try:
             key, future = self._done.get(timeout=timeout)
         except Empty:
             return None
         error = future.exception()
-        return Finished(key, None if error else future.result(), error)
+        return FinishedTask(key, None if error else future.result(), error)
 
-    def health(self) -> Health:
+    def health(self) -> ExecutorHealth:
         """Return that this process is well."""
-        return Health(running=("this process",))
+        return ExecutorHealth(running=("this process",))
 
     def avoid(self, error: UnfitWorkerError) -> bool:
         """Return that there is no other process."""
@@ -189,7 +189,7 @@ class ClientExecutor:
         first = next(self._turn) % max(1, len(every))
         return frozenset((every + every)[first : first + _CHOICE])
 
-    def finished(self, timeout: float) -> Finished | None:
+    def finished(self, timeout: float) -> FinishedTask | None:
         """Wait for a task that finished, so many seconds at most."""
         from distributed import KilledWorker
 
@@ -220,17 +220,17 @@ class ClientExecutor:
         future.add_done_callback(self._ended)  # the same, or another once its worker is given up
         return None
 
-    def _taken(self, key: Key, value: object, error: BaseException | None) -> Finished:
+    def _taken(self, key: Key, value: object, error: BaseException | None) -> FinishedTask:
         del self._pending[key]  # which lets the cluster forget it
         self._chosen.pop(key, None)
         self._late.discard(key)
-        return Finished(key, value, error)
+        return FinishedTask(key, value, error)
 
-    def health(self) -> Health:
+    def health(self) -> ExecutorHealth:
         """Return what the scheduler says of its workers; silent are those whose last sign of life does not move."""
         facts = worker_facts(self.client)
         if facts is None:
-            return Health(answers=False)
+            return ExecutorHealth(answers=False)
         now = time.monotonic()
         self._seen = {address: self._since(address, fact["last_seen"], now) for address, fact in facts.items()}
         silent = tuple(address for address, (_, since) in self._seen.items() if now - since > _SILENT)
@@ -240,7 +240,7 @@ class ClientExecutor:
         self.threads = max(1, sum(int(facts[address]["nthreads"]) for address in running))
         deserted = (key for key, there in self._chosen.items() if there.isdisjoint(running))
         late = self._late if paused or silent else ()
-        return Health(True, running, paused, silent, (*self._held_by([*paused, *silent]), *late, *deserted))
+        return ExecutorHealth(True, running, paused, silent, (*self._held_by([*paused, *silent]), *late, *deserted))
 
     def avoid(self, error: UnfitWorkerError) -> bool:
         """Give a worker no more tasks where others are or were, and say so once."""
@@ -270,9 +270,9 @@ class ClientExecutor:
 
 
 @contextmanager
-def executor(client: "Client | None") -> Iterator[Executor]:
+def open_executor(client: "Client | None") -> Iterator[Executor]:
     """Open the executor of a client, or of this process without one; unfinished tasks are cancelled at the end."""
-    temporary.sweep_once()
+    temporary.remove_abandoned_once()
     client = find_client(client)
     if client is not None:
         with _cancelled(ClientExecutor(client)) as on_cluster:
@@ -280,7 +280,7 @@ def executor(client: "Client | None") -> Iterator[Executor]:
         return
     from dask.system import CPU_COUNT
 
-    with _cancelled(ThreadExecutor(1 if inside_worker() else CPU_COUNT)) as here:
+    with _cancelled(ThreadExecutor(1 if is_inside_worker() else CPU_COUNT)) as here:
         yield here
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from dkfm.core.rows import Array, Rows, as_rows, double
+from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.model_cache import cached_scorer, saved_scorer
+from dkfm.execution.model_cache import get_saved_scorer, get_scorer
 from dkfm.files import local, temporary
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
 
-__all__ = ["SMALL_MODEL", "Carried", "Spilled", "carry", "distances", "shown_as", "transform", "transform_frame"]
+__all__ = [
+    "SMALL_MODEL",
+    "EmbeddedModel",
+    "StoredModel",
+    "dashboard_name",
+    "lazy_distances",
+    "model_for_graph",
+    "transform_array",
+    "transform_frame",
+]
 
 SMALL_MODEL = 5_000_000
 """Bytes up to which a model travels in the graph."""
@@ -34,7 +43,7 @@ SMALL_MODEL = 5_000_000
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def shown_as(name: str) -> Callable[[F], F]:
+def dashboard_name(name: str) -> Callable[[F], F]:
     """Let the dashboard call the tasks of a function so; which parameter does it depends on the version of dask."""
 
     def named(function: F) -> F:
@@ -44,7 +53,7 @@ def shown_as(name: str) -> Callable[[F], F]:
     return named
 
 
-class Carried:
+class EmbeddedModel:
     """A model inside a graph, under its token."""
 
     def __init__(self, model: Model) -> None:
@@ -53,23 +62,23 @@ class Carried:
 
     def scorer(self) -> Scorer:
         """Return the prepared model, made once per process."""
-        return cached_scorer(self.token, lambda: prepare_compact_scorer(self._model))
+        return get_scorer(self.token, lambda: prepare_compact_scorer(self._model))
 
 
-class Spilled:
+class StoredModel:
     """A model in a store of its own, which lives as long as the estimator or a graph that needs it.
 
     Once it was sent to a worker it lives as long as this process: what is persisted there has no graph here.
     """
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
-        within = None if workspace is None else local.made_folder(local.local_path(workspace))
-        folder = temporary.Part("model", within, need=record.model.nbytes, what="The model for Dask's workers")
+        within = None if workspace is None else local.make_folder(local.local_path(workspace))
+        folder = temporary.SharedPart("model", within, need=record.model.nbytes, what="The model for Dask's workers")
         self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex
         self._path = str(folder.path / "model")
         self._digest = save_record(Path(self._path), record)
-        self._trusted = serialization.functions(record.model.kernel)
+        self._trusted = serialization.function_paths(record.model.kernel)
 
     def __reduce__(self) -> tuple[type["_Opened"], tuple[str, str, tuple[str, ...]]]:
         # A copy on a worker must not remove the files when it goes, and may outlive what is here.
@@ -78,7 +87,7 @@ class Spilled:
 
     def scorer(self) -> Scorer:
         """Return the prepared model, read once per process."""
-        return saved_scorer(self._path, self._digest, self._trusted)
+        return get_saved_scorer(self._path, self._digest, self._trusted)
 
 
 class _Opened:
@@ -89,17 +98,17 @@ class _Opened:
 
     def scorer(self) -> Scorer:
         """Return the prepared model, read once per process."""
-        return saved_scorer(self._path, self._digest, self._trusted)
+        return get_saved_scorer(self._path, self._digest, self._trusted)
 
 
-def carry(record: Record, workspace: str | Path | None) -> Carried | Spilled:
+def model_for_graph(record: Record, workspace: str | Path | None) -> EmbeddedModel | StoredModel:
     """Return the model of a record in the form that suits its size, if its kernel can be written at all."""
-    small = record.model.nbytes < SMALL_MODEL or not serialization.is_writable(record.model.kernel)
-    return Carried(record.model) if small else Spilled(record, workspace)
+    small = record.model.nbytes < SMALL_MODEL or not serialization.is_serializable(record.model.kernel)
+    return EmbeddedModel(record.model) if small else StoredModel(record, workspace)
 
 
-def transform(
-    carried: Carried | Spilled, model: Model, name: str, Z: "da.Array", diagonal: object = None
+def transform_array(
+    carried: EmbeddedModel | StoredModel, model: Model, name: str, Z: "da.Array", diagonal: object = None
 ) -> "da.Array":
     """Return one output of a model for a dask array of rows (n, d), as a lazy dask array (n, width).
 
@@ -123,17 +132,17 @@ def transform(
 
 
 def transform_frame(
-    carried: Carried | Spilled, model: Model, name: str, rows: "dd.DataFrame", columns: list[str]
+    carried: EmbeddedModel | StoredModel, model: Model, name: str, rows: "dd.DataFrame", columns: list[str]
 ) -> "dd.DataFrame":
     """Return one output of a model for a dask data frame of rows, lazily: `columns`, with its index and divisions."""
     import dask.dataframe as dd
 
-    scores = transform(carried, model, name, rows.to_dask_array())
+    scores = transform_array(carried, model, name, rows.to_dask_array())
     frame: dd.DataFrame = dd.from_dask_array(scores, columns=columns, index=rows.index)
     return frame
 
 
-def distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
+def lazy_distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
     """Return the `kernel_distances` between the rows of a dask array (n, d) and Y (m, d), lazily."""
     from dask.delayed import delayed
 
@@ -149,13 +158,13 @@ def distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
     return found
 
 
-@shown_as("dkfm-distances")
+@dashboard_name("dkfm-distances")
 def _block_distances(block: Array, *, of: tuple[Kernel, Rows]) -> Array:
     kernel, Y = of
     if block.shape[0] == 0:
         return np.empty((0, Y.shape[0]))
     with single_blas_thread():
-        return kernel_distances(kernel, double(as_rows(block, "a block of rows")), Y)
+        return kernel_distances(kernel, as_float64(as_rows(block, "a block of rows")), Y)
 
 
 def _require_rows(X: "da.Array", d: int) -> None:
@@ -176,13 +185,15 @@ def _aligned(diagonal: object, Z: "da.Array") -> "da.Array":
     return chunked
 
 
-@shown_as("dkfm-transform")
-def _score_block(block: Array, diagonal: Array | None = None, *, carried: Carried | Spilled, head: str) -> Array:
+@dashboard_name("dkfm-transform")
+def _score_block(
+    block: Array, diagonal: Array | None = None, *, carried: EmbeddedModel | StoredModel, head: str
+) -> Array:
     what, scorer = "a block of rows", carried.scorer()
     if block.shape[0] == 0:
         found = scorer.model.head(head)
         return np.empty((0, found.width), found.dtype)
-    rows = double(as_rows(block, what))
+    rows = as_float64(as_rows(block, what))
     known = None if diagonal is None else diagonal[:, 0]
     with single_blas_thread():
         return compute_finite_scores(scorer, head, rows, what, diagonal=known)

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "available_memory",
-    "least_room",
     "peak_memory",
     "require_disk",
-    "require_driver",
+    "require_driver_memory",
     "resident_memory",
-    "room",
+    "smallest_worker_budget",
     "task_budget",
+    "thread_budget",
 ]
 
 _SHARE, _PAUSE = 0.6, 0.8
@@ -56,28 +56,35 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
 
-def require_driver(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTORS) -> None:
+def require_driver_memory(
+    n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
+) -> None:
     """Raise a BudgetError unless this process can hold the root of an N x N Gram matrix."""
-    if n > budget.LARGEST_ROOT:
+    if n > budget.LARGEST_DENSE_N:
         raise BudgetError(
-            f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_ROOT}; fit fewer "
+            f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
+            "fewer "
             'rows, choose some with landmarks=, or use basis="cholesky", which needs none where the rank is low.'
         )
     have = available_memory()
-    remedy = f"the largest N that fits is {budget.largest_n(have, d, blocks, copies, squares)}"
-    budget.require(budget.fit_bytes(n, d, blocks, copies, squares), have, f"The root of N = {n} training rows", remedy)
+    remedy = f"the largest N that fits is {budget.largest_n_within(have, d, blocks, copies, squares)}"
+    budget.require_fits(
+        budget.fit_bytes(n, d, blocks, copies, squares), have, f"The root of N = {n} training rows", remedy
+    )
 
 
-def has_driver(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTORS) -> bool:
+def has_driver_memory(
+    n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
+) -> bool:
     """Whether this process can hold the root of an N x N Gram matrix."""
-    return n <= budget.LARGEST_ROOT and budget.fit_bytes(n, d, blocks, copies, squares) <= available_memory()
+    return n <= budget.LARGEST_DENSE_N and budget.fit_bytes(n, d, blocks, copies, squares) <= available_memory()
 
 
 def require_disk(path: Path, need: int, what: str = "The Gram matrix") -> None:
     """Raise a BudgetError unless the file system of `path` has room."""
     folder = next(parent for parent in (path, *path.parents) if parent.exists())
     have = shutil.disk_usage(folder).free
-    budget.require(need, have, f"{what} at {path}", "choose a larger disk, or fewer rows")
+    budget.require_fits(need, have, f"{what} at {path}", "choose a larger disk, or fewer rows")
 
 
 def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
@@ -87,21 +94,21 @@ def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
     """
     if client is None:
         return (available_memory() - shared) // threads
-    return least_room(client, shared)[0]
+    return smallest_worker_budget(client, shared)[0]
 
 
-def least_room(client: "Client", shared: int) -> tuple[int, str]:
+def smallest_worker_budget(client: "Client", shared: int) -> tuple[int, str]:
     """Return the bytes that a task may take of the worker that has the fewest of them, and its address."""
     facts = worker_facts(client)
     if not facts:
         raise ClusterError("The scheduler does not answer, or has no workers; start one and try again.")
     return min(
-        (room(fact["memory_limit"], int(fact["nthreads"]), shared, int(fact["metrics"]["memory"])), worker)
+        (thread_budget(fact["memory_limit"], int(fact["nthreads"]), shared, int(fact["metrics"]["memory"])), worker)
         for worker, fact in facts.items()
     )
 
 
-def room(limit: int | None, threads: int, shared: int, held: int) -> int:
+def thread_budget(limit: int | None, threads: int, shared: int, held: int) -> int:
     """Return the bytes that a task may take of a worker whose threads run one each, beside `shared` bytes of it.
 
     A process that holds a good part of a small limit with its modules alone leaves less than the usual share; what it

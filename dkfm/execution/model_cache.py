@@ -9,7 +9,7 @@ from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
 from dkfm.storage.model_transfer import local_copy
 
-__all__ = ["cached_scorer", "forget", "process_bytes", "saved_scorer"]
+__all__ = ["baseline_memory", "get_saved_scorer", "get_scorer", "remove_model"]
 
 _KEPT_BYTES = 2**28
 """Models stay when another one comes, while all of them together are below this."""
@@ -18,7 +18,7 @@ _STREAMED = " from "
 _scorers: LruCache[Scorer] = LruCache(_KEPT_BYTES, lambda scorer: scorer.model.nbytes)
 
 
-def process_bytes() -> int:
+def baseline_memory() -> int:
     """Return the largest size that this process has had, with SciPy and what this module imports loaded.
 
     What a compiled kernel adds, numba's code, is not in it.
@@ -28,12 +28,12 @@ def process_bytes() -> int:
     return peak_memory()
 
 
-def cached_scorer(digest: str, make: Callable[[], Scorer]) -> Scorer:
+def get_scorer(digest: str, make: Callable[[], Scorer]) -> Scorer:
     """Return the prepared model of a digest, made once per process and shared by its threads."""
     return _scorers.get(digest, make)
 
 
-def saved_scorer(path: str, digest: str, trusted: Collection[str] = (), streamed: bool = False) -> Scorer:
+def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), streamed: bool = False) -> Scorer:
     """Return the prepared model of a store, checked against its digest, its functions against those trusted.
 
     The weights of a streamed one stay in the store.
@@ -45,9 +45,9 @@ def saved_scorer(path: str, digest: str, trusted: Collection[str] = (), streamed
         )
 
     # What is read again and again is of one place: the same model elsewhere may outlive it.
-    return cached_scorer(f"{digest}{_STREAMED}{path}" if streamed else digest, read)
+    return get_scorer(f"{digest}{_STREAMED}{path}" if streamed else digest, read)
 
 
-def forget(digest: str) -> None:
+def remove_model(digest: str) -> None:
     """Let a model go."""
     _scorers.remove(lambda key: str(key).partition(_STREAMED)[0] == digest)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import TqdmWarning
 
-from dkfm.core.budget import told_time
-from dkfm.execution.clusters.client import inside_worker
+from dkfm.core.budget import format_seconds
+from dkfm.execution.clusters.client import is_inside_worker
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets a notebook has the plain bar, quietly
@@ -19,13 +19,13 @@ with warnings.catch_warnings():
 if TYPE_CHECKING:
     from typing import Never
 
-__all__ = ["LEAST_SECONDS", "of_call", "of_steps"]
+__all__ = ["LEAST_SECONDS", "call_bar", "step_bar"]
 
 LEAST_SECONDS = 2.0
 """What takes less has no bar."""
 
 
-def of_steps(name: str, total: int | None, unit: str, shown: bool) -> "tqdm[Never]":
+def step_bar(name: str, total: int | None, unit: str, shown: bool) -> "tqdm[Never]":
     """Return a bar that moves with ``update(steps)``, and appears once it has run for two seconds.
 
     Parameters
@@ -41,7 +41,7 @@ def of_steps(name: str, total: int | None, unit: str, shown: bool) -> "tqdm[Neve
     return _bar(name, total, unit, LEAST_SECONDS, None, shown)
 
 
-def of_call(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
+def call_bar(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
     """Return a line that tells how long a call will take that cannot be looked into; at its end, how long it took.
 
     Parameters
@@ -52,13 +52,13 @@ def of_call(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
     shown : bool
         Whether the user wants one.
     """
-    told = f"{name}, about {told_time(seconds)}"
+    told = f"{name}, about {format_seconds(seconds)}"
     # LAPACK holds the interpreter's lock, so that no thread could move it on.
     return _bar(told, None, "", 0.0, "{desc}: {elapsed}", shown and seconds >= LEAST_SECONDS)
 
 
 def _bar(name: str, total: int | None, unit: str, delay: float, bar_format: str | None, shown: bool) -> "tqdm[Never]":
-    visible = shown and (_in_notebook() or _on_terminal()) and not inside_worker()
+    visible = shown and (_in_notebook() or _on_terminal()) and not is_inside_worker()
     return tqdm(
         desc=name,
         total=total,

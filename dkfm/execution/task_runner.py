@@ -14,10 +14,10 @@ from typing import Generic, TypeVar, cast
 
 from dkfm.core.budget import STALL_SECONDS
 from dkfm.errors import StalledError, UnfitWorkerError, UnreachableError, WorkerDiedError
-from dkfm.execution.executors import Executor, Finished, Health
-from dkfm.execution.progress import of_steps
+from dkfm.execution.executors import Executor, ExecutorHealth, FinishedTask
+from dkfm.execution.progress import step_bar
 
-__all__ = ["Tally", "run"]
+__all__ = ["Tally", "run_tasks"]
 
 R = TypeVar("R")
 
@@ -56,7 +56,7 @@ class Tally:
     killers: list[int] = field(default_factory=list)
 
 
-def run(
+def run_tasks(
     executor: Executor,
     name: str,
     function: Callable[..., R],
@@ -101,7 +101,7 @@ def run(
     DkfmError
         What a task raised.
     """
-    with of_steps(name, total, "task", progress) as bar:
+    with step_bar(name, total, "task", progress) as bar:
 
         def finish(result: R) -> None:
             if done is not None:
@@ -112,7 +112,7 @@ def run(
 
 
 class _Run(Generic[R]):
-    """The tasks of one run that are under way; `run` explains its arguments."""
+    """The tasks of one run that are under way; `run_tasks` explains its arguments."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _Run(Generic[R]):
         self._copies[number], self._running[number] = copy + 1, self._running.get(number, 0) + 1
         self._executor.submit((self._name, number, copy), self._function, *self._open[number], workers=workers)
 
-    def _take(self, finished: Finished) -> None:
+    def _take(self, finished: FinishedTask) -> None:
         name, number, _ = finished.key
         if name != self._name:
             return  # what an earlier run of this executor did not wait for
@@ -226,7 +226,7 @@ class _Run(Generic[R]):
             )
 
 
-def _reason(health: Health, tasks: int) -> str:
+def _reason(health: ExecutorHealth, tasks: int) -> str:
     if not health.answers:
         return "the scheduler does not answer."
     if health.silent and not health.running:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from dkfm.core import budget
 from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, reason
 from dkfm.execution import memory
-from dkfm.execution.blas_threads import blas_processor, blas_version, count_blas_threads
+from dkfm.execution.blas_threads import blas_libraries, blas_processors, count_blas_threads
 from dkfm.execution.clusters.client import worker_facts, worker_name
 from dkfm.sources.base import Source
-from dkfm.storage.output_location import Place
+from dkfm.storage.output_location import OutputLocation
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
 
-__all__ = ["Demand", "fit_workers", "marked", "require_fit", "require_fit_here", "versions_here"]
+__all__ = ["WorkerRequirements", "fit_workers", "local_versions", "marker_file", "require_fit", "require_fit_here"]
 
 _ANSWER = 30.0
 """Seconds that a worker has to answer. One that does not is asked by its first task, if it ever gets to one."""
@@ -45,7 +45,7 @@ _SHARED = (
 
 
 @dataclass(frozen=True, eq=False)
-class Demand:
+class WorkerRequirements:
     """What tasks need where they run; told by its mark.
 
     Attributes
@@ -67,7 +67,7 @@ class Demand:
         The path of a model in this file system; empty without one.
     """
 
-    place: Place
+    place: OutputLocation
     mark: str
     text: bytes
     versions: Mapping[str, str | None]
@@ -78,14 +78,14 @@ class Demand:
     model: str = ""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Demand) and self.mark == other.mark
+        return isinstance(other, WorkerRequirements) and self.mark == other.mark
 
     def __hash__(self) -> int:
         return hash(self.mark)
 
 
 @contextmanager
-def marked(place: Place, name: str, text: bytes) -> Iterator[None]:
+def marker_file(place: OutputLocation, name: str, text: bytes) -> Iterator[None]:
     """Leave a file at a place, for as long as the context lasts."""
     place.put(name, text)
     try:
@@ -96,17 +96,17 @@ def marked(place: Place, name: str, text: bytes) -> Iterator[None]:
 
 
 @contextmanager
-def fit_workers(client: "Client", demand: Demand) -> Iterator[None]:
+def fit_workers(client: "Client", demand: WorkerRequirements) -> Iterator[None]:
     """Leave the mark of a demand for as long as the context lasts, and ask every worker whether it is fit.
 
     Workers that join later ask themselves; see `require_fit` for the errors.
     """
-    with marked(demand.place, demand.mark, demand.text):
+    with marker_file(demand.place, demand.mark, demand.text):
         require_fit(client, demand)
         yield
 
 
-def require_fit(client: "Client", demand: Demand) -> None:
+def require_fit(client: "Client", demand: WorkerRequirements) -> None:
     """Ask every worker of a cluster whether it is fit.
 
     Raises
@@ -137,7 +137,7 @@ def require_fit(client: "Client", demand: Demand) -> None:
         raise ClusterError(f"No worker has answered in {_ANSWER:.0f} seconds; are they still there?")
 
 
-def versions_here(*, tables: bool = False) -> dict[str, str | None]:
+def local_versions(*, tables: bool = False) -> dict[str, str | None]:
     """Return what this process has of what the driver and its workers must have the same, for tables of Parquet too."""
     return {name: _version(name) for name in ("python", *_PACKAGES, *(["pyarrow"] if tables else []))}
 
@@ -151,14 +151,14 @@ def _version(name: str) -> str | None:
         return None
 
 
-def require_fit_here(demand: Demand | None) -> None:
+def require_fit_here(demand: WorkerRequirements | None) -> None:
     """Raise an `UnfitWorkerError` where this process is a worker and not fit; one that is fit is asked once."""
     if demand is not None and worker_name() is not None:
         _require_process(demand)
 
 
 @lru_cache(maxsize=8)
-def _require_process(demand: Demand) -> None:
+def _require_process(demand: WorkerRequirements) -> None:
     from distributed import get_worker
 
     worker = get_worker()
@@ -177,10 +177,10 @@ class _Answer:
     blas: str
 
 
-async def _answer(demand: Demand, dask_worker: "Worker") -> _Answer:
+async def _answer(demand: WorkerRequirements, dask_worker: "Worker") -> _Answer:
     """Return what the worker says that runs this, beside its event loop: a disk may be slow."""
     fault = await asyncio.to_thread(_fault_of, dask_worker, demand)
-    return _Answer(fault, "" if fault else f"{blas_version() or 'unknown'} for {blas_processor() or 'unknown'}")
+    return _Answer(fault, "" if fault else f"{blas_libraries() or 'unknown'} for {blas_processors() or 'unknown'}")
 
 
 def _warn_of_blas(workers: Mapping[str, list[str]]) -> None:
@@ -194,7 +194,7 @@ def _warn_of_blas(workers: Mapping[str, list[str]]) -> None:
         )
 
 
-def _fault_of(worker: "Worker", demand: Demand) -> str:
+def _fault_of(worker: "Worker", demand: WorkerRequirements) -> str:
     """Return what a worker lacks, in words that follow its name; nothing where it is fit."""
     try:
         return (
@@ -204,7 +204,7 @@ def _fault_of(worker: "Worker", demand: Demand) -> str:
         return f"cannot take tasks: {reason(error)}; {_SHARED}."
 
 
-def _of_versions(demand: Demand) -> str:
+def _of_versions(demand: WorkerRequirements) -> str:
     for name, needed in demand.versions.items():
         found = _version(name)
         if found != needed:
@@ -213,7 +213,7 @@ def _of_versions(demand: Demand) -> str:
     return ""
 
 
-def _of_store(demand: Demand) -> str:
+def _of_store(demand: WorkerRequirements) -> str:
     if not demand.mark:
         return ""
     opened = demand.place.open(demand.mark, len(demand.text))
@@ -224,7 +224,7 @@ def _of_store(demand: Demand) -> str:
     return f"does not see the same {demand.place} as the driver; {_SHARED}."
 
 
-def _of_input(demand: Demand) -> str:
+def _of_input(demand: WorkerRequirements) -> str:
     if demand.model and not Path(demand.model).exists():
         return f"does not see the model {demand.model}; {_SHARED}."
     if demand.source is None or demand.source.stamp() == demand.stamp:
@@ -233,12 +233,12 @@ def _of_input(demand: Demand) -> str:
     return f"{told}; {_SHARED}, or copies that keep the times."
 
 
-def _of_memory(worker: "Worker", demand: Demand) -> str:
+def _of_memory(worker: "Worker", demand: WorkerRequirements) -> str:
     limit, threads = worker.memory_manager.memory_limit, worker.state.nthreads
-    have = memory.room(limit, threads, demand.shared_bytes, memory.resident_memory())
+    have = memory.thread_budget(limit, threads, demand.shared_bytes, memory.resident_memory())
     if have >= demand.task_bytes:
         return ""
-    need, there = budget.megabytes(demand.task_bytes), budget.megabytes(have)
+    need, there = budget.format_megabytes(demand.task_bytes), budget.format_megabytes(have)
     return f"has {there} for a task of {need}; give it more memory or fewer threads, or use smaller tasks."
 
 
@@ -258,7 +258,7 @@ def _error_of(answer: object) -> str:
     return f"cannot do what the driver asks ({said}); install the same versions there, of dkfm too."
 
 
-def _asked(client: "Client", workers: list[str], demand: Demand) -> dict[str, object]:
+def _asked(client: "Client", workers: list[str], demand: WorkerRequirements) -> dict[str, object]:
     """Return what each worker answers, or the error that it raised or that came in place of an answer, by address."""
 
     async def ask(worker: str) -> object:

@@ -20,15 +20,15 @@ from typing import Protocol
 
 from dkfm.errors import InvalidInputError
 
-__all__ = ["Watch", "change_of", "of_files", "of_path", "watching"]
+__all__ = ["Watch", "digest_files", "digest_path", "time_of_change", "watch"]
 
 
-def of_path(path: Path, *, exact: bool = False) -> str:
+def digest_path(path: Path, *, exact: bool = False) -> str:
     """Return a digest of a file, or of every file below a folder: their stamp, or, if `exact`, their state."""
-    return of_files(sorted(_files(path, exact)))
+    return digest_files(sorted(_files(path, exact)))
 
 
-def of_files(files: Iterable[tuple[str, int, int | str]]) -> str:
+def digest_files(files: Iterable[tuple[str, int, int | str]]) -> str:
     """Return a digest of files: names in the order given, bytes, and times of change or what stores have for them."""
     found = hashlib.sha256()
     for name, size, changed in files:
@@ -37,7 +37,7 @@ def of_files(files: Iterable[tuple[str, int, int | str]]) -> str:
     return found.hexdigest()
 
 
-def change_of(status: os.stat_result, exact: bool) -> int | str:
+def time_of_change(status: os.stat_result, exact: bool) -> int | str:
     """Return when a file changed, as a stamp has it; as a state has it, the time of its last status change too."""
     return f"{status.st_mtime_ns} {status.st_ctime_ns}" if exact else status.st_mtime_ns
 
@@ -45,7 +45,7 @@ def change_of(status: os.stat_result, exact: bool) -> int | str:
 def _files(path: Path, exact: bool) -> Iterator[tuple[str, int, int | str]]:
     if not path.is_dir():
         status = path.stat()
-        yield "", status.st_size, change_of(status, exact)
+        yield "", status.st_size, time_of_change(status, exact)
         return
     folders = [""]
     while folders:
@@ -57,7 +57,7 @@ def _files(path: Path, exact: bool) -> Iterator[tuple[str, int, int | str]]:
                     folders.append(f"{name}/")
                 else:
                     status = entry.stat(follow_symlinks=entry.is_file())
-                    yield name, status.st_size, change_of(status, exact)
+                    yield name, status.st_size, time_of_change(status, exact)
 
 
 class Stamped(Protocol):
@@ -106,7 +106,7 @@ class Watch:
 
 
 @contextmanager
-def watching(source: Stamped) -> Iterator[Watch]:
+def watch(source: Stamped) -> Iterator[Watch]:
     """Watch rows, those of a file or a folder by their `path`, from now on."""
     path = source.location if isinstance(source.location, Path) else None
     held = None

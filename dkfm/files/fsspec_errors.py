@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from dkfm.errors import StoreError, UnreachableError
 
-__all__ = ["conflict", "may_pass", "refusal", "without_credentials"]
+__all__ = ["as_store_error", "conflict_status", "is_transient", "strip_credentials"]
 
 _PASSING = {
     *("HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead"),
@@ -24,23 +24,23 @@ _QUERY = re.compile(r"(https?://[^\s?]*)\?\S*")
 """Which may be a signature; in names of objects on other stores "?" is a letter."""
 
 
-def refusal(name: str, verb: str, error: Exception, url: str = "") -> StoreError:
+def as_store_error(name: str, verb: str, error: Exception, url: str = "") -> StoreError:
     """Return the sentence for what went wrong where something was to be read, written, listed or removed."""
-    kind = UnreachableError if may_pass(error) else StoreError
+    kind = UnreachableError if is_transient(error) else StoreError
     return kind(f"{name} cannot be {verb}: {_reason(error).replace(url or name, name)}.")
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether what went wrong may go well if it is tried again."""
     return any(map(_passes, _chain(error)))
 
 
-def without_credentials(text: str) -> str:
+def strip_credentials(text: str) -> str:
     """Return a text with the user, the password and the signature of each URL in it left out."""
     return _QUERY.sub(r"\1", _CREDENTIALS.sub("", text))
 
 
-def conflict(error: BaseException) -> int | None:
+def conflict_status(error: BaseException) -> int | None:
     """Return the status of an answer which says that another writer was there (412), or is just now (409)."""
     return next((s for e in _chain(error) if (s := _status(e)) in (409, 412)), None)
 
@@ -72,10 +72,10 @@ def _passes(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError) and error.__cause__ is not None and may_pass(error.__cause__):
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None and is_transient(error.__cause__):
         return _reason(error.__cause__)
     code = next((c for e in _chain(error) if (c := _response(e, "Error").get("Code"))), None)
     if isinstance(error, FileNotFoundError):
         return "there is no such bucket" if code == "NoSuchBucket" else "nothing is there"
     text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0].rstrip(". ")
-    return without_credentials(text) or type(error).__name__
+    return strip_credentials(text) or type(error).__name__

@@ -17,12 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dkfm.errors import DkfmError, MissingExtraError, StoreError
-from dkfm.files.fsspec_errors import conflict, may_pass
+from dkfm.files.fsspec_errors import conflict_status, is_transient
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["connected", "created", "listed", "patiently", "stamp"]
+__all__ = ["create_exclusively", "list_below", "object_stamp", "open_filesystem", "retry"]
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ _CONFLICTS = 4
 _memory_lock = threading.Lock()
 
 
-def connected(url: str, name: str) -> "tuple[AbstractFileSystem, str]":
+def open_filesystem(url: str, name: str) -> "tuple[AbstractFileSystem, str]":
     """Return the file system of a URL: fsspec keeps one for each process and set of options, also after a fork."""
     from fsspec.core import url_to_fs
 
@@ -111,7 +111,7 @@ def _aws_sets_attempts(profile: str | None, *places: str | None) -> bool:
     return session.get_config_variable("max_attempts") is not None
 
 
-def patiently(files: "AbstractFileSystem", request: Callable[[], T]) -> T:
+def retry(files: "AbstractFileSystem", request: Callable[[], T]) -> T:
     """Make a request, and again while what goes wrong may pass, until that takes too long.
 
     Where the user says how often S3 is asked, this is how often: botocore does that within one request.
@@ -130,7 +130,7 @@ def patiently(files: "AbstractFileSystem", request: Callable[[], T]) -> T:
         except Exception as error:
             # Random pauses: those who failed together do not come back together.
             pause = random.uniform(longest / 2, longest)  # noqa: S311  # no secret
-            if isinstance(error, DkfmError) or not may_pass(error) or time.monotonic() + pause > until:
+            if isinstance(error, DkfmError) or not is_transient(error) or time.monotonic() + pause > until:
                 raise
         time.sleep(pause)
         longest = min(2 * longest, _LONGEST_PAUSE)
@@ -140,7 +140,7 @@ def _protocols(files: "AbstractFileSystem") -> tuple[str, ...]:
     return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)
 
 
-def created(files: "AbstractFileSystem", path: str, data: bytes, name: str) -> bool:
+def create_exclusively(files: "AbstractFileSystem", path: str, data: bytes, name: str) -> bool:
     """Write a file where there is none; False where there is one."""
     if not set(_protocols(files)) & set(_EXCLUSIVE):
         known = ", ".join(f"{scheme}://" for scheme in _EXCLUSIVE)
@@ -156,7 +156,7 @@ def _won(files: "AbstractFileSystem", path: str, data: bytes) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            status = conflict(error)
+            status = conflict_status(error)
             if status == 412:
                 return False
             if status != 409 or attempt == _CONFLICTS:  # S3: another one wrote or removed it at this moment
@@ -167,16 +167,16 @@ def _won(files: "AbstractFileSystem", path: str, data: bytes) -> bool:
     return True
 
 
-def listed(files: "AbstractFileSystem", prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def list_below(files: "AbstractFileSystem", prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield what lies below a prefix; of S3 page by page, where fsspec would hold all of a million names."""
     if not set(_protocols(files)) & set(_S3):
-        found: Mapping[str, Mapping[str, Any]] = patiently(files, lambda: files.find(prefix.rstrip("/"), detail=True))
+        found: Mapping[str, Mapping[str, Any]] = retry(files, lambda: files.find(prefix.rstrip("/"), detail=True))
         yield from found.items()
         return
     bucket, _, key = prefix.partition("/")
     after: dict[str, str] = {}
     while True:
-        page = patiently(files, partial(files.call_s3, "list_objects_v2", Bucket=bucket, Prefix=key, **after))
+        page = retry(files, partial(files.call_s3, "list_objects_v2", Bucket=bucket, Prefix=key, **after))
         for entry in page.get("Contents", []):
             yield f"{bucket}/{entry['Key']}", {**entry, "size": entry["Size"]}
         if not page.get("IsTruncated"):
@@ -184,7 +184,7 @@ def listed(files: "AbstractFileSystem", prefix: str) -> Iterator[tuple[str, Mapp
         after = {"ContinuationToken": page["NextContinuationToken"]}
 
 
-def stamp(status: Mapping[str, Any]) -> str:
+def object_stamp(status: Mapping[str, Any]) -> str:
     """Return a text that is another one once a file has changed."""
     found = next((status[key] for key in _STAMPS if status.get(key)), "")
     # Some give a time in one form where they list files, and in another where they are asked for one.

@@ -18,25 +18,25 @@ from pathlib import Path
 from dkfm.errors import DkfmError, StoreError, StoreExistsError, UnreachableError, UnsupportedStoreError, reason
 
 __all__ = [
-    "LEFT_ALONE",
+    "ABANDONED_SECONDS",
     "BoundedReader",
     "NewFile",
-    "beside",
+    "hidden_sibling",
     "is_partial",
     "local_path",
-    "made_folder",
+    "make_folder",
     "new_file",
     "open_plain",
     "read_plain",
     "require_no_links",
-    "require_signed",
+    "require_signature",
     "sync_file",
     "sync_folder",
     "sync_tree",
-    "writing",
+    "translate_write_errors",
 ]
 
-LEFT_ALONE = 3600.0
+ABANDONED_SECONDS = 3600.0
 """Seconds after which a file that was being written is taken for a dead writer's."""
 
 _HEAD = 4096
@@ -134,7 +134,7 @@ def is_partial(name: str) -> bool:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def translate_write_errors(path: Path) -> Iterator[None]:
     """Turn what the file system refuses into a sentence."""
     try:
         yield
@@ -144,14 +144,14 @@ def writing(path: Path) -> Iterator[None]:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
-def made_folder(path: Path) -> Path:
+def make_folder(path: Path) -> Path:
     """Make a folder, with those above it, where there is none, and return its path."""
-    with writing(path):
+    with translate_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def beside(path: Path, suffix: str) -> Path:
+def hidden_sibling(path: Path, suffix: str) -> Path:
     """Return a hidden name in the folder of a path, which nobody else has."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.{suffix}")
 
@@ -224,8 +224,8 @@ def new_file(path: Path, root: Path) -> Iterator[NewFile]:
 
     Not through Zarr, which copies the values to encode them and does not wait until they are durable.
     """
-    hidden = beside(path, "partial")
-    with writing(root):
+    hidden = hidden_sibling(path, "partial")
+    with translate_write_errors(root):
         try:
             _make_folders(path, root)
             with hidden.open("xb+") as file:
@@ -237,9 +237,9 @@ def new_file(path: Path, root: Path) -> Iterator[NewFile]:
             hidden.unlink(missing_ok=True)
 
 
-def require_signed(path: Path, sign: bytes, what: str) -> None:
+def require_signature(path: Path, sign: bytes, what: str) -> None:
     """Raise a `StoreExistsError` where a file is there that does not have a sign at its begin; an empty one may go."""
-    with writing(path):
+    with translate_write_errors(path):
         if not path.exists():
             return
         head = b"not a file"

@@ -83,7 +83,7 @@ def status(location: Location) -> tuple[int, int | str]:
     """
     if isinstance(location, Path):
         found = location.stat()
-        return found.st_size, change_detection.change_of(found, exact=False)
+        return found.st_size, change_detection.time_of_change(found, exact=False)
     known = location.status()
     if known is None:
         raise InvalidInputError(f"There is no {location}.")
@@ -92,12 +92,12 @@ def status(location: Location) -> tuple[int, int | str]:
 
 def stamp(location: Location) -> str:
     """Return a digest of names, sizes, and times of change or ETags: of a file or an object, or of all below."""
-    return change_detection.of_path(location) if isinstance(location, Path) else location.stamp()
+    return change_detection.digest_path(location) if isinstance(location, Path) else location.stamp()
 
 
 def state(location: Location) -> str:
     """Return a digest that no writer can bring back; the stamp on an object store."""
-    return change_detection.of_path(location, exact=True) if isinstance(location, Path) else location.stamp()
+    return change_detection.digest_path(location, exact=True) if isinstance(location, Path) else location.stamp()
 
 
 def require_apart(written: Location, what: str, read: Iterable[Location | None]) -> None:

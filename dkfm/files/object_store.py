@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dkfm.errors import DkfmError, StoreError
 from dkfm.files import change_detection, fsspec_options
-from dkfm.files.fsspec_errors import may_pass, refusal, without_credentials
+from dkfm.files.fsspec_errors import as_store_error, is_transient, strip_credentials
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -50,7 +50,7 @@ class Remote:
     @property
     def name(self) -> str:
         """What messages call it: the URL without credentials."""
-        return without_credentials(self.url)
+        return strip_credentials(self.url)
 
     def __str__(self) -> str:
         return self.name
@@ -79,15 +79,15 @@ class Remote:
         found = self._ask("read", _info)
         if found is None or found["type"] != "file":
             return None
-        return int(found["size"]), fsspec_options.stamp(found)
+        return int(found["size"]), fsspec_options.object_stamp(found)
 
     def names(self) -> Iterator[tuple[str, int, str]]:
         """Yield the name, the bytes and the stamp of every object below, as they are on the store now."""
         with self.telling("listed") as (files, path):
             prefix = path.rstrip("/") + "/"
-            for key, status in fsspec_options.listed(files, prefix):
+            for key, status in fsspec_options.list_below(files, prefix):
                 if key.startswith(prefix) and not key.endswith("/"):  # a name that ends so is a sign for a folder
-                    yield key.removeprefix(prefix), int(status["size"]), fsspec_options.stamp(status)
+                    yield key.removeprefix(prefix), int(status["size"]), fsspec_options.object_stamp(status)
 
     def folders(self) -> list[str]:
         """Return the names that have objects below them, one step below this place."""
@@ -97,7 +97,7 @@ class Remote:
     def stamp(self) -> str:
         """Return a digest of names, sizes and stamps: of the object, or of all below."""
         status = self.status()
-        return change_detection.of_files(sorted(self.names()) if status is None else [("", *status)])
+        return change_detection.digest_files(sorted(self.names()) if status is None else [("", *status)])
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object where there is none; False where there is one already, which is left as it is.
@@ -105,7 +105,9 @@ class Remote:
         After an answer that was lost on its way that one may be the caller's own: who needs to know reads it back.
         """
         place = self.join(name)
-        return place._ask("written", lambda files, path: fsspec_options.created(files, path, data, str(place)))
+        return place._ask(
+            "written", lambda files, path: fsspec_options.create_exclusively(files, path, data, str(place))
+        )
 
     def replace(self, name: str, data: bytes) -> None:
         """Write an object, whatever is there."""
@@ -141,24 +143,24 @@ class Remote:
     def _ask(self, verb: str, request: "Callable[[AbstractFileSystem, str], T]") -> T:
         """Return what a request for this path gives, which is made again while the store fails."""
         with self.telling(verb) as (files, path):
-            return fsspec_options.patiently(files, lambda: request(files, path))
+            return fsspec_options.retry(files, lambda: request(files, path))
 
     @contextmanager
     def telling(self, verb: str) -> "Iterator[tuple[AbstractFileSystem, str]]":
         """Lend the file system and the path in it; turn what they refuse into a sentence."""
         try:
-            yield fsspec_options.connected(self.url, self.name)
+            yield fsspec_options.open_filesystem(self.url, self.name)
         except (DkfmError, MemoryError):
             raise
         except Exception as error:
-            raise refusal(self.name, verb, error, self.url) from error
+            raise as_store_error(self.name, verb, error, self.url) from error
 
 
 def _info(files: "AbstractFileSystem", path: str) -> Mapping[str, Any] | None:
     try:
         found: Mapping[str, Any] = files.info(path)
     except FileNotFoundError as error:
-        if may_pass(error):  # of HTTP fsspec says so whatever happened
+        if is_transient(error):  # of HTTP fsspec says so whatever happened
             raise
         return None
     return found
@@ -168,7 +170,7 @@ def _entries(files: "AbstractFileSystem", path: str) -> list[Mapping[str, Any]]:
     try:
         return list(files.ls(path, detail=True, refresh=True))
     except FileNotFoundError as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         return []
 

@@ -1,12 +1,12 @@
 """Temporary folders: removed at the end, by SIGTERM and SIGHUP too; what a killed process left, the next one removes.
 
-Each folder holds a record of the process that made it, locked as long as that process lives. `sweep` removes a folder
-of this user whose lock is free and whose process ended on this host. It never follows a link and never touches what has
-no record: a name alone proves nothing in a folder that others write to. One of a store that is empty has none after a
-kill at the wrong moment, and is removed after an hour.
+Each folder holds a record of the process that made it, locked as long as that process lives. `remove_abandoned` removes
+a folder of this user whose lock is free and whose process ended on this host. It never follows a link and never touches
+what has no record: a name alone proves nothing in a folder that others write to. One of a store that is empty has none
+after a kill at the wrong moment, and is removed after an hour.
 
-Signals: while a folder of `folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack where the program
-left their default action. The folders of this process are removed, the default action is restored, and the signal is
+Signals: while a folder of `temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack where
+the program left their default action. The folders of this process are removed, the default action is restored, and the signal is
 sent again, so that the exit status is the one without dkfm. One that comes a second later raises again, as Python drops
 what is raised in a destructor. At all other times, and in other threads, dkfm handles no
 signal, and the next start sweeps.
@@ -35,19 +35,19 @@ from types import FrameType
 
 from dkfm.core import budget
 from dkfm.errors import TemporaryStoreWarning
-from dkfm.files.local import writing
+from dkfm.files.local import translate_write_errors
 
 __all__ = [
-    "Folder",
-    "Part",
-    "announce",
-    "ended_in_order",
-    "folder",
-    "keep",
-    "remove_all",
+    "SharedPart",
+    "TemporaryFolder",
+    "keep_after_exit",
+    "remove_abandoned",
+    "remove_abandoned_once",
+    "remove_all_folders",
     "require_room",
-    "sweep",
-    "sweep_once",
+    "temporary_folder",
+    "unwinding_on_signals",
+    "warn_of_large_store",
 ]
 
 _ANNOUNCED = 10**9
@@ -67,11 +67,11 @@ _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _REMEDY = "use another disk with workspace= (--workspace) of a fit, or with the variable TMPDIR"
 
 _sharing = threading.RLock()
-_folders: "dict[Path, Folder]" = {}
-_shared: "dict[tuple[int, str, Path], Folder]" = {}
+_folders: "dict[Path, TemporaryFolder]" = {}
+_shared: "dict[tuple[int, str, Path], TemporaryFolder]" = {}
 
 
-class Folder:
+class TemporaryFolder:
     """A temporary folder that lives until `remove`, or as long as this process.
 
     Parameters
@@ -102,8 +102,8 @@ class Folder:
         self.path, self._maker = parent / f"{'.' * hidden}dkfm-{kind}-{uuid.uuid4().hex}", os.getpid()
         self._record: int | None = None
         self.parts = 0
-        with writing(parent):
-            sweep(parent)
+        with translate_write_errors(parent):
+            remove_abandoned(parent)
             require_room(parent, need, what)
             _folders[self.path] = self
             try:
@@ -135,21 +135,21 @@ class Folder:
                 os.close(self._record)
 
 
-class Part:
-    """A folder in a `Folder` that all parts of a kind in one place share; parameters are those of it.
+class SharedPart:
+    """A folder in a `TemporaryFolder` that all parts of a kind in one place share; parameters are those of it.
 
     There may be thousands of parts, and an open file for each would be too many.
     """
 
     def __init__(self, kind: str, within: str | Path | None = None, *, need: int = 0, what: str = "") -> None:
         parent, self._maker = _parent(within), os.getpid()
-        with _sharing, writing(parent):
+        with _sharing, translate_write_errors(parent):
             above = _shared.get((self._maker, kind, parent))
             if above is not None:
                 require_room(parent, need, what)
                 above.parts += 1  # from here on no other part's end, in a destructor at any line, removes it
             if above is None or not above.path.exists():
-                above = Folder(kind, parent, need=need, what=what)
+                above = TemporaryFolder(kind, parent, need=need, what=what)
                 above.parts = 1
                 _shared[self._maker, kind, parent] = above
             self._above, self.path = above, above.path / uuid.uuid4().hex
@@ -174,30 +174,30 @@ def _parent(within: str | Path | None) -> Path:
 
 
 @contextmanager
-def folder(
+def temporary_folder(
     kind: str, within: str | Path | None = None, *, need: int = 0, what: str = "", hidden: bool = False
 ) -> Iterator[Path]:
-    """Lend the path of a `Folder` and remove it at the end, by SIGTERM and SIGHUP too; parameters are those of it."""
-    with ended_in_order():
-        made = Folder(kind, within, need=need, what=what, hidden=hidden)
+    """Lend the path of a `TemporaryFolder`, with its parameters; remove it at the end, by SIGTERM and SIGHUP too."""
+    with unwinding_on_signals():
+        made = TemporaryFolder(kind, within, need=need, what=what, hidden=hidden)
         try:
             yield made.path
         finally:
             made.remove()
 
 
-def keep(path: Path) -> None:
+def keep_after_exit(path: Path) -> None:
     """Let nobody sweep a temporary folder after this process: what is in it may be all that is left of something."""
     (path / _RECORD).unlink(missing_ok=True)
 
 
-def remove_all() -> None:
+def remove_all_folders() -> None:
     """Remove all folders that this process still has."""
     for made in list(_folders.values()):
         made.remove()
 
 
-atexit.register(remove_all)
+atexit.register(remove_all_folders)
 
 
 def require_room(parent: Path, need: int, what: str) -> None:
@@ -213,14 +213,14 @@ def require_room(parent: Path, need: int, what: str) -> None:
         What it holds, in words that begin a sentence.
     """
     if need:
-        budget.require(need, shutil.disk_usage(parent).free, f"{what} in {parent}", _REMEDY)
-        announce(parent, need, what)
+        budget.require_fits(need, shutil.disk_usage(parent).free, f"{what} in {parent}", _REMEDY)
+        warn_of_large_store(parent, need, what)
 
 
-def announce(parent: Path, need: int, what: str) -> None:
+def warn_of_large_store(parent: Path, need: int, what: str) -> None:
     """Warn with a `TemporaryStoreWarning` before a temporary store of more than 1 GB is written."""
     if need > _ANNOUNCED:
-        message = f"{what} takes {budget.told(need)} in {parent} until the work is done; or {_REMEDY}."
+        message = f"{what} takes {budget.format_bytes(need)} in {parent} until the work is done; or {_REMEDY}."
         warnings.warn(message, TemporaryStoreWarning, stacklevel=2)
 
 
@@ -229,7 +229,7 @@ class _Ended(SystemExit):
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def unwinding_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP unwind the stack, remove what is temporary, and then end the process as by default.
 
     In the main thread alone, and only for signals that the program and whoever started it left as they are by default.
@@ -263,7 +263,7 @@ def ended_in_order() -> Iterator[None]:
         try:
             if received:
                 set_all(signal.SIG_IGN)
-                remove_all()
+                remove_all_folders()
         finally:
             set_all(signal.SIG_DFL)
             if received:
@@ -271,12 +271,12 @@ def ended_in_order() -> Iterator[None]:
 
 
 @cache
-def sweep_once() -> None:
+def remove_abandoned_once() -> None:
     """Sweep the temporary directory, the first time in a process."""
-    sweep(Path(tempfile.gettempdir()))
+    remove_abandoned(Path(tempfile.gettempdir()))
 
 
-def sweep(parent: Path) -> None:
+def remove_abandoned(parent: Path) -> None:
     """Remove the temporary folders in a folder that ended processes of this user on this host have left."""
     with suppress(OSError):
         for path in [path for path in parent.iterdir() if _NAME.fullmatch(path.name) and path not in _folders]:

@@ -26,9 +26,9 @@ from dkfm.errors import (
 from dkfm.execution import memory, worker_checks
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.client import find_client
-from dkfm.execution.executors import executor
-from dkfm.execution.task_runner import run
-from dkfm.execution.worker_checks import Demand, require_fit_here
+from dkfm.execution.executors import open_executor
+from dkfm.execution.task_runner import run_tasks
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_here
 from dkfm.files import change_detection, local, temporary
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import local_path
@@ -42,13 +42,13 @@ from dkfm.sources.opening import open_source
 from dkfm.sources.stored_csr import StoredCsr
 from dkfm.sources.zarr import ZarrSource
 from dkfm.storage import csr, ownership, zarr_schema, zarr_store
-from dkfm.storage.output_location import Folder
+from dkfm.storage.output_location import LocalOutput
 from dkfm.storage.zarr_store import ZarrArray
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["TILE_ROWS", "build_gram", "driver_gram", "stored_gram", "workspace_path"]
+__all__ = ["TILE_ROWS", "build_gram", "driver_gram", "open_stored_gram", "workspace_path"]
 
 TILE_ROWS = 2048
 """A tile of 34 MB: long enough a task, small enough for any worker. A Gram of one tile is computed in place."""
@@ -115,30 +115,30 @@ def build_gram(
     """
     root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
     require_apart(root, "Gram matrix", [source.location])
-    with change_detection.watching(source) as watch:
+    with change_detection.watch(source) as watch:
         kernel = _resolved(kernel, source)
         identity = _identity(kernel, source)
         rows = _rows_begun(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
         if zarr_store.is_taken(root):
-            ownership.sweep(root, zarr_schema.read_group(root, "gram"), local.LEFT_ALONE)
+            ownership.remove_partial_files(root, zarr_schema.read_group(root, "gram"), local.ABANDONED_SECONDS)
         if (root / zarr_schema.MARKER).exists():
             return _finished(root)
-        n, width = source.shape[0], chunking.count(source.values_of(rows), rows)
-        with executor(client) as running:
+        n, width = source.shape[0], chunking.count_tiles(source.values_of(rows), rows)
+        with open_executor(client) as running:
             have = memory.task_budget(client, running.threads)
             fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
             remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
             need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
-            budget.require(need, have, f"A tile of {rows} rows", remedy)
+            budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
             memory.require_disk(root, _disk_bytes(n, source.row_values, rows) - _bytes_there(root))
             rows = _begin(root, identity, source, rows)
             readable = source if client is None else _shared_source(source, root, rows)
-            pairs = list(chunking.lower_tiles(n, rows))
+            pairs = list(chunking.lower_triangle_tiles(n, rows))
             demand = _demand(root, source if readable is source else None, need)
             with nullcontext() if client is None else worker_checks.fit_workers(client, demand):
                 asked = None if client is None else demand
                 tasks = ((kernel, readable, str(root), pair, rows, asked) for pair in pairs)
-                tally = run(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+                tally = run_tasks(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
         if tally.killers:
             raise ClusterError(
                 f"Every worker died that computed the tile {pairs[tally.killers[0]]}; what else was built stays."
@@ -146,8 +146,8 @@ def build_gram(
         _require_tiles(root)
         _rows_begun(root, identity, None)  # whether the next build finds what this one made
         _require_unchanged(root, watch, source, identity)
-        with local.writing(root):
-            zarr_store.complete(root, {"tiles": len(pairs)})
+        with local.translate_write_errors(root):
+            zarr_store.write_marker(root, {"tiles": len(pairs)})
         return _finished(root)
 
 
@@ -159,18 +159,18 @@ def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[
     if watch.is_same() or _digest(source) == identity["rows"]:
         return
     with suppress(StoreError):  # what happened first is told
-        zarr_store.remove_own(root, "gram")
+        zarr_store.remove_own_store(root, "gram")
     raise InvalidInputError(
         f"{source.name} changed while it was read, so that the tiles of {root} were of two inputs and are removed; "
         "build it again."
     )
 
 
-def _demand(root: Path, source: Source | None, task_bytes: int) -> Demand:
+def _demand(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
     """Return what a worker must be for tiles: the same store, the same rows where they are not in it, and room."""
-    mark, stamp = local.beside(root / "workers", "partial").name, "" if source is None else source.stamp()
-    versions = worker_checks.versions_here(tables=isinstance(source, Named))
-    return Demand(Folder(root), mark, mark.encode(), versions, task_bytes, 0, source, stamp)
+    mark, stamp = local.hidden_sibling(root / "workers", "partial").name, "" if source is None else source.stamp()
+    versions = worker_checks.local_versions(tables=isinstance(source, Named))
+    return WorkerRequirements(LocalOutput(root), mark, mark.encode(), versions, task_bytes, 0, source, stamp)
 
 
 def _resolved(spec: KernelSpec, source: Source) -> Kernel:
@@ -204,7 +204,7 @@ def _checked_tile_rows(tile_rows: object) -> int:
 def _identity(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return what a Gram matrix is of; every row is read, and refused if it is not finite."""
     # Code has no identity that can be compared: such a build is never resumed.
-    name: object = serialization.to_config(kernel) if serialization.is_value(kernel) else uuid.uuid4().hex
+    name: object = serialization.to_config(kernel) if serialization.is_code_free(kernel) else uuid.uuid4().hex
     return {"kernel": name, "rows": _digest(source), "shape": list(source.shape)}
 
 
@@ -250,12 +250,12 @@ def _begin(root: Path, identity: dict[str, object], source: Source, rows: int) -
     sparse = source.array if isinstance(source, MemorySource) and not isinstance(source.array, np.ndarray) else None
     names = ["rows"] if sparse is None else csr.array_names("rows")
     try:
-        with zarr_store.making(root, "gram", {"identity": identity, "tile_rows": rows}, ["gram", *names]) as group:
+        with zarr_store.new_store(root, "gram", {"identity": identity, "tile_rows": rows}, ["gram", *names]) as group:
             zarr_store.add_array(group, "gram", (n, n), (rows, rows))
             if sparse is None:
                 zarr_store.add_array(group, "rows", (n, d), (rows, d))
             else:
-                csr.write(group, "rows", sparse)
+                csr.write_csr(group, "rows", sparse)
     except StoreExistsError:
         begun = _rows_begun(root, identity, None)
         if begun is None:
@@ -265,7 +265,7 @@ def _begin(root: Path, identity: dict[str, object], source: Source, rows: int) -
 
 
 def _bytes_there(root: Path) -> int:
-    return sum((root / name).stat().st_size for name in zarr_schema.files(root)) if root.is_dir() else 0
+    return sum((root / name).stat().st_size for name in zarr_schema.list_files(root)) if root.is_dir() else 0
 
 
 def _shared_source(source: Source, root: Path, rows: int) -> Source:
@@ -274,7 +274,7 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
         return source
     if not isinstance(source.array, np.ndarray):
         return StoredCsr(root, source.shape, source.row_values, source.runs, "rows")
-    with local.writing(root):
+    with local.translate_write_errors(root):
         shared = zarr_store.open_array(root, "rows", "r+")
         if shared.shape != source.shape:
             raise DamagedStoreError(f"{root} is of rows {source.shape}, and those beside it are {shared.shape}.")
@@ -284,7 +284,12 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
 
 
 def write_tile(
-    kernel: Kernel, source: Source, root: str, pair: tuple[int, int], rows: int, demand: Demand | None = None
+    kernel: Kernel,
+    source: Source,
+    root: str,
+    pair: tuple[int, int],
+    rows: int,
+    demand: WorkerRequirements | None = None,
 ) -> tuple[int, int]:
     """Compute one tile and write it and its mirror image, each unless it is there and sound."""
     require_fit_here(demand)
@@ -300,7 +305,7 @@ def write_tile(
             block = checked_block(kernel, X, Y, (row.start, column.start))
         for image, _, _ in missing:
             zarr_store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
-    with local.writing(Path(root)):
+    with local.translate_write_errors(Path(root)):
         for image, _, _ in (there for there in images if there not in missing):
             zarr_store.sync_chunk(Path(root) / "gram", image)  # what a killed build left may not be durable
     return pair
@@ -333,14 +338,16 @@ def driver_gram(
     """
     if X.shape[0] <= _checked_tile_rows(tile_rows):
         return checked_block(kernel, X, X).T
-    if find_client(client) is None and (workspace is None or not serialization.is_value(kernel)):
+    if find_client(client) is None and (workspace is None or not serialization.is_code_free(kernel)):
         return _in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
-    with stored_gram(kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress) as stored:
+    with open_stored_gram(
+        kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress
+    ) as stored:
         return stored.lower()
 
 
 @contextmanager
-def stored_gram(
+def open_stored_gram(
     kernel: Kernel,
     X: Rows,
     *,
@@ -357,10 +364,10 @@ def stored_gram(
 
 def _in_memory(kernel: Kernel, X: Rows, rows: int, progress: bool) -> Array:
     n = X.shape[0]
-    K, pairs = np.empty((n, n), order="F"), list(chunking.lower_tiles(n, rows))
-    with executor(None) as running:
+    K, pairs = np.empty((n, n), order="F"), list(chunking.lower_triangle_tiles(n, rows))
+    with open_executor(None) as running:
         tasks = ((K, kernel, X, pair, rows) for pair in pairs)
-        run(running, "dkfm-gram", _fill_tile, tasks, len(pairs), progress)
+        run_tasks(running, "dkfm-gram", _fill_tile, tasks, len(pairs), progress)
     return K
 
 
@@ -380,12 +387,12 @@ def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
 
 @contextmanager
 def _place(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows: int | None) -> Iterator[Path]:
-    if workspace is not None and serialization.is_value(kernel):
+    if workspace is not None and serialization.is_code_free(kernel):
         yield workspace_path(kernel, X, workspace)
         return
-    n, within = X.shape[0], None if workspace is None else local.made_folder(local_path(workspace))
+    n, within = X.shape[0], None if workspace is None else local.make_folder(local_path(workspace))
     need = _disk_bytes(n, open_source(X).row_values, min(_checked_tile_rows(tile_rows), n))
-    with temporary.folder("gram", within, need=need, what="The Gram matrix") as folder:
+    with temporary.temporary_folder("gram", within, need=need, what="The Gram matrix") as folder:
         yield folder / "gram.zarr"
 
 

@@ -12,10 +12,10 @@ from dask.system import CPU_COUNT
 
 from dkfm.core import chunking
 from dkfm.core.rows import Array
-from dkfm.core.scratch_buffers import Lent
+from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import DamagedStoreError
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.clusters.client import inside_worker
+from dkfm.execution.clusters.client import is_inside_worker
 from dkfm.storage import raw_chunks, zarr_schema, zarr_store
 
 __all__ = ["StoredGram"]
@@ -37,7 +37,7 @@ class StoredGram:
     """
 
     root: Path
-    threads: int = field(default_factory=lambda: 1 if inside_worker() else CPU_COUNT)
+    threads: int = field(default_factory=lambda: 1 if is_inside_worker() else CPU_COUNT)
 
     def lower(self) -> Array:
         """Return the lower triangle in a matrix (N, N) in Fortran order, for LAPACK; the rest is not set.
@@ -50,7 +50,7 @@ class StoredGram:
         array = zarr_store.open_array(self.root, "gram")
         n, rows = array.shape[0], array.chunks[0]
         K = np.empty((n, n), order="F")
-        for i, j in chunking.lower_tiles(n, rows):
+        for i, j in chunking.lower_triangle_tiles(n, rows):
             row, column = chunking.row_slice(i, n, rows), chunking.row_slice(j, n, rows)
             try:
                 # The mirror image of a tile lies in the order of K's memory.
@@ -73,7 +73,7 @@ class StoredGram:
         """Return the product with V (N, p); the same bits each time."""
         info, n = self._info, len(V)
         product, right = np.zeros((n, V.shape[1])), np.ascontiguousarray(V)
-        pairs = list(chunking.lower_tiles(n, info.chunks[0]))
+        pairs = list(chunking.lower_triangle_tiles(n, info.chunks[0]))
         with single_blas_thread(), ThreadPoolExecutor(self.threads, thread_name_prefix="dkfm-gram") as pool:
             for rows, part, others, mirrored in self._in_turn(pool, info, pairs, right):
                 product[rows] += part
@@ -106,7 +106,7 @@ class StoredGram:
         file = self.root / "gram" / "c" / str(pair[0]) / str(pair[1])
         with _tiles.taken(info.chunks[0], info.chunks[1], np.dtype(np.float64)) as tile:
             try:
-                raw_chunks.fill(tile, file, checked=True)
+                raw_chunks.read_chunk(tile, file, checked=True)
             except (ValueError, OSError) as error:
                 raise DamagedStoreError(
                     f"Tile {pair} of {self.root} cannot be read; delete {self.root} and build again: {error}"
@@ -114,4 +114,4 @@ class StoredGram:
             yield tile
 
 
-_tiles = Lent()
+_tiles = ThreadBuffer()

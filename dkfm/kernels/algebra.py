@@ -11,12 +11,22 @@ from typing import ClassVar, Self
 import numpy as np
 
 from dkfm.core.rows import Array, Rows
-from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, combination
+from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, register_combination
 from dkfm.kernels.dot_product import integer_power
-from dkfm.kernels.pairwise.blocks import Evaluator, by_rows
+from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
 
-__all__ = ["Constant", "Pointwise", "Power", "Product", "Scaled", "Sum", "Wrapper", "bracketed", "widens"]
+__all__ = [
+    "Constant",
+    "Pointwise",
+    "Power",
+    "Product",
+    "Scaled",
+    "Sum",
+    "Wrapper",
+    "computes_in_float64",
+    "parenthesize",
+]
 
 
 class Wrapper(PreparedKernel):
@@ -84,22 +94,22 @@ class Pointwise(Wrapper):
         return self._profile(self.kernel.evaluate_diagonal(X))
 
 
-def bracketed(kernel: Kernel, *looser: type[Kernel]) -> str:
+def parenthesize(kernel: Kernel, *looser: type[Kernel]) -> str:
     """Return the repr of a kernel, in brackets where it is of a class that binds less tightly."""
     return f"({kernel!r})" if isinstance(kernel, looser) else repr(kernel)
 
 
-def widens(kernel: Kernel) -> bool:
+def computes_in_float64(kernel: Kernel) -> bool:
     """Whether some block of float32 rows is computed in float64 and rounded; for the memory budget."""
     if isinstance(kernel, _Folded):
-        return any(map(widens, kernel.parts))
-    return not kernel.supports_float32 or (isinstance(kernel, Wrapper) and widens(kernel.kernel))
+        return any(map(computes_in_float64, kernel.parts))
+    return not kernel.supports_float32 or (isinstance(kernel, Wrapper) and computes_in_float64(kernel.kernel))
 
 
 _NEGATIVE = ": a negative multiple of a kernel is not positive semi-definite"
 
 
-@combination
+@register_combination
 @dataclass(frozen=True)
 class Constant(Kernel):
     """The constant kernel, ``k(x, y) = value >= 0``; ``k + 1.0`` makes one.
@@ -197,7 +207,7 @@ class _Folded(PreparedKernel):
         return total
 
 
-@combination
+@register_combination
 @dataclass(frozen=True)
 class Sum(_Folded):
     """The sum of kernels; ``k1 + k2`` makes one. As definite as the least definite of them."""
@@ -219,7 +229,7 @@ class Sum(_Folded):
         return " + ".join(repr(k) for k in self.terms)
 
 
-@combination
+@register_combination
 @dataclass(frozen=True)
 class Product(_Folded):
     """The pointwise product of kernels; ``k1 * k2`` makes one. Positive semi-definite where all factors are."""
@@ -234,10 +244,10 @@ class Product(_Folded):
         return Definiteness.PSD if psd else Definiteness.INDEFINITE
 
     def __repr__(self) -> str:
-        return " * ".join(bracketed(k, Sum, Scaled) for k in self.factors)
+        return " * ".join(parenthesize(k, Sum, Scaled) for k in self.factors)
 
 
-@combination
+@register_combination
 @dataclass(frozen=True)
 class Scaled(Pointwise):
     """A non-negative multiple of a kernel; ``0.5 * k`` makes one. As definite as the kernel."""
@@ -254,10 +264,10 @@ class Scaled(Pointwise):
         return values
 
     def __repr__(self) -> str:
-        return f"{self.weight!r} * {bracketed(self.kernel, Sum, Product, Scaled)}"
+        return f"{self.weight!r} * {parenthesize(self.kernel, Sum, Product, Scaled)}"
 
 
-@combination
+@register_combination
 @dataclass(frozen=True)
 class Power(Pointwise):
     """A positive integer power of a kernel; ``k ** 3`` makes one. Positive semi-definite where the kernel is."""
@@ -280,7 +290,7 @@ class Power(Pointwise):
         return False
 
     def _profile(self, values: Array) -> Array:
-        return by_rows(values, lambda part: integer_power(part, self.exponent))
+        return map_rows(values, lambda part: integer_power(part, self.exponent))
 
     def __repr__(self) -> str:
-        return f"{bracketed(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"
+        return f"{parenthesize(self.kernel, Sum, Product, Scaled, Power)} ** {self.exponent}"

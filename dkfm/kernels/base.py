@@ -15,12 +15,12 @@ from typing import TypeVar
 import numpy as np
 
 from dkfm.core import notebook_display
-from dkfm.core.frames import paired_rows
-from dkfm.core.rows import Array, Rows, as_rows, double, is_sparse
+from dkfm.core.frames import as_row_pair
+from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.pairwise.blocks import Evaluator, Prepared, mirror_lower
+from dkfm.kernels.pairwise.blocks import Evaluator, PreparedBlock, mirror_lower
 
-__all__ = ["Definiteness", "Kernel", "PreparedKernel", "checked_block", "combination", "fits_float32"]
+__all__ = ["Definiteness", "Kernel", "PreparedKernel", "checked_block", "fits_float32", "register_combination"]
 
 _DIAGONAL_ROWS = 64
 
@@ -31,7 +31,7 @@ _NUMBER = int | float | np.integer | np.floating
 
 
 _COMBINATIONS: dict[str, Callable[..., Kernel]] = {}
-"""The classes that operators of a kernel return, by name. `combination` fills it as `dkfm.kernels` is imported."""
+"""The classes that operators of a kernel return, by name; filled by `register_combination`."""
 
 _KernelType = TypeVar("_KernelType", bound="type[Kernel]")
 
@@ -54,7 +54,7 @@ class Definiteness(StrEnum):
         return self if self is Definiteness.PSD else Definiteness.INDEFINITE
 
 
-def combination(kernel: _KernelType) -> _KernelType:
+def register_combination(kernel: _KernelType) -> _KernelType:
     """Register a class of kernels made of kernels, so that the operators of `Kernel` find it; a decorator."""
     _COMBINATIONS[kernel.__name__] = kernel
     return kernel
@@ -89,7 +89,7 @@ class Kernel(ABC):
         They are dense float64, unless `supports_float32` or `supports_sparse` says otherwise.
         """
 
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Array) -> PreparedBlock:
         """Return a function from rows Z to ``block(Z, landmarks)``; what can be done once is done here."""
         return partial(_block_against, self, landmarks)
 
@@ -153,7 +153,7 @@ class Kernel(ABC):
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             if Z.dtype != landmarks.dtype:
-                return self.make_evaluator(double(landmarks))(double(Z))
+                return self.make_evaluator(as_float64(landmarks))(as_float64(Z))
             rows = taken if Z is landmarks else self._taken(Z)
             fills = self.supports_out and out is not None and out.dtype == rows.dtype
             values = prepared(rows, out) if fills else prepared(rows)
@@ -166,7 +166,7 @@ class Kernel(ABC):
         if is_sparse(rows) and not self.supports_sparse:
             raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
         single = self.supports_float32 and all(map(fits_float32, getattr(self, "__dict__", {}).values()))
-        return rows if single else double(rows)  # type: ignore[return-value]  # sparse where that is promised
+        return rows if single else as_float64(rows)  # type: ignore[return-value]  # sparse where that is promised
 
     def __call__(self, X: object, Y: object = None) -> Array:
         """Evaluate the kernel on all pairs.
@@ -189,7 +189,7 @@ class Kernel(ABC):
         KernelError
             A block with a value that is not finite.
         """
-        return checked_block(self, *paired_rows(X, Y))
+        return checked_block(self, *as_row_pair(X, Y))
 
     def diag(self, X: object) -> Array:
         """Return the self-similarities k(x, x), shape (n,), of the rows of X (n, d)."""
@@ -202,7 +202,7 @@ class Kernel(ABC):
     def _repr_html_(self) -> str:
         """Return the kernel in HTML for a notebook: its expression, and what is known of it."""
         facts = {"definiteness": str(self.definiteness), "rows": "dense or sparse" if self.supports_sparse else "dense"}
-        return notebook_display.card(f"Kernel {type(self).__name__}", repr(self), facts)
+        return notebook_display.html_card(f"Kernel {type(self).__name__}", repr(self), facts)
 
     def warp(self, h: Callable[[Array], object]) -> Kernel:
         """Return ``k(h(x), h(y))``: h takes rows (n, d) to rows (n, d'), and is an `Affine` or a function of yours."""
@@ -244,7 +244,7 @@ class PreparedKernel(Kernel):
         return self.prepare(Y)(X)
 
     @abstractmethod
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Array) -> PreparedBlock:
         """Return a function from rows Z to k(Z, landmarks)."""
 
 

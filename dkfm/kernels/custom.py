@@ -9,9 +9,9 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmError, InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel, PreparedKernel
-from dkfm.kernels.pairwise.blocks import Prepared
+from dkfm.kernels.pairwise.blocks import PreparedBlock
 
-__all__ = ["Function", "Outer", "Pairwise", "Precomputed", "called", "name_of", "read_only"]
+__all__ = ["Function", "Outer", "Pairwise", "Precomputed", "call_user_function", "qualified_name", "read_only_view"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Function(Kernel):
 
     def block(self, X: Array, Y: Array) -> Array:
         """Return f(X, Y), checked for shape, dtype and symmetry and copied: the function may keep what it returned."""
-        values = called(self, self.function, read_only(X), read_only(Y))
+        values = call_user_function(self, self.function, read_only_view(X), read_only_view(Y))
         if values.shape != (len(X), len(Y)):
             raise KernelError(
                 f"{self!r} must return a block of shape {(len(X), len(Y))} for {len(X)} and {len(Y)} rows, "
@@ -66,7 +66,7 @@ class Function(Kernel):
                 raise KernelError(f"{self!r} is not symmetric in rows {rows.start + i} and {j}, which every kernel is.")
 
     def __repr__(self) -> str:
-        return f"Function({name_of(self.function)})"
+        return f"Function({qualified_name(self.function)})"
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class Pairwise(Kernel):
 
     def block(self, X: Array, Y: Array) -> Array:
         """Return f of all pairs; of each pair once where X is Y."""
-        left, right, block = read_only(X), read_only(Y), np.empty((len(X), len(Y)))
+        left, right, block = read_only_view(X), read_only_view(Y), np.empty((len(X), len(Y)))
         for i, x in enumerate(left):
             for j, y in enumerate(right[: i + 1] if X is Y else right):
-                value = called(self, self.function, x, y)
+                value = call_user_function(self, self.function, x, y)
                 if value.size != 1:
                     raise KernelError(f"{self!r} must return one number for two rows, and returned {value.size}.")
                 block[i, j] = value.item()
@@ -111,7 +111,7 @@ class Pairwise(Kernel):
         return np.array([self.block(x[np.newaxis], x[np.newaxis])[0, 0] for x in X])
 
     def __repr__(self) -> str:
-        return f"Pairwise({name_of(self.function)})"
+        return f"Pairwise({qualified_name(self.function)})"
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,13 @@ class Outer(Kernel):
         return np.square(self._values(X))
 
     def _values(self, X: Array) -> Array:
-        values = called(self, self.g, read_only(X))
+        values = call_user_function(self, self.g, read_only_view(X))
         if values.shape != (len(X),):
             raise KernelError(f"{self!r} must return shape {(len(X),)} for {len(X)} rows, and returned {values.shape}.")
         return values
 
     def __repr__(self) -> str:
-        return f"Outer({name_of(self.g)})"
+        return f"Outer({qualified_name(self.g)})"
 
 
 def _require_callable(kernel: Kernel, function: object, form: str) -> None:
@@ -160,7 +160,7 @@ def _require_callable(kernel: Kernel, function: object, form: str) -> None:
         raise KernelError(f"{type(kernel).__name__} needs a function {form}, and got {function!r:.100}.")
 
 
-def called(kernel: Kernel, function: Callable[..., object], *rows: Array) -> Array:
+def call_user_function(kernel: Kernel, function: Callable[..., object], *rows: Array) -> Array:
     """Return what a function of the user's makes of rows, copied into float64; what it raises is told in a sentence."""
     try:
         values = np.asarray(function(*rows))
@@ -180,14 +180,14 @@ _HINTS: dict[type[Kernel], str] = {
 }
 
 
-def read_only(rows: Array) -> Array:
+def read_only_view(rows: Array) -> Array:
     """Return a view that a function cannot change: the rows are the user's, and every tile's."""
     view = rows.view()
     view.flags.writeable = False
     return view
 
 
-def name_of(function: object) -> str:
+def qualified_name(function: object) -> str:
     """Return the qualified name of a function, or its repr."""
     return getattr(function, "__qualname__", None) or repr(function)
 
@@ -232,7 +232,7 @@ class Precomputed(PreparedKernel):
             raise KernelError(f"{self!r} is of another Gram matrix than this, which has {X.shape[1]} columns.")
         return replace(self, columns=X.shape[1])
 
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Array) -> PreparedBlock:
         """Return the function that takes the landmarks' columns."""
         columns = landmarks[:, 0].astype(np.intp)
         known = self.columns is not None and columns.min() >= 0 and columns.max() < self.columns

@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Array, Rows, is_sparse, squared_norms, unit_rows
+from dkfm.core.rows import Array, Rows, is_sparse, normalize_rows, squared_norms
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
-from dkfm.kernels.pairwise.blocks import Evaluator, by_rows
-from dkfm.kernels.pairwise.euclidean import FLOAT32_ERROR, FLOAT32_LIMIT, negative_squared_distances
-from dkfm.kernels.pairwise.inner_products import prepared_products
+from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
+from dkfm.kernels.pairwise.euclidean import FLOAT32_ERROR, FLOAT32_LIMIT, prepare_negative_squared_distances
+from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
 
 __all__ = ["ArcCosine", "Cosine", "Linear", "Polynomial", "Sigmoid", "float32_power", "integer_power"]
@@ -35,7 +35,7 @@ class Linear(PreparedKernel):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Return the products with the landmarks."""
-        return prepared_products(landmarks)
+        return prepare_inner_products(landmarks)
 
     def diagonal(self, X: Rows) -> Array:
         """Return |x|^2."""
@@ -63,7 +63,7 @@ class _Sloped(PreparedKernel):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the products with the landmarks."""
-        of_landmarks = prepared_products(landmarks)
+        of_landmarks = prepare_inner_products(landmarks)
         return lambda Z, out=None, /: self._of_products(of_landmarks(Z, out), Z)
 
     def diagonal(self, X: Rows) -> Array:
@@ -78,7 +78,7 @@ class _Sloped(PreparedKernel):
             part += self.offset
             return self._profile(part)
 
-        return by_rows(inner, profile)
+        return map_rows(inner, profile)
 
     def _slope(self, X: Rows) -> float:
         return 1 / X.shape[1] if self.scale is None else float(self.scale)  # type: ignore[arg-type]  # a number, as checked
@@ -149,12 +149,12 @@ class Cosine(PreparedKernel):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Bring the landmarks to unit length once."""
-        of_units = prepared_products(unit_rows(landmarks)[0])
-        return lambda Z, out=None, /: of_units(unit_rows(Z)[0], out)
+        of_units = prepare_inner_products(normalize_rows(landmarks)[0])
+        return lambda Z, out=None, /: of_units(normalize_rows(Z)[0], out)
 
     def diagonal(self, X: Rows) -> Array:
         """Return 1, or 0 where x is."""
-        return (unit_rows(X)[1] > 0).astype(np.float64)
+        return (normalize_rows(X)[1] > 0).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -254,11 +254,11 @@ class ArcCosine(PreparedKernel):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Bring the landmarks to unit length once."""
-        units, lengths = unit_rows(landmarks)
-        distances = negative_squared_distances(units, 1.0, _NEAR)
+        units, lengths = normalize_rows(landmarks)
+        distances = prepare_negative_squared_distances(units, 1.0, _NEAR)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
-            z_units, z_lengths = unit_rows(Z)
+            z_units, z_lengths = normalize_rows(Z)
             values = distances(z_units, out)
             for rows in row_slices(len(values), _ROWS):
                 angles = _angles(values[rows], z_units[rows], units)
@@ -274,7 +274,7 @@ class ArcCosine(PreparedKernel):
     def diagonal(self, X: Rows) -> Array:
         """Return |x|^2n J_n(0) / pi, or half of 1 where x is 0 and n too."""
         if self.order == 0:
-            return np.where(unit_rows(X)[1] > 0, 1.0, 0.5)
+            return np.where(normalize_rows(X)[1] > 0, 1.0, 0.5)
         return (1.0 if self.order == 1 else 3.0) * squared_norms(X) ** self.order
 
     def _profile(self, angles: Array) -> Array:

@@ -9,7 +9,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.blocks import Prepared
+from dkfm.kernels.pairwise.blocks import PreparedBlock
 from dkfm.kernels.parameters import require_positive
 
 __all__ = ["AdditiveChiSquared", "ChiSquared", "HistogramIntersection", "JensenShannon"]
@@ -56,12 +56,12 @@ class ChiSquared(_Histogram):
     def __post_init__(self) -> None:
         require_positive(self, "gamma")
 
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Array) -> PreparedBlock:
         """Look for negative numbers once."""
         right = self._checked(landmarks)
 
         def block(Z: Array) -> Array:
-            exponent = columnwise_sums.chi_squared(self._checked(Z), right)
+            exponent = columnwise_sums.chi_squared_terms(self._checked(Z), right)
             exponent *= -self.gamma
             return np.exp(exponent, out=exponent)
 
@@ -88,12 +88,12 @@ class AdditiveChiSquared(_Histogram):
     supports_float32 = True
     definiteness = Definiteness.CONDITIONAL
 
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Array) -> PreparedBlock:
         """Look for negative numbers once."""
         right = self._checked(landmarks)
 
         def block(Z: Array) -> Array:
-            values = columnwise_sums.chi_squared(self._checked(Z), right)
+            values = columnwise_sums.chi_squared_terms(self._checked(Z), right)
             return np.negative(values, out=values)
 
         return block
@@ -123,10 +123,10 @@ class HistogramIntersection(_Histogram):
 
     supports_float32 = True
 
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Array) -> PreparedBlock:
         """Look for negative numbers once."""
         right = self._checked(landmarks)
-        return lambda Z: columnwise_sums.minimum(self._checked(Z), right)
+        return lambda Z: columnwise_sums.minima(self._checked(Z), right)
 
     def diagonal(self, X: Array) -> Array:
         """Return the sum of each row."""
@@ -151,12 +151,12 @@ class JensenShannon(_Histogram):
     array([[0.6887]])
     """
 
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Array) -> PreparedBlock:
         """Look for negative numbers once."""
         right = self._checked(landmarks)
 
         def block(Z: Array) -> Array:
-            values = columnwise_sums.mixture(self._checked(Z), right)
+            values = columnwise_sums.mixture_entropies(self._checked(Z), right)
             values /= 2 * log(2)
             return values
 

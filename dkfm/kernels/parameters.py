@@ -13,9 +13,9 @@ __all__ = [
     "MEDIAN",
     "Scale",
     "as_number",
-    "lengths",
-    "median_of",
-    "plain",
+    "as_scalar",
+    "column_scales",
+    "median_distance",
     "require_exponent",
     "require_kernels",
     "require_non_negative",
@@ -36,7 +36,7 @@ _LARGEST_EXPONENT = 2**31
 
 def require_number(kernel: Kernel, name: str) -> float:
     """Return a parameter as a finite float, or raise a KernelError; a frozen dataclass calls it once."""
-    value = plain(getattr(kernel, name))
+    value = as_scalar(getattr(kernel, name))
     number = as_number(value)
     if not isfinite(number):
         raise KernelError(f"{type(kernel).__name__} needs a finite number as {name}, and got {value!r:.50}.")
@@ -53,7 +53,7 @@ def as_number(value: object) -> float:
         return nan
 
 
-def plain(value: object) -> object:
+def as_scalar(value: object) -> object:
     """Return an array of no dimension as the number that it holds."""
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
@@ -75,7 +75,7 @@ def require_scale(kernel: Kernel, name: str, *words: str | None, squared: bool =
 
     Its square must be a number too, where it is `squared`.
     """
-    value = plain(getattr(kernel, name))
+    value = as_scalar(getattr(kernel, name))
     if value is None or isinstance(value, str | bytes):
         if value not in words:
             known = "".join(f", or {word!r}" for word in words if word is not None)
@@ -98,7 +98,7 @@ def require_scale(kernel: Kernel, name: str, *words: str | None, squared: bool =
         raise KernelError(f"{type(kernel).__name__} needs a {name} whose square is a number, and got {value!r:.50}.")
 
 
-def lengths(kernel: Kernel, name: str, d: int) -> float | Array:
+def column_scales(kernel: Kernel, name: str, d: int) -> float | Array:
     """Return a length scale as what d columns are divided by, a number or (d,); raise where it does not fit them."""
     scale = getattr(kernel, name)
     if scale == MEDIAN:
@@ -113,7 +113,7 @@ def lengths(kernel: Kernel, name: str, d: int) -> float | Array:
 
 def require_exponent(kernel: Kernel, name: str) -> None:
     """Raise a KernelError unless a parameter is a positive integer."""
-    value = plain(getattr(kernel, name))
+    value = as_scalar(getattr(kernel, name))
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < _LARGEST_EXPONENT:
         fractional = isinstance(value, float) and not value.is_integer()
         reason = ": a product of kernels is a kernel, a fractional power need not be" if fractional else ""
@@ -135,7 +135,7 @@ def require_kernels(kernel: Kernel, parts: object, least: int = 1) -> None:
 _SAMPLE = 1000
 
 
-def median_of(distances: Callable[[Array], Array], X: Array) -> float:
+def median_distance(distances: Callable[[Array], Array], X: Array) -> float:
     """Return the median of the nonzero distances between rows of X (n, d), or of a seeded sample of 1,000 of them.
 
     Parameters

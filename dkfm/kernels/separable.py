@@ -7,15 +7,15 @@ import numpy as np
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.blocks import Prepared
-from dkfm.kernels.parameters import MEDIAN, Scale, lengths, require_scale
-from dkfm.kernels.stationary import Gaussian, Measured
+from dkfm.kernels.pairwise.blocks import PreparedBlock
+from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, require_scale
+from dkfm.kernels.stationary import DistanceKernel, Gaussian
 
 __all__ = ["Laplacian", "Periodic"]
 
 
 @dataclass(frozen=True)
-class Laplacian(Measured):
+class Laplacian(DistanceKernel):
     """The Laplacian kernel, ``exp(-|x - y|_1 / sigma)``, with the sum of absolute differences.
 
     Positive semi-definite. No matrix product gives it: the extra "fast" (numba) makes it several times faster.
@@ -44,13 +44,13 @@ class Laplacian(Measured):
         return float(d) if self.sigma is None else super()._lengths(d)
 
     def _distances(self, X: Array) -> Array:
-        return columnwise_sums.absolute(X, X)
+        return columnwise_sums.absolute_differences(X, X)
 
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Array) -> PreparedBlock:
         """Divide the landmarks' columns once, in float64, where each has its own length scale."""
         scale = self._lengths(landmarks.shape[1])
         if isinstance(scale, float):
-            return lambda Z, out=None, /: _exponential(columnwise_sums.absolute(Z, landmarks, out), scale)
+            return lambda Z, out=None, /: _exponential(columnwise_sums.absolute_differences(Z, landmarks, out), scale)
         centre = landmarks.mean(axis=0, dtype=np.float64)
 
         def divided(rows: Array) -> Array:
@@ -58,7 +58,7 @@ class Laplacian(Measured):
             return quotients
 
         right = divided(landmarks)
-        return lambda Z, out=None, /: _exponential(columnwise_sums.absolute(divided(Z), right, out), 1.0)
+        return lambda Z, out=None, /: _exponential(columnwise_sums.absolute_differences(divided(Z), right, out), 1.0)
 
     def diagonal(self, X: Array) -> Array:
         """Return ones."""
@@ -110,15 +110,15 @@ class Periodic(PreparedKernel):
 
     def resolve(self, X: Rows) -> Kernel:
         """Check both scales against the columns."""
-        lengths(self, "period", X.shape[1])
-        lengths(self, "length_scale", X.shape[1])
+        column_scales(self, "period", X.shape[1])
+        column_scales(self, "length_scale", X.shape[1])
         return self
 
-    def prepare(self, landmarks: Array) -> Prepared:
+    def prepare(self, landmarks: Array) -> PreparedBlock:
         """Put the landmarks on their circles once."""
         d = landmarks.shape[1]
-        centre, per_unit = landmarks.mean(axis=0, dtype=np.float64), 2 * np.pi / lengths(self, "period", d)
-        scale = lengths(self, "length_scale", d)
+        centre, per_unit = landmarks.mean(axis=0, dtype=np.float64), 2 * np.pi / column_scales(self, "period", d)
+        scale = column_scales(self, "length_scale", d)
         on_circles = Gaussian(scale if isinstance(scale, float) else tuple(np.tile(scale, 2)))
 
         def circles(rows: Array) -> Array:

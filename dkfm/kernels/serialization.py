@@ -26,20 +26,20 @@ from dkfm.kernels.stationary import Exponential, Gaussian, Matern, NegativeSquar
 from dkfm.kernels.transformed import Affine, Columns, Warped
 
 __all__ = [
-    "as_trusted",
-    "by_name",
-    "class_named",
-    "describe",
-    "digest",
-    "find",
+    "check_trusted",
+    "describe_function",
     "from_config",
-    "functions",
+    "function_paths",
+    "import_function",
     "import_path",
-    "imported",
-    "is_description",
-    "is_value",
-    "is_writable",
-    "require_modest",
+    "is_code_free",
+    "is_function_description",
+    "is_serializable",
+    "kernel_by_name",
+    "kernel_class",
+    "kernel_digest",
+    "load_trusted_function",
+    "require_small_config",
     "to_config",
 ]
 
@@ -108,7 +108,7 @@ def to_config(kernel: Kernel) -> dict[str, object]:
             "in Function."
         )
     stored = _encode(kernel, _MAX_DEPTH)
-    require_modest(stored)
+    require_small_config(stored)
     return stored  # type: ignore[return-value]  # what a kernel is encoded as
 
 
@@ -121,20 +121,20 @@ def _encode(value: object, depth: int) -> object:
     if isinstance(value, Kernel):
         return to_config(value)
     if callable(value):
-        return describe(value)
+        return describe_function(value)
     return [_encode(part, depth - 1) for part in value] if isinstance(value, tuple) else value
 
 
-def is_value(kernel: object) -> bool:
+def is_code_free(kernel: object) -> bool:
     """Whether a kernel is told by its numbers: it holds no code, which may change under its name."""
     if type(kernel) in _NAMES:
-        return all(is_value(getattr(kernel, field.name)) for field in fields(kernel))  # type: ignore[arg-type]  # the registry is of dataclasses
+        return all(is_code_free(getattr(kernel, field.name)) for field in fields(kernel))  # type: ignore[arg-type]  # the registry is of dataclasses
     if isinstance(kernel, tuple):
-        return all(map(is_value, kernel))
+        return all(map(is_code_free, kernel))
     return not isinstance(kernel, Kernel) and not callable(kernel)
 
 
-def is_writable(kernel: Kernel) -> bool:
+def is_serializable(kernel: Kernel) -> bool:
     """Whether `to_config` writes a kernel."""
     try:
         to_config(kernel)
@@ -143,12 +143,12 @@ def is_writable(kernel: Kernel) -> bool:
     return True
 
 
-def functions(value: object) -> tuple[str, ...]:
+def function_paths(value: object) -> tuple[str, ...]:
     """Return the import paths of the user's functions in a kernel that can be written."""
     if type(value) in _NAMES:
-        return functions(tuple(getattr(value, field.name) for field in fields(value)))  # type: ignore[arg-type]  # the registry is of dataclasses
+        return function_paths(tuple(getattr(value, field.name) for field in fields(value)))  # type: ignore[arg-type]  # the registry is of dataclasses
     if isinstance(value, tuple):
-        return tuple(path for part in value for path in functions(part))
+        return tuple(path for part in value for path in function_paths(part))
     return (import_path(value),) if callable(value) else ()
 
 
@@ -168,7 +168,7 @@ def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
     UntrustedError
         A function that is not trusted, or has changed.
     """
-    require_modest(config)
+    require_small_config(config)
     kernel = _decode(config, trusted, _MAX_DEPTH)
     if not isinstance(kernel, Kernel):
         raise KernelError(f"A stored kernel must be one, and is {shown(kernel, 50)}.")
@@ -176,8 +176,8 @@ def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
 
 
 def _decode(config: object, trusted: Collection[str], depth: int) -> object:
-    if is_description(config):
-        return find(config, trusted)  # type: ignore[arg-type]  # a mapping, as seen
+    if is_function_description(config):
+        return load_trusted_function(config, trusted)  # type: ignore[arg-type]  # a mapping, as seen
     if not isinstance(config, Mapping) or "name" not in config or depth == 0:
         raise KernelError("A stored kernel must be a JSON object with a 'name', nested at most 32 deep.")
     made = _lookup(config["name"], _REGISTRY)
@@ -194,7 +194,7 @@ def _decode_value(value: object, trusted: Collection[str], depth: int) -> object
     return tuple(_decode_value(part, trusted, depth - 1) for part in value)
 
 
-def by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
+def kernel_by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
     """Return a kernel by its name, as the command line does; ``module:name`` is a function of blocks, or a kernel.
 
     Examples
@@ -206,13 +206,13 @@ def by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
     if ":" in name:
         if parameters:
             raise KernelError(f"The function {name} has no parameters that could be given here.")
-        found = imported(name)
+        found = import_function(name)
         return found if isinstance(found, Kernel) else Function(found)
     kernel: Kernel = _build(_lookup(name, _PLAIN), parameters)
     return kernel
 
 
-def class_named(name: str) -> str | None:
+def kernel_class(name: str) -> str | None:
     """Return the class that has a name on the command line.
 
     >>> class_named("arc_cosine")
@@ -243,7 +243,7 @@ def _build(made: type, parameters: Mapping[str, object]) -> Any:
     return made(**parameters)
 
 
-def digest(kernel: Kernel) -> str:
+def kernel_digest(kernel: Kernel) -> str:
     """Return a hexadecimal digest of the kernel's JSON: equal kernels, equal digests."""
     return hashlib.sha256(json.dumps(to_config(kernel), sort_keys=True).encode()).hexdigest()
 
@@ -272,27 +272,27 @@ def import_path(function: Callable[..., object]) -> str:
     return f"{module}:{name}"
 
 
-def describe(function: Callable[..., object]) -> dict[str, str]:
+def describe_function(function: Callable[..., object]) -> dict[str, str]:
     """Return what a store keeps of a function."""
     path = import_path(function)
-    if imported(path) is not function:
+    if import_function(path) is not function:
         raise KernelError(f"{path} cannot be saved, because that name now means something else.")
     return {"function": path, "source": _digest(path, function)}
 
 
-def as_trusted(trusted: object) -> tuple[str, ...]:
+def check_trusted(trusted: object) -> tuple[str, ...]:
     """Return what a user gave as ``trusted=``, a collection of names, or say that it is none."""
     if isinstance(trusted, str) or not isinstance(trusted, Collection) or not all(isinstance(t, str) for t in trusted):
         raise InvalidInputError(f'trusted takes a list, as in trusted=["module:function"], and got {trusted!r:.100}.')
     return tuple(trusted)
 
 
-def is_description(value: object) -> bool:
-    """Whether a stored value is what `describe` made."""
+def is_function_description(value: object) -> bool:
+    """Whether a stored value is what `describe_function` made."""
     return isinstance(value, Mapping) and set(value) == {"function", "source"}
 
 
-def require_modest(config: object) -> None:
+def require_small_config(config: object) -> None:
     """Raise a KernelError where stored values are more or longer than those of any kernel."""
     parts, waiting = 0, [config]
     while waiting:
@@ -310,7 +310,7 @@ def require_modest(config: object) -> None:
             raise KernelError(f"A stored kernel has more than {_MAX_PARTS} parts.")
 
 
-def find(description: Mapping[str, object], trusted: Collection[str]) -> Callable[..., object]:
+def load_trusted_function(description: Mapping[str, object], trusted: Collection[str]) -> Callable[..., object]:
     """Return the function of a description, if the caller trusts it and its source is the one that was saved.
 
     Raises
@@ -325,7 +325,7 @@ def find(description: Mapping[str, object], trusted: Collection[str]) -> Callabl
             f"{path}) imports and runs it."
         )
     try:
-        function = imported(path)
+        function = import_function(path)
     except KernelError as error:
         raise UntrustedError(f"{error} Start where its module is, or name its folder in PYTHONPATH.") from None
     if _digest(path, function) != description["source"]:
@@ -335,7 +335,7 @@ def find(description: Mapping[str, object], trusted: Collection[str]) -> Callabl
     return function
 
 
-def imported(path: str) -> Callable[..., object]:
+def import_function(path: str) -> Callable[..., object]:
     """Return the function of an import path; only for a path that the user gave."""
     module, _, name = path.partition(":")
     try:

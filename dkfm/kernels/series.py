@@ -8,11 +8,11 @@ from math import isfinite
 
 import numpy as np
 
-from dkfm.core.rows import Array, Rows, unit_rows
+from dkfm.core.rows import Array, Rows, normalize_rows
 from dkfm.errors import KernelError, shown
 from dkfm.kernels.algebra import Pointwise, Wrapper
 from dkfm.kernels.base import Definiteness, Kernel
-from dkfm.kernels.pairwise.blocks import Evaluator, by_rows
+from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
 from dkfm.kernels.parameters import as_number
 
 __all__ = ["Exp", "Normalized", "PowerSeries"]
@@ -72,7 +72,7 @@ class PowerSeries(Pointwise):
         return self.kernel.definiteness.of_function()
 
     def _profile(self, values: Array) -> Array:
-        return by_rows(values, self._sum)
+        return map_rows(values, self._sum)
 
     def _sum(self, values: Array) -> Array:
         total = np.full_like(values, self.coefficients[-1])
@@ -165,7 +165,7 @@ class Normalized(Wrapper):
         small = np.flatnonzero(squares < _SMALLEST)
         if not len(small):
             return
-        lengthened, lengths = unit_rows(rows[small])
+        lengthened, lengths = normalize_rows(rows[small])
         lost = (squares[small] > 0) | ((lengths < 1) & (self.kernel.evaluate_diagonal(lengthened) > 0))
         if lost.any():
             row = int(small[lost.argmax()])

@@ -14,14 +14,14 @@ from dkfm.errors import DkfmWarning, KernelError
 from dkfm.kernels import serialization
 from dkfm.kernels.algebra import Constant, Power
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.custom import Pairwise, Precomputed, name_of
+from dkfm.kernels.custom import Pairwise, Precomputed, qualified_name
 from dkfm.kernels.dot_product import Cosine, Linear, Polynomial, Sigmoid
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared
 from dkfm.kernels.parameters import as_number
 from dkfm.kernels.separable import Laplacian, Periodic
 from dkfm.kernels.stationary import Gaussian, Matern, RationalQuadratic
 
-__all__ = ["KernelSpec", "as_kernel", "from_sklearn", "named"]
+__all__ = ["KernelSpec", "as_kernel", "from_sklearn", "given_parameters"]
 
 KernelSpec: TypeAlias = Kernel | str | Callable[..., object]
 """What ``kernel=`` takes: a kernel, a name or Gaussian process kernel of scikit-learn's, or a function of two rows."""
@@ -113,7 +113,7 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
         return _from_process(kernel)
     if kernel not in _BY_NAME:
         near = get_close_matches(kernel, _BY_NAME) or sorted(_BY_NAME)
-        own = serialization.class_named(kernel)
+        own = serialization.kernel_class(kernel)
         hint = f"; dkfm's own is the class kernels.{own}" if own else ""
         raise KernelError(f"scikit-learn has no kernel named {kernel!r:.50}; near it: {', '.join(near)}{hint}.")
     known = _PARAMETERS.get(kernel, ())
@@ -162,7 +162,7 @@ _PROCESSES: dict[str, Callable[[Any], Kernel]] = {
 }
 
 
-def named(spec: object, **parameters: object) -> dict[str, object]:
+def given_parameters(spec: object, **parameters: object) -> dict[str, object]:
     """Return those of the parameters that are given and that a kernel of this name has; none where it is no name.
 
     >>> named("rbf", gamma=0.5, degree=3), named("poly", gamma=None, degree=2), named("linear", gamma=1.0)
@@ -197,7 +197,7 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
             f"kernel must be a dkfm kernel, a name of scikit-learn's, or a function; it is {spec!r:.100}."
         )
     warnings.warn(
-        f"{name_of(spec)} is called for every pair of rows, which is slow; "
+        f"{qualified_name(spec)} is called for every pair of rows, which is slow; "
         "a function of blocks, f(X, Y) of shape (n, m), in kernels.Function is not.",
         DkfmWarning,
         stacklevel=4,

@@ -10,25 +10,25 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from dkfm.core.rows import Array, Rows, as_rows, double
+from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
-from dkfm.kernels.pairwise.blocks import Evaluator, by_rows
-from dkfm.kernels.pairwise.euclidean import negative_squared_distances
-from dkfm.kernels.parameters import MEDIAN, Scale, lengths, median_of, require_positive, require_scale
+from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
+from dkfm.kernels.pairwise.euclidean import prepare_negative_squared_distances
+from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distance, require_positive, require_scale
 
 __all__ = [
+    "DistanceKernel",
     "Exponential",
     "Gaussian",
     "Matern",
-    "Measured",
     "NegativeSquaredDistance",
     "RationalQuadratic",
     "Stationary",
 ]
 
 
-class Measured(PreparedKernel):
+class DistanceKernel(PreparedKernel):
     """A kernel of some distance, in the unit of a length scale, which may be taken from the training rows."""
 
     scale_name: ClassVar[str] = "length_scale"
@@ -53,7 +53,7 @@ class Measured(PreparedKernel):
         """Fill in the length scale, and check it against the columns."""
         scale = getattr(self, self.scale_name)
         if scale == MEDIAN:
-            scale = median_of(self._distances, self._taken(double(X)))
+            scale = median_distance(self._distances, self._taken(as_float64(X)))
         elif scale is None:
             scale = self._lengths(X.shape[1])
         else:
@@ -66,10 +66,10 @@ class Measured(PreparedKernel):
 
     def _lengths(self, d: int) -> float | Array:
         """Return what d columns are divided by."""
-        return lengths(self, self.scale_name, d)
+        return column_scales(self, self.scale_name, d)
 
 
-class Stationary(Measured):
+class Stationary(DistanceKernel):
     """A function of the Euclidean distance; a subclass says which (`_profile`), and in what unit (`_unit`)."""
 
     supports_sparse = supports_out = True
@@ -83,12 +83,12 @@ class Stationary(Measured):
         """Return the kernel's values, overwriting minus the squared distances."""
 
     def _distances(self, X: Rows) -> Array:
-        return np.sqrt(-negative_squared_distances(X, 1.0)(X))
+        return np.sqrt(-prepare_negative_squared_distances(X, 1.0)(X))
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Centre and augment the landmarks once."""
         unit = self._unit * self._lengths(landmarks.shape[1])
-        squares = negative_squared_distances(landmarks, unit, self._near)
+        squares = prepare_negative_squared_distances(landmarks, unit, self._near)
         return lambda Z, out=None, /: self._profile(squares(Z, out))
 
     def diagonal(self, X: Rows) -> Array:
@@ -279,7 +279,7 @@ class Matern(Stationary):
         return 0.0 if self.nu > 1 else 1e-3
 
     def _profile(self, negative_squares: Array) -> Array:
-        return by_rows(negative_squares, self._of_squares)
+        return map_rows(negative_squares, self._of_squares)
 
     def _of_squares(self, negative_squares: Array) -> Array:
         a = np.sqrt(np.negative(negative_squares, out=negative_squares), out=negative_squares)

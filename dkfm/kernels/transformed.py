@@ -9,13 +9,13 @@ from math import isfinite
 
 import numpy as np
 
-from dkfm.core.rows import Array, Rows, as_rows, scaled_columns
+from dkfm.core.rows import Array, Rows, as_rows, scale_columns
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.algebra import Power, Product, Scaled, Sum, Wrapper, bracketed
-from dkfm.kernels.base import Kernel, combination
-from dkfm.kernels.custom import called, name_of, read_only
+from dkfm.kernels.algebra import Power, Product, Scaled, Sum, Wrapper, parenthesize
+from dkfm.kernels.base import Kernel, register_combination
+from dkfm.kernels.custom import call_user_function, qualified_name, read_only_view
 from dkfm.kernels.pairwise.blocks import Evaluator
-from dkfm.kernels.parameters import as_number, plain
+from dkfm.kernels.parameters import as_number, as_scalar
 
 __all__ = ["Affine", "Columns", "RowMap", "Warped"]
 
@@ -40,7 +40,7 @@ class Affine:
 
     def __post_init__(self) -> None:
         for name in ("scale", "shift"):
-            value = plain(getattr(self, name))
+            value = as_scalar(getattr(self, name))
             several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
             parts: Iterable[object] = value if several else (value,)  # type: ignore[assignment]  # as just seen
             numbers = tuple(as_number(part) for part in parts)
@@ -57,7 +57,7 @@ class Affine:
         if not isinstance(X, np.ndarray):
             if shift.any():
                 raise InvalidInputError(f"{self!r} shifts every value and would make sparse rows dense.")
-            return scaled_columns(X, np.broadcast_to(scale, X.shape[1]))
+            return scale_columns(X, np.broadcast_to(scale, X.shape[1]))
         mapped: Array = X * scale + shift
         return mapped
 
@@ -102,7 +102,7 @@ class _Mapped(Wrapper):
         return self.kernel.evaluate_diagonal(self._mapped(X))
 
 
-@combination
+@register_combination
 @dataclass(frozen=True)
 class Warped(_Mapped):
     """A kernel of mapped rows, ``k(h(x), h(y))``; ``k.warp(h)`` makes one. As definite as the kernel.
@@ -148,18 +148,18 @@ class Warped(_Mapped):
     def _mapped(self, X: Rows) -> Rows:
         if isinstance(self.h, Affine):
             return self.h(X)
-        name = f"The rows that {name_of(self.h)} returned"
-        rows = as_rows(called(self, self.h, read_only(X)), name)  # type: ignore[arg-type]  # dense, for it is not sparse here
+        name = f"The rows that {qualified_name(self.h)} returned"
+        rows = as_rows(call_user_function(self, self.h, read_only_view(X)), name)  # type: ignore[arg-type]  # dense, for it is not sparse here
         if rows.shape[0] != X.shape[0]:
             raise InvalidInputError(f"{name} are {rows.shape[0]}, and must be as many as came, {X.shape[0]}.")
         return rows
 
     def __repr__(self) -> str:
-        h = repr(self.h) if isinstance(self.h, Affine) else name_of(self.h)
-        return f"{bracketed(self.kernel, Sum, Product, Scaled, Power)}.warp({h})"
+        h = repr(self.h) if isinstance(self.h, Affine) else qualified_name(self.h)
+        return f"{parenthesize(self.kernel, Sum, Product, Scaled, Power)}.warp({h})"
 
 
-@combination
+@register_combination
 @dataclass(frozen=True)
 class Columns(_Mapped):
     """A kernel of some columns only; ``k.on(columns)`` makes one. As definite as the kernel.
@@ -182,7 +182,7 @@ class Columns(_Mapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        columns = plain(self.columns)
+        columns = as_scalar(self.columns)
         given = (columns,) if isinstance(columns, int | np.integer) else columns
         if not isinstance(given, Sequence | np.ndarray) or not len(given):
             raise KernelError(f"A kernel is of columns by their numbers, and not of {self.columns!r:.50}.")
@@ -200,4 +200,4 @@ class Columns(_Mapped):
         return X[:, list(columns)]
 
     def __repr__(self) -> str:
-        return f"{bracketed(self.kernel, Sum, Product, Scaled, Power)}.on({self.columns!r})"
+        return f"{parenthesize(self.kernel, Sum, Product, Scaled, Power)}.on({self.columns!r})"

@@ -15,19 +15,19 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
 from dkfm.numerics.model import Head
-from dkfm.numerics.pca import Weighting, centre
-from dkfm.numerics.roots import EPS, NOISE, eigh_lower, fix_signs, require_psd
+from dkfm.numerics.pca import Weighting, center_gram
+from dkfm.numerics.roots import EPS, NOISE, eigh_in_place, fix_signs, require_psd
 
 __all__ = [
     "Classes",
     "Discriminants",
-    "Spectral",
-    "decision",
-    "decomposed",
-    "heads",
-    "of_map",
-    "of_residual",
-    "solve",
+    "SpectralGram",
+    "decision_functions",
+    "decompose",
+    "directions_of_residual",
+    "discriminant_heads",
+    "solve_discriminants",
+    "solve_discriminants_of_map",
 ]
 
 Codes = npt.NDArray[np.int64]
@@ -125,7 +125,7 @@ class Discriminants:
     squares: Array | None = None
 
 
-def solve(
+def solve_discriminants(
     K: Array, classes: Classes, shrinkage: float, *, by_eigenvalues: bool | None = None, on_indefinite: str = "raise"
 ) -> Discriminants:
     """Find the discriminants of a Gram matrix.
@@ -160,24 +160,26 @@ def solve(
     discriminant analysis" (1995), for the regression.
     """
     weighting, Y = Weighting(classes.weights), classes.centred()
-    means = centre(K, weighting)
+    means = center_gram(K, weighting)
     ridge = rounding = 0.0
     if not by_eigenvalues:
         ridge, rounding = _ridge(K, Y, classes, shrinkage), _rounding(K, means, weighting)
         by_eigenvalues = by_eigenvalues is None and rounding > _HELD * ridge
     if by_eigenvalues:
-        spectral = decomposed(K, Y, on_indefinite, means, weighting)
+        spectral = decompose(K, Y, on_indefinite, means, weighting)
         ridge = shrinkage * spectral.within(classes) / classes.total  # N lambda
         C, left = spectral.combination(ridge), spectral.residual(ridge) / classes.total
     else:
         C = _by_cholesky(K, Y, ridge, rounding)
         left = ridge / classes.total * (Y.T @ C)
-    found = of_residual(left, classes)
+    found = directions_of_residual(left, classes)
     b = weighting.inner(C @ found.combinations)
     return Discriminants(b, means @ b, found.ratios, found.means, ridge / classes.total)
 
 
-def of_map(W: Array, second: Array, sums: Array, classes: Classes, shrinkage: float) -> Discriminants:
+def solve_discriminants_of_map(
+    W: Array, second: Array, sums: Array, classes: Classes, shrinkage: float
+) -> Discriminants:
     """Find the discriminants in the feature space of an explicit map ``k(z, landmarks) W``.
 
     Parameters
@@ -215,9 +217,9 @@ def of_map(W: Array, second: Array, sums: Array, classes: Classes, shrinkage: fl
     return Discriminants(W @ U, middle @ U, found.ratios, found.means, ridge, U.T @ U)
 
 
-def heads(found: Discriminants, classes: Classes, count: int | None) -> dict[str, Head]:
+def discriminant_heads(found: Discriminants, classes: Classes, count: int | None) -> dict[str, Head]:
     """Return the heads of discriminants: "scores", of which `count` are asked for, and what decides by all of them."""
-    offset, (T, constants) = found.offset, decision(found.means, classes.chances)
+    offset, (T, constants) = found.offset, decision_functions(found.means, classes.chances)
     decided = Head(found.weights @ T, offset @ T + constants)
     chances = links.SIGMOID if classes.count == 2 else links.SOFTMAX
     return {
@@ -228,7 +230,7 @@ def heads(found: Discriminants, classes: Classes, count: int | None) -> dict[str
     }
 
 
-def decision(means: Array, priors: Array) -> tuple[Array, Array]:
+def decision_functions(means: Array, priors: Array) -> tuple[Array, Array]:
     """Return the combinations (q, C) of scores that decide, and what is subtracted from them (C,).
 
     The decision for a class is ``log prior - |s - m_c|^2 / 2`` of scores s and the scores m_c of its mean, less the
@@ -253,7 +255,7 @@ def _spread_within(total: float, between: Array) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Spectral:
+class SpectralGram:
     """A centred Gram matrix by its eigenvectors above rounding, and the indicators in these: ``R Y`` of any ridge."""
 
     values: Array
@@ -281,9 +283,9 @@ class Spectral:
         return ridge * (self.image.T @ self.scaled(ridge)) + self.beyond
 
 
-def decomposed(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> Spectral:
+def decompose(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> SpectralGram:
     """Decompose a centred Gram matrix, which is overwritten, with the means of K's rows for the scale of rounding."""
-    values, vectors = eigh_lower(G)
+    values, vectors = eigh_in_place(G)
     lowest, highest = float(values[0]), float(values[-1])
     scale = max(highest, weighting.total * abs(float(means @ weighting.shares)))
     clipped = require_psd(lowest, highest, scale, len(G), on_indefinite, _WHAT)
@@ -293,7 +295,7 @@ def decomposed(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: 
     values, vectors = values[len(values) - kept :], vectors[:, len(values) - kept :]
     image = vectors.T @ Y
     rest = Y - vectors @ image
-    return Spectral(values, vectors, image, rest.T @ rest)
+    return SpectralGram(values, vectors, image, rest.T @ rest)
 
 
 def _ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
@@ -337,7 +339,7 @@ class _Found:
     ratios: Array
 
 
-def of_residual(left: Array, classes: Classes) -> _Found:
+def directions_of_residual(left: Array, classes: Classes) -> _Found:
     """Return the directions of E, (C, C): combinations of R Y."""
     roots = np.sqrt(classes.shares)
     theta, g = _eigh_beside(roots, left / np.outer(roots, roots))

@@ -11,7 +11,7 @@ import numpy as np
 
 from dkfm.core.rows import Array
 
-__all__ = ["MANY", "Pairs", "block_columns", "held_columns", "largest", "suits"]
+__all__ = ["MAX_PRODUCTS", "EigenPairs", "block_columns", "held_columns", "is_faster_than_dense", "largest_eigenpairs"]
 
 Multiply = Callable[[Array], Array]
 """From a block (n, p) to the product of the matrix and the block."""
@@ -38,12 +38,12 @@ _WELL = 1e-5
 _ROWS, _FEW = 1000, 20
 """Of a matrix, at least; and of which one eigenvector, or fewer, is asked for."""
 
-MANY = 200
+MAX_PRODUCTS = 200
 """Products after which all eigenvectors are as soon found."""
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class EigenPairs:
     """Eigenvalues and eigenvectors that were found.
 
     Attributes
@@ -78,7 +78,7 @@ def block_columns(n: int, q: int) -> int:
     return min(n, max(_LEAST, q + _MORE))
 
 
-def suits(n: int, q: int) -> bool:
+def is_faster_than_dense(n: int, q: int) -> bool:
     """Whether q eigenvectors are sooner found so than all.
 
     >>> suits(4000, 20), suits(4000, 500), suits(300, 2)
@@ -154,7 +154,7 @@ def _orthonormal(block: Array) -> tuple[Array, Array]:
     return block @ np.linalg.inv(lower).T, lower.T
 
 
-def largest(
+def largest_eigenpairs(
     multiply: Multiply,
     start: Array,
     q: int,
@@ -162,7 +162,7 @@ def largest(
     most: int = 1000,
     noise: float = 0.0,
     held: int | None = None,
-) -> Pairs:
+) -> EigenPairs:
     """Return the q largest eigenvalues of a symmetric matrix (n, n), and their eigenvectors.
 
     Parameters
@@ -207,7 +207,7 @@ def largest(
         converged = space.count >= q and bool((residuals[best] <= allowed).all())
         if converged or products == most:
             found = space.basis[:, : space.count] @ vectors[:, best][:, ::-1]
-            return Pairs(values[best][::-1], found, residuals[best][::-1], lowest, products, converged)
+            return EigenPairs(values[best][::-1], found, residuals[best][::-1], lowest, products, converged)
         if full:
             kept = slice(space.count - max(q + p, capacity // 2), None)
             space.restart(values[kept], vectors[:, kept])

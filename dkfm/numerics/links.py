@@ -21,13 +21,13 @@ __all__ = [
     "Codes",
     "Diagonal",
     "Link",
-    "by_name",
-    "classes",
-    "is_code",
-    "is_distance",
-    "is_valid",
+    "count_classes",
+    "link_by_name",
+    "needs_diagonal",
+    "output_width",
     "result_dtype",
-    "width",
+    "returns_codes",
+    "valid_rows",
 ]
 
 Diagonal = Callable[[], Array]
@@ -132,45 +132,45 @@ _REGISTRY: dict[str, Link] = {
 }
 
 
-def by_name(name: object) -> Link:
+def link_by_name(name: object) -> Link:
     """Return a link; a name that is not in the registry is refused."""
     if not isinstance(name, str) or name not in _REGISTRY:
         raise UnsupportedStoreError(f"There is no link {name!r}; dkfm knows {', '.join(sorted(_REGISTRY))}.")
     return _REGISTRY[name]
 
 
-def is_distance(name: str) -> bool:
+def needs_diagonal(name: str) -> bool:
     """Whether a link needs k(z, z), and gives one squared distance a row."""
     return name in (RESIDUAL, CENTRED_RESIDUAL)
 
 
-def is_code(name: str) -> bool:
+def returns_codes(name: str) -> bool:
     """Whether a link gives codes of classes."""
     return name in (ARGMAX, NOT_NEGATIVE)
 
 
-def classes(columns: int) -> int:
+def count_classes(columns: int) -> int:
     """Return how many classes a product of so many columns decides between."""
     return 2 if columns == 1 else columns
 
 
-def width(name: str, columns: int) -> int:
+def output_width(name: str, columns: int) -> int:
     """Return the columns of what a link makes of a product with so many.
 
     >>> width("argmax", 10), width("sigmoid", 1), width("softmax", 3)
     (1, 2, 3)
     """
-    if is_distance(name) or is_code(name):
+    if needs_diagonal(name) or returns_codes(name):
         return 1
-    return classes(columns) if name in (SIGMOID, MODIFIED_HUBER) else columns
+    return count_classes(columns) if name in (SIGMOID, MODIFIED_HUBER) else columns
 
 
 def result_dtype(name: str, dtype: np.dtype[np.floating]) -> np.dtype[np.generic]:
     """Return what a link makes of products of a dtype: int64 codes, or the same."""
-    return np.dtype(np.int64) if is_code(name) else dtype
+    return np.dtype(np.int64) if returns_codes(name) else dtype
 
 
-def is_valid(values: Array | Codes) -> npt.NDArray[np.bool_]:
+def valid_rows(values: Array | Codes) -> npt.NDArray[np.bool_]:
     """Return which rows (n,) of what a link made (n, width) are of a finite product."""
     valid = values >= 0 if values.dtype.kind == "i" else np.isfinite(values)
     found: npt.NDArray[np.bool_] = np.logical_and.reduce(valid, axis=1)

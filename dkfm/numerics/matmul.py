@@ -10,10 +10,10 @@ from functools import cache
 
 import numpy as np
 
-from dkfm.core.chunking import count, row_slices
+from dkfm.core.chunking import count_tiles, row_slices
 from dkfm.core.rows import Array
 
-__all__ = ["multiply_by_narrow", "multiply_by_upper", "parts_of", "summed_values"]
+__all__ = ["count_partial_products", "partial_product_values", "skinny_matmul", "triangular_matmul"]
 
 _MOST_COLUMNS = 40
 """From here on copying costs less than it saves."""
@@ -25,7 +25,7 @@ _ROWS, _LENGTH = 128, 256
 """Of the left sides of small products."""
 
 
-def multiply_by_narrow(values: Array, W: Array, out: Array) -> None:
+def skinny_matmul(values: Array, W: Array, out: Array) -> None:
     """Fill `out` with ``values @ W``.
 
     Parameters
@@ -35,7 +35,7 @@ def multiply_by_narrow(values: Array, W: Array, out: Array) -> None:
     out : ndarray of shape (n, q)
     """
     m, q = W.shape
-    parts = parts_of(m, q)
+    parts = count_partial_products(m, q)
     if parts == 1:
         np.matmul(values, W, out=out)
         return
@@ -49,7 +49,7 @@ def multiply_by_narrow(values: Array, W: Array, out: Array) -> None:
         out += values[:, rest] @ W[rest]
 
 
-def parts_of(m: int, q: int) -> int:
+def count_partial_products(m: int, q: int) -> int:
     """Return of how many small products one with weights (m, q) is the sum; 1 where BLAS does as well.
 
     >>> parts_of(4000, 20), parts_of(4000, 200)
@@ -57,19 +57,19 @@ def parts_of(m: int, q: int) -> int:
     """
     if not 0 < q <= _MOST_COLUMNS or m < 2 * _LENGTH:
         return 1
-    return count(m, min(_LENGTH, _SMALL // (_ROWS * q)))
+    return count_tiles(m, min(_LENGTH, _SMALL // (_ROWS * q)))
 
 
-def summed_values(m: int, q: int) -> int:
+def partial_product_values(m: int, q: int) -> int:
     """Return how many values are there before they are summed."""
-    parts = parts_of(m, q)
+    parts = count_partial_products(m, q)
     return parts * _ROWS * q if parts > 1 else 0
 
 
 _KINDS = {np.dtype(np.float64): ("d", ctypes.c_double), np.dtype(np.float32): ("s", ctypes.c_float)}
 
 
-def multiply_by_upper(values: Array, W: Array) -> None:
+def triangular_matmul(values: Array, W: Array) -> None:
     """Replace values (n, r), C-contiguous, by ``values W``, where W (r, r) is upper triangular: half the work.
 
     >>> values = np.array([[1.0, 1.0]])

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from dkfm.core.rows import Array, Rows, double
+from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Precomputed
@@ -71,7 +71,7 @@ class Head:
     @property
     def width(self) -> int:
         """Columns of the output."""
-        return links.width(self.link, self.columns if self.rotation is None else int(self.weights.shape[0]))
+        return links.output_width(self.link, self.columns if self.rotation is None else int(self.weights.shape[0]))
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -113,7 +113,7 @@ class Model:
     @property
     def points(self) -> Rows:
         """The landmarks in float64 and where they were."""
-        return double(self.landmarks) if self.shift is None else self.landmarks + self.shift
+        return as_float64(self.landmarks) if self.shift is None else self.landmarks + self.shift
 
     def rows(self, Z: Rows) -> Rows:
         """Return rows as the kernel is to see them beside the landmarks."""

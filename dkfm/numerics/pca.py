@@ -15,25 +15,25 @@ from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.blocks import mirror_lower
 from dkfm.numerics import lanczos, links
 from dkfm.numerics.model import Head
-from dkfm.numerics.roots import eigh_lower, factor, fix_signs, require_psd
+from dkfm.numerics.roots import eigh_in_place, fix_signs, inverse_root, require_psd
 
 __all__ = [
     "FORMULATIONS",
-    "LIGHT",
+    "LIGHTEST_WEIGHT",
+    "ComponentOptions",
     "Components",
     "Moments",
-    "Wanted",
     "Weighting",
-    "centre",
-    "heads",
-    "leading",
-    "of_map",
-    "solve",
+    "center_gram",
+    "component_heads",
+    "solve_components",
+    "solve_components_of_map",
+    "solve_leading_components",
 ]
 
 FORMULATIONS = ("combined", "primal", "dual")
 
-LIGHT = 1e-6
+LIGHTEST_WEIGHT = 1e-6
 """Of the largest weight: what eigenvectors have of a row of less is mostly rounding."""
 
 _DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
@@ -78,7 +78,7 @@ class Weighting:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ComponentOptions:
     """Which components are asked for.
 
     Attributes
@@ -129,7 +129,7 @@ class Components:
         return replace(self, eigenvalues=self.eigenvalues[:q], weights=self.weights[:, :q], offset=self.offset[:q])
 
 
-def centre(K: Array, weighting: Weighting | None = None) -> Array:
+def center_gram(K: Array, weighting: Weighting | None = None) -> Array:
     """Make of a Gram matrix, in place and from its lower triangle, ``S K S'``; return the means of K's rows, (N,)."""
     given = weighting or Weighting(np.ones(len(K)))
     mirror_lower(K)
@@ -147,7 +147,9 @@ def centre(K: Array, weighting: Weighting | None = None) -> Array:
     return means
 
 
-def solve(K: Array, wanted: Wanted, weighting: Weighting | None = None, formulation: str = "combined") -> Components:
+def solve_components(
+    K: Array, wanted: ComponentOptions, weighting: Weighting | None = None, formulation: str = "combined"
+) -> Components:
     """Solve kernel PCA for a Gram matrix, by all of its eigenvectors.
 
     Parameters
@@ -175,9 +177,9 @@ def solve(K: Array, wanted: Wanted, weighting: Weighting | None = None, formulat
     given = weighting or Weighting(np.ones(len(K)))
     if formulation == "primal" and wanted.on_indefinite != "clip":
         return _primal(K, wanted, given)
-    n, means = len(K), centre(K, given)
+    n, means = len(K), center_gram(K, given)
     total = float(np.trace(K))
-    values, vectors = eigh_lower(K)
+    values, vectors = eigh_in_place(K)
     del K
     rounding = _rounding(values, means, wanted, given)
     if rounding:
@@ -208,14 +210,14 @@ class Problem:
     noise: float = 0.0
 
 
-def in_place(K: Array, weighting: Weighting) -> Problem:
+def dense_problem(K: Array, weighting: Weighting) -> Problem:
     """Make a Gram matrix (N, N), Fortran-contiguous and filled below its diagonal, the matrix of the problem."""
-    means = centre(K, weighting)
+    means = center_gram(K, weighting)
     # Of the symmetric matrix in C order from the left: four fifths of the time that K V takes.
     return Problem(lambda C: (C.T @ K.T).T, means, float(np.trace(K)))
 
 
-def implicit(multiply: Multiply, diagonal: Array, weighting: Weighting) -> Problem:
+def product_problem(multiply: Multiply, diagonal: Array, weighting: Weighting) -> Problem:
     """Return the problem of a Gram matrix that stays as it is, from its products and its diagonal (N,)."""
     means = multiply(weighting.shares[:, np.newaxis])[:, 0]
     total, size = float(weighting.weights @ diagonal), weighting.total * abs(float(means @ weighting.shares))
@@ -226,9 +228,9 @@ def implicit(multiply: Multiply, diagonal: Array, weighting: Weighting) -> Probl
     return Problem(lambda C: weighting.outer(multiply(weighting.inner(C))), means, total, noise)
 
 
-def leading(
-    problem: Problem, start: Array, wanted: Wanted, weighting: Weighting, tol: float = 0.0, most: int = 1000
-) -> tuple[Components, lanczos.Pairs]:
+def solve_leading_components(
+    problem: Problem, start: Array, wanted: ComponentOptions, weighting: Weighting, tol: float = 0.0, most: int = 1000
+) -> tuple[Components, lanczos.EigenPairs]:
     """Solve kernel PCA for its first components, from products with the matrix of the problem alone.
 
     Parameters
@@ -248,7 +250,7 @@ def leading(
     Pairs
         With what was reached.
     """
-    pairs = lanczos.largest(problem.multiply, start, int(wanted.count or 0), tol, most, problem.noise)
+    pairs = lanczos.largest_eigenpairs(problem.multiply, start, int(wanted.count or 0), tol, most, problem.noise)
     # The lowest eigenvalue is at most the mean of those that were not found.
     rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
     ends = np.array([min(pairs.lowest, rest), pairs.values[0]])
@@ -257,7 +259,7 @@ def leading(
     return _of_pairs(pairs.values, pairs.vectors, problem.means, total, wanted, weighting, rounding), pairs
 
 
-def _rounding(values: Array, means: Array, wanted: Wanted, given: Weighting) -> float:
+def _rounding(values: Array, means: Array, wanted: ComponentOptions, given: Weighting) -> float:
     """Return what `require_psd` does of eigenvalues, ascending, of the matrix of the problem."""
     lowest, highest = float(values[0]), float(values[-1])
     # Centring rounds like the mean it takes away, which can be far larger than what it leaves.
@@ -269,7 +271,7 @@ def _rounding(values: Array, means: Array, wanted: Wanted, given: Weighting) -> 
     return require_psd(lowest, highest, scale, len(means), policy, _WHAT[0 if given.centered else 1])
 
 
-def _count(values: Array, total: float, wanted: Wanted, rounding: float = 0.0) -> int:
+def _count(values: Array, total: float, wanted: ComponentOptions, rounding: float = 0.0) -> int:
     """Return how many of the eigenvalues, descending, are asked for."""
     if isinstance(wanted.count, int):
         return min(wanted.count, len(values))
@@ -286,7 +288,13 @@ def _positive(values: Array, dtype: np.dtype[np.floating], rounding: float = 0.0
 
 
 def _of_pairs(
-    values: Array, vectors: Array, means: Array, total: float, wanted: Wanted, given: Weighting, rounding: float
+    values: Array,
+    vectors: Array,
+    means: Array,
+    total: float,
+    wanted: ComponentOptions,
+    given: Weighting,
+    rounding: float,
 ) -> Components:
     """Return the components of eigenpairs of the matrix of the problem, descending; up to `rounding` they are zero."""
     kept = _positive(values, wanted.dtype, rounding)
@@ -300,7 +308,7 @@ def _of_pairs(
     lengths = np.sqrt(np.einsum("ij,ij->j", b[:, :kept], b[:, :kept]))
     b *= given.roots[:, np.newaxis]
     # Those of the training scores, which do not change where a row of weight 2 is there twice.
-    signs = fix_signs(b[:, :kept], np.maximum(given.weights, LIGHT * given.weights.max()))
+    signs = fix_signs(b[:, :kept], np.maximum(given.weights, LIGHTEST_WEIGHT * given.weights.max()))
     b[:, :kept] *= signs / (lengths * np.sqrt(mu[:kept]))
     if not given.centered:
         return Components(mu, b, np.zeros(len(mu)), np.zeros(len(means)), 0.0, total)
@@ -330,7 +338,7 @@ class Moments:
     rows: int
 
 
-def of_map(W: Array, moments: Moments, wanted: Wanted, centered: bool = True) -> Components:
+def solve_components_of_map(W: Array, moments: Moments, wanted: ComponentOptions, centered: bool = True) -> Components:
     """Solve kernel PCA in the feature space of an explicit map ``k(z, landmarks) W``.
 
     Parameters
@@ -352,20 +360,20 @@ def of_map(W: Array, moments: Moments, wanted: Wanted, centered: bool = True) ->
     diagonal = moments.second.ndim == 1
     total = moments.similarity - moments.weight * float(mean @ mean)
     found = None
-    if isinstance(wanted.count, int) and lanczos.suits(r, wanted.count):
+    if isinstance(wanted.count, int) and lanczos.is_faster_than_dense(r, wanted.count):
 
         def multiply(V: Array) -> Array:
             product = moments.second[:, np.newaxis] * V if diagonal else moments.second @ V
             return product - moments.weight * np.outer(mean, mean @ V)
 
         start = np.random.default_rng(0).normal(size=(r, lanczos.block_columns(r, wanted.count)))
-        found = lanczos.largest(multiply, start, wanted.count, most=lanczos.MANY)
+        found = lanczos.largest_eigenpairs(multiply, start, wanted.count, most=lanczos.MAX_PRODUCTS)
     if found is not None and found.converged:
         values, V = found.values, found.vectors
     else:
         C = np.asfortranarray(np.diag(moments.second) if diagonal else moments.second)
         C -= moments.weight * np.outer(mean, mean)
-        ascending, vectors = eigh_lower(C)
+        ascending, vectors = eigh_in_place(C)
         values, V = ascending[::-1], vectors[:, ::-1]
     q = min(wanted.count, moments.rows) if isinstance(wanted.count, int) else _count(values, total, wanted)
     kept = min(q, _positive(values, wanted.dtype))
@@ -375,18 +383,18 @@ def of_map(W: Array, moments: Moments, wanted: Wanted, centered: bool = True) ->
     return Components(mu, b * signs, mean @ V * signs, W @ mean, float(mean @ mean), total)
 
 
-def _primal(K: Array, wanted: Wanted, given: Weighting) -> Components:
+def _primal(K: Array, wanted: ComponentOptions, given: Weighting) -> Components:
     similarity = float(given.weights @ np.diagonal(K))
-    root = factor(K)
+    root = inverse_root(K)
     del K
     F = root.weights * root.values
     mean = given.shares @ F
     second = root.values if bool((given.weights == 1).all()) else (F * given.weights[:, np.newaxis]).T @ F
     moments = Moments(second, mean, given.total, similarity, len(F))
-    return of_map(root.weights, moments, wanted, given.centered)
+    return solve_components_of_map(root.weights, moments, wanted, given.centered)
 
 
-def heads(found: Components, centered: bool) -> dict[str, Head]:
+def component_heads(found: Components, centered: bool) -> dict[str, Head]:
     """Return the heads "scores" and "reconstruction_error" of components, which share their weights."""
     if not centered:
         scores = Head(found.weights)

@@ -15,11 +15,19 @@ from scipy.linalg import lapack
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import NotPSDError
-from dkfm.numerics.roots import EPS, LEAST_BOUND, NOISE, UNEXPLAINED, Root, condition
+from dkfm.numerics.roots import EPS, LEAST_BOUND, NOISE, UNEXPLAINED, Root, condition_number
 
-__all__ = ["COLUMNS", "Pivots", "largest", "of_columns", "of_gram", "require_psd", "stop_at"]
+__all__ = [
+    "BLOCK_COLUMNS",
+    "Pivots",
+    "choose_largest",
+    "factor_columns",
+    "factor_gram",
+    "pivot_threshold",
+    "require_psd_residual",
+]
 
-COLUMNS = 256
+BLOCK_COLUMNS = 256
 """By how many the factor grows at a time."""
 
 Numbers = npt.NDArray[np.intp]
@@ -46,7 +54,7 @@ class Pivots:
     remaining: Array
 
 
-def stop_at(diagonal: Array, tol: float | None) -> float:
+def pivot_threshold(diagonal: Array, tol: float | None) -> float:
     """Return what a diagonal entry (N,) must exceed to be a pivot: 64 eps, or tol squared, of the largest.
 
     At 4 eps, 500 points twice had a rank of 590 and negative residuals. Of tol a little is left to the rounding that
@@ -56,12 +64,12 @@ def stop_at(diagonal: Array, tol: float | None) -> float:
     return max(NOISE, share) * float(diagonal.max())
 
 
-def largest(left: Array) -> int:
+def choose_largest(left: Array) -> int:
     """Choose the row that is farthest from the span of the pivots."""
     return int(left.argmax())
 
 
-def of_gram(K: Array, tol: float | None = None, limit: int | None = None) -> Pivots:
+def factor_gram(K: Array, tol: float | None = None, limit: int | None = None) -> Pivots:
     """Factor a Gram matrix that is at hand.
 
     Parameters
@@ -79,7 +87,7 @@ def of_gram(K: Array, tol: float | None = None, limit: int | None = None) -> Piv
     each is computed again as ``K_pp - |R_p|^2``, and the first that is below the stop ends the factor.
     """
     diagonal = K.diagonal().copy()
-    stop = stop_at(diagonal, tol)
+    stop = pivot_threshold(diagonal, tol)
     factor, order, rank, _ = lapack.dpstrf(K, tol=stop, lower=1, overwrite_a=1)
     del K
     order = order.astype(np.intp) - 1
@@ -91,17 +99,17 @@ def of_gram(K: Array, tol: float | None = None, limit: int | None = None) -> Piv
     R[np.diag_indices(rank)] = factor.diagonal()[:rank]
     rank = int(np.append(values <= stop, True).argmax())
     left = diagonal[order[rank:]]
-    for rows in row_slices(len(left), COLUMNS):
+    for rows in row_slices(len(left), BLOCK_COLUMNS):
         left[rows] -= _squares(factor[rank:][rows, :rank])
     return _pivots(order[:rank], R[:rank, :rank], values[:rank], left)
 
 
-def of_columns(
+def factor_columns(
     diagonal: Array,
     column: Callable[[int], Array],
     tol: float | None = None,
     limit: int | None = None,
-    choose: Choose = largest,
+    choose: Choose = choose_largest,
     go_on: Callable[[int, Array], bool] = lambda taken, remaining: True,
 ) -> Pivots | None:
     """Factor a Gram matrix of which only the columns of the pivots are computed: N r values in memory, 2 N r^2 work.
@@ -113,9 +121,9 @@ def of_columns(
     column : callable
         The number of a row -> its kernel values with all rows, (N,), a fresh array.
     tol, limit : optional
-        As in `of_gram`.
+        As in `factor_gram`.
     choose : callable
-        What picks the next pivot; by default the largest, which is what `of_gram` takes.
+        What picks the next pivot; by default the largest, which is what `factor_gram` takes.
     go_on : callable
         Asked before every 256 columns, with the number of pivots so far and what remained after each; it may raise.
 
@@ -123,7 +131,7 @@ def of_columns(
     -------
     Pivots, or None where `go_on` said no.
     """
-    n, stop = len(diagonal), stop_at(diagonal, tol)
+    n, stop = len(diagonal), pivot_threshold(diagonal, tol)
     blocks: list[Array] = []
     numbers: list[int] = []
     rejected: list[int] = []
@@ -137,17 +145,17 @@ def of_columns(
             if left.max() <= stop:
                 break
         pivot = choose(left)
-        row = [block[: len(numbers) - i * COLUMNS, pivot] for i, block in enumerate(blocks)]
+        row = [block[: len(numbers) - i * BLOCK_COLUMNS, pivot] for i, block in enumerate(blocks)]
         value = float(diagonal[pivot] - sum(part @ part for part in row))
         if value <= stop:
             rejected.append(pivot)  # for good: two ways to add up the same squares need not agree
             left[pivot] = 0.0
             continue
-        place = len(numbers) % COLUMNS
+        place = len(numbers) % BLOCK_COLUMNS
         if place == 0:
             if not go_on(len(numbers), np.array(remaining)):
                 return None
-            blocks.append(np.empty((min(COLUMNS, (limit or n) - len(numbers)), n)))
+            blocks.append(np.empty((min(BLOCK_COLUMNS, (limit or n) - len(numbers)), n)))
         new = column(pivot)
         for part, block in zip(row, blocks, strict=False):
             new -= part @ block[: len(part)]
@@ -164,12 +172,12 @@ def of_columns(
     left = np.delete(_left(diagonal, blocks, numbers), taken)
     R = np.zeros((len(taken), len(taken)), order="F")
     for i, block in enumerate(blocks):
-        columns = R[:, i * COLUMNS : (i + 1) * COLUMNS]
+        columns = R[:, i * BLOCK_COLUMNS : (i + 1) * BLOCK_COLUMNS]
         columns[...] = block[: columns.shape[1], taken].T
     return _pivots(taken, R, np.array(values), left, np.array(remaining[:-1]))
 
 
-def require_psd(K: Array, features: Array, lowest: float, found: Root, n: int, what: str) -> None:
+def require_psd_residual(K: Array, features: Array, lowest: float, found: Root, n: int, what: str) -> None:
     """Raise where what features leave of a Gram matrix cannot be what they leave of a positive semi-definite one.
 
     Parameters
@@ -191,7 +199,7 @@ def require_psd(K: Array, features: Array, lowest: float, found: Root, n: int, w
         A row is shorter than its features, or two rows are more alike than what is left of each allows.
     """
     left = K - features @ features.T
-    share = (max(1000, n) + 64 + 8 * condition(found.values) ** 0.5) * EPS if found.triangular else UNEXPLAINED
+    share = (max(1000, n) + 64 + 8 * condition_number(found.values) ** 0.5) * EPS if found.triangular else UNEXPLAINED
     # Each feature is exact to some ``eps top / value`` of itself.
     top = float(found.values.max(initial=0.0))
     rounding = share * float(np.abs(K).max()) + 16 * EPS * top * (np.square(features) @ (1 / found.values))
@@ -212,7 +220,9 @@ def require_psd(K: Array, features: Array, lowest: float, found: Root, n: int, w
 def _left(diagonal: Array, blocks: list[Array], numbers: list[int]) -> Array:
     left = diagonal.copy()
     for i, block in enumerate(blocks):
-        left -= np.einsum("ij,ij->j", block[: len(numbers) - i * COLUMNS], block[: len(numbers) - i * COLUMNS])
+        left -= np.einsum(
+            "ij,ij->j", block[: len(numbers) - i * BLOCK_COLUMNS], block[: len(numbers) - i * BLOCK_COLUMNS]
+        )
     left[numbers] = 0.0
     return left
 

@@ -20,17 +20,17 @@ from dkfm.numerics.model import Head
 __all__ = [
     "BASES",
     "Root",
-    "cast",
-    "condition",
-    "eigh_lower",
+    "cast_heads",
+    "condition_number",
+    "eigh_in_place",
     "error_bounds",
-    "factor",
     "fix_signs",
-    "heads",
+    "inverse_root",
     "is_indefinite",
-    "parts_of_eigenvectors",
+    "map_heads",
     "rank_in_float32",
     "rank_within",
+    "remaining_after_eigenvectors",
     "require_parameters",
     "require_psd",
     "residual_head",
@@ -117,7 +117,7 @@ def require_parameters(basis: str, rcond: float | None, tol: float | None) -> No
         raise InvalidInputError("rcond is of eigenvalues, and the cholesky basis has pivots; use tol.")
 
 
-def condition(values: Array) -> float:
+def condition_number(values: Array) -> float:
     """Largest over smallest of what was kept (r,); 1 where nothing is."""
     return float(values.max() / values.min()) if len(values) else 1.0
 
@@ -156,7 +156,7 @@ def error_bounds(remaining: Array, values: Array, largest: float, dtype: np.dtyp
     return parts
 
 
-def parts_of_eigenvectors(root: Root, diagonal: Array) -> Array:
+def remaining_after_eigenvectors(root: Root, diagonal: Array) -> Array:
     """Bound, after 0, 1, .. r eigenvectors, the largest ``k(x, x) - |phi(x)|^2`` of the points they are of, (r + 1,).
 
     It is at most the next eigenvalue; and the features of these points are known, ``L^(1/2) V'``.
@@ -177,7 +177,7 @@ def rank_within(bounds: Array, tol: float) -> int:
     return int(within.argmax()) if within.any() else len(bounds) - 1
 
 
-def heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, Head]:
+def map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, Head]:
     """Return the heads "features" and "residual" of a map in the basis asked for.
 
     Parameters
@@ -199,7 +199,7 @@ def heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, Head]:
     offset = None if mean is None else mean @ W
     if basis != "symmetric":
         return {"features": Head(W, offset, triangular=root.triangular), "residual": residual}
-    if 2 * W.shape[1] <= n or condition(root.values) > _WELL_CONDITIONED:
+    if 2 * W.shape[1] <= n or condition_number(root.values) > _WELL_CONDITIONED:
         return {"features": Head(W, offset, np.sqrt(root.values)), "residual": residual}
     half = W * root.values**0.25
     explicit = half @ half.T
@@ -219,7 +219,7 @@ def residual_head(root: Root) -> Head:
     return Head(root.weights, link=links.RESIDUAL, triangular=root.triangular, first=sound)
 
 
-def cast(heads: Mapping[str, Head], dtype: np.dtype[np.floating]) -> dict[str, Head]:
+def cast_heads(heads: Mapping[str, Head], dtype: np.dtype[np.floating]) -> dict[str, Head]:
     """Return heads in another precision; arrays that they share stay shared."""
     arrays = {id(a): a for h in heads.values() for a in (h.weights, h.offset, h.rotation) if a is not None}
     made = {key: array.astype(dtype, copy=False) for key, array in arrays.items()}
@@ -233,7 +233,7 @@ _OF_POSITIVE_PART = "the certificate is of what is fitted to its positive part"
 _OF_KERNEL = "the certificate measures how far the features are from the kernel"
 
 
-def eigh_lower(K: Array) -> tuple[Array, Array]:
+def eigh_in_place(K: Array) -> tuple[Array, Array]:
     """Decompose a symmetric matrix in place from its lower triangle.
 
     Parameters
@@ -313,7 +313,7 @@ def fix_signs(vectors: Array, over: Array | float = 1.0) -> Array:
     return signs
 
 
-def factor(
+def inverse_root(
     K: Array,
     rcond: float | None = None,
     on_indefinite: str = "raise",
@@ -342,7 +342,7 @@ def factor(
         A kernel that is not positive semi-definite; the message has both ends of the spectrum.
     """
     n = len(K)
-    values, vectors = eigh_lower(K)
+    values, vectors = eigh_in_place(K)
     del K
     lowest, highest = float(values[0]), float(values[-1])
     rounding = require_psd(lowest, highest, highest, n, on_indefinite, what, _OF_KERNEL)

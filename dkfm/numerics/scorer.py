@@ -13,15 +13,15 @@ from functools import cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.chunking import count, row_slices, tile_rows
-from dkfm.core.prefetch import one_ahead
-from dkfm.core.rows import Array, Rows, double
-from dkfm.core.scratch_buffers import Lent
+from dkfm.core.chunking import choose_tile_rows, count_tiles, row_slices
+from dkfm.core.prefetch import prefetch
+from dkfm.core.rows import Array, Rows, as_float64
+from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.pairwise.blocks import Evaluator
 from dkfm.numerics import links
-from dkfm.numerics.matmul import multiply_by_narrow, multiply_by_upper
+from dkfm.numerics.matmul import skinny_matmul, triangular_matmul
 from dkfm.numerics.model import Head, Model, StoredWeights
 
 __all__ = [
@@ -56,7 +56,8 @@ class Scorer:
             The heads.
         Z : ndarray or csr_array of shape (n, d), finite, float64, or of the model's dtype
         rows : int, optional
-            Rows of a tile; by default `tile_rows`, or all where weights are read from a store, which is then read once.
+            Rows of a tile; by default `choose_tile_rows`, or all where weights are read from a store, which is then
+            read once.
         diagonal : ndarray of shape (n,), optional
             k(z, z), where the kernel does not know it.
 
@@ -97,10 +98,12 @@ class Scorer:
             return n
         X = self.model.landmarks
         wide = max(max(head.columns, head.width) for head in heads)
-        return tile_rows(X.shape[0], X.shape[1] if isinstance(X, np.ndarray) else 0, wide, self.model.dtype.itemsize)
+        return choose_tile_rows(
+            X.shape[0], X.shape[1] if isinstance(X, np.ndarray) else 0, wide, self.model.dtype.itemsize
+        )
 
     def _diagonal(self, Z: Rows, tile: slice, known: Array | None) -> Array:
-        return self.model.kernel.evaluate_diagonal(double(Z[tile])) if known is None else known[tile]
+        return self.model.kernel.evaluate_diagonal(as_float64(Z[tile])) if known is None else known[tile]
 
 
 def prepare_scorer(model: Model) -> Scorer:
@@ -132,10 +135,10 @@ def drop_idle_landmarks(model: Model) -> Model:
 
 def _even(n: int, rows: int) -> int:
     """Return the rows of as many tiles of one size as tiles of at most `rows` rows would be."""
-    return count(n, count(n, rows)) if n else 0
+    return count_tiles(n, count_tiles(n, rows)) if n else 0
 
 
-_values = Lent()
+_values = ThreadBuffer()
 
 
 def _sharing(heads: dict[str, Head]) -> list[list[str]]:
@@ -156,9 +159,9 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Dia
     for part, W in _panels(first, columns):
         if in_place:
             np.copyto(product, values)
-            multiply_by_upper(product, W)
+            triangular_matmul(product, W)
         else:
-            multiply_by_narrow(values[:, : len(W)], W, product[:, part])
+            skinny_matmul(values[:, : len(W)], W, product[:, part])
         for head, out in heads:
             if head.rotation is not None:
                 _rotate(product[:, part], head, head.rotation[part], part, W, out)
@@ -176,7 +179,7 @@ def _panels(head: Head, columns: int) -> Iterator[tuple[slice, Array]]:
         return iter([(slice(0, columns), W[:, :columns])] if columns else [])
     parts = list(row_slices(columns, W.panel))
     reads = [partial(W.__getitem__, (slice(part.stop if head.triangular else None), part)) for part in parts]
-    return zip(parts, one_ahead(reads), strict=True)
+    return zip(parts, prefetch(reads), strict=True)
 
 
 def _rotate(product: Array, head: Head, rotation: Array, part: slice, W: Array, out: Array) -> None:
@@ -196,7 +199,7 @@ def _finish(product: Array, head: Head, diagonal: links.Diagonal, out: Array) ->
     """Fill an output with what a head makes of its product, which may be the output itself."""
     if head.offset is not None:
         product = np.subtract(product, head.offset, out=out if head.link == links.IDENTITY else None)
-    result = links.by_name(head.link)(product, diagonal)
+    result = links.link_by_name(head.link)(product, diagonal)
     if result is not out:
         out[...] = result
 
@@ -212,7 +215,7 @@ def kernel_distances(kernel: Kernel, X: Rows, Y: Rows) -> Array:
     squares, values = np.empty((X.shape[0], Y.shape[0])), kernel.make_evaluator(Y)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
         left, right = kernel.evaluate_diagonal(X), kernel.evaluate_diagonal(Y)
-        for tile in row_slices(len(left), tile_rows(len(right))):
+        for tile in row_slices(len(left), choose_tile_rows(len(right))):
             np.multiply(values(X[tile]), -2.0, out=squares[tile])
             squares[tile] += left[tile, np.newaxis]
             squares[tile] += right
@@ -229,7 +232,7 @@ def compute_finite_scores(
 ) -> Array:
     """Return the output of one head, or raise with the number of the first row that overflows the kernel."""
     scores = score(name, Z, diagonal=diagonal)
-    valid = links.is_valid(scores)
+    valid = links.valid_rows(scores)
     if not valid.all():
         row = first_row + int(valid.argmin())
         raise KernelError(f"Row {row} of {what} overflows {score.model.kernel!r}: its {name} are not finite.")

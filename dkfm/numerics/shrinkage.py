@@ -10,9 +10,9 @@ from dkfm.errors import InvalidInputError
 from dkfm.kernels.pairwise.blocks import mirror_lower
 from dkfm.numerics import fisher
 from dkfm.numerics.fisher import Classes, Codes
-from dkfm.numerics.pca import Weighting, centre
+from dkfm.numerics.pca import Weighting, center_gram
 
-__all__ = ["GRID", "choose"]
+__all__ = ["GRID", "choose_shrinkage"]
 
 GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 """What a shrinkage is chosen from: 1e-6 to 100, two to a power of ten."""
@@ -20,7 +20,7 @@ GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 _PARTS = 5
 
 
-def choose(K: Array, classes: Classes, on_indefinite: str = "raise") -> float:
+def choose_shrinkage(K: Array, classes: Classes, on_indefinite: str = "raise") -> float:
     """Return the shrinkage of `GRID` whose predictions are right most often; of equals the largest.
 
     Every class is dealt out, in the order of its rows, to five parts, and each part is predicted from the other four; a
@@ -49,8 +49,8 @@ def _right(K: Array, classes: Classes, held: npt.NDArray[np.bool_], on_indefinit
     known = classes.subset(others)
     weighting, Y = Weighting(known.weights), known.centred()
     G = np.array(K[np.ix_(others, others)], order="F")
-    means = centre(G, weighting)
-    spectral = fisher.decomposed(G, Y, on_indefinite, means, weighting)
+    means = center_gram(G, weighting)
+    spectral = fisher.decompose(G, Y, on_indefinite, means, weighting)
     truth, weights, right = classes.codes[left_out], classes.weights[left_out], np.zeros(len(GRID))
     try:
         spread = spectral.within(known)
@@ -61,8 +61,8 @@ def _right(K: Array, classes: Classes, held: npt.NDArray[np.bool_], on_indefinit
     for number, shrinkage in enumerate(GRID):
         ridge = shrinkage * spread / known.total
         with suppress(InvalidInputError):  # where it is too small for these rows it is never right
-            found = fisher.of_residual(spectral.residual(ridge) / known.total, known)
-            T, constants = fisher.decision(found.means, known.chances)
+            found = fisher.directions_of_residual(spectral.residual(ridge) / known.total, known)
+            T, constants = fisher.decision_functions(found.means, known.chances)
             told = coordinates @ (spectral.scaled(ridge) @ found.combinations) @ T - constants
             codes = told.argmax(axis=1) if known.count > 2 else told[:, 0] > 0
             right[number] = weights[codes == truth].sum()

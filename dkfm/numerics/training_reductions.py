@@ -4,16 +4,16 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from dkfm.core.chunking import row_slices, tile_rows
+from dkfm.core.chunking import choose_tile_rows, row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import KernelError
 from dkfm.numerics.pca import Moments
 from dkfm.numerics.scorer import Scorer
 
-__all__ = ["combination", "largest_parts", "mean", "moments", "sums"]
+__all__ = ["feature_moments", "feature_sums", "fixed_combination", "largest_residuals", "mean_kernel_values"]
 
 
-def largest_parts(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tuple[Array, float]:
+def largest_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tuple[Array, float]:
     """Return, after 0, 1, .. r features, the largest ``k(x, x) - |phi(x)|^2`` of a row x, (r + 1,), and the least.
 
     Parameters
@@ -37,7 +37,7 @@ def largest_parts(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tupl
     return parts, lowest
 
 
-def mean(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
+def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
     """Return the mean of ``k(x, landmarks)`` (N,) over training rows x, with a weight each."""
     block = score.model.kernel.make_evaluator(score.model.points)
     total, shares = np.zeros(score.model.landmarks.shape[0]), weights / weights.max()
@@ -47,7 +47,7 @@ def mean(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
     return total
 
 
-def moments(score: Scorer, tiles: Iterable[Rows], diagonal: Array, weights: Array) -> Moments:
+def feature_moments(score: Scorer, tiles: Iterable[Rows], diagonal: Array, weights: Array) -> Moments:
     """Return the moments of the features of all training rows, with a weight each.
 
     Parameters
@@ -59,12 +59,12 @@ def moments(score: Scorer, tiles: Iterable[Rows], diagonal: Array, weights: Arra
         Their k(x, x).
     weights : ndarray of shape (N,)
     """
-    (first,), second = sums(score, tiles, weights[:, np.newaxis])
+    (first,), second = feature_sums(score, tiles, weights[:, np.newaxis])
     total = float(weights.sum())
     return Moments(second, first / total, total, float(weights @ diagonal), len(weights))
 
 
-def sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[Array, Array]:
+def feature_sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[Array, Array]:
     """Return ``sum w phi`` (C, r) of the features of training rows for each of some weights, and ``sum w phi phi'``.
 
     Parameters
@@ -84,7 +84,7 @@ def sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[Array, A
     return first, second
 
 
-def combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:
+def fixed_combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:
     """Return the kernel values (N,) of the landmarks with a fixed combination of them, whose square length is `size`.
 
     The combination has random signs, and the landmarks come in tiles. Without tiles there are no values.
@@ -102,6 +102,6 @@ def combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:
 def _tiles(score: Scorer, tiles: Iterable[Rows]) -> Iterator[tuple[slice, Rows]]:
     start = 0
     for rows in tiles:
-        for tile in row_slices(rows.shape[0], tile_rows(score.model.landmarks.shape[0])):
+        for tile in row_slices(rows.shape[0], choose_tile_rows(score.model.landmarks.shape[0])):
             yield slice(start + tile.start, start + tile.stop), rows[tile]
         start += rows.shape[0]

@@ -9,12 +9,21 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, MissingExtraError
-from dkfm.plotting.data import groups
+from dkfm.plotting.data import group_by_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["axes_or_new", "colour_of", "legend", "note_on", "panels", "pyplot", "require_column", "scatter"]
+__all__ = [
+    "add_legend",
+    "ensure_axes",
+    "label_color",
+    "make_panels",
+    "pyplot",
+    "require_column",
+    "scatter",
+    "write_note",
+]
 
 _LEGEND = 20
 """So many labels have a colour and a line in the legend; more have a colour bar."""
@@ -29,12 +38,12 @@ def pyplot() -> ModuleType:
     return found
 
 
-def axes_or_new(ax: "Axes | None") -> "Axes":
+def ensure_axes(ax: "Axes | None") -> "Axes":
     """Return axes that were given, or those of a new figure."""
     return pyplot().figure(layout="constrained").add_subplot() if ax is None else ax
 
 
-def panels(count: int, ax: "Axes | Sequence[Axes] | None") -> "list[Axes]":
+def make_panels(count: int, ax: "Axes | Sequence[Axes] | None") -> "list[Axes]":
     """Return as many axes as there are components."""
     if ax is not None:
         given = list(np.atleast_1d(np.asarray(ax, dtype=object)).ravel())
@@ -53,7 +62,7 @@ def require_column(number: object, q: int) -> None:
         raise InvalidInputError(f"There are {q} components, with numbers from 0, and {number!r:.50} is none of them.")
 
 
-def colour_of(code: int, count: int) -> tuple[float, float, float, float]:
+def label_color(code: int, count: int) -> tuple[float, float, float, float]:
     """Return the colour of one of some labels."""
     from matplotlib import colormaps
 
@@ -68,8 +77,8 @@ def scatter(ax: "Axes", points: Array, marks: npt.NDArray[np.generic] | None) ->
     """Draw points, a colour for each label, or a colour bar where labels are many."""
     values = np.empty(0) if marks is None else np.unique(marks)
     if len(values) <= _LEGEND:
-        for code, (name, chosen) in enumerate(groups(marks, len(points))):
-            colour = colour_of(code, len(values))
+        for code, (name, chosen) in enumerate(group_by_label(marks, len(points))):
+            colour = label_color(code, len(values))
             ax.scatter(points[chosen, 0], points[chosen, 1], s=8, color=colour, label=name, alpha=0.8)
         return
     shades = np.asarray(marks)
@@ -80,13 +89,13 @@ def scatter(ax: "Axes", points: Array, marks: npt.NDArray[np.generic] | None) ->
     ax.figure.colorbar(drawn_points, ax=ax, label=what)
 
 
-def note_on(ax: "Axes", note: str) -> None:
+def write_note(ax: "Axes", note: str) -> None:
     """Say on the picture that it shows a sample."""
     if note:
         ax.annotate(note, (0.99, 0.01), xycoords="axes fraction", ha="right", va="bottom", fontsize="x-small")
 
 
-def legend(ax: "Axes", count: int) -> None:
+def add_legend(ax: "Axes", count: int) -> None:
     """Add a legend of labels, where they are few enough for one."""
     if count <= _LEGEND:
         ax.legend(markerscale=2, ncols=2, fontsize="small")

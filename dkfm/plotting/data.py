@@ -16,14 +16,14 @@ __all__ = [
     "SAMPLE",
     "Labels",
     "Values",
-    "column",
-    "drawn",
-    "grid",
-    "groups",
-    "matrix",
-    "plane",
+    "concatenate_labels",
+    "group_by_label",
+    "plane_corners",
+    "plane_grid",
+    "require_column_values",
+    "require_matrix",
+    "sample_for_plot",
     "sample_numbers",
-    "together",
 ]
 
 SAMPLE = 5000
@@ -36,7 +36,7 @@ _GRID = 160
 _MARGIN = 0.1
 
 
-def drawn(
+def sample_for_plot(
     values: Values, name: str, labels: Labels | None, most: int = SAMPLE, shape: int = 2
 ) -> tuple[Array, npt.NDArray[np.generic] | None, str]:
     """Return the rows that are drawn, their labels, and a note for the picture where they are a sample.
@@ -61,7 +61,7 @@ def drawn(
     InvalidInputError
         Shapes that do not fit, or values that are not finite real numbers.
     """
-    n = matrix(values, name)[0] if shape == 2 else _length(values, name)
+    n = require_matrix(values, name)[0] if shape == 2 else _length(values, name)
     if labels is not None:
         require_length(labels, n, "labels")
     both = _computed([values] if labels is None else [values, labels], sample_numbers(n, most))
@@ -89,7 +89,7 @@ def _computed(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> lis
     return [np.asarray(array) for array in taken]
 
 
-def matrix(values: object, name: str) -> tuple[int, int]:
+def require_matrix(values: object, name: str) -> tuple[int, int]:
     """Return the shape (n, q) of an array, or raise where it has another."""
     shape = _shape(values, name)
     if len(shape) != 2 or 0 in shape:
@@ -97,7 +97,7 @@ def matrix(values: object, name: str) -> tuple[int, int]:
     return shape
 
 
-def column(values: Values, name: str, least: int = 1) -> Array:
+def require_column_values(values: Values, name: str, least: int = 1) -> Array:
     """Return finite numbers (n,), or raise where they are not."""
     if _length(values, name) < least:
         raise InvalidInputError(f"{name} must have a value, and is empty.")
@@ -156,7 +156,9 @@ def _marks(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     return labels
 
 
-def together(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.generic]:
+def concatenate_labels(
+    one: npt.NDArray[np.generic], other: npt.NDArray[np.generic], name: str
+) -> npt.NDArray[np.generic]:
     """Return labels and labels, one after the other; NumPy would make strings of numbers beside strings."""
     if (one.dtype.kind in "biuf") != (other.dtype.kind in "biuf"):
         raise InvalidInputError(
@@ -165,16 +167,18 @@ def together(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic], name:
     return _marks(np.concatenate([one, other]))
 
 
-def groups(labels: npt.NDArray[np.generic] | None, n: int) -> Iterator[tuple[str | None, npt.NDArray[np.bool_]]]:
+def group_by_label(
+    labels: npt.NDArray[np.generic] | None, n: int
+) -> Iterator[tuple[str | None, npt.NDArray[np.bool_]]]:
     """Yield each label as a word, and which of n rows have it; all rows where there are no labels."""
     if labels is None:
         yield None, np.ones(n, bool)
         return
     for value in np.unique(labels):
-        yield word(value), labels == value
+        yield plain_label(value), labels == value
 
 
-def word(label: object) -> str:
+def plain_label(label: object) -> str:
     r"""Return a label as Matplotlib draws it as it is: no mathematics between dollars, and in the legend in any case.
 
     >>> print(word("$x$"), word("_hidden"))
@@ -184,7 +188,7 @@ def word(label: object) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def plane(rows: Array) -> tuple[Array, Array]:
+def plane_corners(rows: Array) -> tuple[Array, Array]:
     """Return the corners of what rows (n, 2) span, and a tenth more."""
     if rows.shape[1] != 2:
         raise InvalidInputError(f"A plane has two columns, and X has {rows.shape[1]}; choose two, or draw components.")
@@ -193,7 +197,7 @@ def plane(rows: Array) -> tuple[Array, Array]:
     return low - margin, high + margin
 
 
-def grid(corners: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+def plane_grid(corners: tuple[Array, Array]) -> tuple[Array, Array, Array]:
     """Return places along both columns, and the points (160 * 160, 2) of the plane that they make."""
     horizontal, vertical = (np.linspace(low, high, _GRID) for low, high in zip(*corners, strict=True))
     points = np.stack(np.meshgrid(horizontal, vertical), axis=-1).reshape(-1, 2)

@@ -13,15 +13,15 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm.core.frames import unwrapped
+from dkfm.core.frames import unwrap
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap
 from dkfm.files import local
 from dkfm.numerics import scorer
 from dkfm.numerics.certificates import certificate
-from dkfm.plotting.axes import axes_or_new, legend, note_on, pyplot, require_column, scatter
-from dkfm.plotting.data import Labels, Values, column, drawn, groups, matrix
+from dkfm.plotting.axes import add_legend, ensure_axes, pyplot, require_column, scatter, write_note
+from dkfm.plotting.data import Labels, Values, group_by_label, require_column_values, require_matrix, sample_for_plot
 from dkfm.plotting.regions import contours, decision_regions
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None,
     kept, rest = _spectrum_of(eigenvalues, dropped)
     if not (kept > 0).all():
         raise InvalidInputError(f"Kept eigenvalues are positive, and one is {kept.min():.3g}; give others as dropped.")
-    ax = axes_or_new(ax)
+    ax = ensure_axes(ax)
     r = len(kept)
     ax.semilogy(np.arange(1, r + 1), kept, ".-", markersize=3, linewidth=1, label=f"{r:,} kept")
     index = np.arange(r + 1, r + 1 + len(rest))
@@ -133,13 +133,13 @@ def components(
     >>> plotting.components(scores, np.where(X[:, 0] > 0, "right", "left"), pair=(0, 2)).get_ylabel()
     'component 3'
     """
-    q = matrix(scores, "scores")[1]
-    rows, marks, note = drawn(scores, "scores", labels)
+    q = require_matrix(scores, "scores")[1]
+    rows, marks, note = sample_for_plot(scores, "scores", labels)
     one, other = _pair(pair, q)
-    ax = axes_or_new(ax)
+    ax = ensure_axes(ax)
     if q == 1:
         edges = np.histogram_bin_edges(rows[:, 0], 40).tolist()
-        for name, chosen in groups(marks, len(rows)):
+        for name, chosen in group_by_label(marks, len(rows)):
             ax.hist(rows[chosen, 0], edges, alpha=0.6, label=name)
         ax.set(xlabel="component 1", ylabel="rows")
     else:
@@ -147,8 +147,8 @@ def components(
         ax.set(xlabel=f"component {one + 1}", ylabel=f"component {other + 1}")
     ax.set_title("Kernel principal components")
     if marks is not None:
-        legend(ax, len(np.unique(marks)))
-    note_on(ax, note)
+        add_legend(ax, len(np.unique(marks)))
+    write_note(ax, note)
     return ax
 
 
@@ -193,13 +193,13 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
         raise InvalidInputError("A map of a precomputed kernel has no points that could be measured anew.")
     model = feature_map.model_
     points = None if Z is None else _measured_points(feature_map, Z)
-    landmarks = model.points[certificate.spread(model.landmarks.shape[0])]
+    landmarks = model.points[certificate.sample_evenly(model.landmarks.shape[0])]
     mean = vars(feature_map).get("mean_")
     errors = certificate.relative_errors(scorer.prepare_compact_scorer(model), landmarks, points, mean).ravel()
     shown = errors[errors > 0]
     if not np.isfinite(shown).all():
         raise InvalidInputError("Some pairs have an infinite relative error: a k(x, x) is 0 where a feature is not.")
-    ax = axes_or_new(ax)
+    ax = ensure_axes(ax)
     what = "pairs of landmarks" if points is None else "pairs of landmarks and points"
     ax.set(xlabel="relative error", ylabel="pairs", title=f"Errors of {errors.size:,} {what}")
     fitted = feature_map.certificate_.relative_error
@@ -212,7 +212,7 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     ax.plot([], [], " ", label=f"{errors.size - len(shown):,} pairs have no error")
     ax.legend(fontsize="small")
     if landmarks.shape[0] < model.landmarks.shape[0]:
-        note_on(ax, f"{landmarks.shape[0]} of {model.landmarks.shape[0]:,} landmarks, evenly spread")
+        write_note(ax, f"{landmarks.shape[0]} of {model.landmarks.shape[0]:,} landmarks, evenly spread")
     return ax
 
 
@@ -251,10 +251,10 @@ def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error
     """
     sides, notes = [], []
     for values, name in ((known, "known"), (new, "new")):
-        taken, _, note = drawn(values, name, None, shape=1)
-        sides.append(column(taken, name))
+        taken, _, note = sample_for_plot(values, name, None, shape=1)
+        sides.append(require_column_values(taken, name))
         notes.append(f"{name}: {note}" if note else "")
-    ax = axes_or_new(ax)
+    ax = ensure_axes(ax)
     line = float(np.quantile(sides[0], _KNOWN_SHARE))
     edges = np.histogram_bin_edges(np.concatenate(sides), 50).tolist()
     for values, label in zip(sides, ("known rows", f"new rows, {(sides[1] > line).mean():.1%} beyond"), strict=True):
@@ -262,15 +262,15 @@ def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error
     ax.axvline(line, color="black", linewidth=1, linestyle="--", label=f"{_KNOWN_SHARE:.0%} of the known rows")
     ax.set(xlabel=quantity, ylabel="share of the rows", title="Novelty")
     ax.legend(fontsize="small")
-    note_on(ax, "\n".join(filter(None, notes)))
+    write_note(ax, "\n".join(filter(None, notes)))
     return ax
 
 
 def _measured_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
     """Return points as a map takes them; of a dask array those that a certificate would measure."""
-    Z = unwrapped(Z)  # type: ignore[assignment]  # what it holds
+    Z = unwrap(Z)  # type: ignore[assignment]  # what it holds
     if hasattr(Z, "__dask_graph__"):
-        Z = np.asarray(Z[certificate.spread(matrix(Z, "Z")[0])])  # type: ignore[index]  # a dask array, as seen
+        Z = np.asarray(Z[certificate.sample_evenly(require_matrix(Z, "Z")[0])])  # type: ignore[index]  # a dask array, as seen
     return feature_map._rows(Z, "Z")
 
 
@@ -291,7 +291,7 @@ def save_picture(ax: "Axes", path: Path) -> None:
 
 def require_own_picture(path: Path) -> None:
     """Raise where there is a file that `save_picture` did not write."""
-    local.require_signed(path, _SIGN, "picture")
+    local.require_signature(path, _SIGN, "picture")
 
 
 def _spectrum_of(given: Values | BaseEstimator, dropped: Values | None) -> tuple[Array, Array]:
@@ -309,7 +309,9 @@ def _spectrum_of(given: Values | BaseEstimator, dropped: Values | None) -> tuple
         own, zero = np.asarray(found), np.asarray(found) <= 0
         values = own[~zero]
         dropped = np.concatenate([own[zero], vars(given).get("dropped_", ())]) if dropped is None else dropped
-    return column(values, "eigenvalues"), column(() if dropped is None else dropped, "dropped", least=0)
+    return require_column_values(values, "eigenvalues"), require_column_values(
+        () if dropped is None else dropped, "dropped", least=0
+    )
 
 
 def _pair(pair: tuple[int, int], q: int) -> tuple[int, int]:

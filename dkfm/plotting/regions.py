@@ -5,11 +5,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from dkfm.core.frames import column_names, unwrapped
+from dkfm.core.frames import column_names, unwrap
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.feature_names import as_fitted, require_seen
-from dkfm.plotting.axes import axes_or_new, colour_of, legend, note_on, panels, require_column, scatter
-from dkfm.plotting.data import Labels, Values, drawn, grid, plane, together, word
+from dkfm.estimators.feature_names import require_fitted_columns, select_fitted_columns
+from dkfm.plotting.axes import add_legend, ensure_axes, label_color, make_panels, require_column, scatter, write_note
+from dkfm.plotting.data import (
+    Labels,
+    Values,
+    concatenate_labels,
+    plain_label,
+    plane_corners,
+    plane_grid,
+    sample_for_plot,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,18 +79,18 @@ def decision_regions(
     'What KNeighborsClassifier predicts'
     """
     X = _require_drawn(estimator, "predict", X)
-    rows, marks, note = drawn(X, "X", labels)
-    horizontal, vertical, points = grid(plane(rows))
-    predicted = np.asarray(estimator.predict(as_fitted(estimator, points)))
+    rows, marks, note = sample_for_plot(X, "X", labels)
+    horizontal, vertical, points = plane_grid(plane_corners(rows))
+    predicted = np.asarray(estimator.predict(select_fitted_columns(estimator, points)))
     if predicted.shape != (len(points),):
         raise InvalidInputError(
             f"decision_regions draws one label a row, and {type(estimator).__name__}.predict returned "
             f"{predicted.shape} for {len(points):,} rows."
         )
-    seen = predicted if marks is None else together(predicted, marks, "What is predicted and labels")
-    ax = axes_or_new(ax)
+    seen = predicted if marks is None else concatenate_labels(predicted, marks, "What is predicted and labels")
+    ax = ensure_axes(ax)
     classes, codes = np.unique(seen, return_inverse=True)
-    colours = [colour_of(code, len(classes)) for code in range(len(classes))]
+    colours = [label_color(code, len(classes)) for code in range(len(classes))]
     regions = codes[: len(points)].reshape(len(vertical), len(horizontal))
     from matplotlib.colors import ListedColormap
 
@@ -94,12 +102,18 @@ def decision_regions(
     for code, value in enumerate(classes if marks is not None else ()):
         chosen = rows[codes[len(points) :] == code]
         ax.scatter(
-            chosen[:, 0], chosen[:, 1], s=12, color=colours[code], edgecolors="black", linewidths=0.3, label=word(value)
+            chosen[:, 0],
+            chosen[:, 1],
+            s=12,
+            color=colours[code],
+            edgecolors="black",
+            linewidths=0.3,
+            label=plain_label(value),
         )
     if marks is not None:
-        legend(ax, len(classes))
+        add_legend(ax, len(classes))
     ax.set(xlabel="column 1", ylabel="column 2", title=f"What {type(estimator).__name__} predicts")
-    note_on(ax, note)
+    write_note(ax, note)
     return ax
 
 
@@ -151,9 +165,9 @@ def contours(
     ['component 1', 'component 2', 'component 3']
     """
     X = _require_drawn(estimator, "transform", X)
-    rows, marks, note = drawn(X, "X", labels)
-    horizontal, vertical, points = grid(plane(rows))
-    values = np.asarray(estimator.transform(as_fitted(estimator, points)))
+    rows, marks, note = sample_for_plot(X, "X", labels)
+    horizontal, vertical, points = plane_grid(plane_corners(rows))
+    values = np.asarray(estimator.transform(select_fitted_columns(estimator, points)))
     if values.ndim != 2 or len(values) != len(points):
         raise InvalidInputError(
             f"contours draws components (n, q), and {type(estimator).__name__}.transform returned {values.shape} for "
@@ -166,14 +180,14 @@ def contours(
         raise InvalidInputError("contours draws one component or more, and numbers names none.")
     for number in asked:
         require_column(number, values.shape[1])
-    axes = panels(len(asked), ax)
+    axes = make_panels(len(asked), ax)
     for number, panel in zip(asked, axes, strict=True):
         heights = values[:, number].reshape(len(vertical), len(horizontal))
         panel.contourf(horizontal, vertical, heights, 20, cmap="Greys", alpha=0.6)
         panel.contour(horizontal, vertical, heights, 10, colors="black", linewidths=0.6)
         scatter(panel, rows, marks)
         panel.set(title=f"component {number + 1}", xticks=(), yticks=())
-        note_on(panel, note)
+        write_note(panel, note)
     return axes
 
 
@@ -181,6 +195,6 @@ def _require_drawn(estimator: object, method: str, X: Values) -> Values:
     """Return rows as they are drawn, once an estimator has the method and was fitted to columns of these names."""
     if not hasattr(estimator, method):
         raise InvalidInputError(f"The picture is of what {method} returns, and a {type(estimator).__name__} has none.")
-    rows: Values = unwrapped(X)  # type: ignore[assignment]  # what it holds
-    require_seen(estimator, column_names(rows))
+    rows: Values = unwrap(X)  # type: ignore[assignment]  # what it holds
+    require_fitted_columns(estimator, column_names(rows))
     return rows

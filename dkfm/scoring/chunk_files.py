@@ -14,29 +14,29 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.prefetch import one_behind
+from dkfm.core.prefetch import write_behind
 from dkfm.errors import DamagedStoreError
 from dkfm.storage import zarr_store
-from dkfm.storage.output_location import NewFile, Place
+from dkfm.storage.output_location import OutputLocation, PendingFile
 from dkfm.storage.zarr_schema import CRC_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "Checked",
+    "CheckedFile",
     "Chunk",
-    "Columns",
-    "Contents",
-    "File",
-    "Form",
+    "ChunkContents",
+    "ChunkFile",
+    "ChunkFormat",
+    "OutputColumns",
     "Piece",
-    "ZarrForm",
-    "checksum_of",
+    "ZarrChunks",
+    "compute_checksum",
     "invalid_rows",
-    "read_back",
-    "summary",
-    "write",
+    "read_chunk_files",
+    "summarize",
+    "write_chunk_files",
 ]
 
 _AT_ONCE = 2**20
@@ -47,7 +47,7 @@ _SOON = 2**20
 
 
 @dataclass(frozen=True)
-class Columns:
+class OutputColumns:
     """One output of a model: how many columns it has, what their names in a table begin with, and their dtype."""
 
     output: str
@@ -79,7 +79,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, eq=False)
-class Contents:
+class ChunkContents:
     """What one file of a chunk holds: a checksum of it, its bytes, and which rows are NaN, or no code, somewhere."""
 
     crc32c: int
@@ -87,13 +87,13 @@ class Contents:
     invalid: npt.NDArray[np.bool_]
 
 
-def summary(contents: Sequence[Contents]) -> tuple[int, tuple[int, ...], int]:
+def summarize(contents: Sequence[ChunkContents]) -> tuple[int, tuple[int, ...], int]:
     """Return what a receipt says of the files of a chunk: rows that are invalid in one of them, checksums, bytes."""
     invalid = int(np.logical_or.reduce([file.invalid for file in contents]).sum())
     return invalid, tuple(file.crc32c for file in contents), sum(file.bytes for file in contents)
 
 
-class File(Protocol):
+class ChunkFile(Protocol):
     """One file of a chunk that is being written."""
 
     def add(self, piece: Piece) -> None:
@@ -106,33 +106,33 @@ class File(Protocol):
         """Give the file its name; with `once` not in place of another: False where there is one."""
 
     @property
-    def contents(self) -> Contents:
+    def contents(self) -> ChunkContents:
         """What it holds, once it came to its end."""
 
 
-class Form(Protocol):
+class ChunkFormat(Protocol):
     """How chunks lie on disk."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> OutputLocation:
         """Where the output lies."""
 
     def files(self, number: int) -> list[str]:
         """Return the names of the files of a chunk."""
 
-    def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
+    def begin(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin to write the files of a chunk, which go again with the stack unless they are kept."""
 
-    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> Contents | None:
+    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
         """Read a file of a chunk; None where it is not what `begin` and what follows write."""
 
     def end(self, crc32c: int) -> bytes:
         """Return how a file of this checksum ends, as far as that tells."""
 
 
-def write(
-    form: Form, chunk: Chunk, pieces: Generator[Piece], still_wanted: Callable[[], None], doubted: bool = False
-) -> tuple[list[Contents], bool]:
+def write_chunk_files(
+    form: ChunkFormat, chunk: Chunk, pieces: Generator[Piece], still_wanted: Callable[[], None], doubted: bool = False
+) -> tuple[list[ChunkContents], bool]:
     """Write a chunk durably, a piece of its rows while the next is made; return what its files hold, as they read back.
 
     Parameters
@@ -166,24 +166,24 @@ def write(
             for file in files:
                 file.add(piece)
 
-        one_behind(pieces, add)
+        write_behind(pieces, add)
         for file in files:
             file.end()
         still_wanted()
         return [_kept(form, chunk, number, file, still_wanted, doubted) for number, file in enumerate(files)], False
 
 
-def read_back(form: Form, chunk: Chunk) -> list[Contents] | None:
+def read_chunk_files(form: ChunkFormat, chunk: Chunk) -> list[ChunkContents] | None:
     """Return what the files of a chunk hold, every byte read; None where one is not there or not sound."""
     return _all_sound([_read(form, chunk, number) for number in range(len(form.files(chunk.number)))])
 
 
-def _all_sound(held: list[Contents | None]) -> list[Contents] | None:
+def _all_sound(held: list[ChunkContents | None]) -> list[ChunkContents] | None:
     sound = [contents for contents in held if contents is not None]
     return sound if len(sound) == len(held) else None
 
 
-def _read(form: Form, chunk: Chunk, number: int) -> Contents | None:
+def _read(form: ChunkFormat, chunk: Chunk, number: int) -> ChunkContents | None:
     opened = form.place.open(form.files(chunk.number)[number])
     if opened is None:
         return None
@@ -191,7 +191,7 @@ def _read(form: Form, chunk: Chunk, number: int) -> Contents | None:
         return form.contents(chunk, number, opened)
 
 
-def _found(form: Form, chunk: Chunk) -> list[Contents] | None:
+def _found(form: ChunkFormat, chunk: Chunk) -> list[ChunkContents] | None:
     """Return what the files of a chunk hold if all are there and sound; remove those that are not sound."""
     names = form.files(chunk.number)
     held = [_read(form, chunk, number) for number in range(len(names))]
@@ -200,8 +200,8 @@ def _found(form: Form, chunk: Chunk) -> list[Contents] | None:
 
 
 def _kept(
-    form: Form, chunk: Chunk, number: int, file: File, still_wanted: Callable[[], None], doubted: bool
-) -> Contents:
+    form: ChunkFormat, chunk: Chunk, number: int, file: ChunkFile, still_wanted: Callable[[], None], doubted: bool
+) -> ChunkContents:
     """Give a file its name; where another task was first, what that one wrote is what counts.
 
     Where that is doubted, or may be of an output that was here before, it has to be the same.
@@ -218,16 +218,16 @@ def _kept(
     return there
 
 
-class Checked:
+class CheckedFile:
     """A new file, of which every byte is read back as it is written; for its user a file to write to."""
 
     closed = False
 
-    def __init__(self, new: NewFile) -> None:
+    def __init__(self, new: PendingFile) -> None:
         self.new, self.size, self.checksum, self._durable = new, 0, 0, 0
 
     def write(self, data: "bytes | memoryview") -> int:
-        """Write bytes, read them back some at a time, and compare; `checksum` goes on."""
+        """Write bytes, read them back some at a time, and compare; `compute_checksum` goes on."""
         view = memoryview(data).cast("B")
         file, place = self.new.file, self.size
         file.write(view)
@@ -254,7 +254,7 @@ class Checked:
         """Do nothing: the file goes on, or goes."""
 
 
-def checksum_of(file: IO[bytes], trailer: int = 0) -> tuple[int, int, bytes]:
+def compute_checksum(file: IO[bytes], trailer: int = 0) -> tuple[int, int, bytes]:
     """Return the checksum of what is in a file before its last bytes, the bytes in all, and the last ones."""
     checksum, size, held = 0, 0, b""
     while found := file.read(_AT_ONCE):
@@ -272,29 +272,29 @@ def invalid_rows(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class ZarrForm:
+class ZarrChunks:
     """Each output is an array of a Zarr group, and each chunk of it a file that ends with its checksum.
 
     The checksum that is told is of the values alone: over these and their own checksum it would be the same for all.
     """
 
-    place: Place
-    columns: tuple[Columns, ...]
+    place: OutputLocation
+    columns: tuple[OutputColumns, ...]
     chunk_rows: int
 
     def files(self, number: int) -> list[str]:
         """Return the names of the files of a chunk."""
         return [f"{columns.output}/c/{number}/0" for columns in self.columns]
 
-    def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
+    def begin(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin to write the files of a chunk, which go again with the stack unless they are kept."""
-        files: list[File] = []
+        files: list[ChunkFile] = []
         for columns, path in zip(self.columns, self.files(chunk.number), strict=True):
             new = stack.enter_context(self.place.new(path))
-            files.append(_ZarrFile(columns, self.chunk_rows, chunk, Checked(new)))
+            files.append(_ZarrFile(columns, self.chunk_rows, chunk, CheckedFile(new)))
         return files
 
-    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> Contents | None:
+    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
         """Read a file of a chunk; None where it has another size or checksum than it must have."""
         width, dtype = self.columns[file].width, np.dtype(self.columns[file].dtype)
         row = width * dtype.itemsize
@@ -310,7 +310,7 @@ class ZarrForm:
             invalid[part] = invalid_rows(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
         if opened.read(CRC_BYTES + 1) != checksum.to_bytes(CRC_BYTES, "little"):
             return None
-        return Contents(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
+        return ChunkContents(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
 
     def values(self, chunk: Chunk, file: int, crc32c: int) -> npt.NDArray[np.generic] | None:
         """Read the scores (n, width) of one output of a chunk; None where they are not those of this checksum."""
@@ -337,7 +337,7 @@ class ZarrForm:
 class _ZarrFile:
     """A chunk of one array."""
 
-    def __init__(self, columns: Columns, chunk_rows: int, chunk: Chunk, file: Checked) -> None:
+    def __init__(self, columns: OutputColumns, chunk_rows: int, chunk: Chunk, file: CheckedFile) -> None:
         self._name, self._dtype, self._chunk, self._file = columns.output, np.dtype(columns.dtype), chunk, file
         self._shape = chunk_rows, columns.width
         self._invalid: list[npt.NDArray[np.bool_]] = []
@@ -353,7 +353,7 @@ class _ZarrFile:
         self._invalid.append(invalid_rows(values))
 
     def _put(self, values: npt.NDArray[np.generic]) -> None:
-        self._file.write(zarr_store.bytes_of(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
+        self._file.write(zarr_store.view_bytes(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
 
     def end(self) -> None:
         """Fill the chunk up with NaN, or -1, as missing ones read, and end it with its checksum."""
@@ -370,6 +370,6 @@ class _ZarrFile:
         return self._file.new.keep(once=once)
 
     @property
-    def contents(self) -> Contents:
+    def contents(self) -> ChunkContents:
         """What it holds."""
-        return Contents(self._checksum, self._file.size, np.concatenate(self._invalid))
+        return ChunkContents(self._checksum, self._file.size, np.concatenate(self._invalid))

@@ -15,18 +15,18 @@ from dkfm.storage import json_documents, ownership, zarr_schema
 from dkfm.storage.zarr_schema import CRC_BYTES
 
 __all__ = [
-    "begun",
-    "complete",
+    "begun_chunks",
+    "complete_output",
     "input_state",
     "is_sound",
-    "journalled",
-    "lacking",
+    "journal_receipts",
+    "marker_receipts",
+    "missing_chunks",
     "open_complete",
-    "remove",
-    "reopen",
-    "require_no_more",
+    "remove_chunks",
+    "remove_marker",
+    "require_no_extra_files",
     "require_readable",
-    "told",
 ]
 
 _MAX_MARKER = 2**26
@@ -36,8 +36,8 @@ def is_sound(output: Output, receipt: Receipt) -> bool:
     """Read the files of a chunk again: whether they are what a receipt of it says."""
     if not _fits(output, receipt):
         return False
-    held = chunk_files.read_back(output.form, output.chunk(receipt.chunk))
-    return held is not None and chunk_files.summary(held) == (receipt.invalid_rows, receipt.crc32c, receipt.bytes)
+    held = chunk_files.read_chunk_files(output.form, output.chunk(receipt.chunk))
+    return held is not None and chunk_files.summarize(held) == (receipt.invalid_rows, receipt.crc32c, receipt.bytes)
 
 
 def _fits(output: Output, receipt: Receipt) -> bool:
@@ -48,12 +48,12 @@ def _fits(output: Output, receipt: Receipt) -> bool:
     return receipt.rows == output.chunk(receipt.chunk).rows and len(receipt.crc32c) == files
 
 
-def journalled(output: Output, state: str | None = None) -> Iterator[Receipt]:
+def journal_receipts(output: Output, state: str | None = None) -> Iterator[Receipt]:
     """Yield the receipts of the output's own journal; with a state only those of rows of an input in this state."""
-    return (receipt for receipt in journal.receipts(output.place, output.run, state) if _fits(output, receipt))
+    return (receipt for receipt in journal.read_receipts(output.place, output.run, state) if _fits(output, receipt))
 
 
-def lacking(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
+def missing_chunks(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
     """Return the chunks whose files are not as large as a receipt says; if none, those whose files do not end so."""
     form, place = output.form, output.place
     sizes = place.sizes(name for number in receipts for name in form.files(number))
@@ -72,14 +72,14 @@ def lacking(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
     ]
 
 
-def begun(output: Output, numbers: Sequence[int]) -> set[int]:
+def begun_chunks(output: Output, numbers: Sequence[int]) -> set[int]:
     """Return those of some chunks of which there are files."""
     form = output.form
     sizes = output.place.sizes(name for number in numbers for name in form.files(number))
     return {number for number in numbers if any(name in sizes for name in form.files(number))}
 
 
-def complete(output: Output, receipts: Mapping[int, Receipt], state: str = "") -> None:
+def complete_output(output: Output, receipts: Mapping[int, Receipt], state: str = "") -> None:
     """Complete an output that reads as one: its marker has what every chunk must be, and the state of the input.
 
     Raises
@@ -88,7 +88,7 @@ def complete(output: Output, receipts: Mapping[int, Receipt], state: str = "") -
         It was removed or replaced, or there is what no reader accepts, such as a link or a file that is not of it.
     """
     outputs.require_run(output.root, output.run)
-    outputs.lay(output)
+    outputs.write_array_metadata(output)
     require_readable(output)
     ordered = [receipts[number] for number in range(output.chunks)]
     columns = [[getattr(receipt, name) for receipt in ordered] for name in _TOLD]
@@ -101,28 +101,28 @@ _TOLD = ("crc32c", "invalid_rows", "bytes")
 
 def _sum(output: Output, columns: Sequence[object]) -> str:
     """Return a digest of all that a finished output says of itself."""
-    return hashlib.sha256(json.dumps([outputs.about(output), *columns], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([outputs.describe_output(output), *columns], sort_keys=True).encode()).hexdigest()
 
 
 def require_readable(output: Output) -> None:
     """Raise unless what lies there is the output, and nothing else: what its readers ask but for the marker."""
-    found = outputs.find(output.root, plain=False)  # as `require_no_more` sees
-    if found is None or outputs.about(found) != outputs.about(output):
+    found = outputs.find_output(output.root, plain=False)  # as `require_no_extra_files` sees
+    if found is None or outputs.describe_output(found) != outputs.describe_output(output):
         raise StoreError(f"{output.root} was removed, or is another output than the one that was made.")
-    require_no_more(output)
+    require_no_extra_files(output)
 
 
-def reopen(output: Output) -> None:
+def remove_marker(output: Output) -> None:
     """Take the marker of an output away, before a chunk of it goes or is replaced."""
     output.place.remove([zarr_schema.MARKER])
 
 
-def remove(output: Output, numbers: Sequence[int]) -> None:
+def remove_chunks(output: Output, numbers: Sequence[int]) -> None:
     """Remove the files of some chunks, as far as there are any."""
     output.place.remove(name for number in numbers for name in output.form.files(number))
 
 
-def told(output: Output) -> dict[int, Receipt]:
+def marker_receipts(output: Output) -> dict[int, Receipt]:
     """Return what the marker of a finished output says of each chunk.
 
     Raises
@@ -163,7 +163,7 @@ def _marker(output: Output) -> dict[str, object]:
             f"{output.root} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish."
         )
     with opened:
-        return json_documents.parsed(opened.read(_MAX_MARKER + 1), f"{output.root}/{zarr_schema.MARKER}")
+        return json_documents.parse_json(opened.read(_MAX_MARKER + 1), f"{output.root}/{zarr_schema.MARKER}")
 
 
 def _of_marker(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:
@@ -180,16 +180,16 @@ def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
     StoreError
         Not an output, not finished, or a chunk lost or cut short.
     """
-    output = outputs.read(root)
-    receipts = told(output)
-    require_no_more(output)
-    lost = lacking(output, receipts)
+    output = outputs.read_output(root)
+    receipts = marker_receipts(output)
+    require_no_extra_files(output)
+    lost = missing_chunks(output, receipts)
     if lost:
         raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")
     return output, receipts
 
 
-def require_no_more(output: Output) -> None:
+def require_no_extra_files(output: Output) -> None:
     """Raise where there are files that no chunk has."""
     expected = {name for number in range(output.chunks) for name in output.form.files(number)}
     own = {
@@ -198,7 +198,7 @@ def require_no_more(output: Output) -> None:
         "form": output.settings.get("form"),
     }
     for name in output.place.names():
-        if ownership.foreign_name([name], own) or (zarr_schema.is_chunk(name) and name not in expected):
+        if ownership.foreign_name([name], own) or (zarr_schema.is_chunk_name(name) and name not in expected):
             raise DamagedStoreError(
                 f"{output.root} has gained {name}, which is of none of its chunks; move it out of the output."
             )

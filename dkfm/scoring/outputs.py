@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dkfm.core.chunking import count, row_slice
+from dkfm.core.chunking import count_tiles, row_slice
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.files.location import Location
 from dkfm.files.object_store import Remote
-from dkfm.scoring.chunk_files import Chunk, Columns, ZarrForm
-from dkfm.scoring.parquet_chunks import ParquetForm
+from dkfm.scoring.chunk_files import Chunk, OutputColumns, ZarrChunks
+from dkfm.scoring.parquet_chunks import ParquetChunks
 from dkfm.storage import model_transfer, zarr_schema, zarr_store
-from dkfm.storage.output_location import Place, at
+from dkfm.storage.output_location import OutputLocation, output_at
 
 __all__ = [
     "PARQUET",
     "Output",
-    "about",
-    "create",
-    "find",
-    "read",
+    "create_output",
+    "describe_output",
+    "find_output",
+    "read_output",
     "require_run",
-    "require_same",
+    "require_same_job",
 ]
 
 PARQUET = "parquet"
@@ -61,7 +61,7 @@ class Output:
     """
 
     root: Location
-    columns: tuple[Columns, ...]
+    columns: tuple[OutputColumns, ...]
     rows: int
     chunk_rows: int
     dtype: str
@@ -72,16 +72,16 @@ class Output:
     run: str = ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> OutputLocation:
         """Where it lies."""
-        return at(self.root)
+        return output_at(self.root)
 
     @property
-    def form(self) -> ParquetForm | ZarrForm:
+    def form(self) -> ParquetChunks | ZarrChunks:
         """How its chunks lie on disk."""
         if self.is_table:
-            return ParquetForm(self.place, self.columns, self.settings.get("id_column"))
-        return ZarrForm(self.place, self.columns, self.chunk_rows)
+            return ParquetChunks(self.place, self.columns, self.settings.get("id_column"))
+        return ZarrChunks(self.place, self.columns, self.chunk_rows)
 
     @property
     def is_table(self) -> bool:
@@ -91,7 +91,7 @@ class Output:
     @property
     def chunks(self) -> int:
         """How many chunks it has."""
-        return count(self.rows, self.chunk_rows)
+        return count_tiles(self.rows, self.chunk_rows)
 
     def chunk(self, number: int) -> Chunk:
         """Return one of its chunks."""
@@ -119,27 +119,32 @@ class Output:
         return None
 
 
-def create(output: Output, overwrite: bool) -> Output:
+def create_output(output: Output, overwrite: bool) -> Output:
     """Make an output without chunks; return it with the id of its creation."""
     output = replace(output, run=uuid.uuid4().hex)
     names = [] if output.is_table else [columns.output for columns in output.columns]
-    own = {**about(output), "kind": "scores", "version": zarr_schema.VERSIONS["scores"], "arrays": sorted(names)}
+    own = {
+        **describe_output(output),
+        "kind": "scores",
+        "version": zarr_schema.VERSIONS["scores"],
+        "arrays": sorted(names),
+    }
     if output.is_table:
         own["form"] = PARQUET
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
     described = zarr_schema.TABLE if output.is_table else "zarr.json"
     if isinstance(output.root, Remote):
-        model_transfer.begin(output.root, "scores", described, group, overwrite)
-        lay(output)
+        model_transfer.claim(output.root, "scores", described, group, overwrite)
+        write_array_metadata(output)
         return output
-    with zarr_store.making_folder(output.root, "scores", overwrite=overwrite) as folder:
+    with zarr_store.new_store_folder(output.root, "scores", overwrite=overwrite) as folder:
         folder.mkdir()
         (folder / described).write_bytes(group)
-        lay(replace(output, root=folder))
+        write_array_metadata(replace(output, root=folder))
     return output
 
 
-def lay(output: Output) -> None:
+def write_array_metadata(output: Output) -> None:
     """Write the metadata of arrays that have none: of those that other readers of Zarr look for."""
     for columns in [] if output.is_table else output.columns:
         name = f"{columns.output}/zarr.json"
@@ -148,7 +153,7 @@ def lay(output: Output) -> None:
             output.place.put(name, zarr_store.array_metadata(shape, chunks, columns.dtype))
 
 
-def about(output: Output) -> dict[str, object]:
+def describe_output(output: Output) -> dict[str, object]:
     """Return the attributes of an output, as JSON."""
     return {
         "outputs": [[columns.output, columns.width, columns.prefix, columns.dtype] for columns in output.columns],
@@ -163,7 +168,7 @@ def about(output: Output) -> dict[str, object]:
     }
 
 
-def find(root: Location, *, plain: bool = True) -> Output | None:
+def find_output(root: Location, *, plain: bool = True) -> Output | None:
     """Return the output at a path or a URL, finished or not; None where nothing is.
 
     With ``plain=False`` the caller looks at all files itself, and refuses those that are not plain.
@@ -173,17 +178,17 @@ def find(root: Location, *, plain: bool = True) -> Output | None:
     StoreExistsError
         Something else is there.
     """
-    if not (model_transfer.is_taken(root) if isinstance(root, Remote) else zarr_store.is_taken(root)):
+    if not (model_transfer.is_taken_at(root) if isinstance(root, Remote) else zarr_store.is_taken(root)):
         return None
-    own = model_transfer.own_attributes(root) if isinstance(root, Remote) else zarr_store.require_own(root)
+    own = model_transfer.own_attributes_at(root) if isinstance(root, Remote) else zarr_store.require_own_store(root)
     if not own:
         raise StoreExistsError(f"{root} holds something that dkfm did not write there; it was left untouched.")
     if own["kind"] != "scores":
         raise StoreExistsError(f"{root} holds a dkfm {own['kind']} store; choose another path.")
-    return read(root, plain=plain)
+    return read_output(root, plain=plain)
 
 
-def read(root: Location, *, plain: bool = True) -> Output:
+def read_output(root: Location, *, plain: bool = True) -> Output:
     """Read what an output is of, finished or not.
 
     Raises
@@ -191,7 +196,7 @@ def read(root: Location, *, plain: bool = True) -> Output:
     StoreError
         Not an output, or one whose attributes and arrays do not fit each other.
     """
-    place = at(root)
+    place = output_at(root)
     own = place.attributes()
     if plain:
         place.require_plain()
@@ -202,7 +207,7 @@ def read(root: Location, *, plain: bool = True) -> Output:
     for columns in [] if output.is_table else output.columns:
         info = place.array(columns.output)
         if info is None:
-            continue  # a claim at a URL that was not followed by it: `lay` mends that
+            continue  # a claim at a URL that was not followed by it: `write_array_metadata` mends that
         expected = (output.rows, columns.width), (output.chunk_rows, columns.width), columns.dtype
         if (info.shape, info.chunks, info.dtype) != expected:
             raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")
@@ -244,8 +249,8 @@ def _text(value: object) -> str:
     return value
 
 
-def _columns(name: object, width: object, prefix: object, dtype: object) -> Columns:
-    return Columns(_name(name), _count(width), _text(prefix), _text(dtype))
+def _columns(name: object, width: object, prefix: object, dtype: object) -> OutputColumns:
+    return OutputColumns(_name(name), _count(width), _text(prefix), _text(dtype))
 
 
 def _label(value: object) -> Label:
@@ -269,7 +274,7 @@ def _count(value: object) -> int:
     return value
 
 
-def require_same(found: Output, wanted: Output) -> None:
+def require_same_job(found: Output, wanted: Output) -> None:
     """Raise, naming what changed, unless an output is of the job that is wanted."""
     what = found.difference(wanted)
     if what is not None:
@@ -282,5 +287,5 @@ def require_same(found: Output, wanted: Output) -> None:
 
 def require_run(root: Location, run: str) -> None:
     """Raise unless an output is still the one that a task is of."""
-    if at(root).attributes().get("run") != run:
+    if output_at(root).attributes().get("run") != run:
         raise StoreError(f"{root} was replaced by another run while this one worked.")

@@ -10,14 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.errors import MissingExtraError
-from dkfm.scoring.chunk_files import Checked, Chunk, Columns, Contents, File, Piece, checksum_of, invalid_rows
-from dkfm.storage.output_location import Place
+from dkfm.scoring.chunk_files import (
+    CheckedFile,
+    Chunk,
+    ChunkContents,
+    ChunkFile,
+    OutputColumns,
+    Piece,
+    compute_checksum,
+    invalid_rows,
+)
+from dkfm.storage.output_location import OutputLocation
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile, ParquetWriter
 
-__all__ = ["ParquetForm", "file_name", "require_pyarrow"]
+__all__ = ["ParquetChunks", "file_name", "require_pyarrow"]
 
 
 def require_pyarrow() -> None:
@@ -38,11 +47,11 @@ def file_name(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class ParquetForm:
+class ParquetChunks:
     """A file of Parquet for each chunk, not compressed, a checksum in each page; of the same rows the same bytes."""
 
-    place: Place
-    columns: tuple[Columns, ...]
+    place: OutputLocation
+    columns: tuple[OutputColumns, ...]
     id_column: str | None = None
 
     @property
@@ -59,14 +68,14 @@ class ParquetForm:
         """Return the name of the file of a chunk."""
         return [file_name(number)]
 
-    def begin(self, chunk: Chunk, stack: ExitStack) -> list[File]:
+    def begin(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin to write the file of a chunk, which goes again with the stack unless it is kept."""
         new = stack.enter_context(self.place.new(file_name(chunk.number)))
-        file = _TableFile(self, chunk, Checked(new))
+        file = _TableFile(self, chunk, CheckedFile(new))
         stack.callback(file.release)
         return [file]
 
-    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> Contents | None:
+    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
         """Read the file of a chunk, every page of it; None where it is not a table of its rows and columns."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
@@ -82,8 +91,8 @@ class ParquetForm:
                 for group in range(table.num_row_groups):
                     invalid.append(self._invalid(table, group))
             opened.seek(0)
-            checksum, size, _ = checksum_of(opened)
-            found = Contents(checksum, size, np.concatenate(invalid))
+            checksum, size, _ = compute_checksum(opened)
+            found = ChunkContents(checksum, size, np.concatenate(invalid))
         except (OSError, ValueError, KeyError, pa.ArrowException):
             return None
         return found if len(found.invalid) == chunk.rows else None
@@ -123,7 +132,7 @@ def _about(chunk: Chunk) -> bytes:
 class _TableFile:
     """The file of one chunk."""
 
-    def __init__(self, form: ParquetForm, chunk: Chunk, file: Checked) -> None:
+    def __init__(self, form: ParquetChunks, chunk: Chunk, file: CheckedFile) -> None:
         self._form, self._chunk, self._file = form, chunk, file
         self._writer: ParquetWriter | None = None
         self._invalid: list[npt.NDArray[np.bool_]] = []
@@ -166,6 +175,6 @@ class _TableFile:
         return self._file.new.keep(once=once)
 
     @property
-    def contents(self) -> Contents:
+    def contents(self) -> ChunkContents:
         """What it holds."""
-        return Contents(self._file.checksum, self._file.size, np.concatenate(self._invalid))
+        return ChunkContents(self._file.checksum, self._file.size, np.concatenate(self._invalid))

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dkfm.core import budget, chunking
-from dkfm.core.rows import stored_values
+from dkfm.core.rows import row_values
 from dkfm.errors import InvalidInputError
-from dkfm.kernels.algebra import widens
+from dkfm.kernels.algebra import computes_in_float64
 from dkfm.numerics import links
-from dkfm.numerics.matmul import summed_values
+from dkfm.numerics.matmul import partial_product_values
 from dkfm.numerics.model import Head, Model, StoredWeights
 from dkfm.sources.base import Source
 
-__all__ = ["Plan", "Writing", "plan", "plan_streamed"]
+__all__ = ["Plan", "WriteBuffers", "plan_in_memory", "plan_streamed"]
 
 _STREAMED_ROWS = 64, 4096
 """Rows of a task that reads its weights from the store: for fewer it would be reading alone."""
@@ -25,7 +25,7 @@ _LINK_COPIES = 6
 
 
 @dataclass(frozen=True)
-class Writing:
+class WriteBuffers:
     """How many pieces, and chunks, of scores a task holds to write them, beside those that it made."""
 
     pieces: int = 0
@@ -96,14 +96,16 @@ class Plan:
         """Raise a BudgetError unless a worker can hold its tasks."""
         remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
         where = f" on the worker {self.worker}" if self.worker else ""
-        budget.require(self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows{where}", remedy)
+        budget.require_fits(
+            self.task_bytes, self.have_bytes, f"A scoring task of {self.chunk_rows} rows{where}", remedy
+        )
 
     def to_json(self) -> str:
         """Return all of it as JSON."""
         return json.dumps(asdict(self) | {"output_bytes": self.output_bytes, "seconds": self.seconds})
 
     def __str__(self) -> str:
-        told = budget.told
+        told = budget.format_bytes
         lines = {
             "rows": f"{self.rows:,} of {self.columns:,} columns, to {self.width:,} columns of scores",
             "chunks": f"{self.chunks:,} of {self.chunk_rows:,} rows, {self.done:,} of them done",
@@ -111,18 +113,18 @@ class Plan:
             "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",
             "task": f"{told(self.task_bytes)} of memory, where a worker has {told(self.have_bytes)} for each",
             "model": f"{told(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
-            "time": f"about {budget.told_time(self.seconds)} on paper",
+            "time": f"about {budget.format_seconds(self.seconds)} on paper",
         }
         return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
 
 
-def plan(
+def plan_in_memory(
     model: Model,
     outputs: Sequence[str],
     source: Source,
     chunk_rows: int | None = None,
     threads: int = 1,
-    writing: Writing = Writing(),
+    writing: WriteBuffers = WriteBuffers(),
 ) -> Plan:
     """Plan a job with the whole model in memory: chunks of half a second, in step with those of the source.
 
@@ -137,13 +139,13 @@ def plan(
     n, rows, size = model.landmarks.shape[0], source.shape[0], model.dtype.itemsize
     width = sum(head.width for head in heads)
     if chunk_rows is None:
-        chunk_rows = chunking.chunk_rows(
+        chunk_rows = chunking.choose_chunk_rows(
             rows, _row_seconds(model, heads, source), size * width, threads, source.chunk_rows
         )
     chunk_rows = min(chunk_rows, rows)
     wide = max(max(head.width, head.columns) for head in heads)
-    tile = chunking.tile_rows(n, _dense_columns(model), wide, size)
-    piece_rows = chunking.piece_rows(chunk_rows, source.row_values, source.chunk_rows, size)
+    tile = chunking.choose_tile_rows(n, _dense_columns(model), wide, size)
+    piece_rows = chunking.choose_piece_rows(chunk_rows, source.row_values, source.chunk_rows, size)
     return _plan(model, heads, source, chunk_rows, piece_rows, tile, threads, writing)
 
 
@@ -154,7 +156,7 @@ def plan_streamed(
     have: Callable[[int], int],
     chunk_rows: int | None = None,
     threads: int = 1,
-    writing: Writing = Writing(),
+    writing: WriteBuffers = WriteBuffers(),
 ) -> Plan:
     """Plan a job whose weights are read from the store by every task, for as many rows as its memory takes.
 
@@ -189,9 +191,9 @@ def _rows_within(planned: Callable[[int], Plan], source: Source, have: Callable[
     """Return as many rows of a task as memory takes, in step with the source."""
     least, rows = _STREAMED_ROWS
     spare = have(planned(least).model_bytes)
-    while rows > least and planned(chunking.in_step(rows, source.chunk_rows)).task_bytes > spare:
+    while rows > least and planned(chunking.align_to_chunks(rows, source.chunk_rows)).task_bytes > spare:
         rows = max(least, rows * 3 // 4)
-    return chunking.in_step(rows, source.chunk_rows)
+    return chunking.align_to_chunks(rows, source.chunk_rows)
 
 
 def _checked(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
@@ -201,7 +203,7 @@ def _checked(model: Model, outputs: Sequence[str], source: Source) -> list[Head]
         )
     for output in outputs:
         head = model.head(output)
-        if model.kernel.is_precomputed and links.is_distance(head.link):
+        if model.kernel.is_precomputed and links.needs_diagonal(head.link):
             raise InvalidInputError(
                 f"The {output} of a precomputed kernel needs k(z, z): use {output}(Z, diag=) in Python."
             )
@@ -218,33 +220,33 @@ def _plan(
     piece_rows: int,
     tile: int,
     threads: int,
-    writing: Writing,
+    writing: WriteBuffers,
     *,
     streamed: bool = False,
 ) -> Plan:
     n, rows, kernel, tile = model.landmarks.shape[0], source.shape[0], model.kernel, min(tile, piece_rows)
-    values = chunking.count(source.values_of(piece_rows), piece_rows)
-    chunks, size = chunking.count(rows, chunk_rows), model.dtype.itemsize
+    values = chunking.count_tiles(source.values_of(piece_rows), piece_rows)
+    chunks, size = chunking.count_tiles(rows, chunk_rows), model.dtype.itemsize
     row_bytes = sum(head.width * head.dtype.itemsize for head in heads)
-    width = chunking.count(row_bytes, size)  # codes of classes are as wide as two float32
+    width = chunking.count_tiles(row_bytes, size)  # codes of classes are as wide as two float32
     if chunks > chunking.MAX_CHUNKS:
         raise InvalidInputError(
             f"{rows} rows in {chunks} chunks are more than {chunking.MAX_CHUNKS}; raise chunk_rows."
         )
     shared_read, beside = _reading_bytes(source, chunk_rows, piece_rows)
     blocks = kernel.peak_blocks + (0 if kernel.supports_out else 1)
-    if size < np.dtype(np.float64).itemsize and widens(kernel):
+    if size < np.dtype(np.float64).itemsize and computes_in_float64(kernel):
         blocks = 1 + 2 * (kernel.peak_blocks + 1)  # a block in float64, and rounded
     if values < source.shape[1] or not isinstance(model.landmarks, np.ndarray):
         blocks += 3  # sparse rows are multiplied beside the block
     product = max(_product_columns(head) for head in heads)
-    beside += size * max(summed_values(n, head.columns) for head in heads)
+    beside += size * max(partial_product_values(n, head.columns) for head in heads)
     if streamed:
         beside += 3 * size * n * max(map(_panel, heads))
     beside += row_bytes * (writing.pieces * piece_rows + writing.chunks * chunk_rows)
     beside += 3 * size * max(0, source.values_of(tile) - tile * values)  # of the tile that has more than others
     task = budget.score_task_bytes(piece_rows, values, n, width, tile, blocks, product, size, beside)
-    held, stored = stored_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
+    held, stored = row_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
     return Plan(
         rows=rows,
         columns=source.shape[1],
@@ -264,8 +266,8 @@ def _plan(
 def _reading_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
     """Return the bytes that reading takes of a process, and of a task, beside the rows that were asked for."""
     step = source.chunk_rows
-    if not chunking.is_part(chunk_rows, step):
-        return 0, source.decoding_bytes(chunking.count(piece_rows, step) + 1)
+    if not chunking.is_small_part(chunk_rows, step):
+        return 0, source.decoding_bytes(chunking.count_tiles(piece_rows, step) + 1)
     # A chunk is decoded for the tasks of a process while the one before it is still kept.
     return 2 * 8 * source.shape[1] * min(step, source.shape[0]) + source.decoding_bytes(1), 0
 
@@ -279,7 +281,7 @@ def _product_columns(head: Head) -> int:
     """Return the columns of what a head makes beside its output."""
     if head.link == links.IDENTITY:
         return head.columns if head.rotation is not None else 0
-    return head.columns * (1 if links.is_distance(head.link) else _LINK_COPIES)
+    return head.columns * (1 if links.needs_diagonal(head.link) else _LINK_COPIES)
 
 
 def _dense_columns(model: Model) -> int:

@@ -17,29 +17,29 @@ from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, DkfmWarning, IncompleteStoreError, InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.clusters.client import find_client
-from dkfm.execution.executors import Executor, executor
+from dkfm.execution.executors import Executor, open_executor
 from dkfm.files import change_detection, temporary
 from dkfm.files.change_detection import Watch
-from dkfm.files.local import writing
+from dkfm.files.local import translate_write_errors
 from dkfm.files.location import Location, at_url, locate, require_apart
 from dkfm.files.object_store import Remote
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
 from dkfm.scoring import completion, outputs, planning
-from dkfm.scoring.chunk_files import Columns
+from dkfm.scoring.chunk_files import OutputColumns
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.parquet_chunks import require_pyarrow
-from dkfm.scoring.planning import Plan, Writing
+from dkfm.scoring.planning import Plan, WriteBuffers
 from dkfm.scoring.receipts import Receipt
-from dkfm.scoring.tasks import Identified
+from dkfm.scoring.tasks import HasIds
 from dkfm.sources.base import Named, Source
 from dkfm.sources.memory import FrameSource, MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.sources.stored_csr import StoredCsr
 from dkfm.storage import csr, model_transfer
 from dkfm.storage.model_store import Record, load_record
-from dkfm.storage.zarr_store import making
+from dkfm.storage.zarr_store import new_store
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -50,7 +50,7 @@ _SAVED_TOGETHER = 4096
 _NAMED_BY_ESTIMATOR = ("features", "scores", "transform")
 """Outputs whose columns `get_feature_names_out` names, where they are what a model is for."""
 
-__all__ = ["Job", "Request", "Savable", "known", "main_output", "prepared"]
+__all__ = ["JobRequest", "Savable", "ScoringJob", "known_receipts", "main_output", "prepare_job"]
 
 
 @runtime_checkable
@@ -70,7 +70,7 @@ class Savable(Protocol):
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """What the user asked for, as it came."""
 
     destination: str | Path
@@ -84,7 +84,7 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class ScoringJob:
     """All that is known before anything is written."""
 
     model: str
@@ -103,7 +103,9 @@ class Job:
 
 
 @contextmanager
-def prepared(model: "str | Path | Savable", source: object, request: Request, client: "Client | None") -> Iterator[Job]:
+def prepare_job(
+    model: "str | Path | Savable", source: object, request: JobRequest, client: "Client | None"
+) -> Iterator[ScoringJob]:
     """Open, plan and check all that a job needs; nothing is written at its output."""
     if request.on_invalid not in ("raise", "nan"):
         raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {request.on_invalid!r}.')
@@ -112,19 +114,19 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
         chunk_rows = chunking.require_count(chunk_rows, "chunk_rows")
     target, client = locate(request.destination), find_client(client)
     trusted = (
-        serialization.functions(model.kernel_)
+        serialization.function_paths(model.kernel_)
         if isinstance(model, Savable)
-        else serialization.as_trusted(request.trusted)
+        else serialization.check_trusted(request.trusted)
     )
-    with _saved(model) as path, executor(client) as running:
+    with _saved(model) as path, open_executor(client) as running:
         record = load_record(path, trusted=trusted, streamed=True)
         names, columns = _names(request.output, record.model), _columns(request, record)
         given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted=record.feature_names)
         if isinstance(given, Named) and columns is None and record.feature_names is None:
             _warn_of_order(given)
         require_apart(target, "output", [path, given.location])
-        found = None if request.overwrite else outputs.find(target)
-        with change_detection.watching(given) as watch, _on_disk(given, client) as rows:
+        found = None if request.overwrite else outputs.find_output(target)
+        with change_detection.watch(given) as watch, _on_disk(given, client) as rows:
             stamp = _stamped(given)
             if found is not None and chunk_rows is None:
                 chunk_rows = found.chunk_rows
@@ -133,11 +135,11 @@ def prepared(model: "str | Path | Savable", source: object, request: Request, cl
             name = str(path) if remote is None else remote.name
             wanted = _wanted(target, name, record, names, given, stamp, plan, request)
             if found is not None:
-                outputs.require_same(found, wanted)
-                told = {receipt.chunk: receipt for receipt in known(found, watch.state)[0]}
-                plan = replace(plan, done=plan.chunks - len(completion.lacking(found, told)))
+                outputs.require_same_job(found, wanted)
+                told = {receipt.chunk: receipt for receipt in known_receipts(found, watch.state)[0]}
+                plan = replace(plan, done=plan.chunks - len(completion.missing_chunks(found, told)))
             where = str(path) if remote is None else remote.url
-            yield Job(where, record, trusted, watch, rows, plan, wanted, found, request.overwrite, running)
+            yield ScoringJob(where, record, trusted, watch, rows, plan, wanted, found, request.overwrite, running)
 
 
 def _stamped(given: Source) -> str:
@@ -158,7 +160,7 @@ def _warn_of_order(given: Named) -> None:
     )
 
 
-def _columns(request: Request, record: Record) -> list[str] | None:
+def _columns(request: JobRequest, record: Record) -> list[str] | None:
     """Return the columns that are asked for, in the order of the fit if that had names."""
     asked, fitted = request.columns, record.feature_names
     if asked is None or fitted is None:
@@ -194,7 +196,7 @@ def _wanted(
     given: Source,
     stamp: str,
     plan: Plan,
-    request: Request,
+    request: JobRequest,
 ) -> Output:
     heads, main = record.model.heads, main_output(record.model)
     named = main in _NAMED_BY_ESTIMATOR
@@ -204,9 +206,9 @@ def _wanted(
         require_pyarrow()
     elif request.id_column is not None:
         raise InvalidInputError(f"id_column is kept in a table: name the output {target}.parquet.")
-    if request.id_column is not None and not isinstance(given, Identified):
+    if request.id_column is not None and not isinstance(given, HasIds):
         raise InvalidInputError(f"id_column is of a table, and {given.name} is none.")
-    columns = tuple(Columns(name, heads[name].width, prefixes[name], heads[name].dtype.name) for name in names)
+    columns = tuple(OutputColumns(name, heads[name].width, prefixes[name], heads[name].dtype.name) for name in names)
     if request.id_column in [name for some in columns for name in some.names]:
         raise InvalidInputError(f"The ids are called {request.id_column!r}, as a column of the scores is; rename it.")
     return Output(
@@ -228,9 +230,9 @@ def _wanted(
     )
 
 
-def _writing(target: Location) -> Writing:
+def _writing(target: Location) -> WriteBuffers:
     """Return what a task holds to write: columns and pages of a table, and an object that travels and comes back."""
-    return Writing(pieces=3 if _is_table(target) else 0, chunks=2 if isinstance(target, Remote) else 0)
+    return WriteBuffers(pieces=3 if _is_table(target) else 0, chunks=2 if isinstance(target, Remote) else 0)
 
 
 def _is_table(target: Location) -> bool:
@@ -244,40 +246,42 @@ def _planned(
     chunk_rows: int | None,
     client: "Client | None",
     threads: int,
-    writing: Writing,
+    writing: WriteBuffers,
 ) -> Plan:
     """Plan a job with its weights in the memory of every worker, or, where that is too little, read from the store."""
 
     def have(shared: int) -> int:
         return memory.task_budget(client, threads, shared)
 
-    plan = planning.plan(model, names, source, chunk_rows, threads, writing)
+    plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, writing)
     if plan.task_bytes > have(plan.model_bytes) and model.stored_values:
         plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, writing)
-    room, worker = (have(plan.model_bytes), "") if client is None else memory.least_room(client, plan.model_bytes)
+    room, worker = (
+        (have(plan.model_bytes), "") if client is None else memory.smallest_worker_budget(client, plan.model_bytes)
+    )
     return replace(plan, have_bytes=room, worker=worker)
 
 
-def known(output: Output, state: str) -> tuple[list[Receipt], bool]:
+def known_receipts(output: Output, state: str) -> tuple[list[Receipt], bool]:
     """Return the receipts of an output that was begun, and whether it was completed with them; else of its journal.
 
     The journal's are those of rows of the input in its present state alone.
     """
     try:
-        return list(completion.told(output).values()), True
+        return list(completion.marker_receipts(output).values()), True
     except (IncompleteStoreError, DamagedStoreError):
-        return list(completion.journalled(output, state)), False
+        return list(completion.journal_receipts(output, state)), False
 
 
 @contextmanager
 def _saved(model: "str | Path | Savable") -> Iterator[Path]:
     if isinstance(model, str | os.PathLike):
-        with model_transfer.fetched(model) as path:
+        with model_transfer.fetch_model(model) as path:
             yield path.absolute()
         return
     if not isinstance(model, Savable):
         raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
-    with temporary.folder("model", need=model.model_.nbytes, what="The model for the tasks") as folder:
+    with temporary.temporary_folder("model", need=model.model_.nbytes, what="The model for the tasks") as folder:
         copy(model).save(folder / "model")  # the estimator itself remembers where the user saved it
         yield folder / "model"
 
@@ -291,19 +295,19 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
     array = rows.array
     parts = [array] if isinstance(array, np.ndarray) else [array.data, array.indices, array.indptr]
     need = sum(part.nbytes for part in parts)
-    with temporary.folder("rows", need=need, what="The rows for the workers") as folder:
+    with temporary.temporary_folder("rows", need=need, what="The rows for the workers") as folder:
         if isinstance(rows, FrameSource) and rows.id_column is not None:
-            with writing(folder):
+            with translate_write_errors(folder):
                 rows.save(folder / "rows.parquet")
             yield open_source(folder / "rows.parquet", columns=rows.columns, id_column=rows.id_column)
             return
         if isinstance(array, np.ndarray):
-            with writing(folder):
+            with translate_write_errors(folder):
                 _save(folder / "rows.npy", array)
             yield open_source(folder / "rows.npy")
             return
-        with making(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
-            csr.write(group, "rows", array)
+        with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
+            csr.write_csr(group, "rows", array)
         yield StoredCsr(folder / "rows.zarr", rows.shape, rows.row_values, rows.runs, "rows")
 
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.chunking import count
-from dkfm.core.prefetch import one_ahead
+from dkfm.core.chunking import count_tiles
+from dkfm.core.prefetch import prefetch
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, reason
 from dkfm.files.location import locate
 from dkfm.scoring import completion, outputs
-from dkfm.scoring.chunk_files import ZarrForm, checksum_of
+from dkfm.scoring.chunk_files import ZarrChunks, compute_checksum
 from dkfm.scoring.outputs import Output
-from dkfm.scoring.parquet_chunks import ParquetForm
+from dkfm.scoring.parquet_chunks import ParquetChunks
 from dkfm.scoring.receipts import Receipt
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["Chunks", "iter_scores", "open_scores", "read_scores"]
+__all__ = ["ChunkReader", "iter_scores", "open_scores", "read_scores"]
 
 _TASKS = "dkfm-read"
 """What the dashboard calls the tasks that read scores."""
 
 
 @dataclass(frozen=True)
-class Chunks:
+class ChunkReader:
     """Scores (n, width) of a finished output, read by slices; what was lost, changed or replaced since is an error."""
 
     output: Output
@@ -49,7 +49,7 @@ class Chunks:
         outputs.require_run(output.root, output.run)
         start, stop, _ = places[0].indices(self.shape[0])
         parts = []
-        for number in range(start // output.chunk_rows, count(stop, output.chunk_rows)):
+        for number in range(start // output.chunk_rows, count_tiles(stop, output.chunk_rows)):
             first = output.slice(number).start
             parts.append(self._chunk(number)[max(0, start - first) : stop - first])
         rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]), self.dtype)
@@ -57,7 +57,7 @@ class Chunks:
 
     def _chunk(self, number: int) -> npt.NDArray[np.generic]:
         form = self.output.form
-        assert isinstance(form, ZarrForm)  # noqa: S101  # of arrays; this tells the type checker
+        assert isinstance(form, ZarrChunks)  # noqa: S101  # of arrays; this tells the type checker
         file = [columns.output for columns in form.columns].index(self.name)
         values = form.values(self.output.chunk(number), file, int(self.checksums[number]))
         if values is None:
@@ -103,12 +103,12 @@ def _array(output: Output, receipts: dict[int, Receipt], name: str | None) -> "d
     return lazy
 
 
-def _chunks(output: Output, receipts: dict[int, Receipt], name: str | None) -> Chunks:
+def _chunks(output: Output, receipts: dict[int, Receipt], name: str | None) -> ChunkReader:
     names = [columns.output for columns in output.columns]
     file = names.index(_chosen(output, name))
     checksums = np.array([receipts[number].crc32c[file] for number in range(output.chunks)], np.uint32)
     columns = output.columns[file]
-    return Chunks(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
+    return ChunkReader(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
 
 
 def read_scores(output: Output, receipts: dict[int, Receipt], name: str, rows: slice) -> Array:
@@ -116,7 +116,7 @@ def read_scores(output: Output, receipts: dict[int, Receipt], name: str, rows: s
     if not output.is_table:
         return _chunks(output, receipts, name)[rows, :]
     parts, read = [], _of_tables(output, name)
-    for number in range(rows.start // output.chunk_rows, count(rows.stop, output.chunk_rows)):
+    for number in range(rows.start // output.chunk_rows, count_tiles(rows.stop, output.chunk_rows)):
         block, first = read(receipts[number])[0], output.slice(number).start
         parts.append(block[max(0, rows.start - first) : rows.stop - first])
     return np.concatenate(parts)
@@ -160,14 +160,14 @@ def _table(output: Output, receipt: Receipt) -> "pa.Table":
 
     outputs.require_run(output.root, output.run)
     form = output.form
-    assert isinstance(form, ParquetForm)  # noqa: S101  # of tables; this tells the type checker
+    assert isinstance(form, ParquetChunks)  # noqa: S101  # of tables; this tells the type checker
     lost = f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written"
     opened = output.place.open(form.files(receipt.chunk)[0], receipt.bytes)
     if opened is None:
         raise DamagedStoreError(f"{lost}.")
     try:
         with opened:
-            if checksum_of(opened)[:2] != (receipt.crc32c[0], receipt.bytes):
+            if compute_checksum(opened)[:2] != (receipt.crc32c[0], receipt.bytes):
                 raise DamagedStoreError(f"{lost}.")
             opened.seek(0)
             with pq.ParquetFile(opened) as table:
@@ -216,7 +216,7 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     """
     found, receipts = completion.open_complete(locate(path))
     read = _of_tables(found, output) if found.is_table else _of_arrays(found, receipts, output)
-    return one_ahead(partial(read, receipts[number]) for number in range(found.chunks))
+    return prefetch(partial(read, receipts[number]) for number in range(found.chunks))
 
 
 _Block: TypeAlias = tuple[Array, npt.NDArray[np.generic]]

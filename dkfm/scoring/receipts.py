@@ -17,9 +17,9 @@ import google_crc32c
 
 from dkfm.errors import DamagedStoreError
 from dkfm.storage import json_documents, zarr_schema
-from dkfm.storage.output_location import Place
+from dkfm.storage.output_location import OutputLocation
 
-__all__ = ["Journal", "Receipt", "empty_segment", "receipts"]
+__all__ = ["Journal", "Receipt", "empty_segment", "read_receipts"]
 
 _LEAST, _MOST, _SHARE, _COST = 0.05, 60.0, 0.005, 50
 """Seconds between two segments: at least and at most; as a share of the time so far, so that they stay few; and how
@@ -91,10 +91,10 @@ class Journal:
     run : str
         The id of this run, which its segments are named by.
     output, state : str
-        The id of the output, and the state of the input: see `Receipt`'s readers, `receipts`.
+        The id of the output, and the state of the input: see `Receipt`'s readers, `read_receipts`.
     """
 
-    def __init__(self, place: Place, run: str, output: str = "", state: str = "") -> None:
+    def __init__(self, place: OutputLocation, run: str, output: str = "", state: str = "") -> None:
         self._place, self._run, self._of = place, run, (output, state)
         self._waiting: list[Receipt] = []
         self._segments = 0
@@ -138,7 +138,7 @@ def _checksum(*texts: str) -> int:
     return int(google_crc32c.value("\0".join(texts).encode()))
 
 
-def receipts(place: Place, output: str | None = None, state: str | None = None) -> Iterator[Receipt]:
+def read_receipts(place: OutputLocation, output: str | None = None, state: str | None = None) -> Iterator[Receipt]:
     """Yield the receipts of all runs of a job, some of them perhaps of a chunk that is no longer as they say.
 
     Parameters
@@ -149,17 +149,17 @@ def receipts(place: Place, output: str | None = None, state: str | None = None) 
     """
     for name in sorted(place.names()):
         folder, _, segment = name.partition("/")
-        if folder == zarr_schema.JOURNAL and zarr_schema.is_segment(segment):
+        if folder == zarr_schema.JOURNAL and zarr_schema.is_segment_name(segment):
             yield from _of_segment(place, name, output, state)
 
 
-def _of_segment(place: Place, name: str, output: str | None, state: str | None) -> Iterable[Receipt]:
+def _of_segment(place: OutputLocation, name: str, output: str | None, state: str | None) -> Iterable[Receipt]:
     opened = place.open(name, json_documents.MAX_JSON)
     if opened is None:
         return []
     try:
         with opened:
-            content = json_documents.parsed(opened.read(json_documents.MAX_JSON + 1), f"{place}/{name}")
+            content = json_documents.parse_json(opened.read(json_documents.MAX_JSON + 1), f"{place}/{name}")
         of, found, text = (str(content[key]) for key in ("output", "input", "receipts"))
         if _checksum(of, found, text) != content["crc32c"] or output not in (None, of) or state not in (None, found):
             return []

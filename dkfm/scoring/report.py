@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from dkfm.scoring.receipts import Receipt
 
-__all__ = ["ScoreReport", "slowest"]
+__all__ = ["ScoreReport", "slowest_chunks"]
 
 _SLOWEST = 5
 
@@ -63,7 +63,7 @@ class ScoreReport:
         return json.dumps(asdict(self) | {"rows_per_second": rate})
 
 
-def slowest(receipts: Iterable[Receipt]) -> tuple[SlowChunk, ...]:
+def slowest_chunks(receipts: Iterable[Receipt]) -> tuple[SlowChunk, ...]:
     """Return the chunks that took longest."""
     ordered = sorted(receipts, key=lambda receipt: -receipt.seconds)[:_SLOWEST]
     return tuple(SlowChunk(receipt.chunk, round(receipt.seconds, 3), receipt.worker) for receipt in ordered)

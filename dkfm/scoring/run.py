@@ -23,18 +23,18 @@ from dkfm.errors import (
     UnfitWorkerError,
 )
 from dkfm.execution import memory, worker_checks
-from dkfm.execution.model_cache import forget
-from dkfm.execution.task_runner import Tally, run
-from dkfm.execution.worker_checks import Demand
+from dkfm.execution.model_cache import remove_model
+from dkfm.execution.task_runner import Tally, run_tasks
+from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local
 from dkfm.files.location import at_url
 from dkfm.scoring import completion, outputs
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.planning import Plan
-from dkfm.scoring.prepare import Job, Request, Savable, known, prepared
+from dkfm.scoring.prepare import JobRequest, Savable, ScoringJob, known_receipts, prepare_job
 from dkfm.scoring.receipts import Journal, Receipt, empty_segment
-from dkfm.scoring.report import ScoreReport, slowest
-from dkfm.scoring.tasks import Work, check_chunks, score_chunk
+from dkfm.scoring.report import ScoreReport, slowest_chunks
+from dkfm.scoring.tasks import ChunkWork, check_chunks, score_chunk
 from dkfm.sources import chunk_cache, npz
 from dkfm.sources.base import Named
 
@@ -123,9 +123,9 @@ def batch_score(
     ...     report.rows, dkfm.open_scores(folder + "/scores.zarr").shape
     (300, (300, 2))
     """
-    request = Request(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
+    request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
     while True:  # until nobody else begins the output between the look at it and its creation
-        with prepared(model, source, request, client) as job:
+        with prepare_job(model, source, request, client) as job:
             job.plan.require()
             if isinstance(job.wanted.root, Path):
                 left = (job.plan.chunks - job.plan.done) * job.plan.chunk_bytes
@@ -135,14 +135,14 @@ def batch_score(
                 return _Scoring(job, begun, stall_timeout, progress).run()
 
 
-def _begin(job: Job) -> Output | None:
+def _begin(job: ScoringJob) -> Output | None:
     """Return the output of a job, created if it is new; None where another run created one since it was looked for."""
     if job.found is not None:
         return job.found
     try:
-        return outputs.create(job.wanted, job.overwrite)
+        return outputs.create_output(job.wanted, job.overwrite)
     except StoreExistsError:
-        if job.overwrite or outputs.find(job.wanted.root) is None:
+        if job.overwrite or outputs.find_output(job.wanted.root) is None:
             raise
         return None
 
@@ -177,20 +177,20 @@ def plan_score(
     >>> plan.chunks, plan.output_bytes
     (3, 4800)
     """
-    request = Request(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
-    with prepared(model, source, request, client) as job:
+    request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
+    with prepare_job(model, source, request, client) as job:
         if job.running.client is not None and job.plan.task_bytes <= job.plan.have_bytes:
             worker_checks.require_fit(job.running.client, _demand(job, "", b""))
         return job.plan
 
 
-def _demand(job: Job, mark: str, text: bytes) -> Demand:
+def _demand(job: ScoringJob, mark: str, text: bytes) -> WorkerRequirements:
     """Return what a worker must be for a job; without a mark nothing was written at its output."""
-    return Demand(
+    return WorkerRequirements(
         place=job.wanted.place,
         mark=mark,
         text=text,
-        versions=worker_checks.versions_here(tables=job.wanted.is_table or isinstance(job.rows, Named)),
+        versions=worker_checks.local_versions(tables=job.wanted.is_table or isinstance(job.rows, Named)),
         task_bytes=job.plan.task_bytes,
         shared_bytes=job.plan.model_bytes,
         source=job.rows,
@@ -202,12 +202,12 @@ def _demand(job: Job, mark: str, text: bytes) -> Demand:
 class _Scoring:
     """A job at work."""
 
-    def __init__(self, job: Job, output: Output, stall: float, progress: bool) -> None:
+    def __init__(self, job: ScoringJob, output: Output, stall: float, progress: bool) -> None:
         self._job, self._output, self._stall, self._progress = job, output, stall, progress
         self._receipts: dict[int, Receipt] = {}
         self._new: dict[int, Receipt] = {}
         self._retries = self._duplicates = 0
-        self._demand: Demand | None = None
+        self._demand: WorkerRequirements | None = None
         self._doubted: set[int] = set()
         """Chunks of which something was there without a receipt that is true."""
 
@@ -224,9 +224,9 @@ class _Scoring:
         except ClusterError as error:
             raise type(error)(f"{error} The same command goes on from there.") from error
         finally:
-            forget(job.record.digest)
-            chunk_cache.forget()
-            npz.forget()
+            remove_model(job.record.digest)
+            chunk_cache.clear_chunks()
+            npz.clear_unpacked()
         return self._report(output, time.perf_counter() - start)
 
     @contextmanager
@@ -247,12 +247,12 @@ class _Scoring:
         for _ in range(_ROUNDS):
             self._score(output, book)
             self._job.watch.require_same("scored", "run it again, and all chunks are scored anew")
-            completion.complete(output, self._receipts, self._job.watch.state)
-            lost = completion.lacking(output, self._receipts)
+            completion.complete_output(output, self._receipts, self._job.watch.state)
+            lost = completion.missing_chunks(output, self._receipts)
             if not lost:
                 output.place.sweep()
                 return
-            completion.reopen(output)
+            completion.remove_marker(output)
         raise DamagedStoreError(f"Chunk {lost[0]} of {output.root} is lost again and again; who else writes there?")
 
     def _look_again(self, output: Output) -> bool:
@@ -260,29 +260,29 @@ class _Scoring:
 
         Nothing is removed: another driver may be writing it, and takes it for done.
         """
-        output.place.sweep(local.LEFT_ALONE)
+        output.place.sweep(local.ABANDONED_SECONDS)
         if not output.is_table:
-            outputs.lay(output)
+            outputs.write_array_metadata(output)
         checked: set[Receipt] = set()
-        there, complete = known(output, self._job.watch.state)
+        there, complete = known_receipts(output, self._job.watch.state)
         while new := set(there) - checked:  # until no other driver adds any
             self._check(output, new)
             checked |= new
-            there, complete = known(output, self._job.watch.state)
+            there, complete = known_receipts(output, self._job.watch.state)
         self._leave_other_rows(output, complete)
         lost = [number for number in range(output.chunks) if number not in self._receipts]
         if lost and complete:
-            completion.reopen(output)
+            completion.remove_marker(output)
         elif complete:
             completion.require_readable(output)
-        self._doubted = completion.begun(output, lost)
+        self._doubted = completion.begun_chunks(output, lost)
         return complete and not lost
 
     def _leave_other_rows(self, output: Output, complete: bool) -> None:
         """Let go of chunks of rows in another state, and say so; a whole output is left as it is."""
         state, stale = self._job.watch.state, 0
         if not complete:
-            told, own = ({there.chunk for there in completion.journalled(output, of)} for of in (None, state))
+            told, own = ({there.chunk for there in completion.journal_receipts(output, of)} for of in (None, state))
             stale = len(told - own)
         elif len(self._receipts) < output.chunks and completion.input_state(output) not in ("", state):
             stale = len(self._receipts)
@@ -305,16 +305,18 @@ class _Scoring:
             self._receipts.update({receipt.chunk: receipt for receipt in sound})
 
         tasks = ((output, group, self._demand) for group in groups.values())
-        run(self._job.running, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall)
+        run_tasks(
+            self._job.running, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall
+        )
 
     def _score(self, output: Output, book: Journal) -> None:
         """Run the tasks of all chunks that are not there as their receipts say."""
         try:
             for _ in range(_ROUNDS):
-                left = completion.lacking(output, self._receipts)
+                left = completion.missing_chunks(output, self._receipts)
                 if not left:
                     break
-                completion.remove(output, [number for number in left if self._receipts.pop(number, None)])
+                completion.remove_chunks(output, [number for number in left if self._receipts.pop(number, None)])
                 tally = self._run(output, left, book)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
                 self._require_no_killers(output, [left[number] for number in tally.killers])
@@ -323,7 +325,7 @@ class _Scoring:
                 book.flush()
             raise
         book.flush()
-        left = completion.lacking(output, self._receipts)
+        left = completion.missing_chunks(output, self._receipts)
         if left:
             raise DamagedStoreError(f"Chunk {left[0]} of {output.root} is lost again and again; who else writes there?")
 
@@ -336,13 +338,13 @@ class _Scoring:
 
         read = job.rows.with_float32() if output.dtype == "float32" else job.rows
         on_invalid = str(output.settings["on_invalid"])
-        work = Work(
+        work = ChunkWork(
             *(job.model, job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),
             *(output, on_invalid, self._demand),
         )
         doubting = replace(work, doubted=True)
         tasks = ((doubting if number in self._doubted else work, number) for number in left)
-        return run(
+        return run_tasks(
             *(job.running, "dkfm-score", score_chunk, tasks, len(left), self._progress, done),
             idle=book.flush_if_due,
             stall=self._stall,
@@ -369,5 +371,5 @@ class _Scoring:
             seconds=seconds,
             retries=self._retries,
             duplicates=self._duplicates + sum(receipt.found for receipt in new),
-            slowest=slowest(new),
+            slowest=slowest_chunks(new),
         )

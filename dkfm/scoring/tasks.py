@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core import chunking
-from dkfm.core.prefetch import one_ahead
-from dkfm.core.rows import Array, Rows, finite_rows
+from dkfm.core.prefetch import prefetch
+from dkfm.core.rows import Array, Rows, mask_invalid_rows
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.client import worker_name
-from dkfm.execution.model_cache import saved_scorer
-from dkfm.execution.worker_checks import Demand, require_fit_here
+from dkfm.execution.model_cache import get_saved_scorer
+from dkfm.execution.worker_checks import WorkerRequirements, require_fit_here
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
 from dkfm.scoring import chunk_files, completion, outputs
@@ -29,14 +29,14 @@ from dkfm.sources.base import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Identified", "Work", "check_chunks", "score_chunk"]
+__all__ = ["ChunkWork", "HasIds", "check_chunks", "score_chunk"]
 
 _NAMED = 5
 """Rows that a message names."""
 
 
 @runtime_checkable
-class Identified(Protocol):
+class HasIds(Protocol):
     """A source whose rows have ids."""
 
     id_column: str | None
@@ -46,7 +46,7 @@ class Identified(Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
+class ChunkWork:
     """What many tasks of a job share: paths, names and numbers."""
 
     model: str
@@ -57,31 +57,33 @@ class Work:
     piece_rows: int
     output: Output
     on_invalid: str
-    demand: Demand | None = None
+    demand: WorkerRequirements | None = None
     doubted: bool = False
     """Whether files of a chunk that are there may hold something else than its scores."""
 
 
-def score_chunk(work: Work, number: int) -> Receipt:
+def score_chunk(work: ChunkWork, number: int) -> Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
     start, output = time.perf_counter(), work.output
     require_fit_here(work.demand)
-    scorer = saved_scorer(work.model, work.digest, work.trusted, work.streamed)
+    scorer = get_saved_scorer(work.model, work.digest, work.trusted, work.streamed)
     still_wanted = partial(outputs.require_run, output.root, output.run)
     with single_blas_thread():
         pieces = _pieces(work, scorer, output.slice(number))
-        held, found = chunk_files.write(output.form, output.chunk(number), pieces, still_wanted, work.doubted)
+        held, found = chunk_files.write_chunk_files(
+            output.form, output.chunk(number), pieces, still_wanted, work.doubted
+        )
     return Receipt(
         number,
         output.chunk(number).rows,
-        *chunk_files.summary(held),
+        *chunk_files.summarize(held),
         seconds=time.perf_counter() - start,
         worker=worker_name() or f"process {os.getpid()}",
         found=found,
     )
 
 
-def _pieces(work: Work, scorer: Scorer, rows: slice) -> Generator[Piece]:
+def _pieces(work: ChunkWork, scorer: Scorer, rows: slice) -> Generator[Piece]:
     """Yield the scores of some rows, piece by piece; while one is scored the next is read."""
     names = [columns.output for columns in work.output.columns]
     parts = [
@@ -89,15 +91,15 @@ def _pieces(work: Work, scorer: Scorer, rows: slice) -> Generator[Piece]:
         for part in chunking.row_slices(rows.stop - rows.start, work.piece_rows)
     ]
     strict = work.on_invalid == "raise"
-    for at, (Z, ids) in enumerate(one_ahead([partial(_read, work, part) for part in parts])):
+    for at, (Z, ids) in enumerate(prefetch([partial(_read, work, part) for part in parts])):
         if strict:
             _require_finite(work.source, Z, parts[at:])
         yield Piece((_score_all if strict else _score_valid)(scorer, names, Z, work.source, parts[at].start), ids)
 
 
-def _read(work: Work, rows: slice) -> "tuple[Rows, pa.Array | None]":
+def _read(work: ChunkWork, rows: slice) -> "tuple[Rows, pa.Array | None]":
     source, named = work.source, work.output.settings.get("id_column")
-    return source.read(rows), source.read_ids(rows) if named and isinstance(source, Identified) else None
+    return source.read(rows), source.read_ids(rows) if named and isinstance(source, HasIds) else None
 
 
 def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
@@ -106,9 +108,9 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):  # one cheap pass, which overflows only where a closer look is due
             return
-    if finite_rows(Z)[0].all():
+    if mask_invalid_rows(Z)[0].all():
         return
-    bad = np.concatenate([part.start + np.flatnonzero(~finite_rows(source.read(part))[0]) for part in parts])
+    bad = np.concatenate([part.start + np.flatnonzero(~mask_invalid_rows(source.read(part))[0]) for part in parts])
     (file, rows), contain = _told(source, bad)
     raise InvalidInputError(
         f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
@@ -131,7 +133,7 @@ def _score_all(scorer: Scorer, names: list[str], Z: Rows, source: Source, first:
 
 def _score_valid(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
     """Return the scores of rows, NaN, or no code, for those that have none."""
-    valid, rows = finite_rows(Z)
+    valid, rows = mask_invalid_rows(Z)
     with np.errstate(over="ignore", invalid="ignore"):
         scores = scorer.several(names, rows)
     valid &= _finite(scores.values())
@@ -142,7 +144,7 @@ def _score_valid(scorer: Scorer, names: list[str], Z: Rows, source: Source, firs
 
 def _finite(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
     """Return which rows are finite in all of some scores."""
-    finite: npt.NDArray[np.bool_] = np.logical_and.reduce([links.is_valid(values) for values in scores])
+    finite: npt.NDArray[np.bool_] = np.logical_and.reduce([links.valid_rows(values) for values in scores])
     return finite
 
 
@@ -156,7 +158,9 @@ def _told(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], s
     return (file, f"row {told}" if len(bad) == 1 else f"rows {told}"), "contains" if len(bad) == 1 else "contain"
 
 
-def check_chunks(output: Output, receipts: Sequence[Receipt], demand: Demand | None = None) -> list[Receipt]:
+def check_chunks(
+    output: Output, receipts: Sequence[Receipt], demand: WorkerRequirements | None = None
+) -> list[Receipt]:
     """Read some chunks again; return the receipts that tell what is there, one a chunk."""
     require_fit_here(demand)
     sound: dict[int, Receipt] = {}

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from dkfm.core import chunking
-from dkfm.core.rows import Array, double, finite_rows
+from dkfm.core.rows import Array, as_float64, mask_invalid_rows
 from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
-from dkfm.execution.executors import executor
-from dkfm.execution.task_runner import run
+from dkfm.execution.executors import open_executor
+from dkfm.execution.task_runner import run_tasks
 from dkfm.files import change_detection
 from dkfm.files.location import locate
 from dkfm.numerics import links
@@ -91,17 +91,17 @@ def verify_scores(
     ...     found.rows, found.sampled, found.worst < 1
     (300, 300, True)
     """
-    output = outputs.read(locate(path))
-    receipts = completion.told(output)
+    output = outputs.read_output(locate(path))
+    receipts = completion.marker_receipts(output)
     _require_sound(output, receipts, progress)
     if against is None:
         return ScoresVerification(output.rows, output.chunks, 0, 0.0)
     sample = chunking.require_count(sample, "sample")
-    with model_transfer.fetched(_stated(output) if model is None else model) as folder:
+    with model_transfer.fetch_model(_stated(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
     source, loaded = _input(against, output, record), record.model
     places = _places(output.rows, sample)
-    with change_detection.watching(source) as watch:
+    with change_detection.watch(source) as watch:
         worst = max(_worst(output, receipts, loaded, source, rows) for rows in places)
         watch.require_same("compared", "verify again")
     return ScoresVerification(output.rows, output.chunks, sum(rows.stop - rows.start for rows in places), worst)
@@ -117,15 +117,15 @@ def _stated(output: Output) -> str:
 
 def _require_sound(output: Output, receipts: dict[int, Receipt], progress: bool) -> None:
     """Raise unless every chunk is what its receipt says."""
-    completion.require_no_more(output)
+    completion.require_no_extra_files(output)
     sound: set[int] = set()
 
     def keep(found: list[Receipt]) -> None:
         sound.update(receipt.chunk for receipt in found)
 
-    with executor(None) as running:
+    with open_executor(None) as running:
         tasks = ((output, [receipt]) for receipt in receipts.values())
-        run(running, "dkfm-verify", check_chunks, tasks, len(receipts), progress, keep)
+        run_tasks(running, "dkfm-verify", check_chunks, tasks, len(receipts), progress, keep)
     bad = sorted(receipts.keys() - sound)
     if bad:
         more = f", and {len(bad) - 1} more are not" if bad[1:] else ""
@@ -148,21 +148,21 @@ def _input(against: object, output: Output, record: Record) -> Source:
 def _places(rows: int, sample: int) -> list[slice]:
     """Return runs of rows, evenly spread, from the first to the last."""
     if rows <= sample:
-        return list(chunking.row_slices(rows, max(1, chunking.count(rows, _RUNS))))
-    each = chunking.count(sample, _RUNS)
-    starts = np.unique(np.linspace(0, rows - each, chunking.count(sample, each)).astype(np.intp))
+        return list(chunking.row_slices(rows, max(1, chunking.count_tiles(rows, _RUNS))))
+    each = chunking.count_tiles(sample, _RUNS)
+    starts = np.unique(np.linspace(0, rows - each, chunking.count_tiles(sample, each)).astype(np.intp))
     return [slice(int(start), int(start) + each) for start in starts]
 
 
 def _worst(output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice) -> float:
     """Return the largest difference of some rows, as a share of what is allowed; raise where it is above 1."""
     Z, worst = source.read(rows), 0.0
-    valid, clean = finite_rows(Z)
+    valid, clean = mask_invalid_rows(Z)
     for columns in output.columns:
         found = np.asarray(read_scores(output, receipts, columns.output, rows), np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            expected, allowed = reference.scores(model, columns.output, double(clean))
-            lost = ~(valid & links.is_valid(expected))
+            expected, allowed = reference.reference_scores(model, columns.output, as_float64(clean))
+            lost = ~(valid & links.valid_rows(expected))
             shares = np.abs(found - expected) / allowed
         if columns.dtype == "int64":
             found[found < 0] = np.nan

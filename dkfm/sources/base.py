@@ -8,12 +8,12 @@ from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from dkfm.core.rows import Rows, require_finite, stacked
+from dkfm.core.rows import Rows, require_finite, stack_rows
 from dkfm.files import location as locations
 from dkfm.files.location import Location
 from dkfm.storage import csr
 
-__all__ = ["CsrRows", "DenseRows", "Named", "Source", "read_finite", "sample"]
+__all__ = ["CsrRows", "DenseRows", "Named", "Source", "read_finite", "sample_rows"]
 
 
 class Source(Protocol):
@@ -135,7 +135,7 @@ class CsrRows(_Located):
 
     def values_of(self, rows: int) -> int:
         """Return how many float64 values take the memory of any so many consecutive rows, at most."""
-        return csr.values_of(self.runs, rows)
+        return csr.values_in_rows(self.runs, rows)
 
     def with_float32(self) -> Self:
         """Return the source: sparse rows are float64."""
@@ -149,11 +149,11 @@ def read_finite(source: Source, rows: slice) -> Rows:
     return values
 
 
-def sample(source: Source, rows: int) -> Rows:
+def sample_rows(source: Source, rows: int) -> Rows:
     """Read about `rows` rows in sixteen runs, evenly spread over the source."""
     n = source.shape[0]
     run = max(1, rows // 16)
     if n <= rows:
         return read_finite(source, slice(0, n))
     starts = np.linspace(0, n - run, 16).astype(np.intp)
-    return stacked([read_finite(source, slice(int(a), int(a) + run)) for a in starts])
+    return stack_rows([read_finite(source, slice(int(a), int(a) + run)) for a in starts])

@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.chunking import is_part
+from dkfm.core.chunking import is_small_part
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 
-__all__ = ["by_chunks", "chunk_bytes", "forget", "widened"]
+__all__ = ["chunk_bytes", "clear_chunks", "read_by_chunks", "widen"]
 
 _AT_ONCE = 10
 """Chunks that Zarr decodes at a time."""
@@ -22,7 +22,7 @@ _chunks: LruCache[Array] = LruCache(1)
 """Two chunks: threads that want parts of them may stand on both sides of a border."""
 
 
-def widened(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
+def widen(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
     """Return values in float64; where `keep_float32` says so, those of float32 as they are."""
     kept = keep_float32 and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
     return np.asarray(values, np.float32 if kept else np.float64)
@@ -37,23 +37,23 @@ def chunk_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:
     return 2 * 8 * shape[1] * min(chunk_rows, shape[0]) * min(_AT_ONCE, chunks)
 
 
-def by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]) -> Array:
+def read_by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]) -> Array:
     """Return some rows; of a chunk much larger than they are, which is kept under the key for those after them."""
-    if rows.stop <= rows.start or not is_part(rows.stop - rows.start, chunk_rows):
+    if rows.stop <= rows.start or not is_small_part(rows.stop - rows.start, chunk_rows):
         return read(rows)
     parts = []
     for chunk in range(rows.start // chunk_rows, (rows.stop - 1) // chunk_rows + 1):
         first = chunk * chunk_rows
         wanted = slice(max(0, rows.start - first), min(chunk_rows, rows.stop - first))
-        parts.append(part((*key, chunk), partial(read, slice(first, first + chunk_rows)), wanted))
+        parts.append(cached_part((*key, chunk), partial(read, slice(first, first + chunk_rows)), wanted))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def part(key: Hashable, decode: Callable[[], Array], rows: slice) -> Array:
+def cached_part(key: Hashable, decode: Callable[[], Array], rows: slice) -> Array:
     """Return a copy of some rows of a chunk, decoded if it is not there."""
     return _chunks.get(key, decode)[rows].copy()  # a view would keep the chunk alive
 
 
-def forget() -> None:
+def clear_chunks() -> None:
     """Let go of what was kept for the next task of a job that has none."""
     _chunks.remove()

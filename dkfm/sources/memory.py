@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import checked_names, require_once, select, some
-from dkfm.core.rows import Rows, as_array, double, stored_values
+from dkfm.core.frames import check_column_names, format_names, require_unique_names, select_columns
+from dkfm.core.rows import Rows, as_array, as_float64, row_values
 from dkfm.errors import InvalidInputError, MissingExtraError, reason
 from dkfm.storage import csr
-from dkfm.storage.zarr_store import bytes_of
+from dkfm.storage.zarr_store import view_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FrameSource", "MemorySource", "in_frame"]
+__all__ = ["FrameSource", "MemorySource", "open_frame"]
 
 _TOGETHER = 2**20
 """Values whose order in memory is changed at a time."""
@@ -42,16 +42,16 @@ class MemorySource:
     @property
     def row_values(self) -> int:
         """The columns, or what is stored of them."""
-        return stored_values(self.array)
+        return row_values(self.array)
 
     @property
     def runs(self) -> tuple[int, ...]:
         """Values that 1, 2, 4, .. consecutive rows hold at most, of CSR rows."""
-        return () if isinstance(self.array, np.ndarray) else csr.runs_of(self.array)
+        return () if isinstance(self.array, np.ndarray) else csr.longest_runs(self.array)
 
     def values_of(self, rows: int) -> int:
         """Return how many float64 values any so many consecutive rows take in memory, at most."""
-        return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.values_of(self.runs, rows)
+        return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.values_in_rows(self.runs, rows)
 
     def decoding_bytes(self, chunks: int) -> int:
         """Return 0: rows are in memory as they are."""
@@ -113,7 +113,7 @@ class FrameSource(MemorySource):
         return super().stamp() if self.ids is None else f"{super().stamp()} {_checksum(self.ids)}"
 
 
-def in_frame(
+def open_frame(
     frame: object, names: Sequence[str], name: str, columns: Sequence[str] | None, id_column: str | None
 ) -> FrameSource:
     """Return the rows of a data frame whose columns have names: those asked for, in their order, or all but the ids.
@@ -123,15 +123,15 @@ def in_frame(
     InvalidInputError
         A column that is missing, there twice, or does not hold numbers.
     """
-    require_once(names, f"{name} has")
-    asked = checked_names(columns)
+    require_unique_names(names, f"{name} has")
+    asked = check_column_names(columns)
     wanted = tuple(column for column in names if column != id_column) if asked is None else asked
     for needed, use in ((wanted, ""), (() if id_column is None else (id_column,), " for ids")):
         if missing := [column for column in needed if column not in names]:
-            raise InvalidInputError(f"{name} has no {some(missing)}{use}; it has {some(names)}.")
+            raise InvalidInputError(f"{name} has no {format_names(missing)}{use}; it has {format_names(names)}.")
     if not wanted:
         raise InvalidInputError(f"{name} needs at least one column of numbers, and none is asked for or there.")
-    array = double(_values(frame if wanted == tuple(names) else select(frame, wanted), wanted, name))
+    array = as_float64(_values(frame if wanted == tuple(names) else select_columns(frame, wanted), wanted, name))
     return FrameSource(array, name, 1, wanted, id_column, None if id_column is None else _ids(frame, id_column, name))
 
 
@@ -142,7 +142,7 @@ def _values(frame: object, columns: tuple[str, ...], name: str) -> Rows:
     except InvalidInputError:
         for column in columns:
             try:
-                as_array(select(frame, [column]), name)
+                as_array(select_columns(frame, [column]), name)
             except InvalidInputError as error:
                 raise InvalidInputError(
                     f"The column {column!r} of {name} does not hold numbers or booleans ({reason(error)}); convert it, "
@@ -159,7 +159,7 @@ def _ids(frame: object, column: str, name: str) -> "pa.Array":
         from dkfm.sources.parquet_footers import require_ids
     except ImportError as error:
         raise MissingExtraError("Ids need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
-    chosen = select(frame, [column])
+    chosen = select_columns(frame, [column])
     try:
         table = pa.Table.from_pandas(chosen, preserve_index=False) if hasattr(chosen, "iloc") else pa.table(chosen)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -172,7 +172,7 @@ def _checksum_of(values: npt.NDArray[np.generic]) -> int:
     """Return the crc32c of values in C order, whatever their order is in memory, without a copy of them all."""
     found = 0
     for part in row_slices(len(values), max(1, _TOGETHER * len(values) // max(1, values.size))):
-        found = google_crc32c.extend(found, bytes_of(np.ascontiguousarray(values[part])))
+        found = google_crc32c.extend(found, view_bytes(np.ascontiguousarray(values[part])))
     return found
 
 

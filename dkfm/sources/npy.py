@@ -25,7 +25,7 @@ from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
 from dkfm.sources.base import DenseRows
 
-__all__ = ["Header", "NpySource", "RemoteNpySource", "load", "open_npy", "parse_header"]
+__all__ = ["Header", "NpySource", "RemoteNpySource", "load_npy", "open_npy", "parse_header"]
 
 MAX_HEADER = 2**14
 """Bytes of a .npy file that hold any header that NumPy reads without being told to trust it."""
@@ -160,10 +160,10 @@ class RemoteNpySource(DenseRows):
         data = place.read("", self.offset + start * self._row_bytes, self.offset + stop * self._row_bytes)
         if len(data) != (stop - start) * self._row_bytes:
             raise InvalidInputError(f"Rows {start} to {stop} of {place} cannot be read: the file was cut short.")
-        return chunk_cache.widened(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.keep_float32)
+        return chunk_cache.widen(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.keep_float32)
 
 
-def load(path: str | Path) -> npt.NDArray[np.generic]:
+def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
     """Return the array of a .npy file.
 
     Raises
@@ -207,7 +207,7 @@ def _header_bytes(data: bytes) -> int:
 def _by_rows(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
     columns, itemsize = header.shape[1], header.dtype.itemsize
     file.seek(header.offset + start * columns * itemsize)
-    kind = chunk_cache.widened(np.empty(0, header.dtype), keep_float32).dtype
+    kind = chunk_cache.widen(np.empty(0, header.dtype), keep_float32).dtype
     values: Array = np.empty((stop - start, columns), kind)
     if kind == header.dtype:
         _fill(file, values)
@@ -225,7 +225,7 @@ def _by_columns(file: BufferedReader, header: Header, start: int, stop: int, kee
     """Return rows that lie apart, a part of every column."""
     n, columns = header.shape
     itemsize, descriptor = header.dtype.itemsize, file.fileno()
-    kind = chunk_cache.widened(np.empty(0, header.dtype), keep_float32).dtype
+    kind = chunk_cache.widen(np.empty(0, header.dtype), keep_float32).dtype
     values: Array = np.empty((columns, stop - start), kind)
     stored = np.empty(stop - start, header.dtype)
     for column in range(columns):

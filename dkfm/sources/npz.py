@@ -30,7 +30,7 @@ from dkfm.files.location import Location, is_remote, open_unbuffered, status
 from dkfm.sources.base import CsrRows
 from dkfm.storage import csr
 
-__all__ = ["NpzSource", "forget"]
+__all__ = ["NpzSource", "clear_unpacked"]
 
 _PARTS = ("data", "indices", "indptr")
 _PIECE = 2**20
@@ -102,9 +102,9 @@ class NpzSource(CsrRows):
         start, stop, _ = rows.indices(self.shape[0])
         try:
             pointers = indptr[start : max(start, stop) + 1].astype(np.int64)
-            values = csr.span(pointers, data.shape[0])
+            values = csr.value_span(pointers, data.shape[0])
             # Copies: duplicates are added up in place, and a view would keep the disk space.
-            found = csr.joined(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
+            found = csr.join_csr(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
         except ValueError as error:
             raise InvalidInputError(f"The arrays of {self.location} do not make rows: {error}") from None
         found.sum_duplicates()
@@ -128,7 +128,7 @@ class NpzSource(CsrRows):
             return *unpacked, pointers
 
 
-def forget() -> None:
+def clear_unpacked() -> None:
     """Let go of what this process has unpacked, and of its disk space once nobody reads it."""
     _unpacked.remove()
 
@@ -136,7 +136,7 @@ def forget() -> None:
 def _stamp(path: Location, *, exact: bool = False) -> str:
     try:
         if is_remote(path):
-            return change_detection.of_files([("", *status(path))])  # of one object, not of all below a prefix
+            return change_detection.digest_files([("", *status(path))])  # of one object, not of all below a prefix
         return locations.state(path) if exact else locations.stamp(path)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
@@ -192,7 +192,7 @@ def _checked(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[int, int],
 
 def _runs(pieces: Iterable[bytes], header: _Header, stored: int, path: Location) -> tuple[int, ...]:
     """Return the `Pointers.runs` of row pointers that are sound."""
-    pointers = csr.Pointers(stored)
+    pointers = csr.PointerCheck(stored)
     try:
         for piece in pieces:
             pointers.add(np.frombuffer(piece, header.dtype))
@@ -273,7 +273,7 @@ def _require_room(path: Location, needed: int) -> None:
             f"{path} takes {needed} bytes when it is unpacked, and {folder} has {free} free: "
             "make room, set TMPDIR to another folder, or store the rows in Zarr or .npy."
         )
-    temporary.announce(Path(folder), needed, f"What {path} is unpacked to")
+    temporary.warn_of_large_store(Path(folder), needed, f"What {path} is unpacked to")
 
 
 def _mapped(pieces: Iterable[bytes], header: _Header) -> _Part:

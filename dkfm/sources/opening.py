@@ -7,13 +7,13 @@ from pathlib import Path
 
 import zarr
 
-from dkfm.core.frames import column_names, is_numbered_in_order, unwrapped
-from dkfm.core.rows import as_array, double
+from dkfm.core.frames import column_names, is_numbered_in_order, unwrap
+from dkfm.core.rows import as_array, as_float64
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.files.location import Location, locate
 from dkfm.files.object_store import Remote
 from dkfm.sources.base import Source
-from dkfm.sources.memory import MemorySource, in_frame
+from dkfm.sources.memory import MemorySource, open_frame
 from dkfm.sources.npy import open_npy
 from dkfm.sources.npz import NpzSource
 from dkfm.sources.zarr import open_zarr
@@ -66,7 +66,7 @@ def open_source(
     if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
         _require_no_columns(name, columns, id_column)
         return open_zarr(Path(data.store.root) / data.path)
-    return _open_memory(unwrapped(data), name, wanted, columns, id_column, fitted)
+    return _open_memory(unwrap(data), name, wanted, columns, id_column, fitted)
 
 
 def _open_location(
@@ -98,10 +98,10 @@ def _open_memory(
         raise InvalidInputError("A dask collection is not a source; it belongs to transform(), which stays lazy.")
     names = column_names(data, name)
     if names is not None:
-        return in_frame(data, names, name, wanted, id_column)
+        return open_frame(data, names, name, wanted, id_column)
     _warn_of_numbers(data, name, fitted)
     _require_no_columns(name, columns, id_column)
-    return MemorySource(double(as_array(data, name)), name)
+    return MemorySource(as_float64(as_array(data, name)), name)
 
 
 def _format_of(location: Location) -> str:

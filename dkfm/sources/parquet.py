@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import checked_names
+from dkfm.core.frames import check_column_names
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
@@ -86,7 +86,7 @@ class ParquetSource(DenseRows):
         InvalidInputError
             Something else than Parquet files, a column that is missing or does not hold numbers, or no rows.
         """
-        found, table = parquet_footers.read(location, checked_names(columns), id_column)
+        found, table = parquet_footers.read_footers(location, check_column_names(columns), id_column)
         longest = int(np.diff(table.first_rows).max())
         _tables.get((location, found, table.places, id_column), lambda: table)
         shape = int(table.first_rows[-1]), len(table.columns)
@@ -104,11 +104,11 @@ class ParquetSource(DenseRows):
 
     def stamp(self) -> str:
         """Return a digest of the names, the sizes, and the times of change or ETags of its files."""
-        return parquet_files.read(self.location)[0]
+        return parquet_files.list_files(self.location)[0]
 
     def state(self) -> str:
         """Return a digest of its files that no writer can bring back; at a URL the stamp."""
-        return parquet_files.state(self.location)
+        return parquet_files.files_state(self.location)
 
     def is_of(self, stamp: str) -> bool:
         """Whether this is the stamp of its files when they were opened."""
@@ -132,7 +132,7 @@ class ParquetSource(DenseRows):
                 self._decode(group, out)
             else:
                 table.file_of(group).require_same()
-                out[...] = chunk_cache.part(
+                out[...] = chunk_cache.cached_part(
                     (self.opened, self.keep_float32, group), partial(self._decoded, group), part
                 )
         return values
@@ -171,7 +171,7 @@ class ParquetSource(DenseRows):
         key = (self.location, self.listing, self.places, self.id_column)
         expected = self.listing
         return _tables.get(
-            key, lambda: parquet_footers.read(self.location, self.places, self.id_column, expected=expected)[1]
+            key, lambda: parquet_footers.read_footers(self.location, self.places, self.id_column, expected=expected)[1]
         )
 
     def _dtype(self, table: Footers) -> np.dtype[np.floating]:
@@ -189,7 +189,7 @@ class ParquetSource(DenseRows):
         """Fill an array with the rows of a row group, some columns at a time."""
         table = self._table
         kind = pa.from_numpy_dtype(values.dtype)
-        with parquet_footers.opened(table.file_of(group)) as parquet:
+        with parquet_footers.open_parquet(table.file_of(group)) as parquet:
             for places in row_slices(len(table.columns), _pass_columns(len(values))):
                 for first, batch in _batches(parquet, table, group, table.columns[places]):
                     part = values[first : first + batch.num_rows, places]
@@ -226,7 +226,7 @@ def _batches(
 def _id_batches(table: Footers, group: int, column: str) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield the ids of a row group as `_batches` does, equal texts of them once."""
     held = table.rows_of(group)
-    with parquet_footers.opened(table.file_of(group), ids=column if _is_text(table.id_type) else None) as parquet:
+    with parquet_footers.open_parquet(table.file_of(group), ids=column if _is_text(table.id_type) else None) as parquet:
         most = _IDS_BYTES + _ID_BYTES * (held.stop - held.start)
         yield from _checked_batches(parquet, table, group, (column,), _ID_ROWS, most)
 

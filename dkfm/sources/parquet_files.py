@@ -12,11 +12,11 @@ from dkfm.files import change_detection
 from dkfm.files.location import Location, is_remote, join, open_location, status
 from dkfm.files.object_store import Remote
 
-__all__ = ["File", "read", "state"]
+__all__ = ["TableFile", "files_state", "list_files"]
 
 
 @dataclass(frozen=True)
-class File:
+class TableFile:
     """A file as it was when it was listed."""
 
     location: Location
@@ -46,7 +46,7 @@ class File:
             raise InvalidInputError(f"{self.location} changed since it was opened; open it again.")
 
 
-def read(place: Location) -> tuple[str, tuple[File, ...]]:
+def list_files(place: Location) -> tuple[str, tuple[TableFile, ...]]:
     """List the Parquet files below a place in the order of their relative names, or a file; return their stamp too.
 
     Raises
@@ -59,13 +59,13 @@ def read(place: Location) -> tuple[str, tuple[File, ...]]:
     found = _files(place) if isinstance(place, Path) else _objects(place)
     if not found:
         raise InvalidInputError(f"{place} holds no .parquet file whose name begins with neither '_' nor '.'.")
-    files = (File(join(place, n), size, at) for n, size, at in found)
-    return change_detection.of_files(found), tuple(files)
+    files = (TableFile(join(place, n), size, at) for n, size, at in found)
+    return change_detection.digest_files(found), tuple(files)
 
 
-def state(place: Location) -> str:
-    """Return the state of the files that `read` lists, as `dkfm.files.change_detection` says; at a URL their stamp."""
-    return change_detection.of_files(_files(place, exact=True) if isinstance(place, Path) else _objects(place))
+def files_state(place: Location) -> str:
+    """Return the state of the files that `list_files` lists; at a URL their stamp."""
+    return change_detection.digest_files(_files(place, exact=True) if isinstance(place, Path) else _objects(place))
 
 
 def _files(path: Path, *, exact: bool = False) -> list[tuple[str, int, int | str]]:
@@ -76,7 +76,7 @@ def _files(path: Path, *, exact: bool = False) -> list[tuple[str, int, int | str
     for name, entry in found:
         if not stat.S_ISREG(entry.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    return [(name, entry.st_size, change_detection.change_of(entry, exact)) for name, entry in found]
+    return [(name, entry.st_size, change_detection.time_of_change(entry, exact)) for name, entry in found]
 
 
 def _objects(place: Remote) -> list[tuple[str, int, int | str]]:

@@ -13,12 +13,12 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.frames import require_once, some
+from dkfm.core.frames import format_names, require_unique_names
 from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, reason
 from dkfm.files.local import BoundedReader
 from dkfm.files.location import Location, open_unbuffered
 from dkfm.sources import parquet_files
-from dkfm.sources.parquet_files import File
+from dkfm.sources.parquet_files import TableFile
 
 try:
     import pyarrow as pa
@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
-__all__ = ["TEXTS", "Footers", "compute", "declared_bytes", "opened", "pa", "pq", "read", "require_ids"]
+__all__ = ["TEXTS", "Footers", "compute", "declared_bytes", "open_parquet", "pa", "pq", "read_footers", "require_ids"]
 
 TEXTS = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
 """Kinds of columns whose values may have any length."""
@@ -65,7 +65,7 @@ class Footers:
         What the footers that a process keeps take in memory.
     """
 
-    files: tuple[File, ...]
+    files: tuple[TableFile, ...]
     first_rows: npt.NDArray[np.int64]
     owners: npt.NDArray[np.intp]
     numbers: npt.NDArray[np.intp]
@@ -83,7 +83,7 @@ class Footers:
         """Return the rows of a row group."""
         return slice(int(self.first_rows[group]), int(self.first_rows[group + 1]))
 
-    def file_of(self, group: int) -> File:
+    def file_of(self, group: int) -> TableFile:
         """Return the file of a row group."""
         return self.files[int(self.owners[group])]
 
@@ -93,7 +93,7 @@ class Footers:
 
 
 @contextmanager
-def opened(file: File, *, again: bool = True, ids: str | None = None) -> Iterator["pq.ParquetFile"]:
+def open_parquet(file: TableFile, *, again: bool = True, ids: str | None = None) -> Iterator["pq.ParquetFile"]:
     """Open a file that is and stays as it was listed; what fails is one sentence.
 
     Parameters
@@ -127,7 +127,7 @@ def opened(file: File, *, again: bool = True, ids: str | None = None) -> Iterato
     file.require_same()  # an object is read in parts, and no open file keeps what it was
 
 
-def _metadata(file: File) -> "pq.FileMetaData":
+def _metadata(file: TableFile) -> "pq.FileMetaData":
     """Read the footer of a file, whose length the file states."""
     with BoundedReader(open_unbuffered(file.location, file.bytes), _MAX_FOOTER) as source:
         found = pq.read_metadata(source)
@@ -138,7 +138,7 @@ def _metadata(file: File) -> "pq.FileMetaData":
 _kept_metadata = lru_cache(maxsize=_KEPT)(_metadata)
 
 
-def read(
+def read_footers(
     path: Location, wanted: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
 ) -> tuple[str, Footers]:
     """Read the footers of a table, and return its stamp too.
@@ -157,7 +157,7 @@ def read(
     InvalidInputError
         Files, columns or rows that are not those of a table of numbers.
     """
-    found, files = parquet_files.read(path)
+    found, files = parquet_files.list_files(path)
     if expected not in (None, found):
         raise InvalidInputError(f"{path} changed since it was opened; open it again.")
     first, *_ = _described(files[0])
@@ -178,7 +178,7 @@ def read(
                 all_float32 &= _require_numbers(schema, columns, file.location)
                 require_ids(schema, first, id_column, file.location)
                 if wanted is None and (more := sorted(set(_natural(schema, id_column)) - set(columns))):
-                    raise InvalidInputError(f"{file} has {some(more)}, which {files[0]} has not; name columns.")
+                    raise InvalidInputError(f"{file} has {format_names(more)}, which {files[0]} has not; name columns.")
             held = [number for number, count in enumerate(rows) if count]
             counts += [rows[number] for number in held]
             owners += [owner] * len(held)
@@ -193,9 +193,9 @@ def read(
     return found, Footers(files, first_rows, *at, columns, places, all_float32, id_type, footer_bytes)
 
 
-def _described(file: File) -> tuple["pa.Schema", list[int], int]:
+def _described(file: TableFile) -> tuple["pa.Schema", list[int], int]:
     """Return the columns of a file, the rows of its row groups, and the bytes of its footer."""
-    with opened(file, again=False) as parquet:
+    with open_parquet(file, again=False) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata
         _ = schema.names  # those that are no text fail here
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
@@ -234,10 +234,10 @@ def _index_columns(schema: "pa.Schema") -> list[str]:
 
 def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Location) -> bool:
     """Raise unless every column is there, once, and holds numbers; return whether all are float32."""
-    require_once(schema.names, f"{path} has")
+    require_unique_names(schema.names, f"{path} has")
     there = {field.name: field.type for field in schema}
     if missing := [name for name in columns if name not in there]:
-        raise InvalidInputError(f"{path} has no {some(missing)}; it has {some(schema.names)}.")
+        raise InvalidInputError(f"{path} has no {format_names(missing)}; it has {format_names(schema.names)}.")
     for name in columns:
         if not _is_number(there[name]):
             raise InvalidInputError(
@@ -256,7 +256,9 @@ def require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, 
     if id_column is None:
         return
     if id_column not in schema.names:
-        raise InvalidInputError(f"{path} has no {some([id_column])} for ids; it has {some(schema.names)}.")
+        raise InvalidInputError(
+            f"{path} has no {format_names([id_column])} for ids; it has {format_names(schema.names)}."
+        )
     kind, expected = schema.field(id_column).type, first.field(id_column).type
     if types.is_nested(kind) or types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
         raise InvalidInputError(

@@ -19,7 +19,7 @@ class StoredCsr(CsrRows):
 
     def read(self, rows: slice) -> Rows:
         """Return some rows."""
-        return csr.read(cast("Path", self.location), self.array, self.shape[1], rows)
+        return csr.read_csr(cast("Path", self.location), self.array, self.shape[1], rows)
 
     def is_of(self, stamp: str) -> bool:  # the store is the driver's own
         """Return True: nobody else writes there."""

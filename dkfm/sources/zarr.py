@@ -22,7 +22,7 @@ from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
 from dkfm.sources.base import DenseRows
 from dkfm.storage import bounded_chunks, json_documents, zarr_schema
-from dkfm.storage.raw_chunks import Plain
+from dkfm.storage.raw_chunks import RawArray
 
 __all__ = ["RemoteZarrSource", "ZarrSource", "open_zarr"]
 
@@ -51,7 +51,7 @@ class _ZarrRows(DenseRows):
 
     def read(self, rows: slice) -> Array:
         """Return some rows; of a chunk much larger than they are, which is kept for those after them."""
-        return chunk_cache.by_chunks((self.opened, self.keep_float32), rows, self.chunk_rows, self._read)
+        return chunk_cache.read_by_chunks((self.opened, self.keep_float32), rows, self.chunk_rows, self._read)
 
     def _read(self, rows: slice) -> Array:
         raise NotImplementedError
@@ -61,7 +61,7 @@ class _ZarrRows(DenseRows):
 class ZarrSource(_ZarrRows):
     """Rows of an array in a store on this file system."""
 
-    plain: Plain | None = None
+    plain: RawArray | None = None
     """How its rows are read without Zarr, if they can be."""
 
     @classmethod
@@ -74,13 +74,15 @@ class ZarrSource(_ZarrRows):
         if array != path:
             zarr_schema.status_within(path, array / _METADATA)
         _, info = zarr_schema.read_source(array)
-        return cls(array, _shape(info, array), info.chunks[0], plain=Plain.of(array, info))
+        return cls(array, _shape(info, array), info.chunks[0], plain=RawArray.of(array, info))
 
     def _read(self, rows: slice) -> Array:
         path = cast("Path", self.location)
         try:
             values = None if self.plain is None else self.plain.read(rows)
-            return chunk_cache.widened(bounded_chunks.read(path, rows) if values is None else values, self.keep_float32)
+            return chunk_cache.widen(
+                bounded_chunks.read_bounded(path, rows) if values is None else values, self.keep_float32
+            )
         except DkfmError:
             raise
         except Exception as error:  # whatever a decoder makes of a stranger's bytes
@@ -109,7 +111,7 @@ class RemoteZarrSource(_ZarrRows):
         info = zarr_schema.array_info(metadata, place, source=True)
         if info.shape != self.shape or info.chunks[0] != self.chunk_rows:
             raise InvalidInputError(f"{place} was replaced by an array of shape {info.shape} while it was read.")
-        return chunk_cache.widened(_remote_values(place, metadata, rows), self.keep_float32)
+        return chunk_cache.widen(_remote_values(place, metadata, rows), self.keep_float32)
 
 
 def _array_at(location: Location, metadata: dict[str, object], arrays: Callable[[], Sequence[str]]) -> Location:
@@ -139,7 +141,7 @@ def _remote_metadata(place: Remote) -> dict[str, object]:
         raise InvalidInputError(
             f"{place}/{_METADATA} has more than {json_documents.MAX_JSON} bytes, and is no metadata."
         )
-    return json_documents.parsed(data, f"{place}/{_METADATA}")
+    return json_documents.parse_json(data, f"{place}/{_METADATA}")
 
 
 def _remote_values(place: Remote, metadata: dict[str, object], rows: slice) -> np.ndarray:
@@ -149,9 +151,9 @@ def _remote_values(place: Remote, metadata: dict[str, object], rows: slice) -> n
     with place.telling("read") as (files, path):
         # One connection serves rows and all else: an asynchronous one of Zarr's own would never be closed.
         chunks = FsspecStore(AsyncFileSystemWrapper(files, asynchronous=True), read_only=True, path=path)
-        array = zarr.Array(zarr.AsyncArray(bounded_chunks.metadata_of(metadata), StorePath(chunks)))
+        array = zarr.Array(zarr.AsyncArray(bounded_chunks.bounded_metadata(metadata), StorePath(chunks)))
         try:
-            return np.asarray(fsspec_options.patiently(files, lambda: array[rows]))
+            return np.asarray(fsspec_options.retry(files, lambda: array[rows]))
         except (ValueError, RuntimeError, TypeError, EOFError, zlib.error) as error:  # bytes that are no chunk
             told = f"Rows {rows.start} to {rows.stop} of {place} cannot be read: {reason(error)}."
             raise InvalidInputError(told) from error

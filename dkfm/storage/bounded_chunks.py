@@ -23,13 +23,13 @@ from zarr.core.buffer import Buffer
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import LocalStore, StorePath
 
-from dkfm.core.chunking import count
+from dkfm.core.chunking import count_tiles
 from dkfm.errors import DamagedStoreError
 from dkfm.files.local import open_plain
 from dkfm.storage import zarr_codecs, zarr_schema
 from dkfm.storage.zarr_codecs import CRC_BYTES
 
-__all__ = ["metadata_of", "read"]
+__all__ = ["bounded_metadata", "read_bounded"]
 
 _COMPRESSORS = ("zstd", "blosc", "gzip")
 _SLACK = 2**8
@@ -39,7 +39,7 @@ _INDEX_BYTES, _EMPTY = 16, 2**64 - 1
 """Of the index of a shard for each of its chunks; and where it has none."""
 
 
-def read(path: Path, rows: slice) -> npt.NDArray[np.generic]:
+def read_bounded(path: Path, rows: slice) -> npt.NDArray[np.generic]:
     """Return some rows of an array (n, d) of a user's input, as they are stored.
 
     Raises
@@ -50,15 +50,15 @@ def read(path: Path, rows: slice) -> npt.NDArray[np.generic]:
         Whatever a decoder makes of a stranger's bytes.
     """
     document, info = zarr_schema.read_source(path)
-    chain, metadata = document["codecs"], metadata_of(document)
-    first, end = rows.start // info.chunks[0], count(min(rows.stop, info.shape[0]), info.chunks[0])
+    chain, metadata = document["codecs"], bounded_metadata(document)
+    first, end = rows.start // info.chunks[0], count_tiles(min(rows.stop, info.shape[0]), info.chunks[0])
     for place in product(range(first, end), range(info.grid[1])):
         _require_sound(path, path / metadata.encode_chunk_key(place), info, chain)
     array = zarr.Array(zarr.AsyncArray(metadata, StorePath(LocalStore(path, read_only=True))))
     return np.asarray(array[rows])
 
 
-def metadata_of(document: Mapping[str, object]) -> ArrayV3Metadata:
+def bounded_metadata(document: Mapping[str, object]) -> ArrayV3Metadata:
     """Return an array's metadata for Zarr, with codecs that decode a chunk to its own bytes, or not at all."""
     made = {**document, "codecs": _bounded(document["codecs"])}
     return ArrayV3Metadata.from_dict(made)  # type: ignore[arg-type]  # a codec may be there already
@@ -77,7 +77,7 @@ def _require_sound(root: Path, file: Path, info: zarr_schema.ArrayInfo, chain: o
         raise DamagedStoreError(f"{file} has {status.st_size} bytes, and a chunk of its array at most {most}.")
     if inner is None:
         return
-    index = _index(file, status.st_size, chunks, zarr_codecs.configuration(chain, 0))
+    index = _index(file, status.st_size, chunks, zarr_codecs.codec_configuration(chain, 0))
     starts, lengths = index[index[:, 0] != _EMPTY].T
     if (lengths > each).any() or (starts > status.st_size).any() or (starts + lengths > status.st_size).any():
         raise DamagedStoreError(f"The index of the shard {file} tells of bytes that it does not have.")
@@ -86,7 +86,7 @@ def _require_sound(root: Path, file: Path, info: zarr_schema.ArrayInfo, chain: o
 def _index(file: Path, size: int, chunks: int, shard: Mapping[str, object]) -> npt.NDArray[np.uint64]:
     """Return where the chunks of a shard lie: start and length of each."""
     index_bytes = _INDEX_BYTES * chunks
-    checksum = CRC_BYTES * (zarr_codecs.names(shard.get("index_codecs")) or []).count("crc32c")
+    checksum = CRC_BYTES * (zarr_codecs.codec_names(shard.get("index_codecs")) or []).count("crc32c")
     if size < index_bytes + checksum:
         raise DamagedStoreError(f"{file} has {size} bytes, and the index of its chunks alone has {index_bytes}.")
     with open_plain(file) as opened:
@@ -96,13 +96,13 @@ def _index(file: Path, size: int, chunks: int, shard: Mapping[str, object]) -> n
 
 def _bounded(chain: object) -> list[object]:
     """Return codecs in which those that decompress are bounded."""
-    names = zarr_codecs.names(chain) or []
+    names = zarr_codecs.codec_names(chain) or []
     made: list[object] = list(chain) if isinstance(chain, list) else []
     for at, name in enumerate(names):
         if name in _COMPRESSORS:
             made[at] = _Bounded(name, names[:at].count("crc32c"))
         elif name == "sharding_indexed":
-            shard = zarr_codecs.configuration(chain, at)
+            shard = zarr_codecs.codec_configuration(chain, at)
             made[at] = ShardingCodec(**{**shard, "codecs": _bounded(shard["codecs"])})  # type: ignore[arg-type]  # its fields, as seen
     return made
 

@@ -11,15 +11,15 @@ from dkfm.errors import UnsupportedStoreError, reason
 from dkfm.storage import zarr_schema, zarr_store
 
 __all__ = [
-    "Pointers",
+    "PointerCheck",
     "array_names",
-    "joined",
-    "read",
-    "require_complete",
-    "runs_of",
-    "span",
-    "values_of",
-    "write",
+    "join_csr",
+    "longest_runs",
+    "read_csr",
+    "require_csr_complete",
+    "value_span",
+    "values_in_rows",
+    "write_csr",
 ]
 
 _PARTS = ("data", "indices", "indptr")
@@ -33,7 +33,7 @@ def array_names(name: str) -> list[str]:
     return [f"{name}.{part}" for part in _PARTS]
 
 
-def write(group: zarr.Group, name: str, rows: Sparse) -> None:
+def write_csr(group: zarr.Group, name: str, rows: Sparse) -> None:
     """Add rows to a store that is being made."""
     for array, values in zip(array_names(name), (rows.data, rows.indices, rows.indptr), strict=True):
         dtype = "float64" if values is rows.data else "int64"
@@ -41,7 +41,7 @@ def write(group: zarr.Group, name: str, rows: Sparse) -> None:
         zarr_store.add_array(group, array, values.shape, chunks, dtype)[...] = values.astype(dtype, copy=False)
 
 
-def read(root: Path, name: str, columns: int, rows: slice | None = None) -> Sparse:
+def read_csr(root: Path, name: str, columns: int, rows: slice | None = None) -> Sparse:
     """Read some rows, or all, once what their arrays say of each other is seen to be true.
 
     Raises
@@ -57,13 +57,13 @@ def read(root: Path, name: str, columns: int, rows: slice | None = None) -> Spar
         pointers = np.asarray(indptr[part.start : part.stop + 1], dtype=np.int64)
         if len(pointers) != part.stop - part.start + 1:
             raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
-        values = span(pointers, data.shape[0])
-        return joined(pointers, np.asarray(data[values]), np.asarray(indices[values]), columns)
+        values = value_span(pointers, data.shape[0])
+        return join_csr(pointers, np.asarray(data[values]), np.asarray(indices[values]), columns)
     except (ValueError, RuntimeError, OSError) as error:
         raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {reason(error)}.") from None
 
 
-def span(pointers: npt.NDArray[np.int64], stored: int) -> slice:
+def value_span(pointers: npt.NDArray[np.int64], stored: int) -> slice:
     """Return which of the stored values belong to the rows that some pointers are of.
 
     Raises
@@ -77,8 +77,8 @@ def span(pointers: npt.NDArray[np.int64], stored: int) -> slice:
     return slice(int(pointers[0]), int(pointers[-1]))
 
 
-def joined(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np.integer], columns: int) -> Sparse:
-    """Return the rows of the values and columns of a `span`.
+def join_csr(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np.integer], columns: int) -> Sparse:
+    """Return the rows of the values and columns of a `value_span`.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def joined(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np
     return found
 
 
-class Pointers:
+class PointerCheck:
     """The row pointers of CSR rows, which come some at a time in their order, checked as they come.
 
     Parameters
@@ -144,15 +144,15 @@ class Pointers:
         return tuple(self._stored if 2**power >= self._rows else most for power, most in enumerate(self._runs))
 
 
-def runs_of(rows: Sparse) -> tuple[int, ...]:
+def longest_runs(rows: Sparse) -> tuple[int, ...]:
     """Return how many values 1, 2, 4, .. consecutive rows hold at most."""
-    pointers = Pointers(int(rows.indptr[-1]))
+    pointers = PointerCheck(int(rows.indptr[-1]))
     for start in range(0, len(rows.indptr), _CHUNK):
         pointers.add(rows.indptr[start : start + _CHUNK])
     return pointers.runs()
 
 
-def values_of(runs: tuple[int, ...], rows: int) -> int:
+def values_in_rows(runs: tuple[int, ...], rows: int) -> int:
     """Return how many dense float64 values take the memory of any so many consecutive rows, at most.
 
     >>> values_of((5, 9, 16), 3)
@@ -164,7 +164,7 @@ def values_of(runs: tuple[int, ...], rows: int) -> int:
     return 2 * (whole * runs[-1] + min(parts, above)) + rows
 
 
-def require_complete(root: Path, name: str) -> None:
+def require_csr_complete(root: Path, name: str) -> None:
     """Raise unless every chunk of the arrays is there."""
     for array in array_names(name):
         zarr_schema.require_chunks(root / array, zarr_schema.read_array(root / array))

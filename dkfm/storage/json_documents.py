@@ -7,7 +7,7 @@ from pathlib import Path
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError, reason
 from dkfm.files import local
 
-__all__ = ["MAX_JSON", "parsed", "read_json"]
+__all__ = ["MAX_JSON", "parse_json", "read_json"]
 
 MAX_JSON, _MAX_DEPTH, _MAX_PARTS = 2**24, 64, 2**21
 """Bytes of metadata, objects within objects, and lists and objects in all, at most: each takes 30 times its text."""
@@ -16,7 +16,7 @@ MAX_JSON, _MAX_DEPTH, _MAX_PARTS = 2**24, 64, 2**21
 def read_json(path: Path, most: int = MAX_JSON) -> dict[str, object]:
     """Read a JSON object from a plain file of at most so many bytes."""
     try:
-        return parsed(local.read_plain(path, most), path)
+        return parse_json(local.read_plain(path, most), path)
     except FileNotFoundError:
         raise UnsupportedStoreError(f"{path} is missing, so {path.parent} is not a store that dkfm reads.") from None
     except MemoryError as error:
@@ -26,7 +26,7 @@ def read_json(path: Path, most: int = MAX_JSON) -> dict[str, object]:
         raise refused(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def parsed(data: bytes, name: object) -> dict[str, object]:
+def parse_json(data: bytes, name: object) -> dict[str, object]:
     """Return the JSON object that some bytes are; `name` is what messages call them."""
     if data.count(b"[") + data.count(b"{") > _MAX_PARTS:
         raise DamagedStoreError(f"{name} is not valid JSON (it has more than {_MAX_PARTS} lists and objects).")

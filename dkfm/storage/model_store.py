@@ -22,7 +22,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
 from dkfm.storage import csr, json_documents, zarr_schema, zarr_store
-from dkfm.storage.stored_weights import columns_within, in_store
+from dkfm.storage.stored_weights import count_columns_within, open_weights
 
 __all__ = ["Record", "load_record", "save_record"]
 
@@ -58,7 +58,7 @@ class Record:
     def classes(self) -> tuple[str | int | float, ...]:
         """What the codes of a classifier stand for, ascending, of one type; none of another model."""
         given, heads = self.fitted.get("classes"), self.model.heads.values()
-        counts = {links.classes(head.columns) for head in heads if links.is_code(head.link)}
+        counts = {links.count_classes(head.columns) for head in heads if links.returns_codes(head.link)}
         if given is None and not counts:
             return ()
         if not isinstance(given, list) or not _are_labels(given):
@@ -127,23 +127,23 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         "extra": sorted(record.arrays),
     }
     sparse = [] if isinstance(landmarks, np.ndarray) else csr.array_names("landmarks")
-    with zarr_store.making(path, "model", attributes, [*arrays, *sparse], overwrite=overwrite) as group:
+    with zarr_store.new_store(path, "model", attributes, [*arrays, *sparse], overwrite=overwrite) as group:
         if not isinstance(landmarks, np.ndarray):
-            csr.write(group, "landmarks", landmarks)
+            csr.write_csr(group, "landmarks", landmarks)
         for name, values in arrays.items():
             weights = name.startswith("head.") and values.ndim == 2
             chunks = _column_chunks(values) if weights else _row_chunks(values)
             zarr_store.add_array(group, name, values.shape, chunks, str(values.dtype))[...] = values
         made = Path(group.store.root)  # type: ignore[attr-defined]  # a store on the local file system has one
-        sums = _sums(made, sorted(zarr_schema.files(made)))
+        sums = _sums(made, sorted(zarr_schema.list_files(made)))
         digest = _manifest_digest(sums)
-        zarr_store.complete(made, {"files": sums, "digest": digest})
+        zarr_store.write_marker(made, {"files": sums, "digest": digest})
     return digest
 
 
 def _column_chunks(weights: Array) -> tuple[int, int]:
     n, r = weights.shape
-    return max(1, n), max(1, min(r, columns_within(_CHUNK_BYTES, n, weights.itemsize)))
+    return max(1, n), max(1, min(r, count_columns_within(_CHUNK_BYTES, n, weights.itemsize)))
 
 
 def _row_chunks(values: Array) -> tuple[int, ...]:
@@ -205,7 +205,7 @@ def load_record(
     except (StoreError, BudgetError):
         raise
     except MemoryError as error:
-        size = sum((path / name).stat().st_size for name in zarr_schema.files(path))
+        size = sum((path / name).stat().st_size for name in zarr_schema.list_files(path))
         raise BudgetError(f"{path} has {size} bytes, and this process has no memory for them.") from error
     except Exception as error:  # whatever a constructor makes of a stranger's values
         raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {reason(error)}.") from error
@@ -217,7 +217,7 @@ def _require_intact(path: Path) -> str:
     sums = marker.get("files")
     if not isinstance(sums, dict) or _manifest_digest(sums) != marker.get("digest"):
         raise DamagedStoreError(f"The marker {path / zarr_schema.MARKER} is damaged.")
-    present = set(zarr_schema.files(path)) - {zarr_schema.MARKER}
+    present = set(zarr_schema.list_files(path)) - {zarr_schema.MARKER}
     different = present.symmetric_difference(sums)
     if different:
         raise DamagedStoreError(f"{path} has lost or gained {min(different)} since it was written.")
@@ -252,7 +252,7 @@ def _read(
             info = zarr_schema.read_array(path / name)
             zarr_schema.require_chunks(path / name, info)
             if streamed and triangular is not None and len(info.shape) == 2:
-                stored[key] = in_store(path, digest, name, info, triangular is True)
+                stored[key] = open_weights(path, digest, name, info, triangular is True)
             else:
                 stored[key] = np.asarray(zarr_store.open_array(path, name)[...])
         return stored[key]
@@ -291,12 +291,12 @@ def _landmarks(path: Path, attributes: dict[str, object], array: Callable[[objec
         return as_rows(array("landmarks"), "landmarks")
     if type(columns) is not int or not 0 < columns < 2**31:
         raise UnsupportedStoreError(f"{path} has sparse landmarks of {columns!r} columns.")
-    csr.require_complete(path, "landmarks")
-    return as_rows(csr.read(path, "landmarks", columns), "landmarks")
+    csr.require_csr_complete(path, "landmarks")
+    return as_rows(csr.read_csr(path, "landmarks", columns), "landmarks")
 
 
 def _head(weights: Array | None, offset: Array | None, rotation: Array | None, h: dict[str, Any], n: int) -> Head:
-    links.by_name(h["link"])
+    links.link_by_name(h["link"])
     weights = _present(weights)
     vectors = [v for v in (offset, rotation) if v is not None]
     held = [weights, *vectors] if isinstance(weights, np.ndarray) else vectors

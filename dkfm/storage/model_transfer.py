@@ -25,16 +25,16 @@ from dkfm.storage import json_documents, ownership, zarr_schema, zarr_store
 from dkfm.storage.model_store import Record, load_record, save_record
 
 __all__ = [
-    "attributes",
-    "begin",
-    "fetched",
-    "is_taken",
-    "kind_of",
-    "load",
+    "claim",
+    "fetch_model",
+    "is_taken_at",
+    "load_model",
     "local_copy",
-    "own_attributes",
-    "require_free",
-    "save",
+    "own_attributes_at",
+    "remote_attributes",
+    "require_free_location",
+    "save_model",
+    "store_kind",
 ]
 
 _METADATA = "zarr.json"
@@ -42,7 +42,7 @@ _copies: dict[tuple[int, str, str], Path] = {}
 _lock = threading.Lock()
 
 
-def save(path: str | Path, record: Record, *, overwrite: bool = False) -> str:
+def save_model(path: str | Path, record: Record, *, overwrite: bool = False) -> str:
     """Write a model store at a path or a URL and return its digest.
 
     Raises
@@ -63,30 +63,30 @@ def save(path: str | Path, record: Record, *, overwrite: bool = False) -> str:
     return digest
 
 
-def load(path: str | Path, *, trusted: Collection[str] = ()) -> Record:
+def load_model(path: str | Path, *, trusted: Collection[str] = ()) -> Record:
     """Read a model store at a path or a URL, as `load_record` does."""
-    with fetched(path) as folder:
+    with fetch_model(path) as folder:
         return load_record(folder, trusted=trusted)
 
 
-def kind_of(path: str | Path) -> str:
+def store_kind(path: str | Path) -> str:
     """Return what kind of store of dkfm's there is at a path or a URL."""
     place = at_url(path)
-    own = zarr_schema.read_group(local.local_path(path).absolute()) if place is None else attributes(place)
+    own = zarr_schema.read_group(local.local_path(path).absolute()) if place is None else remote_attributes(place)
     return str(own["kind"])
 
 
-def require_free(path: str | Path) -> None:
+def require_free_location(path: str | Path) -> None:
     """Raise a StoreExistsError where there is something at a path or a URL already."""
     place = at_url(path)
     if place is None:
         zarr_store.require_free(local.local_path(path).absolute())
-    elif is_taken(place):
+    elif is_taken_at(place):
         raise StoreExistsError(f"{place} holds something already; it was left untouched.")
 
 
 @contextmanager
-def fetched(path: str | Path) -> Iterator[Path]:
+def fetch_model(path: str | Path) -> Iterator[Path]:
     """Lend the folder where a model lies: its own, or that of a copy of the model at a URL."""
     place = at_url(path)
     if place is None:
@@ -114,7 +114,7 @@ def local_copy(path: str | Path, digest: str, within: Path | None = None) -> Pat
     key = (os.getpid(), place.url, digest)
     with _lock:
         if key not in _copies:
-            above = temporary.Folder("model", within)
+            above = temporary.TemporaryFolder("model", within)
             try:
                 _fetch(place, above.path / "model", digest)
             except BaseException:
@@ -126,7 +126,7 @@ def local_copy(path: str | Path, digest: str, within: Path | None = None) -> Pat
 
 @contextmanager
 def _temporary() -> Iterator[Path]:
-    with temporary.folder("model") as folder:
+    with temporary.temporary_folder("model") as folder:
         yield folder.resolve() / "model"
 
 
@@ -141,17 +141,17 @@ def _named(folder: Path, place: Remote) -> Iterator[None]:
         raise type(error)(str(error).replace(str(folder), place.name)) from error
 
 
-def is_taken(place: Remote) -> bool:
+def is_taken_at(place: Remote) -> bool:
     """Whether there is anything at a URL."""
     return place.size() is not None or next(place.names(), None) is not None
 
 
-def attributes(place: Remote, kind: str | None = None) -> dict[str, object]:
+def remote_attributes(place: Remote, kind: str | None = None) -> dict[str, object]:
     """Return dkfm's own attributes of a store; raise as `formats.read_group` does."""
     metadata = _described(place)
     if metadata is not None:
         return zarr_schema.group_attributes(metadata, place, kind)
-    if is_taken(place):
+    if is_taken_at(place):
         raise UnsupportedStoreError(f"{place}/{_METADATA} is missing, so {place} is not a store that dkfm reads.")
     raise StoreError(f"{place} is not a store: nothing is there.")
 
@@ -167,7 +167,7 @@ def _json(place: Remote, name: str) -> dict[str, object] | None:
         return None
     if size > json_documents.MAX_JSON:
         raise UnsupportedStoreError(f"{place}/{name} has {size} bytes; metadata are below {json_documents.MAX_JSON}.")
-    return json_documents.parsed(place.read(name), f"{place}/{name}")
+    return json_documents.parse_json(place.read(name), f"{place}/{name}")
 
 
 def _require_outside_stores(place: Remote) -> None:
@@ -175,12 +175,12 @@ def _require_outside_stores(place: Remote) -> None:
     parts = path.split("/")
     for last in range(1, len(parts)):
         above = Remote(f"{scheme}://{'/'.join(parts[:last])}")
-        own = own_attributes(above)
+        own = own_attributes_at(above)
         if own:
             raise StoreExistsError(f"{place} lies inside a dkfm {own['kind']} store, {above}, which it would damage.")
 
 
-def own_attributes(place: Remote) -> dict[str, object]:
+def own_attributes_at(place: Remote) -> dict[str, object]:
     """Return dkfm's own attributes, none where it is no store of dkfm's."""
     try:
         metadata = _described(place)
@@ -193,9 +193,9 @@ def own_attributes(place: Remote) -> dict[str, object]:
 
 def _require_replaceable(place: Remote, kind: str, overwrite: bool) -> list[str]:
     """Return the files that are to be replaced, none where nothing is there."""
-    if not is_taken(place):
+    if not is_taken_at(place):
         return []
-    own = own_attributes(place)
+    own = own_attributes_at(place)
     if not own or place.size() is not None:
         raise StoreExistsError(f"{place} holds something that dkfm did not write there; it was left untouched.")
     if not overwrite or own["kind"] != kind:
@@ -211,12 +211,14 @@ def _require_replaceable(place: Remote, kind: str, overwrite: bool) -> list[str]
 
 def _upload(folder: Path, place: Remote, overwrite: bool) -> None:
     """Take the marker away first, and write it last; one writer of several wins the place."""
-    begin(place, "model", _METADATA, (folder / _METADATA).read_bytes(), overwrite)
-    place.upload(folder, [name for name in zarr_schema.files(folder) if name not in (zarr_schema.MARKER, _METADATA)])
+    claim(place, "model", _METADATA, (folder / _METADATA).read_bytes(), overwrite)
+    place.upload(
+        folder, [name for name in zarr_schema.list_files(folder) if name not in (zarr_schema.MARKER, _METADATA)]
+    )
     _write_once(place, zarr_schema.MARKER, (folder / zarr_schema.MARKER).read_bytes())
 
 
-def begin(place: Remote, kind: str, name: str, metadata: bytes, overwrite: bool) -> None:
+def claim(place: Remote, kind: str, name: str, metadata: bytes, overwrite: bool) -> None:
     """Claim a place for a store with its metadata; what is replaced loses its marker first.
 
     Raises
@@ -243,7 +245,7 @@ def _write_once(place: Remote, name: str, data: bytes) -> None:
 
 def _fetch(place: Remote, folder: Path, digest: str | None = None) -> None:
     """Download what the marker of a model lists, once the store is seen to hold that and nothing else."""
-    attributes(place, "model")
+    remote_attributes(place, "model")
     marker = _json(place, zarr_schema.MARKER)
     if marker is None:
         raise IncompleteStoreError(f"{place} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish.")
@@ -254,8 +256,8 @@ def _fetch(place: Remote, folder: Path, digest: str | None = None) -> None:
     free = shutil.disk_usage(folder).free
     if sum(sizes.values()) > free:
         raise StoreError(f"{place} has {sum(sizes.values())} bytes and {folder.parent} has room for {free}.")
-    temporary.announce(folder.parent, sum(sizes.values()), f"A copy of {place}")
-    with local.writing(folder):
+    temporary.warn_of_large_store(folder.parent, sum(sizes.values()), f"A copy of {place}")
+    with local.translate_write_errors(folder):
         place.download(folder, sizes)
 
 

@@ -18,7 +18,7 @@ from dkfm.files.location import Location
 from dkfm.files.object_store import Remote
 from dkfm.storage import json_documents, model_transfer, ownership, zarr_schema
 
-__all__ = ["Bucket", "Folder", "NewFile", "Place", "at"]
+__all__ = ["LocalOutput", "OutputLocation", "PendingFile", "RemoteOutput", "output_at"]
 
 _TRIES = 8
 """How often a file is written; each other run of a job removes what is half written once, when it is done."""
@@ -27,7 +27,7 @@ _FEW, _AT_ONCE = 4, 8
 """Names for which a place is asked one by one, and requests at a time."""
 
 
-class NewFile(Protocol):
+class PendingFile(Protocol):
     """A file that is being written and has no name yet."""
 
     @property
@@ -46,7 +46,7 @@ class NewFile(Protocol):
         """Give the file its name; with `once` not in place of another: False where there is one."""
 
 
-class Place(Protocol):
+class OutputLocation(Protocol):
     """A folder, or what is like one."""
 
     @property
@@ -74,7 +74,7 @@ class Place(Protocol):
     def open(self, name: str, most: int | None = None) -> IO[bytes] | None:
         """Open a file to be read; None where there is none. Of one larger than `most` bytes no more need be there."""
 
-    def new(self, name: str) -> AbstractContextManager[NewFile]:
+    def new(self, name: str) -> AbstractContextManager[PendingFile]:
         """Begin a file, of which nothing is left unless it is kept."""
 
     def put(self, name: str, data: bytes) -> None:
@@ -88,7 +88,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Folder:
+class LocalOutput:
     """A folder of this file system."""
 
     root: Path
@@ -107,7 +107,7 @@ class Folder:
 
     def names(self) -> Iterator[str]:
         """Yield the names of all files."""
-        return zarr_schema.files(self.root)
+        return zarr_schema.list_files(self.root)
 
     def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the bytes of those files that are there."""
@@ -143,7 +143,7 @@ class Folder:
             raise StoreError(f"{self.root / name} cannot be read: {error.strerror}.") from None
 
     @contextmanager
-    def new(self, name: str) -> Iterator[NewFile]:
+    def new(self, name: str) -> Iterator[PendingFile]:
         """Begin a file."""
         with local.new_file(self.root / name, self.root) as new:
             yield new
@@ -165,7 +165,7 @@ class Folder:
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files."""
-        with local.writing(self.root):
+        with local.translate_write_errors(self.root):
             folders = set()
             for name in names:
                 local.require_no_links(self.root / name, self.root)
@@ -177,11 +177,11 @@ class Folder:
 
     def sweep(self, seconds: float = 0.0) -> None:
         """Remove what killed writers left."""
-        ownership.sweep(self.root, self.attributes(), seconds)
+        ownership.remove_partial_files(self.root, self.attributes(), seconds)
 
 
 @dataclass(frozen=True)
-class Bucket:
+class RemoteOutput:
     """What lies below a prefix on an object store."""
 
     root: Remote
@@ -192,7 +192,7 @@ class Bucket:
 
     def attributes(self) -> dict[str, object]:
         """Return what dkfm says of the output here."""
-        return model_transfer.attributes(self.root, "scores")
+        return model_transfer.remote_attributes(self.root, "scores")
 
     def array(self, name: str) -> zarr_schema.ArrayInfo | None:
         """Return what the metadata of an array state."""
@@ -200,7 +200,7 @@ class Bucket:
         if self.root.size(path) is None:
             return None
         data = self.root.read(path, 0, json_documents.MAX_JSON + 1)
-        return zarr_schema.array_info(json_documents.parsed(data, f"{self.root}/{path}"), f"{self.root}/{name}")
+        return zarr_schema.array_info(json_documents.parse_json(data, f"{self.root}/{path}"), f"{self.root}/{name}")
 
     def names(self) -> Iterator[str]:
         """Yield the names of all files."""
@@ -233,9 +233,9 @@ class Bucket:
         return BytesIO(self.root.read(name) if most is None else self.root.read(name, 0, most + 1))
 
     @contextmanager
-    def new(self, name: str) -> Iterator[NewFile]:
+    def new(self, name: str) -> Iterator[PendingFile]:
         """Begin a file."""
-        with local.writing(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
+        with local.translate_write_errors(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
             yield _NewObject(self.root, name, file)
 
     def put(self, name: str, data: bytes) -> None:
@@ -277,6 +277,6 @@ class _NewObject:
         return True
 
 
-def at(root: Location) -> Place:
+def output_at(root: Location) -> OutputLocation:
     """Return the place that a root names."""
-    return Bucket(root) if isinstance(root, Remote) else Folder(root)
+    return RemoteOutput(root) if isinstance(root, Remote) else LocalOutput(root)

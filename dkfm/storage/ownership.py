@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dkfm.files.local import writing
+from dkfm.files.local import translate_write_errors
 from dkfm.storage import zarr_schema
 
-__all__ = ["foreign_entry", "foreign_name", "remove", "sweep"]
+__all__ = ["foreign_entry", "foreign_name", "remove_own_files", "remove_partial_files"]
 
 _INNER = re.compile(r"zarr\.json|c(/[0-9]+)*")
 _INNER_FOLDER = re.compile(r"(c(/[0-9]+)*)?")
@@ -42,7 +42,7 @@ def foreign_entry(root: Path, own: Own) -> str | None:
     return None
 
 
-def remove(root: Path, own: Own) -> bool:
+def remove_own_files(root: Path, own: Own) -> bool:
     """Remove what is dkfm's in a store, and its folder; return whether it is gone, or holds something else."""
     for name, is_folder in _entries(root):
         if is_folder and _is_own_folder(name, own):
@@ -56,10 +56,10 @@ def remove(root: Path, own: Own) -> bool:
     return not root.exists()
 
 
-def sweep(root: Path, own: Own, seconds: float = 0.0) -> None:
+def remove_partial_files(root: Path, own: Own, seconds: float = 0.0) -> None:
     """Remove what killed writers left in a store, where nothing was written to it for so long."""
     before = time.time() - seconds
-    with writing(root):
+    with translate_write_errors(root):
         for name, is_folder in _entries(root):
             if not is_folder and not _is_own(name, own) and _is_own_hidden(name, own):
                 with suppress(FileNotFoundError):
@@ -85,8 +85,8 @@ def _arrays(own: Own) -> set[str]:
 def _is_own(name: str, own: Own) -> bool:
     array, _, inner = name.partition("/")
     of_zarr = name == "zarr.json" or (array in _arrays(own) and _INNER.fullmatch(inner))
-    of_table = own.get("form") == "parquet" and (name == zarr_schema.TABLE or zarr_schema.is_part(name))
-    of_job = own.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_segment(inner)
+    of_table = own.get("form") == "parquet" and (name == zarr_schema.TABLE or zarr_schema.is_table_file_name(name))
+    of_job = own.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_segment_name(inner)
     return bool(name == zarr_schema.MARKER or of_zarr or of_table or of_job)
 
 

@@ -11,24 +11,24 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.chunking import count
+from dkfm.core.chunking import count_tiles
 from dkfm.files.local import open_plain
 from dkfm.storage import zarr_schema
 from dkfm.storage.zarr_schema import CRC_BYTES
-from dkfm.storage.zarr_store import bytes_of
+from dkfm.storage.zarr_store import view_bytes
 
-__all__ = ["Plain", "fill"]
+__all__ = ["RawArray", "read_chunk"]
 
 
 @dataclass(frozen=True)
-class Plain:
+class RawArray:
     """An array (n, d) of chunks of whole rows."""
 
     path: Path
     info: zarr_schema.ArrayInfo
 
     @classmethod
-    def of(cls, path: Path, info: zarr_schema.ArrayInfo) -> "Plain | None":
+    def of(cls, path: Path, info: zarr_schema.ArrayInfo) -> "RawArray | None":
         """Return the array at a path, None where its chunk files are anything but whole rows of values."""
         whole_rows = len(info.shape) == 2 and info.chunks[1] == info.shape[1]
         return cls(path, info) if info.trailer is not None and whole_rows else None
@@ -45,7 +45,9 @@ class Plain:
             return None
         n, d = self.info.shape
         each, stop = self.info.chunks[0], min(rows.stop, n)
-        files = {number: self.path / "c" / str(number) / "0" for number in range(rows.start // each, count(stop, each))}
+        files = {
+            number: self.path / "c" / str(number) / "0" for number in range(rows.start // each, count_tiles(stop, each))
+        }
         for file in files.values():
             status = zarr_schema.status_within(self.path, file)
             if status is None:
@@ -57,7 +59,7 @@ class Plain:
             first, last = max(rows.start, number * each), min(stop, (number + 1) * each)
             part = values[first - rows.start : last - rows.start]
             chunk = part if len(part) == each else np.empty(self.info.chunks, values.dtype)
-            fill(chunk, file, checked=bool(self.info.trailer))
+            read_chunk(chunk, file, checked=bool(self.info.trailer))
             if chunk is not part:
                 part[...] = chunk[first - number * each : last - number * each]
         return values
@@ -67,7 +69,7 @@ class Plain:
         return prod(self.info.chunks) * np.dtype(self.info.dtype).itemsize + (self.info.trailer or 0)
 
 
-def fill(chunk: npt.NDArray[np.generic], file: Path, checked: bool) -> None:
+def read_chunk(chunk: npt.NDArray[np.generic], file: Path, checked: bool) -> None:
     """Fill a chunk, in memory's order, from its file, which ends with the checksum of its values if it is `checked`.
 
     Raises
@@ -76,7 +78,7 @@ def fill(chunk: npt.NDArray[np.generic], file: Path, checked: bool) -> None:
         The file has another size, or another checksum, than it must have.
     """
     with open_plain(file) as opened:
-        size, rest = opened.readinto(bytes_of(chunk).data), opened.read(CRC_BYTES + 1)
-    checksum = google_crc32c.value(bytes_of(chunk)).to_bytes(CRC_BYTES, "little") if checked else b""
+        size, rest = opened.readinto(view_bytes(chunk).data), opened.read(CRC_BYTES + 1)
+    checksum = google_crc32c.value(view_bytes(chunk)).to_bytes(CRC_BYTES, "little") if checked else b""
     if size != chunk.nbytes or rest != checksum:
         raise ValueError(f"{file} has another size or another checksum than it must have.")

@@ -10,23 +10,23 @@ from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, UnsupportedStoreError
 from dkfm.storage import zarr_schema, zarr_store
 
-__all__ = ["PANEL_BYTES", "columns_within", "in_store"]
+__all__ = ["PANEL_BYTES", "count_columns_within", "open_weights"]
 
 PANEL_BYTES = 2**25
 """What is read at a time, for one product."""
 
 
-def columns_within(limit: int, n: int, itemsize: int) -> int:
+def count_columns_within(limit: int, n: int, itemsize: int) -> int:
     """Return how many columns of n values stay within some bytes, at least 1."""
     return max(1, limit // (itemsize * max(1, n)))
 
 
-def in_store(path: Path, digest: str, name: str, info: zarr_schema.ArrayInfo, triangular: bool) -> Array:
+def open_weights(path: Path, digest: str, name: str, info: zarr_schema.ArrayInfo, triangular: bool) -> Array:
     """Return the weights (N, r) of an array that stays where it is; `StoredWeights` says how they are read."""
     n, r = info.shape
     dtype: np.dtype[np.floating] = np.dtype(info.dtype)
     chunk = info.chunks[1]
-    panel = max(1, columns_within(PANEL_BYTES, n, dtype.itemsize) // chunk) * chunk
+    panel = max(1, count_columns_within(PANEL_BYTES, n, dtype.itemsize) // chunk) * chunk
     return cast("Array", _InStore(path, digest, name, (n, r), dtype, triangular, min(panel, max(1, r))))
 
 

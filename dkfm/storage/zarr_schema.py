@@ -13,11 +13,11 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
-from dkfm.core.chunking import count
+from dkfm.core.chunking import count_tiles
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, UnsupportedStoreError
 from dkfm.files.local import is_partial
 from dkfm.storage import json_documents, zarr_codecs
-from dkfm.storage.zarr_codecs import CRC_BYTES, sizes
+from dkfm.storage.zarr_codecs import CRC_BYTES, axis_lengths
 
 __all__ = [
     "CRC_BYTES",
@@ -26,11 +26,11 @@ __all__ = [
     "TABLE",
     "ArrayInfo",
     "array_info",
-    "files",
     "group_attributes",
-    "is_chunk",
-    "is_part",
-    "is_segment",
+    "is_chunk_name",
+    "is_segment_name",
+    "is_table_file_name",
+    "list_files",
     "read_array",
     "read_group",
     "read_marker",
@@ -99,14 +99,14 @@ class ArrayInfo:
     @property
     def grid(self) -> tuple[int, ...]:
         """Chunks along each axis."""
-        return tuple(count(length, chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
+        return tuple(count_tiles(length, chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
 
     def chunk_names(self) -> Iterator[str]:
         """Yield the file name of every chunk, relative to the array."""
         return ("/".join(["c", *map(str, place)]) for place in product(*map(range, self.grid)))
 
 
-def files(root: Path) -> Iterator[str]:
+def list_files(root: Path) -> Iterator[str]:
     """Yield the path of each file below `root`, relative to it; refuse links and whatever is not a plain file."""
     folders = [""]
     while folders:
@@ -154,17 +154,17 @@ def status_within(root: Path, file: Path) -> os.stat_result | None:
     return status
 
 
-def is_segment(name: str) -> bool:
+def is_segment_name(name: str) -> bool:
     """Whether a file has the name of a segment of a journal."""
     return _SEGMENT.fullmatch(name) is not None
 
 
-def is_chunk(name: str) -> bool:
+def is_chunk_name(name: str) -> bool:
     """Whether a file has the name of a chunk's, of an array or of a table."""
-    return "/c/" in name or is_part(name)
+    return "/c/" in name or is_table_file_name(name)
 
 
-def is_part(name: str) -> bool:
+def is_table_file_name(name: str) -> bool:
     """Whether a file has the name of a chunk of a table."""
     return _PART.fullmatch(name) is not None
 
@@ -240,7 +240,7 @@ def read_source(path: Path) -> tuple[dict[str, object], ArrayInfo]:
 
 def array_info(metadata: dict[str, object], path: object, *, source: bool = False) -> ArrayInfo:
     """Return what an array's metadata state, checked as `read_array` does; `path` is for messages."""
-    shape, chunks = sizes(metadata.get("shape")), sizes(_inner(metadata, "chunk_grid", "chunk_shape"))
+    shape, chunks = axis_lengths(metadata.get("shape")), axis_lengths(_inner(metadata, "chunk_grid", "chunk_shape"))
     known, dtype = _SOURCE_TYPES if source else _TYPES, metadata.get("data_type")
     refusal = None
     if type(metadata.get("zarr_format")) is not int or (metadata["zarr_format"], metadata.get("node_type")) != (
@@ -254,7 +254,7 @@ def array_info(metadata: dict[str, object], path: object, *, source: bool = Fals
         refusal = "its shape and chunks are not those of a regular grid"
     elif metadata.get("storage_transformers") not in (None, []):
         refusal = "it has storage transformers"
-    elif not (zarr_codecs.is_read(metadata.get("codecs"), chunks) if source else _named(metadata) == _OWN_CODECS):
+    elif not (zarr_codecs.is_supported(metadata.get("codecs"), chunks) if source else _named(metadata) == _OWN_CODECS):
         refusal = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
     elif source:
         refusal = _too_large(shape, chunks, known[dtype]) or _unknown_keys(metadata)
@@ -268,7 +268,7 @@ def array_info(metadata: dict[str, object], path: object, *, source: bool = Fals
 
 def _too_large(shape: tuple[int, ...], chunks: tuple[int, ...], item: int) -> str | None:
     """Say which part of a user's input is more than anybody has, with both numbers."""
-    across = prod(count(length, chunk) for length, chunk in zip(shape[1:], chunks[1:], strict=True))
+    across = prod(count_tiles(length, chunk) for length, chunk in zip(shape[1:], chunks[1:], strict=True))
     for what, size, most in (
         ("it has", item * prod(shape), _MAX_BYTES),
         ("one chunk of it has", item * prod(chunks), _MAX_CHUNK_BYTES),
@@ -286,7 +286,7 @@ def _too_large(shape: tuple[int, ...], chunks: tuple[int, ...], item: int) -> st
 def _unknown_keys(metadata: Mapping[str, object]) -> str | None:
     encoding = metadata.get("chunk_key_encoding")
     known = isinstance(encoding, Mapping) and encoding.get("name") in ("default", "v2")
-    separator = zarr_codecs.configuration([encoding], 0).get("separator", "/")
+    separator = zarr_codecs.codec_configuration([encoding], 0).get("separator", "/")
     return None if known and separator in ("/", ".") else "its chunk keys are not those of Zarr"
 
 
@@ -322,12 +322,15 @@ def _inner(metadata: Mapping[str, object], key: str, inner: str) -> object:
     part = metadata.get(key)
     expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[key]
     named = isinstance(part, Mapping) and part.get("name") == expected
-    return zarr_codecs.configuration([part], 0).get(inner) if named else None
+    return zarr_codecs.codec_configuration([part], 0).get(inner) if named else None
 
 
 def _named(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
     chain = metadata.get("codecs")
-    return [(name, zarr_codecs.configuration(chain, at)) for at, name in enumerate(zarr_codecs.names(chain) or [])]
+    return [
+        (name, zarr_codecs.codec_configuration(chain, at))
+        for at, name in enumerate(zarr_codecs.codec_names(chain) or [])
+    ]
 
 
 def require_name(root: Path, name: object) -> str:
@@ -339,7 +342,7 @@ def require_name(root: Path, name: object) -> str:
 
 def require_chunks(path: Path, info: ArrayInfo) -> None:
     """Raise unless every chunk file of one of dkfm's own arrays is there with its exact size."""
-    present = sum(1 for name in files(path) if name != "zarr.json")
+    present = sum(1 for name in list_files(path) if name != "zarr.json")
     if present != prod(info.grid):  # told first: a stranger's shape may have more chunks than there are numbers
         raise DamagedStoreError(f"{path} has {present} chunks and must have {prod(info.grid)}.")
     for name in info.chunk_names():

@@ -21,27 +21,27 @@ from zarr.storage import MemoryStore
 
 from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, reason
 from dkfm.files import local, temporary
-from dkfm.files.local import new_file, sync_folder, writing
+from dkfm.files.local import new_file, sync_folder, translate_write_errors
 from dkfm.storage import ownership, zarr_schema
 
 __all__ = [
     "ZarrArray",
     "add_array",
     "array_metadata",
-    "bytes_of",
-    "complete",
     "fill_value",
-    "filling",
     "is_taken",
-    "making",
-    "making_folder",
+    "missing_values",
+    "new_store",
+    "new_store_folder",
     "open_array",
-    "remove_own",
+    "remove_own_store",
+    "require_chunk_shape",
     "require_free",
-    "require_own",
-    "require_place",
+    "require_own_store",
     "sync_chunk",
+    "view_bytes",
     "write_chunk",
+    "write_marker",
 ]
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ ZarrArray: TypeAlias = "zarr.Array[ArrayV3Metadata]"
 
 
 @contextmanager
-def making(
+def new_store(
     path: Path, kind: str, attributes: Json, arrays: Iterable[str], *, overwrite: bool = False
 ) -> Iterator[zarr.Group]:
     """Make a store beside its place and move it there whole and durable.
@@ -81,23 +81,25 @@ def making(
     """
     own = {**attributes, "kind": kind, "version": zarr_schema.VERSIONS[kind], "arrays": sorted(arrays)}
     json.dumps(own)  # what cannot be written is told before anything is touched
-    with making_folder(path, kind, overwrite=overwrite) as beside:
+    with new_store_folder(path, kind, overwrite=overwrite) as beside:
         yield zarr.create_group(beside, zarr_format=3, attributes={"dkfm": own})
 
 
 @contextmanager
-def making_folder(path: Path, kind: str, *, overwrite: bool = False) -> Iterator[Path]:
-    """Make the folder of a store, as `making` does; yield where its files go meanwhile."""
-    with writing(path):
+def new_store_folder(path: Path, kind: str, *, overwrite: bool = False) -> Iterator[Path]:
+    """Make the folder of a store, as `new_store` does; yield where its files go meanwhile."""
+    with translate_write_errors(path):
         _require_outside_stores(path)
         _require_replaceable(path, kind, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.folder("partial", path.parent, hidden=True) as folder:
-            beside = folder / local.beside(path, "partial").name
+        with temporary.temporary_folder("partial", path.parent, hidden=True) as folder:
+            beside = folder / local.hidden_sibling(path, "partial").name
             yield beside
             local.sync_tree(beside)
             if overwrite and is_taken(path):
-                temporary.keep(folder)  # between two renames the new store is the only one that can be opened
+                temporary.keep_after_exit(
+                    folder
+                )  # between two renames the new store is the only one that can be opened
                 _exchange(beside, path, kind)
             else:
                 _move(beside, path)
@@ -106,7 +108,7 @@ def making_folder(path: Path, kind: str, *, overwrite: bool = False) -> Iterator
 
 def _exchange(beside: Path, path: Path, kind: str) -> None:
     own = _require_replaceable(path, kind, overwrite=True)
-    aside = local.beside(path, "old")
+    aside = local.hidden_sibling(path, "old")
     try:
         path.rename(aside)
         beside.rename(path)
@@ -158,7 +160,7 @@ def _require_outside_stores(path: Path) -> None:
         raise StoreExistsError(f"{path} lies inside a dkfm {kind} store, {parent}, which it would damage.")
 
 
-def require_own(path: Path) -> dict[str, object]:
+def require_own_store(path: Path) -> dict[str, object]:
     """Return the attributes of the store at a path; raise a StoreExistsError where dkfm did not write one."""
     try:
         own = zarr_schema.read_group(path)
@@ -173,7 +175,7 @@ def _require_replaceable(path: Path, kind: str, overwrite: bool) -> dict[str, ob
     """Return the attributes of the store that is to be replaced, none where nothing is there."""
     if not is_taken(path):
         return {}
-    own = require_own(path)
+    own = require_own_store(path)
     if not overwrite or own["kind"] != kind:
         state = "a complete" if (path / zarr_schema.MARKER).exists() else "an unfinished"
         remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
@@ -184,11 +186,11 @@ def _require_replaceable(path: Path, kind: str, overwrite: bool) -> dict[str, ob
     return own
 
 
-def remove_own(path: Path, kind: str) -> None:
+def remove_own_store(path: Path, kind: str) -> None:
     """Remove a store of a kind, in one step for its readers; refuse where anything in it is not dkfm's."""
-    with writing(path):
+    with translate_write_errors(path):
         own = _require_replaceable(path, kind, overwrite=True)
-        aside = local.beside(path, "old")
+        aside = local.hidden_sibling(path, "old")
         try:
             path.rename(aside)
         finally:
@@ -209,9 +211,9 @@ def _remove_aside(aside: Path, own: Json) -> None:
     if not aside.exists():
         return
     if ownership.foreign_entry(aside, own) is None:
-        with suppress(OSError, StoreError), temporary.folder("old", aside.parent, hidden=True) as folder:
+        with suppress(OSError, StoreError), temporary.temporary_folder("old", aside.parent, hidden=True) as folder:
             aside.rename(folder / "store")  # a kill meanwhile leaves nothing for ever
-    elif not ownership.remove(aside, own):
+    elif not ownership.remove_own_files(aside, own):
         message = f"{aside} is what is left of a store that was replaced: it came to hold something that is not dkfm's."
         warnings.warn(message, DkfmWarning, stacklevel=5)
 
@@ -255,14 +257,14 @@ def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
     return zarr.Array(zarr.AsyncArray(metadata, array.store_path, {"write_empty_chunks": True, "order": "C"}))
 
 
-def complete(path: Path, content: Json) -> None:
+def write_marker(path: Path, content: Json) -> None:
     """Write the completion marker: durable before it has its name."""
     with new_file(path / zarr_schema.MARKER, path) as new:
         new.file.write(json.dumps(content).encode())
         new.keep()
 
 
-def bytes_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+def view_bytes(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     """Return the bytes of a C-contiguous array, not copied."""
     return values.reshape(-1).view(np.uint8)
 
@@ -284,27 +286,29 @@ def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.gene
         The crc32c of the chunk's values.
     """
     info = zarr_schema.read_array(array)
-    require_place(array, info, place, values.shape)
+    require_chunk_shape(array, info, place, values.shape)
     data = np.ascontiguousarray(values, np.dtype(info.dtype).newbyteorder("<"))
     if data.shape != info.chunks:
-        data = filling(info, info.chunks)
+        data = missing_values(info, info.chunks)
         data[tuple(map(slice, values.shape))] = values
-    checksum = int(google_crc32c.value(bytes_of(data)))
+    checksum = int(google_crc32c.value(view_bytes(data)))
     with new_file(array.joinpath("c", *map(str, place)), array) as new:
-        new.file.write(bytes_of(data).data)
+        new.file.write(view_bytes(data).data)
         new.file.write(checksum.to_bytes(zarr_schema.CRC_BYTES, "little"))
         new.keep()
     return checksum
 
 
-def require_place(array: Path, info: zarr_schema.ArrayInfo, place: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def require_chunk_shape(
+    array: Path, info: zarr_schema.ArrayInfo, place: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
     """Raise unless the values of a chunk at a place of the grid have that shape."""
     rest = [n - at * chunk for n, at, chunk in zip(info.shape, place, info.chunks, strict=True)]
     if shape != tuple(map(min, info.chunks, rest)):
         raise AssertionError(f"Values of shape {shape} are not chunk {place} of {array}.")
 
 
-def filling(info: zarr_schema.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+def missing_values(info: zarr_schema.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
     """Return values that stand for missing ones of an array."""
     return np.full(shape, fill_value(info.dtype), np.dtype(info.dtype).newbyteorder("<"))
 

@@ -109,7 +109,7 @@ def receipts(folder, rows, rounds):
             target = folder / f"{kind}{number}"
             nothing = [
                 patch.object(journal.Journal, "flush", lambda self: None),
-                patch.object(chunk_files.Checked, "write", bare_write),
+                patch.object(chunk_files.CheckedFile, "write", bare_write),
                 patch.object(
                     completion, "lacking", lambda output, told: [n for n in range(output.chunks) if n not in told]
                 ),

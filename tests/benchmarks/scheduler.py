@@ -26,10 +26,10 @@ import dask
 import distributed
 
 from dkfm.bench.calibration import run_nothing
-from dkfm.bench.competitors import Site
+from dkfm.bench.competitors import BenchSite
 from dkfm.core.text_tables import Table
 from dkfm.execution.clusters.client import worker_facts
-from dkfm.execution.clusters.connect import connected
+from dkfm.execution.clusters.connect import connect
 from dkfm.execution.executors import ClientExecutor
 from dkfm.execution.memory import peak_memory
 
@@ -94,11 +94,11 @@ def measured(count, tasks, profile):
         tempfile.TemporaryDirectory() as folder,
         process("scheduler") as address,
         process("workers", address, str(count), folder),
-        connected(address, current=False) as client,
+        connect(address, current=False) as client,
     ):
         client.wait_for_workers(count, timeout=ARRIVAL)
         empty = client.run_on_scheduler(peak_memory)
-        site = Site(client, Path(folder), (1000,), 1)
+        site = BenchSite(client, Path(folder), (1000,), 1)
         run_nothing(site, 10)
         start, worked = time.perf_counter(), time.process_time()
         if profile:

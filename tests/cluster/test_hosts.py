@@ -15,7 +15,7 @@ import dkfm
 from cluster import netns, proxy
 from cluster.needs import needs
 from dkfm.scoring import receipts as journal
-from dkfm.storage.output_location import Folder
+from dkfm.storage.output_location import LocalOutput
 from faults import harness
 from faults.harness import TOTALS, Site, process, run, sentence, wait_for
 
@@ -183,7 +183,7 @@ def target(tmp_path, site):
 
 def scored_by(target, address):
     """Return how many chunks were scored by workers whose addresses begin so, as far as the journal tells."""
-    receipts = journal.receipts(Folder(target)) if (target / "zarr.json").exists() else []
+    receipts = journal.read_receipts(LocalOutput(target)) if (target / "zarr.json").exists() else []
     return sum(receipt.worker.startswith(f"tls://{address}") for receipt in receipts)
 
 

@@ -22,7 +22,7 @@ import pytest
 import dkfm
 from dkfm import kernels
 from dkfm.scoring import outputs, receipts
-from dkfm.storage.output_location import Folder
+from dkfm.storage.output_location import LocalOutput
 
 ROWS, CHUNK_ROWS, COLUMNS, LANDMARKS = 20_000, 500, 40, 600
 """Of the job that is disturbed: forty tasks of a fifth of a second."""
@@ -78,7 +78,7 @@ class Job:
 
     def settle(self, target):
         """Hold a finished output against the one that nothing disturbed, count, and let it go."""
-        found, expected = outputs.read(target), outputs.read(self.expected)
+        found, expected = outputs.read_output(target), outputs.read_output(self.expected)
         dkfm.verify_scores(target)
         for number in range(expected.chunks):
             ours, theirs = (output.root / output.form.files(number)[0] for output in (found, expected))
@@ -93,7 +93,7 @@ class Job:
     def count_lost_work(self, target):
         """Count the chunks that a killed driver leaves without receipts: they are run again."""
         if (target / "zarr.json").exists():
-            told = {receipt.chunk for receipt in receipts.receipts(Folder(target))}
+            told = {receipt.chunk for receipt in receipts.read_receipts(LocalOutput(target))}
             TOTALS.again += max(0, self.chunks_there(target) - len(told))
 
     def wait_for_a_chunk(self, target, driver):

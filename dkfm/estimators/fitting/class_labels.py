@@ -13,7 +13,7 @@ from dkfm.storage.model_store import Record
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["Labels", "from_record", "labels_of", "require_storable", "to_record"]
+__all__ = ["Labels", "check_labels", "classes_from_json", "classes_to_json", "require_storable"]
 
 Labels = npt.NDArray[np.generic]
 
@@ -21,7 +21,7 @@ _KINDS = {"b": bool, "i": int, "u": int, "f": float, "U": str, "O": str}
 """Of NumPy's kinds of labels, what one is in JSON."""
 
 
-def labels_of(y: object, n: int, name: str) -> Labels:
+def check_labels(y: object, n: int, name: str) -> Labels:
     """Return the labels (n,) of n training rows, or raise.
 
     Parameters
@@ -59,13 +59,13 @@ def require_storable(found: Labels) -> Labels:
     return found
 
 
-def to_record(classes: Labels) -> dict[str, object]:
+def classes_to_json(classes: Labels) -> dict[str, object]:
     """Return what a store keeps of the classes, as plain JSON values."""
     words = classes.dtype.kind in "UO"
     return {"classes": classes.tolist(), "classes_dtype": classes.dtype.kind if words else classes.dtype.name}
 
 
-def from_record(record: Record) -> Labels:
+def classes_from_json(record: Record) -> Labels:
     """Return the classes (C,) of a record in the dtype that it states, or raise."""
     values = record.classes
     try:

@@ -17,30 +17,37 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError
-from dkfm.estimators.fitting.feature_maps import FittedMap, in_precision, is_clipped
-from dkfm.estimators.fitting.training_data import TILE_VALUES, GivenGram, Points, Training, training, weighted
+from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, is_clipped
+from dkfm.estimators.fitting.training_data import (
+    TILE_VALUES,
+    PrecomputedGram,
+    TrainingData,
+    TrainingRows,
+    apply_weights,
+    as_training_data,
+)
 from dkfm.execution import memory, progress
 from dkfm.gram import build
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.sklearn_names import named
+from dkfm.kernels.sklearn_names import given_parameters
 from dkfm.numerics import lanczos, pca, training_reductions
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.model import Head, Model
-from dkfm.numerics.pca import Components, Moments, Problem, Wanted, Weighting
+from dkfm.numerics.pca import ComponentOptions, Components, Moments, Problem, Weighting
 from dkfm.numerics.scorer import prepare_scorer
 
 __all__ = [
     "SOLVERS",
-    "Solver",
-    "count_of",
-    "find",
-    "in_map",
-    "model_of",
-    "named_kernel",
-    "own_moments",
-    "shares",
-    "statistics",
+    "SolverOptions",
+    "check_n_components",
+    "components_model",
+    "fit_components",
+    "fit_components_in_map",
+    "fitted_statistics",
+    "kernel_of_parameters",
+    "landmark_moments",
+    "variance_ratios",
     "warn_of_rounding",
 ]
 
@@ -57,7 +64,7 @@ _SYMMETRY = 1e-8
 
 
 @dataclass(frozen=True)
-class Solver:
+class SolverOptions:
     """The parameters of `KernelPCA` of these names."""
 
     eigen_solver: str
@@ -98,10 +105,10 @@ class Solver:
             return 1 + (auto if self.iterated_power == "auto" else int(self.iterated_power))
         if self.max_iter is not None:
             return int(self.max_iter)
-        return lanczos.MANY if self.eigen_solver == "auto" else _MOST_ASKED
+        return lanczos.MAX_PRODUCTS if self.eigen_solver == "auto" else _MOST_ASKED
 
 
-def count_of(n_components: object) -> int | float | None:
+def check_n_components(n_components: object) -> int | float | None:
     """Return what `n_components` means: a number, a share of the variance, or all."""
     if isinstance(n_components, float | np.floating) and 0 < n_components < 1:
         return float(n_components)
@@ -112,7 +119,7 @@ def count_of(n_components: object) -> int | float | None:
     return None if n_components is None else require_count(n_components, "n_components")
 
 
-def named_kernel(
+def kernel_of_parameters(
     kernel: KernelSpec,
     gamma: float | None,
     degree: float,
@@ -126,11 +133,13 @@ def named_kernel(
     if gamma is not None and "gamma" in more:
         raise KernelError("gamma is given twice, by itself and in kernel_params.")
     gamma = cast("float | None", more.get("gamma", gamma))
-    parameters = named(kernel, gamma=gamma, degree=degree, coef0=coef0)
+    parameters = given_parameters(kernel, gamma=gamma, degree=degree, coef0=coef0)
     return as_kernel(kernel, {**parameters, **more} if isinstance(kernel, str) else kernel_params), gamma
 
 
-def find(given: Training, wanted: Wanted, weighting: Weighting, solver: Solver) -> Components:
+def fit_components(
+    given: TrainingData, wanted: ComponentOptions, weighting: Weighting, solver: SolverOptions
+) -> Components:
     """Find the components of training rows, by all eigenvectors of the Gram matrix or by the first ones alone.
 
     Raises
@@ -141,28 +150,28 @@ def find(given: Training, wanted: Wanted, weighting: Weighting, solver: Solver) 
     """
     n, q, kernel = given.landmarks.shape[0], wanted.count, given.kernel
     dense = budget.fit_bytes(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
-    fits = n <= budget.LARGEST_ROOT and dense <= memory.available_memory()
+    fits = n <= budget.LARGEST_DENSE_N and dense <= memory.available_memory()
     if isinstance(q, int) and _by_lanczos(n, q, solver, fits):
         try:
             return _leading(given, replace(wanted, count=min(q, n)), weighting, solver)
         except ConvergenceError:
             if solver.eigen_solver != "auto" or not fits:
                 raise
-    memory.require_driver(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
+    memory.require_driver_memory(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
     # Popped, so that nothing here keeps N^2 values alive.
     held = [given.gram(solver.tile_rows, solver.workspace, solver.progress)]
-    with progress.of_call("dkfm-root", budget.root_seconds(n), solver.progress):
-        return pca.solve(held.pop(), wanted, weighting, solver.formulation)
+    with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n), solver.progress):
+        return pca.solve_components(held.pop(), wanted, weighting, solver.formulation)
 
 
-def _by_lanczos(n: int, q: int, solver: Solver, fits: bool) -> bool:
+def _by_lanczos(n: int, q: int, solver: SolverOptions, fits: bool) -> bool:
     possible = 2 * (q + lanczos.block_columns(n, q)) <= min(n // 2, lanczos.held_columns(n, q))
     if solver.eigen_solver == "dense" or solver.formulation == "primal" or not possible:
         return False
-    return solver.eigen_solver != "auto" or not fits or lanczos.suits(n, q)
+    return solver.eigen_solver != "auto" or not fits or lanczos.is_faster_than_dense(n, q)
 
 
-def _leading(given: Training, wanted: Wanted, weighting: Weighting, solver: Solver) -> Components:
+def _leading(given: TrainingData, wanted: ComponentOptions, weighting: Weighting, solver: SolverOptions) -> Components:
     n, q = given.landmarks.shape[0], int(wanted.count or 0)
     # What it begins with only rounds the outcome: without a wish it is always the same.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
@@ -170,7 +179,7 @@ def _leading(given: Training, wanted: Wanted, weighting: Weighting, solver: Solv
     most = solver.products(q, n)
     with (
         _problem(given, q, weighting, solver) as problem,
-        progress.of_steps("dkfm-root", None, "product", solver.progress) as bar,
+        progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
     ):
 
         def counted(V: Array) -> Array:
@@ -178,7 +187,7 @@ def _leading(given: Training, wanted: Wanted, weighting: Weighting, solver: Solv
             return problem.multiply(V)
 
         shown = replace(problem, multiply=counted)
-        found, pairs = pca.leading(shown, start, wanted, weighting, float(solver.tol), most)
+        found, pairs = pca.solve_leading_components(shown, start, wanted, weighting, float(solver.tol), most)
     if not pairs.converged and solver.eigen_solver != "randomized":
         raise ConvergenceError(
             f"After {pairs.products} products with the Gram matrix {q} components have residuals up to "
@@ -188,32 +197,32 @@ def _leading(given: Training, wanted: Wanted, weighting: Weighting, solver: Solv
 
 
 @contextmanager
-def _problem(given: Training, q: int, weighting: Weighting, solver: Solver) -> Iterator[Problem]:
+def _problem(given: TrainingData, q: int, weighting: Weighting, solver: SolverOptions) -> Iterator[Problem]:
     """Lend the problem, its Gram matrix in memory where it fits, else in its store."""
     n, d, kernel, have = given.landmarks.shape[0], given.width, given.kernel, memory.available_memory()
     held, columns = lanczos.held_columns(n, q), lanczos.block_columns(n, q)
-    if budget.leading_bytes(n, d, held, columns, kernel.peak_blocks, kernel.landmark_copies) <= have:
-        yield pca.in_place(given.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
+    if budget.lanczos_bytes(n, d, held, columns, kernel.peak_blocks, kernel.landmark_copies) <= have:
+        yield pca.dense_problem(given.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
         return
-    whose = isinstance(given, GivenGram)
+    whose = isinstance(given, PrecomputedGram)
     tile_rows, threads = (min(n, isqrt(TILE_VALUES)), 1) if whose else (solver.tile_rows or build.TILE_ROWS, CPU_COUNT)
-    need = budget.leading_stored_bytes(n, d, held, columns, min(n, tile_rows), threads, kernel.landmark_copies)
-    budget.require(need, have, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
-    if isinstance(given, GivenGram):
+    need = budget.lanczos_stored_bytes(n, d, held, columns, min(n, tile_rows), threads, kernel.landmark_copies)
+    budget.require_fits(need, have, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
+    if isinstance(given, PrecomputedGram):
         _require_symmetric(given)
-        yield pca.implicit(partial(_by_rows, given), given.diagonal(), weighting)
+        yield pca.product_problem(partial(_by_rows, given), given.diagonal(), weighting)
     else:
-        with build.stored_gram(
+        with build.open_stored_gram(
             kernel,
             given.landmarks,
             tile_rows=solver.tile_rows,
             workspace=solver.workspace,
             progress=solver.progress,
         ) as stored:
-            yield pca.implicit(stored.__matmul__, given.diagonal(), weighting)
+            yield pca.product_problem(stored.__matmul__, given.diagonal(), weighting)
 
 
-def _require_symmetric(given: GivenGram) -> None:
+def _require_symmetric(given: PrecomputedGram) -> None:
     """Raise unless ``u'Kv`` is ``v'Ku`` for two random vectors: one more reading of the matrix."""
     V = np.random.default_rng(0).normal(size=(len(given.numbers), 2))
     found = V.T @ _by_rows(given, V)
@@ -221,7 +230,7 @@ def _require_symmetric(given: GivenGram) -> None:
         raise InvalidInputError("The Gram matrix is not symmetric.")
 
 
-def _by_rows(given: GivenGram, V: Array) -> Array:
+def _by_rows(given: PrecomputedGram, V: Array) -> Array:
     product, start = np.empty((len(given.numbers), V.shape[1])), 0
     whole = len(given.numbers) == given.source.shape[1]
     for tile in given.tiles():
@@ -230,9 +239,11 @@ def _by_rows(given: GivenGram, V: Array) -> Array:
     return product
 
 
-def model_of(kernel: Kernel, landmarks: Rows, found: Components, centered: bool, dtype: np.dtype[np.floating]) -> Model:
+def components_model(
+    kernel: Kernel, landmarks: Rows, found: Components, centered: bool, dtype: np.dtype[np.floating]
+) -> Model:
     """Return the model of components."""
-    return in_precision(Model(kernel, landmarks, pca.heads(found, centered)), dtype)
+    return cast_model(Model(kernel, landmarks, pca.component_heads(found, centered)), dtype)
 
 
 def warn_of_rounding(measured: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:
@@ -243,12 +254,12 @@ def warn_of_rounding(measured: certificate.Certificate, dtype: np.dtype[np.float
     certificate.warn_above(measured.error, dtype, f"The certificate of these scores is {measured}", remedy)
 
 
-def statistics(found: Components, weight: float) -> dict[str, object]:
+def fitted_statistics(found: Components, weight: float) -> dict[str, object]:
     """Return what a fit keeps of components of rows that weigh so much together."""
     return {"eigenvalues": found.eigenvalues, "total_variance": found.total / weight, "total_weight": weight}
 
 
-def shares(variances: Array, total: float) -> Array:
+def variance_ratios(variances: Array, total: float) -> Array:
     """Return the shares of variances (q,) in a total: 0 of nothing, and NaN, with a warning, of what is not known."""
     if np.isnan(total):
         message = (
@@ -259,8 +270,8 @@ def shares(variances: Array, total: float) -> Array:
     return np.zeros(len(variances)) if total <= 0 else variances / total
 
 
-def in_map(
-    feature_map: FittedMap, wanted: Wanted, centered: bool, X: object, sample_weight: object
+def fit_components_in_map(
+    feature_map: FittedMap, wanted: ComponentOptions, centered: bool, X: object, sample_weight: object
 ) -> tuple[Model, dict[str, object], bool]:
     """Return the model of the components in the features of a map, what is fitted, and whether of landmarks alone.
 
@@ -270,29 +281,29 @@ def in_map(
     W = head.weights.astype(np.float64)
     score = prepare_scorer(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
     own = X is None
-    landmarks: Training = Points(model.kernel, model.points, 0)
+    landmarks: TrainingData = TrainingRows(model.kernel, model.points, 0)
     if own:
-        moments = own_moments(feature_map, W, sample_weight)
+        moments = landmark_moments(feature_map, W, sample_weight)
     else:
-        every = training(model.kernel, X, copy=False)
-        given, weights = weighted(every, sample_weight)
-        moments = training_reductions.moments(score, given.tiles(), given.diagonal(), weights)
+        every = as_training_data(model.kernel, X, copy=False)
+        given, weights = apply_weights(every, sample_weight)
+        moments = training_reductions.feature_moments(score, given.tiles(), given.diagonal(), weights)
         if is_clipped(feature_map.error_bounds):
             moments = replace(moments, similarity=float(np.trace(moments.second)))
         if model.kernel.is_precomputed:
             landmarks = every.subset(np.asarray(model.points)[:, 0].astype(np.intp))
-    found = pca.of_map(W, moments, wanted, centered)
-    made = model_of(model.kernel, model.points, found, centered, model.dtype)
+    found = pca.solve_components_of_map(W, moments, wanted, centered)
+    made = components_model(model.kernel, model.points, found, centered, model.dtype)
     scorer = prepare_scorer(made)
     if own:
-        measured = certificate.of_components(scorer, found.eigenvalues, landmarks.tiles())
+        measured = certificate.certify_components(scorer, found.eigenvalues, landmarks.tiles())
     else:
-        measured = certificate.of_axes(scorer, found.eigenvalues, landmarks.tiles(), moments.weight)
+        measured = certificate.certify_axes(scorer, found.eigenvalues, landmarks.tiles(), moments.weight)
     warn_of_rounding(measured, model.dtype)
-    return made, {**statistics(found, moments.weight), "certificate": measured}, own
+    return made, {**fitted_statistics(found, moments.weight), "certificate": measured}, own
 
 
-def own_moments(feature_map: FittedMap, W: Array, sample_weight: object) -> Moments:
+def landmark_moments(feature_map: FittedMap, W: Array, sample_weight: object) -> Moments:
     """Return the moments of the landmarks, where these are all training rows."""
     values, kernel, points = feature_map.eigenvalues, feature_map.model.kernel, feature_map.model.points
     if not feature_map.holds_training_rows or values is None or kernel.is_precomputed or sample_weight is not None:

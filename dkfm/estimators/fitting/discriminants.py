@@ -12,9 +12,9 @@ from dkfm.core import budget
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting.class_labels import Labels
-from dkfm.estimators.fitting.components import own_moments, warn_of_rounding
-from dkfm.estimators.fitting.feature_maps import FittedMap, in_precision
-from dkfm.estimators.fitting.training_data import Numbers, Points, Training, training, weighted
+from dkfm.estimators.fitting.components import landmark_moments, warn_of_rounding
+from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
+from dkfm.estimators.fitting.training_data import Numbers, TrainingData, TrainingRows, apply_weights, as_training_data
 from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
@@ -25,14 +25,14 @@ from dkfm.numerics.fisher import Classes, Discriminants
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 
-__all__ = ["Asked", "fitted", "in_map", "measured"]
+__all__ = ["DiscriminantOptions", "certify_fit", "fit_discriminants", "fit_discriminants_in_map"]
 
 _SUM = 1e-6
 """What the sum of priors may be off."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class DiscriminantOptions:
     """The parameters of `KernelFisher` of these names; a shrinkage of None is to be chosen."""
 
     n_components: int | None
@@ -66,32 +66,36 @@ class Asked:
         return Classes(codes.astype(np.int64), weights, count, priors / priors.sum())
 
 
-def fitted(
-    given: Training, classes: Classes, asked: Asked, dtype: np.dtype[np.floating]
+def fit_discriminants(
+    given: TrainingData, classes: Classes, asked: DiscriminantOptions, dtype: np.dtype[np.floating]
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and what is fitted beside it, by name."""
     kernel, n = given.kernel, given.landmarks.shape[0]
     small = asked.shrinkage is not None and asked.shrinkage < shrinkage.GRID[0]
     by_eigenvalues = small or asked.on_indefinite == "clip" or not _is_known(kernel)
     decomposed = by_eigenvalues or asked.shrinkage is None
-    _require_memory(n, given.width, kernel, budget.EIGENVECTORS if decomposed else 1)
-    room = decomposed or memory.has_driver(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
+    _require_memory(n, given.width, kernel, budget.EIGENVECTOR_SQUARES if decomposed else 1)
+    room = decomposed or memory.has_driver_memory(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
     K = given.gram(asked.tile_rows, asked.workspace, asked.progress)
-    with progress.of_call("dkfm-root", budget.root_seconds(n) if decomposed else 0.0, asked.progress):
-        used = shrinkage.choose(K, classes, asked.on_indefinite) if asked.shrinkage is None else asked.shrinkage
+    with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n) if decomposed else 0.0, asked.progress):
+        used = (
+            shrinkage.choose_shrinkage(K, classes, asked.on_indefinite) if asked.shrinkage is None else asked.shrinkage
+        )
         how = by_eigenvalues or (None if room else False)
-        found = fisher.solve(K, classes, used, by_eigenvalues=how, on_indefinite=asked.on_indefinite)
+        found = fisher.solve_discriminants(K, classes, used, by_eigenvalues=how, on_indefinite=asked.on_indefinite)
     del K
-    model = in_precision(Model(kernel, given.landmarks, fisher.heads(found, classes, asked.n_components)), dtype)
+    model = cast_model(
+        Model(kernel, given.landmarks, fisher.discriminant_heads(found, classes, asked.n_components)), dtype
+    )
     values = {**_values(found, classes, used), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
-    measure = measured(prepare_scorer(model), given, {**values, **weights}, found.ridge)
+    measure = certify_fit(prepare_scorer(model), given, {**values, **weights}, found.ridge)
     warn_of_rounding(measure, dtype)
     return model, {**values, "certificate": measure}
 
 
-def in_map(
-    feature_map: FittedMap, asked: Asked, y: Labels, X: object, sample_weight: object
+def fit_discriminants_in_map(
+    feature_map: FittedMap, asked: DiscriminantOptions, y: Labels, X: object, sample_weight: object
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants in the features of a map, and what is fitted; see `from_map`."""
     if asked.shrinkage is None:
@@ -99,37 +103,37 @@ def in_map(
     model, head = feature_map.model, feature_map.model.head("residual")
     W = head.weights.astype(np.float64)
     score = prepare_scorer(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
-    landmarks: Training = Points(model.kernel, model.points, 0)
+    landmarks: TrainingData = TrainingRows(model.kernel, model.points, 0)
     if X is None:
-        moments = own_moments(feature_map, W, sample_weight)
+        moments = landmark_moments(feature_map, W, sample_weight)
         labels, codes = np.unique(y, return_inverse=True)
         classes = asked.classes(codes, np.ones(len(y)), labels)
         sums: Array = classes.indicators().T @ (W * moments.second)
         second: Array = np.diag(moments.second)
     else:
-        every = training(model.kernel, X, copy=False)
-        given, weights = weighted(every, sample_weight)
+        every = as_training_data(model.kernel, X, copy=False)
+        given, weights = apply_weights(every, sample_weight)
         labels, codes = np.unique(y if given is every else y[cast("Numbers", given.numbers)], return_inverse=True)
         classes = asked.classes(codes, weights, labels)
-        sums, second = training_reductions.sums(score, given.tiles(), classes.indicators())
+        sums, second = training_reductions.feature_sums(score, given.tiles(), classes.indicators())
         if model.kernel.is_precomputed:
             landmarks = every.subset(np.asarray(model.points)[:, 0].astype(np.intp))
-    found = fisher.of_map(W, second, sums, classes, asked.shrinkage)
-    made = in_precision(
-        Model(model.kernel, model.points, fisher.heads(found, classes, asked.n_components)), model.dtype
+    found = fisher.solve_discriminants_of_map(W, second, sums, classes, asked.shrinkage)
+    made = cast_model(
+        Model(model.kernel, model.points, fisher.discriminant_heads(found, classes, asked.n_components)), model.dtype
     )
     middle = sums.sum(axis=0) / classes.total
     values = {**_values(found, classes, asked.shrinkage), "squares": found.squares, "mean": W @ middle}
-    measure = measured(prepare_scorer(made), landmarks, values, found.ridge)
+    measure = certify_fit(prepare_scorer(made), landmarks, values, found.ridge)
     warn_of_rounding(measure, model.dtype)
     return made, {**values, "classes": labels, "certificate": measure}
 
 
-def measured(scorer: Scorer, landmarks: Training, fitted: Mapping[str, object], ridge: float) -> Certificate:
+def certify_fit(scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object], ridge: float) -> Certificate:
     """Return the certificate of discriminants, and of the decisions, with what is fitted beside the model."""
     means, priors = cast("Array", fitted["means"]), cast("Array", fitted["priors"])
     count = scorer.model.head("scores").columns
-    turn, constants = fisher.decision(means, priors)
+    turn, constants = fisher.decision_functions(means, priors)
     worst, longest = Certificate(0.0, 0.0, 0), 1 / ridge if ridge > 0 else 0.0
     if len(turn) and "squares" in fitted:
         longest = float(cast("Array", fitted["squares"]).diagonal().max())
@@ -142,11 +146,11 @@ def measured(scorer: Scorer, landmarks: Training, fitted: Mapping[str, object], 
             weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
             rows = Classes(codes.astype(np.int64), weights, len(priors)).indicators()
             expected = T.T @ T, means @ T - b
-            found = discriminants.of_discriminants(scorer, name, landmarks.tiles(), rows, expected, ridge)
+            found = discriminants.certify_discriminants(scorer, name, landmarks.tiles(), rows, expected, ridge)
         else:
             products = T.T @ cast("Array", fitted["squares"]) @ T
             mean = cast("Array", fitted["mean"])
-            found = discriminants.of_combinations(scorer, name, landmarks.tiles(), products, mean, b, longest)
+            found = discriminants.certify_combinations(scorer, name, landmarks.tiles(), products, mean, b, longest)
         worst = worst.worse(found)
     return worst
 
@@ -167,7 +171,7 @@ def _values(found: Discriminants, classes: Classes, used: float) -> dict[str, ob
 def _is_known(kernel: Kernel) -> bool:
     """Whether the kernel is one of dkfm's own, and (conditionally) positive semi-definite."""
     return (
-        serialization.is_value(kernel)
+        serialization.is_code_free(kernel)
         and not kernel.is_precomputed
         and kernel.definiteness is not Definiteness.INDEFINITE
     )
@@ -175,9 +179,9 @@ def _is_known(kernel: Kernel) -> bool:
 
 def _require_memory(n: int, d: int, kernel: Kernel, squares: int) -> None:
     """Raise a BudgetError unless this process can hold the Gram matrix, and so many of its size."""
-    if squares == budget.EIGENVECTORS:
-        memory.require_driver(n, d, kernel.peak_blocks, kernel.landmark_copies)
+    if squares == budget.EIGENVECTOR_SQUARES:
+        memory.require_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
         return
     need, have = budget.fit_bytes(n, d, kernel.peak_blocks, kernel.landmark_copies, squares), memory.available_memory()
     remedy = "fit fewer rows, or the features of a map on fewer landmarks with KernelFisher.from_map"
-    budget.require(need, have, f"The Gram matrix of N = {n} training rows", remedy)
+    budget.require_fits(need, have, f"The Gram matrix of N = {n} training rows", remedy)

@@ -9,11 +9,11 @@ from scipy.linalg import solve_triangular
 
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmWarning, KernelError, NotSupportedError
-from dkfm.estimators.fitting.landmarks import Chosen, Settings, factor
-from dkfm.estimators.fitting.training_data import GivenGram, Points, Training
+from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks
+from dkfm.estimators.fitting.training_data import PrecomputedGram, TrainingData, TrainingRows
 from dkfm.numerics import links, pivoted_cholesky, roots, training_reductions
 from dkfm.numerics.certificates import certificate
-from dkfm.numerics.certificates.certificate import Certificate, Verification, spread
+from dkfm.numerics.certificates.certificate import Certificate, Verification, sample_evenly
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.roots import Root, is_indefinite
 from dkfm.numerics.scorer import Scorer, prepare_scorer
@@ -23,7 +23,16 @@ from dkfm.sources.memory import MemorySource
 _ROUNDING = 1e-3
 """Share of a column's width that its middle may be off."""
 
-__all__ = ["FittedMap", "in_precision", "is_clipped", "made", "measured", "truncated", "values_of", "with_points"]
+__all__ = [
+    "FittedMap",
+    "cast_model",
+    "certify_fit",
+    "fit_map",
+    "is_clipped",
+    "truncate_map",
+    "values_name",
+    "verify_points",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +55,9 @@ class FittedMap:
     holds_training_rows: bool
 
 
-def made(given: Training, weights: Array | None, chosen: Chosen, settings: Settings) -> tuple[Model, dict[str, object]]:
+def fit_map(
+    given: TrainingData, weights: Array | None, chosen: ChosenLandmarks, settings: MapOptions
+) -> tuple[Model, dict[str, object]]:
     """Return the model of some landmarks, and what is fitted beside it, by name.
 
     Parameters
@@ -58,14 +69,14 @@ def made(given: Training, weights: Array | None, chosen: Chosen, settings: Setti
     chosen : Chosen
     settings : Settings
     """
-    landmarks, found, remaining = factor(chosen, settings)
+    landmarks, found, remaining = factor_landmarks(chosen, settings)
     diagonal, dtype = given.diagonal(), np.dtype(settings.dtype)
     largest, lowest = float(diagonal.max()), _lowest(found) if settings.basis == "cholesky" else 0.0
     whole = _is_whole(landmarks, given)
     # What is measured over all training rows is measured in float64.
     score = _of_root(given, landmarks, found)
     if remaining is None:
-        remaining, lowest = training_reductions.largest_parts(score, given.tiles(), diagonal)
+        remaining, lowest = training_reductions.largest_residuals(score, given.tiles(), diagonal)
     if settings.on_indefinite != "clip" and not whole:
         _require_psd(score, given, lowest, found)
     bounds, kept = roots.error_bounds(remaining, found.values, largest, dtype), len(found.values)
@@ -81,7 +92,7 @@ def made(given: Training, weights: Array | None, chosen: Chosen, settings: Setti
         found = found.first(kept)
         landmarks = landmarks.subset(np.arange(len(found.weights))) if found.triangular else landmarks
         score = _of_root(given, landmarks, found)
-    mean = None if weights is None else training_reductions.mean(score, given.tiles(), weights)
+    mean = None if weights is None else training_reductions.mean_kernel_values(score, given.tiles(), weights)
     with np.errstate(over="ignore"):  # what float32 does not hold is refused below
         model = _model(score.model, found, mean, settings.basis, dtype)
     del score
@@ -98,13 +109,15 @@ def made(given: Training, weights: Array | None, chosen: Chosen, settings: Setti
     return model, {**fitted, **certificates}
 
 
-def _certificates(scorer: Scorer, given: Training, landmarks: Training, mean: Array | None) -> dict[str, Certificate]:
-    found = measured(scorer, landmarks, mean)
-    of_all = found if _is_whole(landmarks, given) else certificate.of_map(scorer, *_sample(given), mean=mean)
+def _certificates(
+    scorer: Scorer, given: TrainingData, landmarks: TrainingData, mean: Array | None
+) -> dict[str, Certificate]:
+    found = certify_fit(scorer, landmarks, mean)
+    of_all = found if _is_whole(landmarks, given) else certificate.certify_map(scorer, *_sample(given), mean=mean)
     return {"certificate": found, "training_certificate": of_all}
 
 
-def _is_whole(landmarks: Training, given: Training) -> bool:
+def _is_whole(landmarks: TrainingData, given: TrainingData) -> bool:
     """Whether all training rows are landmarks, in whatever order."""
     own = landmarks is given or landmarks.numbers is not None
     return own and landmarks.landmarks.shape[0] == given.landmarks.shape[0]
@@ -119,28 +132,28 @@ def _lowest(found: Root) -> float:
     return float(found.dropped.min(initial=0.0))
 
 
-def _of_root(given: Training, landmarks: Training, found: Root) -> Scorer:
+def _of_root(given: TrainingData, landmarks: TrainingData, found: Root) -> Scorer:
     head = Head(found.weights, triangular=found.triangular)
     return prepare_scorer(Model(given.kernel, landmarks.landmarks, {"features": head}))
 
 
-def _values(given: Training, landmarks: Training) -> Array:
+def _values(given: TrainingData, landmarks: TrainingData) -> Array:
     """Return the kernel values of some training rows with the landmarks."""
     return given.kernel.make_evaluator(landmarks.landmarks)(_sample(given)[0])
 
 
-def _accepted(settings: Settings, bound: float, largest: float, landmarks: Training) -> float:
+def _accepted(settings: MapOptions, bound: float, largest: float, landmarks: TrainingData) -> float:
     """Return the error that was asked for by `tol` or `rcond`, or that a clipped kernel leaves, which has its warning.
 
     The bound is of ``sqrt(largest k(z, z))``, and a certificate is relative to the largest value that it compares.
     """
     if settings.tol is None and settings.rcond is None and not np.isinf(bound):
         return 0.0
-    compared = float(landmarks.diagonal()[spread(landmarks.landmarks.shape[0])].max())
+    compared = float(landmarks.diagonal()[sample_evenly(landmarks.landmarks.shape[0])].max())
     return bound * float(np.sqrt(largest / compared)) if compared > 0 else bound
 
 
-def _shrunk(scorer: Scorer, landmarks: Training, largest: float) -> float:
+def _shrunk(scorer: Scorer, landmarks: TrainingData, largest: float) -> float:
     """Return how many times as large as the largest centred square length the largest k(x, x) is; 1 where it is 0."""
     square = float(np.square(scorer("features", _sample(landmarks)[0]).astype(np.float64)).sum(axis=1).max())
     return max(1.0, largest / max(square, roots.EPS * largest)) if largest > 0 else 1.0
@@ -163,7 +176,7 @@ def _warn_of_tolerance(bound: float, tol: float) -> None:
         warnings.warn(message, DkfmWarning, stacklevel=4)
 
 
-def truncated(
+def truncate_map(
     model: Model, arrays: dict[str, Array], r: int, dtype: np.dtype[np.floating], basis: str
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of rank r of one of a higher rank, and what is fitted beside it, from what was for the other.
@@ -179,7 +192,7 @@ def truncated(
             "kept to measure it against; fit again with rcond=."
         )
     head = model.head("residual")
-    whole = Root(head.weights, arrays[values_of(basis)], arrays["dropped"], head.triangular)
+    whole = Root(head.weights, arrays[values_name(basis)], arrays["dropped"], head.triangular)
     found = whole.first(r)
     kept = len(found.weights)
     fitted = {**arrays, **_arrays(found, basis), "error_bounds": arrays["error_bounds"][: r + 1]}
@@ -187,40 +200,40 @@ def truncated(
     mean = cast("Array | None", fitted.get("mean"))
     points = model.points[:kept]
     short = _model(Model(model.kernel, points, {}), found, mean, basis, dtype)
-    landmarks: Training = Points(model.kernel, points, 0)
+    landmarks: TrainingData = TrainingRows(model.kernel, points, 0)
     if model.kernel.is_precomputed:
-        landmarks = GivenGram(model.kernel, _explained(model, whole), cast("Array", points)[:, 0].astype(np.intp))
-    return short, {**fitted, "certificate": measured(prepare_scorer(short), landmarks, mean)}
+        landmarks = PrecomputedGram(model.kernel, _explained(model, whole), cast("Array", points)[:, 0].astype(np.intp))
+    return short, {**fitted, "certificate": certify_fit(prepare_scorer(short), landmarks, mean)}
 
 
 def _explained(model: Model, found: Root) -> Source:
     """Return the Gram matrix (N, N) of a precomputed kernel as its root has it, zero where no landmark is."""
     W = found.weights.astype(np.float64)
     # K = R R' with W = R'^(-1), or K = V L V' with W = V L^(-1/2).
-    factor = solve_triangular(W, np.eye(len(W))).T if found.triangular else W * found.values
+    factor_landmarks = solve_triangular(W, np.eye(len(W))).T if found.triangular else W * found.values
     numbers = cast("Array", model.landmarks)[:, 0].astype(np.intp)
     K = np.zeros((model.columns, model.columns))
-    K[np.ix_(numbers, numbers)] = factor @ factor.T
+    K[np.ix_(numbers, numbers)] = factor_landmarks @ factor_landmarks.T
     return MemorySource(K, "The Gram matrix")
 
 
 def _arrays(found: Root, basis: str) -> dict[str, object]:
-    return {"dropped": found.dropped, values_of(basis): found.values}
+    return {"dropped": found.dropped, values_name(basis): found.values}
 
 
-def values_of(basis: str) -> str:
+def values_name(basis: str) -> str:
     """Return what the values of a basis are called."""
     return "pivots" if basis == "cholesky" else "eigenvalues"
 
 
 def _model(like: Model, found: Root, mean: Array | None, basis: str, dtype: np.dtype[np.floating]) -> Model:
     """Return the model of a root in a precision, with the kernel and the landmarks of another."""
-    return in_precision(Model(like.kernel, like.points, roots.heads(found, basis, mean)), dtype)
+    return cast_model(Model(like.kernel, like.points, roots.map_heads(found, basis, mean)), dtype)
 
 
-def in_precision(model: Model, dtype: np.dtype[np.floating]) -> Model:
+def cast_model(model: Model, dtype: np.dtype[np.floating]) -> Model:
     """Return a float64 model in another precision, moved to where its landmarks lose least."""
-    kernel, points, heads = model.kernel, model.points, roots.cast(model.heads, dtype)
+    kernel, points, heads = model.kernel, model.points, roots.cast_heads(model.heads, dtype)
     plain = Model(kernel, points.astype(dtype, copy=False), heads)
     if dtype == np.float64 or not kernel.translation_invariant or not isinstance(points, np.ndarray):
         return plain
@@ -239,23 +252,23 @@ def _middle(points: Array) -> Array:
     return np.where(close, rounded, mean)
 
 
-def measured(scorer: Scorer, landmarks: Training, mean: Array | None) -> Certificate:
+def certify_fit(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> Certificate:
     """Return the certificate of pairs of landmarks: of the features, and of those that residuals are made of."""
     rows, points = _sample(landmarks)
     model = scorer.model
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        found = certificate.of_map(scorer, rows, points, tiles=landmarks.tiles(), mean=mean)
+        found = certificate.certify_map(scorer, rows, points, tiles=landmarks.tiles(), mean=mean)
         residual = model.heads["residual"]
         if not np.array_equal(residual.weights, model.heads["features"].weights):
             others = Model(
                 model.kernel, model.landmarks, {"features": replace(residual, link=links.IDENTITY)}, model.shift
             )
-            of_others = certificate.of_map(Scorer(others, scorer.block), rows, points, tiles=landmarks.tiles())
+            of_others = certificate.certify_map(Scorer(others, scorer.block), rows, points, tiles=landmarks.tiles())
             found = found.worse(of_others)
     return found
 
 
-def with_points(
+def verify_points(
     scorer: Scorer, measured: Certificate, Z: Rows, mean: Array | None, bound: float, largest: float
 ) -> Verification:
     """Return the verification of a map on new points, once they are within its bounds.
@@ -277,12 +290,12 @@ def with_points(
     ------
     CertificateError
     """
-    model, some = scorer.model, Z[spread(Z.shape[0])]
-    landmarks = model.points[spread(model.landmarks.shape[0])]
+    model, some = scorer.model, Z[sample_evenly(Z.shape[0])]
+    landmarks = model.points[sample_evenly(model.landmarks.shape[0])]
     own = float(model.kernel.evaluate_diagonal(landmarks).max())
     most = float(model.kernel.evaluate_diagonal(some).max())
-    against = certificate.of_map(scorer, landmarks, Z=some, mean=mean)
-    between = certificate.of_map(scorer, some, mean=mean)
+    against = certificate.certify_map(scorer, landmarks, Z=some, mean=mean)
+    between = certificate.certify_map(scorer, some, mean=mean)
     residuals = scorer("residual", some)[:, 0]
     if np.isinf(bound):  # nor do residuals bound anything
         return Verification(measured, against, between, residuals, np.inf)
@@ -295,15 +308,15 @@ def with_points(
     return Verification(measured, against, between, residuals, of_two)
 
 
-def _sample(rows: Training) -> tuple[Rows, Rows]:
+def _sample(rows: TrainingData) -> tuple[Rows, Rows]:
     """Return rows to measure, as they are scored and as the kernel compares them."""
-    some = spread(rows.landmarks.shape[0])
+    some = sample_evenly(rows.landmarks.shape[0])
     return rows.some(some), rows.landmarks[some]
 
 
-def _require_psd(score: Scorer, given: Training, lowest: float, found: Root) -> None:
+def _require_psd(score: Scorer, given: TrainingData, lowest: float, found: Root) -> None:
     rows, points = _sample(given)
     values = given.kernel.make_evaluator(points)(rows)
     features = score.image("features", score.values(rows))
     what = f"The Gram matrix of {given.kernel!r}"
-    pivoted_cholesky.require_psd(values, features, lowest, found, given.landmarks.shape[0], what)
+    pivoted_cholesky.require_psd_residual(values, features, lowest, found, given.landmarks.shape[0], what)

@@ -10,28 +10,28 @@ from sklearn.utils import check_random_state
 
 from dkfm.core import budget
 from dkfm.core.chunking import require_count
-from dkfm.core.rows import Array, as_rows, double
+from dkfm.core.rows import Array, as_float64, as_rows
 from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError
-from dkfm.estimators.fitting.training_data import Points, Training
+from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows
 from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots
-from dkfm.numerics.roots import Root, parts_of_eigenvectors
+from dkfm.numerics.roots import Root, remaining_after_eigenvectors
 
 if TYPE_CHECKING:
     from typing import Never
 
     from tqdm import tqdm
 
-__all__ = ["BUILDS", "SELECTORS", "Chosen", "Settings", "choose", "factor"]
+__all__ = ["BUILDS", "SELECTORS", "ChosenLandmarks", "MapOptions", "choose_landmarks", "factor_landmarks"]
 
 SELECTORS = ("uniform", "kmeans", "pivots", "random_pivots")
 BUILDS = ("auto", "gram", "columns")
 
 
 @dataclass(frozen=True)
-class Settings:
+class MapOptions:
     """How a map is made: the parameters of `ExactFeatureMap` of these names."""
 
     basis: str
@@ -46,7 +46,7 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class ChosenLandmarks:
     """Landmarks, and what finding them has told.
 
     Attributes
@@ -58,14 +58,14 @@ class Chosen:
         Where they were found as pivots of the training rows.
     """
 
-    landmarks: Training
+    landmarks: TrainingData
     whole: bool = False
     pivots: pivoted_cholesky.Pivots | None = None
 
 
-def choose(
-    given: Training, landmarks: object, n_landmarks: int | None, random_state: object, settings: Settings
-) -> Chosen:
+def choose_landmarks(
+    given: TrainingData, landmarks: object, n_landmarks: int | None, random_state: object, settings: MapOptions
+) -> ChosenLandmarks:
     """Return the landmarks that are meant: see `ExactFeatureMap`.
 
     Raises
@@ -79,11 +79,11 @@ def choose(
     if landmarks is None:
         if n_landmarks is not None:
             raise InvalidInputError(f"n_landmarks needs landmarks=, one of {', '.join(SELECTORS)}.")
-        return Chosen(given, whole=True)
+        return ChosenLandmarks(given, whole=True)
     if not isinstance(landmarks, str):
         if n_landmarks is not None:
             raise InvalidInputError("n_landmarks belongs to a selector; the landmarks that are given are all taken.")
-        return Chosen(_given_landmarks(given, landmarks))
+        return ChosenLandmarks(_given_landmarks(given, landmarks))
     if landmarks not in SELECTORS:
         raise InvalidInputError(
             f"landmarks must be numbers of rows, points, or one of {', '.join(SELECTORS)}, and is {landmarks!r}."
@@ -99,15 +99,15 @@ def choose(
     except ValueError as error:
         raise InvalidInputError(f"random_state: {error}.") from None
     if landmarks == "uniform":
-        return Chosen(given.subset(np.sort(rng.choice(n, count, replace=False))))
+        return ChosenLandmarks(given.subset(np.sort(rng.choice(n, count, replace=False))))
     if landmarks == "kmeans":
-        return Chosen(_centres(given, count, rng))
+        return ChosenLandmarks(_centres(given, count, rng))
     random = landmarks == "random_pivots"
-    found = _pivots(given, settings, count, _by_chance(rng) if random else pivoted_cholesky.largest, random)
-    return Chosen(_subset(given, found), pivots=found)
+    found = _pivots(given, settings, count, _by_chance(rng) if random else pivoted_cholesky.choose_largest, random)
+    return ChosenLandmarks(_subset(given, found), pivots=found)
 
 
-def _given_landmarks(given: Training, landmarks: object) -> Training:
+def _given_landmarks(given: TrainingData, landmarks: object) -> TrainingData:
     array = np.asarray(landmarks) if not hasattr(landmarks, "tocsr") else None
     if array is not None and array.ndim == 1 and given.numbers is not None:
         array = np.flatnonzero(array) if array.dtype == np.bool_ else array
@@ -118,21 +118,21 @@ def _given_landmarks(given: Training, landmarks: object) -> Training:
             last = int(given.numbers[-1])
             raise InvalidInputError(f"landmarks must be different numbers of rows of some weight, from 0 to {last}.")
         return given.subset(np.searchsorted(given.numbers, array))
-    if not isinstance(given, Points):
+    if not isinstance(given, TrainingRows):
         raise InvalidInputError("The landmarks of a precomputed kernel are numbers of rows, for it has no points.")
-    rows = double(as_rows(landmarks, "landmarks"))
+    rows = as_float64(as_rows(landmarks, "landmarks"))
     if rows.shape[1] != given.landmarks.shape[1]:
         raise InvalidInputError(f"landmarks have {rows.shape[1]} columns and X has {given.landmarks.shape[1]}.")
-    return Points(given.kernel, rows.copy(), given.width)
+    return TrainingRows(given.kernel, rows.copy(), given.width)
 
 
-def _centres(given: Training, count: int, rng: np.random.RandomState) -> Training:
+def _centres(given: TrainingData, count: int, rng: np.random.RandomState) -> TrainingData:
     from sklearn.cluster import KMeans
 
-    if not isinstance(given, Points):
+    if not isinstance(given, TrainingRows):
         raise InvalidInputError('landmarks="kmeans" needs points, and a precomputed kernel has none.')
     centres = KMeans(count, n_init=1, random_state=rng).fit(given.landmarks).cluster_centers_
-    return Points(given.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
+    return TrainingRows(given.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
 
 
 def _by_chance(rng: np.random.RandomState) -> pivoted_cholesky.Choose:
@@ -145,7 +145,7 @@ def _by_chance(rng: np.random.RandomState) -> pivoted_cholesky.Choose:
     return choose
 
 
-def factor(chosen: Chosen, settings: Settings) -> tuple[Training, Root, Array | None]:
+def factor_landmarks(chosen: ChosenLandmarks, settings: MapOptions) -> tuple[TrainingData, Root, Array | None]:
     """Return the landmarks of a map, their root, and what it leaves of training rows, (r + 1,), where that is known.
 
     In the cholesky basis the landmarks are the pivots alone.
@@ -160,19 +160,21 @@ def factor(chosen: Chosen, settings: Settings) -> tuple[Training, Root, Array | 
             return landmarks, _of(found), found.remaining
         # Of some rows a tolerance is one of all rows, which are looked at later.
         found = _pivots(
-            landmarks, settings if chosen.whole else replace(settings, tol=None), None, pivoted_cholesky.largest
+            landmarks, settings if chosen.whole else replace(settings, tol=None), None, pivoted_cholesky.choose_largest
         )
         return _subset(landmarks, found), _of(found), found.remaining if chosen.whole else None
-    _require_square(landmarks, budget.EIGENVECTORS)
+    _require_square(landmarks, budget.EIGENVECTOR_SQUARES)
     # Popped, so that nothing here keeps N^2 values.
     held = [landmarks.gram(settings.tile_rows, settings.workspace, settings.progress)]
     what = _gram_of(landmarks.kernel)
-    with progress.of_call("dkfm-root", budget.root_seconds(landmarks.landmarks.shape[0]), settings.progress):
-        root = roots.factor(held.pop(), settings.rcond, settings.on_indefinite, what)
-    return landmarks, root, parts_of_eigenvectors(root, landmarks.diagonal()) if chosen.whole else None
+    with progress.call_bar(
+        "dkfm-root", budget.eigendecomposition_seconds(landmarks.landmarks.shape[0]), settings.progress
+    ):
+        root = roots.inverse_root(held.pop(), settings.rcond, settings.on_indefinite, what)
+    return landmarks, root, remaining_after_eigenvectors(root, landmarks.diagonal()) if chosen.whole else None
 
 
-def _subset(given: Training, found: pivoted_cholesky.Pivots) -> Training:
+def _subset(given: TrainingData, found: pivoted_cholesky.Pivots) -> TrainingData:
     """Return the rows that are pivots; where the kernel is zero there are none, and a model still needs a landmark."""
     return given.subset(found.numbers if len(found.numbers) else np.zeros(1, np.intp))
 
@@ -183,7 +185,11 @@ def _of(found: pivoted_cholesky.Pivots) -> Root:
 
 
 def _pivots(
-    given: Training, settings: Settings, limit: int | None, choose: pivoted_cholesky.Choose, by_chance: bool = False
+    given: TrainingData,
+    settings: MapOptions,
+    limit: int | None,
+    choose: pivoted_cholesky.Choose,
+    by_chance: bool = False,
 ) -> pivoted_cholesky.Pivots:
     """Find pivots in the Gram matrix or column by column, whichever was asked for or is predicted to cost less."""
     n, d, build = given.landmarks.shape[0], given.width, settings.build
@@ -193,26 +199,28 @@ def _pivots(
     if by_chance:
         build = "columns"
         if given.kernel.is_precomputed:
-            _require_square(given, budget.PIVOTS)
+            _require_square(given, budget.PIVOT_SQUARES)
     elif given.kernel.is_precomputed:
         build = "gram"  # which is there
-    elif build == "auto" and budget.pivots_seconds(n, d, most) <= budget.columns_seconds(
-        n, d, min(most, pivoted_cholesky.COLUMNS)
+    elif build == "auto" and budget.pivots_seconds(n, d, most) <= budget.pivot_columns_seconds(
+        n, d, min(most, pivoted_cholesky.BLOCK_COLUMNS)
     ):
         build = "gram"
     if build != "gram":
         diagonal = given.diagonal()
-        with progress.of_steps("dkfm-root", None, "pivot", settings.progress) as bar:
-            go_on = _Columns(given, pivoted_cholesky.stop_at(diagonal, settings.tol), most, build == "columns", bar)
-            found = pivoted_cholesky.of_columns(diagonal, given.columns(), settings.tol, limit, choose, go_on)
+        with progress.step_bar("dkfm-root", None, "pivot", settings.progress) as bar:
+            go_on = _Columns(
+                given, pivoted_cholesky.pivot_threshold(diagonal, settings.tol), most, build == "columns", bar
+            )
+            found = pivoted_cholesky.factor_columns(diagonal, given.columns(), settings.tol, limit, choose, go_on)
             bar.total = bar.n if found is None else len(found.numbers)
             bar.update(bar.total - bar.n)
         if found is not None:
             return found
-    _require_square(given, budget.PIVOTS)
+    _require_square(given, budget.PIVOT_SQUARES)
     held = [given.gram(settings.tile_rows, settings.workspace, settings.progress)]
-    with progress.of_call("dkfm-root", budget.pivots_seconds(n, 0, n), settings.progress):
-        return pivoted_cholesky.of_gram(held.pop(), settings.tol, limit)
+    with progress.call_bar("dkfm-root", budget.pivots_seconds(n, 0, n), settings.progress):
+        return pivoted_cholesky.factor_gram(held.pop(), settings.tol, limit)
 
 
 @dataclass(frozen=True)
@@ -222,7 +230,7 @@ class _Columns:
     It is asked every some columns, and moves the bar.
     """
 
-    given: Training
+    given: TrainingData
     stop: float
     limit: int
     forced: bool
@@ -230,30 +238,30 @@ class _Columns:
 
     def __call__(self, taken: int, remaining: Array) -> bool:
         n, d, copies = self.given.landmarks.shape[0], self.given.width, self.given.kernel.landmark_copies
-        rank = min(self.limit, forecast(remaining, self.stop, n))
+        rank = min(self.limit, forecast_rank(remaining, self.stop, n))
         self.bar.total = rank if taken else None
         self.bar.update(taken - self.bar.n)
         have = memory.available_memory() + 8 * n * taken
-        more_columns = min(self.limit, taken + pivoted_cholesky.COLUMNS)
-        need = budget.columns_bytes(n, d, more_columns, copies)
+        more_columns = min(self.limit, taken + pivoted_cholesky.BLOCK_COLUMNS)
+        need = budget.pivot_columns_bytes(n, d, more_columns, copies)
         if taken and not self.forced and self._square_fits():
-            more = budget.columns_seconds(n, d, rank) - budget.columns_seconds(n, d, taken)
+            more = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, taken)
             if more > budget.pivots_seconds(n, d, rank) or need > have:
                 return False
         reached = float(np.sqrt(remaining[-1] / remaining[0])) if remaining[0] > 0 else 0.0
         remedy = f"after {taken} of them the error bound is {reached:.1e}: use tol= or n_landmarks=, or fewer rows"
-        budget.require(need, have, f"A root of {more_columns} pivots of N = {n} rows", remedy)
+        budget.require_fits(need, have, f"A root of {more_columns} pivots of N = {n} rows", remedy)
         return True
 
     def _square_fits(self) -> bool:
         try:
-            _require_square(self.given, budget.PIVOTS)
+            _require_square(self.given, budget.PIVOT_SQUARES)
         except BudgetError:
             return False
         return True
 
 
-def forecast(remaining: Array, stop: float, n: int) -> int:
+def forecast_rank(remaining: Array, stop: float, n: int) -> int:
     """Forecast the rank: what remains after 0, 1, .. r pivots goes on falling as it did from r / 2 to r.
 
     >>> forecast(np.array([1.0, 1e-1, 1e-2]), 1e-6, 100)
@@ -267,9 +275,9 @@ def forecast(remaining: Array, stop: float, n: int) -> int:
     return n if fall <= 0 else min(n, int(np.ceil(r + np.log(remaining[-1] / stop) / fall - 1e-9)))
 
 
-def _require_square(given: Training, squares: int) -> None:
+def _require_square(given: TrainingData, squares: int) -> None:
     n, kernel = given.landmarks.shape[0], given.kernel
-    memory.require_driver(n, given.width, kernel.peak_blocks, kernel.landmark_copies, squares)
+    memory.require_driver_memory(n, given.width, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 
 def _gram_of(kernel: Kernel) -> str:

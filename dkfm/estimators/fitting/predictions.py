@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.estimators.fitting.class_labels import Labels
-from dkfm.execution.lazy_arrays import shown_as
+from dkfm.execution.lazy_arrays import dashboard_name
 
 if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
     import pandas as pd
 
-__all__ = ["Outcome", "flat", "labelled"]
+__all__ = ["Outcome", "codes_to_labels", "flatten_column"]
 
 Outcome: TypeAlias = "npt.NDArray[np.generic] | da.Array | dd.DataFrame | dd.Series"
 
@@ -21,7 +21,7 @@ _TASKS = "dkfm-labels"
 """What the dashboard calls the tasks that find labels."""
 
 
-def flat(found: Outcome) -> Outcome:
+def flatten_column(found: Outcome) -> Outcome:
     """Return an outcome of one column (n, 1) as a vector (n,), of a data frame as a series; a wider one as it is."""
     if found.shape[1] != 1:
         return found
@@ -29,9 +29,9 @@ def flat(found: Outcome) -> Outcome:
     return column
 
 
-def labelled(found: Outcome, classes: Labels) -> Outcome:
+def codes_to_labels(found: Outcome, classes: Labels) -> Outcome:
     """Return the labels (n,) of codes (n, 1) of classes (C,)."""
-    codes = flat(found)
+    codes = flatten_column(found)
     if hasattr(codes, "map_partitions"):
         series = cast("dd.Series", codes)
         meta = (series.name, classes.dtype)
@@ -43,7 +43,7 @@ def labelled(found: Outcome, classes: Labels) -> Outcome:
     return _labels_of(codes, classes)
 
 
-@shown_as(_TASKS)
+@dashboard_name(_TASKS)
 def _labels_of(codes: Labels, classes: Labels) -> Labels:
     return classes[codes.astype(np.intp)]
 

@@ -7,20 +7,27 @@ import numpy.typing as npt
 from scipy.linalg import LinAlgError, solve
 from scipy.spatial.distance import cdist
 
-from dkfm.core.chunking import row_slices, tile_rows
+from dkfm.core.chunking import choose_tile_rows, row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.stationary import Gaussian
 from dkfm.kernels.transformed import Affine, Warped
 
-__all__ = ["Found", "Span", "fixed_point", "has_fixed_point", "nearest", "ridge"]
+__all__ = [
+    "ComponentSpan",
+    "PreimageResult",
+    "fixed_point_preimages",
+    "has_fixed_point",
+    "nearest_scores",
+    "ridge_coefficients",
+]
 
 _VANISHED = 1e-12
 """Of the sum of the magnitudes: a smaller sum of weights is rounding."""
 
 
-def ridge(kernel: Kernel, scores: Array, X: Array, alpha: Array) -> Array:
+def ridge_coefficients(kernel: Kernel, scores: Array, X: Array, alpha: Array) -> Array:
     """Return the coefficients A (N, d) with which ``k(s, scores) A`` is nearest to the rows X that have these scores.
 
     Parameters
@@ -47,14 +54,14 @@ def ridge(kernel: Kernel, scores: Array, X: Array, alpha: Array) -> Array:
     return found
 
 
-def nearest(scores: Array, known: Array) -> npt.NDArray[np.intp]:
+def nearest_scores(scores: Array, known: Array) -> npt.NDArray[np.intp]:
     """Return, for rows of scores (n, q), the numbers of the nearest of those known (N, q)."""
-    tiles = row_slices(len(scores), tile_rows(len(known)))
+    tiles = row_slices(len(scores), choose_tile_rows(len(known)))
     return np.concatenate([cdist(scores[tile], known, "sqeuclidean").argmin(axis=1) for tile in tiles])
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class ComponentSpan:
     """Of components, through the mean: the point of scores s is ``sum_i (s b' + e)_i phi(x_i)``.
 
     Attributes
@@ -70,7 +77,7 @@ class Span:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class PreimageResult:
     """Pre-images (n, d), and which of them no longer moved."""
 
     points: Array
@@ -84,7 +91,9 @@ def has_fixed_point(kernel: Kernel) -> bool:
     )
 
 
-def fixed_point(kernel: Kernel, X: Array, span: Span, scores: Array, start: Array, tol: float, most: int) -> Found:
+def fixed_point_preimages(
+    kernel: Kernel, X: Array, span: ComponentSpan, scores: Array, start: Array, tol: float, most: int
+) -> PreimageResult:
     """Return rows z whose features are nearest to the points of a span that have these scores.
 
     Parameters
@@ -108,7 +117,7 @@ def fixed_point(kernel: Kernel, X: Array, span: Span, scores: Array, start: Arra
     values, points = kernel.make_evaluator(X), start.astype(np.float64)
     least = tol * float(np.sqrt(X.var(axis=0).sum()))
     settled = np.zeros(len(points), np.bool_)
-    for tile in row_slices(len(points), tile_rows(len(X))):
+    for tile in row_slices(len(points), choose_tile_rows(len(X))):
         moving, coefficients = np.arange(tile.start, tile.stop), scores[tile] @ span.weights.T + span.mean
         for _ in range(most):
             shares = values(points[moving]) * coefficients[moving - tile.start]
@@ -122,4 +131,4 @@ def fixed_point(kernel: Kernel, X: Array, span: Span, scores: Array, start: Arra
             moving = moving[~there]
             if not len(moving):
                 break
-    return Found(points, settled)
+    return PreimageResult(points, settled)

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from sklearn.preprocessing import StandardScaler
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import is_dask_array, unwrapped
-from dkfm.core.rows import Array, Rows, as_array, as_rows, double
+from dkfm.core.frames import is_dask_array, unwrap
+from dkfm.core.rows import Array, Rows, as_array, as_float64, as_rows
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.files import local, temporary
 from dkfm.gram import build
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TILE_VALUES",
-    "GivenGram",
     "Numbers",
-    "Points",
-    "Training",
-    "in_memory",
+    "PrecomputedGram",
+    "TrainingData",
+    "TrainingRows",
+    "apply_weights",
+    "as_training_data",
     "is_float32",
-    "standardized",
-    "training",
-    "weighted",
+    "load_lazy_frame",
+    "standardize_columns",
 ]
 
 TILE_VALUES = 2**23
@@ -54,7 +54,7 @@ _LEAST_WEIGHT = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
 Numbers = npt.NDArray[np.intp]
 
 
-class Training(Protocol):
+class TrainingData(Protocol):
     """Training rows, as the fitted model will score them."""
 
     @property
@@ -88,12 +88,12 @@ class Training(Protocol):
     def columns(self) -> Callable[[int], Array]:
         """Return the function from the number of a row to its kernel values with all rows, (N,)."""
 
-    def subset(self, numbers: Numbers) -> "Training":
+    def subset(self, numbers: Numbers) -> "TrainingData":
         """Return some of the rows as training rows themselves."""
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class TrainingRows:
     """Rows that a kernel compares: they are the landmarks."""
 
     kernel: Kernel
@@ -124,10 +124,10 @@ class Points:
             raise KernelError(f"{self.kernel!r} returned {found[row]} for rows {row} and {row}.")
         return found
 
-    def subset(self, numbers: Numbers) -> "Points":
+    def subset(self, numbers: Numbers) -> "TrainingRows":
         """Return some of the points."""
         among = None if self.numbers is None else self.numbers[numbers]
-        return Points(self.kernel, self.landmarks[numbers], self.width, among)
+        return TrainingRows(self.kernel, self.landmarks[numbers], self.width, among)
 
     def columns(self) -> Callable[[int], Array]:
         """Return the function from the number of a row to its kernel values with all rows, (N,)."""
@@ -145,7 +145,7 @@ class Points:
 
 
 @dataclass(frozen=True, eq=False)
-class GivenGram:
+class PrecomputedGram:
     """A Gram matrix that the user brings; the landmarks are the numbers of its columns, all or some."""
 
     kernel: Kernel
@@ -193,9 +193,9 @@ class GivenGram:
         K = self.gram(None, None)
         return lambda number: K[:, number].copy()
 
-    def subset(self, numbers: Numbers) -> "GivenGram":
+    def subset(self, numbers: Numbers) -> "PrecomputedGram":
         """Return the part of some rows and columns."""
-        return GivenGram(self.kernel, self.source, self.numbers[numbers])
+        return PrecomputedGram(self.kernel, self.source, self.numbers[numbers])
 
     def _rows(self, numbers: Numbers) -> Array:
         """Return rows of the matrix, read in runs that lie beside each other."""
@@ -205,9 +205,9 @@ class GivenGram:
         return rows if len(back) == len(ascending) and (np.diff(back) == 1).all() else rows[back]
 
 
-def in_memory(X: object) -> object:
-    """Return what a fit is given: a dask data frame as one in memory, anything else `unwrapped`."""
-    X = unwrapped(X)
+def load_lazy_frame(X: object) -> object:
+    """Return what a fit is given: a dask data frame as one in memory, anything else `unwrap`."""
+    X = unwrap(X)
     lazy_frame = hasattr(X, "map_partitions") and hasattr(X, "compute") and not is_dask_array(X)
     return cast("dd.DataFrame", X).compute() if lazy_frame else X
 
@@ -218,25 +218,25 @@ def is_float32(X: object) -> bool:
     return len(types) > 0 and all(kind == np.float32 for kind in types)
 
 
-def training(kernel: Kernel, X: object, *, copy: bool = True) -> Training:
+def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> TrainingData:
     """Return what a fit is given, checked; the kernel is resolved on it. Without `copy` the rows stay the user's."""
     if kernel.is_precomputed:
         return _given_dask(kernel, X) if hasattr(X, "__dask_graph__") else _given(kernel, open_source(X, _GRAM))
-    rows = double(as_rows(X))
+    rows = as_float64(as_rows(X))
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):
         own_rows = rows.copy() if copy else rows
-        return Points(resolved, own_rows, MemorySource(rows).row_values, np.arange(rows.shape[0]))
+        return TrainingRows(resolved, own_rows, MemorySource(rows).row_values, np.arange(rows.shape[0]))
     # The landmarks are the model's own: the user may change the rows.
     own = rows.copy() if copy and np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
-    return Points(resolved, own, rows.shape[1], np.arange(len(own)))
+    return TrainingRows(resolved, own, rows.shape[1], np.arange(len(own)))
 
 
-def standardized(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, object]]:
+def standardize_columns(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, object]]:
     """Return the kernel of rows whose columns have the mean 0 and the variance 1 over X, and what they had."""
     if kernel.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no rows to standardize.")
-    rows = double(as_rows(X))
+    rows = as_float64(as_rows(X))
     if not isinstance(rows, np.ndarray):
         raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
     weights = None if sample_weight is None else _checked(sample_weight, len(rows))
@@ -245,7 +245,7 @@ def standardized(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kern
     return kernel.warp(Affine(tuple(1 / scale), tuple(-mean / scale))), {"mean": mean, "scale": scale}
 
 
-def weighted(given: Training, sample_weight: object) -> tuple[Training, Array]:
+def apply_weights(given: TrainingData, sample_weight: object) -> tuple[TrainingData, Array]:
     """Return the training rows of a positive weight, and the weights (N,); all are 1 without any."""
     n = given.landmarks.shape[0]
     if sample_weight is None:
@@ -274,15 +274,15 @@ def _checked(sample_weight: object, n: int) -> Array:
     return weights
 
 
-def _given(kernel: Kernel, source: Source) -> GivenGram:
+def _given(kernel: Kernel, source: Source) -> PrecomputedGram:
     if source.shape[0] != source.shape[1]:
         raise InvalidInputError(
             f"A precomputed kernel is fitted to a Gram matrix, square; the shape of this is {source.shape}."
         )
-    return GivenGram(kernel.resolve(_dense(read_finite(source, slice(0, 1)))), source, np.arange(source.shape[0]))
+    return PrecomputedGram(kernel.resolve(_dense(read_finite(source, slice(0, 1)))), source, np.arange(source.shape[0]))
 
 
-def _given_dask(kernel: Kernel, X: object) -> GivenGram:
+def _given_dask(kernel: Kernel, X: object) -> PrecomputedGram:
     shape = getattr(X, "shape", ())
     if len(shape) != 2 or any(np.isnan(length) for length in shape):
         raise InvalidInputError("A Gram matrix as a dask array must have two dimensions of known lengths.")
@@ -294,7 +294,7 @@ def _spooled(X: "da.Array") -> Source:
     """Write a matrix to a file without a name, which is gone with the last array that maps it, or with the process."""
     place, start = Path(tempfile.gettempdir()), 0
     temporary.require_room(place, 8 * math.prod(X.shape), "The Gram matrix")
-    with local.writing(place), tempfile.TemporaryFile() as file:
+    with local.translate_write_errors(place), tempfile.TemporaryFile() as file:
         for length in filter(None, X.chunks[0]):
             # Written, not mapped: on a full disk a mapped page ends the process.
             rows = _dense(as_array(X[start : start + length].compute(), _GRAM))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ask_scheduler",
     "find_client",
-    "inside_worker",
+    "is_inside_worker",
     "require_dask",
     "wait_for_workers",
     "worker_facts",
@@ -35,7 +35,7 @@ _OLDEST_DASK = (2026, 3)
 
 def find_client(client: "Client | None") -> "Client | None":
     """Return the client to use: the one given, else the current one; none inside a worker, which computes in place."""
-    if client is not None or "distributed" not in sys.modules or inside_worker():
+    if client is not None or "distributed" not in sys.modules or is_inside_worker():
         return client
     from distributed import default_client
 
@@ -46,7 +46,7 @@ def find_client(client: "Client | None") -> "Client | None":
     return current
 
 
-def inside_worker() -> bool:
+def is_inside_worker() -> bool:
     """Whether this is a task of a distributed worker."""
     return worker_name() is not None
 

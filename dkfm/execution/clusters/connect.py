@@ -18,7 +18,7 @@ from dkfm.storage import json_documents
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["connected"]
+__all__ = ["connect"]
 
 _MAX_SCHEDULER = 2**22
 """Bytes of a scheduler file."""
@@ -31,7 +31,7 @@ _STRANGER = "what is there does not answer as a scheduler does; is it the port o
 
 
 @contextmanager
-def connected(spec: str, *, current: bool = True) -> "Iterator[Client]":
+def connect(spec: str, *, current: bool = True) -> "Iterator[Client]":
     """Connect to what a user named, as the current client or beside it.
 
     Parameters

@@ -49,7 +49,7 @@ def local_cluster() -> Iterator["LocalCluster"]:
     from dkfm.execution.clusters.quiet_close import LeaveQuietly
 
     with (
-        temporary.folder("cluster") as folder,
+        temporary.temporary_folder("cluster") as folder,
         # The scheduler's too, which has no parameter for it.
         dask.config.set({"temporary-directory": str(folder), **_quiet()}),
         LocalCluster(

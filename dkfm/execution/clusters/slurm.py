@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkfm.errors import ClusterError, MissingExtraError, StoreError, reason
-from dkfm.execution.clusters.slurm_config import SlurmSpec, merged, read_spec
+from dkfm.execution.clusters.slurm_config import SlurmSpec, merge_configuration, read_slurm_file
 from dkfm.files import temporary
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
     Traceback (most recent call last):
     dkfm.errors.InvalidInputError: none.yaml cannot be read: No such file or directory.
     """
-    spec = read_spec(path)
+    spec = read_slurm_file(path)
     if shutil.which("sbatch") is None:
         raise ClusterError("Slurm's sbatch is not on the PATH here; run dkfm on a node of the cluster, or in a job.")
     import dask
@@ -78,7 +78,7 @@ def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
     cluster_class, made = _required()
     fitting = {key: ours for key, (default, ours) in _FITTING.items() if dask.config.get(key, None) == default}
     with dask.config.set(fitting):
-        settings, place = merged(spec)
+        settings, place = merge_configuration(spec)
     with (
         dask.config.set(settings),
         _stored(made, place) as security,
@@ -93,9 +93,9 @@ def _required() -> "tuple[type[SpecCluster], Security]":
 
     before = signal.getsignal(signal.SIGINT)
     try:
-        from dkfm.execution.clusters.slurm_jobqueue import Cluster
+        from dkfm.execution.clusters.slurm_jobqueue import SlurmCluster
 
-        return Cluster, Security.temporary()
+        return SlurmCluster, Security.temporary()
     except ImportError as error:
         message = "Slurm needs dask-jobqueue and cryptography; install them with pip install 'dkfm[slurm]'."
         raise MissingExtraError(message) from error
@@ -116,7 +116,7 @@ def _stored(made: "Security", place: Path) -> Iterator["Security"]:
 
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(temporary.folder("slurm", place, hidden=True))
+            folder = stack.enter_context(temporary.temporary_folder("slurm", place, hidden=True))
         except StoreError as error:
             message = f"Certificates for workers cannot be written there: {reason(error)}"
             raise ClusterError(f"{message}; name another shared-temp-directory.") from None

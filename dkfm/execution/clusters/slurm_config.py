@@ -11,7 +11,7 @@ import yaml
 from dkfm.errors import InvalidInputError, reason, shown
 from dkfm.files.local import read_plain
 
-__all__ = ["SlurmSpec", "merged", "read_spec"]
+__all__ = ["SlurmSpec", "merge_configuration", "read_slurm_file"]
 
 _WAIT = "1h"
 """For the first worker, where the file says nothing: queues are long."""
@@ -40,7 +40,7 @@ class SlurmSpec:
     settings: dict[str, Any]
 
 
-def read_spec(path: str) -> SlurmSpec:
+def read_slurm_file(path: str) -> SlurmSpec:
     """Read and check a file; only what dask-jobqueue knows of jobs is left to check."""
     try:
         content = _parsed(read_plain(path, _MAX_SPEC))
@@ -106,7 +106,7 @@ def _seconds(path: str, value: object) -> float:
     return seconds
 
 
-def merged(spec: SlurmSpec) -> tuple[dict[str, Any], Path]:
+def merge_configuration(spec: SlurmSpec) -> tuple[dict[str, Any], Path]:
     """Return Dask's whole configuration with the file's in it, and the folder where workers find their certificates."""
     import dask
 

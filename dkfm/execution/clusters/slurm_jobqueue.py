@@ -5,13 +5,13 @@ import asyncio
 from dask_jobqueue.slurm import SLURMCluster, SLURMJob
 from distributed import Status
 
-__all__ = ["Cluster", "Job"]
+__all__ = ["SlurmCluster", "SlurmJob"]
 
 _AGAIN = 30.0
 """Seconds after which a submission that failed is tried again: Slurm's controller may be restarting."""
 
 
-class Job(SLURMJob):
+class SlurmJob(SLURMJob):
     """A worker's job in Slurm's queue."""
 
     async def start(self) -> None:
@@ -34,7 +34,7 @@ class Job(SLURMJob):
         self.status = Status.closed
 
 
-class Cluster(SLURMCluster):
+class SlurmCluster(SLURMCluster):
     """A cluster of such jobs."""
 
-    job_cls = Job
+    job_cls = SlurmJob

@@ -10,11 +10,11 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows
 
-__all__ = ["Evaluator", "Prepared", "by_rows", "mirror_lower"]
+__all__ = ["Evaluator", "PreparedBlock", "map_rows", "mirror_lower"]
 
 _VALUES_AT_ONCE = 2**15
 
-Prepared = Callable[..., Array]
+PreparedBlock = Callable[..., Array]
 """Rows Z (n, d), such as the kernel's hooks take, in, the block k(Z, landmarks) (n, m) out."""
 
 
@@ -25,7 +25,7 @@ class Evaluator(Protocol):
         """Return the block; what was given as `out` is lost."""
 
 
-def by_rows(values: Array, function: Callable[[Array], Array]) -> Array:
+def map_rows(values: Array, function: Callable[[Array], Array]) -> Array:
     """Replace the rows of a block, some at a time, by a function of them, whose temporaries stay near the processor."""
     width = values.shape[1] if values.ndim == 2 else 1
     for part in row_slices(len(values), max(1, _VALUES_AT_ONCE // width)):

@@ -17,7 +17,7 @@ import numpy as np
 
 from dkfm.core.rows import Array
 
-__all__ = ["compiled"]
+__all__ = ["compile_sum"]
 
 _COLUMNS = 1024
 """Columns added up in the rows' own precision, by many accumulators, before their sum goes to float64."""
@@ -39,7 +39,7 @@ _settings = threading.Lock()
 
 
 @cache
-def compiled(name: str, folder: Path | None) -> Callable[[Array, Array, Array], None]:
+def compile_sum(name: str, folder: Path | None) -> Callable[[Array, Array, Array], None]:
     """Return a function that fills a block (n, m) with a sum over the columns of rows (n, d) and (m, d).
 
     "absolute": ``|x - y|``; "minimum": ``min(x, y)``; "chi_squared": ``(x - y)^2 / (x + y)``; "mixture":

@@ -13,20 +13,20 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 
-__all__ = ["absolute", "chi_squared", "keep_in", "minimum", "mixture"]
+__all__ = ["absolute_differences", "chi_squared_terms", "minima", "mixture_entropies", "set_compile_cache"]
 
 _ROWS_AT_ONCE = 64
 _folder: Path | None = None
 _VALUES_AT_ONCE = 2**16
 
 
-def keep_in(folder: Path) -> None:
+def set_compile_cache(folder: Path) -> None:
     """Keep what is compiled from now on in a folder that only this user writes."""
     global _folder  # noqa: PLW0603  # one place a process is what a cache has
     _folder = folder
 
 
-def absolute(X: Array, Y: Array, out: Array | None = None) -> Array:
+def absolute_differences(X: Array, Y: Array, out: Array | None = None) -> Array:
     """Return ``sum_j |x_j - y_j|`` of all pairs, (n, m), in the precision of the rows, in the memory given if any."""
 
     def plain(rows: Array) -> Array:
@@ -37,12 +37,12 @@ def absolute(X: Array, Y: Array, out: Array | None = None) -> Array:
     return _sums("absolute", X, Y, plain, out)
 
 
-def minimum(X: Array, Y: Array) -> Array:
+def minima(X: Array, Y: Array) -> Array:
     """Return ``sum_j min(x_j, y_j)`` of all pairs."""
     return _sums("minimum", X, Y, lambda rows: _by_rows(np.minimum, rows, Y))
 
 
-def chi_squared(X: Array, Y: Array) -> Array:
+def chi_squared_terms(X: Array, Y: Array) -> Array:
     """Return ``sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0, of all pairs of non-negative rows."""
 
     def terms(x: Array, y: Array) -> Array:
@@ -54,7 +54,7 @@ def chi_squared(X: Array, Y: Array) -> Array:
     return _sums("chi_squared", X, Y, lambda rows: _by_rows(terms, rows, Y))
 
 
-def mixture(X: Array, Y: Array) -> Array:
+def mixture_entropies(X: Array, Y: Array) -> Array:
     """Return ``-sum_j x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j))``, with 0 log 0 = 0, of all pairs."""
 
     def terms(x: Array, y: Array) -> Array:
@@ -76,9 +76,9 @@ def mixture(X: Array, Y: Array) -> Array:
 def _sums(name: str, X: Array, Y: Array, plain: Callable[[Array], Array], out: Array | None = None) -> Array:
     block = np.empty((len(X), len(Y)), X.dtype) if out is None or out.dtype != X.dtype else out
     if _has_numba():
-        from dkfm.kernels.pairwise.columnwise_numba import compiled
+        from dkfm.kernels.pairwise.columnwise_numba import compile_sum
 
-        compiled(name, _folder)(_read_only(X), _read_only(Y), block)
+        compile_sum(name, _folder)(_read_only(X), _read_only(Y), block)
         return block
     for part in row_slices(len(X), _ROWS_AT_ONCE):
         block[part] = plain(X[part])

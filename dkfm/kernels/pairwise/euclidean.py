@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Array, Rows, double, scaled_columns, squared_norms
-from dkfm.core.scratch_buffers import Lent
-from dkfm.kernels.pairwise.blocks import Evaluator, Prepared
-from dkfm.kernels.pairwise.inner_products import prepared_products
+from dkfm.core.rows import Array, Rows, as_float64, scale_columns, squared_norms
+from dkfm.core.scratch_buffers import ThreadBuffer
+from dkfm.kernels.pairwise.blocks import Evaluator, PreparedBlock
+from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 
-__all__ = ["FLOAT32_ERROR", "FLOAT32_LIMIT", "negative_squared_distances"]
+__all__ = ["FLOAT32_ERROR", "FLOAT32_LIMIT", "prepare_negative_squared_distances"]
 
 FLOAT32_LIMIT = 1e-5
 """An exponent that float32 cannot hold to this is computed in float64."""
@@ -56,7 +56,7 @@ _EPS = float(np.finfo(np.float64).eps)
 _Pairs = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Array]
 
 
-def negative_squared_distances(landmarks: Rows, scale: float | Array, near: float = 0.0) -> Evaluator:
+def prepare_negative_squared_distances(landmarks: Rows, scale: float | Array, near: float = 0.0) -> Evaluator:
     """Return a function from rows Z (n, d) to ``-sum_j ((z_j - x_j) / scale_j)^2`` (n, m), at most 0.
 
     Parameters
@@ -73,7 +73,7 @@ def negative_squared_distances(landmarks: Rows, scale: float | Array, near: floa
     if not isinstance(landmarks, np.ndarray):
         return sparse
     few = landmarks.shape[1] <= _FEW_COLUMNS
-    dense: Prepared = _Differences(landmarks, scale) if few else _Centred(landmarks, scale, near)
+    dense: PreparedBlock = _Differences(landmarks, scale) if few else _Centred(landmarks, scale, near)
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
 
 
@@ -105,7 +105,7 @@ class _Products:
     @cached_property
     def in_double(self) -> Evaluator:
         """The same in float64, made when the first rows ask for it."""
-        return negative_squared_distances(double(self.landmarks), self.scale)
+        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale)
 
     def mended(self, block: Array, Z: Rows, norms: Array) -> Array:
         """Recompute, in place, what is near from differences, and what float32 cannot hold in float64.
@@ -119,7 +119,7 @@ class _Products:
         if block.dtype == np.float32:
             wide = np.flatnonzero(FLOAT32_ERROR * (norms + self.norms.max()) > FLOAT32_LIMIT)
             for part in row_slices(len(wide), 256):
-                block[wide[part]] = self.in_double(double(Z[wide[part]]))
+                block[wide[part]] = self.in_double(as_float64(Z[wide[part]]))
         return block
 
     def _squares(self, Z: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Array:
@@ -128,8 +128,8 @@ class _Products:
         dense = isinstance(Z, np.ndarray) or isinstance(self.landmarks, np.ndarray)
         width = Z.shape[1] if dense else _longest(Z, i) + _longest(self.landmarks, j)
         for part in row_slices(len(i), max(1, _VALUES_AT_ONCE // width)):
-            difference = double(Z[i[part]]) - self.landmarks[j[part]]
-            squares[part] = squared_norms(scaled_columns(_rows(difference), self.factors))
+            difference = as_float64(Z[i[part]]) - self.landmarks[j[part]]
+            squares[part] = squared_norms(scale_columns(_rows(difference), self.factors))
         return squares
 
 
@@ -143,7 +143,7 @@ def _rows(difference: Rows) -> Rows:
     return np.asarray(difference) if isinstance(difference, np.ndarray) else difference
 
 
-_augmented_rows = Lent()
+_augmented_rows = ThreadBuffer()
 
 
 class _Centred(_Products):
@@ -193,18 +193,18 @@ def _around_zero(rows: Array, norms: Array) -> bool:
 class _Sparse(_Products):
     @cached_property
     def scaled(self) -> Rows:
-        return scaled_columns(self.landmarks, self.factors)
+        return scale_columns(self.landmarks, self.factors)
 
     @cached_property
     def products(self) -> Evaluator:
-        return prepared_products(self.scaled)
+        return prepare_inner_products(self.scaled)
 
     @cached_property
     def norms(self) -> Array:  # type: ignore[override]  # computed when sparse rows come, if ever
         return squared_norms(self.scaled)
 
     def __call__(self, Z: Rows, out: Array | None = None) -> Array:
-        scaled = scaled_columns(Z, self.factors)
+        scaled = scale_columns(Z, self.factors)
         norms = squared_norms(scaled)
         block = self.products(scaled)
         block *= 2

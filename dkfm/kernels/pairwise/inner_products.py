@@ -9,7 +9,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, Sparse, csr_rows
 from dkfm.kernels.pairwise.blocks import Evaluator
 
-__all__ = ["prepared_products"]
+__all__ = ["prepare_inner_products"]
 
 _TILE = 64
 """Sparse rows that are multiplied at a time: their product may have an index beside every value."""
@@ -21,7 +21,7 @@ _FEW = 64
 """Dense rows that are transposed at a time beside sparse ones."""
 
 
-def prepared_products(Y: Rows) -> Evaluator:
+def prepare_inner_products(Y: Rows) -> Evaluator:
     """Return a function from rows X (n, d) to <x, y> of all pairs, (n, m); dense ones into the memory given.
 
     Beside the block only some rows of it are ever there; nothing is densified, and nothing is as long as d where both

@@ -23,12 +23,12 @@ __all__ = [
     "SAMPLE",
     "Certificate",
     "Verification",
-    "compare",
-    "of_axes",
-    "of_components",
-    "of_map",
+    "certify_axes",
+    "certify_components",
+    "certify_map",
+    "compare_blocks",
     "relative_errors",
-    "spread",
+    "sample_evenly",
     "warn_above",
 ]
 
@@ -152,7 +152,7 @@ def warn_above(error: float, dtype: np.dtype[np.floating], told: str, remedy: st
         warnings.warn(f"{told}, and at most {limit:.0e} is expected; {remedy}.", DkfmWarning, stacklevel=4)
 
 
-def of_map(
+def certify_map(
     score: Scorer,
     X: Rows,
     points: Rows | None = None,
@@ -183,11 +183,11 @@ def of_map(
     Certificate
         Of features in the model's precision, multiplied in float64.
     """
-    return compare(*_sides(score, X, X if points is None else points, Z, tiles, mean))
+    return compare_blocks(*_sides(score, X, X if points is None else points, Z, tiles, mean))
 
 
 def relative_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
-    """Return the errors that `of_map` takes the largest of, ``|err| / sqrt(k(x, x) k(z, z))``, of all pairs.
+    """Return the errors that `certify_map` takes the largest of, ``|err| / sqrt(k(x, x) k(z, z))``, of all pairs.
 
     Returns
     -------
@@ -202,7 +202,7 @@ def _sides(
 ) -> tuple[Array, Array, Array, Array]:
     """Return the products of features, the values of the kernel, and the self-similarities of both sides."""
     model = score.model
-    Z = X if Z is None else Z[spread(Z.shape[0])]
+    Z = X if Z is None else Z[sample_evenly(Z.shape[0])]
     if Z.shape[1] != model.columns:
         raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {model.columns}.")
     centre = 0.0 if mean is None else score.image("features", mean[np.newaxis]).astype(np.float64)
@@ -213,16 +213,16 @@ def _sides(
         sizes = expected.diagonal(), expected.diagonal()
     else:
         sizes = model.kernel.evaluate_diagonal(X), model.kernel.evaluate_diagonal(Z)
-    combined = training_reductions.combination(score, tiles, float(sizes[0].max()))
+    combined = training_reductions.fixed_combination(score, tiles, float(sizes[0].max()))
     if len(combined):
-        some = spread(len(combined))
+        some = sample_evenly(len(combined))
         expected = np.column_stack([expected, combined[some]])
         right = np.concatenate([right, score.image("features", combined[np.newaxis])])
         sizes = sizes[0], np.append(sizes[1], sizes[0].max())
     return left.astype(np.float64) @ right.astype(np.float64).T, expected, *sizes
 
 
-def of_components(
+def certify_components(
     score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], sample_weight: Array | None = None
 ) -> Certificate:
     """Compare the weighted Gram matrix of the training scores, ``S'DS``, with ``diag(mu)``, and their means with 0.
@@ -249,7 +249,7 @@ def of_components(
     hidden = _cancelled(score, eigenvalues, float(weights.sum()))
     if not len(eigenvalues):
         return hidden
-    some, head = spread(len(eigenvalues)), score.model.head("scores")
+    some, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
     sampled, mu = _some_scores(score, some), eigenvalues[some]
     constant = 0.0 if head.offset is None else np.sqrt(eigenvalues[0] / weights.sum())
     # One more component that does not vary: the means show as plainly as the products.
@@ -260,16 +260,16 @@ def of_components(
         S = np.pad(S, ((0, 0), (0, 1)), constant_values=constant)
         products += (weights[start : start + len(S)] * S.T) @ S
         start += len(S)
-    return compare(products, np.diag(mu), mu, mu).worse(hidden)
+    return compare_blocks(products, np.diag(mu), mu, mu).worse(hidden)
 
 
-def of_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float) -> Certificate:
+def certify_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float) -> Certificate:
     """Compare ``b'Kb`` with 1, and ``b'Km`` with the offset, each as large as the eigenvalues: of any landmarks.
 
     Parameters
     ----------
     score, eigenvalues
-        As `of_components` takes them.
+        As `certify_components` takes them.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
     total_weight : float
@@ -283,7 +283,7 @@ def of_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weig
     hidden = _cancelled(score, eigenvalues, total_weight)
     if not len(eigenvalues):
         return hidden
-    some, head = spread(len(eigenvalues)), score.model.head("scores")
+    some, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
     sampled, mu = _some_scores(score, some), eigenvalues[some]
     W = sampled.model.head("scores").weights.astype(np.float64)
     offset = np.zeros(len(some)) if head.offset is None else head.offset[some].astype(np.float64)
@@ -296,7 +296,7 @@ def of_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weig
     expected, sizes = np.vstack([np.diag((mu > 0).astype(np.float64)), offset]), np.sqrt(mu)
     error = (products - expected) * np.outer(np.append(sizes, 0.0), sizes)
     error[-1] = np.where(mu > 0, (products - expected)[-1] * np.sqrt(mu[0] * total_weight), 0.0)
-    return compare(error, np.zeros_like(error), np.append(mu, mu[0]), mu).worse(hidden)
+    return compare_blocks(error, np.zeros_like(error), np.append(mu, mu[0]), mu).worse(hidden)
 
 
 def _cancelled(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
@@ -332,12 +332,12 @@ def _some_scores(score: Scorer, some: npt.NDArray[np.intp]) -> Scorer:
     return Scorer(replace(score.model, heads=heads), score.block)
 
 
-def spread(n: int) -> npt.NDArray[np.intp]:
+def sample_evenly(n: int) -> npt.NDArray[np.intp]:
     """Return the numbers of at most 512 of n rows, evenly spread: those that are measured."""
     return np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.intp)
 
 
-def compare(found: Array, expected: Array, left: Array, right: Array) -> Certificate:
+def compare_blocks(found: Array, expected: Array, left: Array, right: Array) -> Certificate:
     """Return the certificate of a block (s, m) beside what it should be, of rows whose k(x, x) are (s,) and (m,)."""
     error = np.abs(found - expected)
     largest = max(float(np.abs(values).max()) for values in (expected, left, right))

@@ -7,15 +7,15 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows
 from dkfm.numerics import links
-from dkfm.numerics.certificates.certificate import Certificate, compare
+from dkfm.numerics.certificates.certificate import Certificate, compare_blocks
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
-__all__ = ["of_combinations", "of_discriminants"]
+__all__ = ["certify_combinations", "certify_discriminants"]
 
 
-def of_discriminants(
+def certify_discriminants(
     score: Scorer,
     name: str,
     tiles: Iterable[Rows],
@@ -55,12 +55,12 @@ def of_discriminants(
     means = sums / sizes[:, np.newaxis]
     within = (second - (means * sizes[:, np.newaxis]).T @ means) / sizes.sum()
     lengths = np.square(class_means).max(axis=0) + products.diagonal()
-    found = compare(within + ridge * squares, products, lengths, lengths)
+    found = compare_blocks(within + ridge * squares, products, lengths, lengths)
     unit = float(np.sqrt(lengths.max()))
-    return found.worse(compare(unit * means, unit * class_means, np.full(len(sizes), unit**2), lengths))
+    return found.worse(compare_blocks(unit * means, unit * class_means, np.full(len(sizes), unit**2), lengths))
 
 
-def of_combinations(
+def certify_combinations(
     score: Scorer, name: str, tiles: Iterable[Rows], products: Array, mean: Array, constants: Array, longest: float
 ) -> Certificate:
     """Compare ``b'Kb`` of the weights b of a head with what it is, and ``b'Km`` with the offset: of any landmarks.
@@ -68,7 +68,7 @@ def of_combinations(
     Parameters
     ----------
     score, name
-        As `of_discriminants` takes them.
+        As `certify_discriminants` takes them.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
     products : ndarray of shape (p, p)
@@ -96,7 +96,7 @@ def of_combinations(
     lengths = products.diagonal() + of_mean**2
     unit = float(np.sqrt(lengths.max()))
     found[-1] *= unit
-    measured = compare(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit**2), lengths)
+    measured = compare_blocks(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit**2), lengths)
     return measured.worse(Certificate(hidden, hidden, 0))
 
 

@@ -5,18 +5,18 @@ It has nothing of the tile loop, so that scores can be held against it.
 
 import numpy as np
 
-from dkfm.core.rows import Array, Rows, double
+from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.numerics import links
 from dkfm.numerics.model import Model
 
-__all__ = ["scores", "through"]
+__all__ = ["error_through_link", "reference_scores"]
 
 _ROUNDING = 64
 _NARROW_KERNEL = 1e-5
 """What a kernel value in float32 may be off, of the largest k(x, x)."""
 
 
-def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
+def reference_scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     """Return ``link(k(Z, X) W - b)`` of some rows in float64, and how far other ways to it may be from it.
 
     Parameters
@@ -38,7 +38,7 @@ def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     K = np.asarray(model.kernel.make_evaluator(model.points)(Z), np.float64)
     W = np.asarray(head.weights[:, : head.columns], np.float64)
     b = np.zeros(head.columns) if head.offset is None else np.asarray(head.offset, np.float64)
-    diagonal = np.asarray(model.kernel.evaluate_diagonal(double(Z)), np.float64)
+    diagonal = np.asarray(model.kernel.evaluate_diagonal(as_float64(Z)), np.float64)
     error = _ROUNDING * eps * (np.abs(K) @ np.abs(W) + np.abs(b))
     error += float(np.finfo(model.dtype).tiny) * (1 + np.abs(W).sum(axis=0))  # of what underflows
     if model.dtype == np.float32:
@@ -48,17 +48,17 @@ def scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     if head.rotation is not None:
         s = np.asarray(head.rotation, np.float64)
         return (product * s) @ W.T, (error * np.abs(s)) @ np.abs(W.T)
-    found = links.by_name(head.link)(product, lambda: diagonal)
-    values = np.where(links.is_valid(found)[:, np.newaxis], found, np.nan).astype(np.float64)
-    if not links.is_distance(head.link):
-        return values, through(head.link, product, error, eps)
+    found = links.link_by_name(head.link)(product, lambda: diagonal)
+    values = np.where(links.valid_rows(found)[:, np.newaxis], found, np.nan).astype(np.float64)
+    if not links.needs_diagonal(head.link):
+        return values, error_through_link(head.link, product, error, eps)
     # Of a sum of squares twice the errors of its terms, and their own.
     squares: Array = (2 * np.abs(product) * error + error**2 + _ROUNDING * eps * product**2).sum(axis=1)
     squares += error.sum(axis=1) + _ROUNDING * eps * np.abs(diagonal)
     return values, squares[:, np.newaxis]
 
 
-def through(link: str, product: Array, error: Array, eps: float) -> Array:
+def error_through_link(link: str, product: Array, error: Array, eps: float) -> Array:
     """Return what errors of a product (n, q) come to behind its link, (n, width).
 
     Parameters
@@ -73,7 +73,7 @@ def through(link: str, product: Array, error: Array, eps: float) -> Array:
         return error
     worst: Array = error.max(axis=1, keepdims=True)
     both = product if product.shape[1] > 1 else np.hstack([-product, product])
-    if links.is_code(link):
+    if links.returns_codes(link):
         ordered = np.sort(both, axis=1)
         clear = ordered[:, -1:] - ordered[:, -2:-1] > 2 * worst
         return np.where(clear, 0.5, float(both.shape[1]))  # what is not clear may be any class
@@ -83,4 +83,4 @@ def through(link: str, product: Array, error: Array, eps: float) -> Array:
         share: Array = worst * (1 + halves.shape[1]) / np.maximum(sums - wrong, eps) + _ROUNDING * eps
         return np.where(sums > 2 * wrong, share, 1.0) * np.ones(both.shape[1])
     # The derivatives of chances by what they are made of are no more than 1.
-    return np.asarray(worst + _ROUNDING * eps) * np.ones(links.width(link, product.shape[1]))
+    return np.asarray(worst + _ROUNDING * eps) * np.ones(links.output_width(link, product.shape[1]))
