@@ -161,7 +161,7 @@ def test_features_of_low_rank_are_fewer_and_errors_are_those_of_the_same_pairs(m
 def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
     original = sklearn_peers.sklearn_components
     monkeypatch.setattr(sklearn_peers, "sklearn_components", lambda gamma, q, solver: original(1.01 * gamma, q, solver))
-    monkeypatch.setattr(competitors, "in_turn", lambda *_: pytest.fail("it was timed"))
+    monkeypatch.setattr(competitors, "time_in_turn", lambda *_: pytest.fail("it was timed"))
     with pytest.raises(DisagreementError, match="dkfm's float64 scores of 5 columns differ from scikit-learn's by"):
         workloads.bench_scoring(site, 60, 3, 5, 400)
 

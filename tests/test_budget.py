@@ -148,11 +148,11 @@ type(estimator)(kernel=estimator.kernel, tile_rows=64).fit(X[:200, :50])  # impo
 before = peak_memory()
 estimator.fit(X)
 k = estimator.kernel
-predicted = {"pivots": budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies, budget.PIVOTS)}.get(sys.argv[1])
+predicted = {"pivots": budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies, budget.PIVOT_SQUARES)}.get(sys.argv[1])
 if sys.argv[1] == "columns":
-    predicted = budget.columns_bytes(n, d, estimator.rank_, k.landmark_copies)
+    predicted = budget.pivot_columns_bytes(n, d, estimator.rank_, k.landmark_copies)
 if sys.argv[1] == "few":
-    predicted = budget.leading_bytes(n, d, lanczos.held_columns(n, 20), 32, k.peak_blocks, k.landmark_copies)
+    predicted = budget.lanczos_bytes(n, d, lanczos.held_columns(n, 20), 32, k.peak_blocks, k.landmark_copies)
 predicted = predicted or budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies)
 print(json.dumps({"peak": peak_memory() - before, "predicted": predicted}))
 """
@@ -176,7 +176,7 @@ X = np.random.default_rng(0).normal(size=(n, d))
 pca = dkfm.KernelPCA(5, kernel="rbf")
 pca.fit(X[:1500])
 before = preflight.peak_memory()
-predicted = budget.leading_stored_bytes(n, d, lanczos.held_columns(n, 5), 17, 2048, 2)
+predicted = budget.lanczos_stored_bytes(n, d, lanczos.held_columns(n, 5), 17, 2048, 2)
 preflight.available_memory = lambda: predicted
 pca.fit(X)
 print(json.dumps({"peak": preflight.peak_memory() - before, "predicted": predicted}))
@@ -235,7 +235,7 @@ def main():
         array[start : start + 50_000] = np.random.default_rng(start).normal(size=(min(50_000, rows - start), 40))
     pca = dkfm.KernelPCA(10, kernel=kernels.Gaussian(5.0)).fit(np.random.default_rng(0).normal(size=(2_000, 40)))
     pca.save(folder + "/model")
-    job = planning.plan(pca.model_, ["scores"], open_source(folder + "/z.zarr"))
+    job = planning.plan_in_memory(pca.model_, ["scores"], open_source(folder + "/z.zarr"))
     with local_cluster() as cluster, Client(cluster) as client:
         before = max(client.run(model_cache.process_bytes).values())
         dkfm.batch_score(folder + "/model", folder + "/z.zarr", folder + "/scores", client=client, progress=False)

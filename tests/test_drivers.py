@@ -36,7 +36,7 @@ def after_all_are_here(act):
     return waiting
 
 if sys.argv[3] == "fresh":
-    outputs.create = after_all_are_here(outputs.create)
+    outputs.create_output = after_all_are_here(outputs.create_output)
 else:
     scoring._Scoring.run = after_all_are_here(scoring._Scoring.run)
 main(sys.argv[4:])

@@ -117,7 +117,7 @@ sys.modules["IPython"] = types.ModuleType("IPython")
 sys.modules["IPython"].get_ipython = lambda: types.SimpleNamespace(kernel="a kernel")
 from dkfm.execution import progress
 progress.LEAST_SECONDS = 0.0
-with progress.of_steps("dkfm-gram", 2, "task", shown=True) as bar:
+with progress.step_bar("dkfm-gram", 2, "task", shown=True) as bar:
     bar.update(2)
 """
 
@@ -156,7 +156,7 @@ def test_the_command_line_turns_bars_on_and_off(rng, tmp_path, monkeypatch):
         asked[name] = shown
         return of_steps(name, total, unit, shown)
 
-    monkeypatch.setattr(task_runner, "of_steps", seen)
+    monkeypatch.setattr(task_runner, "step_bar", seen)
     for number, (option, shown) in enumerate([("", True), ("--progress", True), ("--no-progress", False)]):
         for line in (
             f"fit x.npy m{number} --kernel linear --tile-rows 20 {option}",

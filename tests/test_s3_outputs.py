@@ -108,7 +108,7 @@ def test_a_job_that_was_cut_short_goes_on_at_its_url(job, monkeypatch):
             raise KeyboardInterrupt
         return run(*arguments[:3], tasks, *arguments[4:], **options)
 
-    monkeypatch.setattr(scoring, "run", dies)
+    monkeypatch.setattr(scoring, "run_tasks", dies)
     with pytest.raises(KeyboardInterrupt):
         score(job)
     with pytest.raises(IncompleteStoreError):

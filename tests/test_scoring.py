@@ -389,7 +389,7 @@ def write_late(monkeypatch, pieces):
         use(piece)
 
     monkeypatch.setattr(tasks, "_score_all", score_all)
-    monkeypatch.setattr(chunk_files, "one_behind", lambda items, use: behind(items, partial(late, use)))
+    monkeypatch.setattr(chunk_files, "write_behind", lambda items, use: behind(items, partial(late, use)))
 
 
 def measured(model, names, folder, rng, monkeypatch):
@@ -413,7 +413,7 @@ def measured(model, names, folder, rng, monkeypatch):
     try:
         scorer = prepare_scorer(model)
         kept = tracemalloc.get_traced_memory()[0]
-        monkeypatch.setattr(tasks, "saved_scorer", lambda *_: scorer)
+        monkeypatch.setattr(tasks, "get_saved_scorer", lambda *_: scorer)
         work = tasks.ChunkWork("", "", (), False, source, job.piece_rows, output, on_invalid="raise")
         with ThreadPoolExecutor(1) as fresh:  # this thread may have a buffer from before
             fresh.submit(tasks.score_chunk, work, 0).result()

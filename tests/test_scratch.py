@@ -32,7 +32,7 @@ GRAM = """
 import sys, numpy as np
 from dkfm import kernels; from dkfm.gram import build as gram
 X = np.random.default_rng(0).normal(size=(40, 2))
-with gram.stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
+with gram.open_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
     print("there", flush=True)
     sys.stdin.read()
 """
@@ -40,7 +40,7 @@ with gram.stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
 FOLDER = """
 import sys
 from dkfm.files import temporary as scratch
-with scratch.folder("gram"):
+with scratch.temporary_folder("gram"):
     print("there", flush=True)
     sys.stdin.read()
 """
@@ -49,7 +49,7 @@ SAVING = """
 import sys
 from pathlib import Path
 from dkfm.storage import zarr_store as store
-with store.making(Path(sys.argv[1]) / "model", "rows", {}, ["rows"]):
+with store.new_store(Path(sys.argv[1]) / "model", "rows", {}, ["rows"]):
     print("there", flush=True)
     sys.stdin.read()
 """
@@ -57,7 +57,7 @@ with store.making(Path(sys.argv[1]) / "model", "rows", {}, ["rows"]):
 FORKED = """
 import os, sys
 from dkfm.files import temporary as scratch
-made = scratch.Folder("gram")
+made = scratch.TemporaryFolder("gram")
 child = os.fork()
 if child == 0:
     made.remove()
@@ -71,7 +71,7 @@ import sys, time
 from pathlib import Path
 from dkfm.core import budget; from dkfm.cli import app as cli; from dkfm.gram import build as gram
 here, write_tile = Path(sys.argv[1]), gram.write_tile
-budget.fit_bytes = budget.leading_bytes = lambda *_: 2**60  # the Gram matrix goes into a store
+budget.fit_bytes = budget.lanczos_bytes = lambda *_: 2**60  # the Gram matrix goes into a store
 
 def slow(*work):
     (here / "begun").touch()

@@ -14,8 +14,6 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Model
 
-__all__ = ["bare_arithmetic", "bare_tile_loop"]
-
 
 @dataclass(frozen=True, eq=False)
 class _Thread:

@@ -27,8 +27,6 @@ from dkfm.scoring.tasks import ChunkWork
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["MeasuredConstants", "measure_constants", "run_nothing"]
-
 _FEW, _MANY, _OUTPUTS = 10, 784, 20
 """Columns, few and many, and outputs: what a kernel's value costs is seen at few, its products at many."""
 

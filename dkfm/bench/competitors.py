@@ -22,8 +22,6 @@ from dkfm.storage import zarr_store
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["DTYPES", "FEW", "BenchSite", "Job", "align_signs", "require_agreement", "sample_inner_products"]
-
 DTYPES = {"float64": 1e-6, "float32": 1e-3}
 """What scores are computed in, and the difference, relative to the largest, at which rivals no longer agree."""
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["describe_machine"]
-
 _LIBRARIES = ("numpy", "scipy", "scikit-learn", "dask", "distributed", "zarr")
 
 

@@ -21,8 +21,6 @@ from dkfm.execution.clusters.connect import connect
 from dkfm.execution.clusters.local import local_cluster
 from dkfm.files import temporary
 
-__all__ = ["FULL", "QUICK", "BenchSizes", "run_benchmarks"]
-
 _LOW_RANK_SIGMA = 1.08
 """Of 2,000 standard normal points of the plane the rank is then about 250."""
 

@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from sklearn.decomposition import KernelPCA
     from sklearn.kernel_approximation import Nystroem
 
-__all__ = [
-    "LaplacianComponents",
-    "PeerOnWorkers",
-    "Transformer",
-    "largest_relative_error",
-    "sklearn_components",
-    "sklearn_nystroem",
-]
-
 
 class Transformer(Protocol):
     """What is fitted and transforms."""

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Ratio", "Times", "time_in_turn"]
-
 
 @dataclass(frozen=True)
 class Ratio:

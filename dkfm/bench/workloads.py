@@ -26,21 +26,6 @@ from dkfm.sources.opening import open_source
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = [
-    "GrowthResult",
-    "ScoringResult",
-    "bench_dask_overhead",
-    "bench_features",
-    "bench_fits",
-    "bench_growth_job",
-    "bench_laplacian",
-    "bench_odd_shapes",
-    "bench_scoring",
-    "default_gaussian",
-    "random_components",
-    "summarize_growth",
-]
-
 _TILES = (256, 1024, 2048)
 _COLUMNS = 50
 """Of the jobs that dkfm alone runs."""

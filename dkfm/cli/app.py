@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from dkfm.estimators import KernelEstimator
     from dkfm.scoring.report import ScoreReport
 
-__all__ = ["main"]
-
 
 class _Group(click.Group):
     """Exit code 0: done; 1: a named error, said in one sentence; 2: wrong usage; 130: interrupted."""

@@ -8,8 +8,6 @@ import click
 from dkfm.cli import options
 from dkfm.core.printing import print_result
 
-__all__ = ["bench", "compare", "demo"]
-
 
 @click.command()
 @click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Rows to score.")

@@ -23,8 +23,6 @@ from dkfm.scoring.readers import open_scores
 from dkfm.scoring.run import batch_score
 from dkfm.storage import zarr_store
 
-__all__ = ["run_demo"]
-
 KERNEL = Gaussian(2.0)
 """On pixels scaled to [0, 1]."""
 

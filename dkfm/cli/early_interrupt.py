@@ -7,8 +7,6 @@ import signal
 import sys
 from pathlib import Path
 
-__all__: list[str] = []
-
 _COMMANDS = (Path("dkfm"), Path("dkfm/__main__.py"))
 """How the name of a program ends that is nothing else."""
 

@@ -25,8 +25,6 @@ from dkfm.storage import model_transfer
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
 
-__all__ = ["FitOptions", "run_fit"]
-
 _OF_FEATURES = "basis", "centered", "landmarks", "n_landmarks", "tol"
 _OF_FISHER = "labels", "label_column", "shrinkage"
 _SHARED = "tile_rows", "workspace", "on_indefinite", "dtype", "progress"

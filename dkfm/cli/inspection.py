@@ -9,8 +9,6 @@ from dkfm.scoring import completion, outputs
 from dkfm.storage import csr, model_transfer, zarr_schema
 from dkfm.storage.model_store import load_record
 
-__all__ = ["describe_store"]
-
 
 def describe_store(path: str | Path) -> dict[str, object]:
     """Return the facts of a Gram, a model or an output, as plain JSON values.

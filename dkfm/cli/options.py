@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 
     from dkfm.kernels import Kernel
 
-__all__ = [
-    "add_working_directory",
-    "parse_components",
-    "parse_kernel",
-    "parse_list",
-    "parse_parameters",
-    "parse_shrinkage",
-    "read_labels",
-    "require_writable_folder",
-]
-
 
 def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
     """Return the parameters of a kernel, by name."""

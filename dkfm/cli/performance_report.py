@@ -19,8 +19,6 @@ from dkfm.files.location import locate, require_apart
 if TYPE_CHECKING:
     from distributed import Client, performance_report
 
-__all__ = ["require_report", "write_report"]
-
 _ANSWER = 30
 """Seconds that a scheduler has to say whether it can make a report."""
 

@@ -20,8 +20,6 @@ from dkfm.errors import OutputError, ResourceError, reason
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-__all__ = ["INTERRUPTED", "run_command"]
-
 INTERRUPTED = 128 + signal.SIGINT
 """Exit code of a command that was interrupted, as shells give it."""
 

@@ -17,8 +17,6 @@ from dkfm.estimators import ExactFeatureMap, KernelFisher
 from dkfm.kernels import Kernel, KernelSpec, as_kernel
 from dkfm.numerics import scorer
 
-__all__ = ["Kernels", "compare_kernels"]
-
 Kernels: TypeAlias = Sequence[KernelSpec] | Mapping[str, KernelSpec]
 
 _BLOCK = 2**22

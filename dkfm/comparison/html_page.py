@@ -17,8 +17,6 @@ from dkfm.files import local
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["GENERATOR", "Picture", "Section", "draw_picture", "render_page", "require_replaceable", "write_page"]
-
 GENERATOR = '<meta name="generator" content="dkfm">'
 """What a page of dkfm's says of itself, and by which one is known that may be replaced."""
 

@@ -17,8 +17,6 @@ from dkfm.plotting.data import concatenate_labels, require_length, require_matri
 from dkfm.sources.base import Named, read_finite
 from dkfm.sources.opening import open_source
 
-__all__ = ["SAMPLE", "TEST_ROWS", "LabelledRows", "load_labelled_rows"]
-
 TEST_ROWS = 10_000
 """So many test rows are measured at most."""
 

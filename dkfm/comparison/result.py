@@ -20,8 +20,6 @@ from dkfm.kernels import Kernel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["ClassificationMarks", "Comparison", "KernelComparison"]
-
 ClassificationMarks: TypeAlias = npt.NDArray[np.generic]
 
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError, MissingExtraError
 
-__all__ = ["Embedding", "embed", "require_opentsne"]
-
 _PERPLEXITY = 30.0
 _LEAST = 5
 

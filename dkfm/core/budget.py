@@ -7,35 +7,6 @@ from math import isqrt
 
 from dkfm.errors import BudgetError
 
-__all__ = [
-    "EIGENVECTOR_SQUARES",
-    "LARGEST_DENSE_N",
-    "PIVOT_SQUARES",
-    "PROCESS_BYTES",
-    "PRODUCT_SECONDS",
-    "STALL_SECONDS",
-    "VALUE_SECONDS",
-    "eigendecomposition_seconds",
-    "fit_bytes",
-    "format_bytes",
-    "format_megabytes",
-    "format_seconds",
-    "gram_bytes",
-    "gram_task_bytes",
-    "lanczos_bytes",
-    "lanczos_stored_bytes",
-    "largest_n_within",
-    "model_bytes",
-    "pivot_columns_bytes",
-    "pivot_columns_seconds",
-    "pivots_seconds",
-    "require_fits",
-    "score_seconds",
-    "score_task_bytes",
-    "tile_rows_within",
-    "worker_bytes",
-]
-
 _VALUE = 8
 _OVERHEAD = 2**27
 """Thread stacks, BLAS buffers, and what the allocator keeps of the tiles that passed through it."""

@@ -5,20 +5,6 @@ from collections.abc import Iterator
 
 from dkfm.errors import InvalidInputError
 
-__all__ = [
-    "MAX_CHUNKS",
-    "align_to_chunks",
-    "choose_chunk_rows",
-    "choose_piece_rows",
-    "choose_tile_rows",
-    "count_tiles",
-    "is_small_part",
-    "lower_triangle_tiles",
-    "require_count",
-    "row_slice",
-    "row_slices",
-]
-
 MAX_CHUNKS = 2**20
 """Receipts that one marker holds."""
 

@@ -9,18 +9,6 @@ from collections.abc import Sequence
 from dkfm.core.rows import Rows, as_rows
 from dkfm.errors import InvalidInputError
 
-__all__ = [
-    "as_row_pair",
-    "check_column_names",
-    "column_names",
-    "format_names",
-    "is_dask_array",
-    "require_same_columns",
-    "require_unique_names",
-    "select_columns",
-    "unwrap",
-]
-
 _NAMED = 5
 """Columns that a message names."""
 

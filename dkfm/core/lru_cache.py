@@ -5,8 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["LruCache"]
-
 V = TypeVar("V")
 
 

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-__all__ = ["html_card", "html_formula"]
-
 _STYLE = (
     "<style>"
     "table.dkfm-card{border-collapse:collapse;border:1px solid rgba(128,128,128,.5);margin:.5em 0;color:inherit;"

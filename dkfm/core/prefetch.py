@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["prefetch", "write_behind"]
-
 R = TypeVar("R")
 
 

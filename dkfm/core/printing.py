@@ -6,8 +6,6 @@ from typing import TextIO
 
 from dkfm.errors import OutputError, reason
 
-__all__ = ["escape_control_characters", "print_message", "print_result"]
-
 
 def escape_control_characters(text: str) -> str:
     r"""Escape the characters of a text that a terminal would act on, in the way of JSON.

@@ -10,25 +10,6 @@ from dkfm.errors import InvalidInputError, InvalidTypeError
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = [
-    "Array",
-    "Rows",
-    "Sparse",
-    "as_array",
-    "as_float64",
-    "as_rows",
-    "csr_rows",
-    "is_sparse",
-    "mask_invalid_rows",
-    "normalize_rows",
-    "require_finite",
-    "require_two_dimensions",
-    "row_values",
-    "scale_columns",
-    "squared_norms",
-    "stack_rows",
-]
-
 Array: TypeAlias = npt.NDArray[np.floating]
 if TYPE_CHECKING:
     Sparse: TypeAlias = csr_array[np.floating, tuple[int, int]]

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array
 
-__all__ = ["ThreadBuffer", "allocate_aligned"]
-
 _KEPT_BYTES = 2**25
 """A larger one is not kept for the next call."""
 

@@ -8,8 +8,6 @@ from dkfm.core import budget, chunking
 from dkfm.core.chunking import choose_tile_rows, count_tiles, require_count
 from dkfm.errors import BudgetError, InvalidInputError
 
-__all__ = ["Constants", "Sizing", "sizing"]
-
 _BUSY = 0.25
 """Share of its time that a scheduler may work: it has bursts, and answers workers and dashboards too."""
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Cell", "Row", "Table"]
-
 Cell: TypeAlias = "str | int | float | DataclassInstance"
 Row: TypeAlias = Mapping[str, Cell]
 

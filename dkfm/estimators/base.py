@@ -26,8 +26,6 @@ from dkfm.storage.model_store import Record
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
-__all__ = ["KernelEstimator", "check_dtype"]
-
 _PRECISIONS = ("float64", "float32")
 
 

@@ -30,8 +30,6 @@ from dkfm.storage.model_store import Record
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["ExactFeatureMap"]
-
 
 class ExactFeatureMap(KernelEstimator):
     """The map ``phi(z) = K^(-1/2) [k(x_1, z) .. k(x_N, z)]``, with ``<phi(x_n), phi(z)> = k(x_n, z)`` for every z.

@@ -7,8 +7,6 @@ from dkfm.core.frames import format_names
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 
-__all__ = ["require_column_order", "require_fitted_columns", "select_fitted_columns"]
-
 
 def select_fitted_columns(model: object, F: Array) -> object:
     """Return rows as a model wants them that was fitted to a data frame: with its names of columns."""

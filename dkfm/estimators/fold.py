@@ -18,8 +18,6 @@ from dkfm.numerics import links, scorer
 from dkfm.numerics.certificates import certificate, reference
 from dkfm.numerics.model import Head, Model
 
-__all__ = ["fold"]
-
 _SEEN = "n_features_in_", "feature_names_in_"
 
 _PROBES = 64

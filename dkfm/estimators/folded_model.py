@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
     from sklearn.utils import Tags
 
-__all__ = ["FoldVerification", "Folded", "FoldedTransformer", "sample_landmarks"]
-
 _LINKS: dict[str, dict[str, set[str]]] = {
     "classifier": {
         PREDICT: {links.ARGMAX},

@@ -25,8 +25,6 @@ from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
 from dkfm.storage.model_store import Record
 
-__all__ = ["InverseTransformMixin"]
-
 
 class InverseTransformMixin(KernelEstimator):
     """What a fit of components adds to go back."""

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 _LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}
 
-__all__ = ["KernelFisher"]
-
 _SEEN = "n_features_in_", "feature_names_in_"
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import dask.array as da
     from sklearn.utils import Tags
 
-__all__ = ["KernelPCA"]
-
 _SEEN = "n_features_in_", "feature_names_in_"
 
 

@@ -10,8 +10,6 @@ from sklearn.base import BaseEstimator
 from dkfm.core import budget, notebook_display
 from dkfm.numerics.model import Model
 
-__all__ = ["HtmlDisplayMixin"]
-
 
 class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """An estimator with a model, drawn as scikit-learn draws estimators, a table of the model below."""

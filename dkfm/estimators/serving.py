@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
 
-__all__ = ["ScoringMixin"]
-
 
 class ScoringMixin(HtmlDisplayMixin):
     """An estimator with a model, which it scores with and saves."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
 
-__all__ = ["ModelTransformerMixin"]
-
 
 class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Of arrays in memory: what it returns is what `set_output` asks for."""

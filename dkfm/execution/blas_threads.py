@@ -15,14 +15,6 @@ from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_l
 from dkfm.execution.clusters.client import is_inside_worker, worker_folder
 from dkfm.kernels.pairwise import columnwise_sums
 
-__all__ = [
-    "blas_libraries",
-    "blas_processors",
-    "count_blas_threads",
-    "limit_blas_threads_in_worker",
-    "single_blas_thread",
-]
-
 _BUNDLED = re.compile(r"/(numpy|scipy)(\.libs|/\.dylibs)/")
 """In the path of a library that NumPy or SciPy brings."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import distributed
     from distributed import Client
 
-__all__ = ["ClientExecutor", "Executor", "ExecutorHealth", "FinishedTask", "Key", "ThreadExecutor", "open_executor"]
-
 Key: TypeAlias = tuple[str, int, int]
 """Name of the run, number of the task, and which copy of it: names of a task on the dashboard."""
 

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
 
-__all__ = [
-    "SMALL_MODEL",
-    "EmbeddedModel",
-    "StoredModel",
-    "dashboard_name",
-    "lazy_distances",
-    "model_for_graph",
-    "transform_array",
-    "transform_frame",
-]
-
 SMALL_MODEL = 5_000_000
 """Bytes up to which a model travels in the graph."""
 

@@ -13,17 +13,6 @@ from dkfm.execution.clusters.client import worker_facts
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = [
-    "available_memory",
-    "peak_memory",
-    "require_disk",
-    "require_driver_memory",
-    "resident_memory",
-    "smallest_worker_budget",
-    "task_budget",
-    "thread_budget",
-]
-
 _SHARE, _PAUSE = 0.6, 0.8
 """A worker above the first share of its limit starts to spill; above the other it is paused for ever, silently."""
 

@@ -9,8 +9,6 @@ from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
 from dkfm.storage.model_transfer import local_copy
 
-__all__ = ["baseline_memory", "get_saved_scorer", "get_scorer", "remove_model"]
-
 _KEPT_BYTES = 2**28
 """Models stay when another one comes, while all of them together are below this."""
 

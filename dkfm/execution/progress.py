@@ -19,8 +19,6 @@ with warnings.catch_warnings():
 if TYPE_CHECKING:
     from typing import Never
 
-__all__ = ["LEAST_SECONDS", "call_bar", "step_bar"]
-
 LEAST_SECONDS = 2.0
 """What takes less has no bar."""
 

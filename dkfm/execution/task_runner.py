@@ -17,8 +17,6 @@ from dkfm.errors import StalledError, UnfitWorkerError, UnreachableError, Worker
 from dkfm.execution.executors import Executor, ExecutorHealth, FinishedTask
 from dkfm.execution.progress import step_bar
 
-__all__ = ["Tally", "run_tasks"]
-
 R = TypeVar("R")
 
 _WINDOW = 3

@@ -25,8 +25,6 @@ from dkfm.storage.output_location import OutputLocation
 if TYPE_CHECKING:
     from distributed import Client, Worker
 
-__all__ = ["WorkerRequirements", "fit_workers", "local_versions", "marker_file", "require_fit", "require_fit_here"]
-
 _ANSWER = 30.0
 """Seconds that a worker has to answer. One that does not is asked by its first task, if it ever gets to one."""
 

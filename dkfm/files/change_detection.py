@@ -20,8 +20,6 @@ from typing import Protocol
 
 from dkfm.errors import InvalidInputError
 
-__all__ = ["Watch", "digest_files", "digest_path", "time_of_change", "watch"]
-
 
 def digest_path(path: Path, *, exact: bool = False) -> str:
     """Return a digest of a file, or of every file below a folder: their stamp, or, if `exact`, their state."""

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 
 from dkfm.errors import StoreError, UnreachableError
 
-__all__ = ["as_store_error", "conflict_status", "is_transient", "strip_credentials"]
-
 _PASSING = {
     *("HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead"),
     *("IncompleteReadError", "ResponseParserError", "ServerDisconnectedError", "TimeoutError", "gaierror"),

@@ -22,8 +22,6 @@ from dkfm.files.fsspec_errors import conflict_status, is_transient
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["create_exclusively", "list_below", "object_stamp", "open_filesystem", "retry"]
-
 T = TypeVar("T")
 
 _PATIENCE = 120.0

@@ -17,25 +17,6 @@ from pathlib import Path
 
 from dkfm.errors import DkfmError, StoreError, StoreExistsError, UnreachableError, UnsupportedStoreError, reason
 
-__all__ = [
-    "ABANDONED_SECONDS",
-    "BoundedReader",
-    "NewFile",
-    "hidden_sibling",
-    "is_partial",
-    "local_path",
-    "make_folder",
-    "new_file",
-    "open_plain",
-    "read_plain",
-    "require_no_links",
-    "require_signature",
-    "sync_file",
-    "sync_folder",
-    "sync_tree",
-    "translate_write_errors",
-]
-
 ABANDONED_SECONDS = 3600.0
 """Seconds after which a file that was being written is taken for a dead writer's."""
 

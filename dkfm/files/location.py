@@ -11,21 +11,6 @@ from dkfm.files import change_detection
 from dkfm.files.local import local_path, open_plain
 from dkfm.files.object_store import Remote, open_file
 
-__all__ = [
-    "Location",
-    "at_url",
-    "is_remote",
-    "join",
-    "locate",
-    "open_location",
-    "open_unbuffered",
-    "require_apart",
-    "require_outside",
-    "stamp",
-    "state",
-    "status",
-]
-
 Location: TypeAlias = Path | Remote
 """A file or folder of this file system, or an object or prefix on an object store."""
 

@@ -20,8 +20,6 @@ from dkfm.files.fsspec_errors import as_store_error, is_transient, strip_credent
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Remote", "open_file"]
-
 T = TypeVar("T")
 
 _AT_ONCE, _PART = 8, 2**26

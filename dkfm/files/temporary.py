@@ -6,9 +6,9 @@ what has no record: a name alone proves nothing in a folder that others write to
 after a kill at the wrong moment, and is removed after an hour.
 
 Signals: while a folder of `temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack where
-the program left their default action. The folders of this process are removed, the default action is restored, and the signal is
-sent again, so that the exit status is the one without dkfm. One that comes a second later raises again, as Python drops
-what is raised in a destructor. At all other times, and in other threads, dkfm handles no
+the program left their default action. The folders of this process are removed, the default action is restored, and the
+signal is sent again, so that the exit status is the one without dkfm. One that comes a second later raises again, as
+Python drops what is raised in a destructor. At all other times, and in other threads, dkfm handles no
 signal, and the next start sweeps.
 """
 
@@ -36,19 +36,6 @@ from types import FrameType
 from dkfm.core import budget
 from dkfm.errors import TemporaryStoreWarning
 from dkfm.files.local import translate_write_errors
-
-__all__ = [
-    "SharedPart",
-    "TemporaryFolder",
-    "keep_after_exit",
-    "remove_abandoned",
-    "remove_abandoned_once",
-    "remove_all_folders",
-    "require_room",
-    "temporary_folder",
-    "unwinding_on_signals",
-    "warn_of_large_store",
-]
 
 _ANNOUNCED = 10**9
 """Bytes above which a temporary store is announced."""

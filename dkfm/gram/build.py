@@ -48,8 +48,6 @@ from dkfm.storage.zarr_store import ZarrArray
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["TILE_ROWS", "build_gram", "driver_gram", "open_stored_gram", "workspace_path"]
-
 TILE_ROWS = 2048
 """A tile of 34 MB: long enough a task, small enough for any worker. A Gram of one tile is computed in place."""
 

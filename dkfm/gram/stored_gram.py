@@ -18,8 +18,6 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.client import is_inside_worker
 from dkfm.storage import raw_chunks, zarr_schema, zarr_store
 
-__all__ = ["StoredGram"]
-
 _Products = tuple[slice, Array, slice, Array | None]
 """Rows of the product, what a tile adds to them; and what its mirror image adds to others."""
 

@@ -16,18 +16,6 @@ from dkfm.kernels.dot_product import integer_power
 from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
 
-__all__ = [
-    "Constant",
-    "Pointwise",
-    "Power",
-    "Product",
-    "Scaled",
-    "Sum",
-    "Wrapper",
-    "computes_in_float64",
-    "parenthesize",
-]
-
 
 class Wrapper(PreparedKernel):
     """A kernel made of another, a field of every subclass; it is what that one is, unless it says otherwise."""

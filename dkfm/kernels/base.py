@@ -20,8 +20,6 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.pairwise.blocks import Evaluator, PreparedBlock, mirror_lower
 
-__all__ = ["Definiteness", "Kernel", "PreparedKernel", "checked_block", "fits_float32", "register_combination"]
-
 _DIAGONAL_ROWS = 64
 
 _SINGLE_RANGE = 1e-30, 1e30

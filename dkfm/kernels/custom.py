@@ -11,8 +11,6 @@ from dkfm.errors import DkfmError, InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise.blocks import PreparedBlock
 
-__all__ = ["Function", "Outer", "Pairwise", "Precomputed", "call_user_function", "qualified_name", "read_only_view"]
-
 
 @dataclass(frozen=True)
 class Function(Kernel):

@@ -15,8 +15,6 @@ from dkfm.kernels.pairwise.euclidean import FLOAT32_ERROR, FLOAT32_LIMIT, prepar
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
 
-__all__ = ["ArcCosine", "Cosine", "Linear", "Polynomial", "Sigmoid", "float32_power", "integer_power"]
-
 
 @dataclass(frozen=True)
 class Linear(PreparedKernel):

@@ -12,8 +12,6 @@ from dkfm.kernels.pairwise import columnwise_sums
 from dkfm.kernels.pairwise.blocks import PreparedBlock
 from dkfm.kernels.parameters import require_positive
 
-__all__ = ["AdditiveChiSquared", "ChiSquared", "HistogramIntersection", "JensenShannon"]
-
 
 class _Histogram(PreparedKernel):
     """A kernel that refuses negative numbers."""

@@ -9,21 +9,6 @@ from dkfm.core.rows import Array
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Kernel
 
-__all__ = [
-    "MEDIAN",
-    "Scale",
-    "as_number",
-    "as_scalar",
-    "column_scales",
-    "median_distance",
-    "require_exponent",
-    "require_kernels",
-    "require_non_negative",
-    "require_number",
-    "require_positive",
-    "require_scale",
-]
-
 MEDIAN = "median"
 """Of the distances between training rows, taken at fit."""
 

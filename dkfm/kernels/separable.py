@@ -11,8 +11,6 @@ from dkfm.kernels.pairwise.blocks import PreparedBlock
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, require_scale
 from dkfm.kernels.stationary import DistanceKernel, Gaussian
 
-__all__ = ["Laplacian", "Periodic"]
-
 
 @dataclass(frozen=True)
 class Laplacian(DistanceKernel):

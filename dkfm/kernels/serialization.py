@@ -25,24 +25,6 @@ from dkfm.kernels.series import Exp, Normalized, PowerSeries
 from dkfm.kernels.stationary import Exponential, Gaussian, Matern, NegativeSquaredDistance, RationalQuadratic
 from dkfm.kernels.transformed import Affine, Columns, Warped
 
-__all__ = [
-    "check_trusted",
-    "describe_function",
-    "from_config",
-    "function_paths",
-    "import_function",
-    "import_path",
-    "is_code_free",
-    "is_function_description",
-    "is_serializable",
-    "kernel_by_name",
-    "kernel_class",
-    "kernel_digest",
-    "load_trusted_function",
-    "require_small_config",
-    "to_config",
-]
-
 _PLAIN: dict[str, type[Kernel]] = {
     "additive_chi_squared": AdditiveChiSquared,
     "arc_cosine": ArcCosine,

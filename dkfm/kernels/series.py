@@ -15,8 +15,6 @@ from dkfm.kernels.base import Definiteness, Kernel
 from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
 from dkfm.kernels.parameters import as_number
 
-__all__ = ["Exp", "Normalized", "PowerSeries"]
-
 _MAX_TERMS = 1024
 """Of a power series: every value of the kernel takes a step for each."""
 

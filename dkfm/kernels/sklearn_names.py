@@ -21,8 +21,6 @@ from dkfm.kernels.parameters import as_number
 from dkfm.kernels.separable import Laplacian, Periodic
 from dkfm.kernels.stationary import Gaussian, Matern, RationalQuadratic
 
-__all__ = ["KernelSpec", "as_kernel", "from_sklearn", "given_parameters"]
-
 KernelSpec: TypeAlias = Kernel | str | Callable[..., object]
 """What ``kernel=`` takes: a kernel, a name or Gaussian process kernel of scikit-learn's, or a function of two rows."""
 

@@ -17,16 +17,6 @@ from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
 from dkfm.kernels.pairwise.euclidean import prepare_negative_squared_distances
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distance, require_positive, require_scale
 
-__all__ = [
-    "DistanceKernel",
-    "Exponential",
-    "Gaussian",
-    "Matern",
-    "NegativeSquaredDistance",
-    "RationalQuadratic",
-    "Stationary",
-]
-
 
 class DistanceKernel(PreparedKernel):
     """A kernel of some distance, in the unit of a length scale, which may be taken from the training rows."""

@@ -17,8 +17,6 @@ from dkfm.kernels.custom import call_user_function, qualified_name, read_only_vi
 from dkfm.kernels.pairwise.blocks import Evaluator
 from dkfm.kernels.parameters import as_number, as_scalar
 
-__all__ = ["Affine", "Columns", "RowMap", "Warped"]
-
 
 @dataclass(frozen=True)
 class Affine:

@@ -18,18 +18,6 @@ from dkfm.numerics.model import Head
 from dkfm.numerics.pca import Weighting, center_gram
 from dkfm.numerics.roots import EPS, NOISE, eigh_in_place, fix_signs, require_psd
 
-__all__ = [
-    "Classes",
-    "Discriminants",
-    "SpectralGram",
-    "decision_functions",
-    "decompose",
-    "directions_of_residual",
-    "discriminant_heads",
-    "solve_discriminants",
-    "solve_discriminants_of_map",
-]
-
 Codes = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.intp]
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from dkfm.core.rows import Array
 
-__all__ = ["MAX_PRODUCTS", "EigenPairs", "block_columns", "held_columns", "is_faster_than_dense", "largest_eigenpairs"]
-
 Multiply = Callable[[Array], Array]
 """From a block (n, p) to the product of the matrix and the block."""
 

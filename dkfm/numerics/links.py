@@ -8,28 +8,6 @@ import numpy.typing as npt
 from dkfm.core.rows import Array
 from dkfm.errors import UnsupportedStoreError
 
-__all__ = [
-    "ARGMAX",
-    "CENTRED_RESIDUAL",
-    "IDENTITY",
-    "MODIFIED_HUBER",
-    "NOT_NEGATIVE",
-    "NO_CODE",
-    "RESIDUAL",
-    "SIGMOID",
-    "SOFTMAX",
-    "Codes",
-    "Diagonal",
-    "Link",
-    "count_classes",
-    "link_by_name",
-    "needs_diagonal",
-    "output_width",
-    "result_dtype",
-    "returns_codes",
-    "valid_rows",
-]
-
 Diagonal = Callable[[], Array]
 """What computes the diagonal k(z, z) (n,), where a link asks for it."""
 

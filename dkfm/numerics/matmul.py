@@ -13,8 +13,6 @@ import numpy as np
 from dkfm.core.chunking import count_tiles, row_slices
 from dkfm.core.rows import Array
 
-__all__ = ["count_partial_products", "partial_product_values", "skinny_matmul", "triangular_matmul"]
-
 _MOST_COLUMNS = 40
 """From here on copying costs less than it saves."""
 

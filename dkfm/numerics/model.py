@@ -18,8 +18,6 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Precomputed
 from dkfm.numerics import links
 
-__all__ = ["Head", "Model", "StoredWeights"]
-
 
 @runtime_checkable
 class StoredWeights(Protocol):

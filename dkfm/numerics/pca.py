@@ -17,20 +17,6 @@ from dkfm.numerics import lanczos, links
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import eigh_in_place, fix_signs, inverse_root, require_psd
 
-__all__ = [
-    "FORMULATIONS",
-    "LIGHTEST_WEIGHT",
-    "ComponentOptions",
-    "Components",
-    "Moments",
-    "Weighting",
-    "center_gram",
-    "component_heads",
-    "solve_components",
-    "solve_components_of_map",
-    "solve_leading_components",
-]
-
 FORMULATIONS = ("combined", "primal", "dual")
 
 LIGHTEST_WEIGHT = 1e-6

@@ -17,16 +17,6 @@ from dkfm.core.rows import Array
 from dkfm.errors import NotPSDError
 from dkfm.numerics.roots import EPS, LEAST_BOUND, NOISE, UNEXPLAINED, Root, condition_number
 
-__all__ = [
-    "BLOCK_COLUMNS",
-    "Pivots",
-    "choose_largest",
-    "factor_columns",
-    "factor_gram",
-    "pivot_threshold",
-    "require_psd_residual",
-]
-
 BLOCK_COLUMNS = 256
 """By how many the factor grows at a time."""
 

@@ -17,25 +17,6 @@ from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError
 from dkfm.numerics import links
 from dkfm.numerics.model import Head
 
-__all__ = [
-    "BASES",
-    "Root",
-    "cast_heads",
-    "condition_number",
-    "eigh_in_place",
-    "error_bounds",
-    "fix_signs",
-    "inverse_root",
-    "is_indefinite",
-    "map_heads",
-    "rank_in_float32",
-    "rank_within",
-    "remaining_after_eigenvectors",
-    "require_parameters",
-    "require_psd",
-    "residual_head",
-]
-
 BASES = ("symmetric", "spectral", "cholesky")
 
 EPS = float(np.finfo(np.float64).eps)

@@ -24,15 +24,6 @@ from dkfm.numerics import links
 from dkfm.numerics.matmul import skinny_matmul, triangular_matmul
 from dkfm.numerics.model import Head, Model, StoredWeights
 
-__all__ = [
-    "Scorer",
-    "compute_finite_scores",
-    "drop_idle_landmarks",
-    "kernel_distances",
-    "prepare_compact_scorer",
-    "prepare_scorer",
-]
-
 
 @dataclass(frozen=True)
 class Scorer:

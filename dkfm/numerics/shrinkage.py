@@ -12,8 +12,6 @@ from dkfm.numerics import fisher
 from dkfm.numerics.fisher import Classes, Codes
 from dkfm.numerics.pca import Weighting, center_gram
 
-__all__ = ["GRID", "choose_shrinkage"]
-
 GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 """What a shrinkage is chosen from: 1e-6 to 100, two to a power of ten."""
 

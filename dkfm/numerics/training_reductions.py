@@ -10,8 +10,6 @@ from dkfm.errors import KernelError
 from dkfm.numerics.pca import Moments
 from dkfm.numerics.scorer import Scorer
 
-__all__ = ["feature_moments", "feature_sums", "fixed_combination", "largest_residuals", "mean_kernel_values"]
-
 
 def largest_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tuple[Array, float]:
     """Return, after 0, 1, .. r features, the largest ``k(x, x) - |phi(x)|^2`` of a row x, (r + 1,), and the least.

@@ -1,13 +1,6 @@
 """Pictures of estimators, spectra and certificates, with Matplotlib (the extra ``plot``)."""
 
-from dkfm.plotting.figures import (
-    certificates,
-    components,
-    contours,
-    decision_regions,
-    novelty,
-    save_picture,
-    spectrum,
-)
+from dkfm.plotting.figures import certificates, components, novelty, save_picture, spectrum
+from dkfm.plotting.regions import contours, decision_regions
 
 __all__ = ["certificates", "components", "contours", "decision_regions", "novelty", "save_picture", "spectrum"]

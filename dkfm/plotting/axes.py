@@ -14,17 +14,6 @@ from dkfm.plotting.data import group_by_label
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "add_legend",
-    "ensure_axes",
-    "label_color",
-    "make_panels",
-    "pyplot",
-    "require_column",
-    "scatter",
-    "write_note",
-]
-
 _LEGEND = 20
 """So many labels have a colour and a line in the legend; more have a colour bar."""
 

@@ -12,20 +12,6 @@ from dkfm.errors import InvalidInputError
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = [
-    "SAMPLE",
-    "Labels",
-    "Values",
-    "concatenate_labels",
-    "group_by_label",
-    "plane_corners",
-    "plane_grid",
-    "require_column_values",
-    "require_matrix",
-    "sample_for_plot",
-    "sample_numbers",
-]
-
 SAMPLE = 5000
 """So many rows are drawn at most."""
 

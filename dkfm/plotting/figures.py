@@ -22,21 +22,9 @@ from dkfm.numerics import scorer
 from dkfm.numerics.certificates import certificate
 from dkfm.plotting.axes import add_legend, ensure_axes, pyplot, require_column, scatter, write_note
 from dkfm.plotting.data import Labels, Values, group_by_label, require_column_values, require_matrix, sample_for_plot
-from dkfm.plotting.regions import contours, decision_regions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = [
-    "certificates",
-    "components",
-    "contours",
-    "decision_regions",
-    "novelty",
-    "require_own_picture",
-    "save_picture",
-    "spectrum",
-]
 
 _KNOWN_SHARE = 0.95
 _SIGN = b"Software\0dkfm"

@@ -22,8 +22,6 @@ from dkfm.plotting.data import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Predictor", "Transformer", "contours", "decision_regions"]
-
 _PANELS = 8
 """So many components are drawn unless they are named."""
 

@@ -18,26 +18,10 @@ from dkfm.core.prefetch import write_behind
 from dkfm.errors import DamagedStoreError
 from dkfm.storage import zarr_store
 from dkfm.storage.output_location import OutputLocation, PendingFile
-from dkfm.storage.zarr_schema import CRC_BYTES
+from dkfm.storage.zarr_codecs import CRC_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = [
-    "CheckedFile",
-    "Chunk",
-    "ChunkContents",
-    "ChunkFile",
-    "ChunkFormat",
-    "OutputColumns",
-    "Piece",
-    "ZarrChunks",
-    "compute_checksum",
-    "invalid_rows",
-    "read_chunk_files",
-    "summarize",
-    "write_chunk_files",
-]
 
 _AT_ONCE = 2**20
 """Bytes that are read back at a time."""

@@ -12,22 +12,7 @@ from dkfm.scoring.chunk_files import Chunk
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.storage import json_documents, ownership, zarr_schema
-from dkfm.storage.zarr_schema import CRC_BYTES
-
-__all__ = [
-    "begun_chunks",
-    "complete_output",
-    "input_state",
-    "is_sound",
-    "journal_receipts",
-    "marker_receipts",
-    "missing_chunks",
-    "open_complete",
-    "remove_chunks",
-    "remove_marker",
-    "require_no_extra_files",
-    "require_readable",
-]
+from dkfm.storage.zarr_codecs import CRC_BYTES
 
 _MAX_MARKER = 2**26
 

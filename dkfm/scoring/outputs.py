@@ -19,17 +19,6 @@ from dkfm.scoring.parquet_chunks import ParquetChunks
 from dkfm.storage import model_transfer, zarr_schema, zarr_store
 from dkfm.storage.output_location import OutputLocation, output_at
 
-__all__ = [
-    "PARQUET",
-    "Output",
-    "create_output",
-    "describe_output",
-    "find_output",
-    "read_output",
-    "require_run",
-    "require_same_job",
-]
-
 PARQUET = "parquet"
 
 Label = str | int | float

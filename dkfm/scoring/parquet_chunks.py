@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile, ParquetWriter
 
-__all__ = ["ParquetChunks", "file_name", "require_pyarrow"]
-
 
 def require_pyarrow() -> None:
     """Raise a MissingExtraError where there is no pyarrow."""

@@ -15,8 +15,6 @@ from dkfm.numerics.matmul import partial_product_values
 from dkfm.numerics.model import Head, Model, StoredWeights
 from dkfm.sources.base import Source
 
-__all__ = ["Plan", "WriteBuffers", "plan_in_memory", "plan_streamed"]
-
 _STREAMED_ROWS = 64, 4096
 """Rows of a task that reads its weights from the store: for fewer it would be reading alone."""
 

@@ -50,8 +50,6 @@ _SAVED_TOGETHER = 4096
 _NAMED_BY_ESTIMATOR = ("features", "scores", "transform")
 """Outputs whose columns `get_feature_names_out` names, where they are what a model is for."""
 
-__all__ = ["JobRequest", "Savable", "ScoringJob", "known_receipts", "main_output", "prepare_job"]
-
 
 @runtime_checkable
 class Savable(Protocol):

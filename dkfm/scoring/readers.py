@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["ChunkReader", "iter_scores", "open_scores", "read_scores"]
-
 _TASKS = "dkfm-read"
 """What the dashboard calls the tasks that read scores."""
 

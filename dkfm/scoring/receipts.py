@@ -19,8 +19,6 @@ from dkfm.errors import DamagedStoreError
 from dkfm.storage import json_documents, zarr_schema
 from dkfm.storage.output_location import OutputLocation
 
-__all__ = ["Journal", "Receipt", "empty_segment", "read_receipts"]
-
 _LEAST, _MOST, _SHARE, _COST = 0.05, 60.0, 0.005, 50
 """Seconds between two segments: at least and at most; as a share of the time so far, so that they stay few; and how
 many times what the last one took.

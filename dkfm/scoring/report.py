@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 
 from dkfm.scoring.receipts import Receipt
 
-__all__ = ["ScoreReport", "slowest_chunks"]
-
 _SLOWEST = 5
 
 

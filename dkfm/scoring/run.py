@@ -41,8 +41,6 @@ from dkfm.sources.base import Named
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["batch_score", "plan_score"]
-
 _ROUNDS = 3
 """How often chunks that get lost while the job runs are made again."""
 

@@ -29,8 +29,6 @@ from dkfm.sources.base import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ChunkWork", "HasIds", "check_chunks", "score_chunk"]
-
 _NAMED = 5
 """Rows that a message names."""
 

@@ -27,8 +27,6 @@ from dkfm.sources.opening import open_source
 from dkfm.storage import model_transfer
 from dkfm.storage.model_store import Record, load_record
 
-__all__ = ["ScoresVerification", "verify_scores"]
-
 _RUNS = 40
 """Places of an output whose rows are computed anew."""
 

@@ -13,8 +13,6 @@ from dkfm.files import location as locations
 from dkfm.files.location import Location
 from dkfm.storage import csr
 
-__all__ = ["CsrRows", "DenseRows", "Named", "Source", "read_finite", "sample_rows"]
-
 
 class Source(Protocol):
     """Rows (n, d) that are read by slices."""

@@ -13,8 +13,6 @@ from dkfm.core.chunking import is_small_part
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 
-__all__ = ["chunk_bytes", "clear_chunks", "read_by_chunks", "widen"]
-
 _AT_ONCE = 10
 """Chunks that Zarr decodes at a time."""
 

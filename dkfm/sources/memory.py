@@ -19,8 +19,6 @@ from dkfm.storage.zarr_store import view_bytes
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FrameSource", "MemorySource", "open_frame"]
-
 _TOGETHER = 2**20
 """Values whose order in memory is changed at a time."""
 

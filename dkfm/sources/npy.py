@@ -25,8 +25,6 @@ from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
 from dkfm.sources.base import DenseRows
 
-__all__ = ["Header", "NpySource", "RemoteNpySource", "load_npy", "open_npy", "parse_header"]
-
 MAX_HEADER = 2**14
 """Bytes of a .npy file that hold any header that NumPy reads without being told to trust it."""
 

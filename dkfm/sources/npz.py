@@ -30,8 +30,6 @@ from dkfm.files.location import Location, is_remote, open_unbuffered, status
 from dkfm.sources.base import CsrRows
 from dkfm.storage import csr
 
-__all__ = ["NpzSource", "clear_unpacked"]
-
 _PARTS = ("data", "indices", "indptr")
 _PIECE = 2**20
 _MAX_SMALL = 2**10

@@ -18,8 +18,6 @@ from dkfm.sources.npy import open_npy
 from dkfm.sources.npz import NpzSource
 from dkfm.sources.zarr import open_zarr
 
-__all__ = ["open_source"]
-
 _READERS: Mapping[str, Callable[[Location], Source]] = {".npy": open_npy, ".npz": NpzSource.open, ".zarr": open_zarr}
 """The readers of formats whose columns have no names. Parquet's is imported where it is used, for it needs pyarrow."""
 

@@ -24,8 +24,6 @@ from dkfm.sources import chunk_cache, parquet_files, parquet_footers
 from dkfm.sources.base import DenseRows
 from dkfm.sources.parquet_footers import Footers, compute, pa, pq
 
-__all__ = ["ParquetSource"]
-
 _BATCH_VALUES = 2**22
 """Values of a batch of rows."""
 

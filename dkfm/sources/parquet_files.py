@@ -12,8 +12,6 @@ from dkfm.files import change_detection
 from dkfm.files.location import Location, is_remote, join, open_location, status
 from dkfm.files.object_store import Remote
 
-__all__ = ["TableFile", "files_state", "list_files"]
-
 
 @dataclass(frozen=True)
 class TableFile:

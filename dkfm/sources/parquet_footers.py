@@ -27,7 +27,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
-__all__ = ["TEXTS", "Footers", "compute", "declared_bytes", "open_parquet", "pa", "pq", "read_footers", "require_ids"]
+# Named, as `parquet` takes pyarrow from here.
+__all__ = ["Footers", "compute", "declared_bytes", "open_parquet", "pa", "pq", "read_footers", "require_ids"]
 
 TEXTS = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
 """Kinds of columns whose values may have any length."""

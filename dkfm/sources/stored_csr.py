@@ -8,8 +8,6 @@ from dkfm.core.rows import Rows
 from dkfm.sources.base import CsrRows
 from dkfm.storage import csr
 
-__all__ = ["StoredCsr"]
-
 
 @dataclass(frozen=True)
 class StoredCsr(CsrRows):

@@ -24,8 +24,6 @@ from dkfm.sources.base import DenseRows
 from dkfm.storage import bounded_chunks, json_documents, zarr_schema
 from dkfm.storage.raw_chunks import RawArray
 
-__all__ = ["RemoteZarrSource", "ZarrSource", "open_zarr"]
-
 _METADATA = "zarr.json"
 
 

@@ -29,8 +29,6 @@ from dkfm.files.local import open_plain
 from dkfm.storage import zarr_codecs, zarr_schema
 from dkfm.storage.zarr_codecs import CRC_BYTES
 
-__all__ = ["bounded_metadata", "read_bounded"]
-
 _COMPRESSORS = ("zstd", "blosc", "gzip")
 _SLACK = 2**8
 """What a compressor may add to values that it cannot make smaller, beside as many bytes again."""

@@ -10,18 +10,6 @@ from dkfm.core.rows import Array, Sparse, csr_rows
 from dkfm.errors import UnsupportedStoreError, reason
 from dkfm.storage import zarr_schema, zarr_store
 
-__all__ = [
-    "PointerCheck",
-    "array_names",
-    "join_csr",
-    "longest_runs",
-    "read_csr",
-    "require_csr_complete",
-    "value_span",
-    "values_in_rows",
-    "write_csr",
-]
-
 _PARTS = ("data", "indices", "indptr")
 _CHUNK = 2**20
 _LONGEST_RUN = 13

@@ -7,8 +7,6 @@ from pathlib import Path
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError, reason
 from dkfm.files import local
 
-__all__ = ["MAX_JSON", "parse_json", "read_json"]
-
 MAX_JSON, _MAX_DEPTH, _MAX_PARTS = 2**24, 64, 2**21
 """Bytes of metadata, objects within objects, and lists and objects in all, at most: each takes 30 times its text."""
 

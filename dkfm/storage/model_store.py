@@ -24,8 +24,6 @@ from dkfm.numerics.model import Head, Model
 from dkfm.storage import csr, json_documents, zarr_schema, zarr_store
 from dkfm.storage.stored_weights import count_columns_within, open_weights
 
-__all__ = ["Record", "load_record", "save_record"]
-
 _CHUNK_BYTES, _AT_ONCE, _FEW_BYTES = 2**22, 4, 2**24
 """Of an array in a store; how many files are read at a time; and bytes that one thread has read before others start."""
 

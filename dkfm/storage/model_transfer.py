@@ -24,19 +24,6 @@ from dkfm.files.object_store import Remote
 from dkfm.storage import json_documents, ownership, zarr_schema, zarr_store
 from dkfm.storage.model_store import Record, load_record, save_record
 
-__all__ = [
-    "claim",
-    "fetch_model",
-    "is_taken_at",
-    "load_model",
-    "local_copy",
-    "own_attributes_at",
-    "remote_attributes",
-    "require_free_location",
-    "save_model",
-    "store_kind",
-]
-
 _METADATA = "zarr.json"
 _copies: dict[tuple[int, str, str], Path] = {}
 _lock = threading.Lock()

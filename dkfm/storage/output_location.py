@@ -18,8 +18,6 @@ from dkfm.files.location import Location
 from dkfm.files.object_store import Remote
 from dkfm.storage import json_documents, model_transfer, ownership, zarr_schema
 
-__all__ = ["LocalOutput", "OutputLocation", "PendingFile", "RemoteOutput", "output_at"]
-
 _TRIES = 8
 """How often a file is written; each other run of a job removes what is half written once, when it is done."""
 

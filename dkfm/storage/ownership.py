@@ -13,8 +13,6 @@ from pathlib import Path
 from dkfm.files.local import translate_write_errors
 from dkfm.storage import zarr_schema
 
-__all__ = ["foreign_entry", "foreign_name", "remove_own_files", "remove_partial_files"]
-
 _INNER = re.compile(r"zarr\.json|c(/[0-9]+)*")
 _INNER_FOLDER = re.compile(r"(c(/[0-9]+)*)?")
 _HIDDEN = re.compile(r"\.?(.+)\.[0-9a-f]{32}\.partial")

@@ -10,8 +10,6 @@ from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, UnsupportedStoreError
 from dkfm.storage import zarr_schema, zarr_store
 
-__all__ = ["PANEL_BYTES", "count_columns_within", "open_weights"]
-
 PANEL_BYTES = 2**25
 """What is read at a time, for one product."""
 

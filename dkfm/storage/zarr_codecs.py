@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping
 from math import prod
 
-__all__ = ["CRC_BYTES", "axis_lengths", "codec_configuration", "codec_names", "inner_chunks", "is_supported"]
-
 _KNOWN = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
 _CHAIN = re.compile(r"(transpose )*bytes (crc32c )*((zstd|blosc|gzip) )?(crc32c )*")
 _LONGEST = 8

@@ -19,27 +19,6 @@ from dkfm.files.local import is_partial
 from dkfm.storage import json_documents, zarr_codecs
 from dkfm.storage.zarr_codecs import CRC_BYTES, axis_lengths
 
-__all__ = [
-    "CRC_BYTES",
-    "JOURNAL",
-    "MARKER",
-    "TABLE",
-    "ArrayInfo",
-    "array_info",
-    "group_attributes",
-    "is_chunk_name",
-    "is_segment_name",
-    "is_table_file_name",
-    "list_files",
-    "read_array",
-    "read_group",
-    "read_marker",
-    "read_source",
-    "require_chunks",
-    "require_name",
-    "status_within",
-]
-
 VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 3}
 """The newest layout of each kind of store; this version reads these and writes these."""
 

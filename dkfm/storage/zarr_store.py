@@ -22,27 +22,7 @@ from zarr.storage import MemoryStore
 from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, reason
 from dkfm.files import local, temporary
 from dkfm.files.local import new_file, sync_folder, translate_write_errors
-from dkfm.storage import ownership, zarr_schema
-
-__all__ = [
-    "ZarrArray",
-    "add_array",
-    "array_metadata",
-    "fill_value",
-    "is_taken",
-    "missing_values",
-    "new_store",
-    "new_store_folder",
-    "open_array",
-    "remove_own_store",
-    "require_chunk_shape",
-    "require_free",
-    "require_own_store",
-    "sync_chunk",
-    "view_bytes",
-    "write_chunk",
-    "write_marker",
-]
+from dkfm.storage import ownership, zarr_codecs, zarr_schema
 
 if TYPE_CHECKING:
     from zarr.core.metadata import ArrayV3Metadata
@@ -294,7 +274,7 @@ def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.gene
     checksum = int(google_crc32c.value(view_bytes(data)))
     with new_file(array.joinpath("c", *map(str, place)), array) as new:
         new.file.write(view_bytes(data).data)
-        new.file.write(checksum.to_bytes(zarr_schema.CRC_BYTES, "little"))
+        new.file.write(checksum.to_bytes(zarr_codecs.CRC_BYTES, "little"))
         new.keep()
     return checksum
 

@@ -48,8 +48,8 @@ def main():
             return result
         setattr(owner, name, run)
 
-    timed(gram, "build_gram"), timed(panels.StoredGram, "__matmul__"), timed(panels.plain, "fill")
-    fill = panels.plain.fill
+    timed(gram, "build_gram"), timed(panels.StoredGram, "__matmul__"), timed(panels.raw_chunks, "read_chunk")
+    fill = panels.raw_chunks.read_chunk
 
     def forgetful(chunk, file, checked):
         fill(chunk, file, checked)
@@ -58,7 +58,7 @@ def main():
         os.close(descriptor)
 
     if sys.argv[2] == "disk":
-        panels.plain.fill = forgetful
+        panels.raw_chunks.read_chunk = forgetful
     n = int(sys.argv[1])
     X = np.random.default_rng(0).normal(size=(n, 50))
     place = {"dashboard_address": "127.0.0.1:0", "memory_limit": MEMORY}

@@ -13,8 +13,6 @@ from dkfm.storage.model_store import Record
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["Labels", "check_labels", "classes_from_json", "classes_to_json", "require_storable"]
-
 Labels = npt.NDArray[np.generic]
 
 _KINDS = {"b": bool, "i": int, "u": int, "f": float, "U": str, "O": str}

@@ -37,20 +37,6 @@ from dkfm.numerics.model import Head, Model
 from dkfm.numerics.pca import ComponentOptions, Components, Moments, Problem, Weighting
 from dkfm.numerics.scorer import prepare_scorer
 
-__all__ = [
-    "SOLVERS",
-    "SolverOptions",
-    "check_n_components",
-    "components_model",
-    "fit_components",
-    "fit_components_in_map",
-    "fitted_statistics",
-    "kernel_of_parameters",
-    "landmark_moments",
-    "variance_ratios",
-    "warn_of_rounding",
-]
-
 SOLVERS = ("auto", "dense", "arpack", "randomized")
 
 _MOST_ASKED = 1000

@@ -25,8 +25,6 @@ from dkfm.numerics.fisher import Classes, Discriminants
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 
-__all__ = ["DiscriminantOptions", "certify_fit", "fit_discriminants", "fit_discriminants_in_map"]
-
 _SUM = 1e-6
 """What the sum of priors may be off."""
 

@@ -23,17 +23,6 @@ from dkfm.sources.memory import MemorySource
 _ROUNDING = 1e-3
 """Share of a column's width that its middle may be off."""
 
-__all__ = [
-    "FittedMap",
-    "cast_model",
-    "certify_fit",
-    "fit_map",
-    "is_clipped",
-    "truncate_map",
-    "values_name",
-    "verify_points",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class FittedMap:

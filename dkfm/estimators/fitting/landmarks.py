@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tqdm import tqdm
 
-__all__ = ["BUILDS", "SELECTORS", "ChosenLandmarks", "MapOptions", "choose_landmarks", "factor_landmarks"]
-
 SELECTORS = ("uniform", "kmeans", "pivots", "random_pivots")
 BUILDS = ("auto", "gram", "columns")
 

@@ -15,18 +15,6 @@ from dkfm.errors import NotSupportedError
 from dkfm.numerics import links
 from dkfm.numerics.model import Head
 
-__all__ = [
-    "DECISION",
-    "PREDICT",
-    "PROBABILITIES",
-    "TRANSFORM",
-    "AffineStep",
-    "LinearModel",
-    "compose_head",
-    "read_linear_model",
-    "sum_of_magnitudes",
-]
-
 DECISION, PREDICT, PROBABILITIES, TRANSFORM = "decision_function", "predict", "predict_proba", "transform"
 
 _ADVICE = "it can still run on what transform returns"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
     import pandas as pd
 
-__all__ = ["Outcome", "codes_to_labels", "flatten_column"]
-
 Outcome: TypeAlias = "npt.NDArray[np.generic] | da.Array | dd.DataFrame | dd.Series"
 
 _TASKS = "dkfm-labels"

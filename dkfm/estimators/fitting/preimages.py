@@ -14,15 +14,6 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.stationary import Gaussian
 from dkfm.kernels.transformed import Affine, Warped
 
-__all__ = [
-    "ComponentSpan",
-    "PreimageResult",
-    "fixed_point_preimages",
-    "has_fixed_point",
-    "nearest_scores",
-    "ridge_coefficients",
-]
-
 _VANISHED = 1e-12
 """Of the sum of the magnitudes: a smaller sum of weights is rounding."""
 

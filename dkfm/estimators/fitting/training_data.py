@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
 
-__all__ = [
-    "TILE_VALUES",
-    "Numbers",
-    "PrecomputedGram",
-    "TrainingData",
-    "TrainingRows",
-    "apply_weights",
-    "as_training_data",
-    "is_float32",
-    "load_lazy_frame",
-    "standardize_columns",
-]
-
 TILE_VALUES = 2**23
 """Of a Gram matrix, read at a time."""
 

@@ -11,17 +11,6 @@ from dkfm.errors import ClusterError
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = [
-    "ask_scheduler",
-    "find_client",
-    "is_inside_worker",
-    "require_dask",
-    "wait_for_workers",
-    "worker_facts",
-    "worker_folder",
-    "worker_name",
-]
-
 _ARRIVAL = 30
 """Seconds that the first worker of a cluster has to come."""
 

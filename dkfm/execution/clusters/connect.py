@@ -18,8 +18,6 @@ from dkfm.storage import json_documents
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["connect"]
-
 _MAX_SCHEDULER = 2**22
 """Bytes of a scheduler file."""
 

@@ -11,8 +11,6 @@ from dkfm.files import temporary
 if TYPE_CHECKING:
     from distributed import LocalCluster
 
-__all__ = ["local_cluster"]
-
 _GOODBYE = 10
 """Seconds that the workers of a local cluster have to leave it."""
 

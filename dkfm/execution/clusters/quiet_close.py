@@ -4,8 +4,6 @@ import logging
 
 from distributed import Worker, WorkerPlugin
 
-__all__ = ["LeaveQuietly"]
-
 
 class LeaveQuietly(WorkerPlugin):
     """Print nothing from a worker that closes.

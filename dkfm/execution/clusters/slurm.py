@@ -21,8 +21,6 @@ from dkfm.files import temporary
 if TYPE_CHECKING:
     from distributed import Security, SpecCluster
 
-__all__ = ["slurm_cluster"]
-
 _INTERRUPTIONS = 5
 """That the end of a cluster outlasts: Slurm tells all processes of a driver's job to end, and its shell does so too."""
 

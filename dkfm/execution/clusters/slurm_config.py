@@ -11,8 +11,6 @@ import yaml
 from dkfm.errors import InvalidInputError, reason, shown
 from dkfm.files.local import read_plain
 
-__all__ = ["SlurmSpec", "merge_configuration", "read_slurm_file"]
-
 _WAIT = "1h"
 """For the first worker, where the file says nothing: queues are long."""
 

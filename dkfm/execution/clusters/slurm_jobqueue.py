@@ -5,8 +5,6 @@ import asyncio
 from dask_jobqueue.slurm import SLURMCluster, SLURMJob
 from distributed import Status
 
-__all__ = ["SlurmCluster", "SlurmJob"]
-
 _AGAIN = 30.0
 """Seconds after which a submission that failed is tried again: Slurm's controller may be restarting."""
 

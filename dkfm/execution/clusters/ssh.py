@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from asyncssh import SSHClientConnection, SSHClientProcess
     from distributed import SpecCluster
 
-__all__ = ["ssh_cluster"]
-
 _LINE = re.compile(
     r"(?:(?P<user>\w[\w.-]*)@)?(?P<name>\w[\w.-]*)(?::(?P<port>\d{1,5}))?(?:\s+python=(?P<python>/\S+))?"
 )

@@ -10,8 +10,6 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows
 
-__all__ = ["Evaluator", "PreparedBlock", "map_rows", "mirror_lower"]
-
 _VALUES_AT_ONCE = 2**15
 
 PreparedBlock = Callable[..., Array]

@@ -17,8 +17,6 @@ import numpy as np
 
 from dkfm.core.rows import Array
 
-__all__ = ["compile_sum"]
-
 _COLUMNS = 1024
 """Columns added up in the rows' own precision, by many accumulators, before their sum goes to float64."""
 

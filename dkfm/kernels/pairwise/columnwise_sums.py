@@ -13,8 +13,6 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 
-__all__ = ["absolute_differences", "chi_squared_terms", "minima", "mixture_entropies", "set_compile_cache"]
-
 _ROWS_AT_ONCE = 64
 _folder: Path | None = None
 _VALUES_AT_ONCE = 2**16

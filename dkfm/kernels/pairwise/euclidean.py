@@ -19,8 +19,6 @@ from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.kernels.pairwise.blocks import Evaluator, PreparedBlock
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 
-__all__ = ["FLOAT32_ERROR", "FLOAT32_LIMIT", "prepare_negative_squared_distances"]
-
 FLOAT32_LIMIT = 1e-5
 """An exponent that float32 cannot hold to this is computed in float64."""
 

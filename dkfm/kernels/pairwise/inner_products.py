@@ -9,8 +9,6 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, Sparse, csr_rows
 from dkfm.kernels.pairwise.blocks import Evaluator
 
-__all__ = ["prepare_inner_products"]
-
 _TILE = 64
 """Sparse rows that are multiplied at a time: their product may have an index beside every value."""
 

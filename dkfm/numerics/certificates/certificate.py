@@ -19,19 +19,6 @@ from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
-__all__ = [
-    "SAMPLE",
-    "Certificate",
-    "Verification",
-    "certify_axes",
-    "certify_components",
-    "certify_map",
-    "compare_blocks",
-    "relative_errors",
-    "sample_evenly",
-    "warn_above",
-]
-
 SAMPLE = 512
 
 _LIMITS = {"float64": 1e-6, "float32": 1e-2}

@@ -12,8 +12,6 @@ from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
-__all__ = ["certify_combinations", "certify_discriminants"]
-
 
 def certify_discriminants(
     score: Scorer,

@@ -9,8 +9,6 @@ from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.numerics import links
 from dkfm.numerics.model import Model
 
-__all__ = ["error_through_link", "reference_scores"]
-
 _ROUNDING = 64
 _NARROW_KERNEL = 1e-5
 """What a kernel value in float32 may be off, of the largest k(x, x)."""
