@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from dkfm.comparison.result import ClassificationMarks
 from dkfm.core.chunking import row_slices
+from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
 from dkfm.errors import InvalidInputError, reason
 from dkfm.estimators.fitting.class_labels import check_labels
@@ -85,7 +86,7 @@ def _held_out(
 def _opened(data: object, name: str, names: list[str] | None = None) -> Any:
     """Return what has a shape and rows: a dask array as it is, anything else as a source, of columns by name."""
     data = load_lazy_frame(data)
-    if hasattr(data, "__dask_graph__"):
+    if is_dask_collection(data):
         require_matrix(data, name)
         return data
     return data if hasattr(data, "read") else open_source(data, name, fitted=names)

@@ -25,9 +25,14 @@ def unwrap(X: object) -> object:
     return X
 
 
+def is_dask_collection(X: object) -> bool:
+    """Whether X is lazy: an array or a data frame of dask's. Nothing of dask is imported for the answer."""
+    return hasattr(X, "__dask_graph__")
+
+
 def is_dask_array(X: object) -> bool:
     """Whether X is a dask array; data frames of dask's, and data sets of xarray's, are none."""
-    return hasattr(X, "__dask_graph__") and hasattr(X, "rechunk")
+    return is_dask_collection(X) and hasattr(X, "rechunk")
 
 
 def column_names(X: object, name: str = "X") -> tuple[str, ...] | None:

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.chunking import require_count
-from dkfm.core.frames import is_dask_array, require_same_columns, unwrap
+from dkfm.core.frames import is_dask_array, is_dask_collection, require_same_columns, unwrap
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator, check_dtype
@@ -342,7 +342,7 @@ class ExactFeatureMap(KernelEstimator):
         if self.kernel_.is_precomputed:
             raise InvalidInputError("A precomputed kernel has no points to compare, so it knows no distances.")
         X = unwrap(X)
-        if hasattr(X, "__dask_graph__"):
+        if is_dask_collection(X):
             lazily = cast("da.Array", X) if is_dask_array(X) else self._of_frame(X).to_dask_array()
             return lazy_arrays.lazy_distances(
                 self.kernel_, lazily, self._rows(load_lazy_frame(lazily if Y is None else Y), "Y")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm.core.frames import is_dask_array, unwrap
+from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.notebook_display import HtmlDisplayMixin
@@ -64,7 +64,7 @@ class ScoringMixin(HtmlDisplayMixin):
                 else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
             )
         X = unwrap(X)
-        if not hasattr(X, "__dask_graph__"):
+        if not is_dask_collection(X):
             return self._score(output, X, diag)[:, 0]
         found = self._lazily(output, X, diag)
         lazily: da.Array = found[output] if hasattr(found, "columns") else found[:, 0]
@@ -100,7 +100,7 @@ class ScoringMixin(HtmlDisplayMixin):
     def _of(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
         """Return any output of rows X (n, d) as (n, width), of dask collections lazily."""
         X = unwrap(X)
-        return self._lazily(output, X) if hasattr(X, "__dask_graph__") else self._score(output, X)
+        return self._lazily(output, X) if is_dask_collection(X) else self._score(output, X)
 
     def _rows(self, X: object, name: str = "X") -> Rows:
         """Return rows in memory as float64, once their columns are those that fit saw, in number and by name."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from dkfm.core.frames import unwrap
+from dkfm.core.frames import is_dask_collection, unwrap
 from dkfm.core.rows import Array
 from dkfm.estimators.serving import ScoringMixin
 
@@ -57,13 +57,13 @@ class ModelTransformerMixin(ScoringMixin, _Transformer, auto_wrap_output_keys=No
             Rows that are not finite real numbers, or another number of columns than in fit.
         """
         X = unwrap(X)
-        return self._lazily(self._output, X) if hasattr(X, "__dask_graph__") else super().transform(X)
+        return self._lazily(self._output, X) if is_dask_collection(X) else super().transform(X)
 
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
         """Fit, and return the output for the training rows: see `fit` and `transform`."""
         X = unwrap(X)
         self.fit(X, y, **fit_params)
-        return self.transform(X) if hasattr(X, "__dask_graph__") else super().fit_transform(X)
+        return self.transform(X) if is_dask_collection(X) else super().fit_transform(X)
 
     def _columns_of(self, output: str) -> list[str]:
         return list(self.get_feature_names_out()) if output == self._output else super()._columns_of(output)

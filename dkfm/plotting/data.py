@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 
@@ -66,9 +67,9 @@ def sample_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | N
 
 def _computed(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> list[npt.NDArray[np.generic]]:
     """Return some rows of arrays in memory; of dask arrays together, so that what they share is computed once."""
-    taken: list[Any] = [array if hasattr(array, "__dask_graph__") else np.asarray(array) for array in arrays]
+    taken: list[Any] = [array if is_dask_collection(array) else np.asarray(array) for array in arrays]
     taken = taken if numbers is None else [array[numbers] for array in taken]
-    if any(hasattr(array, "__dask_graph__") for array in taken):
+    if any(is_dask_collection(array) for array in taken):
         from dask.base import compute
 
         taken = list(compute(*taken))
@@ -107,9 +108,7 @@ def _shape(values: object, name: str) -> tuple[int, ...]:
     if hasattr(values, "tocsr"):
         raise InvalidInputError(f"{name} must be a dense array to be drawn, and is sparse.")
     shape: tuple[float, ...] | None = getattr(values, "shape", None)
-    if hasattr(values, "__dask_graph__") and (
-        not hasattr(values, "chunks") or any(np.isnan(size) for size in shape or ())
-    ):
+    if is_dask_collection(values) and (not hasattr(values, "chunks") or any(np.isnan(size) for size in shape or ())):
         raise InvalidInputError(
             f"{name} must be a dask array that knows its length; of a data frame, .to_dask_array(lengths=True) is one."
         )

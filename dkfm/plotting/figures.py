@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm.core.frames import unwrap
+from dkfm.core.frames import is_dask_collection, unwrap
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap
@@ -257,7 +257,7 @@ def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error
 def _measured_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
     """Return points as a map takes them; of a dask array those that a certificate would measure."""
     Z = unwrap(Z)  # type: ignore[assignment]  # what it holds
-    if hasattr(Z, "__dask_graph__"):
+    if is_dask_collection(Z):
         Z = np.asarray(Z[certificate.sample_evenly(require_matrix(Z, "Z")[0])])  # type: ignore[index]  # a dask array, as seen
     return feature_map._rows(Z, "Z")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import zarr
 
-from dkfm.core.frames import column_names, is_numbered_in_order, unwrap
+from dkfm.core.frames import column_names, is_dask_collection, is_numbered_in_order, unwrap
 from dkfm.core.rows import as_array, as_float64
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.files.location import Location, locate
@@ -92,7 +92,7 @@ def _open_memory(
     id_column: str | None,
     fitted: Sequence[str] | None,
 ) -> Source:
-    if hasattr(data, "__dask_graph__"):
+    if is_dask_collection(data):
         raise InvalidInputError("A dask collection is not a source; it belongs to transform(), which stays lazy.")
     names = column_names(data, name)
     if names is not None:

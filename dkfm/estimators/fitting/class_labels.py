@@ -7,6 +7,7 @@ import numpy.typing as npt
 from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
+from dkfm.core.frames import is_dask_collection
 from dkfm.errors import InvalidInputError, InvalidTypeError, UnsupportedStoreError, reason
 from dkfm.storage.model_store import Record
 
@@ -32,7 +33,7 @@ def check_labels(y: object, n: int, name: str) -> Labels:
     if y is None:
         raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a label a row.")
     try:
-        found = column_or_1d(cast("da.Array", y).compute() if hasattr(y, "__dask_graph__") else y, warn=True)
+        found = column_or_1d(cast("da.Array", y).compute() if is_dask_collection(y) else y, warn=True)
         assert_all_finite(found, input_name="y")
     except TypeError as error:
         raise InvalidTypeError(f"y must be a label a row: {reason(error)}.") from None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sklearn.preprocessing import StandardScaler
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import is_dask_array, unwrap
+from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap
 from dkfm.core.rows import Array, Rows, as_array, as_float64, as_rows
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.files import local, temporary
@@ -208,7 +208,7 @@ def is_float32(X: object) -> bool:
 def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> TrainingData:
     """Return what a fit is given, checked; the kernel is resolved on it. Without `copy` the rows stay the user's."""
     if kernel.is_precomputed:
-        return _given_dask(kernel, X) if hasattr(X, "__dask_graph__") else _given(kernel, open_source(X, _GRAM))
+        return _given_dask(kernel, X) if is_dask_collection(X) else _given(kernel, open_source(X, _GRAM))
     rows = as_float64(as_rows(X))
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):
