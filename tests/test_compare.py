@@ -218,7 +218,7 @@ def test_the_pictures_are_the_same_of_the_same_rows(text, rows):
 def test_without_opentsne_the_page_says_what_to_install_and_has_the_other_pictures(rows, monkeypatch):
     monkeypatch.setitem(sys.modules, "openTSNE", None)
     text = dkfm.compare_kernels([K1], *rows[:2], embedding=True).to_html()
-    assert "t-SNE needs openTSNE; install it with pip install &#x27;dkfm[tsne]&#x27;." in text
+    assert "t-SNE needs openTSNE; install it with pip install &#39;dkfm[tsne]&#39;." in text
     assert len(Parsed(text).of("img")) == 2
 
 

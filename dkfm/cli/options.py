@@ -32,10 +32,10 @@ def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
 def parse_kernel(word: str) -> "Kernel":
     """Return the kernel that a word tells: a name, its parameters after a colon; or ``module:name``; or JSON.
 
-    >>> kernel("polynomial:degree=9,scale=1/784").degree
+    >>> parse_kernel("polynomial:degree=9,scale=1/784").degree
     9
-    >>> kernel('{"name": "warped", "kernel": {"name": "linear"}, "h": {"name": "affine", "scale": 2, "shift": -1}}')
-    Linear().warp(Affine(scale=2.0, shift=-1.0))
+    >>> parse_kernel('{"name": "warped", "kernel": {"name": "linear"}, "h": {"name": "affine", "scale": 2}}')
+    Linear().warp(Affine(scale=2.0, shift=0.0))
     """
     from dkfm.kernels import serialization
 
@@ -88,7 +88,7 @@ def add_working_directory(*functions: str) -> None:
 def parse_list(text: str | None) -> list[str] | None:
     """Return names that stand with commas between them.
 
-    >>> listed("a, b")
+    >>> parse_list("a, b")
     ['a', 'b']
     """
     return None if text is None else [part.strip() for part in text.split(",")]

@@ -47,8 +47,8 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
 
     Examples
     --------
-    >>> require(None, None)
-    >>> require("report.html", None)
+    >>> require_report(None, None)
+    >>> require_report("report.html", None)
     Traceback (most recent call last):
     dkfm.errors.ClusterError: There is no cluster to report on; name one with --scheduler.
     """

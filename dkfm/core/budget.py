@@ -74,7 +74,7 @@ def lanczos_bytes(n: int, d: int, held: int, columns: int, blocks: int = 1, copi
     The Gram matrix, or the kernel's blocks where it is of one tile; the `held` columns of a basis, half of them again
     when it starts anew, and some blocks of `columns`; the rows, and what the kernel prepares of them.
 
-    >>> leading_bytes(20_000, 50, 720, 32) < fit_bytes(20_000, 50) / 2
+    >>> lanczos_bytes(20_000, 50, 720, 32) < fit_bytes(20_000, 50) / 2
     True
     """
     squares = blocks + 1 if n <= 2048 else 1
@@ -96,7 +96,7 @@ def pivot_columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
 
     The factor; its rows that are pivots, and what they become; the rows, and what the kernel prepares of them.
 
-    >>> columns_bytes(100_000, 2, 512) < 10**9
+    >>> pivot_columns_bytes(100_000, 2, 512) < 10**9
     True
     """
     return _VALUE * (n * (r + 8) + 3 * r * r + (2 + copies) * n * (d + 3)) + _OVERHEAD
@@ -115,7 +115,7 @@ def pivots_seconds(n: int, d: int, r: int) -> float:
 def eigendecomposition_seconds(n: int) -> float:
     """Seconds, on paper, to find the eigenvectors of an N x N Gram matrix: 10 N^3 operations, 10^11 a second.
 
-    >>> root_seconds(8000)
+    >>> eigendecomposition_seconds(8000)
     51.2
     """
     return 10 * n**3 / 1e11
@@ -126,7 +126,7 @@ def largest_n_within(
 ) -> int:
     """Return the largest N whose `fit_bytes` stay within `available`; 0 where there is none.
 
-    >>> n = largest_n(8 * 2**30, 50)
+    >>> n = largest_n_within(8 * 2**30, 50)
     >>> fit_bytes(n, 50) <= 8 * 2**30 < fit_bytes(n + 1, 50)
     True
     """
@@ -188,7 +188,7 @@ def require_fits(need: int, have: int, what: str, remedy: str) -> None:
 def format_bytes(size: int) -> str:
     """Say a number of bytes in two or three digits.
 
-    >>> told(512), told(40_000), told(12_345_678_901)
+    >>> format_bytes(512), format_bytes(40_000), format_bytes(12_345_678_901)
     ('512 B', '40 kB', '12.3 GB')
     """
     for unit, least in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
@@ -200,7 +200,7 @@ def format_bytes(size: int) -> str:
 def format_seconds(seconds: float) -> str:
     """Say a time.
 
-    >>> told_time(0.242), told_time(40.3), told_time(800), told_time(9000)
+    >>> format_seconds(0.242), format_seconds(40.3), format_seconds(800), format_seconds(9000)
     ('0.24 s', '40 s', '13 min', '2.5 h')
     """
     if seconds < 1:
@@ -213,7 +213,7 @@ def format_seconds(seconds: float) -> str:
 def format_megabytes(size: int) -> str:
     """Say a number of bytes.
 
-    >>> megabytes(1_600_000_000)
+    >>> format_megabytes(1_600_000_000)
     '1,600 MB (1600000000 bytes)'
     """
     return f"{size / 1e6:,.0f} MB ({size} bytes)"

@@ -47,7 +47,7 @@ def choose_chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: in
 
     Examples
     --------
-    >>> chunk_rows(1_000_000, 1.8e-5, 160, 2, 1000)
+    >>> choose_chunk_rows(1_000_000, 1.8e-5, 160, 2, 1000)
     25000
     """
     wanted = min(int(_TASK_SECONDS / row_seconds), count_tiles(rows, _TASKS), _CHUNK_BYTES // row_bytes)
@@ -73,7 +73,7 @@ def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
 def align_to_chunks(wanted: int, chunk: int) -> int:
     """Return about the rows that are wanted: whole chunks of a source, or an even part of one that is larger.
 
-    >>> in_step(4_400, 1_000), in_step(300, 1_000)
+    >>> align_to_chunks(4_400, 1_000), align_to_chunks(300, 1_000)
     (4000, 250)
     """
     if chunk <= wanted:
@@ -99,7 +99,7 @@ def choose_piece_rows(chunk_rows: int, values: int, step: int = 1, itemsize: int
 
     Examples
     --------
-    >>> piece_rows(25_000, 50, 1000), piece_rows(500, 784)
+    >>> choose_piece_rows(25_000, 50, 1000), choose_piece_rows(500, 784)
     (5000, 167)
     """
     few, many = _PIECE_VALUES // values, _PIECE_BYTES // (itemsize * values)
@@ -120,7 +120,7 @@ _LEAST, _MOST_BYTES = 128, 2**13
 def count_tiles(n: int, rows: int) -> int:
     """How many tiles of ``rows`` rows cover ``n`` rows.
 
-    >>> count(10, 4)
+    >>> count_tiles(10, 4)
     3
     """
     return -(-n // rows)
@@ -147,7 +147,7 @@ def row_slices(n: int, rows: int) -> Iterator[slice]:
 def lower_triangle_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
     """Tile pairs ``(i, j)`` with ``j <= i``: the lower triangle, row by row.
 
-    >>> list(lower_tiles(5, 3))
+    >>> list(lower_triangle_tiles(5, 3))
     [(0, 0), (1, 0), (1, 1)]
     """
     return ((i, j) for i in range(count_tiles(n, rows)) for j in range(i + 1))
@@ -156,7 +156,7 @@ def lower_triangle_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
 def is_small_part(rows: int, chunk_rows: int) -> bool:
     """Whether so many rows are much less than a chunk, which is then decoded once for many tasks.
 
-    >>> is_part(500, 1000), is_part(1000, 1000)
+    >>> is_small_part(500, 1000), is_small_part(1000, 1000)
     (True, False)
     """
     return 2 * rows <= chunk_rows
@@ -167,8 +167,10 @@ def choose_tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> i
 
     As many as keep the kernel block small; more where landmarks or weights, which are read once a tile, are wide.
 
-    >>> tile_rows(100), tile_rows(4000), tile_rows(4000, 784), tile_rows(4000, 784, itemsize=4), tile_rows(10**6)
-    (1024, 131, 1024, 2048, 128)
+    >>> choose_tile_rows(100), choose_tile_rows(4000), choose_tile_rows(10**6)
+    (1024, 131, 128)
+    >>> choose_tile_rows(4000, 784), choose_tile_rows(4000, 784, itemsize=4)
+    (1024, 2048)
     """
     return min(_MOST_BYTES // itemsize, max(_LEAST, _TILE_BYTES // (itemsize * n), 4 * d, width))
 

@@ -12,7 +12,7 @@ def prefetch(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
 
     At most two results are held. What a call raises is raised in its turn.
 
-    >>> list(one_ahead([lambda: 1, lambda: 2, lambda: 3]))
+    >>> list(prefetch([lambda: 1, lambda: 2, lambda: 3]))
     [1, 2, 3]
     """
     with ThreadPoolExecutor(1, thread_name_prefix="dkfm-read") as pool:
@@ -31,7 +31,7 @@ def write_behind(items: Iterable[R], use: Callable[[R], object]) -> None:
 
     At most two items are held. What a call raises is raised when the next item is there.
 
-    >>> one_behind(iter([1, 2]), print)
+    >>> write_behind(iter([1, 2]), print)
     1
     2
     """

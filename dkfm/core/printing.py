@@ -13,7 +13,7 @@ def escape_control_characters(text: str) -> str:
     These are control characters and line ends, marks that change the direction of writing, and what stands for bytes
     of a name that are not UTF-8: all but what `str.isprintable` takes for printable. JSON stays the same JSON.
 
-    >>> printable("a\x1b[2J\nb")
+    >>> escape_control_characters("a\x1b[2J\nb")
     'a\\u001b[2J\\nb'
     """
     return text if text.isprintable() else "".join(map(_escape, text))

@@ -197,7 +197,7 @@ def kernel_by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
 def kernel_class(name: str) -> str | None:
     """Return the class that has a name on the command line.
 
-    >>> class_named("arc_cosine")
+    >>> kernel_class("arc_cosine")
     'ArcCosine'
     """
     found = _PLAIN.get(name)

@@ -163,8 +163,8 @@ _PROCESSES: dict[str, Callable[[Any], Kernel]] = {
 def given_parameters(spec: object, **parameters: object) -> dict[str, object]:
     """Return those of the parameters that are given and that a kernel of this name has; none where it is no name.
 
-    >>> named("rbf", gamma=0.5, degree=3), named("poly", gamma=None, degree=2), named("linear", gamma=1.0)
-    ({'gamma': 0.5}, {'degree': 2}, {})
+    >>> given_parameters("rbf", gamma=0.5, degree=3), given_parameters("linear", gamma=1.0)
+    ({'gamma': 0.5}, {})
     """
     known = _PARAMETERS.get(spec, ()) if isinstance(spec, str) else ()
     return {name: parameters[name] for name in known if parameters.get(name) is not None}

@@ -79,7 +79,7 @@ def block_columns(n: int, q: int) -> int:
 def is_faster_than_dense(n: int, q: int) -> bool:
     """Whether q eigenvectors are sooner found so than all.
 
-    >>> suits(4000, 20), suits(4000, 500), suits(300, 2)
+    >>> is_faster_than_dense(4000, 20), is_faster_than_dense(4000, 500), is_faster_than_dense(300, 2)
     (True, False, False)
     """
     return n >= _ROWS and _FEW * q <= n

@@ -135,7 +135,7 @@ def count_classes(columns: int) -> int:
 def output_width(name: str, columns: int) -> int:
     """Return the columns of what a link makes of a product with so many.
 
-    >>> width("argmax", 10), width("sigmoid", 1), width("softmax", 3)
+    >>> output_width("argmax", 10), output_width("sigmoid", 1), output_width("softmax", 3)
     (1, 2, 3)
     """
     if needs_diagonal(name) or returns_codes(name):

@@ -50,7 +50,7 @@ def skinny_matmul(values: Array, W: Array, out: Array) -> None:
 def count_partial_products(m: int, q: int) -> int:
     """Return of how many small products one with weights (m, q) is the sum; 1 where BLAS does as well.
 
-    >>> parts_of(4000, 20), parts_of(4000, 200)
+    >>> count_partial_products(4000, 20), count_partial_products(4000, 200)
     (16, 1)
     """
     if not 0 < q <= _MOST_COLUMNS or m < 2 * _LENGTH:
@@ -71,7 +71,7 @@ def triangular_matmul(values: Array, W: Array) -> None:
     """Replace values (n, r), C-contiguous, by ``values W``, where W (r, r) is upper triangular: half the work.
 
     >>> values = np.array([[1.0, 1.0]])
-    >>> multiply_by_upper(values, np.array([[2.0, 3.0], [0.0, 4.0]]))
+    >>> triangular_matmul(values, np.array([[2.0, 3.0], [0.0, 4.0]]))
     >>> values
     array([[2., 7.]])
     """

@@ -166,7 +166,7 @@ def group_by_label(
 def plain_label(label: object) -> str:
     r"""Return a label as Matplotlib draws it as it is: no mathematics between dollars, and in the legend in any case.
 
-    >>> print(word("$x$"), word("_hidden"))
+    >>> print(plain_label("$x$"), plain_label("_hidden"))
     \$x\$  _hidden
     """
     text = str(label).replace("$", r"\$")

@@ -143,7 +143,7 @@ def longest_runs(rows: Sparse) -> tuple[int, ...]:
 def values_in_rows(runs: tuple[int, ...], rows: int) -> int:
     """Return how many dense float64 values take the memory of any so many consecutive rows, at most.
 
-    >>> values_of((5, 9, 16), 3)
+    >>> values_in_rows((5, 9, 16), 3)
     31
     """
     whole, rest = divmod(rows, 1 << len(runs) - 1)

@@ -262,7 +262,7 @@ class _Columns:
 def forecast_rank(remaining: Array, stop: float, n: int) -> int:
     """Forecast the rank: what remains after 0, 1, .. r pivots goes on falling as it did from r / 2 to r.
 
-    >>> forecast(np.array([1.0, 1e-1, 1e-2]), 1e-6, 100)
+    >>> forecast_rank(np.array([1.0, 1e-1, 1e-2]), 1e-6, 100)
     6
     """
     r = len(remaining) - 1
