@@ -188,7 +188,7 @@ def test_every_text_of_a_card_is_escaped():
 
 
 def test_no_style_reaches_beyond_the_card_or_sets_a_colour_of_text_or_ground():
-    style = re.search(r"<style>(.*?)</style>", Constant()._repr_html_(), re.DOTALL)[1]
+    style = re.search(r"<style>(.*?)</style>", Constant()._repr_html_().replace("\n", ""))[1]
     rules = re.findall(r"([^{}]+)\{([^{}]*)\}", style)
     assert "".join(f"{a}{{{b}}}" for a, b in rules) == style
     for selectors, declarations in rules:
