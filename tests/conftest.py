@@ -12,8 +12,9 @@ if (workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT")) is not None:
 
 import numpy as np
 import pytest
-import s3
 from hypothesis import HealthCheck, settings
+
+from helpers import s3_server as s3
 
 # The same examples in every run, so that a run that fails fails again; `--hypothesis-profile random` looks for others.
 COMMON = {"database": None, "deadline": None, "max_examples": 25, "suppress_health_check": [HealthCheck.too_slow]}

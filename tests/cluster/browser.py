@@ -13,7 +13,7 @@ import psutil
 from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import websocket_connect
 
-from faults import harness
+from helpers import harness
 
 LISTEN = """
 window.drawn = new Set();

@@ -14,7 +14,7 @@ import dkfm
 from cluster import browser
 from cluster.needs import needs
 from dkfm import kernels
-from faults import harness
+from helpers import harness
 
 needs("chromium")
 

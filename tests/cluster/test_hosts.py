@@ -16,8 +16,8 @@ from cluster import netns, proxy
 from cluster.needs import needs
 from dkfm.scoring import receipts as journal
 from dkfm.storage.output_location import LocalOutput
-from faults import harness
-from faults.harness import TOTALS, Site, process, run, sentence, wait_for
+from helpers import harness
+from helpers.harness import TOTALS, Site, process, run, sentence, wait_for
 
 needs("ip", "ss", "mount", "import cryptography")
 

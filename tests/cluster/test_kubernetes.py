@@ -21,7 +21,7 @@ from cluster.manifests import FILES, FOLDER, PODS, bytes_of, command, containers
 from cluster.needs import needs
 from dkfm import kernels
 from dkfm.execution.model_cache import baseline_memory
-from faults import harness
+from helpers import harness
 
 needs("import dask_kubernetes", "import kubernetes_validate", "hadolint", "openssl")
 

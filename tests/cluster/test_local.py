@@ -16,7 +16,7 @@ from dask.utils import parse_bytes
 
 import dkfm
 from cluster import sockets
-from faults import harness
+from helpers import harness
 
 pytestmark = pytest.mark.cluster
 

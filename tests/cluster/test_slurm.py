@@ -12,8 +12,8 @@ import pytest
 
 from cluster.needs import needs
 from cluster.sockets import listening
-from faults import harness
-from faults.harness import process, run, wait_for
+from helpers import harness
+from helpers.harness import process, run, wait_for
 
 needs("munged", "slurmctld", "slurmd", "sbatch", "import dask_jobqueue", "import cryptography")
 

@@ -19,7 +19,7 @@ import dkfm
 from cluster import sockets
 from cluster.needs import needs
 from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError
-from faults import harness
+from helpers import harness
 
 needs("sshd", "ssh-keygen", "import asyncssh", "import cryptography")
 

@@ -12,7 +12,7 @@ import pytest
 
 from cluster import sockets
 from cluster.needs import needs
-from faults import harness
+from helpers import harness
 
 needs("openssl")
 

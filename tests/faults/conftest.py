@@ -2,7 +2,7 @@
 
 import pytest
 
-from faults import harness
+from helpers import harness
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from faults import harness
-from faults.harness import TOTALS, Site, numbers, process, run, sentence, wait_for
+from helpers import harness
+from helpers.harness import TOTALS, Site, numbers, process, run, sentence, wait_for
 
 pytestmark = pytest.mark.faults
 

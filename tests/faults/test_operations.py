@@ -15,8 +15,8 @@ import pytest
 import dkfm
 from dkfm.errors import DkfmError, StoreError
 from dkfm.scoring import outputs
-from faults import harness
-from faults.harness import TOTALS, numbers
+from helpers import harness
+from helpers.harness import TOTALS, numbers
 
 pytestmark = pytest.mark.faults
 

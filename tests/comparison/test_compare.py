@@ -1,0 +1,177 @@
+"""Kernels beside each other: figures against plain formulas, and the page in a browser."""
+
+import json
+import re
+import sys
+
+import dask.array as da
+import numpy as np
+import pytest
+from sklearn.metrics import silhouette_score
+from sklearn.neighbors import KNeighborsClassifier
+
+import dkfm
+from dkfm import kernels
+from dkfm.comparison import labelled_rows, tsne
+from dkfm.errors import BudgetError, InvalidInputError, MissingExtraError
+from helpers.compared_digits import K1, NAMES, Parsed
+
+
+def figures(comparison):
+    return [{key: value for key, value in one.row().items() if key != "seconds"} for one in comparison.compared]
+
+
+def test_its_figures_are_those_of_plain_formulas(found, rows):
+    X, y, Z, t = rows
+    t = np.array([f"digit {label}" for label in t])
+    for one, (name, kernel) in zip(found.compared, NAMES.items(), strict=True):
+        phi = dkfm.ExactFeatureMap(kernel, basis="spectral").fit(X)
+        assert (one.name, one.rank, one.condition) == (name, phi.rank_, phi.condition_)
+        assert (one.least_similarity, one.most_similarity) == (kernel.diag(X).min(), kernel.diag(X).max())
+        # The nearest training row is the same in the span of the training rows: what is beyond is added to all.
+        F, G = phi.transform(X), phi.transform(Z)
+        assert one.neighbour_accuracy == pytest.approx(KNeighborsClassifier(1).fit(F, y).score(G, t), abs=0.011)
+        assert one.silhouette == pytest.approx(silhouette_score(F, y), abs=1e-6)
+        fisher = dkfm.KernelFisher(kernel=kernel, shrinkage=1e-3).fit(X, y)
+        assert one.fisher_accuracy == pytest.approx(fisher.score(Z, t), abs=0.011)
+        assert one.seconds > 0
+        assert one.embedding.train.shape == (200, 2)
+        assert one.embedding.test.shape == (100, 2)
+    assert [line.split()[-1] for line in str(found).splitlines()[1:2]] == ["seconds"]
+    assert "200 training rows of 64 columns in 3 classes; 100 test rows." in str(found)
+
+
+def test_without_test_rows_a_quarter_is_held_out_the_same_each_time(rows):
+    X, y = rows[:2]
+    first, again, other = (dkfm.compare_kernels([K1], X, y, random_state=seed) for seed in (0, 0, 1))
+    assert figures(first) == figures(again)
+    assert figures(first) != figures(other)
+    assert "150 training rows" in str(first)
+    assert "50 test rows, a quarter of all, which were held out at random with the seed 0" in str(first)
+    assert first.compared[0].name == repr(K1)
+
+
+def test_rows_are_the_same_in_memory_in_dask_in_a_file_or_sparse(rows, tmp_path):
+    from scipy.sparse import csr_array
+
+    X, y, Z, t = rows
+    y = np.char.replace(y, "digit ", "").astype(int)
+    np.save(tmp_path / "rows.npy", X)
+    truth = figures(dkfm.compare_kernels([kernels.Gaussian(2.0)], X, y, test=Z, test_labels=t))
+    for train, test in (
+        (da.from_array(X, chunks=(64, 64)), da.from_array(Z, chunks=(30, 64))),
+        (tmp_path / "rows.npy", Z),
+        (csr_array(X), csr_array(Z)),
+    ):
+        found = figures(dkfm.compare_kernels([kernels.Gaussian(2.0)], train, y, test=test, test_labels=t))
+        for one, other in zip(found[0].values(), truth[0].values(), strict=True):
+            assert one == other if isinstance(one, str) else one == pytest.approx(other, rel=1e-9)
+
+
+def test_of_many_rows_some_are_taken_and_the_words_say_so(rows, monkeypatch, tmp_path):
+    X, y, Z, t = rows
+    t = np.array([f"digit {label}" for label in t])
+    monkeypatch.setattr(labelled_rows, "TEST_ROWS", 40)
+    monkeypatch.setattr(labelled_rows, "SAMPLE", 30)
+    monkeypatch.setattr(labelled_rows, "_PIECE", 33)
+    np.save(tmp_path / "test.npy", Z)
+    kept = [
+        dkfm.compare_kernels([K1], X, y, test=test, test_labels=t, embedding=True)
+        for test in (Z, da.from_array(Z, chunks=17), tmp_path / "test.npy")
+    ]
+    assert figures(kept[0]) == figures(kept[1]) == figures(kept[2])
+    assert "40 test rows, taken of 100 at random with the seed 0" in str(kept[0])
+    assert "Silhouette: of 30 training rows, taken at random" in str(kept[0])
+    assert kept[0].compared[0].embedding.train.shape == (30, 2)
+    assert kept[0].compared[0].discriminants.shape[0] == 30
+
+
+def test_a_kernel_that_makes_no_map_is_left_out_with_its_reason(rows):
+    X, y = rows[:2]
+    found = dkfm.compare_kernels({"bad": kernels.Sigmoid(1.0, -1.0), "good": K1, "gram": "precomputed"}, X, y)
+    assert [one.name for one in found.compared] == ["good"]
+    assert "positive semi-definite" in found.refused["bad"]
+    assert "no points" in found.refused["gram"]
+    assert "bad is left out: " in str(found)
+    assert json.loads(found.to_json())["refused"].keys() == {"bad", "gram"}
+    with pytest.raises(InvalidInputError, match=r"No kernel makes a feature map of these rows; bad: .*definite"):
+        dkfm.compare_kernels({"bad": kernels.Sigmoid(1.0, -1.0)}, X, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kernels": []}, "at least one"),
+        ({"kernels": "linear"}, "a list, or a mapping"),
+        ({"y": np.arange(10)}, "labels and X has 200 rows"),
+        ({"y": np.zeros(200, int)}, "1 different labels"),
+        ({"y": np.arange(200) // 199}, "cannot be held out"),
+        ({"test": np.zeros((5, 64))}, "belong together"),
+        ({"test": np.zeros((5, 3)), "test_labels": np.zeros(5)}, "3 columns, and the training rows have 64"),
+        ({"test": np.zeros((5, 64)), "test_labels": ["a"] * 4}, "for each of 5 rows, and has 4"),
+        ({"test": np.zeros((5, 64)), "test_labels": np.zeros(5, int)}, "of one kind"),
+        ({"X": np.full((200, 64), np.nan)}, "NaN"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(rows, change, said):
+    given = {"kernels": [K1], "X": rows[0], "y": rows[1], **change}
+    with pytest.raises(InvalidInputError, match=said):
+        dkfm.compare_kernels(**given)
+
+
+def test_rows_that_are_too_many_for_a_gram_matrix_are_refused_before_they_are_read():
+    def never(block_info=None):
+        raise AssertionError("a row was read")
+
+    rows = da.map_blocks(never, chunks=((10_000,) * 10, (3,)), dtype=float, meta=np.empty((0, 0)))
+    with pytest.raises(BudgetError, match="75000 training rows"):
+        dkfm.compare_kernels([K1], rows, np.zeros(100_000, int))
+
+
+def test_an_embedding_keeps_neighbours_together_and_is_the_same_twice(rng):
+    labels = np.repeat([0, 1], 40)
+    X = rng.normal(size=(80, 5)) + 8 * labels[:, np.newaxis]
+    first, again = (tsne.embed(X, X + 1e-3, random_state=3) for _ in range(2))
+    np.testing.assert_array_equal(first.train, again.train)
+    np.testing.assert_array_equal(first.test, again.test)
+    assert silhouette_score(first.train, labels) > 0.5
+    assert (KNeighborsClassifier(1).fit(first.train, labels).predict(first.test) == labels).all()
+    for train, test in ((X[:4], X), (X, X[:, :3])):
+        with pytest.raises(InvalidInputError, match="at least 5"):
+            tsne.embed(train, test)
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(text):
+    parsed = Parsed(text)
+    links = [a for _, attrs in parsed.tags for name, a in attrs.items() if name in ("src", "href", "action", "srcset")]
+    assert all(link.startswith("data:") for link in links)
+    assert not parsed.of("script")
+    assert not parsed.of("b")
+    assert "wide <b>&" in parsed.cells
+    images = parsed.of("img")
+    assert len(images) == 4 * len(NAMES)
+    assert all(len(image["alt"]) > 20 for image in images)
+    assert len(text) < 150_000 * len(images)
+
+
+@pytest.mark.slow
+def test_the_pictures_are_the_same_of_the_same_rows(text, rows):
+    X, y, Z, t = rows
+    t = np.array([f"digit {label}" for label in t])
+    again = dkfm.compare_kernels(NAMES, X, y, test=Z, test_labels=t, embedding=True).to_html()
+    assert re.findall(r"base64,([^\"]+)", text) == re.findall(r"base64,([^\"]+)", again)
+
+
+def test_without_opentsne_the_page_says_what_to_install_and_has_the_other_pictures(rows, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openTSNE", None)
+    text = dkfm.compare_kernels([K1], *rows[:2], embedding=True).to_html()
+    assert "t-SNE needs openTSNE; install it with pip install &#39;dkfm[tsne]&#39;." in text
+    assert len(Parsed(text).of("img")) == 2
+
+
+def test_without_matplotlib_the_table_is_there_and_the_page_says_what_to_install(rows, monkeypatch):
+    found = dkfm.compare_kernels([K1], *rows[:2])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "Fisher accuracy" in str(found)
+    with pytest.raises(MissingExtraError, match=r"dkfm\[plot\]"):
+        found.to_html()

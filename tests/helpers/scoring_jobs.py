@@ -1,0 +1,17 @@
+"""What the tests of scoring share."""
+
+from functools import partial
+
+import dkfm
+from dkfm.scoring import chunk_files, outputs
+
+
+def score(job, **options):
+    return dkfm.batch_score(*job, progress=False, **options)
+
+
+def write(output, number, values):
+    """Write one chunk of an output of one array, as its task does."""
+    pieces = (chunk_files.Piece({"scores": part}) for part in values)
+    still = partial(outputs.require_run, output.root, output.run)
+    return chunk_files.write_chunk_files(output.form, output.chunk(number), pieces, still)

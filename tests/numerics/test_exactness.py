@@ -1,0 +1,41 @@
+"""The exactness suite: every line of the benchmark holds its bounds, beside scikit-learn's map of the same rows."""
+
+import conftest
+import numpy as np
+import pytest
+
+from benchmarks import exactness
+
+EPS = np.finfo(np.float64).eps
+FACTORS = {"symmetric": 3.0, "spectral": 1.5, "cholesky": 1.5}
+"""Of the error of scikit-learn's map: a symmetric root rounds once more."""
+
+IMAGES = conftest.images_247()
+
+
+def cases(n, lines, *marks):
+    return [pytest.param(line, n, id=f"{line.name}, {n}", marks=marks) for line in lines]
+
+
+SMALL = cases(150, [line for line in exactness.lines(150, IMAGES) if line.scale == 1])
+# Those of 300 rows also show that nothing depends on the scale of a kernel.
+MEDIUM = cases(300, exactness.lines(300, IMAGES), pytest.mark.slow)
+LARGE = cases(1500, [line for line in exactness.lines(1500, IMAGES) if line.scale == 1], pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("line", "n"), SMALL + MEDIUM + LARGE)
+def test_a_line_is_as_exact_as_promised(line, n):
+    results = exactness.measure(line, n)
+    for basis, factor in FACTORS.items():
+        double, single = results[basis, "float64"], results[basis, "float32"]
+        for pairs in ("train", "test"):
+            peer, peer32 = (getattr(results["Nystroem", dtype], pairs)[0] for dtype in exactness.DTYPES)
+            error, error32 = getattr(double, pairs)[0], getattr(single, pairs)[0]
+            assert error <= max(factor * peer, 1e-13), (basis, pairs)
+            assert error <= 2e-8, (basis, pairs)
+            assert error32 <= max(1.5 * peer32, 1e-13), (basis, pairs, "float32")
+            assert error32 <= 1e-4, (basis, pairs, "float32")
+            if double.rank == n:
+                assert error <= max(1e-12, 4 * EPS * results["spectral", "float64"].condition ** 0.5), (basis, pairs)
+        assert double.residual >= -1e-12, basis
+        assert line.rank in (None, double.rank), basis
