@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from sklearn.base import clone
@@ -14,6 +14,7 @@ from dkfm.core.frames import column_names, require_unique_names
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, reason
 from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows, as_training_data, load_lazy_frame
+from dkfm.estimators.serving import ScoringMixin
 from dkfm.estimators.transformer import ModelTransformerMixin
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
@@ -25,6 +26,8 @@ from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
+
+T = TypeVar("T")
 
 _PRECISIONS = ("float64", "float32")
 
@@ -65,6 +68,10 @@ class KernelEstimator(ModelTransformerMixin):
     _numbers: ClassVar[tuple[str, ...]] = ()
     """Fitted numbers."""
 
+    def _options(self, kind: type[T]) -> T:
+        """Return the parameters that a dataclass of options has fields for."""
+        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})  # type: ignore[arg-type]  # a dataclass
+
     def _begin(self, X: object, kernel: Kernel, *, copy: bool = True) -> TrainingData:
         """Check everything that can be checked before the first tile; return what the fit is given."""
         if self.on_indefinite not in self._policies:
@@ -89,6 +96,14 @@ class KernelEstimator(ModelTransformerMixin):
         """
         validate_data(self, X, reset=True, skip_check_array=True)
         self._set(model, fitted, {name: _plain(getattr(self, name)) for name in self._stored} | dict(resolved or {}))
+        return self
+
+    def _finish_from_map(
+        self, feature_map: ScoringMixin, model: Model, fitted: Mapping[str, object], resolved: Mapping[str, object]
+    ) -> Self:
+        """Set everything that was fitted in the features of a map; `resolved` as in `_finish`."""
+        self._set(model, fitted, {name: getattr(self, name) for name in self._stored} | dict(resolved))
+        self._take_column_names(feature_map)
         return self
 
     def _set(self, model: Model, fitted: Mapping[str, object], parameters: Mapping[str, object]) -> None:

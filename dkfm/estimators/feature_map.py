@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
@@ -199,15 +199,11 @@ class ExactFeatureMap(KernelEstimator):
         X = load_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
         given, weights = apply_weights(self._begin(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
-        settings = self._settings()
+        settings = replace(self._options(MapOptions), dtype=check_dtype(self.dtype).name)
         with limit_blas_threads_in_worker():
             chosen = landmarks.choose_landmarks(given, self.landmarks, self.n_landmarks, self.random_state, settings)
             model, fitted = feature_maps.fit_map(given, weights if self.centered else None, chosen, settings)
         return self._finish(X, model, fitted)
-
-    def _settings(self) -> MapOptions:
-        named = {field.name: getattr(self, field.name) for field in fields(MapOptions)}
-        return MapOptions(**{**named, "dtype": check_dtype(self.dtype).name})
 
     def _require_parameters(self) -> None:
         roots.require_parameters(self.basis, self.rcond, self.tol)

@@ -18,8 +18,6 @@ from dkfm.numerics import links, scorer
 from dkfm.numerics.certificates import certificate, reference
 from dkfm.numerics.model import Head, Model
 
-_SEEN = "n_features_in_", "feature_names_in_"
-
 _PROBES = 64
 """Random features that a model is read against where there are no points."""
 
@@ -96,7 +94,7 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     folded.model_name_, folded.kind_ = type(model).__name__, found.kind
     if found.classes is not None:
         folded.classes_ = class_labels.require_storable(found.classes)
-    folded.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
+    folded._take_column_names(feature_map)
     features = _features(feature_map)
     _require_as_read(model, found, features)
     if not feature_map.kernel_.is_precomputed:

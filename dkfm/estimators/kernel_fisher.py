@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 _LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}
 
-_SEEN = "n_features_in_", "feature_names_in_"
-
 
 class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Fisher's discriminants of classes in the feature space of a kernel; linear discriminant analysis there.
@@ -179,9 +177,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             Non-negative; the fit is that to rows that are repeated so often, but for shrinkage="auto", which leaves
             them together. A row of weight 0 is left out.
         """
-        kernel, _ = components.kernel_of_parameters(
-            self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
-        )
+        kernel, _ = components.resolve_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         dtype = check_dtype(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
         asked, X = self._asked(), load_lazy_frame(X)
         every = self._begin(X, kernel)
@@ -248,13 +244,8 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         rows = feature_map.model_.landmarks if X is None else as_rows(X)
         y = class_labels.check_labels(y, rows.shape[0], cls.__name__)
         with limit_blas_threads_in_worker():
-            model, fitted = discriminants.fit_discriminants_in_map(
-                feature_map._fitted_map(), made._asked(), y, X, sample_weight
-            )
-        parameters = {name: getattr(made, name) for name in cls._stored}
-        made._set(model, fitted, {**parameters, "priors": made._plain_priors()})
-        made.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
-        return made
+            model, fitted = discriminants.fit_in_map(feature_map._fitted_map(), made._asked(), y, X, sample_weight)
+        return made._finish_from_map(feature_map, model, fitted, {"priors": made._plain_priors()})
 
     def _asked(self) -> DiscriminantOptions:
         """Return what is asked for, once all parameters are what they can be."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
@@ -15,6 +14,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import components
+from dkfm.estimators.fitting.components import SolverOptions
 from dkfm.estimators.fitting.training_data import (
     TrainingData,
     apply_weights,
@@ -28,14 +28,13 @@ from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pca
 from dkfm.numerics.certificates import certificate
+from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.pca import ComponentOptions, Weighting
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 
 if TYPE_CHECKING:
     import dask.array as da
     from sklearn.utils import Tags
-
-_SEEN = "n_features_in_", "feature_names_in_"
 
 
 class KernelPCA(InverseTransformMixin):
@@ -224,9 +223,7 @@ class KernelPCA(InverseTransformMixin):
             Whether columns are centred and divided by their standard deviation first. That is part of the kernel, and
             so of the model: `transform` and `dkfm score` take rows as they are.
         """
-        kernel, gamma = components.kernel_of_parameters(
-            self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
-        )
+        kernel, gamma = components.resolve_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         columns: dict[str, object] = {}
         wanted, X = self._wanted(X, kernel), load_lazy_frame(X)
         if standardize:
@@ -236,7 +233,7 @@ class KernelPCA(InverseTransformMixin):
         if self.fit_inverse_transform:
             self._require_way_back(given, bool(columns))
         with limit_blas_threads_in_worker():
-            found = components.fit_components(given, wanted, weighting, self._solver())
+            found = components.fit_components(given, wanted, weighting, self._options(SolverOptions))
             if self.remove_zero_eig:
                 found = found.first(int((found.eigenvalues > 0).sum()))
             model = components.components_model(given.kernel, given.landmarks, found, weighting.centered, wanted.dtype)
@@ -296,13 +293,10 @@ class KernelPCA(InverseTransformMixin):
         made = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
         wanted = ComponentOptions(components.check_n_components(n_components), dtype)
         with limit_blas_threads_in_worker():
-            model, fitted, whole = components.fit_components_in_map(
-                feature_map._fitted_map(), wanted, bool(centered), X, sample_weight
-            )
+            whole_map = feature_map._fitted_map()
+            model, fitted, whole = components.fit_in_map(whole_map, wanted, bool(centered), X, sample_weight)
         fitted["gamma"] = 1 / model.columns
-        made._set(model, fitted, {**{name: getattr(made, name) for name in cls._stored}, "whole": whole})
-        made.__dict__.update({name: value for name, value in vars(feature_map).items() if name in _SEEN})
-        return made
+        return made._finish_from_map(feature_map, model, fitted, {"whole": whole})
 
     def _wanted(self, X: object, kernel: Kernel) -> ComponentOptions:
         """Return what is asked for, once all parameters are what they can be."""
@@ -311,24 +305,19 @@ class KernelPCA(InverseTransformMixin):
                 raise InvalidInputError(f"{name} must be True or False, and is {getattr(self, name)!r}.")
         if self.fit_inverse_transform and kernel.is_precomputed:
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
-        self._solver().require()
+        self._options(SolverOptions).require()
         given = "float32" if self.dtype is None and is_float32(X) else "float64"
         count = components.check_n_components(self.n_components)
         return ComponentOptions(count, check_dtype(given if self.dtype is None else self.dtype), self.on_indefinite)
 
-    def _solver(self) -> components.SolverOptions:
-        return components.SolverOptions(
-            **{field.name: getattr(self, field.name) for field in fields(components.SolverOptions)}
-        )
-
     def _of_training(self, X: object) -> Array:
         # From the eigenvectors: no second kernel product. A row without weight has none.
         weights = vars(self).get("sample_weight_")
-        # An eigenvector is exact to some eps of its length, and the part of a row is as small as the row's weight.
-        if weights is not None and (
-            len(weights) != as_rows(X).shape[0] or weights.min() < pca.LIGHTEST_WEIGHT * weights.max()
-        ):
-            return super()._of_training(X)
+        if weights is not None:
+            # An eigenvector is exact to some eps of its length, and the part of a row is as small as the row's weight.
+            too_light = weights.min() < pca.LIGHTEST_WEIGHT * weights.max()
+            if too_light or len(weights) != as_rows(X).shape[0]:
+                return super()._of_training(X)
         scores: Array = self._weights * self.eigenvalues_ / (1.0 if weights is None else weights[:, np.newaxis])
         return scores.astype(self.model_.dtype, copy=False)
 
@@ -398,9 +387,7 @@ class KernelPCA(InverseTransformMixin):
         """
         return self._of_similarity("reconstruction_error", X, diag)
 
-    def _measure(
-        self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]
-    ) -> certificate.Certificate:
+    def _measure(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         values, weights = cast("Array", fitted["eigenvalues"]), cast("Array | None", fitted.get("sample_weight"))
         if not self._fitted_as.get("whole", True):
             return certificate.certify_axes(scorer, values, landmarks.tiles(), self.total_weight_)

@@ -45,6 +45,11 @@ class ScoringMixin(HtmlDisplayMixin):
         self._lies_at = None
         self._serving = _Served(model)
 
+    def _take_column_names(self, other: ScoringMixin) -> None:
+        """Take over the number and the names of the columns that another estimator was fitted to."""
+        seen = ("n_features_in_", "feature_names_in_")
+        self.__dict__.update({name: value for name, value in vars(other).items() if name in seen})
+
     def _record(self) -> Record:
         """Return what a store keeps of it."""
         raise AssertionError("every estimator keeps something")

@@ -105,7 +105,7 @@ def check_n_components(n_components: object) -> int | float | None:
     return None if n_components is None else require_count(n_components, "n_components")
 
 
-def kernel_of_parameters(
+def resolve_kernel(
     kernel: KernelSpec,
     gamma: float | None,
     degree: float,
@@ -256,7 +256,7 @@ def variance_ratios(variances: Array, total: float) -> Array:
     return np.zeros(len(variances)) if total <= 0 else variances / total
 
 
-def fit_components_in_map(
+def fit_in_map(
     feature_map: FittedMap, wanted: ComponentOptions, centered: bool, X: object, sample_weight: object
 ) -> tuple[Model, dict[str, object], bool]:
     """Return the model of the components in the features of a map, what is fitted, and whether of landmarks alone.

@@ -92,7 +92,7 @@ def fit_discriminants(
     return model, {**values, "certificate": measure}
 
 
-def fit_discriminants_in_map(
+def fit_in_map(
     feature_map: FittedMap, asked: DiscriminantOptions, y: Labels, X: object, sample_weight: object
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants in the features of a map, and what is fitted; see `from_map`."""
