@@ -97,6 +97,11 @@ def test_no_folder_has_more_than_12_modules():
     assert len([p for p in ROOT.iterdir() if p.name != "__pycache__"]) <= 18
 
 
+def test_the_page_of_the_architecture_is_drawn_from_the_imports():
+    script = Path(__file__).parents[1] / "docs" / "draw_architecture.py"
+    subprocess.run([sys.executable, script, "--check"], check=True)
+
+
 def test_importing_dkfm_loads_nothing_heavy():
     code = (
         "import sys, dkfm; print([m for m in ('dask', 'zarr', 'numpy', 'sklearn', 'distributed') if m in sys.modules])"

@@ -227,7 +227,7 @@ def test_the_papers_comparison_is_the_table_of_the_readme(mnist_247_labelled):
     X, y, Z, t = mnist_247_labelled
     found = dkfm.compare_kernels({"k1": K1, "k2": K2}, X, y, test=Z, test_labels=t)
     assert (len(X), len(Z)) == (1500, 1482)
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "comparison.md").read_text()
     told = dict(re.findall(r"^\| (k[12]) \| (.*) \|$", text, re.M))
     header = re.search(r"^\| kernel of the paper \| (.*) \|$", text, re.M)[1].split(" | ")
     for one in found.compared:

@@ -1,0 +1,128 @@
+"""The README and the pages of docs/ are the manual: their commands, examples, numbers and links are those of the code."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dkfm
+from dkfm import kernels
+from dkfm.core import budget
+from dkfm.kernels import serialization
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = {page.stem: page.read_text() for page in [README, *sorted((ROOT / "docs").glob("*.md"))]}
+PYTHON = [(name, code) for name, text in PAGES.items() for code in re.findall(r"```python\n(.*?)```", text, re.S)]
+SHELL = {
+    name: "".join(found) for name, text in PAGES.items() if (found := re.findall(r"```bash\n(.*?)```", text, re.S))
+}
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    """A folder with the rows, labels and modules that the pages name."""
+    np.save(tmp_path / "train.npy", rng.normal(size=(200, 5)))
+    np.save(tmp_path / "labels.npy", rng.integers(0, 3, 200))
+    np.save(tmp_path / "test.npy", rng.normal(size=(500, 5)))
+    table = {"id": np.arange(1000, 1500), **dict(zip("abcde", np.load(tmp_path / "test.npy").T, strict=True))}
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet")
+    for _, code in PYTHON:
+        if (name := re.match(r"# (\w+\.py)\n", code)) is not None:
+            (tmp_path / name[1]).write_text(code)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [code for _, code in PYTHON], ids=[name for name, _ in PYTHON])
+def test_every_python_example_runs_as_a_script(code, folder):
+    # What a notebook may do at the top, a script that starts processes must guard.
+    code = code.replace("1_000_000", "20_000").replace("3000", "300").replace("20_000, 2", "2000, 2")
+    guarded = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in code.splitlines())
+    (folder / "example.py").write_text(guarded)
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
+    subprocess.run([sys.executable, "example.py"], cwd=folder, check=True, timeout=120, env=environment)
+
+
+def run_commands(page, folder):
+    for line in SHELL[page].strip().splitlines():
+        program, *arguments = line.split()
+        assert program == "dkfm"
+        subprocess.run([sys.executable, "-m", "dkfm", *arguments], cwd=folder, check=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SHELL)
+def test_the_commands_of_every_page_run_in_order(page, folder):
+    run_commands(page, folder)
+    if page in ("README", "batch_jobs"):
+        assert dkfm.open_scores(folder / "scores.zarr").shape == (500, 20)
+    if page == "kernels":
+        assert dkfm.open_scores(folder / "cauchy.zarr").shape == (500, 5)
+    if page == "fisher":
+        assert dkfm.open_scores(folder / "labels.zarr").dtype == np.int64
+    if page == "comparison":
+        assert (folder / "compare.html").read_text().count("<img ") == 3 * 4
+    if page == "batch_jobs":
+        table = dkfm.open_scores(folder / "scores.parquet").compute(scheduler="synchronous")
+        assert table.columns.tolist() == ["id", *(f"kernelpca{i}" for i in range(20)), "reconstruction_error"]
+        assert table["id"].tolist() == list(range(1000, 1500))
+
+
+def test_every_page_with_commands_is_known():
+    assert set(SHELL) == {"README", "batch_jobs", "comparison", "fisher", "kernels"}
+
+
+def test_examples_are_short():
+    lengths = {code: len([line for line in code.splitlines() if line.strip()]) for _, code in PYTHON}
+    assert max(lengths.values()) <= 12
+    assert next(length for code, length in lengths.items() if "def cauchy" in code) == 1 + 3
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_to_files_that_are_there(name):
+    base = README.parent if name == "README" else ROOT / "docs"
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
+        assert (base / target).exists(), target
+
+
+def test_every_page_is_in_the_index():
+    assert set(re.findall(r"\]\((\w+)\.md\)", PAGES["index"])) == set(PAGES) - {"README", "index"}
+
+
+def test_the_readme_is_short_and_its_first_screen_has_the_two_commands():
+    lines = PAGES["README"].splitlines()
+    assert len(lines) <= 150
+    assert "    python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/dkfm demo" in lines[:24]
+    assert "    python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/pytest -n 2" in lines[:24]
+
+
+def test_the_kernels_of_the_table_are_those_that_have_a_name():
+    rows = re.findall(r"^\| `(\w+)\(([\w, ]*)\)` \| .* \| ([\w, ]*)\|$", PAGES["kernels"], re.M)
+    named = {name: kernel for name, kernel in vars(kernels).items() if is_named(kernel)}
+    assert {name for name, _, _ in rows} == set(named) - {"Precomputed"}
+    assert (len(rows), "Seventeen are built in" in PAGES["README"]) == (17, True)
+    for name, parameters, notes in rows:
+        kernel = named[name]()
+        assert [field.name for field in dataclasses.fields(kernel)] == [p for p in parameters.split(", ") if p]
+        assert ("s" in notes.replace(",", " ").split()) == kernel.supports_sparse
+        assert ("conditional" in notes) == (kernel.definiteness is kernels.Definiteness.CONDITIONAL)
+        assert ("indefinite" in notes) == (kernel.definiteness is kernels.Definiteness.INDEFINITE)
+
+
+def is_named(kernel):
+    return isinstance(kernel, type) and kernel in serialization._PLAIN.values()
+
+
+def test_the_table_of_limits_is_what_the_budget_predicts():
+    rows = re.findall(r"^\| ([\d,]+) \| ([\d.]+) GB \|", PAGES["limits"], re.M)
+    assert len(rows) == 6
+    for n, gigabytes in rows:
+        assert f"{budget.fit_bytes(int(n.replace(',', '')), 50) / 1e9:.2g}" == f"{float(gigabytes):.2g}"
