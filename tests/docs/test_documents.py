@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ are the manual: their commands, examples, numbers and links are those of the code."""
+"""The README and the pages of docs/ are the manual: their commands, examples, numbers and links hold."""
 
 import dataclasses
 import os
