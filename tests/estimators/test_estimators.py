@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import contracts
 import dkfm
 from dkfm import kernels
 from dkfm.errors import DkfmError, DkfmWarning, InvalidInputError, KernelError, NotPSDError
-from helpers import laws, strategies
+from helpers import strategies
 
 MAPS = [
     (kernels.Gaussian(2.0), "symmetric"),
@@ -29,15 +30,15 @@ MAPS = [
 def test_maps_obey_the_laws(kernel, basis, rng):
     X, Z = rng.normal(size=(90, 3)), rng.normal(size=(31, 3))
     phi = dkfm.ExactFeatureMap(kernel, basis=basis).fit(X)
-    laws.map_laws(phi, X, Z)
-    laws.scoring_laws(phi, Z)
+    contracts.check_feature_map(phi, X, Z)
+    contracts.check_scoring(phi, Z)
 
 
 @given(strategies.rows(1, 25), st.sampled_from([k for k, _ in MAPS]), st.sampled_from(["symmetric", "spectral"]))
 @settings(max_examples=40)
 def test_maps_are_exact_on_any_rows_with_duplicates_and_constants(X, kernel, basis):
     # The bound grows with the square root of the condition of rows on a grid: sqrt(1 / (4 eps)) times eps, and N.
-    laws.map_laws(dkfm.ExactFeatureMap(kernel, basis=basis).fit(X), X, X[::-1] + 0.25, bound=1e-6)
+    contracts.check_feature_map(dkfm.ExactFeatureMap(kernel, basis=basis).fit(X), X, X[::-1] + 0.25, bound=1e-6)
 
 
 @given(strategies.rows(1, 20), st.integers(1, 5), st.integers(1, 9))
@@ -56,7 +57,7 @@ def test_components_obey_the_laws(rng):
     X, Z = rng.normal(size=(80, 4)), rng.normal(size=(21, 4))
     for kernel in (kernels.Gaussian(2.0), kernels.Linear(), kernels.Polynomial(2)):
         pca = dkfm.KernelPCA(3, kernel=kernel).fit(X)
-        laws.scoring_laws(pca, Z)
+        contracts.check_scoring(pca, Z)
         assert pca.certificate_.error < 1e-12
         np.testing.assert_allclose(pca.fit_transform(X), pca.transform(X), atol=1e-10)
         np.testing.assert_allclose(np.linalg.norm(pca.eigenvectors_, axis=0), 1, rtol=1e-12)

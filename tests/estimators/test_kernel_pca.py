@@ -14,6 +14,7 @@ from sklearn.metrics.pairwise import additive_chi2_kernel
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
 
+import contracts
 import dkfm
 from dkfm import KernelPCA, kernels
 from dkfm.errors import (
@@ -22,7 +23,6 @@ from dkfm.errors import (
     KernelError,
     NotPSDError,
 )
-from helpers import laws
 from helpers.kernel_pca_cases import up_to_sign
 
 PARAMETERS = [
@@ -253,8 +253,8 @@ def test_all_components_explain_all_of_the_variance(kernel, weights, centered, r
 def test_what_is_saved_comes_back(rng, tmp_path):
     X, weights = rng.normal(size=(40, 3)), rng.uniform(0.5, 2.0, 40)
     pca = KernelPCA(3, kernel="rbf", gamma=0.3, fit_inverse_transform=True)
-    laws.store_laws(pca.fit(X, sample_weight=weights, standardize=True), X, tmp_path / "pca")
-    laws.scoring_laws(pca, X)
+    contracts.check_store(pca.fit(X, sample_weight=weights, standardize=True), X, tmp_path / "pca")
+    contracts.check_scoring(pca, X)
     loaded = dkfm.load(tmp_path / "pca")
     assert loaded.gamma_ == pca.gamma_ == 0.3
     for name in ("explained_variance_ratio_", "eigenvectors_", "total_weight_"):

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
+import contracts
 import dkfm
 from dkfm import kernels
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotPSDError, UnsupportedStoreError
-from helpers import laws, oracles, strategies
+from helpers import oracles, strategies
 
 BASES = ["symmetric", "spectral", "cholesky"]
 SELECTORS = ["uniform", "kmeans", "pivots", "random_pivots"]
@@ -53,7 +54,7 @@ def test_bounds_of_chosen_landmarks_hold_on_any_rows(X, kernel, basis, count):
         return
     count = min(count, len(X))
     phi = dkfm.ExactFeatureMap(kernel, basis=basis, landmarks="random_pivots", n_landmarks=count, random_state=0).fit(X)
-    size = laws.scale_of(kernel, np.vstack([X, X + 0.25]))
+    size = contracts.value_scale(kernel, np.vstack([X, X + 0.25]))
     found, truth = phi.transform(X) @ phi.transform(X + 0.25).T, kernel(X, X + 0.25)
     allowed = phi.error_bound_ * np.sqrt(kernel.diag(X).max() * kernel.diag(X + 0.25))
     assert (np.abs(found - truth) <= allowed + 1e-6 * size).all()

@@ -6,12 +6,12 @@ import pytest
 import zarr
 from zarr.codecs import ZstdCodec
 
+import contracts
 import dkfm
 from dkfm import kernels
 from dkfm.errors import CertificateError, UnsupportedStoreError
 from dkfm.numerics.model import Head, Model
 from dkfm.scoring import tasks
-from helpers import laws
 
 BASES = ["symmetric", "spectral", "cholesky"]
 
@@ -38,13 +38,13 @@ def test_a_float32_map_is_exact_to_what_its_certificate_says(basis, kernel, cent
     assert 1e-9 < single.certificate_.error < 2e-5
     assert single.rank_ <= double.rank_
     truth = double.transform(Z) @ double.transform(X).T
-    size = laws.scale_of(kernel, np.vstack([X, Z]))
+    size = contracts.value_scale(kernel, np.vstack([X, Z]))
     found = single.transform(Z).astype(float) @ single.transform(X).astype(float).T
     assert np.abs(found - truth).max() < 1e-4 * size
     single.verify(Z)
     if not centered:
-        laws.scoring_laws(single, Z, rtol=2e-2)  # the last features are half of rounding
-    laws.store_laws(single, Z, tmp_path / "single")
+        contracts.check_scoring(single, Z, rtol=2e-2)  # the last features are half of rounding
+    contracts.check_store(single, Z, tmp_path / "single")
 
 
 @pytest.mark.parametrize("kernel", [kernels.Gaussian(1.0), kernels.Laplacian(2.0), kernels.Matern(1.5) + 0.5], ids=repr)
@@ -156,7 +156,7 @@ def test_float32_components_are_those_of_float64_up_to_rounding(offset, rng, tmp
     assert found.dtype == single.fit_transform(X).dtype == np.float32
     assert np.abs(found - truth).max() < 2e-5 * np.abs(truth).max()
     assert 1e-9 < single.certificate_.error < 1e-5
-    laws.store_laws(single, Z, tmp_path / "components")
+    contracts.check_store(single, Z, tmp_path / "components")
     assert dkfm.load(tmp_path / "components").dtype == "float32"
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import contracts
 import dkfm
 from dkfm import kernels
 from dkfm.errors import (
@@ -23,7 +24,6 @@ from dkfm.errors import (
 )
 from dkfm.files import local
 from dkfm.storage import zarr_schema, zarr_store
-from helpers import laws
 
 ESTIMATORS = [
     dkfm.ExactFeatureMap(kernels.Gaussian(2.0)),
@@ -57,7 +57,7 @@ def contents(folder):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 def test_a_loaded_estimator_is_the_saved_one(estimator, rows, rng, tmp_path):
-    laws.store_laws(estimator.fit(rows), rng.normal(size=(9, 3)), tmp_path / "model")
+    contracts.check_store(estimator.fit(rows), rng.normal(size=(9, 3)), tmp_path / "model")
 
 
 def test_attributes_survive_a_store(rows, tmp_path):
