@@ -164,7 +164,7 @@ def _require_outside_stores(place: Remote) -> None:
         above = Remote(f"{scheme}://{'/'.join(parts[:last])}")
         own = own_attributes_at(above)
         if own:
-            raise StoreExistsError(f"{place} lies inside a dkfm {own['kind']} store, {above}, which it would damage.")
+            ownership.refuse_inside_store(place, above, own)
 
 
 def own_attributes_at(place: Remote) -> dict[str, object]:
@@ -185,14 +185,11 @@ def _require_replaceable(place: Remote, kind: str, overwrite: bool) -> list[str]
     own = own_attributes_at(place)
     if not own or place.size() is not None:
         raise StoreExistsError(f"{place} holds something that dkfm did not write there; it was left untouched.")
-    if not overwrite or own["kind"] != kind:
-        state = "an unfinished" if place.size(zarr_schema.MARKER) is None else "a complete"
-        remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
-        raise StoreExistsError(f"{place} holds {state} dkfm {own['kind']} store; choose another path{remedy}.")
+    ownership.require_own_kind(
+        place, own, kind, overwrite=overwrite, is_complete=lambda: place.size(zarr_schema.MARKER) is not None
+    )
     names = [name for name, _, _ in place.names()]
-    foreign = ownership.foreign_name(names, own)
-    if foreign is not None:
-        raise StoreExistsError(f"{place} holds {foreign}, which dkfm did not write; it was left untouched.")
+    ownership.require_only_own(place, ownership.foreign_name(names, own))
     return names
 
 

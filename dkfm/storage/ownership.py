@@ -6,10 +6,12 @@ Whoever writes beside them, under whatever name, keeps it.
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
+from dkfm.errors import StoreExistsError
 from dkfm.files.local import translate_write_errors
 from dkfm.storage import zarr_schema
 
@@ -38,6 +40,28 @@ def foreign_entry(root: Path, own: Own) -> str | None:
         if (root / name).is_symlink():
             return name
     return None
+
+
+def refuse_inside_store(location: object, above: object, own: Own) -> NoReturn:
+    """Raise a StoreExistsError: a location lies inside a store of dkfm."""
+    raise StoreExistsError(f"{location} lies inside a dkfm {own['kind']} store, {above}, which it would damage.")
+
+
+def require_own_kind(
+    location: object, own: Own, kind: str, *, overwrite: bool, is_complete: Callable[[], bool]
+) -> None:
+    """Raise a StoreExistsError unless the store at a location may be replaced, and by one of this kind."""
+    if overwrite and own["kind"] == kind:
+        return
+    state = "a complete" if is_complete() else "an unfinished"
+    remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
+    raise StoreExistsError(f"{location} holds {state} dkfm {own['kind']} store; choose another path{remedy}.")
+
+
+def require_only_own(location: object, foreign: str | None) -> None:
+    """Raise a StoreExistsError where a store holds a file that dkfm did not write."""
+    if foreign is not None:
+        raise StoreExistsError(f"{location} holds {foreign}, which dkfm did not write; it was left untouched.")
 
 
 def remove_own_files(root: Path, own: Own) -> bool:

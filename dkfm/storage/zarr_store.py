@@ -134,10 +134,10 @@ def require_free(path: Path) -> None:
 def _require_outside_stores(path: Path) -> None:
     for parent in path.resolve().parents:
         try:
-            kind = zarr_schema.read_group(parent)["kind"]
+            own = zarr_schema.read_group(parent)
         except StoreError:
             continue
-        raise StoreExistsError(f"{path} lies inside a dkfm {kind} store, {parent}, which it would damage.")
+        ownership.refuse_inside_store(path, parent, own)
 
 
 def require_own_store(path: Path) -> dict[str, object]:
@@ -156,13 +156,9 @@ def _require_replaceable(path: Path, kind: str, overwrite: bool) -> dict[str, ob
     if not is_taken(path):
         return {}
     own = require_own_store(path)
-    if not overwrite or own["kind"] != kind:
-        state = "a complete" if (path / zarr_schema.MARKER).exists() else "an unfinished"
-        remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
-        raise StoreExistsError(f"{path} holds {state} dkfm {own['kind']} store; choose another path{remedy}.")
-    foreign = ownership.foreign_entry(path, own)
-    if foreign is not None:
-        raise StoreExistsError(f"{path} holds {foreign}, which dkfm did not write; it was left untouched.")
+    marker = path / zarr_schema.MARKER
+    ownership.require_own_kind(path, own, kind, overwrite=overwrite, is_complete=marker.exists)
+    ownership.require_only_own(path, ownership.foreign_entry(path, own))
     return own
 
 
