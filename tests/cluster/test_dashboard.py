@@ -1,6 +1,5 @@
 """Dask's dashboard during a job, in a real browser: the names of the tasks on the page, and how it looks."""
 
-import asyncio
 import io
 import json
 import os
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 
 import dkfm
-from cluster import browser
 from cluster.needs import needs
 from dkfm import kernels
 from helpers import harness
+from helpers.browser import open_page
 
 needs("chromium")
 
@@ -41,26 +40,25 @@ def seen(tmp_path_factory):
     with harness.Site(folder / "site") as site:
         described = json.loads((site.folder / "scheduler.json").read_text())
         url = f"http://127.0.0.1:{described['services']['dashboard']}/status"
-        return asyncio.run(
-            watched(url, [*harness.DKFM, "score", *paths, *options, "--scheduler", site.address], folder)
-        )
+        command = [*harness.DKFM, "score", *paths, *options, "--scheduler", site.address]
+        with open_page(url) as (page, _):
+            return watch(page, command, folder)
 
 
-async def watched(url, command, folder):
-    """Open the dashboard, let a job run for a while, tell it to end, and open its report."""
-    async with browser.opened(url) as page:
-        await page.wait_for('[...window.drawn].some(word => word.startsWith("Progress"))')
-        with harness.process(command, folder / "driver.log") as driver:
-            await page.wait_for(f"{STREAM}.length >= 40")
-            await page.wait_for('window.drawn.has("dkfm-score")')
-            found = {"picture": await page.picture(), "drawn": await page.drawn()}
-            found |= {"tasks": await page.value(f"Array.from({STREAM})"), "progress": await page.value(PROGRESS)}
-            driver.terminate()
-            assert await asyncio.to_thread(driver.wait, harness.LIMIT) == 130
-        assert "goes on from there with the same command" in (folder / "driver.log").read_text()
-        await page.open((folder / "report.html").as_uri())
-        await page.wait_for("document.title === 'Dask Performance Report' && Bokeh.documents.length")
-        return found | {"reported": await page.value(f"Array.from({STREAM})")}
+def watch(page, command, folder):
+    """Watch the dashboard while a job runs for a while, tell it to end, and open its report."""
+    page.wait_for_function('[...window.drawn].some(word => word.startsWith("Progress"))')
+    with harness.process(command, folder / "driver.log") as driver:
+        page.wait_for_function(f"{STREAM}.length >= 40")
+        page.wait_for_function('window.drawn.has("dkfm-score")')
+        found = {"picture": page.screenshot(), "drawn": set(page.evaluate("[...window.drawn]"))}
+        found |= {"tasks": page.evaluate(f"Array.from({STREAM})"), "progress": page.evaluate(PROGRESS)}
+        driver.terminate()
+        assert driver.wait(harness.LIMIT) == 130
+    assert "goes on from there with the same command" in (folder / "driver.log").read_text()
+    page.goto((folder / "report.html").as_uri())
+    page.wait_for_function("document.title === 'Dask Performance Report' && Bokeh.documents.length")
+    return found | {"reported": page.evaluate(f"Array.from({STREAM})")}
 
 
 def test_the_page_shows_a_job_as_it_goes_by_the_names_of_its_tasks(seen):

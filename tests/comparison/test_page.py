@@ -1,9 +1,8 @@
 """Kernels beside each other: figures against plain formulas, and the page in a browser."""
 
+import io
 import json
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,46 +17,23 @@ from dkfm.cli.app import main
 from dkfm.comparison import html_page
 from dkfm.errors import DkfmWarning
 from dkfm.kernels.serialization import to_config
+from helpers.browser import open_page
 from helpers.compared_digits import K1, NAMES, Parsed
 
 K2 = kernels.Polynomial(9, scale=1 / 1568, offset=0.5).warp(kernels.Affine(2, -1))
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    """Run a headless Chromium on a file; return what it wrote and said."""
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("There is no Chromium to open the page in.")  # reason: nothing else renders as browsers do
-
-    def run(file, *options, cwd):
-        command = [path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
-        command += [
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            "--enable-logging=stderr",
-            f"--user-data-dir={cwd}/profile",
-        ]
-        done = subprocess.run(
-            [*command, *options, file.as_uri()], capture_output=True, text=True, cwd=cwd, timeout=120, check=True
-        )
-        return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-    return run
-
-
 @pytest.mark.browser
-def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(text, chromium, tmp_path):
+def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(text, tmp_path):
     (tmp_path / "page.html").write_text(text)
-    dom, complaints = chromium(tmp_path / "page.html", "--dump-dom", cwd=tmp_path)
+    with open_page((tmp_path / "page.html").as_uri(), 1200, 1600) as (page, complaints):
+        parsed, picture = Parsed(page.content()), page.screenshot()
     assert complaints == []
-    parsed = Parsed(dom)
     assert len(parsed.of("img")) == 4 * len(NAMES)
     assert "wide <b>&" in parsed.cells
-    _, complaints = chromium(tmp_path / "page.html", "--screenshot=shot.png", "--window-size=1200,1600", cwd=tmp_path)
-    assert complaints == []
     from matplotlib.image import imread
 
-    shot = imread(tmp_path / "shot.png")
+    shot = imread(io.BytesIO(picture))
     assert shot.shape[:2] == (1600, 1200)
     halves = shot[:300, :, :3], shot[400:, :, :3]  # the table; the pictures
     assert min(half.std() for half in halves) > 0.05
@@ -65,31 +41,19 @@ def test_a_browser_shows_the_page_and_has_nothing_to_complain_of(text, chromium,
 
 
 @pytest.mark.browser
-def test_a_browser_that_has_to_complain_is_heard(chromium, tmp_path):
-    text = html_page.render_page("t", [], [["a"]], []).replace(
-        "</body>", "<script>1</script><img src='http://x/y'></body>"
-    )
-    (tmp_path / "page.html").write_text(text)
-    _, complaints = chromium(tmp_path / "page.html", "--dump-dom", cwd=tmp_path)
-    assert len(complaints) >= 2
+def test_a_browser_that_has_to_complain_is_heard(tmp_path):
+    text = html_page.render_page("t", [], [["a"]], [])
+    (tmp_path / "page.html").write_text(text.replace("</body>", "<script>1</script><img src='http://x/y'></body>"))
+    with open_page((tmp_path / "page.html").as_uri()) as (_, complaints):
+        assert len(complaints) >= 2
 
 
 @pytest.mark.browser
-def test_the_page_is_no_wider_than_a_phone(text, chromium, tmp_path):
-    held = json.dumps(text).replace("</", "<\\/")
-    (tmp_path / "phone.html").write_text(
-        f"""<iframe id="phone" width="390" height="800"></iframe><p id="said"></p><script>
-        const phone = document.getElementById("phone");
-        phone.onload = () => {{
-            const root = phone.contentDocument.documentElement;
-            const broken = [...phone.contentDocument.images].filter(image => !image.naturalWidth).length;
-            document.getElementById("said").textContent = `${{root.scrollWidth}} ${{root.clientWidth}} ${{broken}}`;
-        }};
-        phone.srcdoc = {held};
-        </script>"""
-    )
-    dom, _ = chromium(tmp_path / "phone.html", "--dump-dom", cwd=tmp_path)
-    wide, visible, broken = map(int, re.search(r'<p id="said">(\d+) (\d+) (\d+)<', dom).groups())
+def test_the_page_is_no_wider_than_a_phone(text, tmp_path):
+    (tmp_path / "page.html").write_text(text)
+    with open_page((tmp_path / "page.html").as_uri(), 390, 800) as (page, _):
+        wide, visible = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        broken = page.evaluate("[...document.images].filter(image => !image.naturalWidth).length")
     assert wide <= visible <= 390
     assert broken == 0
 
