@@ -73,7 +73,7 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], state: str 
         It was removed or replaced, or there is what no reader accepts, such as a link or a file that is not of it.
     """
     outputs.require_run(output.root, output.run)
-    outputs.write_array_metadata(output)
+    outputs.write_array_metadata(output, output.place)
     require_readable(output)
     ordered = [receipts[number] for number in range(output.chunks)]
     columns = [[getattr(receipt, name) for receipt in ordered] for name in _TOLD]

@@ -13,10 +13,9 @@ from typing import Any
 from dkfm.core.chunking import count_tiles, row_slice
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.files.location import Location
-from dkfm.files.object_store import Remote
 from dkfm.scoring.chunk_files import Chunk, OutputColumns, ZarrChunks
 from dkfm.scoring.parquet_chunks import ParquetChunks
-from dkfm.storage import model_transfer, zarr_schema, zarr_store
+from dkfm.storage import zarr_schema, zarr_store
 from dkfm.storage.output_location import OutputLocation, output_at
 
 PARQUET = "parquet"
@@ -122,24 +121,18 @@ def create_output(output: Output, overwrite: bool) -> Output:
         own["form"] = PARQUET
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
     described = zarr_schema.TABLE if output.is_table else "zarr.json"
-    if isinstance(output.root, Remote):
-        model_transfer.claim(output.root, "scores", described, group, overwrite)
-        write_array_metadata(output)
-        return output
-    with zarr_store.new_store_folder(output.root, "scores", overwrite=overwrite) as folder:
-        folder.mkdir()
-        (folder / described).write_bytes(group)
-        write_array_metadata(replace(output, root=folder))
+    with output.place.create(described, group, overwrite) as place:
+        write_array_metadata(output, place)
     return output
 
 
-def write_array_metadata(output: Output) -> None:
+def write_array_metadata(output: Output, place: OutputLocation) -> None:
     """Write the metadata of arrays that have none: of those that other readers of Zarr look for."""
     for columns in [] if output.is_table else output.columns:
         name = f"{columns.output}/zarr.json"
-        if name not in output.place.sizes([name]):
+        if name not in place.sizes([name]):
             shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
-            output.place.put(name, zarr_store.array_metadata(shape, chunks, columns.dtype))
+            place.put(name, zarr_store.array_metadata(shape, chunks, columns.dtype))
 
 
 def describe_output(output: Output) -> dict[str, object]:
@@ -167,9 +160,9 @@ def find_output(root: Location, *, plain: bool = True) -> Output | None:
     StoreExistsError
         Something else is there.
     """
-    if not (model_transfer.is_taken_at(root) if isinstance(root, Remote) else zarr_store.is_taken(root)):
+    own = output_at(root).own_attributes()
+    if own is None:
         return None
-    own = model_transfer.own_attributes_at(root) if isinstance(root, Remote) else zarr_store.require_own_store(root)
     if not own:
         raise StoreExistsError(f"{root} holds something that dkfm did not write there; it was left untouched.")
     if own["kind"] != "scores":

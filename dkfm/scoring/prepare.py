@@ -21,8 +21,7 @@ from dkfm.execution.executors import Executor, open_executor
 from dkfm.files import change_detection, temporary
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import translate_write_errors
-from dkfm.files.location import Location, at_url, locate, require_apart
-from dkfm.files.object_store import Remote
+from dkfm.files.location import Location, at_url, is_remote, locate, require_apart
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
@@ -230,7 +229,7 @@ def _wanted(
 
 def _writing(target: Location) -> WriteBuffers:
     """Return what a task holds to write: columns and pages of a table, and an object that travels and comes back."""
-    return WriteBuffers(pieces=3 if _is_table(target) else 0, chunks=2 if isinstance(target, Remote) else 0)
+    return WriteBuffers(pieces=3 if _is_table(target) else 0, chunks=2 if is_remote(target) else 0)
 
 
 def _is_table(target: Location) -> bool:

@@ -260,7 +260,7 @@ class _Scoring:
         """
         output.place.sweep(local.ABANDONED_SECONDS)
         if not output.is_table:
-            outputs.write_array_metadata(output)
+            outputs.write_array_metadata(output, output.place)
         checked: set[Receipt] = set()
         there, complete = known_receipts(output, self._job.watch.state)
         while new := set(there) - checked:  # until no other driver adds any

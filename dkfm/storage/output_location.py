@@ -16,7 +16,7 @@ from dkfm.errors import DamagedStoreError, StoreError, UnreachableError
 from dkfm.files import local
 from dkfm.files.location import Location
 from dkfm.files.object_store import Remote
-from dkfm.storage import json_documents, model_transfer, ownership, zarr_schema
+from dkfm.storage import json_documents, model_transfer, ownership, zarr_schema, zarr_store
 
 _TRIES = 8
 """How often a file is written; each other run of a job removes what is half written once, when it is done."""
@@ -51,8 +51,14 @@ class OutputLocation(Protocol):
     def late(self) -> bool:
         """Whether what was begun for an output that was here before may still get its name."""
 
+    def create(self, name: str, data: bytes, overwrite: bool) -> AbstractContextManager["OutputLocation"]:
+        """Begin an output with its first file; yield where its other files go until all of them are there."""
+
+    def own_attributes(self) -> dict[str, object] | None:
+        """Return the attributes of dkfm's store here; None where nothing is, an empty dict where dkfm wrote none."""
+
     def attributes(self) -> dict[str, object]:
-        """Return what dkfm says of the output here, checked as `formats.read_group` does."""
+        """Return what dkfm says of the output here, checked as `zarr_schema.read_group` does."""
 
     def array(self, name: str) -> zarr_schema.ArrayInfo | None:
         """Return what the metadata of an array state; None where there are none."""
@@ -94,6 +100,18 @@ class LocalOutput:
 
     def __str__(self) -> str:
         return str(self.root)
+
+    @contextmanager
+    def create(self, name: str, data: bytes, overwrite: bool) -> Iterator["OutputLocation"]:
+        """Begin an output with its first file, in a folder beside its place."""
+        with zarr_store.new_store_folder(self.root, "scores", overwrite=overwrite) as folder:
+            folder.mkdir()
+            (folder / name).write_bytes(data)
+            yield LocalOutput(folder)
+
+    def own_attributes(self) -> dict[str, object] | None:
+        """Return the attributes of dkfm's store here; raise where something else is."""
+        return zarr_store.require_own_store(self.root) if zarr_store.is_taken(self.root) else None
 
     def attributes(self) -> dict[str, object]:
         """Return what dkfm says of the output here."""
@@ -187,6 +205,16 @@ class RemoteOutput:
 
     def __str__(self) -> str:
         return str(self.root)
+
+    @contextmanager
+    def create(self, name: str, data: bytes, overwrite: bool) -> Iterator["OutputLocation"]:
+        """Begin an output with its first file, which claims the place."""
+        model_transfer.claim(self.root, "scores", name, data, overwrite)
+        yield self
+
+    def own_attributes(self) -> dict[str, object] | None:
+        """Return the attributes of dkfm's store here."""
+        return model_transfer.own_attributes_at(self.root) if model_transfer.is_taken_at(self.root) else None
 
     def attributes(self) -> dict[str, object]:
         """Return what dkfm says of the output here."""
