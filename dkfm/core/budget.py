@@ -1,6 +1,7 @@
-"""Bytes of a task and of the driver, from plain integers; work that does not fit is refused before it starts.
+"""Predict the memory and the time of fits, tasks and workers; refuse work that does not fit before it starts.
 
-Every figure is an upper bound that the tests hold against measured peaks. Arrays are float64: 8 bytes a value.
+Every number of bytes is an upper bound; the tests compare it with measured peaks. Arrays are float64, 8 bytes a value,
+unless `itemsize` says otherwise. `blocks` and `copies` are `peak_blocks` and `landmark_copies` of a kernel.
 """
 
 from math import isqrt
@@ -9,26 +10,32 @@ from dkfm.errors import BudgetError
 
 _VALUE = 8
 _OVERHEAD = 2**27
-"""Thread stacks, BLAS buffers, and what the allocator keeps of the tiles that passed through it."""
+"""Bytes of thread stacks, BLAS buffers, and memory that the allocator keeps of earlier tiles."""
 
 PROCESS_BYTES = 2**24
-"""What tasks add to a process beside their arrays: thread stacks and BLAS buffers."""
+"""Bytes that tasks add to a process beside their arrays: thread stacks and BLAS buffers."""
 
 STALL_SECONDS = 600.0
-"""After so long without a result a job is given up."""
+"""Time without a finished task after which a job fails."""
 
-VALUE_SECONDS, PRODUCT_SECONDS = 1e-9, 4.5e-11
-"""On paper, of one thread in float64: of a kernel's value beside its products, and of one of these."""
+VALUE_SECONDS = 1e-9
+"""Assumed time of one thread for one float64 kernel value, without its multiplications."""
 
-EIGENVECTOR_SQUARES, PIVOT_SQUARES = 3, 2
-"""How many arrays of N x N a root takes, that of eigenvectors and that of pivots."""
+PRODUCT_SECONDS = 4.5e-11
+"""Assumed time of one thread for one float64 multiplication and addition."""
+
+EIGENVECTOR_SQUARES = 3
+"""Number of (N, N) arrays that an eigendecomposition needs."""
+
+PIVOT_SQUARES = 2
+"""Number of (N, N) arrays that a pivoted Cholesky factorization of a Gram matrix needs."""
 
 LARGEST_DENSE_N = 32_766
-"""LAPACK's divide and conquer asks for 1 + 6N + 2N^2 values, counted in 32 bits."""
+"""Largest N for LAPACK: divide and conquer needs 1 + 6N + 2N^2 values, counted in 32 bits."""
 
 
 def gram_bytes(n: int, tile_rows: int) -> int:
-    """Bytes on disk of an N x N Gram matrix in whole tiles.
+    """Return the bytes on disk of an N x N Gram matrix in whole tiles.
 
     >>> gram_bytes(20_000, 2_000)
     3200000000
@@ -38,16 +45,16 @@ def gram_bytes(n: int, tile_rows: int) -> int:
 
 
 def gram_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) -> int:
-    """Bytes of one Gram tile task.
+    """Return the bytes of a task that computes one tile of a Gram matrix.
 
-    The kernel's blocks and one that is checked, or, later, the block, its mirror image in order, and a whole chunk that
-    holds it; the rows of both sides, and what the kernel prepares of them.
+    A task holds the kernel's temporary blocks and the block that is checked; later the block, its contiguous transpose
+    and a padded chunk. Beside them it holds the rows of both sides, and what the kernel prepares from them.
     """
     return _VALUE * (max(blocks + 1, 3) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
 
 
 def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -> int:
-    """Return the largest tile whose task stays within `available` bytes, at least 1.
+    """Return the largest number of tile rows whose task needs at most `available` bytes, at least 1.
 
     >>> gram_task_bytes(tile_rows_within(10**9, 784), 784) <= 10**9
     True
@@ -58,21 +65,22 @@ def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -
 
 
 def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES) -> int:
-    """Bytes that the driver takes, at its peak, to fit N rows of d columns.
+    """Return the peak bytes of the driver that fits N rows of d columns.
 
-    `squares` arrays of N x N: the Gram matrix, in which LAPACK leaves the eigenvectors, and twice that of workspace; or
-    the Gram matrix and the factor of its pivots (or the kernel's blocks, where a Gram of one tile is computed here).
-    Then the landmarks, and what the kernel prepares of them. Tiles that threads of this process compute at another time
-    take `gram_task_bytes` each.
+    The driver holds `squares` (N, N) arrays: the Gram matrix, which LAPACK overwrites with the eigenvectors, and a
+    workspace of twice its size; or the Gram matrix and its pivoted factor; or the kernel's temporary blocks, where the
+    Gram matrix is a single tile. It also holds the landmarks, and what the kernel prepares from them. Tiles that
+    threads of the driver compute before that need `gram_task_bytes` each.
     """
     return _VALUE * (max(squares, blocks + 1) * n * n + 6 * n + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
 def lanczos_bytes(n: int, d: int, held: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
-    """Bytes that the driver takes, at its peak, to find a few eigenvectors of N rows of d columns, Gram in memory.
+    """Return the peak bytes of the driver that finds a few eigenvectors by Lanczos, with the Gram matrix in memory.
 
-    The Gram matrix, or the kernel's blocks where it is of one tile; the `held` columns of a basis, half of them again
-    when it starts anew, and some blocks of `columns`; the rows, and what the kernel prepares of them.
+    The driver holds the Gram matrix, or the kernel's temporary blocks where it is a single tile; a basis of `held`
+    columns, half as many again at a restart, and some blocks of `columns`; the rows, and what the kernel prepares from
+    them.
 
     >>> lanczos_bytes(20_000, 50, 720, 32) < fit_bytes(20_000, 50) / 2
     True
@@ -82,7 +90,7 @@ def lanczos_bytes(n: int, d: int, held: int, columns: int, blocks: int = 1, copi
 
 
 def lanczos_stored_bytes(n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1) -> int:
-    """Bytes of the same where the Gram matrix is in its store, and every thread has one tile of it."""
+    """Return the bytes of `lanczos_bytes` with the Gram matrix in its store and one tile in memory for each thread."""
     tiles = threads * tile_rows * tile_rows + 4 * (threads + 1) * tile_rows * columns
     return _VALUE * (tiles + _basis(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
@@ -92,9 +100,10 @@ def _basis(n: int, held: int, columns: int) -> int:
 
 
 def pivot_columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
-    """Bytes that the driver takes, at its peak, to find r pivots among N rows of d columns without a Gram matrix.
+    """Return the peak bytes of the driver that finds r pivots among N rows of d columns without a Gram matrix.
 
-    The factor; its rows that are pivots, and what they become; the rows, and what the kernel prepares of them.
+    The driver holds the factor (N, r), the factor of the pivots and its inverse (r, r), the rows, and what the kernel
+    prepares from them.
 
     >>> pivot_columns_bytes(100_000, 2, 512) < 10**9
     True
@@ -103,17 +112,17 @@ def pivot_columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
 
 
 def pivot_columns_seconds(n: int, d: int, r: int) -> float:
-    """Seconds, on paper, to find r pivots among N rows column by column: memory is read at 30 GB/s."""
+    """Predict the seconds to find r pivots among N rows column by column, with memory read at 30 GB/s."""
     return r * (1e-4 + n * (4 * r + 8 * d) / 3e10)
 
 
 def pivots_seconds(n: int, d: int, r: int) -> float:
-    """Seconds, on paper, to compute the Gram matrix of N rows of d columns and find r pivots in it."""
+    """Predict the seconds to compute the Gram matrix of N rows of d columns and find r pivots in it."""
     return n * n * (8e-9 + 5e-11 * d + r / 5e10)
 
 
 def eigendecomposition_seconds(n: int) -> float:
-    """Seconds, on paper, to find the eigenvectors of an N x N Gram matrix: 10 N^3 operations, 10^11 a second.
+    """Predict the seconds to decompose an N x N Gram matrix: 10 N^3 operations at 10^11 a second.
 
     >>> eigendecomposition_seconds(8000)
     51.2
@@ -124,7 +133,7 @@ def eigendecomposition_seconds(n: int) -> float:
 def largest_n_within(
     available: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES
 ) -> int:
-    """Return the largest N whose `fit_bytes` stay within `available`; 0 where there is none.
+    """Return the largest N whose `fit_bytes` are at most `available`; 0 if there is none.
 
     >>> n = largest_n_within(8 * 2**30, 50)
     >>> fit_bytes(n, 50) <= 8 * 2**30 < fit_bytes(n + 1, 50)
@@ -138,7 +147,7 @@ def largest_n_within(
 
 
 def model_bytes(n: int, d: int, weights: int, copies: int = 1, itemsize: int = _VALUE) -> int:
-    """Bytes of a model in a worker: landmarks, what the kernel prepares of them, and `weights` values of heads."""
+    """Return the bytes of a model in a worker: landmarks, what the kernel prepares from them, and `weights` values."""
     return itemsize * (n * d + copies * n * (d + 3) + weights)
 
 
@@ -153,25 +162,25 @@ def score_task_bytes(
     itemsize: int = _VALUE,
     reading: int = 0,
 ) -> int:
-    """Bytes of one scoring task beside the model.
+    """Return the bytes of one scoring task beside the model.
 
-    A piece of the rows, the next one, and `reading` bytes of what it is read from; the scores of one piece, those that
-    are written meanwhile, and what they were made of; one tile of `blocks` kernel blocks, and of a product with
-    `product` columns.
+    A task holds the piece of rows that it scores, the one that it prefetches, and `reading` bytes to decode it; the
+    scores of the piece, those of the piece that is written meanwhile, and their encoded form; and one tile of `blocks`
+    kernel blocks and of a product with `product` columns.
     """
     tile = blocks * tile_rows * n + 3 * tile_rows * (d + 2) + tile_rows * product
     return 3 * _VALUE * piece_rows * d + itemsize * (3 * piece_rows * width + tile) + reading
 
 
 def worker_bytes(model: int, task: int, threads: int, before: int) -> int:
-    """Bytes, at its peak, of a worker process: `before` it began, its model, and a task of each thread."""
+    """Return the peak bytes of a worker process: `before` the job, its model, and one task for each thread."""
     return before + PROCESS_BYTES + model + threads * task
 
 
 def score_seconds(
     n: int, d: int, width: int, itemsize: int = _VALUE, value: float = VALUE_SECONDS, product: float = PRODUCT_SECONDS
 ) -> float:
-    """Seconds, on paper, of one thread for one row: kernel values against n landmarks, and a product with them.
+    """Predict the seconds of one thread to score one row: n kernel values, and their product with the weights.
 
     >>> round(1e6 * score_seconds(4000, 50, 20))
     17
@@ -186,7 +195,7 @@ def require_fits(need: int, have: int, what: str, remedy: str) -> None:
 
 
 def format_bytes(size: int) -> str:
-    """Say a number of bytes in two or three digits.
+    """Format a number of bytes with up to three digits.
 
     >>> format_bytes(512), format_bytes(40_000), format_bytes(12_345_678_901)
     ('512 B', '40 kB', '12.3 GB')
@@ -198,7 +207,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Say a time.
+    """Format a duration.
 
     >>> format_seconds(0.242), format_seconds(40.3), format_seconds(800), format_seconds(9000)
     ('0.24 s', '40 s', '13 min', '2.5 h')
@@ -211,7 +220,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_megabytes(size: int) -> str:
-    """Say a number of bytes.
+    """Format a number of bytes in megabytes, with the exact number.
 
     >>> format_megabytes(1_600_000_000)
     '1,600 MB (1600000000 bytes)'

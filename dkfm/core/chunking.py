@@ -1,4 +1,4 @@
-"""Which rows a scoring task has, and how many of them it reads at a time: from plain integers."""
+"""Divide rows into chunks, pieces and tiles, from plain integers."""
 
 import operator
 from collections.abc import Iterator
@@ -6,72 +6,83 @@ from collections.abc import Iterator
 from dkfm.errors import InvalidInputError
 
 MAX_CHUNKS = 2**20
-"""Receipts that one marker holds."""
+"""Largest number of chunks of an output: one marker holds the receipts of all."""
 
 _TASK_SECONDS = 0.5
-"""On paper: a hundred times the scheduler's share. It is the same however many rows there are, and so is the memory."""
+"""Predicted time of a task, a hundred times the scheduler's share; it does not depend on the number of rows."""
 
-_EVEN = 1.02
-"""How many times the rows of the least busy plan are as good."""
+_BALANCE_TOLERANCE = 1.02
+"""Chunk sizes whose busiest thread gets at most this many times the least possible rows are equally good."""
 
-_TASKS = 4
-"""At least so many: a job shows how far it is."""
+_MIN_TASKS = 4
+"""Least number of tasks of a job, so that its progress shows."""
 
-_CHUNK_BYTES = 2**26
-"""Of the scores of a task: a file."""
+_MAX_CHUNK_BYTES = 2**26
+"""Largest size of the scores of one task, which are one file."""
 
-_PIECE_VALUES, _PIECE_BYTES, _PIECE_ROWS, _PIECES = 2**18, 2**23, 2048, 3
-"""Rows that are read at a time have so many values, and more, up to so many bytes in the model's precision, only up to
-so many rows, which fill tiles; and in how many pieces a task reads its rows if it can.
-"""
+_PIECE_VALUES = 2**18
+"""Values of the rows of a piece."""
+
+_MAX_PIECE_BYTES = 2**23
+"""Largest size of a piece in the model's precision, where its rows fill tiles."""
+
+_MAX_PIECE_ROWS = 2048
+"""Largest number of rows of a piece that has more than `_PIECE_VALUES` values."""
+
+_PIECES = 3
+"""Number of pieces in which a task reads its rows if it can."""
 
 
 def choose_chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: int = 1, step: int = 1) -> int:
-    """Return the rows of a task and of its chunk: of half a second, in step with a source, for evenly busy threads.
+    """Choose the rows of a task, which are one chunk of the output.
+
+    A task takes half a second. Its chunk is aligned to the chunks of the source, and all threads are equally busy.
 
     Parameters
     ----------
     rows : int
+        Rows of the job.
     row_seconds : float
-        Of one thread.
+        Seconds of one thread for a row.
     row_bytes : int
-        Of the scores of a row.
+        Bytes of the scores of a row.
     threads : int
+        Threads that run tasks.
     step : int
-        Rows of a chunk of the source; 1 where it has none.
+        Rows of a chunk of the source; 1 if it has no chunks.
 
     Returns
     -------
     int
-        It may be more than `rows` by less than a step.
+        Rows of a chunk; it may exceed `rows` by less than a step.
 
     Examples
     --------
     >>> choose_chunk_rows(1_000_000, 1.8e-5, 160, 2, 1000)
     25000
     """
-    wanted = min(int(_TASK_SECONDS / row_seconds), count_tiles(rows, _TASKS), _CHUNK_BYTES // row_bytes)
+    wanted = min(int(_TASK_SECONDS / row_seconds), count_tiles(rows, _MIN_TASKS), _MAX_CHUNK_BYTES // row_bytes)
     return _balanced(rows, max(1, wanted), threads, step)
 
 
 def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
-    """Return the rows of chunks in step with a source, no more than are wanted but for that, for evenly busy threads.
+    """Return a number of chunk rows, aligned and at most about `wanted`, that keeps all threads equally busy.
 
     >>> _balanced(240_000, 27_000, 2, 1000), _balanced(36_000, 5_000, 2, 1000)
     (24000, 3000)
     """
     each = count_tiles(rows, threads * wanted)
     if rows <= threads * wanted:
-        return align_to_chunks(wanted, step)  # not a chunk for every thread: some would be tiny
+        return align_to_chunks(wanted, step)  # one chunk for each thread would make some tiny
     sizes = {
         align_to_chunks(count_tiles(rows, threads * more), step) for more in range(each, min(2 * each, each + 9) + 1)
     }
     loads = {size: size * count_tiles(count_tiles(rows, size), threads) for size in sizes}
-    return max(size for size, load in loads.items() if load <= _EVEN * min(loads.values()))
+    return max(size for size, load in loads.items() if load <= _BALANCE_TOLERANCE * min(loads.values()))
 
 
 def align_to_chunks(wanted: int, chunk: int) -> int:
-    """Return about the rows that are wanted: whole chunks of a source, or an even part of one that is larger.
+    """Round a number of rows to whole chunks of a source, or to an equal part of a larger chunk.
 
     >>> align_to_chunks(4_400, 1_000), align_to_chunks(300, 1_000)
     (4000, 250)
@@ -84,26 +95,31 @@ def align_to_chunks(wanted: int, chunk: int) -> int:
 
 
 def choose_piece_rows(chunk_rows: int, values: int, step: int = 1, itemsize: int = 8) -> int:
-    """Return how many rows a task reads at a time: whole chunks, or parts of one that is kept; some pieces a task.
+    """Choose how many rows a task reads at a time: whole chunks of the source, or parts of a cached chunk.
 
     Parameters
     ----------
     chunk_rows : int
-        Of the task.
+        Rows of the task.
     values : int
-        Of a row of the source.
+        Values of a row of the source.
     step : int
         Rows of a chunk of the source.
     itemsize : int
-        Of what the model computes in.
+        Bytes of a value in the model's precision.
+
+    Returns
+    -------
+    int
+        Rows of a piece.
 
     Examples
     --------
     >>> choose_piece_rows(25_000, 50, 1000), choose_piece_rows(500, 784)
     (5000, 167)
     """
-    few, many = _PIECE_VALUES // values, _PIECE_BYTES // (itemsize * values)
-    wanted = min(count_tiles(chunk_rows, _PIECES), max(1, few, min(many, _PIECE_ROWS)))
+    few, many = _PIECE_VALUES // values, _MAX_PIECE_BYTES // (itemsize * values)
+    wanted = min(count_tiles(chunk_rows, _PIECES), max(1, few, min(many, _MAX_PIECE_ROWS)))
     if is_small_part(chunk_rows, step):
         return wanted
     whole = max(1, wanted // step) * step
@@ -111,14 +127,17 @@ def choose_piece_rows(chunk_rows: int, values: int, step: int = 1, itemsize: int
 
 
 _TILE_BYTES = 2**22
-"""A kernel block of 4 MB stays near the processor, beside that of another thread."""
+"""Size of a kernel block of one tile: two of them, one for each thread, stay in the processor's cache."""
 
-_LEAST, _MOST_BYTES = 128, 2**13
-"""Rows of a tile, and bytes of a column of one."""
+_MIN_TILE_ROWS = 128
+"""Least number of rows of a tile."""
+
+_MAX_TILE_COLUMN_BYTES = 2**13
+"""Largest size of one column of a tile."""
 
 
 def count_tiles(n: int, rows: int) -> int:
-    """How many tiles of ``rows`` rows cover ``n`` rows.
+    """Return how many tiles of ``rows`` rows cover ``n`` rows.
 
     >>> count_tiles(10, 4)
     3
@@ -136,7 +155,7 @@ def row_slice(tile: int, n: int, rows: int) -> slice:
 
 
 def row_slices(n: int, rows: int) -> Iterator[slice]:
-    """All tiles in order.
+    """Return the rows of all tiles, in order.
 
     >>> list(row_slices(5, 3))
     [slice(0, 3, None), slice(3, 5, None)]
@@ -145,7 +164,7 @@ def row_slices(n: int, rows: int) -> Iterator[slice]:
 
 
 def lower_triangle_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Tile pairs ``(i, j)`` with ``j <= i``: the lower triangle, row by row.
+    """Return the tile pairs ``(i, j)`` with ``j <= i``, row by row: the lower triangle.
 
     >>> list(lower_triangle_tiles(5, 3))
     [(0, 0), (1, 0), (1, 1)]
@@ -154,7 +173,7 @@ def lower_triangle_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
 
 
 def is_small_part(rows: int, chunk_rows: int) -> bool:
-    """Whether so many rows are much less than a chunk, which is then decoded once for many tasks.
+    """Whether ``rows`` rows are at most half a chunk; such a chunk is decoded once for several tasks.
 
     >>> is_small_part(500, 1000), is_small_part(1000, 1000)
     (True, False)
@@ -163,16 +182,17 @@ def is_small_part(rows: int, chunk_rows: int) -> bool:
 
 
 def choose_tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
-    """Return the rows of a tile against n landmarks of d columns, for `width` outputs: 128 to 1,024; in float32 2,048.
+    """Choose the rows of a tile: 128 to 1,024, or 2,048 in float32.
 
-    As many as keep the kernel block small; more where landmarks or weights, which are read once a tile, are wide.
+    A tile is scored against n landmarks of d columns, for `width` outputs.
+    The kernel block stays small, unless the landmarks or the weights, which are read once for each tile, are wide.
 
     >>> choose_tile_rows(100), choose_tile_rows(4000), choose_tile_rows(10**6)
     (1024, 131, 128)
     >>> choose_tile_rows(4000, 784), choose_tile_rows(4000, 784, itemsize=4)
     (1024, 2048)
     """
-    return min(_MOST_BYTES // itemsize, max(_LEAST, _TILE_BYTES // (itemsize * n), 4 * d, width))
+    return min(_MAX_TILE_COLUMN_BYTES // itemsize, max(_MIN_TILE_ROWS, _TILE_BYTES // (itemsize * n), 4 * d, width))
 
 
 def require_count(value: object, name: str) -> int:

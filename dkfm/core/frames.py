@@ -1,6 +1,6 @@
-"""Data frames and labelled arrays as rows: whose columns have names, and whether two sides name them alike.
+"""Read the column names of data frames and labelled arrays, and compare them.
 
-pandas, polars, pyarrow and xarray are recognised by what they offer, and never imported.
+pandas, polars, pyarrow and xarray are recognised by their attributes, and never imported.
 """
 
 from collections import Counter
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dkfm.core.rows import Rows, as_rows
 from dkfm.errors import InvalidInputError
 
-_NAMED = 5
-"""Columns that a message names."""
+_MAX_NAMED = 5
+"""Largest number of columns that a message names."""
 
 
 def unwrap(X: object) -> object:
-    """Return a DataArray of xarray's as the array that it holds, and a record batch of Arrow's as a table; else X.
+    """Return the array of an xarray DataArray, or an Arrow record batch as a table; any other X as it is.
 
-    A DataArray holds a NumPy array or a dask array. scikit-learn reads the names of a table, and not of a batch.
+    A DataArray holds a NumPy array or a dask array. scikit-learn reads the column names of a table, not of a batch.
     """
     if hasattr(X, "dims") and hasattr(X, "coords") and hasattr(X, "data"):
         return X.data
@@ -26,30 +26,30 @@ def unwrap(X: object) -> object:
 
 
 def is_dask_collection(X: object) -> bool:
-    """Whether X is lazy: an array or a data frame of dask's. Nothing of dask is imported for the answer."""
+    """Whether X is a dask array or data frame; dask is not imported for the answer."""
     return hasattr(X, "__dask_graph__")
 
 
 def is_dask_array(X: object) -> bool:
-    """Whether X is a dask array; data frames of dask's, and data sets of xarray's, are none."""
+    """Whether X is a dask array, and no dask data frame or xarray dataset."""
     return is_dask_collection(X) and hasattr(X, "rechunk")
 
 
 def column_names(X: object, name: str = "X") -> tuple[str, ...] | None:
-    """Return the names of the columns of a data frame; None for an array, and for a frame that numbers its columns.
+    """Return the column names of a data frame; None for an array, and for a frame whose columns are numbered.
 
     Raises
     ------
     InvalidInputError
-        Some names are text and others are not.
+        Some column names are strings and others are not.
     """
     if not hasattr(X, "shape"):
         return None
-    found = getattr(X, "column_names", None)  # of Arrow, whose `columns` are the values
-    found = getattr(X, "columns", None) if found is None else found
-    if found is None or isinstance(found, int):
+    labels = getattr(X, "column_names", None)  # Arrow: its `columns` are the values
+    labels = getattr(X, "columns", None) if labels is None else labels
+    if labels is None or isinstance(labels, int):
         return None
-    names = list(found)
+    names = list(labels)
     texts = sum(isinstance(column, str) for column in names)
     if 0 < texts < len(names):
         raise InvalidInputError(f"{name} has columns of which only some are called by text; rename the others.")
@@ -57,33 +57,33 @@ def column_names(X: object, name: str = "X") -> tuple[str, ...] | None:
 
 
 def is_numbered_in_order(frame: object) -> bool:
-    """Whether the columns of a data frame without names are numbered 0, 1, .. in order; True of what has none."""
+    """Whether the columns of a data frame are numbered 0, 1, .. in order; True for anything without columns."""
     labels = getattr(frame, "columns", None)
     return labels is None or isinstance(labels, int) or list(labels) == list(range(len(labels)))
 
 
 def select_columns(frame: object, columns: Sequence[str]) -> object:
-    """Return some columns of a data frame, by name, in this order."""
-    if hasattr(frame, "iloc"):  # of pandas
+    """Return columns of a data frame by name, in the given order."""
+    if hasattr(frame, "iloc"):  # pandas
         return frame[list(columns)]  # type: ignore[index]  # a data frame
-    return frame.select(list(columns))  # type: ignore[attr-defined]  # of polars and of Arrow
+    return frame.select(list(columns))  # type: ignore[attr-defined]  # polars and Arrow
 
 
 def require_same_columns(X: object, Y: object, what: str, other: str) -> None:
-    """Raise where the columns of both sides have names and these, or their order, differ."""
+    """Raise an InvalidInputError if X and Y both have column names, and the names or their order differ."""
     first, second = column_names(X, what), column_names(Y, other)
     if first is None or second is None or first == second:
         return
     place = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
     if place is None:
-        told = f"{other} has {len(second)} columns and {what} has {len(first)}"
+        difference = f"{other} has {len(second)} columns and {what} has {len(first)}"
     else:
-        told = f"column {place} of {other} is {second[place]!r:.100}, and of {what} {first[place]!r:.100}"
-    raise InvalidInputError(f"{told}; give both the same columns in the same order.")
+        difference = f"column {place} of {other} is {second[place]!r:.100}, and of {what} {first[place]!r:.100}"
+    raise InvalidInputError(f"{difference}; give both the same columns in the same order.")
 
 
 def as_row_pair(X: object, Y: object) -> tuple[Rows, Rows]:
-    """Return two sides that a kernel compares as rows; X twice where there is no Y."""
+    """Return X and Y as rows of equal width; X twice if Y is None."""
     x = as_rows(X)
     y = x if Y is None or Y is X else as_rows(Y, "Y")
     if x.shape[1] != y.shape[1]:
@@ -94,7 +94,7 @@ def as_row_pair(X: object, Y: object) -> tuple[Rows, Rows]:
 
 
 def check_column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return names of columns that a user asks for, each once; None for none."""
+    """Return the column names that a user asks for, each once; None if the user asks for none."""
     if columns is None:
         return None
     if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
@@ -104,13 +104,13 @@ def check_column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def require_unique_names(names: Sequence[str], where: str) -> None:
-    """Raise if a name is there more than once."""
+    """Raise an InvalidInputError if a name is repeated."""
     if len(set(names)) < len(names):
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         raise InvalidInputError(f"{where} {format_names(twice)} more than once; every column needs a name of its own.")
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Return a few names of columns for a message."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"column(s) {', '.join(f'{name!r:.100}' for name in names[:_NAMED])}{more}"
+    """Return a few column names for a message."""
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"column(s) {', '.join(f'{name!r:.100}' for name in names[:_MAX_NAMED])}{more}"

@@ -1,7 +1,4 @@
-"""HTML from plain values: what a notebook shows of a kernel or an estimator.
-
-Whatever it is given is text and is escaped.
-"""
+"""Render kernels and estimators as HTML for notebooks. All text is escaped."""
 
 import re
 from collections.abc import Mapping
@@ -21,20 +18,22 @@ table.dkfm-card code{background:transparent;color:inherit;padding:0}
 {%- for name, text in facts.items() %}
 <tr><th scope="row">{{ name }}</th><td>{{ text }}</td></tr>
 {%- endfor %}</tbody></table>"""
-"""A template for Jinja2. Its style is of one class, and takes the colours of the page around it."""
+"""A template of Jinja2. Its style applies to one class, and inherits the colours of the page."""
 
 _NUMBER = r"[-+.\de]+, "
 
 
 def html_card(title: str, kernel: str, facts: Mapping[str, str]) -> str:
-    """Return a table in HTML: a title, a kernel as a formula, and facts by name.
+    """Return an HTML table with a title, a kernel as a formula, and facts by name.
 
     Parameters
     ----------
     title : str
+        Caption of the table.
     kernel : str
-        Its repr.
+        The repr of the kernel.
     facts : mapping of str to str
+        Cells by the name of their row.
 
     Examples
     --------
@@ -50,7 +49,7 @@ def html_card(title: str, kernel: str, facts: Mapping[str, str]) -> str:
 
 
 def html_formula(kernel: str) -> str:
-    """Return the repr of a kernel as a formula in HTML: points for products, exponents raised, long tuples cut.
+    """Return the repr of a kernel as an HTML formula: dots for products, superscripts for powers, long tuples cut.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Text for a terminal: what a file name or a file may hold is escaped, results and messages are written."""
+"""Write results and messages to a terminal, with control characters of file names and files escaped."""
 
 import sys
 from contextlib import suppress
@@ -8,10 +8,10 @@ from dkfm.errors import OutputError, reason
 
 
 def escape_control_characters(text: str) -> str:
-    r"""Escape the characters of a text that a terminal would act on, in the way of JSON.
+    r"""Escape the characters that a terminal would interpret, as JSON does.
 
-    These are control characters and line ends, marks that change the direction of writing, and what stands for bytes
-    of a name that are not UTF-8: all but what `str.isprintable` takes for printable. JSON stays the same JSON.
+    These are all that `str.isprintable` rejects: control characters, line ends, marks that change the direction of
+    writing, and surrogates for bytes of a name that are not UTF-8. JSON text keeps its meaning.
 
     >>> escape_control_characters("a\x1b[2J\nb")
     'a\\u001b[2J\\nb'
@@ -25,16 +25,16 @@ def _escape(character: str) -> str:
     if character in "\n\r\t":
         return {"\n": r"\n", "\r": r"\r", "\t": r"\t"}[character]
     units = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))  # two above U+FFFF, as JSON has it
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))  # JSON writes two units above U+FFFF
 
 
 def print_result(*lines: str) -> None:
-    """Write lines on standard output, all at once.
+    """Write lines to standard output in one call.
 
     Raises
     ------
     OutputError
-        Standard output does not take them.
+        Standard output cannot be written.
     """
     try:
         _write(sys.stdout, *lines)
@@ -43,7 +43,7 @@ def print_result(*lines: str) -> None:
 
 
 def print_message(*lines: str) -> None:
-    """Write lines on standard error; where it does not take them nobody can be told."""
+    """Write lines to standard error; a failure is ignored, as there is nowhere to report it."""
     with suppress(OSError):
         _write(sys.stderr, *lines)
 
@@ -52,6 +52,6 @@ def _write(stream: TextIO | None, *lines: str) -> None:
     if stream is None:
         raise OSError("it is closed")
     text = "".join(f"{escape_control_characters(line)}\n" for line in lines)
-    encoding = stream.encoding or "utf-8"  # a stream of text in memory has none
+    encoding = stream.encoding or "utf-8"  # io.StringIO has none
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()

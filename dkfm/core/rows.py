@@ -1,4 +1,4 @@
-"""What counts as rows: the one check that every array of the user's passes, and what dense and sparse rows share."""
+"""Validate rows given by a user, and treat dense and sparse rows alike."""
 
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -19,24 +19,25 @@ Rows: TypeAlias = Array | Sparse
 
 
 def as_rows(X: object, name: str = "X") -> Rows:
-    """Return `X` as (n, d) finite rows, float32 or float64, dense or CSR, or say in one sentence why it is not rows.
+    """Return `X` as finite rows (n, d), float32 or float64, dense or CSR.
 
     Parameters
     ----------
     X : array-like or scipy.sparse array or matrix of shape (n, d)
-        Booleans, integers and floats, or objects that are such numbers; all but float32 become float64.
+        Booleans, integers, floats, or objects that are such numbers; all but float32 become float64.
     name : str
-        What the message calls it.
+        Name of X in error messages.
 
     Returns
     -------
     ndarray or csr_array of shape (n, d)
-        `X` itself, or a view of it, where it is one already.
+        `X` itself, or a view of it, if it is valid already.
 
     Raises
     ------
     InvalidInputError
-        Not two-dimensional, no row or no column, complex or text dtype, or a value that is not finite, or no number.
+        X is not two-dimensional, has no row or no column, has a complex or text dtype, or has a value that is not
+        a finite number.
     """
     rows = as_array(X, name)
     require_finite(rows, name)
@@ -44,7 +45,7 @@ def as_rows(X: object, name: str = "X") -> Rows:
 
 
 def as_array(X: object, name: str) -> Rows:
-    """Return `X` as `as_rows` does, without the look at every value."""
+    """Return `X` as `as_rows` does, without the check for finite values."""
     if not isinstance(X, np.ndarray) and _issparse(X):
         return _as_csr(X, name)
     if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
@@ -54,7 +55,7 @@ def as_array(X: object, name: str) -> Rows:
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{name} must hold real numbers in rows and columns: {error}") from None
     if rows.dtype == object and hasattr(X, "to_numpy") and hasattr(X, "isna"):
-        rows = X.to_numpy(dtype=object, na_value=np.nan)  # pandas has a null of its own, which is no float
+        rows = X.to_numpy(dtype=object, na_value=np.nan)  # pd.NA is no float
     if rows.dtype == object:
         rows = _numbers(rows, name)
     require_two_dimensions(rows.shape, rows.dtype, name)
@@ -68,7 +69,7 @@ def _issparse(X: object) -> bool:
 
 
 def _numbers(objects: npt.NDArray[np.object_], name: str) -> Array:
-    """Return what a table of mixed columns holds as float64."""
+    """Return an array of Python objects as float64."""
     try:
         return objects.astype(np.float64)
     except TypeError as error:
@@ -95,15 +96,15 @@ def _as_csr(X: object, name: str) -> Sparse:
 
 
 def _require_sound(X: Any) -> None:
-    """Raise a ValueError where the arrays of sparse rows do not fit each other: SciPy would read beside them."""
+    """Raise a ValueError if the arrays of sparse rows are inconsistent: SciPy would read out of bounds."""
     if X.format in ("csr", "csc", "bsr", "coo"):
-        same = type(X)(X)  # with the same arrays, of which a check may leave out an unused end
-        if X.format != "coo":  # which is checked as it is made
+        same = type(X)(X)  # shares the arrays; the check may shorten its own references
+        if X.format != "coo":  # COO is checked by its constructor
             same.check_format(full_check=True)
 
 
 def csr_rows(data: Array, indices: npt.NDArray[np.integer], indptr: npt.NDArray[np.integer], columns: int) -> Sparse:
-    """Return CSR rows of their three arrays."""
+    """Return CSR rows from their three arrays."""
     from scipy.sparse import csr_array
 
     return cast("Sparse", csr_array((data, indices, indptr), shape=(len(indptr) - 1, columns)))
@@ -115,12 +116,12 @@ def is_sparse(rows: Rows) -> bool:
 
 
 def as_float64(rows: Rows) -> Rows:
-    """Return rows as float64, which is exact; themselves where they are."""
+    """Return rows as float64, which is exact; rows that are float64 are returned as they are."""
     return rows if rows.dtype == np.float64 else rows.astype(np.float64)
 
 
 def require_two_dimensions(shape: tuple[int, ...], dtype: np.dtype[np.generic], name: str) -> None:
-    """Raise unless shape and dtype are those of rows of real numbers."""
+    """Raise an InvalidInputError unless shape and dtype are those of rows of real numbers."""
     if dtype.kind == "c":
         raise InvalidInputError(f"Complex data not supported: {name} must hold real numbers, and its dtype is {dtype}.")
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
@@ -138,9 +139,9 @@ def require_two_dimensions(shape: tuple[int, ...], dtype: np.dtype[np.generic], 
 
 
 def require_finite(rows: Rows, name: str, first_row: int = 0) -> None:
-    """Raise with the number of the first row that holds NaN or infinity; rows count from `first_row`."""
+    """Raise an InvalidInputError with the number of the first row that is not finite, counted from `first_row`."""
     values = rows if isinstance(rows, np.ndarray) else rows.data
-    # The sum is one cheap pass without a temporary; it overflows only where a closer look is due anyway.
+    # A finite sum proves that all values are finite, in one pass without a temporary array.
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):
             return
@@ -158,7 +159,7 @@ def require_finite(rows: Rows, name: str, first_row: int = 0) -> None:
 
 
 def mask_invalid_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
-    """Return which rows are finite, (n,), and the rows with zeros in place of those that are not."""
+    """Return a mask (n,) of the finite rows, and the rows with all others replaced by zeros."""
     if isinstance(rows, np.ndarray):
         finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=1)
         return finite, np.where(finite[:, np.newaxis], rows, 0.0)
@@ -168,14 +169,14 @@ def mask_invalid_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
 
 
 def row_values(rows: Rows) -> int:
-    """Return how many dense float64 values take the memory of a row, on average, rounded up."""
+    """Return the average memory of a row in dense float64 values, rounded up."""
     if isinstance(rows, np.ndarray):
         return int(rows.shape[1])
     return -(-2 * rows.nnz // rows.shape[0]) + 1
 
 
 def stack_rows(parts: list[Rows]) -> Rows:
-    """Return rows, one part under the other; all of one kind."""
+    """Concatenate rows that are all dense, or all sparse."""
     dense = [part for part in parts if isinstance(part, np.ndarray)]
     if dense:
         return np.concatenate(dense)
@@ -185,7 +186,7 @@ def stack_rows(parts: list[Rows]) -> Rows:
 
 
 def squared_norms(X: Rows) -> Array:
-    """Return |x|^2 of each row, (n,), added up in float64."""
+    """Return the squared norms |x|^2 of the rows, (n,), accumulated in float64."""
     if isinstance(X, np.ndarray):
         norms: Array = np.einsum("ij,ij->i", X, X, dtype=np.float64)
         return norms
@@ -193,17 +194,17 @@ def squared_norms(X: Rows) -> Array:
 
 
 def _row_sums(X: Sparse, values: Array) -> Array:
-    """Add up, for each row, values that stand beside the stored ones."""
+    """Return the sums (n,) over each row of values that correspond to the stored ones."""
     return np.bincount(_row_of(X), values, X.shape[0]).astype(np.float64, copy=False)
 
 
 def _row_of(X: Sparse) -> npt.NDArray[np.intp]:
-    """Return the row of each stored value."""
+    """Return the row number of each stored value."""
     return np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
 
 
 def scale_columns(X: Rows, factors: float | Array) -> Rows:
-    """Return X with its columns multiplied by a number or by one each (d,), in the precision of X."""
+    """Return X with its columns multiplied by one factor, or by a factor each (d,), in the precision of X."""
     if isinstance(X, np.ndarray):
         return (X * factors).astype(X.dtype, copy=False)
     by_value = factors if isinstance(factors, float) else factors[X.indices]
@@ -211,7 +212,7 @@ def scale_columns(X: Rows, factors: float | Array) -> Rows:
 
 
 def normalize_rows(X: Rows) -> tuple[Rows, Array]:
-    """Return ``x / |x|`` of each row, zeros where x is, and the lengths |x| (n,); no square overflows."""
+    """Return the rows ``x / |x|``, zero for a zero row, and their norms |x| (n,), without overflow."""
     if isinstance(X, np.ndarray):
         largest = np.abs(X).max(axis=1)
         units = X / np.where(largest > 0, largest, 1)[:, np.newaxis]

@@ -1,4 +1,4 @@
-"""Memory that a thread uses again and again: fresh memory is handed out page by page, and slowly."""
+"""Buffers that each thread reuses, because the system hands out new memory slowly, page by page."""
 
 import threading
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array
 
-_KEPT_BYTES = 2**25
-"""A larger one is not kept for the next call."""
+_MAX_CACHED_BYTES = 2**25
+"""A larger buffer is freed after use."""
 
-_LINE = 64
-"""Where a line of the processor's cache begins, and its widest registers are read at once; NumPy's memory begins 16 or
-48 bytes behind, which costs `exp` a fifth of its speed.
+_CACHE_LINE = 64
+"""Alignment in bytes, also of the widest vector registers. NumPy's own memory is off by 16 or 48 bytes, which costs
+`exp` a fifth of its speed.
 """
 
 
 def allocate_aligned(size: int) -> npt.NDArray[np.uint8]:
-    """Return so many bytes of new memory that begins with a line."""
-    memory = np.empty(size + _LINE, np.uint8)
-    first = -memory.ctypes.data % _LINE
+    """Return `size` bytes of new memory that start at a cache line."""
+    memory = np.empty(size + _CACHE_LINE, np.uint8)
+    first = -memory.ctypes.data % _CACHE_LINE
     return memory[first : first + size]
 
 
@@ -29,17 +29,17 @@ class ThreadBuffer(threading.local):
     """A buffer for each thread."""
 
     def __init__(self) -> None:
-        self._held = np.empty(0, np.uint8)
+        self._cached = np.empty(0, np.uint8)
 
     @contextmanager
-    def taken(self, rows: int, columns: int, dtype: np.dtype[np.floating]) -> Iterator[Array]:
-        """Lend an array with anything in it; who asks meanwhile, from inside a kernel, gets another."""
+    def borrow(self, rows: int, columns: int, dtype: np.dtype[np.floating]) -> Iterator[Array]:
+        """Yield an uninitialized array; a nested call, from inside a kernel, gets a buffer of its own."""
         size = rows * columns * dtype.itemsize
-        held, self._held = self._held, np.empty(0, np.uint8)
-        if len(held) < size:
-            held = allocate_aligned(size)
+        buffer, self._cached = self._cached, np.empty(0, np.uint8)
+        if len(buffer) < size:
+            buffer = allocate_aligned(size)
         try:
-            yield held[:size].view(dtype).reshape(rows, columns)
+            yield buffer[:size].view(dtype).reshape(rows, columns)
         finally:
-            if len(held) <= _KEPT_BYTES:
-                self._held = held
+            if len(buffer) <= _MAX_CACHED_BYTES:
+                self._cached = buffer

@@ -1,4 +1,4 @@
-"""How large a scoring job is, on paper: its tasks, bytes, hours and machines, and what its scheduler allows."""
+"""Size a scoring job before it exists: its tasks, bytes, hours and machines, and the limit of its scheduler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,26 +8,26 @@ from dkfm.core import budget, chunking
 from dkfm.core.chunking import choose_tile_rows, count_tiles, require_count
 from dkfm.errors import BudgetError, InvalidInputError
 
-_BUSY = 0.25
-"""Share of its time that a scheduler may work: it has bursts, and answers workers and dashboards too."""
+_MAX_SCHEDULER_SHARE = 0.25
+"""Largest share of its time that a scheduler may work: it has bursts, and answers workers and dashboards too."""
 
 _HOUR = 3600.0
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What the parts of a job cost on some machine; `dkfm bench --json` measures them, the defaults are of paper.
+    """Costs of the parts of a job on a machine; `dkfm bench --json` measures them, the defaults are assumptions.
 
     Attributes
     ----------
     value_seconds : float
-        Of one thread, of a kernel's value in float64 beside its products.
+        Seconds of one thread for one float64 kernel value, without its multiplications.
     product_seconds : float
-        Of one thread, of one multiplication and addition: d of a kernel's value, and one of it and each output.
+        Seconds of one thread for one multiplication and addition: a kernel value needs d, and one for each output.
     scheduler_seconds : float
-        Of the scheduler's thread, of a task.
+        Seconds of the scheduler's thread for one task.
     read_bytes, write_bytes : float
-        That one thread reads, or writes durably and reads back, in a second, while all others of its machine do.
+        Bytes a second that one thread reads, or writes durably and reads back, while all other threads do so too.
 
     Examples
     --------
@@ -52,45 +52,44 @@ class Constants:
 
     @classmethod
     def from_report(cls, report: Mapping[str, object]) -> "Constants":
-        """Return the constants of a report of `dkfm bench --json`; what it lacks is as on paper.
+        """Return the constants of a report of `dkfm bench --json`; missing ones have their defaults.
 
         Raises
         ------
         InvalidInputError
-            It has none, or one that is unknown, or no number.
+            The report has no constants, an unknown one, or one that is not a number.
         """
         measured, known = report.get("constants"), {field.name for field in fields(cls)}
         if not isinstance(measured, Mapping) or not set(measured) <= known:
-            told = sorted(map(str, set(measured) - known)) if isinstance(measured, Mapping) else "none"
+            unknown = sorted(map(str, set(measured) - known)) if isinstance(measured, Mapping) else "none"
             raise InvalidInputError(
-                f'A report of dkfm bench --json has "constants", of {", ".join(sorted(known))}; here are {told}.'
+                f'A report of dkfm bench --json has "constants", of {", ".join(sorted(known))}; here are {unknown}.'
             )
         return cls(**measured)
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """A scoring job on paper.
+    """The size of a scoring job.
 
     Attributes
     ----------
     rows, n, columns, width : int
-        Rows of so many columns, scored against n landmarks to so many columns of scores.
+        The job scores `rows` rows of `columns` columns against n landmarks, to `width` columns of scores.
     chunk_rows : int
-        Of a task.
+        Rows of a task.
     asked : bool
-        Whether a job would take other chunks by itself: these have to be asked for, with `chunk_rows=`
-        (`--chunk-rows`).
+        Whether a job would choose other chunks: then `chunk_rows=` (`--chunk-rows`) has to be given.
     machines, cores : int
-        How many, and of how many cores each; every core is a thread of one worker a machine.
+        Number of machines, and of the cores of each; a machine has one worker with a thread for each core.
     task_bytes, model_bytes : int
-        Memory of a task, and what all tasks of a worker share.
+        Bytes of memory of a task, and bytes that all tasks of a worker share.
     read_bytes, written_bytes : int
-        Of float64 rows, and of scores.
+        Bytes of all float64 rows, and of all scores.
     task_seconds : float
-        Of a thread: arithmetic, reading and writing, as if none were done beside another.
+        Seconds of a thread for a task: arithmetic, reading and writing one after the other.
     scheduler_seconds : float
-        Of the scheduler, of a task.
+        Seconds of the scheduler for a task.
     """
 
     rows: int
@@ -110,37 +109,37 @@ class Sizing:
 
     @property
     def tasks(self) -> int:
-        """How many tasks."""
+        """Number of tasks."""
         return count_tiles(self.rows, self.chunk_rows)
 
     @property
     def threads(self) -> int:
-        """Of all machines."""
+        """Number of threads of all machines."""
         return self.machines * self.cores
 
     @property
     def worker_bytes(self) -> int:
-        """Memory of a worker with a thread a core, beside what Python and its libraries take of it."""
+        """Bytes of memory of a worker with a thread for each core, without Python and its libraries."""
         return budget.worker_bytes(self.model_bytes, self.task_bytes, self.cores, 0)
 
     @property
     def core_hours(self) -> float:
-        """Hours of one core for all rows."""
+        """Hours that one core would need for all rows."""
         return self.rows / self.chunk_rows * self.task_seconds / _HOUR
 
     @property
     def hours(self) -> float:
-        """Hours until the last task ends, or until the scheduler has seen to all."""
+        """Hours until the last task ends, or until the scheduler has handled all tasks, whichever is later."""
         return max(self._working, self.tasks * self.scheduler_seconds) / _HOUR
 
     @property
     def scheduler_share(self) -> float:
-        """Tasks a second times seconds of the scheduler's a task; more than 1 is more than it can."""
+        """Share of its time that the scheduler works; above 1 it is the limit."""
         return self.tasks * self.scheduler_seconds / self._working
 
     @property
     def scheduler_threads(self) -> float:
-        """From how many threads on the scheduler is the limit: more of them wait for it."""
+        """Number of threads above which threads wait for the scheduler."""
         return self.task_seconds / self.scheduler_seconds if self.scheduler_seconds else inf
 
     @property
@@ -165,39 +164,40 @@ def sizing(
     itemsize: int = 8,
     constants: Constants = Constants(),
 ) -> Sizing:
-    """Size a scoring job of dense rows: tasks, bytes and hours on some machines, or the machines for some hours.
+    """Size a scoring job of dense rows: its tasks, bytes and hours on given machines, or the machines for given hours.
 
     Parameters
     ----------
     rows, n, d, width : int
-        Rows of d columns, scored against n landmarks to `width` columns of scores.
+        The job scores `rows` rows of d columns against n landmarks, to `width` columns of scores.
     hours : float
-        By when it has to be done.
+        Largest duration of the job.
     machines : int, optional
-        How many there are, whatever the hours; by default as few as are done by then.
+        Number of machines; by default the fewest that finish within `hours`.
     cores : int
-        Of a machine.
+        Cores of a machine.
     chunk_rows : int, optional
-        Of a task. By default those of a plan; or, where these would keep the scheduler busy for more than a quarter of
-        its time, or be more than a job may have, as many as do not.
+        Rows of a task. By default those of a plan, or more, where the scheduler would work for more than a quarter of
+        its time, or the job would have too many chunks.
     itemsize : int
-        8 for float64, 4 for float32.
+        Bytes of a value of the model: 8 for float64, 4 for float32.
     constants : Constants
-        Of the machine.
+        Costs on the machines.
 
     Returns
     -------
     Sizing
+        The size of the job.
 
     Raises
     ------
     BudgetError
-        No number of machines is done by then.
+        No number of machines finishes within `hours`.
 
     Examples
     --------
-    >>> found = sizing(10**9, 4000, 50, 20)
-    >>> found.tasks, round(found.core_hours, 1), found.machines, round(found.scheduler_share, 2)
+    >>> size = sizing(10**9, 4000, 50, 20)
+    >>> size.tasks, round(size.core_hours, 1), size.machines, round(size.scheduler_share, 2)
     (33216, 5.6, 1, 0.11)
     """
     given = {"rows": rows, "n": n, "d": d, "width": width, "cores": cores, "chunk_rows": chunk_rows or 1}
@@ -205,21 +205,21 @@ def sizing(
         require_count(value, name)
     job = _Job(rows, n, d, width, cores, chunk_rows, itemsize, constants)
     if machines is not None:
-        return job.on(machines)
-    found = job.on(max(1, ceil(job.row_seconds * rows / (hours * _HOUR * cores))))
-    while found.hours > hours:
-        if found.threads >= found.tasks or found.scheduler_share >= 1:
+        return job.size_on(machines)
+    size = job.size_on(max(1, ceil(job.row_seconds * rows / (hours * _HOUR * cores))))
+    while size.hours > hours:
+        if size.threads >= size.tasks or size.scheduler_share >= 1:
             raise BudgetError(
-                f"{rows} rows in tasks of {found.chunk_rows} take {budget.format_seconds(found.hours * _HOUR)} on any "
-                f"number of machines, and {budget.format_seconds(hours * _HOUR)} are there: {job.remedy(found)}."
+                f"{rows} rows in tasks of {size.chunk_rows} take {budget.format_seconds(size.hours * _HOUR)} on any "
+                f"number of machines, and {budget.format_seconds(hours * _HOUR)} are there: {job.remedy(size)}."
             )
-        found = job.on(found.machines + max(1, int(found.machines * (found.hours / hours - 1))))
-    return found
+        size = job.size_on(size.machines + max(1, int(size.machines * (size.hours / hours - 1))))
+    return size
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What is sized; `sizing` explains it."""
+    """The parameters of `sizing`."""
 
     rows: int
     n: int
@@ -232,20 +232,20 @@ class _Job:
 
     @property
     def row_seconds(self) -> float:
-        """Seconds of a thread for a row."""
+        """Seconds of a thread for one row."""
         given, size = self.constants, self.itemsize
         arithmetic = budget.score_seconds(self.n, self.d, self.width, size, given.value_seconds, given.product_seconds)
         return arithmetic + 8 * self.d / given.read_bytes + size * self.width / given.write_bytes
 
-    def on(self, machines: int) -> Sizing:
-        """Size it on some machines."""
-        size, threads = self.itemsize, machines * self.cores
+    def size_on(self, machines: int) -> Sizing:
+        """Return the size of the job on a number of machines."""
+        itemsize, threads = self.itemsize, machines * self.cores
         planned = chunking.choose_chunk_rows(
-            self.rows, budget.score_seconds(self.n, self.d, self.width, size), size * self.width, threads
+            self.rows, budget.score_seconds(self.n, self.d, self.width, itemsize), itemsize * self.width, threads
         )
-        chosen = min(self.rows, self.chunk_rows or max(planned, self._enough(threads)))
-        piece = chunking.choose_piece_rows(chosen, self.d, 1, size)
-        tile = min(piece, choose_tile_rows(self.n, self.d, self.width, size))
+        chosen = min(self.rows, self.chunk_rows or max(planned, self._least_chunk_rows(threads)))
+        piece = chunking.choose_piece_rows(chosen, self.d, 1, itemsize)
+        tile = min(piece, choose_tile_rows(self.n, self.d, self.width, itemsize))
         return Sizing(
             rows=self.rows,
             n=self.n,
@@ -255,22 +255,23 @@ class _Job:
             asked=chosen != min(self.rows, planned),
             machines=machines,
             cores=self.cores,
-            task_bytes=budget.score_task_bytes(piece, self.d, self.n, self.width, tile, itemsize=size),
-            model_bytes=budget.model_bytes(self.n, self.d, (self.n + 1) * self.width, itemsize=size),
+            task_bytes=budget.score_task_bytes(piece, self.d, self.n, self.width, tile, itemsize=itemsize),
+            model_bytes=budget.model_bytes(self.n, self.d, (self.n + 1) * self.width, itemsize=itemsize),
             read_bytes=8 * self.rows * self.d,
-            written_bytes=size * count_tiles(self.rows, chosen) * chosen * self.width,
+            written_bytes=itemsize * count_tiles(self.rows, chosen) * chosen * self.width,
             task_seconds=chosen * self.row_seconds,
             scheduler_seconds=self.constants.scheduler_seconds,
         )
 
-    def _enough(self, threads: int) -> int:
-        """Return the rows of as many tasks for every thread as leave the scheduler its time, and a job may have."""
-        wanted = threads * self.constants.scheduler_seconds / (_BUSY * self.row_seconds)
+    def _least_chunk_rows(self, threads: int) -> int:
+        """Return the fewest chunk rows that neither overload the scheduler nor make too many chunks."""
+        wanted = threads * self.constants.scheduler_seconds / (_MAX_SCHEDULER_SHARE * self.row_seconds)
         each = self.rows / (threads * max(1, wanted, count_tiles(self.rows, chunking.MAX_CHUNKS)))
         return count_tiles(self.rows, threads * max(1, int(each)))
 
-    def remedy(self, found: Sizing) -> str:
-        """Say what to do about a job that no machines do in time."""
-        if found.scheduler_share >= 1:
-            return f"the scheduler is the limit, and chunk_rows of {self._enough(found.threads)} leave it its time"
+    def remedy(self, size: Sizing) -> str:
+        """Return what to do about a job that no machines finish in time."""
+        if size.scheduler_share >= 1:
+            rows = self._least_chunk_rows(size.threads)
+            return f"the scheduler is the limit, and chunk_rows of {rows} leave it its time"
         return "use fewer chunk_rows, or more hours"

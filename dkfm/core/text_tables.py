@@ -1,4 +1,4 @@
-"""Rows of named cells, as aligned text and as JSON."""
+"""Format rows of named cells as aligned text, and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -14,13 +14,13 @@ Row: TypeAlias = Mapping[str, Cell]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of the same cells under a title."""
+    """Rows with the same columns, under a title."""
 
     title: str
     rows: Sequence[Row]
 
     def lines(self) -> Iterator[str]:
-        """Yield the title and the columns, numbers to the right.
+        """Yield the lines of the table as text, columns aligned to the right.
 
         >>> squares = [{"a_number": 4, "its_square": 16}, {"a_number": 30, "its_square": 900}]
         >>> for line in Table("Squares", squares).lines():
@@ -37,12 +37,12 @@ class Table:
             yield "  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
 
     def texts(self) -> list[list[str]]:
-        """Return the names of the columns, then each row, as words."""
+        """Return the column names, then the cells of each row, as text."""
         header = [name.replace("_", " ") for name in self.rows[0]]
         return [header, *([_text(cell) for cell in row.values()] for row in self.rows)]
 
     def plain(self) -> list[dict[str, object]]:
-        """Return the rows for JSON, which has no word for what is not finite."""
+        """Return the rows for JSON, with None for numbers that are not finite."""
         return [{name: _plain(cell) for name, cell in row.items()} for row in self.rows]
 
 

@@ -102,7 +102,7 @@ class StoredGram:
     @contextmanager
     def _tile(self, info: zarr_schema.ArrayInfo, pair: tuple[int, int]) -> Iterator[Array]:
         file = self.root / "gram" / "c" / str(pair[0]) / str(pair[1])
-        with _tiles.taken(info.chunks[0], info.chunks[1], np.dtype(np.float64)) as tile:
+        with _tiles.borrow(info.chunks[0], info.chunks[1], np.dtype(np.float64)) as tile:
             try:
                 raw_chunks.read_chunk(tile, file, checked=True)
             except (ValueError, OSError) as error:

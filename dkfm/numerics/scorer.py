@@ -63,7 +63,7 @@ class Scorer:
         rows = max(1, _even(n, rows or self._tile_rows(heads.values(), n)))
         with (
             np.errstate(over="ignore", invalid="ignore"),  # `compute_finite_scores` tells
-            _values.taken(rows, model.landmarks.shape[0], model.dtype) as buffer,
+            _values.borrow(rows, model.landmarks.shape[0], model.dtype) as buffer,
         ):
             for tile in row_slices(n, rows):
                 values = self.values(Z[tile], buffer[: tile.stop - tile.start])

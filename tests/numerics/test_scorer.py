@@ -222,9 +222,9 @@ def test_a_row_that_overflows_the_kernel_is_named():
 @pytest.mark.parametrize("shape", [(3, 5), (1, 1), (700, 11), (2, 3)])
 def test_lent_memory_begins_where_registers_read_it_at_once(shape):
     buffers = ThreadBuffer()
-    with buffers.taken(*shape, np.dtype(np.float32)) as first, buffers.taken(*shape, np.dtype(np.float32)) as second:
+    with buffers.borrow(*shape, np.dtype(np.float32)) as first, buffers.borrow(*shape, np.dtype(np.float32)) as second:
         assert first.shape == second.shape == shape
         assert not np.shares_memory(first, second)
         assert [a.ctypes.data % 64 for a in (first, second)] == [0, 0]
-    with buffers.taken(*shape, np.dtype(np.float32)) as again:
+    with buffers.borrow(*shape, np.dtype(np.float32)) as again:
         assert again.ctypes.data in (first.ctypes.data, second.ctypes.data)

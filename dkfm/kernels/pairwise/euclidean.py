@@ -173,7 +173,7 @@ class _Centred(_Products):
         return squared_norms(centred)
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
-        with _augmented_rows.taken(Z.shape[0], Z.shape[1] + 2, Z.dtype) as left:
+        with _augmented_rows.borrow(Z.shape[0], Z.shape[1] + 2, Z.dtype) as left:
             norms = self._augmented(Z, left)
             left[:, -2] = 1.0
             left[:, -1] = -norms
