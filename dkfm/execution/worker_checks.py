@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,6 +140,7 @@ def local_versions(*, tables: bool = False) -> dict[str, str | None]:
     return {name: _version(name) for name in ("python", *_PACKAGES, *(["pyarrow"] if tables else []))}
 
 
+@cache  # a lookup reads a file, and a process keeps what it has imported
 def _version(name: str) -> str | None:
     if name == "python":
         return ".".join(map(str, sys.version_info[:2]))  # what is of one minor version reads the other
