@@ -1,1 +1,1 @@
-"""Tasks on threads of this process or on a Dask cluster."""
+"""Run tasks on threads of this process or on a Dask cluster."""

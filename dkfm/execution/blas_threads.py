@@ -1,6 +1,6 @@
-"""The number of BLAS threads in a task, and what is known of the BLAS of this process.
+"""Limit BLAS to one thread in tasks, and report which BLAS this process has loaded.
 
-Tasks compute with one BLAS thread each: the same bits wherever they run, and never more threads than cores.
+With one BLAS thread a task gives the same bits wherever it runs, and there are never more threads than cores.
 """
 
 import re
@@ -15,8 +15,8 @@ from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_l
 from dkfm.execution.clusters.client import is_inside_worker, worker_folder
 from dkfm.kernels.pairwise import columnwise_sums
 
-_BUNDLED = re.compile(r"/(numpy|scipy)(\.libs|/\.dylibs)/")
-"""In the path of a library that NumPy or SciPy brings."""
+_BUNDLED_LIBRARY = re.compile(r"/(numpy|scipy)(\.libs|/\.dylibs)/")
+"""Matches the path of a library that the wheels of NumPy or SciPy contain."""
 
 _blas_lock = threading.Lock()
 _limits: threadpool_limits | None = None
@@ -25,21 +25,22 @@ _users = 0
 
 @contextmanager
 def single_blas_thread() -> Iterator[None]:
-    """Give BLAS one thread while any thread of this process is inside, and the former number after the last.
+    """Limit BLAS to one thread while any thread of this process is inside; restore the former number after the last.
 
-    The limit is one of the process, so it is counted: limits nested in threads would restore the wrong number.
+    The limit belongs to the whole process, so its users are counted: limits that threads nest in each other would
+    restore the wrong number.
     """
-    _keep_compilations()
-    with _limited():
+    _cache_compilations()
+    with _counted_limit():
         yield
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
-    global _users, _limits  # noqa: PLW0603  # one limit a process is what BLAS has
+def _counted_limit() -> Iterator[None]:
+    global _users, _limits  # noqa: PLW0603  # BLAS has one limit for the process
     with _blas_lock:
         if _users == 0:
-            _limits = _limit_to_one()
+            _limits = _set_one_thread()
         _users += 1
     try:
         yield
@@ -47,44 +48,44 @@ def _limited() -> Iterator[None]:
         with _blas_lock:
             _users -= 1
             if _users == 0 and _limits is not None:
-                with _control():
+                with _control_of_openblas():
                     _limits.restore_original_limits()
 
 
 def limit_blas_threads_in_worker() -> AbstractContextManager[None]:
-    """Give BLAS one thread inside a task of a worker, whose other threads have the other cores; else all it has."""
+    """Limit BLAS to one thread in a worker, whose other threads use the other cores; elsewhere change nothing."""
     return single_blas_thread() if is_inside_worker() else nullcontext()
 
 
 def count_blas_threads() -> int:
-    """Return how many threads BLAS has in a task: more than one where it does not do as it is told."""
-    with _limited():
+    """Return how many threads BLAS uses in a task: more than one if it ignores the limit."""
+    with _counted_limit():
         return max((info["num_threads"] for info in ThreadpoolController().select(user_api="blas").info()), default=1)
 
 
 def blas_libraries() -> str:
-    """Return the libraries, with their versions, that NumPy's and SciPy's matrix products are computed by."""
-    return ", ".join(sorted({f"{info['internal_api']} {info['version']}" for info in _blas()}))
+    """Return the names and versions of the BLAS libraries that NumPy and SciPy call."""
+    return ", ".join(sorted({f"{info['internal_api']} {info['version']}" for info in _blas_info()}))
 
 
 def blas_processors() -> str:
-    """Return the processors that these libraries compute for: the bits of a product differ between them."""
-    return ", ".join(sorted({str(info.get("architecture")) for info in _blas()}))
+    """Return the processor types that these libraries chose; the bits of a product differ between types."""
+    return ", ".join(sorted({str(info.get("architecture")) for info in _blas_info()}))
 
 
 @cache
-def _blas() -> tuple[Mapping[str, Any], ...]:
-    """Return what is known of the BLAS of NumPy and SciPy; other packages may have brought more of them."""
-    import scipy.linalg  # noqa: F401  # SciPy brings a BLAS of its own, which must be loaded to be found
+def _blas_info() -> tuple[Mapping[str, Any], ...]:
+    """Return threadpoolctl's facts on the BLAS of NumPy and SciPy; other packages may have loaded libraries too."""
+    import scipy.linalg  # noqa: F401  # SciPy has a BLAS of its own, which is found only once it is loaded
 
-    found = ThreadpoolController().select(user_api="blas").info()
-    bundled = [info for info in found if _BUNDLED.search(info["filepath"])]
-    return tuple(bundled or found)
+    loaded = ThreadpoolController().select(user_api="blas").info()
+    bundled = [info for info in loaded if _BUNDLED_LIBRARY.search(info["filepath"])]
+    return tuple(bundled or loaded)
 
 
 @cache
-def _keep_compilations() -> None:
-    """Let what a task compiles be kept in the scratch directory of its worker, if that has this process to itself."""
+def _cache_compilations() -> None:
+    """Cache compiled functions in the worker's scratch directory, if a nanny clears it after this process."""
     scratch = worker_folder()
     if scratch is not None:
         folder = scratch / "dkfm-compiled"
@@ -92,16 +93,16 @@ def _keep_compilations() -> None:
         columnwise_sums.set_compile_cache(folder)
 
 
-def _limit_to_one() -> threadpool_limits:
-    import scipy.linalg  # noqa: F401  # SciPy brings a BLAS of its own, which a limit must find loaded
+def _set_one_thread() -> threadpool_limits:
+    import scipy.linalg  # noqa: F401  # SciPy has a BLAS of its own, which a limit reaches only once it is loaded
 
-    with _control():
+    with _control_of_openblas():
         return ThreadpoolController().select(user_api="blas").limit(limits=1)
 
 
 @contextmanager
-def _control() -> Iterator[None]:
-    """Let this thread set the limits: from threadpoolctl 3.8 on, any but the first that did is silently ignored."""
+def _control_of_openblas() -> Iterator[None]:
+    """Let this thread set limits: since threadpoolctl 3.8, limits of all threads but the first are silently ignored."""
     release = getattr(OpenBLASController, "clear_controlling_thread", lambda force: None)
     release(force=True)
     try:

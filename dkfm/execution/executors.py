@@ -1,4 +1,4 @@
-"""What runs tasks: a Dask client, or a pool of threads in this process; both behind four methods."""
+"""Run tasks on a Dask cluster or on a pool of threads in this process, behind one interface."""
 
 import asyncio
 import time
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Key: TypeAlias = tuple[str, int, int]
-"""Name of the run, number of the task, and which copy of it: names of a task on the dashboard."""
+"""Name of the run, number of the task, and number of the copy: Dask's key of a task, shown on the dashboard."""
 
-_GATHER = 15
-"""Seconds that a result of a few bytes has to come from its worker."""
+_GATHER_TIMEOUT = 15
+"""Seconds to wait for a result of a few bytes to arrive from its worker."""
 
-_SILENT = 20
-"""Seconds without a sign of life, after which a worker's tasks are better run elsewhere too."""
+_SILENCE_LIMIT = 20
+"""Seconds without a heartbeat after which copies of a worker's tasks start on other workers."""
 
-_CHOICE = 16
-"""Workers among which a task may choose once one of them all is not fit."""
+_MAX_ALLOWED_WORKERS = 16
+"""Workers named as allowed for one task once some worker of the cluster is unfit."""
 
-_NOTHING = object()
-"""In place of a result that did not come."""
+_NO_RESULT = object()
+"""Stands for a result that did not arrive."""
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class FinishedTask:
-    """A task that came to its end: with a value, or an error."""
+    """A task that returned a value or raised an error."""
 
     key: Key
     value: object = None
@@ -48,16 +48,21 @@ class FinishedTask:
 
 @dataclass(frozen=True)
 class ExecutorHealth:
-    """What is known of those who run tasks.
+    """State of the workers behind an executor.
 
     Attributes
     ----------
     answers : bool
         Whether the scheduler answers.
-    running, paused, silent : tuple of str
-        Addresses of workers: those that take tasks, those that have no memory left for one, and those not heard of.
+    running : tuple of str
+        Addresses of workers that take tasks.
+    paused : tuple of str
+        Addresses of workers that Dask paused for lack of memory.
+    silent : tuple of str
+        Addresses of workers whose heartbeats stopped.
     stuck : tuple of Key
-        Tasks on the latter two, those whose results do not come from there, and those for workers that are gone.
+        Tasks that paused or silent workers hold, that finished there without a result arriving, or that may only run
+        on workers that are gone.
     """
 
     answers: bool = True
@@ -68,34 +73,34 @@ class ExecutorHealth:
 
 
 class Executor(Protocol):
-    """Runs tasks and hands them back as they finish."""
+    """Run tasks and return them as they finish."""
 
     threads: int
 
     @property
     def client(self) -> "Client | None":
-        """The client of a cluster, if tasks run on one."""
+        """Client of the cluster that runs the tasks; None if threads of this process run them."""
 
     def submit(
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
     ) -> None:
-        """Start one task, on some workers alone if they are given."""
+        """Start a task; `workers`, if given, are the only ones that may run it."""
 
-    def finished(self, timeout: float) -> FinishedTask | None:
-        """Wait for a task that finished, so many seconds at most."""
+    def wait_for_task(self, timeout: float) -> FinishedTask | None:
+        """Return the next task that finishes; None if none does within `timeout` seconds."""
 
     def health(self) -> ExecutorHealth:
-        """Return what is known of those who run tasks."""
+        """Return the state of the workers."""
 
-    def avoid(self, error: UnfitWorkerError) -> bool:
-        """Give a worker that is not fit no more tasks; False where there is no other."""
+    def exclude(self, error: UnfitWorkerError) -> bool:
+        """Give no more tasks to the worker that an error names; return False if there is no other worker."""
 
     def cancel(self, *, wait: bool = True) -> None:
-        """Give up what has not finished."""
+        """Cancel the tasks that have not finished."""
 
 
 class ThreadExecutor:
-    """A pool of threads in this process."""
+    """Run tasks on a pool of threads in this process."""
 
     client = None
 
@@ -107,11 +112,11 @@ class ThreadExecutor:
     def submit(
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
     ) -> None:
-        """Start one task."""
+        """Start a task."""
         self._pool.submit(function, *arguments).add_done_callback(lambda future: self._done.put((key, future)))
 
-    def finished(self, timeout: float) -> FinishedTask | None:
-        """Wait for a task that finished, so many seconds at most."""
+    def wait_for_task(self, timeout: float) -> FinishedTask | None:
+        """Return the next task that finishes; None if none does within `timeout` seconds."""
         try:
             key, future = self._done.get(timeout=timeout)
         except Empty:
@@ -120,20 +125,20 @@ class ThreadExecutor:
         return FinishedTask(key, None if error else future.result(), error)
 
     def health(self) -> ExecutorHealth:
-        """Return that this process is well."""
+        """Return this process as the only running worker."""
         return ExecutorHealth(running=("this process",))
 
-    def avoid(self, error: UnfitWorkerError) -> bool:
-        """Return that there is no other process."""
+    def exclude(self, error: UnfitWorkerError) -> bool:
+        """Return False: there is no other process."""
         return False
 
     def cancel(self, *, wait: bool = True) -> None:
-        """Drop what has not started and wait for what has."""
+        """Drop tasks that have not started, and wait for those that have."""
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
 class ClientExecutor:
-    """Tasks on a Dask cluster."""
+    """Run tasks on a Dask cluster."""
 
     def __init__(self, client: "Client") -> None:
         if client.asynchronous:
@@ -142,53 +147,54 @@ class ClientExecutor:
         self.client = client
         self._done: SimpleQueue[tuple[distributed.Future[Any], object]] = SimpleQueue()
         self._pending: dict[Key, distributed.Future[Any]] = {}
-        self._seen: dict[str, tuple[object, float]] = {}
+        self._heartbeats: dict[str, tuple[object, float]] = {}
+        """Last heartbeat of each worker, and when this process first saw it."""
         self._late: set[Key] = set()
-        """Tasks that ended, and whose results did not come: whoever has them may hang."""
+        """Tasks that finished without their results arriving: the workers that have them may hang."""
         self._unfit: set[str] = set()
         self._fit: tuple[str, ...] = ()
         self._turn = count()
-        self._chosen: dict[Key, frozenset[str]] = {}
-        """Of the tasks that only some workers may run, those workers."""
+        self._allowed: dict[Key, frozenset[str]] = {}
+        """Workers that may run a task, for tasks that not every worker may run."""
         self.threads = 1
         self.health()
 
     def submit(
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
     ) -> None:
-        """Start one task, on some workers alone if they are given."""
-        there = self._some(self._fit if workers is None and self._unfit else workers or ())
-        if there:
-            self._chosen[key] = there
-        future = self.client.submit(function, *arguments, key=key, pure=False, workers=list(there) or None)
+        """Start a task; `workers`, if given, are the only ones that may run it."""
+        allowed = self._select(self._fit if workers is None and self._unfit else workers or ())
+        if allowed:
+            self._allowed[key] = allowed
+        future = self.client.submit(function, *arguments, key=key, pure=False, workers=list(allowed) or None)
         self._pending[key] = future
-        future.add_done_callback(self._ended)
+        future.add_done_callback(self._on_end)
 
-    def _ended(self, future: "distributed.Future[Any]") -> None:
-        """Take the news that a task has ended; its result, if it has one, comes on the loop of the client."""
+    def _on_end(self, future: "distributed.Future[Any]") -> None:
+        """Queue a task that has ended; the result, if there is one, is gathered on the client's event loop first."""
         loop: Any = self.client.loop
         if future.status == "finished":
-            # Few are asked for at a time: one that did not come lets others pass.
-            loop.add_callback(self._bring, future, _GATHER if future.key in self._late else 0)
+            # A result that did not arrive is asked for again after a pause, so that others pass it.
+            loop.add_callback(self._gather, future, _GATHER_TIMEOUT if future.key in self._late else 0)
         else:
-            self._done.put((future, _NOTHING))
+            self._done.put((future, _NO_RESULT))
 
-    async def _bring(self, future: "distributed.Future[Any]", pause: float) -> None:
-        """Ask for a result beside all others: a worker that hangs with one keeps nobody waiting."""
-        value: object = _NOTHING
+    async def _gather(self, future: "distributed.Future[Any]", pause: float) -> None:
+        """Gather one result concurrently with all others, so that a worker that hangs delays only its own."""
+        value: object = _NO_RESULT
         await asyncio.sleep(pause)
-        with suppress(Exception, asyncio.CancelledError):  # its worker, or the scheduler, went or hangs with it
-            value = await asyncio.wait_for(future, _GATHER)
+        with suppress(Exception, asyncio.CancelledError):  # the worker or the scheduler is gone or hangs
+            value = await asyncio.wait_for(future, _GATHER_TIMEOUT)
         self._done.put((future, value))
 
-    def _some(self, workers: Iterable[str]) -> frozenset[str]:
-        """Return a few of some workers, others each time: all of them, with every task, are many addresses."""
+    def _select(self, workers: Iterable[str]) -> frozenset[str]:
+        """Return a few of the workers, others at each call: to send all addresses with every task would be slow."""
         every = list(workers)
         first = next(self._turn) % max(1, len(every))
-        return frozenset((every + every)[first : first + _CHOICE])
+        return frozenset((every + every)[first : first + _MAX_ALLOWED_WORKERS])
 
-    def finished(self, timeout: float) -> FinishedTask | None:
-        """Wait for a task that finished, so many seconds at most."""
+    def wait_for_task(self, timeout: float) -> FinishedTask | None:
+        """Return the next task that finishes; None if none does within `timeout` seconds."""
         from distributed import KilledWorker
 
         try:
@@ -198,59 +204,60 @@ class ClientExecutor:
         if future.key not in self._pending:
             return None
         if future.status == "error":
-            error = future.exception(timeout=_GATHER)
+            error = future.exception(timeout=_GATHER_TIMEOUT)
             if isinstance(error, KilledWorker):
                 error = WorkerDiedError(f"The workers died that ran the task {future.key[1]}.")
             elif isinstance(error, RuntimeError) and "deserialization of the task graph" in str(error):
-                told = (
-                    f"({reason(error.__cause__ or error)}); it needs the modules that tasks name, in the same versions"
+                cause = reason(error.__cause__ or error)
+                error = ClusterError(
+                    f"The scheduler cannot read a task ({cause}); it needs the modules that tasks name, in the same "
+                    "versions."
                 )
-                error = ClusterError(f"The scheduler cannot read a task {told}.")
-            return self._taken(future.key, None, error)
+            return self._pop_task(future.key, None, error)
         if future.status == "cancelled":
             raise ClusterError("The scheduler is gone, and all that it was to do.")
-        if value is not _NOTHING:
-            return self._taken(future.key, value, None)
+        if value is not _NO_RESULT:
+            return self._pop_task(future.key, value, None)
         if future.status == "finished":
             self._late.add(future.key)
-        else:  # lost with its worker, and made again
+        else:  # the result was lost with its worker, and the scheduler computes it again
             self._late.discard(future.key)
-        future.add_done_callback(self._ended)  # the same, or another once its worker is given up
+        future.add_done_callback(self._on_end)  # called again for the old result or for a new one
         return None
 
-    def _taken(self, key: Key, value: object, error: BaseException | None) -> FinishedTask:
-        del self._pending[key]  # which lets the cluster forget it
-        self._chosen.pop(key, None)
+    def _pop_task(self, key: Key, value: object, error: BaseException | None) -> FinishedTask:
+        del self._pending[key]  # the cluster forgets a result that has no future
+        self._allowed.pop(key, None)
         self._late.discard(key)
         return FinishedTask(key, value, error)
 
     def health(self) -> ExecutorHealth:
-        """Return what the scheduler says of its workers; silent are those whose last sign of life does not move."""
+        """Return the scheduler's view of its workers; a worker is silent if its last heartbeat stays the same."""
         facts = worker_facts(self.client)
         if facts is None:
             return ExecutorHealth(answers=False)
         now = time.monotonic()
-        self._seen = {address: self._since(address, fact["last_seen"], now) for address, fact in facts.items()}
-        silent = tuple(address for address, (_, since) in self._seen.items() if now - since > _SILENT)
+        self._heartbeats = {a: self._first_seen(a, fact["last_seen"], now) for a, fact in facts.items()}
+        silent = tuple(address for address, (_, since) in self._heartbeats.items() if now - since > _SILENCE_LIMIT)
         paused = tuple(a for a, fact in facts.items() if fact["status"] == "paused" and a not in silent)
         running = tuple(a for a in facts if a not in paused and a not in silent and a not in self._unfit)
         self._fit = running or tuple(address for address in self._fit if address not in self._unfit)
         self.threads = max(1, sum(int(facts[address]["nthreads"]) for address in running))
-        deserted = (key for key, there in self._chosen.items() if there.isdisjoint(running))
+        deserted = (key for key, allowed in self._allowed.items() if allowed.isdisjoint(running))
         late = self._late if paused or silent else ()
         return ExecutorHealth(True, running, paused, silent, (*self._held_by([*paused, *silent]), *late, *deserted))
 
-    def avoid(self, error: UnfitWorkerError) -> bool:
-        """Give a worker no more tasks where others are or were, and say so once."""
+    def exclude(self, error: UnfitWorkerError) -> bool:
+        """Give a worker no more tasks if there are or were others, and warn once."""
         if error.worker not in self._unfit:
             self._unfit.add(error.worker)
             self.health()
-            if self._fit:  # or were, and may be again
+            if self._fit:  # workers that are gone may come back
                 warnings.warn(f"{error} It gets no more tasks of this job.", DkfmWarning, stacklevel=2)
         return bool(self._fit)
 
-    def _since(self, address: str, last: object, now: float) -> tuple[object, float]:
-        before = self._seen.get(address)
+    def _first_seen(self, address: str, last: object, now: float) -> tuple[object, float]:
+        before = self._heartbeats.get(address)
         return before if before is not None and before[0] == last else (last, now)
 
     def _held_by(self, workers: list[str]) -> tuple[Key, ...]:
@@ -261,7 +268,7 @@ class ClientExecutor:
         return tuple(key for key in keys if key in self._pending)
 
     def cancel(self, *, wait: bool = True) -> None:
-        """Cancel what has not finished."""
+        """Cancel the tasks that have not finished."""
         pending, self._pending = list(self._pending.values()), {}
         if pending and wait and self.client.status == "running":
             self.client.cancel(pending)
@@ -269,27 +276,27 @@ class ClientExecutor:
 
 @contextmanager
 def open_executor(client: "Client | None") -> Iterator[Executor]:
-    """Open the executor of a client, or of this process without one; unfinished tasks are cancelled at the end."""
+    """Open an executor on a client, or on threads of this process; cancel unfinished tasks when the context ends."""
     temporary.remove_abandoned_once()
     client = find_client(client)
     if client is not None:
-        with _cancelled(ClientExecutor(client)) as on_cluster:
-            yield on_cluster
+        with _cancel_at_end(ClientExecutor(client)) as executor:
+            yield executor
         return
     from dask.system import CPU_COUNT
 
-    with _cancelled(ThreadExecutor(1 if is_inside_worker() else CPU_COUNT)) as here:
-        yield here
+    with _cancel_at_end(ThreadExecutor(1 if is_inside_worker() else CPU_COUNT)) as executor:
+        yield executor
 
 
 @contextmanager
-def _cancelled(running: Executor) -> Iterator[Executor]:
+def _cancel_at_end(executor: Executor) -> Iterator[Executor]:
     try:
-        yield running
+        yield executor
     except StalledError:
-        running.cancel(wait=False)  # whatever does not answer would be waited for
+        executor.cancel(wait=False)  # to wait for a cluster that does not answer would take for ever
         raise
     except BaseException:
-        running.cancel()
+        executor.cancel()
         raise
-    running.cancel()
+    executor.cancel()

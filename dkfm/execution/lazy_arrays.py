@@ -1,6 +1,6 @@
-"""Dask arrays and data frames through a model, lazily, with exact shape, chunks, dtype and index.
+"""Apply a model to Dask arrays and data frames lazily, with exact shape, chunks, dtype and index.
 
-A small model travels in the graph as one key; a larger one is written once and opened by path in the workers.
+A small model is one key of the graph. A larger one is written to disk once, and workers open it by its path.
 """
 
 import uuid
@@ -27,37 +27,52 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
 
 SMALL_MODEL = 5_000_000
-"""Bytes up to which a model travels in the graph."""
+"""Bytes below which a model is part of the graph."""
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
 def dashboard_name(name: str) -> Callable[[F], F]:
-    """Let the dashboard call the tasks of a function so; which parameter does it depends on the version of dask."""
+    """Decorate a function so that Dask's dashboard shows its tasks under `name`.
 
-    def named(function: F) -> F:
+    Dask has a parameter for it, but its name depends on the version.
+    """
+
+    def rename(function: F) -> F:
         function.__name__ = name
         return function
 
-    return named
+    return rename
 
 
 class EmbeddedModel:
-    """A model inside a graph, under its token."""
+    """Hold a model inside a graph.
+
+    Attributes
+    ----------
+    token : str
+        Unique name of the model.
+    """
 
     def __init__(self, model: Model) -> None:
         self.token = uuid.uuid4().hex
         self._model = model
 
     def scorer(self) -> Scorer:
-        """Return the prepared model, made once per process."""
+        """Return the prepared model; a process prepares it once."""
         return get_scorer(self.token, lambda: prepare_compact_scorer(self._model))
 
 
 class StoredModel:
-    """A model in a store of its own, which lives as long as the estimator or a graph that needs it.
+    """Keep a model in a temporary store, for as long as an estimator or a graph refers to it.
 
-    Once it was sent to a worker it lives as long as this process: what is persisted there has no graph here.
+    Once it was sent to a worker, the store lives as long as this process: results persisted on the cluster may need it
+    although no graph here refers to it.
+
+    Attributes
+    ----------
+    token : str
+        Unique name of the model.
     """
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
@@ -69,50 +84,50 @@ class StoredModel:
         self._digest = save_record(Path(self._path), record)
         self._trusted = serialization.function_paths(record.model.kernel)
 
-    def __reduce__(self) -> tuple[type["_Opened"], tuple[str, str, tuple[str, ...]]]:
-        # A copy on a worker must not remove the files when it goes, and may outlive what is here.
+    def __reduce__(self) -> tuple[type["_ModelOnDisk"], tuple[str, str, tuple[str, ...]]]:
+        # A copy on a worker must not remove the files when it is collected, and may live longer than this object.
         self._remove.detach()
-        return _Opened, (self._path, self._digest, self._trusted)
+        return _ModelOnDisk, (self._path, self._digest, self._trusted)
 
     def scorer(self) -> Scorer:
-        """Return the prepared model, read once per process."""
+        """Return the prepared model; a process reads it once."""
         return get_saved_scorer(self._path, self._digest, self._trusted)
 
 
-class _Opened:
-    """A spilled model as a worker knows it: a path, a digest, and the user's functions in its kernel."""
+class _ModelOnDisk:
+    """Refer to a stored model on a worker by path, digest, and the user's functions that its kernel may import."""
 
     def __init__(self, path: str, digest: str, trusted: tuple[str, ...]) -> None:
         self._path, self._digest, self._trusted = path, digest, trusted
 
     def scorer(self) -> Scorer:
-        """Return the prepared model, read once per process."""
+        """Return the prepared model; a process reads it once."""
         return get_saved_scorer(self._path, self._digest, self._trusted)
 
 
 def model_for_graph(record: Record, workspace: str | Path | None) -> EmbeddedModel | StoredModel:
-    """Return the model of a record in the form that suits its size, if its kernel can be written at all."""
+    """Return the model of a record for use in a graph: embedded if it is small or its kernel cannot be saved."""
     small = record.model.nbytes < SMALL_MODEL or not serialization.is_serializable(record.model.kernel)
     return EmbeddedModel(record.model) if small else StoredModel(record, workspace)
 
 
 def transform_array(
-    carried: EmbeddedModel | StoredModel, model: Model, name: str, Z: "da.Array", diagonal: object = None
+    shared_model: EmbeddedModel | StoredModel, model: Model, name: str, Z: "da.Array", diagonal: object = None
 ) -> "da.Array":
     """Return one output of a model for a dask array of rows (n, d), as a lazy dask array (n, width).
 
-    Row chunks stay as they are, unknown ones too. The rows of a block that is not finite raise when it is computed.
-    `diagonal`, an array-like or dask array of shape (n,), holds k(z, z) where the kernel does not know it.
+    Row chunks stay the same, unknown ones too. A block with values that are not finite raises when it is computed.
+    `diagonal`, an array-like or dask array of shape (n,), holds k(z, z) if the kernel cannot compute it.
     """
     from dask.delayed import delayed
 
     _require_rows(Z, model.columns)
-    shared = delayed(carried, name=f"dkfm-model-{carried.token}", traverse=False)
-    known = () if diagonal is None else (_aligned(diagonal, Z)[:, np.newaxis],)
+    shared = delayed(shared_model, name=f"dkfm-model-{shared_model.token}", traverse=False)
+    known = () if diagonal is None else (_align_diagonal(diagonal, Z)[:, np.newaxis],)
     scores: da.Array = Z.rechunk({1: -1}).map_blocks(
         _score_block,
         *known,
-        carried=shared,
+        shared_model=shared,
         head=name,
         chunks=(Z.chunks[0], (model.head(name).width,)),
         meta=np.empty((0, 0), model.head(name).dtype),
@@ -121,12 +136,12 @@ def transform_array(
 
 
 def transform_frame(
-    carried: EmbeddedModel | StoredModel, model: Model, name: str, rows: "dd.DataFrame", columns: list[str]
+    shared_model: EmbeddedModel | StoredModel, model: Model, name: str, rows: "dd.DataFrame", columns: list[str]
 ) -> "dd.DataFrame":
-    """Return one output of a model for a dask data frame of rows, lazily: `columns`, with its index and divisions."""
+    """Return one output of a model for a dask data frame, as a lazy frame with `columns` and the same index."""
     import dask.dataframe as dd
 
-    scores = transform_array(carried, model, name, rows.to_dask_array())
+    scores = transform_array(shared_model, model, name, rows.to_dask_array())
     frame: dd.DataFrame = dd.from_dask_array(scores, columns=columns, index=rows.index)
     return frame
 
@@ -137,19 +152,19 @@ def lazy_distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
 
     _require_rows(X, Y.shape[1])
     shared = delayed((kernel, Y), name=f"dkfm-points-{uuid.uuid4().hex}", traverse=False)
-    found: da.Array = X.rechunk({1: -1}).map_blocks(
+    distances: da.Array = X.rechunk({1: -1}).map_blocks(
         _block_distances,
-        of=shared,
+        kernel_and_rows=shared,
         dtype=np.float64,
         chunks=(X.chunks[0], (Y.shape[0],)),
         meta=np.empty((0, 0)),
     )
-    return found
+    return distances
 
 
 @dashboard_name("dkfm-distances")
-def _block_distances(block: Array, *, of: tuple[Kernel, Rows]) -> Array:
-    kernel, Y = of
+def _block_distances(block: Array, *, kernel_and_rows: tuple[Kernel, Rows]) -> Array:
+    kernel, Y = kernel_and_rows
     if block.shape[0] == 0:
         return np.empty((0, Y.shape[0]))
     with single_blas_thread():
@@ -163,8 +178,8 @@ def _require_rows(X: "da.Array", d: int) -> None:
         raise InvalidInputError(f"The dask array must hold real numbers, and its dtype is {X.dtype}.")
 
 
-def _aligned(diagonal: object, Z: "da.Array") -> "da.Array":
-    """Return k(z, z) of the rows of a dask array as a dask array (n,) with the same chunks."""
+def _align_diagonal(diagonal: object, Z: "da.Array") -> "da.Array":
+    """Return k(z, z) of the rows Z as a dask array (n,) with the row chunks of Z."""
     import dask.array as da
 
     known = da.asarray(diagonal)
@@ -176,12 +191,12 @@ def _aligned(diagonal: object, Z: "da.Array") -> "da.Array":
 
 @dashboard_name("dkfm-transform")
 def _score_block(
-    block: Array, diagonal: Array | None = None, *, carried: EmbeddedModel | StoredModel, head: str
+    block: Array, diagonal: Array | None = None, *, shared_model: EmbeddedModel | StoredModel, head: str
 ) -> Array:
-    what, scorer = "a block of rows", carried.scorer()
+    what, scorer = "a block of rows", shared_model.scorer()
     if block.shape[0] == 0:
-        found = scorer.model.head(head)
-        return np.empty((0, found.width), found.dtype)
+        output = scorer.model.head(head)
+        return np.empty((0, output.width), output.dtype)
     rows = as_float64(as_rows(block, what))
     known = None if diagonal is None else diagonal[:, 0]
     with single_blas_thread():

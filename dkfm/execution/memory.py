@@ -1,4 +1,4 @@
-"""Checks before the first task: what memory and disk are there, and whether the plan fits."""
+"""Measure available memory and disk, and check before the first task that the plan fits."""
 
 import os
 import resource
@@ -13,18 +13,21 @@ from dkfm.execution.clusters.client import worker_facts
 if TYPE_CHECKING:
     from distributed import Client
 
-_SHARE, _PAUSE = 0.6, 0.8
-"""A worker above the first share of its limit starts to spill; above the other it is paused for ever, silently."""
+_SPILL_SHARE = 0.6
+"""Share of a worker's memory limit above which Dask spills data to disk."""
 
-_BUFFERS = 2**27
-"""Addresses that a BLAS takes for the buffers of its threads, beside what a plan has of them."""
+_PAUSE_SHARE = 0.8
+"""Share of a worker's memory limit above which Dask pauses the worker, without a message and without an end."""
 
-_MODULES = 2**28
-"""More than a worker with all that dkfm imports takes before its first task."""
+_BLAS_BUFFER_BYTES = 2**27
+"""Address space that a BLAS reserves for the buffers of its threads, beyond the buffers that a plan counts."""
+
+_MODULE_BYTES = 2**28
+"""Upper bound on the memory of a worker that has imported dkfm and run no task."""
 
 
 def available_memory() -> int:
-    """Return the bytes that this process may still take: of the machine, its container's limit, and `ulimit -v`."""
+    """Return the bytes that this process may still allocate, given the machine, the container, and `ulimit -v`."""
     import psutil
     from distributed.system import MEMORY_LIMIT
 
@@ -32,15 +35,15 @@ def available_memory() -> int:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return int(here)
-    # Where addresses end, OpenBLAS asks for its buffers for ever.
-    return int(min(here, max(0, limit - psutil.Process().memory_info().vms - _BUFFERS)))
+    # OpenBLAS retries for ever when it cannot map its buffers, so their address space stays free.
+    return int(min(here, max(0, limit - psutil.Process().memory_info().vms - _BLAS_BUFFER_BYTES)))
 
 
 def peak_memory() -> int:
-    """Return the largest resident size that this process ever had, in bytes."""
+    """Return the peak resident size of this process, in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
-        # Not getrusage, whose figure a process takes over from the one that started it.
+        # getrusage does not serve: a child process inherits its parent's peak.
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
 
@@ -52,8 +55,7 @@ def require_driver_memory(
     if n > budget.LARGEST_DENSE_N:
         raise BudgetError(
             f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
-            "fewer "
-            'rows, choose some with landmarks=, or use basis="cholesky", which needs none where the rank is low.'
+            'fewer rows, choose some with landmarks=, or use basis="cholesky", which needs none where the rank is low.'
         )
     have = available_memory()
     remedy = f"the largest N that fits is {budget.largest_n_within(have, d, blocks, copies, squares)}"
@@ -65,21 +67,22 @@ def require_driver_memory(
 def has_driver_memory(
     n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
 ) -> bool:
-    """Whether this process can hold the root of an N x N Gram matrix."""
+    """Return whether this process can hold the root of an N x N Gram matrix."""
     return n <= budget.LARGEST_DENSE_N and budget.fit_bytes(n, d, blocks, copies, squares) <= available_memory()
 
 
 def require_disk(path: Path, need: int, what: str = "The Gram matrix") -> None:
-    """Raise a BudgetError unless the file system of `path` has room."""
+    """Raise a BudgetError unless the file system of `path` has `need` bytes free."""
     folder = next(parent for parent in (path, *path.parents) if parent.exists())
     have = shutil.disk_usage(folder).free
     budget.require_fits(need, have, f"{what} at {path}", "choose a larger disk, or fewer rows")
 
 
 def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
-    """Return the bytes that one task may take where every thread runs one, beside `shared` bytes of the process.
+    """Return the bytes that one task may allocate if every thread runs one and a process also holds `shared` bytes.
 
-    It is the least of all workers; without a client, of this process and its number of threads.
+    With a client, the smallest budget of all workers counts. Without one, the budget is that of this process with
+    `threads` threads.
     """
     if client is None:
         return (available_memory() - shared) // threads
@@ -87,7 +90,7 @@ def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
 
 
 def smallest_worker_budget(client: "Client", shared: int) -> tuple[int, str]:
-    """Return the bytes that a task may take of the worker that has the fewest of them, and its address."""
+    """Return the smallest task budget of all workers, in bytes, and the address of that worker."""
     facts = worker_facts(client)
     if not facts:
         raise ClusterError("The scheduler does not answer, or has no workers; start one and try again.")
@@ -98,19 +101,35 @@ def smallest_worker_budget(client: "Client", shared: int) -> tuple[int, str]:
 
 
 def thread_budget(limit: int | None, threads: int, shared: int, held: int) -> int:
-    """Return the bytes that a task may take of a worker whose threads run one each, beside `shared` bytes of it.
+    """Return the bytes that a task may allocate on a worker if every thread runs one, beside `shared` bytes.
 
-    A process that holds a good part of a small limit with its modules alone leaves less than the usual share; what it
-    holds beyond them may be what an earlier job left to be used again. A worker without a limit of its own has what is
-    left of its machine, which is taken to be as much as of this one.
+    Imported modules may take a good part of a small limit, so the budget also leaves room below the pause limit.
+    Memory beyond the modules may be a cache of an earlier job, which is not counted. For a worker without a limit,
+    the memory available on this machine stands for that of the worker's machine.
+
+    Parameters
+    ----------
+    limit : int or None
+        Memory limit of the worker, in bytes; None or 0 for none.
+    threads : int
+        Threads of the worker.
+    shared : int
+        Bytes that all tasks of the worker share, such as the model.
+    held : int
+        Resident size of the worker before its first task, in bytes.
+
+    Returns
+    -------
+    int
+        Bytes a task; negative if even the shared bytes do not fit.
     """
     if not limit:
-        return (int(_SHARE * available_memory()) - shared) // threads
-    return (min(int(_SHARE * limit), int(_PAUSE * limit) - min(held, _MODULES)) - shared) // threads
+        return (int(_SPILL_SHARE * available_memory()) - shared) // threads
+    return (min(int(_SPILL_SHARE * limit), int(_PAUSE_SHARE * limit) - min(held, _MODULE_BYTES)) - shared) // threads
 
 
 def resident_memory() -> int:
-    """Return the bytes that this process has in memory."""
+    """Return the resident size of this process, in bytes."""
     import psutil
 
     return int(psutil.Process(os.getpid()).memory_info().rss)

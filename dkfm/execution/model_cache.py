@@ -1,4 +1,4 @@
-"""The models that a process which runs tasks has opened, shared by its threads."""
+"""Cache prepared models in a process that runs tasks; its threads share them."""
 
 from collections.abc import Callable, Collection
 
@@ -9,17 +9,19 @@ from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
 from dkfm.storage.model_transfer import local_copy
 
-_KEPT_BYTES = 2**28
-"""Models stay when another one comes, while all of them together are below this."""
+_CACHE_BYTES = 2**28
+"""Total size of the cached models, in bytes, above which the least recently used are dropped."""
 
-_STREAMED = " from "
-_scorers: LruCache[Scorer] = LruCache(_KEPT_BYTES, lambda scorer: scorer.model.nbytes)
+_STREAMED_SEPARATOR = " from "
+"""Separates digest and path in the key of a streamed model."""
+
+_scorers: LruCache[Scorer] = LruCache(_CACHE_BYTES, lambda scorer: scorer.model.nbytes)
 
 
 def baseline_memory() -> int:
-    """Return the largest size that this process has had, with SciPy and what this module imports loaded.
+    """Return the peak resident size of this process, in bytes, once SciPy and this module's imports are loaded.
 
-    What a compiled kernel adds, numba's code, is not in it.
+    Code that numba compiles for a kernel is not included.
     """
     import scipy.linalg  # noqa: F401
 
@@ -27,14 +29,28 @@ def baseline_memory() -> int:
 
 
 def get_scorer(digest: str, make: Callable[[], Scorer]) -> Scorer:
-    """Return the prepared model of a digest, made once per process and shared by its threads."""
+    """Return the prepared model with a digest; `make` prepares it once per process, and threads share it."""
     return _scorers.get(digest, make)
 
 
 def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), streamed: bool = False) -> Scorer:
-    """Return the prepared model of a store, checked against its digest, its functions against those trusted.
+    """Read the model of a store, verify its digest and its functions, and prepare it once per process.
 
-    The weights of a streamed one stay in the store.
+    Parameters
+    ----------
+    path : str
+        Folder or URL of the store.
+    digest : str
+        Digest that the model must have.
+    trusted : collection of str
+        Paths of the user's functions that the kernel may import.
+    streamed : bool
+        Whether the weights stay in the store and are read block by block.
+
+    Returns
+    -------
+    Scorer
+        The prepared model.
     """
 
     def read() -> Scorer:
@@ -42,10 +58,10 @@ def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stre
             load_record(local_copy(path, digest, worker_folder()), digest, trusted, streamed=streamed).model
         )
 
-    # What is read again and again is of one place: the same model elsewhere may outlive it.
-    return get_scorer(f"{digest}{_STREAMED}{path}" if streamed else digest, read)
+    # A streamed model is read from its path again and again; a copy at another path may live longer.
+    return get_scorer(f"{digest}{_STREAMED_SEPARATOR}{path}" if streamed else digest, read)
 
 
 def remove_model(digest: str) -> None:
-    """Let a model go."""
-    _scorers.remove(lambda key: str(key).partition(_STREAMED)[0] == digest)
+    """Drop a model from the cache."""
+    _scorers.remove(lambda key: str(key).partition(_STREAMED_SEPARATOR)[0] == digest)

@@ -1,6 +1,6 @@
-"""Bars of progress: in a notebook, or on standard error where that is a terminal; none of what takes no time.
+"""Show progress bars in notebooks and on terminals, for work that takes a while.
 
-Inside a worker there are none, for its output is the user's terminal too, and its fits run many at once.
+Workers show none: they print to the user's terminal too, and run many fits at once.
 """
 
 import sys
@@ -13,46 +13,58 @@ from dkfm.core.budget import format_seconds
 from dkfm.execution.clusters.client import is_inside_worker
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets a notebook has the plain bar, quietly
+    warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets, tqdm falls back to a plain bar with a warning
     from tqdm.auto import tqdm
 
 if TYPE_CHECKING:
     from typing import Never
 
-LEAST_SECONDS = 2.0
-"""What takes less has no bar."""
+MIN_SECONDS = 2.0
+"""Shorter work has no bar."""
 
 
 def step_bar(name: str, total: int | None, unit: str, shown: bool) -> "tqdm[Never]":
-    """Return a bar that moves with ``update(steps)``, and appears once it has run for two seconds.
+    """Return a bar that moves with ``update(steps)`` and appears after two seconds.
 
     Parameters
     ----------
     name : str
+        Description in front of the bar.
     total : int, optional
-        How many steps there are, where that is known.
+        Number of steps, if known.
     unit : str
-        What a step is.
+        Name of a step.
     shown : bool
-        Whether the user wants one.
+        Whether the user wants a bar.
+
+    Returns
+    -------
+    tqdm
+        The bar, disabled if it is not to be seen.
     """
-    return _bar(name, total, unit, LEAST_SECONDS, None, shown)
+    return _bar(name, total, unit, MIN_SECONDS, None, shown)
 
 
 def call_bar(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
-    """Return a line that tells how long a call will take that cannot be looked into; at its end, how long it took.
+    """Return a line with the predicted duration of a call that reports no progress; at its end, with the actual one.
 
     Parameters
     ----------
     name : str
+        Description in front of the times.
     seconds : float
-        As predicted. Below two there is no line.
+        Predicted seconds. Below two seconds there is no line.
     shown : bool
-        Whether the user wants one.
+        Whether the user wants a line.
+
+    Returns
+    -------
+    tqdm
+        The line, disabled if it is not to be seen.
     """
-    told = f"{name}, about {format_seconds(seconds)}"
-    # LAPACK holds the interpreter's lock, so that no thread could move it on.
-    return _bar(told, None, "", 0.0, "{desc}: {elapsed}", shown and seconds >= LEAST_SECONDS)
+    description = f"{name}, about {format_seconds(seconds)}"
+    # LAPACK holds the interpreter's lock, so no thread could update a bar meanwhile.
+    return _bar(description, None, "", 0.0, "{desc}: {elapsed}", shown and seconds >= MIN_SECONDS)
 
 
 def _bar(name: str, total: int | None, unit: str, delay: float, bar_format: str | None, shown: bool) -> "tqdm[Never]":
@@ -63,13 +75,13 @@ def _bar(name: str, total: int | None, unit: str, delay: float, bar_format: str 
         unit=unit,
         delay=delay,
         bar_format=bar_format,
-        disable=not visible,  # tqdm itself would take a notebook's plain output for none
+        disable=not visible,  # tqdm's own test takes the output of a notebook for no terminal
         file=sys.stderr,
     )
 
 
 def _on_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()  # a program may run without standard error
+    return sys.stderr is not None and sys.stderr.isatty()  # stderr is None in a program that has none
 
 
 def _in_notebook() -> bool:

@@ -1,8 +1,8 @@
-"""Runs tasks through a bounded window, and sees to it that each ends: done, done elsewhere, or named in an error.
+"""Run tasks through a bounded window until each has succeeded or is named in an error.
 
-A worker that dies takes its tasks with it, innocent ones too; one that hangs keeps them; a scheduler that dies says
-nothing. So tasks whose workers died are run again one by one when all others are done, tasks that a silent or paused
-worker holds are run elsewhere too, and after a time without any result the job ends with what is known of the cluster.
+If a worker dies, all its tasks fail, innocent ones too: they run again one by one after all others. If a worker is
+silent or paused, copies of its tasks run on other workers. If no result comes for too long, as when the scheduler dies,
+the job ends with an error that describes the cluster.
 """
 
 import time
@@ -19,34 +19,34 @@ from dkfm.execution.progress import step_bar
 
 R = TypeVar("R")
 
-_WINDOW = 3
-"""Tasks in flight per thread: enough to hide the scheduler's milliseconds, few enough to hold no memory."""
+_TASKS_PER_THREAD = 3
+"""Tasks in flight per thread: enough to hide the scheduler's latency, few enough to hold little memory."""
 
-_LOOK = 2.0
-"""Seconds between two looks at the cluster."""
+_HEALTH_INTERVAL = 2.0
+"""Seconds between two health checks of the cluster."""
 
-_QUIET = 0.05
-"""Seconds without a result, after which there is time for what can wait."""
+_IDLE_AFTER = 0.05
+"""Seconds without a result after which `idle` is called."""
 
-_ALONE = 3
-"""Times that a task is run alone, each time on as many workers as the scheduler gives it, before it is blamed."""
+_SOLO_RUNS = 3
+"""Runs of a suspected task with nothing beside it, before the death of workers is blamed on the task."""
 
-_ATTEMPTS = 4
-"""Of a task whose store did not answer."""
+_MAX_ATTEMPTS = 4
+"""Attempts at a task whose object store does not answer."""
 
 
 @dataclass
 class Tally:
-    """How tasks came to their ends.
+    """Count retries and failures of a run.
 
     Attributes
     ----------
     retries : int
-        Tasks that were started once more, here or elsewhere.
+        Tasks that were started again.
     duplicates : int
-        Results that were there already.
+        Results of copies of a task that was done already.
     killers : list of int
-        Numbers of the tasks whose workers died although nothing else ran.
+        Numbers of tasks that killed their workers each time they ran alone.
     """
 
     retries: int = 0
@@ -66,38 +66,41 @@ def run_tasks(
     idle: Callable[[], object] = lambda: None,
     stall: float | None = None,
 ) -> Tally:
-    """Run ``function(*task)`` for every task, and call `done` with each result as it comes.
+    """Run ``function(*task)`` for every task, and call `done` with each result as it arrives.
 
     Parameters
     ----------
     executor : Executor
+        Runs the tasks.
     name : str
-        What the dashboard calls the tasks.
+        Name of the tasks on the dashboard.
     function : callable
+        Called with the arguments of each task.
     tasks : iterable of tuple
-        Arguments; consumed as the window moves.
+        Arguments of each task; consumed as the window moves.
     total : int
-        How many there are.
+        Number of tasks.
     progress : bool
         Whether to show a progress bar: see `dkfm.execution.progress`.
     done : callable, optional
-        It has each result once, in the order of finishing.
+        Called once with each result, in the order in which tasks finish.
     idle : callable
-        Called over and over while no result comes.
+        Called repeatedly while no result arrives.
     stall : float, optional
-        Seconds without a result after which the job ends. Without it a task may take as long as it likes, and the job
-        ends after `STALL_SECONDS` in which no worker was well.
+        Seconds without a result after which the job ends. Without it a task may take any time, and the job ends after
+        `STALL_SECONDS` in which no worker was running.
 
     Returns
     -------
     Tally
+        Retries, duplicates, and tasks that killed their workers.
 
     Raises
     ------
     ClusterError
-        The cluster is gone, or nothing was heard of it for too long.
+        The cluster is gone, or did not answer for too long.
     DkfmError
-        What a task raised.
+        A task raised it.
     """
     with step_bar(name, total, "task", progress) as bar:
 
@@ -106,16 +109,16 @@ def run_tasks(
                 done(result)
             bar.update()
 
-        return _Run(executor, f"{name}-{uuid.uuid4().hex}", function, finish, idle, total, stall).all_of(tasks)
+        return _Run(executor, f"{name}-{uuid.uuid4().hex}", function, finish, idle, total, stall).run_all(tasks)
 
 
 class _Run(Generic[R]):
-    """The tasks of one run that are under way; `run_tasks` explains its arguments."""
+    """State of one call of `run_tasks`, which describes the arguments."""
 
     def __init__(
         self,
         executor: Executor,
-        name: str,  # a key that is alive would return its old result
+        name: str,  # unique: Dask would return the old result of a key that it still has
         function: Callable[..., R],
         finish: Callable[[R], object],
         idle: Callable[[], object],
@@ -126,28 +129,29 @@ class _Run(Generic[R]):
         self._idle, self._total, self._stall = idle, total, stall
         self._open: dict[int, tuple[object, ...]] = {}
         self._copies: dict[int, int] = {}
-        """Of each open or suspected task, how many were started; and of those, how many have not ended.
+        """Number of copies of each open or suspected task that were started.
 
-        A suspect that is run again is another copy: of the same name a cluster may still have the end it came to.
+        Each run of a task is a copy with a key of its own: a cluster may still have the outcome of an earlier key.
         """
         self._running: dict[int, int] = {}
+        """Number of these copies that have not ended."""
         self._suspects: dict[int, tuple[object, ...]] = {}
         self._done = 0
-        self._heard = self._looked = time.monotonic()
+        self._last_result = self._last_check = time.monotonic()
         self._tally = Tally()
 
-    def all_of(self, tasks: Iterable[tuple[object, ...]]) -> Tally:
-        """Run everything."""
+    def run_all(self, tasks: Iterable[tuple[object, ...]]) -> Tally:
+        """Run all tasks, then each suspected one alone."""
         self._drain(enumerate(tasks))
         suspects, self._suspects = self._suspects, {}
         for number, arguments in sorted(suspects.items()):
-            if self._kills(number, arguments):
+            if self._kills_workers(number, arguments):
                 self._tally.killers.append(number)
         return self._tally
 
-    def _kills(self, number: int, arguments: tuple[object, ...]) -> bool:
-        """Run a task alone, some times if need be: whether its workers die each time, which is its doing then."""
-        for _ in range(_ALONE):
+    def _kills_workers(self, number: int, arguments: tuple[object, ...]) -> bool:
+        """Run a task alone, a few times if necessary; return whether its workers died each time."""
+        for _ in range(_SOLO_RUNS):
             self._tally.retries += 1
             self._drain(iter([(number, arguments)]))
             if self._suspects.pop(number, None) is None:
@@ -156,29 +160,30 @@ class _Run(Generic[R]):
 
     def _drain(self, numbered: Iterator[tuple[int, tuple[object, ...]]]) -> None:
         while True:
-            for number, arguments in islice(numbered, max(0, _WINDOW * self._executor.threads - len(self._open))):
+            window = _TASKS_PER_THREAD * self._executor.threads
+            for number, arguments in islice(numbered, max(0, window - len(self._open))):
                 self._open[number] = arguments
                 self._start(number)
             if not self._open:
                 return
-            finished = self._executor.finished(_QUIET)
+            finished = self._executor.wait_for_task(_IDLE_AFTER)
             if finished is None:
                 self._idle()
             else:
-                self._take(finished)
-            if time.monotonic() - self._looked > _LOOK:
-                self._look()
+                self._handle(finished)
+            if time.monotonic() - self._last_check > _HEALTH_INTERVAL:
+                self._check_health()
 
     def _start(self, number: int, workers: Iterable[str] | None = None) -> None:
         copy = self._copies.get(number, 0)
         self._copies[number], self._running[number] = copy + 1, self._running.get(number, 0) + 1
         self._executor.submit((self._name, number, copy), self._function, *self._open[number], workers=workers)
 
-    def _take(self, finished: FinishedTask) -> None:
+    def _handle(self, finished: FinishedTask) -> None:
         name, number, _ = finished.key
         if name != self._name:
-            return  # what an earlier run of this executor did not wait for
-        self._heard, error = time.monotonic(), finished.error
+            return  # a task of an earlier run on this executor
+        self._last_result, error = time.monotonic(), finished.error
         self._running[number] -= 1
         if number not in self._open:
             self._tally.duplicates += error is None
@@ -190,12 +195,12 @@ class _Run(Generic[R]):
             self._done += 1
             self._finish(cast("R", finished.value))
         elif self._running[number]:
-            return  # another copy of it is under way
+            return  # another copy of the task is running
         elif isinstance(error, WorkerDiedError):
             self._suspects[number] = self._close(number)
-        elif isinstance(error, UnfitWorkerError) and self._executor.avoid(error):
+        elif isinstance(error, UnfitWorkerError) and self._executor.exclude(error):
             self._start(number)
-        elif isinstance(error, UnreachableError) and self._copies[number] < _ATTEMPTS:
+        elif isinstance(error, UnreachableError) and self._copies[number] < _MAX_ATTEMPTS:
             self._tally.retries += 1
             self._start(number)
         else:
@@ -206,25 +211,25 @@ class _Run(Generic[R]):
             del self._running[number]
         return self._open.pop(number)
 
-    def _look(self) -> None:
-        """See how the cluster is, start elsewhere what is stuck, and end what has been silent for too long."""
+    def _check_health(self) -> None:
+        """Start copies of stuck tasks on other workers; raise a StalledError after too long a silence."""
         health = self._executor.health()
-        self._looked = time.monotonic()
+        self._last_check = time.monotonic()
         for number in {key[1] for key in health.stuck}:
             if health.running and number in self._open and self._running[number] == 1:
                 self._tally.retries += 1
                 self._start(number, health.running)
         if self._stall is None and health.answers and health.running:
-            self._heard = self._looked
-        silence = self._looked - self._heard
+            self._last_result = self._last_check
+        silence = self._last_check - self._last_result
         if silence > (self._stall or STALL_SECONDS):
             raise StalledError(
                 f"No task finished for {silence:.0f} seconds ({self._done} of {self._total} are done): "
-                f"{_reason(health, len(self._open))}"
+                f"{_explain_stall(health, len(self._open))}"
             )
 
 
-def _reason(health: ExecutorHealth, tasks: int) -> str:
+def _explain_stall(health: ExecutorHealth, tasks: int) -> str:
     if not health.answers:
         return "the scheduler does not answer."
     if health.silent and not health.running:

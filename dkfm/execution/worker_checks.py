@@ -1,6 +1,6 @@
-"""What a worker must be before it gets a task: of the driver's versions, on the same store, with room, one BLAS thread.
+"""Check workers before they run tasks: package versions, shared storage, memory, and one BLAS thread a task.
 
-All workers are asked before the first task; one that joins later asks itself before its own first.
+The driver asks all workers before the first task. A worker that joins later checks itself before its first task.
 """
 
 import asyncio
@@ -25,49 +25,54 @@ from dkfm.storage.output_location import OutputLocation
 if TYPE_CHECKING:
     from distributed import Client, Worker
 
-_ANSWER = 30.0
-"""Seconds that a worker has to answer. One that does not is asked by its first task, if it ever gets to one."""
+_ANSWER_TIMEOUT = 30.0
+"""Seconds to wait for a worker's answer. A worker that is late checks itself at the start of its first task."""
 
 _PACKAGES = (
     *("dask", "distributed", "numpy", "scipy", "numba", "llvmlite", "zarr", "numcodecs", "msgpack", "cloudpickle"),
     "dkfm",
 )
-"""Of the same versions everywhere, or nowhere: what carries tasks, and what makes the bits of scores.
+"""Packages whose versions must be the same on the driver and on workers: they move tasks or decide the bits of scores.
 
-google-crc32c is none of them: every version computes the same checksum.
+google-crc32c is not listed: every version computes the same checksum.
 """
 
-_SHARED = (
+_SHARED_DISK_REMEDY = (
     "use a path that is the same disk on every machine (--workspace for the Gram matrix of a fit), or an object store"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class WorkerRequirements:
-    """What tasks need where they run; told by its mark.
+    """What the tasks of a job need from the worker that runs them.
+
+    Two are equal if their probe files have the same name, which is unique to a job.
 
     Attributes
     ----------
-    place : Place
-        Where they write.
-    mark : str
-        The name of a file there that no other place has, as long as the job runs; empty where nothing is written; and
-        what is in it:
-    text : bytes
+    location : OutputLocation
+        Where tasks write.
+    probe : str
+        Name of a file that the driver writes at `location` for as long as the job runs; empty if nothing is written.
+    probe_text : bytes
+        Content of the probe file.
     versions : mapping of str to str or None
-        Of Python and packages, as the driver has them; None for a package that it does not have.
-    task_bytes, shared_bytes : int
-        What one task takes, and what all tasks of a process share.
+        Versions of Python and of packages on the driver; None for a package that the driver does not have.
+    task_bytes : int
+        Bytes of memory that one task takes.
+    shared_bytes : int
+        Bytes of memory that all tasks of a process share.
     source : Source, optional
-        What they read that is not at `place`; and what it must be there:
+        Input that tasks read, unless it lies at `location`.
     stamp : str
+        Stamp of `source` on the driver.
     model : str
-        The path of a model in this file system; empty without one.
+        Path of a model on this file system; empty if there is none.
     """
 
-    place: OutputLocation
-    mark: str
-    text: bytes
+    location: OutputLocation
+    probe: str
+    probe_text: bytes
     versions: Mapping[str, str | None]
     task_bytes: int
     shared_bytes: int
@@ -76,174 +81,183 @@ class WorkerRequirements:
     model: str = ""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, WorkerRequirements) and self.mark == other.mark
+        return isinstance(other, WorkerRequirements) and self.probe == other.probe
 
     def __hash__(self) -> int:
-        return hash(self.mark)
+        return hash(self.probe)
 
 
 @contextmanager
-def marker_file(place: OutputLocation, name: str, text: bytes) -> Iterator[None]:
-    """Leave a file at a place, for as long as the context lasts."""
-    place.put(name, text)
+def probe_file(location: OutputLocation, name: str, text: bytes) -> Iterator[None]:
+    """Write a small file at a location and remove it when the context ends."""
+    location.put(name, text)
     try:
         yield
     finally:
-        with suppress(StoreError):  # what happened meanwhile is told, not this
-            place.remove([name])
+        with suppress(StoreError):  # an error of the job matters more than a file that stays
+            location.remove([name])
 
 
 @contextmanager
-def fit_workers(client: "Client", demand: WorkerRequirements) -> Iterator[None]:
-    """Leave the mark of a demand for as long as the context lasts, and ask every worker whether it is fit.
+def checked_workers(client: "Client", requirements: WorkerRequirements) -> Iterator[None]:
+    """Check every worker, and keep the probe file in place until the context ends.
 
-    Workers that join later ask themselves; see `require_fit` for the errors.
+    Workers that join later check themselves. `check_workers` lists the errors and warnings.
     """
-    with marker_file(demand.place, demand.mark, demand.text):
-        require_fit(client, demand)
+    with probe_file(requirements.location, requirements.probe, requirements.probe_text):
+        check_workers(client, requirements)
         yield
 
 
-def require_fit(client: "Client", demand: WorkerRequirements) -> None:
-    """Ask every worker of a cluster whether it is fit.
+def check_workers(client: "Client", requirements: WorkerRequirements) -> None:
+    """Raise unless every worker of a cluster that answers meets the requirements.
 
     Raises
     ------
     UnfitWorkerError
-        One is not; the message names it, and says what to do.
+        A worker does not meet them. The message names the worker and the remedy.
     ClusterError
-        None answers.
+        The scheduler or all of the workers do not answer.
 
     Warns
     -----
     DkfmWarning
-        Their BLAS differs, or computes for different processors.
+        Workers have different BLAS libraries, or the same library for different processors.
     """
     workers = worker_facts(client)
     if workers is None:
         raise ClusterError("The scheduler does not answer; is it still there?")
-    answers = _asked(client, list(workers), demand)
+    answers = _ask_workers(client, list(workers), requirements)
     blas: dict[str, list[str]] = {}
     for worker, answer in answers.items():
         if isinstance(answer, _Answer):
             _require(worker, answer.fault)
             blas.setdefault(answer.blas, []).append(worker)
-        elif not isinstance(answer, OSError):  # of the way there: it left, or takes its time
-            _require(worker, _error_of(answer))
+        elif not isinstance(answer, OSError):  # an OSError means that the worker left or is slow
+            _require(worker, _describe_error(answer))
     _warn_of_blas(blas)
     if answers and all(isinstance(answer, TimeoutError) for answer in answers.values()):
-        raise ClusterError(f"No worker has answered in {_ANSWER:.0f} seconds; are they still there?")
+        raise ClusterError(f"No worker has answered in {_ANSWER_TIMEOUT:.0f} seconds; are they still there?")
 
 
 def local_versions(*, tables: bool = False) -> dict[str, str | None]:
-    """Return what this process has of what the driver and its workers must have the same, for tables of Parquet too."""
+    """Return the versions that driver and workers must share: of Python and packages, of pyarrow too for `tables`."""
     return {name: _version(name) for name in ("python", *_PACKAGES, *(["pyarrow"] if tables else []))}
 
 
 @cache  # a lookup reads a file, and a process keeps what it has imported
 def _version(name: str) -> str | None:
     if name == "python":
-        return ".".join(map(str, sys.version_info[:2]))  # what is of one minor version reads the other
+        return ".".join(map(str, sys.version_info[:2]))  # patch releases of one minor version are compatible
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def require_fit_here(demand: WorkerRequirements | None) -> None:
-    """Raise an `UnfitWorkerError` where this process is a worker and not fit; one that is fit is asked once."""
-    if demand is not None and worker_name() is not None:
-        _require_process(demand)
+def check_this_worker(requirements: WorkerRequirements | None) -> None:
+    """Raise an `UnfitWorkerError` if this process is a worker that does not meet the requirements.
+
+    A worker is checked once for each job. Outside a worker nothing is checked.
+    """
+    if requirements is not None and worker_name() is not None:
+        _check_process(requirements)
 
 
 @lru_cache(maxsize=8)
-def _require_process(demand: WorkerRequirements) -> None:
+def _check_process(requirements: WorkerRequirements) -> None:
     from distributed import get_worker
 
     worker = get_worker()
-    _require(str(worker.address), _fault_of(worker, demand))
+    _require(str(worker.address), _find_fault(worker, requirements))
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a worker lacks, nothing where it is fit; and by which BLAS, for which processor, it computes.
+    """A worker's answer: the requirement that it does not meet (empty if none), and its BLAS libraries and processors.
 
-    The driver's is not compared: it computes no scores. Which of those that a process has loaded NumPy and SciPy use is
-    not always known, so that another one is no fault.
+    The driver's BLAS is not compared, because the driver computes no scores. A process may load several BLAS libraries
+    without telling which of them NumPy and SciPy call, so a difference between workers is not a fault.
     """
 
     fault: str
     blas: str
 
 
-async def _answer(demand: WorkerRequirements, dask_worker: "Worker") -> _Answer:
-    """Return what the worker says that runs this, beside its event loop: a disk may be slow."""
-    fault = await asyncio.to_thread(_fault_of, dask_worker, demand)
+async def _answer(requirements: WorkerRequirements, dask_worker: "Worker") -> _Answer:
+    """Check the worker that runs this, in a thread: a slow disk must not block the worker's event loop."""
+    fault = await asyncio.to_thread(_find_fault, dask_worker, requirements)
     return _Answer(fault, "" if fault else f"{blas_libraries() or 'unknown'} for {blas_processors() or 'unknown'}")
 
 
 def _warn_of_blas(workers: Mapping[str, list[str]]) -> None:
     if len(workers) > 1:
-        found = "; ".join(f"{blas} on {addresses[0]}" for blas, addresses in sorted(workers.items()))
+        examples = "; ".join(f"{blas} on {addresses[0]}" for blas, addresses in sorted(workers.items()))
         warnings.warn(
-            f"The workers compute by different BLAS, or for different processors ({found}), so that which worker "
+            f"The workers compute by different BLAS, or for different processors ({examples}), so that which worker "
             "computes a row changes its scores within rounding.",
             DkfmWarning,
             stacklevel=2,
         )
 
 
-def _fault_of(worker: "Worker", demand: WorkerRequirements) -> str:
-    """Return what a worker lacks, in words that follow its name; nothing where it is fit."""
+def _find_fault(worker: "Worker", requirements: WorkerRequirements) -> str:
+    """Return what a worker lacks, in words that follow its name; empty if it meets all requirements."""
     try:
         return (
-            _of_versions(demand) or _of_store(demand) or _of_input(demand) or _of_memory(worker, demand) or _of_blas()
+            _find_version_fault(requirements)
+            or _find_store_fault(requirements)
+            or _find_input_fault(requirements)
+            or _find_memory_fault(worker, requirements)
+            or _find_blas_fault()
         )
     except (DkfmError, OSError) as error:
-        return f"cannot take tasks: {reason(error)}; {_SHARED}."
+        return f"cannot take tasks: {reason(error)}; {_SHARED_DISK_REMEDY}."
 
 
-def _of_versions(demand: WorkerRequirements) -> str:
-    for name, needed in demand.versions.items():
-        found = _version(name)
-        if found != needed:
-            told = f"{name} {found}" if found else f"no {name}"
-            return f"has {told}, and the driver {needed or 'has none'}; install the same on both."
+def _find_version_fault(requirements: WorkerRequirements) -> str:
+    for name, needed in requirements.versions.items():
+        version = _version(name)
+        if version != needed:
+            installed = f"{name} {version}" if version else f"no {name}"
+            return f"has {installed}, and the driver {needed or 'has none'}; install the same on both."
     return ""
 
 
-def _of_store(demand: WorkerRequirements) -> str:
-    if not demand.mark:
+def _find_store_fault(requirements: WorkerRequirements) -> str:
+    text = requirements.probe_text
+    if not requirements.probe:
         return ""
-    opened = demand.place.open(demand.mark, len(demand.text))
-    if opened is not None:
-        with opened:
-            if opened.read(len(demand.text) + 1) == demand.text:
+    probe = requirements.location.open(requirements.probe, len(text))
+    if probe is not None:
+        with probe:
+            if probe.read(len(text) + 1) == text:
                 return ""
-    return f"does not see the same {demand.place} as the driver; {_SHARED}."
+    return f"does not see the same {requirements.location} as the driver; {_SHARED_DISK_REMEDY}."
 
 
-def _of_input(demand: WorkerRequirements) -> str:
-    if demand.model and not Path(demand.model).exists():
-        return f"does not see the model {demand.model}; {_SHARED}."
-    if demand.source is None or demand.source.stamp() == demand.stamp:
+def _find_input_fault(requirements: WorkerRequirements) -> str:
+    if requirements.model and not Path(requirements.model).exists():
+        return f"does not see the model {requirements.model}; {_SHARED_DISK_REMEDY}."
+    source = requirements.source
+    if source is None or source.stamp() == requirements.stamp:
         return ""
-    told = f"does not see the same {demand.source.name} as the driver, by its size or time of change"
-    return f"{told}; {_SHARED}, or copies that keep the times."
+    fault = f"does not see the same {source.name} as the driver, by its size or time of change"
+    return f"{fault}; {_SHARED_DISK_REMEDY}, or copies that keep the times."
 
 
-def _of_memory(worker: "Worker", demand: WorkerRequirements) -> str:
+def _find_memory_fault(worker: "Worker", requirements: WorkerRequirements) -> str:
     limit, threads = worker.memory_manager.memory_limit, worker.state.nthreads
-    have = memory.thread_budget(limit, threads, demand.shared_bytes, memory.resident_memory())
-    if have >= demand.task_bytes:
+    available = memory.thread_budget(limit, threads, requirements.shared_bytes, memory.resident_memory())
+    if available >= requirements.task_bytes:
         return ""
-    need, there = budget.format_megabytes(demand.task_bytes), budget.format_megabytes(have)
+    need, there = budget.format_megabytes(requirements.task_bytes), budget.format_megabytes(available)
     return f"has {there} for a task of {need}; give it more memory or fewer threads, or use smaller tasks."
 
 
-def _of_blas() -> str:
-    found = count_blas_threads()
-    return f"computes with {found} BLAS threads a task; start it with OMP_NUM_THREADS=1." if found > 1 else ""
+def _find_blas_fault() -> str:
+    threads = count_blas_threads()
+    return f"computes with {threads} BLAS threads a task; start it with OMP_NUM_THREADS=1." if threads > 1 else ""
 
 
 def _require(worker: str, fault: str) -> None:
@@ -251,20 +265,20 @@ def _require(worker: str, fault: str) -> None:
         raise UnfitWorkerError(worker, fault)
 
 
-def _error_of(answer: object) -> str:
-    """Return what it says of a worker that it answers with an error."""
-    said = reason(answer) if isinstance(answer, BaseException) else "it has no answer"
-    return f"cannot do what the driver asks ({said}); install the same versions there, of dkfm too."
+def _describe_error(answer: object) -> str:
+    """Return the fault of a worker that answers with an error, or with nothing."""
+    cause = reason(answer) if isinstance(answer, BaseException) else "it has no answer"
+    return f"cannot do what the driver asks ({cause}); install the same versions there, of dkfm too."
 
 
-def _asked(client: "Client", workers: list[str], demand: WorkerRequirements) -> dict[str, object]:
-    """Return what each worker answers, or the error that it raised or that came in place of an answer, by address."""
+def _ask_workers(client: "Client", workers: list[str], requirements: WorkerRequirements) -> dict[str, object]:
+    """Return each worker's answer by address; an error that it raised, or that prevented an answer, stands for one."""
 
     async def ask(worker: str) -> object:
-        call: Awaitable[dict[str, object]] = client.run(_answer, demand, workers=[worker], on_error="return")
+        call: Awaitable[dict[str, object]] = client.run(_answer, requirements, workers=[worker], on_error="return")
         try:
-            return (await asyncio.wait_for(call, _ANSWER)).get(worker)
-        except OSError as error:  # which a TimeoutError is
+            return (await asyncio.wait_for(call, _ANSWER_TIMEOUT)).get(worker)
+        except OSError as error:  # TimeoutError is one too
             return error
 
     async def ask_all() -> list[object]:

@@ -28,7 +28,7 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.execution.task_runner import run_tasks
-from dkfm.execution.worker_checks import WorkerRequirements, require_fit_here
+from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.files import change_detection, local, temporary
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import local_path
@@ -132,10 +132,10 @@ def build_gram(
             rows = _begin(root, identity, source, rows)
             readable = source if client is None else _shared_source(source, root, rows)
             pairs = list(chunking.lower_triangle_tiles(n, rows))
-            demand = _demand(root, source if readable is source else None, need)
-            with nullcontext() if client is None else worker_checks.fit_workers(client, demand):
-                asked = None if client is None else demand
-                tasks = ((kernel, readable, str(root), pair, rows, asked) for pair in pairs)
+            requirements = _requirements(root, source if readable is source else None, need)
+            with nullcontext() if client is None else worker_checks.checked_workers(client, requirements):
+                checked = None if client is None else requirements
+                tasks = ((kernel, readable, str(root), pair, rows, checked) for pair in pairs)
                 tally = run_tasks(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
         if tally.killers:
             raise ClusterError(
@@ -164,11 +164,11 @@ def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[
     )
 
 
-def _demand(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
+def _requirements(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
     """Return what a worker must be for tiles: the same store, the same rows where they are not in it, and room."""
-    mark, stamp = local.hidden_sibling(root / "workers", "partial").name, "" if source is None else source.stamp()
+    probe, stamp = local.hidden_sibling(root / "workers", "partial").name, "" if source is None else source.stamp()
     versions = worker_checks.local_versions(tables=isinstance(source, Named))
-    return WorkerRequirements(LocalOutput(root), mark, mark.encode(), versions, task_bytes, 0, source, stamp)
+    return WorkerRequirements(LocalOutput(root), probe, probe.encode(), versions, task_bytes, 0, source, stamp)
 
 
 def _resolved(spec: KernelSpec, source: Source) -> Kernel:
@@ -287,10 +287,10 @@ def write_tile(
     root: str,
     pair: tuple[int, int],
     rows: int,
-    demand: WorkerRequirements | None = None,
+    requirements: WorkerRequirements | None = None,
 ) -> tuple[int, int]:
     """Compute one tile and write it and its mirror image, each unless it is there and sound."""
-    require_fit_here(demand)
+    check_this_worker(requirements)
     n, (i, j) = source.shape[0], pair
     row, column = chunking.row_slice(i, n, rows), chunking.row_slice(j, n, rows)
     array = zarr_store.open_array(Path(root), "gram")

@@ -178,16 +178,16 @@ def plan_score(
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
     with prepare_job(model, source, request, client) as job:
         if job.running.client is not None and job.plan.task_bytes <= job.plan.have_bytes:
-            worker_checks.require_fit(job.running.client, _demand(job, "", b""))
+            worker_checks.check_workers(job.running.client, _requirements(job, "", b""))
         return job.plan
 
 
-def _demand(job: ScoringJob, mark: str, text: bytes) -> WorkerRequirements:
-    """Return what a worker must be for a job; without a mark nothing was written at its output."""
+def _requirements(job: ScoringJob, probe: str, text: bytes) -> WorkerRequirements:
+    """Return what a job needs of its workers; `probe` is empty if nothing is written at the output yet."""
     return WorkerRequirements(
-        place=job.wanted.place,
-        mark=mark,
-        text=text,
+        location=job.wanted.place,
+        probe=probe,
+        probe_text=text,
         versions=worker_checks.local_versions(tables=job.wanted.is_table or isinstance(job.rows, Named)),
         task_bytes=job.plan.task_bytes,
         shared_bytes=job.plan.model_bytes,
@@ -205,7 +205,7 @@ class _Scoring:
         self._receipts: dict[int, Receipt] = {}
         self._new: dict[int, Receipt] = {}
         self._retries = self._duplicates = 0
-        self._demand: WorkerRequirements | None = None
+        self._requirements: WorkerRequirements | None = None
         self._doubted: set[int] = set()
         """Chunks of which something was there without a receipt that is true."""
 
@@ -234,9 +234,9 @@ class _Scoring:
         if client is None:
             yield
             return
-        mark, text = empty_segment()
-        self._demand = _demand(job, mark, text)
-        with worker_checks.fit_workers(client, self._demand):
+        probe, text = empty_segment()
+        self._requirements = _requirements(job, probe, text)
+        with worker_checks.checked_workers(client, self._requirements):
             yield
 
     def _finish(self, output: Output) -> None:
@@ -302,7 +302,7 @@ class _Scoring:
         def keep(sound: list[Receipt]) -> None:
             self._receipts.update({receipt.chunk: receipt for receipt in sound})
 
-        tasks = ((output, group, self._demand) for group in groups.values())
+        tasks = ((output, group, self._requirements) for group in groups.values())
         run_tasks(
             self._job.running, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall
         )
@@ -338,7 +338,7 @@ class _Scoring:
         on_invalid = str(output.settings["on_invalid"])
         work = ChunkWork(
             *(job.model, job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),
-            *(output, on_invalid, self._demand),
+            *(output, on_invalid, self._requirements),
         )
         doubting = replace(work, doubted=True)
         tasks = ((doubting if number in self._doubted else work, number) for number in left)

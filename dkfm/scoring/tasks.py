@@ -17,7 +17,7 @@ from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.client import worker_name
 from dkfm.execution.model_cache import get_saved_scorer
-from dkfm.execution.worker_checks import WorkerRequirements, require_fit_here
+from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
 from dkfm.scoring import chunk_files, completion, outputs
@@ -55,7 +55,7 @@ class ChunkWork:
     piece_rows: int
     output: Output
     on_invalid: str
-    demand: WorkerRequirements | None = None
+    requirements: WorkerRequirements | None = None
     doubted: bool = False
     """Whether files of a chunk that are there may hold something else than its scores."""
 
@@ -63,7 +63,7 @@ class ChunkWork:
 def score_chunk(work: ChunkWork, number: int) -> Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
     start, output = time.perf_counter(), work.output
-    require_fit_here(work.demand)
+    check_this_worker(work.requirements)
     scorer = get_saved_scorer(work.model, work.digest, work.trusted, work.streamed)
     still_wanted = partial(outputs.require_run, output.root, output.run)
     with single_blas_thread():
@@ -157,10 +157,10 @@ def _told(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], s
 
 
 def check_chunks(
-    output: Output, receipts: Sequence[Receipt], demand: WorkerRequirements | None = None
+    output: Output, receipts: Sequence[Receipt], requirements: WorkerRequirements | None = None
 ) -> list[Receipt]:
     """Read some chunks again; return the receipts that tell what is there, one a chunk."""
-    require_fit_here(demand)
+    check_this_worker(requirements)
     sound: dict[int, Receipt] = {}
     for receipt in receipts:
         if receipt.chunk not in sound and completion.is_sound(output, receipt):

@@ -192,11 +192,11 @@ def test_escaped_json_is_the_same_json_above_16_bits():
 
 
 def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_client, monkeypatch, recwarn):
-    demand = WorkerRequirements(LocalOutput("/"), "", b"", worker_checks.local_versions(tables=True), 1000, 0, None, "")
-    assert "BLAS" not in demand.versions
+    requirements = WorkerRequirements(LocalOutput("/"), "", b"", worker_checks.local_versions(tables=True), 1000, 0, None, "")
+    assert "BLAS" not in requirements.versions
     monkeypatch.setattr(worker_checks, "blas_libraries", lambda: "")  # as of a worker that has macOS' own
-    worker_checks.require_fit(threaded_client, demand)
-    (answer,) = threaded_client.run(worker_checks._answer, demand).values()
+    worker_checks.check_workers(threaded_client, requirements)
+    (answer,) = threaded_client.run(worker_checks._answer, requirements).values()
     assert answer.blas.startswith("unknown for ")
     assert not list(recwarn)
 

@@ -189,7 +189,7 @@ def test_a_host_that_does_not_answer_is_named(home):
     told = _told(home.hosts(there, f"127.0.0.1:{port}"))
     assert told.startswith(f"127.0.0.1:{port} cannot be reached over SSH: [Errno 111] ")
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dkfm.execution.clusters.ssh._PATIENCE", 2)
+        patch.setattr("dkfm.execution.clusters.ssh._STEP_TIMEOUT", 2)
         mute = f"127.0.0.1:{silent.getsockname()[1]}"
         assert _told(home.hosts(mute)).startswith(f"{mute} has not answered over SSH for 2 seconds")
 

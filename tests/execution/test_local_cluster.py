@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from dkfm.errors import ClusterError
-from dkfm.execution.clusters import client
+from dkfm.execution.clusters import client, local
 
 
 def test_what_a_user_has_set_of_dask_stays():
     import dask
 
     tick, trim = "distributed.admin.tick.interval", "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
-    assert set(client._quiet()) == set(client._QUIET), "these are Dask's defaults"
+    assert set(local._new_settings()) == set(local._SETTINGS), "these are Dask's defaults"
     with dask.config.set({tick: "5s", trim: 7}):
-        assert set(client._QUIET) - set(client._quiet()) == {tick, trim}
+        assert set(local._SETTINGS) - set(local._new_settings()) == {tick, trim}
 
 
 def test_an_older_dask_is_refused_with_both_versions_before_a_cluster_is_started(monkeypatch):

@@ -45,7 +45,7 @@ def terminal(monkeypatch):
 @pytest.fixture
 def long(monkeypatch):
     """Every Gram matrix takes long enough for a bar, and every root 40 seconds."""
-    monkeypatch.setattr(progress, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(budget, "eigendecomposition_seconds", lambda n: 40.0)
     monkeypatch.setattr(budget, "pivots_seconds", lambda n, d, r: 40.0)
 
@@ -116,7 +116,7 @@ sys.modules["ipykernel.zmqshell"] = types.ModuleType("zmqshell")
 sys.modules["IPython"] = types.ModuleType("IPython")
 sys.modules["IPython"].get_ipython = lambda: types.SimpleNamespace(kernel="a kernel")
 from dkfm.execution import progress
-progress.LEAST_SECONDS = 0.0
+progress.MIN_SECONDS = 0.0
 with progress.step_bar("dkfm-gram", 2, "task", shown=True) as bar:
     bar.update(2)
 """

@@ -216,7 +216,7 @@ def test_a_submission_that_fails_in_the_middle_is_repeated_and_fails_nothing(com
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
     from dkfm.execution.clusters import slurm_jobqueue
 
-    monkeypatch.setattr(slurm_jobqueue, "_AGAIN", 0.5)
+    monkeypatch.setattr(slurm_jobqueue, "_RETRY_AFTER", 0.5)
     with slurm_cluster(file(section() + "dkfm: {jobs: 1}")) as (cluster, _):
         works = (commands / "bin/sbatch").read_text()
         (commands / "bin/sbatch").write_text(f"#!/bin/sh\ntouch {commands}/refused\nexit 1\n")

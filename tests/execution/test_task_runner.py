@@ -34,13 +34,13 @@ class Scripted:
             wrong = isinstance(ended, BaseException)
             self.waiting.append(FinishedTask(key, None if wrong else ended, ended if wrong else None))
 
-    def finished(self, timeout):
+    def wait_for_task(self, timeout):
         return self.waiting.popleft() if self.waiting else None
 
     def health(self):
         return self.state
 
-    def avoid(self, error):
+    def exclude(self, error):
         self.unfit = [*getattr(self, "unfit", []), error.worker]
         return "the last" not in self.unfit
 
@@ -244,12 +244,12 @@ def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_sile
     executor = executors.ClientExecutor(client)
     future = type("Future", (), {"key": ("x", 3, 0), "status": "finished", "add_done_callback": lambda *_: None})()
     executor._pending[future.key] = future
-    executor._done.put((future, executors._NOTHING))
-    assert executor.finished(1) is None
+    executor._done.put((future, executors._NO_RESULT))
+    assert executor.wait_for_task(1) is None
     assert executor.health().stuck == ()  # "a" may only be slow
     assert executor.health().stuck == (future.key,)
     executor._done.put((future, 7))
-    assert executor.finished(1) == FinishedTask(future.key, 7)
+    assert executor.wait_for_task(1) == FinishedTask(future.key, 7)
     assert executor.health().stuck == ()
 
 

@@ -23,75 +23,78 @@ from helpers import harness
 
 
 @pytest.fixture
-def demand(tmp_path, rng):
+def requirements(tmp_path, rng):
     np.save(tmp_path / "rows.npy", rng.normal(size=(20, 3)))
     source, place = open_source(tmp_path / "rows.npy"), LocalOutput(tmp_path / "store")
     (tmp_path / "store").mkdir()
-    place.put("mark", b"text")
-    return WorkerRequirements(place, "mark", b"text", worker_checks.local_versions(), 1000, 0, source, source.stamp())
+    place.put("probe", b"text")
+    return WorkerRequirements(place, "probe", b"text", worker_checks.local_versions(), 1000, 0, source, source.stamp())
 
 
-def changed(demand, **values):
+def changed(requirements, **values):
     return WorkerRequirements(
-        **{name: getattr(demand, name) for name in demand.__dataclass_fields__} | {"mark": "mark"} | values
+        **{field: getattr(requirements, field) for field in requirements.__dataclass_fields__}
+        | {"probe": "probe"}
+        | values
     )
 
 
-def test_workers_that_are_fit_are_taken(threaded_client, demand):
-    worker_checks.require_fit(threaded_client, demand)
+def test_workers_that_are_fit_are_taken(threaded_client, requirements):
+    worker_checks.check_workers(threaded_client, requirements)
 
 
 @pytest.mark.parametrize("name", ["python", *worker_checks._PACKAGES])
-def test_another_version_of_any_package_is_told_with_both(threaded_client, demand, name):
-    had = f"no {name}" if demand.versions[name] is None else f"{name} {demand.versions[name]}"
-    for version, told in (("9.9", "9.9"), *([] if demand.versions[name] is None else [(None, "has none")])):
-        other = changed(demand, versions=demand.versions | {name: version})
+def test_another_version_of_any_package_is_told_with_both(threaded_client, requirements, name):
+    had = f"no {name}" if requirements.versions[name] is None else f"{name} {requirements.versions[name]}"
+    for version, told in (("9.9", "9.9"), *([] if requirements.versions[name] is None else [(None, "has none")])):
+        other = changed(requirements, versions=requirements.versions | {name: version})
         with pytest.raises(UnfitWorkerError, match=rf"^The worker inproc://\S+ has {had}, and the driver {told}; "):
-            worker_checks.require_fit(threaded_client, other)
+            worker_checks.check_workers(threaded_client, other)
 
 
 def test_another_patch_of_python_is_the_same_python():
     assert worker_checks.local_versions()["python"] == ".".join(map(str, sys.version_info[:2]))
 
 
-def test_a_worker_that_sees_another_store_is_named(threaded_client, demand, tmp_path):
+def test_a_worker_that_sees_another_store_is_named(threaded_client, requirements, tmp_path):
     (tmp_path / "other").mkdir()
-    for text in (None, b"texts", b"tex"):  # no mark, another one, a part of it
+    for text in (None, b"texts", b"tex"):  # no probe, another one, a part of it
         if text is not None:
-            LocalOutput(tmp_path / "other").put("mark", text)
+            LocalOutput(tmp_path / "other").put("probe", text)
+        other = changed(requirements, location=LocalOutput(tmp_path / "other"))
         with pytest.raises(
             UnfitWorkerError, match=r"^The worker inproc://\S+ does not see the same .*other as the driver"
         ):
-            worker_checks.require_fit(threaded_client, changed(demand, place=LocalOutput(tmp_path / "other")))
+            worker_checks.check_workers(threaded_client, other)
 
 
-def test_a_worker_that_sees_other_rows_or_no_model_is_named(threaded_client, demand, tmp_path):
+def test_a_worker_that_sees_other_rows_or_no_model_is_named(threaded_client, requirements, tmp_path):
     with pytest.raises(
         UnfitWorkerError, match=r"The worker inproc://\S+ does not see the same .*rows.npy as the driver"
     ):
-        worker_checks.require_fit(threaded_client, changed(demand, stamp="another"))
+        worker_checks.check_workers(threaded_client, changed(requirements, stamp="another"))
     (tmp_path / "rows.npy").unlink()
     with pytest.raises(UnfitWorkerError, match=r"The worker inproc://\S+ cannot take tasks: .*rows.npy"):
-        worker_checks.require_fit(threaded_client, demand)
+        worker_checks.check_workers(threaded_client, requirements)
     with pytest.raises(UnfitWorkerError, match="does not see the model /nowhere"):
-        worker_checks.require_fit(threaded_client, changed(demand, source=None, model="/nowhere"))
+        worker_checks.check_workers(threaded_client, changed(requirements, source=None, model="/nowhere"))
 
 
-def test_a_worker_with_too_little_memory_is_named_with_both_numbers(threaded_client, demand):
+def test_a_worker_with_too_little_memory_is_named_with_both_numbers(threaded_client, requirements):
     with pytest.raises(UnfitWorkerError, match=r"has \S+ MB .* for a task of 1,000,000,000 MB"):
-        worker_checks.require_fit(threaded_client, changed(demand, task_bytes=10**15))
+        worker_checks.check_workers(threaded_client, changed(requirements, task_bytes=10**15))
 
 
-def test_a_worker_whose_blas_does_not_obey_is_named(threaded_client, demand, monkeypatch):
+def test_a_worker_whose_blas_does_not_obey_is_named(threaded_client, requirements, monkeypatch):
     monkeypatch.setattr(worker_checks, "count_blas_threads", lambda: 8)
     with pytest.raises(UnfitWorkerError, match="computes with 8 BLAS threads a task; start it with OMP_NUM_THREADS=1"):
-        worker_checks.require_fit(threaded_client, demand)
+        worker_checks.check_workers(threaded_client, requirements)
 
 
-def test_workers_of_which_none_answers_are_an_error(threaded_client, demand, monkeypatch):
-    monkeypatch.setattr(worker_checks, "_ANSWER", 0.0)
+def test_workers_of_which_none_answers_are_an_error(threaded_client, requirements, monkeypatch):
+    monkeypatch.setattr(worker_checks, "_ANSWER_TIMEOUT", 0.0)
     with pytest.raises(ClusterError, match="No worker has answered"):
-        worker_checks.require_fit(threaded_client, demand)
+        worker_checks.check_workers(threaded_client, requirements)
 
 
 def test_a_mark_is_gone_with_the_job_whatever_its_end(threaded_client, tmp_path, rng):

@@ -27,8 +27,8 @@ metadata.version = version
 """
 
 
-def demand_of(versions):
-    """Return a demand for versions and nothing else."""
+def requirements_of(versions):
+    """Return requirements of versions and nothing else."""
     return WorkerRequirements(LocalOutput("/"), "", b"", versions, 1000, 0, None, "")
 
 
@@ -37,7 +37,7 @@ def blas_version_of(monkeypatch, found):
     with monkeypatch.context() as patch:
         libraries = SimpleNamespace(info=lambda: found)
         patch.setattr(blas_threads, "ThreadpoolController", lambda: SimpleNamespace(select=lambda **_: libraries))
-        patch.setattr(blas_threads, "_blas", blas_threads._blas.__wrapped__)
+        patch.setattr(blas_threads, "_blas_info", blas_threads._blas_info.__wrapped__)
         return blas_threads.blas_libraries()
 
 
@@ -47,7 +47,7 @@ def test_whatever_computes_is_refused_with_both_versions_absent_ones_too(monkeyp
     versions = worker_checks.local_versions()
     assert name in versions
     monkeypatch.setattr(worker_checks, "_version", (versions | {name: there}).get)
-    fault = worker_checks._of_versions(demand_of(versions | {name: here}))
+    fault = worker_checks._find_version_fault(requirements_of(versions | {name: here}))
     had, needed = f"{name} {there}" if there else f"no {name}", here or "has none"
     assert fault == f"has {had}, and the driver {needed}; install the same on both."
 
@@ -55,7 +55,7 @@ def test_whatever_computes_is_refused_with_both_versions_absent_ones_too(monkeyp
 def test_what_neither_has_is_no_difference(monkeypatch):
     versions = worker_checks.local_versions() | {"numba": None, "llvmlite": None}
     monkeypatch.setattr(worker_checks, "_version", versions.get)
-    assert worker_checks._of_versions(demand_of(versions)) == ""
+    assert worker_checks._find_version_fault(requirements_of(versions)) == ""
 
 
 def test_pyarrow_is_compared_where_a_table_is_read_or_written_and_nowhere_else(threaded_client, tmp_path, monkeypatch):
@@ -67,7 +67,7 @@ def test_pyarrow_is_compared_where_a_table_is_read_or_written_and_nowhere_else(t
     pq.write_table(pa.table({"a": rows[:, 0], "b": rows[:, 1]}), tmp_path / "rows.parquet")
     dkfm.KernelPCA(1, kernel=kernels.Gaussian(2.0)).fit(rows).save(tmp_path / "model")
     asked = []
-    monkeypatch.setattr(worker_checks, "require_fit", lambda client, demand: asked.append("pyarrow" in demand.versions))
+    monkeypatch.setattr(worker_checks, "check_workers", lambda client, needs: asked.append("pyarrow" in needs.versions))
     for source, target in (("rows.npy", "a"), ("rows.npy", "a.parquet"), ("rows.parquet", "b")):
         options = {"columns": ["a", "b"]} if source == "rows.parquet" else {}
         with pytest.warns(DkfmWarning) if options else pytest.MonkeyPatch.context():
@@ -89,27 +89,27 @@ def test_the_blas_that_is_compared_is_numpys_and_scipys_and_no_other_packages(mo
 
 
 def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_allows_them(threaded_client, monkeypatch):
-    demand, answers = demand_of(worker_checks.local_versions()), {}
+    requirements, answers = requirements_of(worker_checks.local_versions()), {}
     one = "openblas 0.3.30 for SkylakeX"
     for worker in ("tcp://a:1", "tcp://b:2", "tcp://c:3"):
         answers[worker] = worker_checks._Answer("", one)
-    monkeypatch.setattr(worker_checks, "_asked", lambda *_: answers)
-    worker_checks.require_fit(threaded_client, demand)
+    monkeypatch.setattr(worker_checks, "_ask_workers", lambda *_: answers)
+    worker_checks.check_workers(threaded_client, requirements)
     for other in ("openblas 0.3.30 for Zen", "openblas 0.3.29 for SkylakeX", "unknown for unknown"):
         answers["tcp://c:3"] = worker_checks._Answer("", other)
         with pytest.warns(DkfmWarning, match=r"within rounding\.$") as told:
-            worker_checks.require_fit(threaded_client, demand)
+            worker_checks.check_workers(threaded_client, requirements)
         (warning,) = told
         assert f"{one} on tcp://a:1" in str(warning.message)
         assert f"{other} on tcp://c:3" in str(warning.message)
     answers["tcp://c:3"] = worker_checks._Answer("has no numba.", "")
     with pytest.raises(UnfitWorkerError, match=r"The worker tcp://c:3 has no numba\."):
-        worker_checks.require_fit(threaded_client, demand)
+        worker_checks.check_workers(threaded_client, requirements)
 
 
 def test_a_worker_says_what_it_computes_with(threaded_client):
-    worker_checks.require_fit(threaded_client, demand_of(worker_checks.local_versions(tables=True)))
-    (answer,) = threaded_client.run(worker_checks._answer, demand_of(worker_checks.local_versions())).values()
+    worker_checks.check_workers(threaded_client, requirements_of(worker_checks.local_versions(tables=True)))
+    (answer,) = threaded_client.run(worker_checks._answer, requirements_of(worker_checks.local_versions())).values()
     assert answer == worker_checks._Answer("", f"{blas_threads.blas_libraries()} for {blas_threads.blas_processors()}")
 
 
@@ -129,6 +129,6 @@ def test_a_real_worker_without_numba_scores_nothing_for_a_driver_that_has_it(tmp
 
 def test_the_gram_matrix_asks_for_the_same(threaded_client, tmp_path, monkeypatch):
     rows, asked = np.random.default_rng(0).normal(size=(30, 2)), []
-    monkeypatch.setattr(worker_checks, "require_fit", lambda client, demand: asked.append(demand.versions))
+    monkeypatch.setattr(worker_checks, "check_workers", lambda client, needs: asked.append(needs.versions))
     dkfm.build_gram(kernels.Gaussian(1.0), rows, tmp_path / "gram", client=threaded_client)
     assert asked == [worker_checks.local_versions()]

@@ -1,1 +1,1 @@
-"""Dask clusters: found, started and connected to."""
+"""Find, start, and connect to Dask clusters."""

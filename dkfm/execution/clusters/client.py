@@ -1,4 +1,4 @@
-"""Clients of Dask: which one to use, and what its scheduler and its workers answer."""
+"""Find the Dask client to use, and ask its scheduler about the workers."""
 
 import sys
 import time
@@ -11,19 +11,18 @@ from dkfm.errors import ClusterError
 if TYPE_CHECKING:
     from distributed import Client
 
-_ARRIVAL = 30
-"""Seconds that the first worker of a cluster has to come."""
+_WORKER_TIMEOUT = 30
+"""Seconds to wait for the first worker of a cluster."""
 
-_ANSWER = 10
-"""Seconds that a scheduler has to answer a question."""
-
+_ANSWER_TIMEOUT = 10
+"""Seconds to wait for an answer of the scheduler."""
 
 _OLDEST_DASK = (2026, 3)
-"""What pyproject.toml has."""
+"""Oldest version of Dask that works; the same as in pyproject.toml."""
 
 
 def find_client(client: "Client | None") -> "Client | None":
-    """Return the client to use: the one given, else the current one; none inside a worker, which computes in place."""
+    """Return the given client, else Dask's current one; None inside a worker, which computes in its own process."""
     if client is not None or "distributed" not in sys.modules or is_inside_worker():
         return client
     from distributed import default_client
@@ -36,12 +35,12 @@ def find_client(client: "Client | None") -> "Client | None":
 
 
 def is_inside_worker() -> bool:
-    """Whether this is a task of a distributed worker."""
+    """Return whether this runs in a task of a distributed worker."""
     return worker_name() is not None
 
 
 def worker_name() -> str | None:
-    """Return the address of the distributed worker whose task this is; None outside of one."""
+    """Return the address of the distributed worker whose task this is; None outside a task."""
     if "distributed" not in sys.modules:
         return None
     from distributed import get_worker
@@ -53,7 +52,7 @@ def worker_name() -> str | None:
 
 
 def worker_folder() -> Path | None:
-    """Return the directory that the nanny of this worker process clears after it; None elsewhere."""
+    """Return the directory that a nanny removes after this worker process; None without a nanny or a worker."""
     from distributed import get_worker
 
     try:
@@ -64,40 +63,40 @@ def worker_folder() -> Path | None:
 
 
 def worker_facts(client: "Client") -> dict[str, dict[str, Any]] | None:
-    """Return what a scheduler knows of each of its workers, by address; None if it does not answer."""
+    """Return the scheduler's facts on each worker, by address; None if the scheduler does not answer."""
     identity = ask_scheduler(client, "identity")
     return None if identity is None else dict(identity["workers"])
 
 
 def wait_for_workers(client: "Client") -> None:
-    """Wait until there is a worker, be it a paused one; raise a ClusterError where none comes, or nobody answers."""
-    deadline, wish = time.monotonic() + _ARRIVAL, None
+    """Wait for a worker, paused or not; raise a ClusterError if none comes or the scheduler does not answer."""
+    deadline, request = time.monotonic() + _WORKER_TIMEOUT, None
     while not (facts := worker_facts(client)):
-        # An adaptive cluster starts workers for tasks alone; this one is let go with the name.
-        wish = wish or (None if facts is None else client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}"))
+        # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
+        request = request or (None if facts is None else client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}"))
         if facts is None:
             raise ClusterError("The scheduler does not answer; is it still there?")
         if time.monotonic() > deadline:
-            raise ClusterError(f"The cluster has had no worker for {_ARRIVAL} seconds; start one and try again.")
+            raise ClusterError(f"The cluster has had no worker for {_WORKER_TIMEOUT} seconds; start one and try again.")
         time.sleep(0.1)
 
 
-def ask_scheduler(client: "Client", question: str, **options: object) -> Any:  # JSON of distributed
-    """Return the scheduler's answer to one of its own questions; None if there is none soon."""
+def ask_scheduler(client: "Client", method: str, **options: object) -> Any:  # JSON of distributed
+    """Call a method of the scheduler and return its answer; None if there is none in time."""
     if client.status != "running":
         return None
     try:
-        return client.sync(getattr(client.scheduler, question), callback_timeout=_ANSWER, **options)
+        return client.sync(getattr(client.scheduler, method), callback_timeout=_ANSWER_TIMEOUT, **options)
     except (TimeoutError, OSError):
         return None
 
 
 def require_dask() -> None:
-    """Raise unless Dask is as new as dkfm's package asks: an older one that is installed later fails in odd ways."""
+    """Raise a ClusterError if the installed Dask is too old: it would fail later with errors hard to understand."""
     from importlib.metadata import version
 
     for name in ("dask", "distributed"):
-        there = version(name)
-        if tuple(map(int, there.split(".")[:2])) < _OLDEST_DASK:
+        present = version(name)
+        if tuple(map(int, present.split(".")[:2])) < _OLDEST_DASK:
             oldest = ".".join(map(str, _OLDEST_DASK))
-            raise ClusterError(f"dkfm needs {name} {oldest} or newer, and {there} is installed; install dkfm again.")
+            raise ClusterError(f"dkfm needs {name} {oldest} or newer, and {present} is installed; install dkfm again.")

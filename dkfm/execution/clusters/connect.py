@@ -1,4 +1,4 @@
-"""What `--scheduler` names: the address of a scheduler, a file that has it, or a cluster that is started."""
+"""Connect to the cluster that `--scheduler` names: an address, a scheduler file, or a cluster to start."""
 
 import asyncio
 import logging
@@ -18,69 +18,74 @@ from dkfm.storage import json_documents
 if TYPE_CHECKING:
     from distributed import Client
 
-_MAX_SCHEDULER = 2**22
-"""Bytes of a scheduler file."""
+_MAX_FILE_BYTES = 2**22
+"""Largest scheduler file that is read, in bytes."""
 
-_PATIENCE = 5.0
-"""Seconds for an answer, and before it is said what is waited for."""
+_ANSWER_TIMEOUT = 5.0
+"""Seconds to wait for an answer, and for a first worker before a message says so."""
 
-
-_STRANGER = "what is there does not answer as a scheduler does; is it the port of its dashboard?"
+_NOT_A_SCHEDULER = "what is there does not answer as a scheduler does; is it the port of its dashboard?"
 
 
 @contextmanager
 def connect(spec: str, *, current: bool = True) -> "Iterator[Client]":
-    """Connect to what a user named, as the current client or beside it.
+    """Connect to a cluster, which is started first if `spec` says so.
 
     Parameters
     ----------
     spec : str
-        ``tcp://host:port``, ``tls://host:port`` or ``host:port``; a scheduler file; ``slurm:FILE``, a cluster whose
-        workers are jobs of Slurm; ``ssh:HOSTS``, one on the hosts of a file. The latter two are ended with the context.
+        ``tcp://host:port``, ``tls://host:port`` or ``host:port``; a scheduler file; ``slurm:FILE`` to start a cluster
+        whose workers are jobs of Slurm; ``ssh:HOSTS`` to start one on the hosts of a file. The last two are closed when
+        the context ends.
     current : bool
-        Whether what asks Dask for a client, without naming one, gets this one.
+        Whether the client becomes Dask's current client.
+
+    Yields
+    ------
+    distributed.Client
+        A client that is connected.
 
     Raises
     ------
     ClusterError
-        There is no scheduler, or none that takes us; or the cluster did not start.
+        There is no scheduler, it refuses the connection, or the cluster does not start.
     """
     kind, colon, path = spec.partition(":")
     if colon and kind in ("slurm", "ssh"):
-        with _started(kind, path, current) as client:
+        with _start_cluster(kind, path, current) as client:
             yield client
         return
     address = _address(spec)
-    with _client(address, spec, current) as client:
+    with _open_client(address, spec, current) as client:
         yield client
 
 
 @contextmanager
-def _started(kind: str, path: str, current: bool) -> "Iterator[Client]":
+def _start_cluster(kind: str, path: str, current: bool) -> "Iterator[Client]":
     from distributed import Client
 
     if kind == "slurm":
-        from dkfm.execution.clusters.slurm import slurm_cluster as started
+        from dkfm.execution.clusters.slurm import slurm_cluster as start
     else:
-        from dkfm.execution.clusters.ssh import ssh_cluster as started
-    with started(path) as (cluster, wait):
+        from dkfm.execution.clusters.ssh import ssh_cluster as start
+    with start(path) as (cluster, wait):
         try:
             client = Client(cluster, set_as_default=current)
         except OSError as error:
             where = cluster.scheduler_address
             raise ClusterError(f"The scheduler of {kind}:{path} is not reached at {where}: {reason(error)}.") from None
         with client:
-            _wait(client, f"{kind}:{path}", wait)
+            _wait_for_first_worker(client, f"{kind}:{path}", wait)
             yield client
 
 
-def _wait(client: "Client", spec: str, seconds: float) -> None:
-    """Wait for the first worker, and say so where that takes a while: a queue may be long."""
-    for timeout in (_PATIENCE, max(0.0, seconds - _PATIENCE)):
+def _wait_for_first_worker(client: "Client", spec: str, seconds: float) -> None:
+    """Wait for the first worker; print a message if that takes a while, as in a long queue."""
+    for timeout in (_ANSWER_TIMEOUT, max(0.0, seconds - _ANSWER_TIMEOUT)):
         try:
             client.wait_for_workers(1, timeout=timeout)
         except TimeoutError:
-            if timeout == _PATIENCE:
+            if timeout == _ANSWER_TIMEOUT:
                 print_message(f"Waiting for the first worker of {spec}, {seconds:.0f} seconds at most.")
             continue
         return
@@ -88,22 +93,22 @@ def _wait(client: "Client", spec: str, seconds: float) -> None:
 
 
 def _address(spec: str) -> str:
-    """Return the address that a scheduler file has, or that is one."""
+    """Return the address in a scheduler file, or `spec` itself as an address."""
     if "://" in spec or not (spec.endswith(".json") or _exists(spec)):
         return spec if "://" in spec else f"tcp://{spec}"
     try:
-        found = json_documents.read_json(Path(spec), _MAX_SCHEDULER).get("address")
-        if not isinstance(found, str):
+        address = json_documents.read_json(Path(spec), _MAX_FILE_BYTES).get("address")
+        if not isinstance(address, str):
             raise TypeError("its address is no text")
     except (StoreError, TypeError) as error:
         raise ClusterError(f"{spec} is not the file of a running scheduler: {reason(error)}.") from None
-    return found
+    return address
 
 
 def _exists(spec: str) -> bool:
     try:
         return Path(spec).exists()
-    except (OSError, ValueError):  # too long for a path, or with a NUL character
+    except (OSError, ValueError):  # too long for a path, or it contains a NUL character
         return False
 
 
@@ -126,46 +131,47 @@ def _is_loopback(address: str) -> bool:
 
 
 @contextmanager
-def _client(address: str, spec: str, current: bool) -> "Iterator[Client]":
+def _open_client(address: str, spec: str, current: bool) -> "Iterator[Client]":
     require_dask()
     from distributed import Client
     from distributed.versions import VersionMismatchWarning
 
-    # That a scheduler went away is told in one sentence, not in a traceback of what tries to reach it.
+    # A scheduler that goes away is reported in one sentence, without distributed's tracebacks.
     for name in ("distributed.batched", "distributed.client", "distributed.comm.tcp"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         _require_scheduler(address)
         _warn_of_open_port(address)
         with warnings.catch_warnings():
-            # A table of all versions; what matters of them is told in a sentence before the first task.
+            # Versions that matter are compared before the first task, with a shorter message.
             warnings.simplefilter("ignore", VersionMismatchWarning)
             client = Client(address, timeout=10, set_as_default=current)
     except TypeError:
-        told = "the configuration of Dask has no certificates here (distributed.comm.tls); cluster/tls makes some"
-        raise ClusterError(f"There is no scheduler at {spec} that takes us: {told}.") from None
-    except (OSError, ValueError, RuntimeError) as error:  # the last where Dask's configuration requires encryption
+        cause = "the configuration of Dask has no certificates here (distributed.comm.tls); cluster/tls makes some"
+        raise ClusterError(f"There is no scheduler at {spec} that takes us: {cause}.") from None
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError if Dask's configuration requires encryption
         raise ClusterError(f"There is no scheduler at {spec} that takes us: {reason(error)}.") from None
     with client:
         yield client
 
 
 def _require_scheduler(address: str) -> None:
-    """Raise an OSError where what answers is no scheduler: a Client would wait for its words without end."""
+    """Raise an OSError if no scheduler answers at an address; a Client would wait for its answer for ever."""
     from distributed import Security
     from distributed.core import rpc
 
     async def ask() -> None:
-        async with rpc(address, timeout=_PATIENCE, connection_args=Security().get_connection_args("client")) as there:
-            await there.identity()
+        security = Security().get_connection_args("client")
+        async with rpc(address, timeout=_ANSWER_TIMEOUT, connection_args=security) as scheduler:
+            await scheduler.identity()
 
     try:
-        asyncio.run(asyncio.wait_for(ask(), 2 * _PATIENCE))
+        asyncio.run(asyncio.wait_for(ask(), 2 * _ANSWER_TIMEOUT))
     except TimeoutError:
-        raise OSError(_STRANGER) from None
+        raise OSError(_NOT_A_SCHEDULER) from None
     except (OSError, ValueError, RuntimeError):
         raise
-    except Exception as error:  # whatever distributed makes of another server's words: lengths of exabytes, wrong types
+    except Exception as error:  # distributed may raise anything when it parses the bytes of another server
         if isinstance(error, TypeError) and address.startswith("tls://"):
-            raise  # there are no certificates
-        raise OSError(_STRANGER) from None
+            raise  # certificates are missing
+        raise OSError(_NOT_A_SCHEDULER) from None

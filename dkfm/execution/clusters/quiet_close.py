@@ -1,17 +1,17 @@
-"""How the workers of a local cluster leave it: without a word."""
+"""Silence the log lines that local workers print while the cluster closes."""
 
 import logging
 
 from distributed import Worker, WorkerPlugin
 
 
-class LeaveQuietly(WorkerPlugin):
-    """Print nothing from a worker that closes.
+class SilenceClosingWorker(WorkerPlugin):
+    """Silence a worker's log when it closes.
 
-    It closes its connections with whatever is under way on them, and a heartbeat that waits for its answer just then
-    would print a traceback, of no use to anybody: the worker goes because it was told to.
+    A worker closes its connections while a heartbeat may wait for an answer on one of them, which would print a
+    traceback although nothing is wrong.
     """
 
     def teardown(self, worker: Worker) -> None:
-        """Silence the logger of workers; this process has one, and ends with it."""
+        """Silence the logger of workers in this process, which ends with its one worker."""
         logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)

@@ -1,8 +1,8 @@
-"""Workers as jobs of Slurm's queue, described in a YAML file; the scheduler is a part of the driver's process.
+"""Start a Dask cluster whose workers are jobs of Slurm, as a YAML file describes; the scheduler runs in this process.
 
-Everything between them goes over TLS, with certificates made for the one run: other nodes must reach the scheduler, so
-it listens off loopback, and whoever is let in can run code. Dashboards listen on loopback alone. A worker's job that
-ends, be it by `scancel` or with its node, is replaced by a new one; all of them are cancelled at the end.
+All connections use TLS with certificates made for one run: other nodes must reach the scheduler, so it listens off
+loopback, and any client that connects can run code. Dashboards listen only on loopback. A worker's job that ends, by
+`scancel` or with its node, is replaced by a new one. All jobs are cancelled at the end.
 """
 
 import shutil
@@ -21,45 +21,47 @@ from dkfm.files import temporary
 if TYPE_CHECKING:
     from distributed import Security, SpecCluster
 
-_INTERRUPTIONS = 5
-"""That the end of a cluster outlasts: Slurm tells all processes of a driver's job to end, and its shell does so too."""
+_MAX_INTERRUPTIONS = 5
+"""Interruptions that `_close` survives: Slurm signals every process of a job, and its shell may repeat the signal."""
 
-_FITTING: dict[str, tuple[object, object]] = {
+_SETTINGS: dict[str, tuple[object, object]] = {
     "distributed.scheduler.allowed-failures": (3, 10),
     "distributed.adaptive.target-duration": ("5s", "1s"),
     "jobqueue.slurm.processes": (None, 1),
 }
-"""Dask's defaults, and ours. A task is not blamed where nodes are taken from under it; a window of three tasks a thread
-is enough to ask for more workers; and the threads of one process share one model.
+"""Settings as pairs of Dask's default and ours.
+
+A task is not blamed for nodes that are preempted; three tasks a thread suffice to ask for more workers; and a job has
+one process, whose threads share one model.
 """
 
 
 @contextmanager
 def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
-    """Start a cluster whose workers are jobs of Slurm's queue; at the end they are cancelled, after errors too.
+    """Start a cluster whose workers are jobs of Slurm; cancel them at the end, after errors too.
 
     Parameters
     ----------
     path : str
-        A YAML file of Dask's configuration, in force as long as the cluster is: `jobqueue.slurm` says what one job
-        is, as dask-jobqueue has it. Its section `dkfm` says how many there are, `jobs`, or `minimum-jobs` and
-        `maximum-jobs` between which they are as many as there is work for, and for how long to `wait` for the first.
+        A YAML file of Dask's configuration, in force while the cluster exists. Its section `jobqueue.slurm` describes
+        one job, with the keys of dask-jobqueue. Its section `dkfm` says how many jobs there are: `jobs`, or
+        `minimum-jobs` and `maximum-jobs` for a number that follows the work; and how long to `wait` for the first.
 
     Yields
     ------
     cluster : distributed.SpecCluster
-        Its first jobs are in the queue.
+        A cluster whose first jobs are in the queue.
     wait : float
-        Seconds that the first worker has to come, as the file says; 3,600 where it does not.
+        Seconds to wait for the first worker, as the file says; 3,600 by default.
 
     Raises
     ------
     InvalidInputError
-        The file cannot be used.
+        The file cannot be read or has entries that are not valid.
     ClusterError
-        Slurm is not here, or takes no such job.
+        Slurm is not installed here, or rejects the job.
     MissingExtraError
-        Without dask-jobqueue or cryptography.
+        dask-jobqueue or cryptography is not installed.
 
     Examples
     --------
@@ -73,20 +75,20 @@ def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
         raise ClusterError("Slurm's sbatch is not on the PATH here; run dkfm on a node of the cluster, or in a job.")
     import dask
 
-    cluster_class, made = _required()
-    fitting = {key: ours for key, (default, ours) in _FITTING.items() if dask.config.get(key, None) == default}
-    with dask.config.set(fitting):
-        settings, place = merge_configuration(spec)
+    cluster_class, certificates = _import_extra()
+    changes = {key: ours for key, (default, ours) in _SETTINGS.items() if dask.config.get(key, None) == default}
+    with dask.config.set(changes):
+        settings, shared_folder = merge_configuration(spec)
     with (
         dask.config.set(settings),
-        _stored(made, place) as security,
-        _started(cluster_class, spec, security) as cluster,
+        _write_certificates(certificates, shared_folder) as security,
+        _start_cluster(cluster_class, spec, security) as cluster,
     ):
         yield cluster, spec.wait
 
 
-def _required() -> "tuple[type[SpecCluster], Security]":
-    """Return dask-jobqueue's cluster and new certificates; raise a MissingExtraError where either is not to be had."""
+def _import_extra() -> "tuple[type[SpecCluster], Security]":
+    """Return the cluster class of dask-jobqueue and new certificates; raise a MissingExtraError without the extra."""
     from distributed import Security
 
     before = signal.getsignal(signal.SIGINT)
@@ -102,23 +104,23 @@ def _required() -> "tuple[type[SpecCluster], Security]":
             f"A cluster of Slurm's is started in the main thread of a program: {reason(error)}."
         ) from None
     finally:
-        # Its import takes Ctrl-C away from the program: it would end as if all were done.
+        # The import replaces the handler of Ctrl-C by one that ends the program as if it had succeeded.
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
-def _stored(made: "Security", place: Path) -> Iterator["Security"]:
-    """Write certificates where workers of this user read them, and nobody else."""
+def _write_certificates(certificates: "Security", shared_folder: Path) -> Iterator["Security"]:
+    """Write certificates into a folder that workers of this user can read, and nobody else."""
     from distributed import Security
 
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(temporary.temporary_folder("slurm", place, hidden=True))
+            folder = stack.enter_context(temporary.temporary_folder("slurm", shared_folder, hidden=True))
         except StoreError as error:
             message = f"Certificates for workers cannot be written there: {reason(error)}"
             raise ClusterError(f"{message}; name another shared-temp-directory.") from None
-        texts = made.get_tls_config_for_role("worker")
+        texts = certificates.get_tls_config_for_role("worker")
         files = {field: folder / field for field in ("ca_file", "cert", "key")}
         for field, file in files.items():
             file.touch(mode=0o600)
@@ -129,10 +131,12 @@ def _stored(made: "Security", place: Path) -> Iterator["Security"]:
 
 
 @contextmanager
-def _started(cluster_class: "type[SpecCluster]", spec: SlurmSpec, security: "Security") -> Iterator["SpecCluster"]:
-    """Start the scheduler here, submit the first jobs, and replace those that end."""
+def _start_cluster(
+    cluster_class: "type[SpecCluster]", spec: SlurmSpec, security: "Security"
+) -> Iterator["SpecCluster"]:
+    """Start the scheduler in this process, submit the first jobs, and replace jobs that end."""
     try:
-        # What goes wrong is told in one sentence; the scheduler's own words on it are tracebacks.
+        # Errors are reported in one sentence; the scheduler's own logs would add tracebacks.
         cluster = cluster_class(security=security, silence_logs="critical")
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise ClusterError(f"The cluster of {spec.path} does not start: {reason(error)}.") from None
@@ -140,28 +144,28 @@ def _started(cluster_class: "type[SpecCluster]", spec: SlurmSpec, security: "Sec
         for _ in range(spec.minimum):
             cluster.worker_spec.update(cluster.new_worker_spec())
         try:
-            cluster.sync(_submitted, cluster)
+            cluster.sync(_wait_for_submission, cluster)
         except (OSError, RuntimeError, ValueError) as error:
-            said = RuntimeError(" ".join(str(error).rpartition("stderr:")[2].split()))
-            raise ClusterError(f"Slurm does not take the job that {spec.path} describes: {reason(said)}.") from None
-        # Also where their number is fixed: it is what sees that one is missing.
+            answer = RuntimeError(" ".join(str(error).rpartition("stderr:")[2].split()))
+            raise ClusterError(f"Slurm does not take the job that {spec.path} describes: {reason(answer)}.") from None
+        # A fixed number of jobs is adapted too: that is what replaces a job that ended.
         cluster.adapt(minimum_jobs=spec.minimum, maximum_jobs=spec.maximum)
         yield cluster
     finally:
         _close(cluster)
 
 
-async def _submitted(cluster: "SpecCluster") -> None:
+async def _wait_for_submission(cluster: "SpecCluster") -> None:
     await cluster
 
 
 def _close(cluster: "SpecCluster") -> None:
-    """Cancel all jobs; an interruption is put off until that is done."""
+    """Cancel all jobs; raise an interruption only after that is done."""
     interruption: BaseException | None = None
-    # In a thread of its own, since what is interrupted in this one would not be taken up again.
+    # In another thread: an interruption in this one would leave the cancellation unfinished.
     with ThreadPoolExecutor(1, thread_name_prefix="dkfm-slurm") as pool:
         closing = pool.submit(cluster.close)
-        for _ in range(_INTERRUPTIONS):
+        for _ in range(_MAX_INTERRUPTIONS):
             try:
                 closing.result()
                 break

@@ -1,4 +1,4 @@
-"""The YAML file of a cluster of Slurm's: Dask's configuration and a section of dkfm's own, read and checked."""
+"""Read and check the YAML file of a Slurm cluster: Dask's configuration and a section `dkfm`."""
 
 import math
 import os
@@ -11,14 +11,17 @@ import yaml
 from dkfm.errors import InvalidInputError, reason, shown
 from dkfm.files.local import read_plain
 
-_WAIT = "1h"
-"""For the first worker, where the file says nothing: queues are long."""
+_DEFAULT_WAIT = "1h"
+"""Time to wait for the first worker: queues are long."""
 
-_MAX_SPEC, _MAX_NODES = 2**16, 2**14
-"""Bytes of a file, and values in it once what its aliases repeat is written out."""
+_MAX_FILE_BYTES = 2**16
+"""Largest file that is read, in bytes."""
 
-_OURS = ("jobs", "minimum-jobs", "maximum-jobs", "wait")
-"""What the file's section `dkfm` may have; the rest of the file is Dask's."""
+_MAX_NODES = 2**14
+"""Most values in a file once its aliases are expanded."""
+
+_OWN_KEYS = ("jobs", "minimum-jobs", "maximum-jobs", "wait")
+"""Keys of the section `dkfm`; all other sections belong to Dask."""
 
 _COUNTS = ("cores", "processes", "job-cpu")
 _LISTS = ("worker-extra-args", "job-extra-directives", "job-script-prologue", "job-directives-skip")
@@ -29,7 +32,21 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True)
 class SlurmSpec:
-    """A file that was read and checked: how many jobs, how long to wait for a worker, and Dask's configuration."""
+    """Content of a checked file.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    minimum : int
+        Smallest number of jobs.
+    maximum : int
+        Largest number of jobs.
+    wait : float
+        Seconds to wait for the first worker.
+    settings : dict
+        Dask's configuration in the file.
+    """
 
     path: Path
     minimum: int
@@ -39,47 +56,47 @@ class SlurmSpec:
 
 
 def read_slurm_file(path: str) -> SlurmSpec:
-    """Read and check a file; only what dask-jobqueue knows of jobs is left to check."""
+    """Read a file and check everything but the section that describes a job: see `merge_configuration`."""
     try:
-        content = _parsed(read_plain(path, _MAX_SPEC))
+        content = _parse(read_plain(path, _MAX_FILE_BYTES))
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
-        said = getattr(error, "problem", None) or reason(error)
-        raise InvalidInputError(f"{path} is no YAML{where}: {said}.") from None
+        problem = getattr(error, "problem", None) or reason(error)
+        raise InvalidInputError(f"{path} is no YAML{where}: {problem}.") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise InvalidInputError(f"{path} must be a file of Dask's configuration, with sections jobqueue and dkfm.")
-    ours = {} if content.get("dkfm") is None else content["dkfm"]
-    if not isinstance(ours, dict) or not set(ours) <= set(_OURS):
-        raise InvalidInputError(f"dkfm of {path} must be a section of {', '.join(_OURS)}, not {shown(ours)}.")
-    if "jobs" in ours and not {"minimum-jobs", "maximum-jobs"}.isdisjoint(ours):
+    own = {} if content.get("dkfm") is None else content["dkfm"]
+    if not isinstance(own, dict) or not set(own) <= set(_OWN_KEYS):
+        raise InvalidInputError(f"dkfm of {path} must be a section of {', '.join(_OWN_KEYS)}, not {shown(own)}.")
+    if "jobs" in own and not {"minimum-jobs", "maximum-jobs"}.isdisjoint(own):
         raise InvalidInputError(f"dkfm of {path} has jobs, or minimum-jobs and maximum-jobs, not both.")
-    # None at all would never become one: the driver asks what its workers can hold before it has work for them.
-    minimum = _count(path, "dkfm", ours, "jobs" if "jobs" in ours else "minimum-jobs", 1)
-    maximum = _count(path, "dkfm", ours, "maximum-jobs", minimum)
+    # At least one job: the driver asks for the memory of a worker before it submits tasks.
+    minimum = _count(path, "dkfm", own, "jobs" if "jobs" in own else "minimum-jobs", 1)
+    maximum = _count(path, "dkfm", own, "maximum-jobs", minimum)
     if maximum < minimum:
         raise InvalidInputError(f"dkfm of {path} has minimum-jobs {minimum}, more than maximum-jobs {maximum}.")
     settings = {key: value for key, value in content.items() if key != "dkfm"}
-    return SlurmSpec(Path(path), minimum, maximum, _seconds(path, ours.get("wait", _WAIT)), settings)
+    return SlurmSpec(Path(path), minimum, maximum, _seconds(path, own.get("wait", _DEFAULT_WAIT)), settings)
 
 
-def _parsed(data: bytes) -> Any:
-    """Return what a file holds, once it is seen that its aliases do not multiply it."""
+def _parse(data: bytes) -> Any:
+    """Return the content of a file; raise a ValueError if its aliases expand to too many values."""
     node = yaml.compose(data, yaml.SafeLoader)
-    if node is not None and _nodes(node, {}) > _MAX_NODES:
+    if node is not None and _count_nodes(node, {}) > _MAX_NODES:
         raise ValueError(f"it has more than {_MAX_NODES} values")
     return yaml.safe_load(data)
 
 
-def _nodes(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Return the values in a node, repeated ones counted as often as they stand there."""
+def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Return the number of values in a node, with every alias counted as a copy."""
     if id(node) not in counted:
-        counted[id(node)] = _MAX_NODES + 1  # of one that holds itself
+        counted[id(node)] = _MAX_NODES + 1  # for a node that contains itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
         inner = [part for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
-        counted[id(node)] = 1 + sum(_nodes(part, counted) for part in inner)
+        counted[id(node)] = 1 + sum(_count_nodes(part, counted) for part in inner)
     return counted[id(node)]
 
 
@@ -105,7 +122,7 @@ def _seconds(path: str, value: object) -> float:
 
 
 def merge_configuration(spec: SlurmSpec) -> tuple[dict[str, Any], Path]:
-    """Return Dask's whole configuration with the file's in it, and the folder where workers find their certificates."""
+    """Return Dask's configuration merged with the file's, and the folder for the certificates of workers."""
     import dask
 
     known = set(dask.config.get("jobqueue.slurm"))
@@ -117,18 +134,18 @@ def merge_configuration(spec: SlurmSpec) -> tuple[dict[str, Any], Path]:
     if unknown := sorted(map(str, set(job) - known)):
         raise InvalidInputError(f"jobqueue.slurm of {spec.path} has {', '.join(unknown)}, unknown to dask-jobqueue.")
     _require_job(spec.path, job)
-    # Of a worker too, whose pages ask nobody for a certificate; what the file says comes after it, and stands.
+    # A worker's dashboard asks for no certificate, so it listens on loopback unless the file's own arguments follow.
     job["worker-extra-args"] = ["--dashboard-address", "127.0.0.1:0", *job["worker-extra-args"]]
-    job["scheduler-options"] = _private(spec.path, job["scheduler-options"])
+    job["scheduler-options"] = _require_private_options(spec.path, job["scheduler-options"])
     shared = job["shared-temp-directory"]
-    place = spec.path.parent if shared is None else Path(os.path.expandvars(shared)).expanduser()
-    if not place.is_dir():
-        raise InvalidInputError(f"shared-temp-directory of {spec.path} must be a folder that is there, not {place}.")
-    return everything, place.resolve()
+    folder = spec.path.parent if shared is None else Path(os.path.expandvars(shared)).expanduser()
+    if not folder.is_dir():
+        raise InvalidInputError(f"shared-temp-directory of {spec.path} must be a folder that is there, not {folder}.")
+    return everything, folder.resolve()
 
 
 def _require_job(path: Path, job: dict[str, Any]) -> None:
-    """Raise an InvalidInputError unless this says what a job is."""
+    """Raise an InvalidInputError unless the section describes a job."""
     from dask.utils import parse_bytes
 
     for key in _COUNTS:
@@ -153,8 +170,8 @@ def _require_job(path: Path, job: dict[str, Any]) -> None:
         ) from None
 
 
-def _private(path: Path, options: object) -> dict[str, Any]:
-    """Return options of a scheduler that lets in nobody else; raise an InvalidInputError where it would."""
+def _require_private_options(path: Path, options: object) -> dict[str, Any]:
+    """Return the options of a scheduler; raise an InvalidInputError if they would let others connect."""
     where = f"scheduler-options in jobqueue.slurm of {path}"
     if not isinstance(options, dict):
         raise InvalidInputError(f"{where} must be a section, not {shown(options)}.")

@@ -1,38 +1,38 @@
-"""Jobs of dask-jobqueue's, mended in two places: that they ended is noted, and a submission that failed is repeated."""
+"""Extend dask-jobqueue's jobs: note that a job has ended, and repeat a submission that failed."""
 
 import asyncio
 
 from dask_jobqueue.slurm import SLURMCluster, SLURMJob
 from distributed import Status
 
-_AGAIN = 30.0
-"""Seconds after which a submission that failed is tried again: Slurm's controller may be restarting."""
+_RETRY_AFTER = 30.0
+"""Seconds before a failed submission is repeated: Slurm's controller may be restarting."""
 
 
 class SlurmJob(SLURMJob):
-    """A worker's job in Slurm's queue."""
+    """Run one worker as a job of Slurm."""
 
     async def start(self) -> None:
-        """Submit it; if that fails, let the cluster forget it after a while, so that it submits another one."""
+        """Submit the job; if that fails, remove it from the cluster later, so that the cluster submits another."""
         try:
-            await super().start()  # type: ignore[no-untyped-call]  # dask-jobqueue says nothing of types
+            await super().start()  # type: ignore[no-untyped-call]  # dask-jobqueue has no types
         except (OSError, RuntimeError):
             self.status = Status.failed
-            asyncio.get_running_loop().call_later(_AGAIN, self._forget)
+            asyncio.get_running_loop().call_later(_RETRY_AFTER, self._forget)
             raise
 
     def _forget(self) -> None:
-        cluster = getattr(self, "_cluster", lambda: None)()  # a weak reference, which the cluster puts there
+        cluster = getattr(self, "_cluster", lambda: None)()  # a weak reference that the cluster sets
         if cluster is not None and cluster.workers.get(self.name) is self:
             del cluster.workers[self.name]
 
     async def close(self) -> None:
-        """Cancel it; a cluster that closes fails over a job that is not known to be closed."""
-        await super().close()  # type: ignore[no-untyped-call]  # dask-jobqueue says nothing of types
+        """Cancel the job and mark it closed: a cluster cannot close before all its jobs are."""
+        await super().close()  # type: ignore[no-untyped-call]  # dask-jobqueue has no types
         self.status = Status.closed
 
 
 class SlurmCluster(SLURMCluster):
-    """A cluster of such jobs."""
+    """Run workers as jobs of Slurm."""
 
     job_cls = SlurmJob
