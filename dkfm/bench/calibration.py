@@ -134,10 +134,12 @@ def run_nothing(site: BenchSite, tasks: int) -> float:
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
     with prepare_job(model, source, request, site.client) as job:
         digest, plan = job.record.digest, job.plan
-        work = ChunkWork(job.model, digest, job.trusted, plan.streamed, job.rows, plan.piece_rows, job.wanted, "raise")
+        work = ChunkWork(
+            job.model, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"
+        )
         numbered = ((work, number) for number in range(tasks))
         before = _scheduler_seconds(site.client)
-        run_tasks(job.running, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)
+        run_tasks(job.executor, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)
         return (_scheduler_seconds(site.client) - before) / tasks
 
 

@@ -86,7 +86,7 @@ def write_page(path: str | Path, text: str) -> None:
     require_replaceable(target)
     with local.new_file(target, target.parent) as new:
         new.file.write(text.encode("utf-8"))
-        new.keep()
+        new.commit()
 
 
 def render_page(title: str, words: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:

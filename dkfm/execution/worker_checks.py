@@ -90,12 +90,12 @@ class WorkerRequirements:
 @contextmanager
 def probe_file(location: OutputLocation, name: str, text: bytes) -> Iterator[None]:
     """Write a small file at a location and remove it when the context ends."""
-    location.put(name, text)
+    location.write_file(name, text)
     try:
         yield
     finally:
         with suppress(StoreError):  # an error of the job matters more than a file that stays
-            location.remove([name])
+            location.remove_files([name])
 
 
 @contextmanager

@@ -149,17 +149,17 @@ class NewFile:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the file in messages."""
         return str(self.path)
 
-    def keep(self, *, once: bool = False) -> bool:
-        """Give the file its name: what is in it, and the names that lead to it, are durable then.
+    def commit(self, *, exclusive: bool = False) -> bool:
+        """Give the file its final name; content and name are durable afterwards.
 
-        With `once` it does not take the place of another: False where there is one.
+        Return False, and change nothing, if `exclusive` and a file of that name exists.
         """
         self.file.flush()
         os.fsync(self.file.fileno())
-        if not once:
+        if not exclusive:
             _rename(self._hidden, self.path)
         elif not _link(self._hidden, self.path):
             return False

@@ -1,1 +1,1 @@
-"""Gram matrices: built as Dask tasks, and multiplied with while they stay in their store."""
+"""Build Gram matrices with Dask tasks, and multiply them out of core."""

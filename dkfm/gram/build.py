@@ -1,6 +1,7 @@
-"""The Gram matrix as Dask tasks: lower-triangle tiles, each written with its mirror image into chunked Zarr.
+"""Build a Gram matrix with Dask tasks: each computes a tile of the lower triangle and writes it and its transpose.
 
-A tile is one chunk, so no two tasks touch the same file; a killed build goes on tile by tile.
+A tile is one chunk of a Zarr array, so no two tasks write the same file. A build that was killed resumes with the
+missing tiles.
 """
 
 import hashlib
@@ -49,14 +50,13 @@ if TYPE_CHECKING:
     from distributed import Client
 
 TILE_ROWS = 2048
-"""A tile of 34 MB: long enough a task, small enough for any worker. A Gram of one tile is computed in place."""
-
+"""Default rows of a tile: 34 MB, a long enough task and small enough for any worker."""
 
 _MEMORY_TILE_ROWS = 512
-"""Of a Gram that is computed into this process's memory: small, so that all threads end together."""
+"""Rows of a tile in memory: small, so that all threads finish at about the same time."""
 
 _READ_VALUES = 2**22
-"""Values read at a time where rows are only looked at."""
+"""Values read at a time to compute a digest."""
 
 
 def build_gram(
@@ -68,33 +68,33 @@ def build_gram(
     client: "Client | None" = None,
     progress: bool = False,
 ) -> ZarrArray:
-    """Compute the Gram matrix K = k(X, X) into chunked Zarr; run again after a kill, it goes on where it was.
+    """Compute the Gram matrix K = k(X, X) into chunked Zarr; the same call resumes a build that was killed.
 
     Parameters
     ----------
     kernel : Kernel, name or Gaussian process kernel of scikit-learn's, or callable
-        See `kernels.as_kernel`.
+        Kernel function; see `kernels.as_kernel`.
     X : array-like or scipy.sparse array of shape (N, d), path, or zarr.Array
-        Training rows; read tile by tile from where they are. A path ends in .npy, or is a Zarr store, or
+        Training rows, read tile by tile. A path names a .npy file, a Zarr array, or an array of a store as in
         store.zarr/array.
     path : str or Path
-        Where the store is made; it must be empty, or hold an earlier build of the same kernel and rows.
+        Folder of the store; it must not exist, or hold an earlier build for the same kernel and rows.
     tile_rows : int, optional
         Rows and columns of a tile, which is one chunk; 2,048 by default.
     client : distributed.Client, optional
-        By default the current one, else threads of this process. Its workers must see `path`.
+        Client of a cluster; by default Dask's current client, else threads of this process. Workers must see `path`.
     progress : bool
-        Whether to show a progress bar, where there is a notebook or a terminal, after two seconds.
+        Whether to show a progress bar after two seconds, in a notebook or on a terminal.
 
     Returns
     -------
     zarr.Array of shape (N, N), float64
-        Symmetric to the last bit.
+        The Gram matrix, symmetric to the last bit.
 
     Raises
     ------
     InvalidInputError
-        Rows that are not finite real numbers in two dimensions; the message has the row.
+        The rows are not a two-dimensional array of finite real numbers; the message names the row.
     KernelError
         The kernel returned a wrong shape, NaN or infinity.
     StoreExistsError
@@ -114,49 +114,49 @@ def build_gram(
     root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
     require_apart(root, "Gram matrix", [source.location])
     with change_detection.watch(source) as watch:
-        kernel = _resolved(kernel, source)
+        kernel = _resolve_kernel(kernel, source)
         identity = _identity(kernel, source)
-        rows = _rows_begun(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
+        rows = _existing_tile_rows(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
         if zarr_store.is_taken(root):
             ownership.remove_partial_files(root, zarr_schema.read_group(root, "gram"), local.ABANDONED_SECONDS)
         if (root / zarr_schema.MARKER).exists():
-            return _finished(root)
+            return _open_finished(root)
         n, width = source.shape[0], chunking.count_tiles(source.values_of(rows), rows)
-        with open_executor(client) as running:
-            have = memory.task_budget(client, running.threads)
+        with open_executor(client) as executor:
+            have = memory.task_budget(client, executor.threads)
             fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
             remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
             need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
             budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
-            memory.require_disk(root, _disk_bytes(n, source.row_values, rows) - _bytes_there(root))
-            rows = _begin(root, identity, source, rows)
+            memory.require_disk(root, _disk_bytes(n, source.row_values, rows) - _existing_bytes(root))
+            rows = _create_store(root, identity, source, rows)
             readable = source if client is None else _shared_source(source, root, rows)
             pairs = list(chunking.lower_triangle_tiles(n, rows))
             requirements = _requirements(root, source if readable is source else None, need)
             with nullcontext() if client is None else worker_checks.checked_workers(client, requirements):
                 checked = None if client is None else requirements
                 tasks = ((kernel, readable, str(root), pair, rows, checked) for pair in pairs)
-                tally = run_tasks(running, "dkfm-gram", write_tile, tasks, len(pairs), progress)
+                tally = run_tasks(executor, "dkfm-gram", write_tile, tasks, len(pairs), progress)
         if tally.killers:
             raise ClusterError(
                 f"Every worker died that computed the tile {pairs[tally.killers[0]]}; what else was built stays."
             )
         _require_tiles(root)
-        _rows_begun(root, identity, None)  # whether the next build finds what this one made
+        _existing_tile_rows(root, identity, None)  # raises if the store was replaced meanwhile
         _require_unchanged(root, watch, source, identity)
         with local.translate_write_errors(root):
             zarr_store.write_marker(root, {"tiles": len(pairs)})
-        return _finished(root)
+        return _open_finished(root)
 
 
 def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[str, object]) -> None:
-    """Raise where the rows are others than those that the build began with, and remove the tiles, which are of both.
+    """Raise an InvalidInputError, and remove all tiles, if the rows changed during the build.
 
-    What only may have changed, as by `chmod` or a hard link, is read again.
+    If only the metadata changed, as after `chmod`, the rows are read again and compared.
     """
     if watch.is_same() or _digest(source) == identity["rows"]:
         return
-    with suppress(StoreError):  # what happened first is told
+    with suppress(StoreError):  # the error below matters more
         zarr_store.remove_own_store(root, "gram")
     raise InvalidInputError(
         f"{source.name} changed while it was read, so that the tiles of {root} were of two inputs and are removed; "
@@ -165,25 +165,25 @@ def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[
 
 
 def _requirements(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
-    """Return what a worker must be for tiles: the same store, the same rows where they are not in it, and room."""
+    """Return what tile tasks need of a worker: the store, the rows unless they are in the store, and memory."""
     probe, stamp = local.hidden_sibling(root / "workers", "partial").name, "" if source is None else source.stamp()
     versions = worker_checks.local_versions(tables=isinstance(source, Named))
     return WorkerRequirements(LocalOutput(root), probe, probe.encode(), versions, task_bytes, 0, source, stamp)
 
 
-def _resolved(spec: KernelSpec, source: Source) -> Kernel:
-    """Return the kernel that is meant, with what it takes from the rows filled in."""
+def _resolve_kernel(spec: KernelSpec, source: Source) -> Kernel:
+    """Return the kernel, with parameters that depend on the rows filled in."""
     kernel = as_kernel(spec)
     if kernel.is_precomputed:
         raise KernelError("The Gram matrix of a precomputed kernel is there already; give it to an estimator's fit.")
     if isinstance(source, MemorySource):
         return kernel.resolve(source.array)
     first = read_finite(source, slice(0, 1))
-    checked_block(kernel, first, first)  # a kernel that does not fit the rows is told before a store is begun
+    checked_block(kernel, first, first)  # raises before a store is created
     return kernel
 
 
-def _finished(root: Path) -> ZarrArray:
+def _open_finished(root: Path) -> ZarrArray:
     _require_tiles(root)
     return zarr_store.open_array(root, "gram")
 
@@ -200,14 +200,14 @@ def _checked_tile_rows(tile_rows: object) -> int:
 
 
 def _identity(kernel: Kernel, source: Source) -> dict[str, object]:
-    """Return what a Gram matrix is of; every row is read, and refused if it is not finite."""
-    # Code has no identity that can be compared: such a build is never resumed.
+    """Return kernel, digest of the rows, and shape, which identify a Gram matrix; all rows must be finite."""
+    # Kernels that are code cannot be compared, so such a build is never resumed.
     name: object = serialization.to_config(kernel) if serialization.is_code_free(kernel) else uuid.uuid4().hex
     return {"kernel": name, "rows": _digest(source), "shape": list(source.shape)}
 
 
 def _digest(source: Source) -> str:
-    """Return a digest of all values of all rows."""
+    """Return a SHA-256 digest of all rows as float64."""
     sums = hashlib.sha256()
     for part in chunking.row_slices(source.shape[0], max(1, _READ_VALUES // source.shape[1])):
         rows = read_finite(source, part)
@@ -216,17 +216,17 @@ def _digest(source: Source) -> str:
     return sums.hexdigest()
 
 
-def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) -> int | None:
-    """Return the tile rows of an earlier build of the same Gram at a path; None where there is nothing."""
+def _existing_tile_rows(root: Path, identity: dict[str, object], tile_rows: int | None) -> int | None:
+    """Return the tile rows of an earlier build of the same Gram matrix; None if nothing is at the path."""
     if not zarr_store.is_taken(root):
         return None
     try:
-        found = zarr_schema.read_group(root, "gram")
+        attributes = zarr_schema.read_group(root, "gram")
     except StoreError:
         raise StoreExistsError(f"{root} holds something that is not a Gram of dkfm's; it was left untouched.") from None
-    if found.get("identity") != identity:
+    if attributes.get("identity") != identity:
         raise StoreExistsError(f"{root} holds the Gram of another kernel or other rows; it was left untouched.")
-    begun, n = found.get("tile_rows"), int(identity["shape"][0])  # type: ignore[index]  # a list made above
+    begun, n = attributes.get("tile_rows"), int(identity["shape"][0])  # type: ignore[index]  # a list
     if type(begun) is not int or begun < 1:
         raise DamagedStoreError(f"{root} does not say the rows of its tiles.")
     info = zarr_schema.read_array(root / "gram")
@@ -240,11 +240,11 @@ def _rows_begun(root: Path, identity: dict[str, object], tile_rows: int | None) 
     return begun
 
 
-def _begin(root: Path, identity: dict[str, object], source: Source, rows: int) -> int:
-    """Make the store, or find that it is there, perhaps of another driver just now; return the rows of its tiles."""
+def _create_store(root: Path, identity: dict[str, object], source: Source, rows: int) -> int:
+    """Create the store unless it exists, or another driver has just created it; return the rows of its tiles."""
     n, d = source.shape
     if zarr_store.is_taken(root):
-        return _rows_begun(root, identity, None) or rows
+        return _existing_tile_rows(root, identity, None) or rows
     sparse = source.array if isinstance(source, MemorySource) and not isinstance(source.array, np.ndarray) else None
     names = ["rows"] if sparse is None else csr.array_names("rows")
     try:
@@ -255,19 +255,19 @@ def _begin(root: Path, identity: dict[str, object], source: Source, rows: int) -
             else:
                 csr.write_csr(group, "rows", sparse)
     except StoreExistsError:
-        begun = _rows_begun(root, identity, None)
+        begun = _existing_tile_rows(root, identity, None)
         if begun is None:
             raise
         return begun
     return rows
 
 
-def _bytes_there(root: Path) -> int:
+def _existing_bytes(root: Path) -> int:
     return sum((root / name).stat().st_size for name in zarr_schema.list_files(root)) if root.is_dir() else 0
 
 
 def _shared_source(source: Source, root: Path, rows: int) -> Source:
-    """Put rows that only this process has beside the Gram, where every worker can read them."""
+    """Write rows in memory beside the Gram matrix, so that workers can read them; return their source."""
     if not isinstance(source, MemorySource):
         return source
     if not isinstance(source.array, np.ndarray):
@@ -289,7 +289,7 @@ def write_tile(
     rows: int,
     requirements: WorkerRequirements | None = None,
 ) -> tuple[int, int]:
-    """Compute one tile and write it and its mirror image, each unless it is there and sound."""
+    """Compute a tile and write it and its transpose; skip those that exist and are sound."""
     check_this_worker(requirements)
     n, (i, j) = source.shape[0], pair
     row, column = chunking.row_slice(i, n, rows), chunking.row_slice(j, n, rows)
@@ -304,13 +304,13 @@ def write_tile(
         for image, _, _ in missing:
             zarr_store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
     with local.translate_write_errors(Path(root)):
-        for image, _, _ in (there for there in images if there not in missing):
-            zarr_store.sync_chunk(Path(root) / "gram", image)  # what a killed build left may not be durable
+        for image, _, _ in (image for image in images if image not in missing):
+            zarr_store.sync_chunk(Path(root) / "gram", image)  # a killed build may not have synced it
     return pair
 
 
 def _is_sound(array: ZarrArray, root: str, pair: tuple[int, int], row: slice, column: slice) -> bool:
-    """Whether a tile's file is there and reads back: its checksum is right and every value is finite."""
+    """Return whether the file of a tile exists, its checksum is right, and every value is finite."""
     if not (Path(root) / "gram" / "c" / str(pair[0]) / str(pair[1])).exists():
         return False
     try:
@@ -328,20 +328,20 @@ def driver_gram(
     client: "Client | None" = None,
     progress: bool = False,
 ) -> Array:
-    """Return the Gram matrix in this process's memory, in Fortran order, its lower triangle filled.
+    """Return the Gram matrix in this process's memory, in Fortran order, with its lower triangle filled.
 
-    One tile is computed in place. More are computed into it on threads of this process, or, where there is a client or
-    a workspace, through `build_gram`: below `workspace` under a name made of kernel and rows, so that another fit finds
-    them; for a client without a workspace, or for a kernel that is code, in a temporary folder there, or in TMPDIR.
+    A matrix of one tile is computed directly. A larger one is computed on threads of this process, or, with a client or
+    a workspace, by `build_gram` on disk. In a workspace its name is derived from kernel and rows, so that another fit
+    finds it. Without a workspace, or if the kernel is code, the store is temporary.
     """
     if X.shape[0] <= _checked_tile_rows(tile_rows):
         return checked_block(kernel, X, X).T
     if find_client(client) is None and (workspace is None or not serialization.is_code_free(kernel)):
-        return _in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
+        return _compute_in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
     with open_stored_gram(
         kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress
     ) as stored:
-        return stored.lower()
+        return stored.read_lower()
 
 
 @contextmanager
@@ -354,18 +354,18 @@ def open_stored_gram(
     client: "Client | None" = None,
     progress: bool = False,
 ) -> Iterator[StoredGram]:
-    """Lend the Gram matrix in its store, where it is multiplied with; a temporary one goes at the end."""
-    with _place(kernel, X, workspace, tile_rows) as path:
+    """Build the Gram matrix on disk and yield it for products; remove it at the end if it is temporary."""
+    with _store_path(kernel, X, workspace, tile_rows) as path:
         build_gram(kernel, X, path, tile_rows=tile_rows, client=client, progress=progress)
         yield StoredGram(path)
 
 
-def _in_memory(kernel: Kernel, X: Rows, rows: int, progress: bool) -> Array:
+def _compute_in_memory(kernel: Kernel, X: Rows, rows: int, progress: bool) -> Array:
     n = X.shape[0]
     K, pairs = np.empty((n, n), order="F"), list(chunking.lower_triangle_tiles(n, rows))
-    with open_executor(None) as running:
+    with open_executor(None) as executor:
         tasks = ((K, kernel, X, pair, rows) for pair in pairs)
-        run_tasks(running, "dkfm-gram", _fill_tile, tasks, len(pairs), progress)
+        run_tasks(executor, "dkfm-gram", _fill_tile, tasks, len(pairs), progress)
     return K
 
 
@@ -373,27 +373,27 @@ def _fill_tile(K: Array, kernel: Kernel, X: Rows, pair: tuple[int, int], rows: i
     row, column = (chunking.row_slice(number, len(K), rows) for number in pair)
     Y = X[column]
     with single_blas_thread():
-        # The mirror image of a tile lies in the order of K's memory.
+        # The transpose of a tile has the memory order of K.
         K.T[column, row] = checked_block(kernel, Y, Y if row == column else X[row], (column.start, row.start))
 
 
 def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
-    """Return where a fit with this workspace keeps, and looks for, the Gram of a kernel that is no code."""
+    """Return the path at which fits with a workspace keep the Gram matrix of a kernel that is not code."""
     identity = json.dumps(_identity(kernel, open_source(X)), sort_keys=True)
     return local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
 
 
 @contextmanager
-def _place(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows: int | None) -> Iterator[Path]:
+def _store_path(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows: int | None) -> Iterator[Path]:
     if workspace is not None and serialization.is_code_free(kernel):
         yield workspace_path(kernel, X, workspace)
         return
-    n, within = X.shape[0], None if workspace is None else local.make_folder(local_path(workspace))
+    n, parent = X.shape[0], None if workspace is None else local.make_folder(local_path(workspace))
     need = _disk_bytes(n, open_source(X).row_values, min(_checked_tile_rows(tile_rows), n))
-    with temporary.temporary_folder("gram", within, need=need, what="The Gram matrix") as folder:
+    with temporary.temporary_folder("gram", parent, need=need, what="The Gram matrix") as folder:
         yield folder / "gram.zarr"
 
 
 def _disk_bytes(n: int, width: int, tile_rows: int) -> int:
-    """Bytes of a Gram matrix in its store, with the rows beside it."""
+    """Return the size on disk of a Gram matrix and the rows beside it, in bytes."""
     return budget.gram_bytes(n, tile_rows) + 8 * n * width

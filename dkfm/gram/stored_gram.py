@@ -1,4 +1,4 @@
-"""Products with a Gram matrix that stays in its store: of its lower triangle, tile by tile, on threads."""
+"""Multiply a Gram matrix out of core: read the tiles of its lower triangle one by one, on threads."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -19,31 +19,31 @@ from dkfm.execution.clusters.client import is_inside_worker
 from dkfm.storage import raw_chunks, zarr_schema, zarr_store
 
 _Products = tuple[slice, Array, slice, Array | None]
-"""Rows of the product, what a tile adds to them; and what its mirror image adds to others."""
+"""A slice of rows and what a tile adds to them; the same for its transpose, or None on the diagonal."""
 
 
 @dataclass(frozen=True)
 class StoredGram:
-    """A finished build of `build_gram`, read anew by every product.
+    """Gram matrix in a finished store of `build_gram`; every product reads it again.
 
     Parameters
     ----------
     root : Path
-        Of the store.
+        Folder of the store.
     threads : int
-        Each holds one tile; by default the cores of this machine, and one inside a Dask worker.
+        Threads, each of which holds one tile; by default the cores of this machine, and one inside a Dask worker.
     """
 
     root: Path
     threads: int = field(default_factory=lambda: 1 if is_inside_worker() else CPU_COUNT)
 
-    def lower(self) -> Array:
-        """Return the lower triangle in a matrix (N, N) in Fortran order, for LAPACK; the rest is not set.
+    def read_lower(self) -> Array:
+        """Read the lower triangle into a matrix (N, N) in Fortran order, for LAPACK; the upper one is not set.
 
         Raises
         ------
         DamagedStoreError
-            A tile that is missing or cannot be read.
+            A tile is missing or cannot be read.
         """
         array = zarr_store.open_array(self.root, "gram")
         n, rows = array.shape[0], array.chunks[0]
@@ -51,7 +51,7 @@ class StoredGram:
         for i, j in chunking.lower_triangle_tiles(n, rows):
             row, column = chunking.row_slice(i, n, rows), chunking.row_slice(j, n, rows)
             try:
-                # The mirror image of a tile lies in the order of K's memory.
+                # The transpose of a tile has the memory order of K.
                 K.T[column, row] = array[column, row]
             except (ValueError, RuntimeError, OSError) as error:
                 raise DamagedStoreError(
@@ -68,41 +68,41 @@ class StoredGram:
         return zarr_schema.read_array(self.root / "gram")
 
     def __matmul__(self, V: Array) -> Array:
-        """Return the product with V (N, p); the same bits each time."""
+        """Return the product (N, p) with V (N, p); it has the same bits each time."""
         info, n = self._info, len(V)
         product, right = np.zeros((n, V.shape[1])), np.ascontiguousarray(V)
         pairs = list(chunking.lower_triangle_tiles(n, info.chunks[0]))
         with single_blas_thread(), ThreadPoolExecutor(self.threads, thread_name_prefix="dkfm-gram") as pool:
-            for rows, part, others, mirrored in self._in_turn(pool, info, pairs, right):
+            for rows, part, columns, transposed in self._tile_products(pool, info, pairs, right):
                 product[rows] += part
-                if mirrored is not None:
-                    product[others] += mirrored
+                if transposed is not None:
+                    product[columns] += transposed
         return product
 
-    def _in_turn(
+    def _tile_products(
         self, pool: ThreadPoolExecutor, info: zarr_schema.ArrayInfo, pairs: list[tuple[int, int]], V: Array
     ) -> Iterator[_Products]:
-        """Yield what the tiles add, in their order; a few wait at a time."""
-        going: deque[Future[_Products]] = deque()
+        """Yield the contributions of the tiles in order, with a bounded number of them in flight."""
+        pending: deque[Future[_Products]] = deque()
         for pair in pairs:
-            going.append(pool.submit(self._products, info, pair, V))
-            if len(going) > 2 * self.threads:
-                yield going.popleft().result()
-        while going:
-            yield going.popleft().result()
+            pending.append(pool.submit(self._multiply_tile, info, pair, V))
+            if len(pending) > 2 * self.threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
-    def _products(self, info: zarr_schema.ArrayInfo, pair: tuple[int, int], V: Array) -> _Products:
+    def _multiply_tile(self, info: zarr_schema.ArrayInfo, pair: tuple[int, int], V: Array) -> _Products:
         rows, columns = (chunking.row_slice(number, len(V), info.chunks[0]) for number in pair)
-        with self._tile(info, pair) as chunk:
+        with self._read_tile(info, pair) as chunk:
             tile = chunk[: rows.stop - rows.start, : columns.stop - columns.start]
-            # A transposed tile would be copied into the order of its product first.
-            mirrored = None if rows == columns else (V[rows].T @ tile).T
-            return rows, tile @ V[columns], columns, mirrored
+            # (V' tile)' avoids the copy that a product with a transposed tile would make.
+            transposed = None if rows == columns else (V[rows].T @ tile).T
+            return rows, tile @ V[columns], columns, transposed
 
     @contextmanager
-    def _tile(self, info: zarr_schema.ArrayInfo, pair: tuple[int, int]) -> Iterator[Array]:
+    def _read_tile(self, info: zarr_schema.ArrayInfo, pair: tuple[int, int]) -> Iterator[Array]:
         file = self.root / "gram" / "c" / str(pair[0]) / str(pair[1])
-        with _tiles.borrow(info.chunks[0], info.chunks[1], np.dtype(np.float64)) as tile:
+        with _tile_buffer.borrow(info.chunks[0], info.chunks[1], np.dtype(np.float64)) as tile:
             try:
                 raw_chunks.read_chunk(tile, file, checked=True)
             except (ValueError, OSError) as error:
@@ -112,4 +112,4 @@ class StoredGram:
             yield tile
 
 
-_tiles = ThreadBuffer()
+_tile_buffer = ThreadBuffer()

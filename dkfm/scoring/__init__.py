@@ -1,1 +1,1 @@
-"""Batch scoring: plan, tasks, outputs, receipts, readers."""
+"""Score many rows in batch jobs, and read and verify the outputs."""

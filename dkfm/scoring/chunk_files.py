@@ -1,6 +1,6 @@
-"""Chunks of scores on disk, each written by its owner, once, and read back: as files of Zarr arrays, or of Parquet.
+"""Write the chunks of an output durably, read them back, and compute their checksums; chunks are files of Zarr arrays.
 
-A chunk that is there already, whole, is kept and told of as it is: every task of a job would write the same scores.
+A chunk that exists and is sound is kept: every task of a job would write the same scores.
 """
 
 import os
@@ -23,16 +23,28 @@ from dkfm.storage.zarr_codecs import CRC_BYTES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_AT_ONCE = 2**20
+_READ_BYTES = 2**20
 """Bytes that are read back at a time."""
 
-_SOON = 2**20
-"""Bytes from which on a piece is made durable when it is written: the end of a chunk then waits for its last alone."""
+_SYNC_BYTES = 2**20
+"""Bytes after which a file is synced to disk, so that its end waits only for the last bytes."""
 
 
 @dataclass(frozen=True)
 class OutputColumns:
-    """One output of a model: how many columns it has, what their names in a table begin with, and their dtype."""
+    """Columns of one output of a model.
+
+    Attributes
+    ----------
+    output : str
+        Name of the output.
+    width : int
+        Number of columns.
+    prefix : str
+        Beginning of the names of the columns in a table.
+    dtype : str
+        Dtype of the columns.
+    """
 
     output: str
     width: int
@@ -41,14 +53,14 @@ class OutputColumns:
 
     @property
     def names(self) -> list[str]:
-        """Return a name for each in a table; that of the output itself where it is one."""
-        alone = self.prefix == self.output and self.width == 1
-        return [self.output] if alone else [f"{self.prefix}{i}" for i in range(self.width)]
+        """Names of the columns in a table; a single column may have the name of the output."""
+        is_single = self.prefix == self.output and self.width == 1
+        return [self.output] if is_single else [f"{self.prefix}{i}" for i in range(self.width)]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a chunk: the scores (n, width) of each output, and the rows' ids where they have some."""
+    """Some rows of a chunk: the scores (n, width) of each output by name, and the ids of the rows if they have any."""
 
     scores: Mapping[str, npt.NDArray[np.generic]]
     ids: "pa.Array | None" = None
@@ -56,7 +68,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk of an output: its number, and how many rows of its own it has."""
+    """A chunk of an output: its number and its number of rows."""
 
     number: int
     rows: int
@@ -64,7 +76,17 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class ChunkContents:
-    """What one file of a chunk holds: a checksum of it, its bytes, and which rows are NaN, or no code, somewhere."""
+    """Summary of one file of a chunk.
+
+    Attributes
+    ----------
+    crc32c : int
+        Checksum of the content.
+    bytes : int
+        Size of the file.
+    invalid : ndarray of bool, shape (rows,)
+        Rows with NaN, or without a class, in any column.
+    """
 
     crc32c: int
     bytes: int
@@ -72,7 +94,7 @@ class ChunkContents:
 
 
 def summarize(contents: Sequence[ChunkContents]) -> tuple[int, tuple[int, ...], int]:
-    """Return what a receipt says of the files of a chunk: rows that are invalid in one of them, checksums, bytes."""
+    """Return the fields of a receipt: rows that are invalid in any file, the checksum of each file, and all bytes."""
     invalid = int(np.logical_or.reduce([file.invalid for file in contents]).sum())
     return invalid, tuple(file.crc32c for file in contents), sum(file.bytes for file in contents)
 
@@ -80,176 +102,191 @@ def summarize(contents: Sequence[ChunkContents]) -> tuple[int, tuple[int, ...], 
 class ChunkFile(Protocol):
     """One file of a chunk that is being written."""
 
-    def add(self, piece: Piece) -> None:
+    def write_piece(self, piece: Piece) -> None:
         """Write some rows."""
 
-    def end(self) -> None:
-        """Write what comes after the last row."""
+    def finish(self) -> None:
+        """Write the bytes after the last row."""
 
-    def keep(self, *, once: bool) -> bool:
-        """Give the file its name; with `once` not in place of another: False where there is one."""
+    def commit(self, *, exclusive: bool) -> bool:
+        """Give the file its final name; return False, and change nothing, if `exclusive` and the name exists."""
 
     @property
     def contents(self) -> ChunkContents:
-        """What it holds, once it came to its end."""
+        """Summary of the file, once it is finished."""
 
 
 class ChunkFormat(Protocol):
-    """How chunks lie on disk."""
+    """Format of chunks on disk."""
 
     @property
-    def place(self) -> OutputLocation:
-        """Where the output lies."""
+    def location(self) -> OutputLocation:
+        """Location of the output."""
 
-    def files(self, number: int) -> list[str]:
+    def file_names(self, number: int) -> list[str]:
         """Return the names of the files of a chunk."""
 
-    def begin(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
-        """Begin to write the files of a chunk, which go again with the stack unless they are kept."""
+    def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
+        """Begin the files of a chunk; the stack removes those that were not committed."""
 
-    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
-        """Read a file of a chunk; None where it is not what `begin` and what follows write."""
+    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
+        """Read a file of a chunk; return None if it is not as this format writes it."""
 
-    def end(self, crc32c: int) -> bytes:
-        """Return how a file of this checksum ends, as far as that tells."""
+    def file_end(self, crc32c: int) -> bytes:
+        """Return the last bytes of a file with a checksum."""
 
 
 def write_chunk_files(
-    form: ChunkFormat, chunk: Chunk, pieces: Generator[Piece], still_wanted: Callable[[], None], doubted: bool = False
+    chunk_format: ChunkFormat,
+    chunk: Chunk,
+    pieces: Generator[Piece],
+    require_current: Callable[[], None],
+    doubted: bool = False,
 ) -> tuple[list[ChunkContents], bool]:
-    """Write a chunk durably, a piece of its rows while the next is made; return what its files hold, as they read back.
+    """Write a chunk durably and read it back; a piece is written while the next one is computed.
 
     Parameters
     ----------
-    form : Form
+    chunk_format : ChunkFormat
+        Format and location of the files.
     chunk : Chunk
+        Number and rows of the chunk.
     pieces : generator of Piece
         All rows of the chunk.
-    still_wanted : callable
-        It raises if this output is not the one it was; called before the first row and before files get their names.
+    require_current : callable
+        Raises if another output has replaced this one; called before the first row and before files are committed.
     doubted : bool
-        Whether files of this chunk that are there already may hold something else: they are replaced if they do.
+        Whether existing files of this chunk may hold other scores; they are replaced if they do.
 
     Returns
     -------
-    list of Contents
-        Of each file.
+    list of ChunkContents
+        Summary of each file.
     bool
-        Whether all of it was there before.
+        Whether the chunk existed already.
     """
-    still_wanted()
-    doubted = doubted or form.place.late
-    found = None if doubted else _found(form, chunk)
-    if found is not None:
+    require_current()
+    doubted = doubted or chunk_format.location.commits_late
+    existing = None if doubted else _read_existing(chunk_format, chunk)
+    if existing is not None:
         pieces.close()
-        return found, True
+        return existing, True
     with closing(pieces), ExitStack() as stack:
-        files = form.begin(chunk, stack)
+        files = chunk_format.create_files(chunk, stack)
 
-        def add(piece: Piece) -> None:
+        def write_piece(piece: Piece) -> None:
             for file in files:
-                file.add(piece)
+                file.write_piece(piece)
 
-        write_behind(pieces, add)
+        write_behind(pieces, write_piece)
         for file in files:
-            file.end()
-        still_wanted()
-        return [_kept(form, chunk, number, file, still_wanted, doubted) for number, file in enumerate(files)], False
+            file.finish()
+        require_current()
+        contents = [
+            _commit(chunk_format, chunk, number, file, require_current, doubted) for number, file in enumerate(files)
+        ]
+        return contents, False
 
 
-def read_chunk_files(form: ChunkFormat, chunk: Chunk) -> list[ChunkContents] | None:
-    """Return what the files of a chunk hold, every byte read; None where one is not there or not sound."""
-    return _all_sound([_read(form, chunk, number) for number in range(len(form.files(chunk.number)))])
+def read_chunk_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[ChunkContents] | None:
+    """Read all files of a chunk and return their summaries; None if any is missing or damaged."""
+    files = len(chunk_format.file_names(chunk.number))
+    return _all_sound([_read(chunk_format, chunk, number) for number in range(files)])
 
 
-def _all_sound(held: list[ChunkContents | None]) -> list[ChunkContents] | None:
-    sound = [contents for contents in held if contents is not None]
-    return sound if len(sound) == len(held) else None
+def _all_sound(files: list[ChunkContents | None]) -> list[ChunkContents] | None:
+    sound = [contents for contents in files if contents is not None]
+    return sound if len(sound) == len(files) else None
 
 
-def _read(form: ChunkFormat, chunk: Chunk, number: int) -> ChunkContents | None:
-    opened = form.place.open(form.files(chunk.number)[number])
+def _read(chunk_format: ChunkFormat, chunk: Chunk, number: int) -> ChunkContents | None:
+    opened = chunk_format.location.open(chunk_format.file_names(chunk.number)[number])
     if opened is None:
         return None
     with opened:
-        return form.contents(chunk, number, opened)
+        return chunk_format.read_contents(chunk, number, opened)
 
 
-def _found(form: ChunkFormat, chunk: Chunk) -> list[ChunkContents] | None:
-    """Return what the files of a chunk hold if all are there and sound; remove those that are not sound."""
-    names = form.files(chunk.number)
-    held = [_read(form, chunk, number) for number in range(len(names))]
-    form.place.remove(name for name, contents in zip(names, held, strict=True) if contents is None)
-    return _all_sound(held)
+def _read_existing(chunk_format: ChunkFormat, chunk: Chunk) -> list[ChunkContents] | None:
+    """Return the summaries of a chunk's files if all are sound; remove those that are not."""
+    names = chunk_format.file_names(chunk.number)
+    files = [_read(chunk_format, chunk, number) for number in range(len(names))]
+    chunk_format.location.remove_files(name for name, contents in zip(names, files, strict=True) if contents is None)
+    return _all_sound(files)
 
 
-def _kept(
-    form: ChunkFormat, chunk: Chunk, number: int, file: ChunkFile, still_wanted: Callable[[], None], doubted: bool
+def _commit(
+    chunk_format: ChunkFormat,
+    chunk: Chunk,
+    number: int,
+    file: ChunkFile,
+    require_current: Callable[[], None],
+    doubted: bool,
 ) -> ChunkContents:
-    """Give a file its name; where another task was first, what that one wrote is what counts.
+    """Commit a file; if another task committed it first, return the summary of that task's file.
 
-    Where that is doubted, or may be of an output that was here before, it has to be the same.
+    A doubted file, or one that may belong to an earlier output, is replaced unless its checksum is the same.
     """
-    if file.keep(once=True):
+    if file.commit(exclusive=True):
         return file.contents
-    name, there = form.files(chunk.number)[number], _read(form, chunk, number)
-    if doubted and (there is None or there.crc32c != file.contents.crc32c):
-        still_wanted()
-        file.keep(once=False)
+    name, existing = chunk_format.file_names(chunk.number)[number], _read(chunk_format, chunk, number)
+    if doubted and (existing is None or existing.crc32c != file.contents.crc32c):
+        require_current()
+        file.commit(exclusive=False)
         return file.contents
-    if there is None:
-        raise DamagedStoreError(f"{form.place}/{name} was written by another task just now, and is damaged.")
-    return there
+    if existing is None:
+        raise DamagedStoreError(f"{chunk_format.location}/{name} was written by another task just now, and is damaged.")
+    return existing
 
 
 class CheckedFile:
-    """A new file, of which every byte is read back as it is written; for its user a file to write to."""
+    """A writable file that reads back every byte as it is written, and computes their checksum."""
 
     closed = False
 
     def __init__(self, new: PendingFile) -> None:
-        self.new, self.size, self.checksum, self._durable = new, 0, 0, 0
+        self.new, self.size, self.checksum, self._synced = new, 0, 0, 0
 
     def write(self, data: "bytes | memoryview") -> int:
-        """Write bytes, read them back some at a time, and compare; `compute_checksum` goes on."""
+        """Write bytes, read them back and compare them, and update the checksum."""
         view = memoryview(data).cast("B")
-        file, place = self.new.file, self.size
+        file, offset = self.new.file, self.size
         file.write(view)
         file.flush()
-        for part in row_slices(len(view), _AT_ONCE):
-            found = os.pread(file.fileno(), part.stop - part.start, place + part.start)
-            if found != view[part].tobytes():  # memoryviews are compared value by value
+        for part in row_slices(len(view), _READ_BYTES):
+            written = os.pread(file.fileno(), part.stop - part.start, offset + part.start)
+            if written != view[part].tobytes():  # memoryviews would be compared value by value
                 raise DamagedStoreError(f"{self.new.name} does not read back as it was written.")
-            self.checksum = google_crc32c.extend(self.checksum, found)
+            self.checksum = google_crc32c.extend(self.checksum, written)
         self.size += len(view)
-        if self.new.durable and self.size - self._durable >= _SOON:
+        if self.new.durable and self.size - self._synced >= _SYNC_BYTES:
             os.fdatasync(file.fileno())
-            self._durable = self.size
+            self._synced = self.size
         return len(view)
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         return self.size
 
     def flush(self) -> None:
-        """Do nothing: what is written is flushed."""
+        """Do nothing: every write is flushed."""
 
     def close(self) -> None:
-        """Do nothing: the file goes on, or goes."""
+        """Do nothing: the file is committed or removed by its owner."""
 
 
 def compute_checksum(file: IO[bytes], trailer: int = 0) -> tuple[int, int, bytes]:
-    """Return the checksum of what is in a file before its last bytes, the bytes in all, and the last ones."""
-    checksum, size, held = 0, 0, b""
-    while found := file.read(_AT_ONCE):
-        size, held = size + len(found), held + found
-        checksum = google_crc32c.extend(checksum, held[: len(held) - trailer])
-        held = held[len(held) - trailer :] if trailer else b""
-    return checksum, size, held
+    """Return the checksum of a file without its last `trailer` bytes, its size, and those last bytes."""
+    checksum, size, last = 0, 0, b""
+    while data := file.read(_READ_BYTES):
+        size, last = size + len(data), last + data
+        checksum = google_crc32c.extend(checksum, last[: len(last) - trailer])
+        last = last[len(last) - trailer :] if trailer else b""
+    return checksum, size, last
 
 
 def invalid_rows(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Return which rows (n,) hold NaN, or of codes of classes none."""
+    """Return which rows (n,) contain NaN, or a negative code where values are codes of classes."""
     lowest = values.min(axis=1)
     invalid: npt.NDArray[np.bool_] = lowest < 0 if values.dtype.kind == "i" else np.isnan(lowest)
     return invalid
@@ -257,36 +294,36 @@ def invalid_rows(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class ZarrChunks:
-    """Each output is an array of a Zarr group, and each chunk of it a file that ends with its checksum.
+    """Chunks of a Zarr group: each output is an array, and each of its chunks a file that ends with a checksum.
 
-    The checksum that is told is of the values alone: over these and their own checksum it would be the same for all.
+    Receipts have the checksum of the values alone. A checksum over values and their own checksum would be constant.
     """
 
-    place: OutputLocation
+    location: OutputLocation
     columns: tuple[OutputColumns, ...]
     chunk_rows: int
 
-    def files(self, number: int) -> list[str]:
+    def file_names(self, number: int) -> list[str]:
         """Return the names of the files of a chunk."""
         return [f"{columns.output}/c/{number}/0" for columns in self.columns]
 
-    def begin(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
-        """Begin to write the files of a chunk, which go again with the stack unless they are kept."""
+    def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
+        """Begin the files of a chunk; the stack removes those that were not committed."""
         files: list[ChunkFile] = []
-        for columns, path in zip(self.columns, self.files(chunk.number), strict=True):
-            new = stack.enter_context(self.place.new(path))
+        for columns, path in zip(self.columns, self.file_names(chunk.number), strict=True):
+            new = stack.enter_context(self.location.create_file(path))
             files.append(_ZarrFile(columns, self.chunk_rows, chunk, CheckedFile(new)))
         return files
 
-    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
-        """Read a file of a chunk; None where it has another size or checksum than it must have."""
+    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
+        """Read a file of a chunk; return None if its size or checksum is wrong."""
         width, dtype = self.columns[file].width, np.dtype(self.columns[file].dtype)
         row = width * dtype.itemsize
         if opened.seek(0, os.SEEK_END) != self.chunk_rows * row + CRC_BYTES:
             return None
         opened.seek(0)
         checksum, invalid = 0, np.zeros(self.chunk_rows, np.bool_)
-        for part in row_slices(self.chunk_rows, max(1, _AT_ONCE // row)):
+        for part in row_slices(self.chunk_rows, max(1, _READ_BYTES // row)):
             raw = opened.read((part.stop - part.start) * row)
             if len(raw) != (part.stop - part.start) * row:
                 return None
@@ -296,16 +333,16 @@ class ZarrChunks:
             return None
         return ChunkContents(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
 
-    def values(self, chunk: Chunk, file: int, crc32c: int) -> npt.NDArray[np.generic] | None:
-        """Read the scores (n, width) of one output of a chunk; None where they are not those of this checksum."""
+    def read_values(self, chunk: Chunk, file: int, crc32c: int) -> npt.NDArray[np.generic] | None:
+        """Read the scores (n, width) of one output of a chunk; return None if their checksum is another."""
         width, dtype = self.columns[file].width, np.dtype(self.columns[file].dtype)
         size = self.chunk_rows * width * dtype.itemsize + CRC_BYTES
-        opened = self.place.open(self.files(chunk.number)[file], size)
+        opened = self.location.open(self.file_names(chunk.number)[file], size)
         if opened is None:
             return None
         with opened:
             raw = opened.read(size + 1)
-        if len(raw) != size or raw[-CRC_BYTES:] != self.end(crc32c):
+        if len(raw) != size or raw[-CRC_BYTES:] != self.file_end(crc32c):
             return None
         data = np.frombuffer(raw, np.uint8, len(raw) - CRC_BYTES)
         if google_crc32c.value(data) != crc32c:
@@ -313,13 +350,13 @@ class ZarrChunks:
         values: npt.NDArray[np.generic] = data.view(dtype.newbyteorder("<")).reshape(-1, width)[: chunk.rows]
         return values
 
-    def end(self, crc32c: int) -> bytes:
-        """Return how a file of this checksum ends: with it."""
+    def file_end(self, crc32c: int) -> bytes:
+        """Return the last bytes of a file, which are the checksum."""
         return crc32c.to_bytes(CRC_BYTES, "little")
 
 
 class _ZarrFile:
-    """A chunk of one array."""
+    """A chunk of one array that is being written."""
 
     def __init__(self, columns: OutputColumns, chunk_rows: int, chunk: Chunk, file: CheckedFile) -> None:
         self._name, self._dtype, self._chunk, self._file = columns.output, np.dtype(columns.dtype), chunk, file
@@ -327,33 +364,33 @@ class _ZarrFile:
         self._invalid: list[npt.NDArray[np.bool_]] = []
         self._rows = self._checksum = 0
 
-    def add(self, piece: Piece) -> None:
+    def write_piece(self, piece: Piece) -> None:
         """Write some rows."""
         values = piece.scores[self._name]
         if values.dtype != self._dtype or values.shape[1:] != self._shape[1:]:
             raise AssertionError(f"Values of {values.dtype} {values.shape} are not of {self._file.new.name}.")
-        self._put(values)
+        self._write(values)
         self._rows += len(values)
         self._invalid.append(invalid_rows(values))
 
-    def _put(self, values: npt.NDArray[np.generic]) -> None:
+    def _write(self, values: npt.NDArray[np.generic]) -> None:
         self._file.write(zarr_store.view_bytes(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
 
-    def end(self) -> None:
-        """Fill the chunk up with NaN, or -1, as missing ones read, and end it with its checksum."""
+    def finish(self) -> None:
+        """Pad the chunk with the fill value of missing chunks, and append the checksum."""
         if self._rows != self._chunk.rows:
             raise AssertionError(f"{self._rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
         rows, width = self._shape
-        for part in row_slices(rows - self._rows, max(1, _AT_ONCE // (width * self._dtype.itemsize))):
-            self._put(np.full((part.stop - part.start, width), zarr_store.fill_value(self._dtype.name), self._dtype))
+        for part in row_slices(rows - self._rows, max(1, _READ_BYTES // (width * self._dtype.itemsize))):
+            self._write(np.full((part.stop - part.start, width), zarr_store.fill_value(self._dtype.name), self._dtype))
         self._checksum = self._file.checksum
         self._file.write(self._checksum.to_bytes(CRC_BYTES, "little"))
 
-    def keep(self, *, once: bool) -> bool:
-        """Give the file its name."""
-        return self._file.new.keep(once=once)
+    def commit(self, *, exclusive: bool) -> bool:
+        """Give the file its final name."""
+        return self._file.new.commit(exclusive=exclusive)
 
     @property
     def contents(self) -> ChunkContents:
-        """What it holds."""
+        """Summary of the file."""
         return ChunkContents(self._checksum, self._file.size, np.concatenate(self._invalid))

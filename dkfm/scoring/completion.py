@@ -1,4 +1,4 @@
-"""Which chunks an output has, by their receipts, and the marker that completes it and tells what each must be."""
+"""Complete an output: compare its chunks with their receipts, and write the marker with all receipts last."""
 
 import hashlib
 import json
@@ -14,19 +14,24 @@ from dkfm.scoring.receipts import Receipt
 from dkfm.storage import json_documents, ownership, zarr_schema
 from dkfm.storage.zarr_codecs import CRC_BYTES
 
-_MAX_MARKER = 2**26
+_MAX_MARKER_BYTES = 2**26
+"""Largest marker that is read, in bytes."""
+
+_MARKER_FIELDS = ("crc32c", "invalid_rows", "bytes")
+"""Fields of the receipts in a marker."""
 
 
 def is_sound(output: Output, receipt: Receipt) -> bool:
-    """Read the files of a chunk again: whether they are what a receipt of it says."""
-    if not _fits(output, receipt):
+    """Read all files of a chunk, and return whether they are as a receipt says."""
+    if not _is_of_output(output, receipt):
         return False
-    held = chunk_files.read_chunk_files(output.form, output.chunk(receipt.chunk))
-    return held is not None and chunk_files.summarize(held) == (receipt.invalid_rows, receipt.crc32c, receipt.bytes)
+    contents = chunk_files.read_chunk_files(output.format, output.chunk(receipt.chunk))
+    expected = receipt.invalid_rows, receipt.crc32c, receipt.bytes
+    return contents is not None and chunk_files.summarize(contents) == expected
 
 
-def _fits(output: Output, receipt: Receipt) -> bool:
-    """Whether an output has such a chunk."""
+def _is_of_output(output: Output, receipt: Receipt) -> bool:
+    """Return whether a receipt has the number, the rows and the files of a chunk of this output."""
     if receipt.chunk >= output.chunks:
         return False
     files = 1 if output.is_table else len(output.columns)
@@ -34,96 +39,94 @@ def _fits(output: Output, receipt: Receipt) -> bool:
 
 
 def journal_receipts(output: Output, state: str | None = None) -> Iterator[Receipt]:
-    """Yield the receipts of the output's own journal; with a state only those of rows of an input in this state."""
-    return (receipt for receipt in journal.read_receipts(output.place, output.run, state) if _fits(output, receipt))
+    """Yield the receipts in an output's journal; with `state`, only those of the input in that state."""
+    receipts = journal.read_receipts(output.location, output.run, state)
+    return (receipt for receipt in receipts if _is_of_output(output, receipt))
 
 
 def missing_chunks(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
-    """Return the chunks whose files are not as large as a receipt says; if none, those whose files do not end so."""
-    form, place = output.form, output.place
-    sizes = place.sizes(name for number in receipts for name in form.files(number))
+    """Return the chunks without a receipt or with files of another size; if there are none, compare last bytes."""
+    chunk_format, location = output.format, output.location
+    sizes = location.file_sizes(name for number in receipts for name in chunk_format.file_names(number))
 
     def has_size(receipt: Receipt) -> bool:
-        return sum(sizes.get(name, 0) for name in form.files(receipt.chunk)) == receipt.bytes
+        return sum(sizes.get(name, 0) for name in chunk_format.file_names(receipt.chunk)) == receipt.bytes
 
     lost = [number for number in range(output.chunks) if not (number in receipts and has_size(receipts[number]))]
-    if lost or output.is_table:  # the ends of tables are all the same
+    if lost or output.is_table:  # all Parquet files end with the same bytes
         return lost
-    ends = place.ends(sizes, CRC_BYTES)
+    ends = location.read_ends(sizes, CRC_BYTES)
     return [
         number
         for number, receipt in receipts.items()
-        if [ends.get(name) for name in form.files(number)] != [form.end(crc) for crc in receipt.crc32c]
+        if [ends.get(name) for name in chunk_format.file_names(number)] != [*map(chunk_format.file_end, receipt.crc32c)]
     ]
 
 
-def begun_chunks(output: Output, numbers: Sequence[int]) -> set[int]:
-    """Return those of some chunks of which there are files."""
-    form = output.form
-    sizes = output.place.sizes(name for number in numbers for name in form.files(number))
-    return {number for number in numbers if any(name in sizes for name in form.files(number))}
+def chunks_with_files(output: Output, numbers: Sequence[int]) -> set[int]:
+    """Return the chunks of `numbers` that have any file."""
+    file_names = output.format.file_names
+    sizes = output.location.file_sizes(name for number in numbers for name in file_names(number))
+    return {number for number in numbers if any(name in sizes for name in file_names(number))}
 
 
 def complete_output(output: Output, receipts: Mapping[int, Receipt], state: str = "") -> None:
-    """Complete an output that reads as one: its marker has what every chunk must be, and the state of the input.
+    """Check that readers will accept an output, and write its marker with all receipts and the state of the input.
 
     Raises
     ------
     StoreError
-        It was removed or replaced, or there is what no reader accepts, such as a link or a file that is not of it.
+        The output was removed or replaced, or contains a link or a file that does not belong to it.
     """
     outputs.require_run(output.root, output.run)
-    outputs.write_array_metadata(output, output.place)
+    outputs.write_array_metadata(output, output.location)
     require_readable(output)
     ordered = [receipts[number] for number in range(output.chunks)]
-    columns = [[getattr(receipt, name) for receipt in ordered] for name in _TOLD]
-    content = {"sum": _sum(output, columns), "input": state, **dict(zip(_TOLD, columns, strict=True))}
-    output.place.put(zarr_schema.MARKER, json.dumps(content).encode())
+    columns = [[getattr(receipt, name) for receipt in ordered] for name in _MARKER_FIELDS]
+    content = {"sum": _digest(output, columns), "input": state, **dict(zip(_MARKER_FIELDS, columns, strict=True))}
+    output.location.write_file(zarr_schema.MARKER, json.dumps(content).encode())
 
 
-_TOLD = ("crc32c", "invalid_rows", "bytes")
-
-
-def _sum(output: Output, columns: Sequence[object]) -> str:
-    """Return a digest of all that a finished output says of itself."""
+def _digest(output: Output, columns: Sequence[object]) -> str:
+    """Return a digest of the attributes and receipts of a finished output."""
     return hashlib.sha256(json.dumps([outputs.describe_output(output), *columns], sort_keys=True).encode()).hexdigest()
 
 
 def require_readable(output: Output) -> None:
-    """Raise unless what lies there is the output, and nothing else: what its readers ask but for the marker."""
-    found = outputs.find_output(output.root, plain=False)  # as `require_no_extra_files` sees
-    if found is None or outputs.describe_output(found) != outputs.describe_output(output):
+    """Raise a StoreError unless readers would accept the output, apart from the marker."""
+    existing = outputs.find_output(output.root, plain=False)  # `require_no_extra_files` checks for plain files
+    if existing is None or outputs.describe_output(existing) != outputs.describe_output(output):
         raise StoreError(f"{output.root} was removed, or is another output than the one that was made.")
     require_no_extra_files(output)
 
 
 def remove_marker(output: Output) -> None:
-    """Take the marker of an output away, before a chunk of it goes or is replaced."""
-    output.place.remove([zarr_schema.MARKER])
+    """Remove the marker of an output, before any of its chunks is removed or replaced."""
+    output.location.remove_files([zarr_schema.MARKER])
 
 
 def remove_chunks(output: Output, numbers: Sequence[int]) -> None:
-    """Remove the files of some chunks, as far as there are any."""
-    output.place.remove(name for number in numbers for name in output.form.files(number))
+    """Remove the files of some chunks, if they exist."""
+    output.location.remove_files(name for number in numbers for name in output.format.file_names(number))
 
 
 def marker_receipts(output: Output) -> dict[int, Receipt]:
-    """Return what the marker of a finished output says of each chunk.
+    """Return the receipt of each chunk in the marker of a finished output.
 
     Raises
     ------
     StoreError
-        Not finished, or with a marker that is not of this output.
+        The output is not finished, or its marker belongs to another output.
     """
-    marker = _marker(output)
-    columns = [marker.get(name) for name in _TOLD]
-    files = len(output.form.files(0))
-    whole = all(isinstance(column, list) and len(column) == output.chunks for column in columns)
-    if not whole or marker.get("sum") != _sum(output, columns):
+    marker = _read_marker(output)
+    columns = [marker.get(name) for name in _MARKER_FIELDS]
+    files = len(output.format.file_names(0))
+    is_complete = all(isinstance(column, list) and len(column) == output.chunks for column in columns)
+    if not is_complete or marker.get("sum") != _digest(output, columns):
         raise DamagedStoreError(f"The marker of {output.root} is not the one of its {output.chunks} chunks and rows.")
     try:
         return {
-            number: _of_marker(output.chunk(number), files, *row)
+            number: _parse_receipt(output.chunk(number), files, *row)
             for number, row in enumerate(zip(*columns, strict=True))
         }
     except (TypeError, ValueError):
@@ -131,39 +134,39 @@ def marker_receipts(output: Output) -> dict[int, Receipt]:
 
 
 def input_state(output: Output) -> str:
-    """Return the state of the input that a finished output was made of; nothing where its marker is of an old version.
+    """Return the state of the input of a finished output; empty if its marker is of an old version without one.
 
     Raises
     ------
     StoreError
-        Not finished.
+        The output is not finished.
     """
-    return str(_marker(output).get("input", ""))
+    return str(_read_marker(output).get("input", ""))
 
 
-def _marker(output: Output) -> dict[str, object]:
-    opened = output.place.open(zarr_schema.MARKER, _MAX_MARKER)
+def _read_marker(output: Output) -> dict[str, object]:
+    opened = output.location.open(zarr_schema.MARKER, _MAX_MARKER_BYTES)
     if opened is None:
         raise IncompleteStoreError(
             f"{output.root} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish."
         )
     with opened:
-        return json_documents.parse_json(opened.read(_MAX_MARKER + 1), f"{output.root}/{zarr_schema.MARKER}")
+        return json_documents.parse_json(opened.read(_MAX_MARKER_BYTES + 1), f"{output.root}/{zarr_schema.MARKER}")
 
 
-def _of_marker(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:
+def _parse_receipt(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:
     if len(crc32c) != files:
         raise ValueError("A receipt has a checksum for each file.")
     return Receipt.checked(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
 
 
 def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
-    """Open a finished output, all chunks of which are there as far as a look at the ends of their files tells.
+    """Open a finished output, and check the sizes and last bytes of all its files.
 
     Raises
     ------
     StoreError
-        Not an output, not finished, or a chunk lost or cut short.
+        There is no output, it is not finished, or a chunk is lost or cut short.
     """
     output = outputs.read_output(root)
     receipts = marker_receipts(output)
@@ -175,14 +178,14 @@ def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
 
 
 def require_no_extra_files(output: Output) -> None:
-    """Raise where there are files that no chunk has."""
-    expected = {name for number in range(output.chunks) for name in output.form.files(number)}
+    """Raise a DamagedStoreError if the output contains a file that belongs to no chunk."""
+    expected = {name for number in range(output.chunks) for name in output.format.file_names(number)}
     own = {
         "arrays": [columns.output for columns in output.columns],
         "kind": "scores",
         "form": output.settings.get("form"),
     }
-    for name in output.place.names():
+    for name in output.location.list_files():
         if ownership.foreign_name([name], own) or (zarr_schema.is_chunk_name(name) and name not in expected):
             raise DamagedStoreError(
                 f"{output.root} has gained {name}, which is of none of its chunks; move it out of the output."

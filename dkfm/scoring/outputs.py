@@ -1,6 +1,6 @@
-"""Outputs of scoring jobs: what they are of, which chunks they have, and the marker that completes them.
+"""Create, describe and find the outputs of scoring jobs.
 
-An output says which model, input and settings it is of, so that a job goes on with its own and never with another's.
+The attributes of an output name its model, input and settings, so that a job resumes only an output of its own.
 """
 
 import json
@@ -19,33 +19,44 @@ from dkfm.storage import zarr_schema, zarr_store
 from dkfm.storage.output_location import OutputLocation, output_at
 
 PARQUET = "parquet"
+"""Value of the setting `form` for a folder of Parquet files."""
 
 Label = str | int | float
-"""Of a class."""
+"""Type of a class label."""
 
-_NAME_LENGTH = 100
+_MAX_NAME_LENGTH = 100
+"""Longest name of an output, in characters."""
+
 _MAX_LABEL = 2**64
-"""No integer of 64 bits is as large."""
+"""Integer labels are smaller than this."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """What an output is of, as its attributes state.
+    """Description of an output, as in its attributes.
 
     Attributes
     ----------
     root : Path or Remote
-    columns : tuple of Columns
-        Of each head that is scored.
-    rows, chunk_rows : int
+        Folder or prefix of the output.
+    columns : tuple of OutputColumns
+        Columns of each head that is scored.
+    rows : int
+        Number of rows.
+    chunk_rows : int
+        Rows of a chunk.
     dtype : str
-        Of what the model computes in.
-    model, input, settings : mapping of str to str or None
-        Path and digest; name and stamp; what else makes the scores what they are.
+        Dtype in which the model computes.
+    model : mapping of str to str
+        Path and digest of the model.
+    input : mapping of str to str
+        Name and stamp of the input.
+    settings : mapping of str to str or None
+        All other settings that decide the scores.
     classes : tuple of str, int, float or bool
-        What the codes of classes stand for, in their order; of a classifier alone.
+        Labels of the classes, in the order of their codes; empty unless the model is a classifier.
     run : str
-        The id that its creation gave it; a task of an earlier output at this path has another.
+        Unique id, given when the output is created; an output that replaces this one has another.
     """
 
     root: Location
@@ -60,38 +71,38 @@ class Output:
     run: str = ""
 
     @property
-    def place(self) -> OutputLocation:
-        """Where it lies."""
+    def location(self) -> OutputLocation:
+        """Location of the files."""
         return output_at(self.root)
 
     @property
-    def form(self) -> ParquetChunks | ZarrChunks:
-        """How its chunks lie on disk."""
+    def format(self) -> ParquetChunks | ZarrChunks:
+        """Format of the chunks on disk."""
         if self.is_table:
-            return ParquetChunks(self.place, self.columns, self.settings.get("id_column"))
-        return ZarrChunks(self.place, self.columns, self.chunk_rows)
+            return ParquetChunks(self.location, self.columns, self.settings.get("id_column"))
+        return ZarrChunks(self.location, self.columns, self.chunk_rows)
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a folder of Parquet."""
+        """Whether the output is a folder of Parquet files."""
         return self.settings.get("form") == PARQUET
 
     @property
     def chunks(self) -> int:
-        """How many chunks it has."""
+        """Number of chunks."""
         return count_tiles(self.rows, self.chunk_rows)
 
     def chunk(self, number: int) -> Chunk:
-        """Return one of its chunks."""
-        rows = self.slice(number)
+        """Return one chunk."""
+        rows = self.chunk_slice(number)
         return Chunk(number, rows.stop - rows.start)
 
-    def slice(self, number: int) -> slice:
-        """Return the rows of a chunk."""
+    def chunk_slice(self, number: int) -> slice:
+        """Return the rows of one chunk."""
         return row_slice(number, self.rows, self.chunk_rows)
 
-    def difference(self, other: "Output") -> str | None:
-        """Return how another job differs from the one this output is of, in words; None where it is the same."""
+    def describe_difference(self, other: "Output") -> str | None:
+        """Return, in words, how the job of another output differs from that of this one; None if it is the same."""
         if self.model["digest"] != other.model["digest"]:
             return f"the model is another one than that of {self.model['path']} then"
         if self.input["name"] != other.input["name"]:
@@ -108,7 +119,7 @@ class Output:
 
 
 def create_output(output: Output, overwrite: bool) -> Output:
-    """Make an output without chunks; return it with the id of its creation."""
+    """Create an output without chunks; return it with its new id."""
     output = replace(output, run=uuid.uuid4().hex)
     names = [] if output.is_table else [columns.output for columns in output.columns]
     own = {
@@ -120,23 +131,23 @@ def create_output(output: Output, overwrite: bool) -> Output:
     if output.is_table:
         own["form"] = PARQUET
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
-    described = zarr_schema.TABLE if output.is_table else "zarr.json"
-    with output.place.create(described, group, overwrite) as place:
-        write_array_metadata(output, place)
+    first_file = zarr_schema.TABLE if output.is_table else "zarr.json"
+    with output.location.create(first_file, group, overwrite) as location:
+        write_array_metadata(output, location)
     return output
 
 
-def write_array_metadata(output: Output, place: OutputLocation) -> None:
-    """Write the metadata of arrays that have none: of those that other readers of Zarr look for."""
+def write_array_metadata(output: Output, location: OutputLocation) -> None:
+    """Write the metadata of arrays that have none; other readers of Zarr need it."""
     for columns in [] if output.is_table else output.columns:
         name = f"{columns.output}/zarr.json"
-        if name not in place.sizes([name]):
+        if name not in location.file_sizes([name]):
             shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
-            place.put(name, zarr_store.array_metadata(shape, chunks, columns.dtype))
+            location.write_file(name, zarr_store.array_metadata(shape, chunks, columns.dtype))
 
 
 def describe_output(output: Output) -> dict[str, object]:
-    """Return the attributes of an output, as JSON."""
+    """Return the attributes of an output, ready for JSON."""
     return {
         "outputs": [[columns.output, columns.width, columns.prefix, columns.dtype] for columns in output.columns],
         "classes": list(output.classes),
@@ -151,9 +162,9 @@ def describe_output(output: Output) -> dict[str, object]:
 
 
 def find_output(root: Location, *, plain: bool = True) -> Output | None:
-    """Return the output at a path or a URL, finished or not; None where nothing is.
+    """Return the output at a path or a URL, finished or not; None if nothing is there.
 
-    With ``plain=False`` the caller looks at all files itself, and refuses those that are not plain.
+    With ``plain=False`` the caller checks that all files are plain ones.
 
     Raises
     ------
@@ -171,53 +182,56 @@ def find_output(root: Location, *, plain: bool = True) -> Output | None:
 
 
 def read_output(root: Location, *, plain: bool = True) -> Output:
-    """Read what an output is of, finished or not.
+    """Read the description of an output, finished or not.
 
     Raises
     ------
     StoreError
-        Not an output, or one whose attributes and arrays do not fit each other.
+        There is no output, or its attributes and arrays do not match.
     """
-    place = output_at(root)
-    own = place.attributes()
+    location = output_at(root)
+    own = location.read_attributes()
     if plain:
-        place.require_plain()
+        location.require_plain()
     try:
-        output = _of_attributes(root, own)
+        output = _parse_attributes(root, own)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedStoreError(f"The attributes of {root} are not what dkfm writes ({error}).") from None
     for columns in [] if output.is_table else output.columns:
-        info = place.array(columns.output)
+        info = location.read_array_info(columns.output)
         if info is None:
-            continue  # a claim at a URL that was not followed by it: `write_array_metadata` mends that
+            continue  # creation at a URL stopped after the claim; `write_array_metadata` completes it
         expected = (output.rows, columns.width), (output.chunk_rows, columns.width), columns.dtype
         if (info.shape, info.chunks, info.dtype) != expected:
             raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")
     return output
 
 
-def _of_attributes(root: Location, own: Mapping[str, Any]) -> Output:
-    columns = tuple(_columns(*some) for some in own["outputs"])
-    settings = {_text(key): None if value is None else _text(value) for key, value in own["settings"].items()}
+def _parse_attributes(root: Location, own: Mapping[str, Any]) -> Output:
+    columns = tuple(_parse_columns(*entry) for entry in own["outputs"])
+    stored = own["settings"].items()
+    settings = {_require_text(key): None if value is None else _require_text(value) for key, value in stored}
     _require_settings(settings)
-    model, given = ({key: _text(own[part][key]) for key in keys} for part, keys in _TEXTS.items())
-    rows, chunk_rows = _count(own["rows"]), _count(own["chunk_rows"])
-    dtypes, precision = {some.dtype for some in columns}, _text(own["dtype"])
+    model, source = ({key: _require_text(own[part][key]) for key in keys} for part, keys in _TEXTS.items())
+    rows, chunk_rows = _require_count(own["rows"]), _require_count(own["chunk_rows"])
+    dtypes, precision = {entry.dtype for entry in columns}, _require_text(own["dtype"])
     if precision not in ("float64", "float32") or not dtypes <= {precision, "int64"} or not dtypes or chunk_rows > rows:
         raise ValueError("a size or a type")
-    if len({some.output for some in columns}) != len(columns):
+    if len({entry.output for entry in columns}) != len(columns):
         raise ValueError("an output that stands twice")
     if (settings.get("form") == PARQUET) != (own.get("form") == PARQUET):
         raise ValueError("its form")
-    classes = tuple(map(_label, own["classes"]))
-    return Output(root, columns, rows, chunk_rows, precision, model, given, settings, classes, _text(own["run"]))
+    classes = tuple(map(_require_label, own["classes"]))
+    run = _require_text(own["run"])
+    return Output(root, columns, rows, chunk_rows, precision, model, source, settings, classes, run)
 
 
 _TEXTS = {"model": ("path", "digest"), "input": ("name", "stamp")}
+"""Keys of the attributes `model` and `input`, whose values are texts."""
 
 
 def _require_settings(settings: Mapping[str, str | None]) -> None:
-    """Raise unless the settings that are used, and not only compared, are what they must be."""
+    """Raise a ValueError unless the settings that readers use are valid; the others are only compared."""
     columns = json.loads(settings.get("columns") or "[]")
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
         raise ValueError("the columns of its input")
@@ -225,17 +239,17 @@ def _require_settings(settings: Mapping[str, str | None]) -> None:
         raise ValueError("a setting")
 
 
-def _text(value: object) -> str:
+def _require_text(value: object) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise TypeError("a text")
     return value
 
 
-def _columns(name: object, width: object, prefix: object, dtype: object) -> OutputColumns:
-    return OutputColumns(_name(name), _count(width), _text(prefix), _text(dtype))
+def _parse_columns(name: object, width: object, prefix: object, dtype: object) -> OutputColumns:
+    return OutputColumns(_require_name(name), _require_count(width), _require_text(prefix), _require_text(dtype))
 
 
-def _label(value: object) -> Label:
+def _require_label(value: object) -> Label:
     if not isinstance(value, str | int | float):
         raise TypeError("a class")
     if not (isinstance(value, str) or (isinstance(value, float) and math.isfinite(value)) or abs(value) < _MAX_LABEL):
@@ -243,31 +257,31 @@ def _label(value: object) -> Label:
     return value
 
 
-def _name(value: object) -> str:
-    name = _text(value)
-    if not name.isidentifier() or len(name) > _NAME_LENGTH:
+def _require_name(value: object) -> str:
+    name = _require_text(value)
+    if not name.isidentifier() or len(name) > _MAX_NAME_LENGTH:
         raise ValueError("the name of an output")
     return name
 
 
-def _count(value: object) -> int:
+def _require_count(value: object) -> int:
     if type(value) is not int or not 0 < value < 2**48:
         raise ValueError("a number")
     return value
 
 
-def require_same_job(found: Output, wanted: Output) -> None:
-    """Raise, naming what changed, unless an output is of the job that is wanted."""
-    what = found.difference(wanted)
-    if what is not None:
-        state = "a complete output" if found.place.sizes([zarr_schema.MARKER]) else "an unfinished output"
+def require_same_job(existing: Output, requested: Output) -> None:
+    """Raise a StoreExistsError that names the difference, unless an existing output is of the requested job."""
+    difference = existing.describe_difference(requested)
+    if difference is not None:
+        state = "a complete output" if existing.location.file_sizes([zarr_schema.MARKER]) else "an unfinished output"
         raise StoreExistsError(
-            f"{found.root} holds {state} of another job: {what}; choose another path, or replace it with "
+            f"{existing.root} holds {state} of another job: {difference}; choose another path, or replace it with "
             "overwrite=True (--overwrite)."
         )
 
 
 def require_run(root: Location, run: str) -> None:
-    """Raise unless an output is still the one that a task is of."""
-    if output_at(root).attributes().get("run") != run:
+    """Raise a StoreError if the output was replaced by another since a task began."""
+    if output_at(root).read_attributes().get("run") != run:
         raise StoreError(f"{root} was replaced by another run while this one worked.")

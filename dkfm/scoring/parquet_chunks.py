@@ -1,4 +1,4 @@
-"""Chunks of scores as files of Parquet: a folder that every reader of Parquet takes, one file a chunk."""
+"""Write chunks of scores as a folder of Parquet files, one file for each chunk."""
 
 import json
 import os
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def require_pyarrow() -> None:
-    """Raise a MissingExtraError where there is no pyarrow."""
+    """Raise a MissingExtraError if pyarrow is not installed."""
     try:
-        import pyarrow.parquet  # noqa: F401  # whether it is there
+        import pyarrow.parquet  # noqa: F401  # only whether it can be imported
     except ImportError:
         raise MissingExtraError("Parquet needs pyarrow: pip install 'dkfm[dataframe]'.") from None
 
@@ -46,15 +46,15 @@ def file_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class ParquetChunks:
-    """A file of Parquet for each chunk, not compressed, a checksum in each page; of the same rows the same bytes."""
+    """Chunks as Parquet files without compression and with page checksums; equal rows give equal bytes."""
 
-    place: OutputLocation
+    location: OutputLocation
     columns: tuple[OutputColumns, ...]
     id_column: str | None = None
 
     @property
     def names(self) -> list[str]:
-        """The columns of a file: the ids, then the scores."""
+        """Names of the columns of a file: the ids, if any, then the scores."""
         scores = [name for columns in self.columns for name in columns.names]
         return scores if self.id_column is None else [self.id_column, *scores]
 
@@ -62,19 +62,19 @@ class ParquetChunks:
     def _row_bytes(self) -> int:
         return sum(columns.width * np.dtype(columns.dtype).itemsize for columns in self.columns)
 
-    def files(self, number: int) -> list[str]:
+    def file_names(self, number: int) -> list[str]:
         """Return the name of the file of a chunk."""
         return [file_name(number)]
 
-    def begin(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
-        """Begin to write the file of a chunk, which goes again with the stack unless it is kept."""
-        new = stack.enter_context(self.place.new(file_name(chunk.number)))
+    def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
+        """Begin the file of a chunk; the stack removes it unless it was committed."""
+        new = stack.enter_context(self.location.create_file(file_name(chunk.number)))
         file = _TableFile(self, chunk, CheckedFile(new))
         stack.callback(file.release)
         return [file]
 
-    def contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
-        """Read the file of a chunk, every page of it; None where it is not a table of its rows and columns."""
+    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
+        """Read every page of the file of a chunk; return None if it does not have the chunk's rows and columns."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
@@ -82,20 +82,20 @@ class ParquetChunks:
         try:
             with ParquetFile(opened, page_checksum_verification=True) as table:
                 schema = table.schema_arrow
-                if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _about(chunk):
+                if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _chunk_metadata(chunk):
                     return None
                 if table.metadata.num_rows != chunk.rows or opened.seek(0, os.SEEK_END) < chunk.rows * self._row_bytes:
-                    return None  # values that a file does not hold are not unpacked
+                    return None  # a small file that unpacks to many values is not read
                 for group in range(table.num_row_groups):
-                    invalid.append(self._invalid(table, group))
+                    invalid.append(self._invalid_rows(table, group))
             opened.seek(0)
             checksum, size, _ = compute_checksum(opened)
-            found = ChunkContents(checksum, size, np.concatenate(invalid))
+            contents = ChunkContents(checksum, size, np.concatenate(invalid))
         except (OSError, ValueError, KeyError, pa.ArrowException):
             return None
-        return found if len(found.invalid) == chunk.rows else None
+        return contents if len(contents.invalid) == chunk.rows else None
 
-    def _invalid(self, table: "ParquetFile", group: int) -> npt.NDArray[np.bool_]:
+    def _invalid_rows(self, table: "ParquetFile", group: int) -> npt.NDArray[np.bool_]:
         import pyarrow as pa
 
         rows = table.read_row_group(group)
@@ -108,39 +108,39 @@ class ParquetChunks:
                 invalid |= invalid_rows(column.to_numpy()[:, np.newaxis])
         return invalid
 
-    def end(self, crc32c: int) -> bytes:
-        """Return how a file ends: as all of Parquet do."""
+    def file_end(self, crc32c: int) -> bytes:
+        """Return the last bytes of every Parquet file."""
         return b"PAR1"
 
     def schema(self, chunk: Chunk, ids: "pa.DataType | None") -> "pa.Schema":
-        """Return the columns of a file."""
+        """Return the schema of a file; `ids` is the type of the ids, if there are any."""
         import pyarrow as pa
 
         fields = [] if self.id_column is None else [pa.field(self.id_column, ids)]
         for columns in self.columns:
             kind = pa.from_numpy_dtype(np.dtype(columns.dtype))
             fields += [pa.field(name, kind, nullable=False) for name in columns.names]
-        return pa.schema(fields, metadata={b"dkfm": _about(chunk)})
+        return pa.schema(fields, metadata={b"dkfm": _chunk_metadata(chunk)})
 
 
-def _about(chunk: Chunk) -> bytes:
+def _chunk_metadata(chunk: Chunk) -> bytes:
     return json.dumps({"chunk": chunk.number, "rows": chunk.rows}).encode()
 
 
 class _TableFile:
-    """The file of one chunk."""
+    """The Parquet file of a chunk that is being written."""
 
-    def __init__(self, form: ParquetChunks, chunk: Chunk, file: CheckedFile) -> None:
-        self._form, self._chunk, self._file = form, chunk, file
+    def __init__(self, chunk_format: ParquetChunks, chunk: Chunk, file: CheckedFile) -> None:
+        self._formatat, self._chunk, self._file = chunk_format, chunk, file
         self._writer: ParquetWriter | None = None
         self._invalid: list[npt.NDArray[np.bool_]] = []
 
-    def add(self, piece: Piece) -> None:
+    def write_piece(self, piece: Piece) -> None:
         """Write some rows, as one row group."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
 
-        schema = self._form.schema(self._chunk, None if piece.ids is None else piece.ids.type)
+        schema = self._format.schema(self._chunk, None if piece.ids is None else piece.ids.type)
         if self._writer is None:
             self._writer = ParquetWriter(
                 self._file,
@@ -150,13 +150,13 @@ class _TableFile:
                 write_statistics=False,
                 write_page_checksum=True,
             )
-        scores = [piece.scores[columns.output] for columns in self._form.columns]
+        scores = [piece.scores[columns.output] for columns in self._format.columns]
         columns = [pa.array(values[:, i]) for values in scores for i in range(values.shape[1])]
         table = pa.Table.from_arrays([*([] if piece.ids is None else [piece.ids]), *columns], schema=schema)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._invalid.append(np.logical_or.reduce([invalid_rows(values) for values in scores]))
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Write the footer."""
         rows = sum(map(len, self._invalid))
         if self._writer is None or rows != self._chunk.rows:
@@ -164,15 +164,15 @@ class _TableFile:
         self._writer.close()
 
     def release(self) -> None:
-        """Let the writer go, whatever became of the file."""
+        """Close the writer, even if the file is not finished."""
         if self._writer is not None:
             self._writer.close()
 
-    def keep(self, *, once: bool) -> bool:
-        """Give the file its name."""
-        return self._file.new.keep(once=once)
+    def commit(self, *, exclusive: bool) -> bool:
+        """Give the file its final name."""
+        return self._file.new.commit(exclusive=exclusive)
 
     @property
     def contents(self) -> ChunkContents:
-        """What it holds."""
+        """Summary of the file."""
         return ChunkContents(self._file.checksum, self._file.size, np.concatenate(self._invalid))

@@ -1,4 +1,4 @@
-"""What a scoring job will do, on paper: chunks in step with the source, and the bytes of a task and of a worker."""
+"""Plan a scoring job: chunks aligned to the source, the memory of a task and of a worker, and the expected time."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,16 +15,27 @@ from dkfm.numerics.matmul import partial_product_values
 from dkfm.numerics.model import Head, Model, StoredWeights
 from dkfm.sources.base import Source
 
-_STREAMED_ROWS = 64, 4096
-"""Rows of a task that reads its weights from the store: for fewer it would be reading alone."""
+_MIN_STREAMED_ROWS = 64
+"""Least rows of a task that reads weights from the store; with fewer rows nearly all its time would be reading."""
+
+_MAX_STREAMED_ROWS = 4096
+"""Most rows of a task that reads weights from the store."""
 
 _LINK_COPIES = 6
-"""Of a product, which a link to classes or their chances makes: less its offset, exponentials, sums, shares."""
+"""Arrays as large as the (n, q) product that a link to classes or probabilities needs as temporaries."""
 
 
 @dataclass(frozen=True)
 class WriteBuffers:
-    """How many pieces, and chunks, of scores a task holds to write them, beside those that it made."""
+    """Copies of scores that a task holds while it writes them.
+
+    Attributes
+    ----------
+    pieces : int
+        Copies of a piece.
+    chunks : int
+        Copies of a chunk.
+    """
 
     pieces: int = 0
     chunks: int = 0
@@ -32,32 +43,40 @@ class WriteBuffers:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plain numbers, made before anything is written; as text, what a user wants to know of a job.
+    """Plan of a scoring job, made before anything is written; `str` gives a summary.
 
     Attributes
     ----------
-    rows, columns, width : int
-        Of the source, and of all outputs together.
-    chunk_rows, chunks : int
-        Of the output; a chunk is a task.
+    rows : int
+        Rows of the source.
+    columns : int
+        Columns of the source.
+    width : int
+        Columns of all outputs together.
+    chunk_rows : int
+        Rows of a chunk of the output; a task scores one chunk.
+    chunks : int
+        Number of chunks.
     piece_rows : int
-        Rows that a task reads at a time, while it scores those before them.
+        Rows that a task reads and scores at a time.
     streamed : bool
-        Whether the weights stay in the store, and every task reads them from there.
-    task_bytes, model_bytes : int
-        What one task takes, and what all tasks of a process share.
+        Whether tasks read the weights from the store, because they do not fit into memory.
+    task_bytes : int
+        Memory of one task, in bytes.
+    model_bytes : int
+        Memory that all tasks of a process share, in bytes.
     chunk_bytes : int
-        Of the scores in a chunk.
+        Size of the scores of a chunk, in bytes.
     row_seconds : float
-        What a row takes one thread, on paper.
+        Predicted seconds for one row on one thread.
     threads : int
-        Of all workers.
+        Threads of all workers.
     have_bytes : int
-        What a task may take of its worker; fewer than `task_bytes` are a refusal.
+        Memory available for one task, in bytes; the job is refused if it is less than `task_bytes`.
     worker : str
-        The worker with the fewest of them; empty on threads of this process.
+        Worker with the least memory for a task; empty on threads of this process.
     done : int
-        Chunks that are there.
+        Chunks that exist already.
     """
 
     rows: int
@@ -78,20 +97,20 @@ class Plan:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of all scores on disk."""
+        """Size of all scores on disk, in bytes."""
         return self.chunks * self.chunk_bytes
 
     @property
     def seconds(self) -> float:
-        """Seconds that what is left takes, on paper."""
+        """Predicted seconds for the remaining chunks."""
         return (self.chunks - self.done) * self.chunk_rows * self.row_seconds / self.threads
 
     def worker_bytes(self, threads: int, before: int) -> int:
-        """Return the peak bytes of a worker process with some threads; `before` are those of `process_bytes`."""
+        """Return the peak memory of a worker process in bytes; `before` is its memory before the first task."""
         return budget.worker_bytes(self.model_bytes, self.task_bytes, threads, before)
 
     def require(self) -> None:
-        """Raise a BudgetError unless a worker can hold its tasks."""
+        """Raise a BudgetError if a worker has too little memory for a task."""
         remedy = "use a smaller chunk_rows, a source of smaller chunks, fewer threads, or more memory"
         where = f" on the worker {self.worker}" if self.worker else ""
         budget.require_fits(
@@ -99,18 +118,18 @@ class Plan:
         )
 
     def to_json(self) -> str:
-        """Return all of it as JSON."""
+        """Return the plan as JSON."""
         return json.dumps(asdict(self) | {"output_bytes": self.output_bytes, "seconds": self.seconds})
 
     def __str__(self) -> str:
-        told = budget.format_bytes
+        size = budget.format_bytes
         lines = {
             "rows": f"{self.rows:,} of {self.columns:,} columns, to {self.width:,} columns of scores",
             "chunks": f"{self.chunks:,} of {self.chunk_rows:,} rows, {self.done:,} of them done",
-            "output": f"{told(self.output_bytes)}, {told(self.chunk_bytes)} a chunk",
+            "output": f"{size(self.output_bytes)}, {size(self.chunk_bytes)} a chunk",
             "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",
-            "task": f"{told(self.task_bytes)} of memory, where a worker has {told(self.have_bytes)} for each",
-            "model": f"{told(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
+            "task": f"{size(self.task_bytes)} of memory, where a worker has {size(self.have_bytes)} for each",
+            "model": f"{size(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
             "time": f"about {budget.format_seconds(self.seconds)} on paper",
         }
         return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
@@ -124,16 +143,17 @@ def plan_in_memory(
     threads: int = 1,
     writing: WriteBuffers = WriteBuffers(),
 ) -> Plan:
-    """Plan a job with the whole model in memory: chunks of half a second, in step with those of the source.
+    """Plan a job with the whole model in memory.
 
-    Of many chunks every thread gets as many as the others.
+    By default a chunk takes about half a second, is aligned to the chunks of the source, and every thread gets the
+    same number of chunks.
 
     Raises
     ------
     InvalidInputError
         The source has another number of columns than the model.
     """
-    heads = _checked(model, outputs, source)
+    heads = _require_heads(model, outputs, source)
     n, rows, size = model.landmarks.shape[0], source.shape[0], model.dtype.itemsize
     width = sum(head.width for head in heads)
     if chunk_rows is None:
@@ -156,28 +176,38 @@ def plan_streamed(
     threads: int = 1,
     writing: WriteBuffers = WriteBuffers(),
 ) -> Plan:
-    """Plan a job whose weights are read from the store by every task, for as many rows as its memory takes.
+    """Plan a job whose tasks read the weights from the store, with as many rows a task as memory allows.
 
     Parameters
     ----------
     model : Model
-        With weights in its store.
+        Model whose weights are in a store.
     outputs : sequence of str
+        Names of the outputs.
     source : Source
+        Rows to score.
     have : callable
-        From the bytes that the tasks of a process share to those that one task may take.
+        Function from the bytes that the tasks of a process share to the bytes available for one task.
     chunk_rows : int, optional
+        Rows of a chunk.
     threads : int
-    writing : Writing
-    """
-    heads = _checked(model, outputs, source)
+        Threads of all workers.
+    writing : WriteBuffers
+        Copies of scores that a task holds while it writes.
 
-    def planned(rows: int) -> Plan:
+    Returns
+    -------
+    Plan
+        A plan with ``streamed`` set.
+    """
+    heads = _require_heads(model, outputs, source)
+
+    def plan_rows(rows: int) -> Plan:
         return _plan(model, heads, source, rows, rows, rows, threads, writing, streamed=True)
 
     if chunk_rows is None:
-        chunk_rows = _rows_within(planned, source, have)
-    return planned(min(chunk_rows, source.shape[0]))
+        chunk_rows = _rows_within(plan_rows, source, have)
+    return plan_rows(min(chunk_rows, source.shape[0]))
 
 
 def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
@@ -185,16 +215,19 @@ def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
     return budget.score_seconds(model.landmarks.shape[0], source.row_values, width, model.dtype.itemsize)
 
 
-def _rows_within(planned: Callable[[int], Plan], source: Source, have: Callable[[int], int]) -> int:
-    """Return as many rows of a task as memory takes, in step with the source."""
-    least, rows = _STREAMED_ROWS
-    spare = have(planned(least).model_bytes)
-    while rows > least and planned(chunking.align_to_chunks(rows, source.chunk_rows)).task_bytes > spare:
-        rows = max(least, rows * 3 // 4)
+def _rows_within(plan_rows: Callable[[int], Plan], source: Source, have: Callable[[int], int]) -> int:
+    """Return the most rows of a task that memory allows, aligned to the chunks of the source."""
+    rows = _MAX_STREAMED_ROWS
+    available = have(plan_rows(_MIN_STREAMED_ROWS).model_bytes)
+    while (
+        rows > _MIN_STREAMED_ROWS
+        and plan_rows(chunking.align_to_chunks(rows, source.chunk_rows)).task_bytes > available
+    ):
+        rows = max(_MIN_STREAMED_ROWS, rows * 3 // 4)
     return chunking.align_to_chunks(rows, source.chunk_rows)
 
 
-def _checked(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
+def _require_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
     if source.shape[1] != model.columns:
         raise InvalidInputError(
             f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.columns}."
@@ -226,25 +259,26 @@ def _plan(
     values = chunking.count_tiles(source.values_of(piece_rows), piece_rows)
     chunks, size = chunking.count_tiles(rows, chunk_rows), model.dtype.itemsize
     row_bytes = sum(head.width * head.dtype.itemsize for head in heads)
-    width = chunking.count_tiles(row_bytes, size)  # codes of classes are as wide as two float32
+    width = chunking.count_tiles(row_bytes, size)  # an int64 code is as large as two float32 values
     if chunks > chunking.MAX_CHUNKS:
         raise InvalidInputError(
             f"{rows} rows in {chunks} chunks are more than {chunking.MAX_CHUNKS}; raise chunk_rows."
         )
-    shared_read, beside = _reading_bytes(source, chunk_rows, piece_rows)
+    shared_read, extra = _reading_bytes(source, chunk_rows, piece_rows)
     blocks = kernel.peak_blocks + (0 if kernel.supports_out else 1)
     if size < np.dtype(np.float64).itemsize and computes_in_float64(kernel):
-        blocks = 1 + 2 * (kernel.peak_blocks + 1)  # a block in float64, and rounded
+        blocks = 1 + 2 * (kernel.peak_blocks + 1)  # blocks in float64 and a rounded one
     if values < source.shape[1] or not isinstance(model.landmarks, np.ndarray):
-        blocks += 3  # sparse rows are multiplied beside the block
+        blocks += 3  # sparse products need temporaries
     product = max(_product_columns(head) for head in heads)
-    beside += size * max(partial_product_values(n, head.columns) for head in heads)
+    extra += size * max(partial_product_values(n, head.columns) for head in heads)
     if streamed:
-        beside += 3 * size * n * max(map(_panel, heads))
-    beside += row_bytes * (writing.pieces * piece_rows + writing.chunks * chunk_rows)
-    beside += 3 * size * max(0, source.values_of(tile) - tile * values)  # of the tile that has more than others
-    task = budget.score_task_bytes(piece_rows, values, n, width, tile, blocks, product, size, beside)
-    held, stored = row_values(model.landmarks), model.head_values - (model.stored_values if streamed else 0)
+        extra += 3 * size * n * max(map(_panel_columns, heads))
+    extra += row_bytes * (writing.pieces * piece_rows + writing.chunks * chunk_rows)
+    extra += 3 * size * max(0, source.values_of(tile) - tile * values)  # one tile may have more values than others
+    task = budget.score_task_bytes(piece_rows, values, n, width, tile, blocks, product, size, extra)
+    landmark_values = row_values(model.landmarks)
+    weight_values = model.head_values - (model.stored_values if streamed else 0)
     return Plan(
         rows=rows,
         columns=source.shape[1],
@@ -254,7 +288,7 @@ def _plan(
         piece_rows=piece_rows,
         streamed=streamed,
         task_bytes=task,
-        model_bytes=shared_read + budget.model_bytes(n, held, stored, kernel.landmark_copies, size),
+        model_bytes=shared_read + budget.model_bytes(n, landmark_values, weight_values, kernel.landmark_copies, size),
         chunk_bytes=row_bytes * chunk_rows,
         row_seconds=_row_seconds(model, heads, source),
         threads=threads,
@@ -262,21 +296,21 @@ def _plan(
 
 
 def _reading_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
-    """Return the bytes that reading takes of a process, and of a task, beside the rows that were asked for."""
+    """Return the memory for reading beyond the rows themselves, in bytes: shared by a process, and of one task."""
     step = source.chunk_rows
     if not chunking.is_small_part(chunk_rows, step):
         return 0, source.decoding_bytes(chunking.count_tiles(piece_rows, step) + 1)
-    # A chunk is decoded for the tasks of a process while the one before it is still kept.
+    # Tasks of a process share decoded chunks: the next chunk is decoded while the previous one is still cached.
     return 2 * 8 * source.shape[1] * min(step, source.shape[0]) + source.decoding_bytes(1), 0
 
 
-def _panel(head: Head) -> int:
-    """Return how many columns of a head's weights are read from their store together."""
+def _panel_columns(head: Head) -> int:
+    """Return how many columns of a head's weights are read from the store together."""
     return head.weights.panel if isinstance(head.weights, StoredWeights) else 0
 
 
 def _product_columns(head: Head) -> int:
-    """Return the columns of what a head makes beside its output."""
+    """Return the columns of the temporaries that a head needs besides its output."""
     if head.link == links.IDENTITY:
         return head.columns if head.rotation is not None else 0
     return head.columns * (1 if links.needs_diagonal(head.link) else _LINK_COPIES)

@@ -1,4 +1,4 @@
-"""All that is known of a scoring job before anything is written: model, rows, plan, and what lies at its output."""
+"""Prepare a scoring job before anything is written: open model and rows, find an existing output, and plan."""
 
 import json
 import os
@@ -43,32 +43,32 @@ from dkfm.storage.zarr_store import new_store
 if TYPE_CHECKING:
     from distributed import Client
 
-_SAVED_TOGETHER = 4096
-"""Rows of an array that are written for the workers at a time."""
+_ROWS_PER_WRITE = 4096
+"""Rows of an array in memory that are written to disk at a time."""
 
 _NAMED_BY_ESTIMATOR = ("features", "scores", "transform")
-"""Outputs whose columns `get_feature_names_out` names, where they are what a model is for."""
+"""Outputs whose columns `get_feature_names_out` names if they are the main output of a model."""
 
 
 @runtime_checkable
 class Savable(Protocol):
-    """An estimator that writes itself to a store."""
+    """A fitted estimator that can be saved."""
 
     @property
     def kernel_(self) -> Kernel:
-        """The kernel as fitted."""
+        """Fitted kernel."""
 
     @property
     def model_(self) -> Model:
-        """The model that is written."""
+        """Model to save."""
 
     def save(self, path: str | Path) -> None:
-        """Write the model."""
+        """Save the model."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What the user asked for, as it came."""
+    """Arguments of `batch_score`, unchecked; see there."""
 
     destination: str | Path
     output: str | Sequence[str] | None
@@ -82,28 +82,49 @@ class JobRequest:
 
 @dataclass(frozen=True, eq=False)
 class ScoringJob:
-    """All that is known before anything is written."""
+    """A scoring job that is ready to run.
+
+    Attributes
+    ----------
+    model : str
+        Path or URL of the model for workers.
+    record : Record
+        The model.
+    trusted : tuple of str
+        User functions that the kernel may import.
+    watch : Watch
+        Detects changes of the user's input.
+    source : Source
+        Rows where workers can read them.
+    plan : Plan
+        Chunks and memory.
+    output : Output
+        Description of the requested output.
+    existing : Output or None
+        Output at the destination that the job resumes.
+    overwrite : bool
+        Whether to replace what is at the destination.
+    executor : Executor
+        Runs the tasks.
+    """
 
     model: str
-    """The path or the URL that workers open."""
     record: Record
     trusted: tuple[str, ...]
     watch: Watch
-    """What the user gave, watched since before it was stamped."""
-    rows: Source
-    """Where the rows are for the workers."""
+    source: Source
     plan: Plan
-    wanted: Output
-    found: Output | None
+    output: Output
+    existing: Output | None
     overwrite: bool
-    running: Executor
+    executor: Executor
 
 
 @contextmanager
 def prepare_job(
     model: "str | Path | Savable", source: object, request: JobRequest, client: "Client | None"
 ) -> Iterator[ScoringJob]:
-    """Open, plan and check all that a job needs; nothing is written at its output."""
+    """Open the inputs of a job, check them, and plan; nothing is written at the destination."""
     if request.on_invalid not in ("raise", "nan"):
         raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {request.on_invalid!r}.')
     chunk_rows = request.chunk_rows
@@ -115,61 +136,64 @@ def prepare_job(
         if isinstance(model, Savable)
         else serialization.check_trusted(request.trusted)
     )
-    with _saved(model) as path, open_executor(client) as running:
+    with _saved_model(model) as path, open_executor(client) as executor:
         record = load_record(path, trusted=trusted, streamed=True)
-        names, columns = _names(request.output, record.model), _columns(request, record)
+        names, columns = _output_names(request.output, record.model), _input_columns(request, record)
         given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted=record.feature_names)
         if isinstance(given, Named) and columns is None and record.feature_names is None:
-            _warn_of_order(given)
+            _warn_about_column_order(given)
         require_apart(target, "output", [path, given.location])
-        found = None if request.overwrite else outputs.find_output(target)
-        with change_detection.watch(given) as watch, _on_disk(given, client) as rows:
-            stamp = _stamped(given)
-            if found is not None and chunk_rows is None:
-                chunk_rows = found.chunk_rows
-            plan = _planned(record.model, names, rows, chunk_rows, client, running.threads, _writing(target))
+        existing = None if request.overwrite else outputs.find_output(target)
+        with change_detection.watch(given) as watch, _on_disk(given, client) as shared:
+            stamp = _stamp(given)
+            if existing is not None and chunk_rows is None:
+                chunk_rows = existing.chunk_rows
+            plan = _plan(record.model, names, shared, chunk_rows, client, executor.threads, _write_buffers(target))
             remote = at_url(model)
             name = str(path) if remote is None else remote.name
-            wanted = _wanted(target, name, record, names, given, stamp, plan, request)
-            if found is not None:
-                outputs.require_same_job(found, wanted)
-                told = {receipt.chunk: receipt for receipt in known_receipts(found, watch.state)[0]}
-                plan = replace(plan, done=plan.chunks - len(completion.missing_chunks(found, told)))
+            output = _describe_output(target, name, record, names, given, stamp, plan, request)
+            if existing is not None:
+                outputs.require_same_job(existing, output)
+                receipts = {receipt.chunk: receipt for receipt in known_receipts(existing, watch.state)[0]}
+                plan = replace(plan, done=plan.chunks - len(completion.missing_chunks(existing, receipts)))
             where = str(path) if remote is None else remote.url
-            yield ScoringJob(where, record, trusted, watch, rows, plan, wanted, found, request.overwrite, running)
+            yield ScoringJob(
+                where, record, trusted, watch, shared, plan, output, existing, request.overwrite, executor
+            )
 
 
-def _stamped(given: Source) -> str:
-    """Return the stamp of rows; raise where they changed between opening and this."""
+def _stamp(given: Source) -> str:
+    """Return the stamp of the input; raise an InvalidInputError if it changed since it was opened."""
     stamp = given.stamp()
     if not given.is_of(stamp):
         raise InvalidInputError(f"{given.name} changed since it was opened; run the job again.")
     return stamp
 
 
-def _warn_of_order(given: Named) -> None:
-    told = ", ".join(given.columns[:5]) + (", ..." if len(given.columns) > 5 else "")
+def _warn_about_column_order(given: Named) -> None:
+    names = ", ".join(given.columns[:5]) + (", ..." if len(given.columns) > 5 else "")
     warnings.warn(
-        f"The model was fitted without names of columns; they are taken in the order of the table: {told}. Say which "
+        f"The model was fitted without names of columns; they are taken in the order of the table: {names}. Say which "
         "with columns= (--columns), or fit from a table.",
         DkfmWarning,
         stacklevel=5,
     )
 
 
-def _columns(request: JobRequest, record: Record) -> list[str] | None:
-    """Return the columns that are asked for, in the order of the fit if that had names."""
-    asked, fitted = request.columns, record.feature_names
-    if asked is None or fitted is None:
-        return None if asked is None else list(asked)
-    if sorted(asked) != sorted(fitted):
+def _input_columns(request: JobRequest, record: Record) -> list[str] | None:
+    """Return the requested columns, in the order of the fit if the fit had names."""
+    requested, fitted = request.columns, record.feature_names
+    if requested is None or fitted is None:
+        return None if requested is None else list(requested)
+    if sorted(requested) != sorted(fitted):
         raise InvalidInputError(
-            f"columns are {', '.join(map(repr, asked))}, and the model was fitted with {', '.join(map(repr, fitted))}."
+            f"columns are {', '.join(map(repr, requested))}, and the model was fitted with "
+            f"{', '.join(map(repr, fitted))}."
         )
     return fitted
 
 
-def _names(output: str | Sequence[str] | None, model: Model) -> list[str]:
+def _output_names(output: str | Sequence[str] | None, model: Model) -> list[str]:
     if output is None:
         return [main_output(model)]
     names = [output] if isinstance(output, str) else list(output)
@@ -181,11 +205,11 @@ def _names(output: str | Sequence[str] | None, model: Model) -> list[str]:
 
 
 def main_output(model: Model) -> str:
-    """Return the first output of a model, the one it is made for."""
+    """Return the name of the main output of a model, which is its first."""
     return next(iter(model.heads))
 
 
-def _wanted(
+def _describe_output(
     target: Location,
     where: str,
     record: Record,
@@ -196,17 +220,17 @@ def _wanted(
     request: JobRequest,
 ) -> Output:
     heads, main = record.model.heads, main_output(record.model)
-    named = main in _NAMED_BY_ESTIMATOR
-    prefixes = {name: record.estimator.lower() if name == main and named else name for name in names}
-    table = _is_table(target)
-    if table:
+    is_named = main in _NAMED_BY_ESTIMATOR
+    prefixes = {name: record.estimator.lower() if name == main and is_named else name for name in names}
+    is_table = _is_table(target)
+    if is_table:
         require_pyarrow()
     elif request.id_column is not None:
         raise InvalidInputError(f"id_column is kept in a table: name the output {target}.parquet.")
     if request.id_column is not None and not isinstance(given, HasIds):
         raise InvalidInputError(f"id_column is of a table, and {given.name} is none.")
     columns = tuple(OutputColumns(name, heads[name].width, prefixes[name], heads[name].dtype.name) for name in names)
-    if request.id_column in [name for some in columns for name in some.names]:
+    if request.id_column in [name for entry in columns for name in entry.names]:
         raise InvalidInputError(f"The ids are called {request.id_column!r}, as a column of the scores is; rename it.")
     return Output(
         root=target,
@@ -220,15 +244,15 @@ def _wanted(
             "on_invalid": request.on_invalid,
             "columns": json.dumps(given.columns) if isinstance(given, Named) else None,
             "id_column": request.id_column,
-            "form": outputs.PARQUET if table else None,
+            "form": outputs.PARQUET if is_table else None,
             "chunk_rows": str(plan.chunk_rows),
         },
         classes=record.classes,
     )
 
 
-def _writing(target: Location) -> WriteBuffers:
-    """Return what a task holds to write: columns and pages of a table, and an object that travels and comes back."""
+def _write_buffers(target: Location) -> WriteBuffers:
+    """Return the copies that a task holds: columns and pages of a table; an object that is sent and read back."""
     return WriteBuffers(pieces=3 if _is_table(target) else 0, chunks=2 if is_remote(target) else 0)
 
 
@@ -236,7 +260,7 @@ def _is_table(target: Location) -> bool:
     return str(target).endswith(".parquet")
 
 
-def _planned(
+def _plan(
     model: Model,
     names: list[str],
     source: Source,
@@ -245,7 +269,7 @@ def _planned(
     threads: int,
     writing: WriteBuffers,
 ) -> Plan:
-    """Plan a job with its weights in the memory of every worker, or, where that is too little, read from the store."""
+    """Plan a job with the weights in memory, or read from the store if they do not fit."""
 
     def have(shared: int) -> int:
         return memory.task_budget(client, threads, shared)
@@ -253,16 +277,16 @@ def _planned(
     plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, writing)
     if plan.task_bytes > have(plan.model_bytes) and model.stored_values:
         plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, writing)
-    room, worker = (
+    available, worker = (
         (have(plan.model_bytes), "") if client is None else memory.smallest_worker_budget(client, plan.model_bytes)
     )
-    return replace(plan, have_bytes=room, worker=worker)
+    return replace(plan, have_bytes=available, worker=worker)
 
 
 def known_receipts(output: Output, state: str) -> tuple[list[Receipt], bool]:
-    """Return the receipts of an output that was begun, and whether it was completed with them; else of its journal.
+    """Return the receipts in the marker of an output and True; without a valid marker, those in its journal and False.
 
-    The journal's are those of rows of the input in its present state alone.
+    Receipts in the journal count only if they are of the input in its present state.
     """
     try:
         return list(completion.marker_receipts(output).values()), True
@@ -271,7 +295,7 @@ def known_receipts(output: Output, state: str) -> tuple[list[Receipt], bool]:
 
 
 @contextmanager
-def _saved(model: "str | Path | Savable") -> Iterator[Path]:
+def _saved_model(model: "str | Path | Savable") -> Iterator[Path]:
     if isinstance(model, str | os.PathLike):
         with model_transfer.fetch_model(model) as path:
             yield path.absolute()
@@ -279,13 +303,13 @@ def _saved(model: "str | Path | Savable") -> Iterator[Path]:
     if not isinstance(model, Savable):
         raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
     with temporary.temporary_folder("model", need=model.model_.nbytes, what="The model for the tasks") as folder:
-        copy(model).save(folder / "model")  # the estimator itself remembers where the user saved it
+        copy(model).save(folder / "model")  # a copy: the estimator remembers where the user saved it
         yield folder / "model"
 
 
 @contextmanager
 def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
-    """Yield the rows; those of an array in memory are put where the workers of a client can read them."""
+    """Yield the rows; write those in memory to disk if the workers of a cluster must read them."""
     if client is None or not isinstance(rows, MemorySource):
         yield rows
         return
@@ -300,7 +324,7 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
             return
         if isinstance(array, np.ndarray):
             with translate_write_errors(folder):
-                _save(folder / "rows.npy", array)
+                _save_npy(folder / "rows.npy", array)
             yield open_source(folder / "rows.npy")
             return
         with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
@@ -308,10 +332,10 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
         yield StoredCsr(folder / "rows.zarr", rows.shape, rows.row_values, rows.runs, "rows")
 
 
-def _save(path: Path, array: Array) -> None:
-    """Write rows one after another, whatever their order in memory: a task reads some of them."""
-    described = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+def _save_npy(path: Path, array: Array) -> None:
+    """Write an array in row order, whatever its order in memory: a task reads a range of rows."""
+    header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
     with path.open("xb") as file:
-        np.lib.format.write_array_header_1_0(file, described)
-        for part in chunking.row_slices(len(array), _SAVED_TOGETHER):
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in chunking.row_slices(len(array), _ROWS_PER_WRITE):
             file.write(np.ascontiguousarray(array[part]).data)

@@ -1,4 +1,4 @@
-"""Scores of a finished output for their users, lazily or chunk by chunk; what is damaged is an error, not a value."""
+"""Read the scores of a finished output, lazily or chunk by chunk; damaged chunks raise."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,38 +26,51 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-_TASKS = "dkfm-read"
-"""What the dashboard calls the tasks that read scores."""
+_TASK_NAME = "dkfm-read"
+"""Name of the tasks on the dashboard."""
 
 
 @dataclass(frozen=True)
 class ChunkReader:
-    """Scores (n, width) of a finished output, read by slices; what was lost, changed or replaced since is an error."""
+    """Scores of a finished output, read by slices; chunks that were lost, changed or replaced raise.
+
+    Attributes
+    ----------
+    output : Output
+        The output.
+    name : str
+        Name of the output of the model.
+    shape : tuple of int
+        Rows and columns (n, width).
+    dtype : dtype
+        Dtype of the scores.
+    checksums : ndarray of uint32, shape (chunks,)
+        Checksum of each chunk, from its receipt.
+    """
 
     output: Output
     name: str
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]
     checksums: npt.NDArray[np.uint32]
-    """Of each chunk, as its receipt says."""
     ndim: ClassVar[int] = 2
 
-    def __getitem__(self, places: tuple[slice, ...]) -> Array:
+    def __getitem__(self, index: tuple[slice, ...]) -> Array:
         output = self.output
         outputs.require_run(output.root, output.run)
-        start, stop, _ = places[0].indices(self.shape[0])
+        start, stop, _ = index[0].indices(self.shape[0])
         parts = []
         for number in range(start // output.chunk_rows, count_tiles(stop, output.chunk_rows)):
-            first = output.slice(number).start
-            parts.append(self._chunk(number)[max(0, start - first) : stop - first])
+            first = output.chunk_slice(number).start
+            parts.append(self._read_chunk(number)[max(0, start - first) : stop - first])
         rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]), self.dtype)
-        return rows[:, places[1]] if len(places) > 1 else rows
+        return rows[:, index[1]] if len(index) > 1 else rows
 
-    def _chunk(self, number: int) -> npt.NDArray[np.generic]:
-        form = self.output.form
-        assert isinstance(form, ZarrChunks)  # noqa: S101  # of arrays; this tells the type checker
-        file = [columns.output for columns in form.columns].index(self.name)
-        values = form.values(self.output.chunk(number), file, int(self.checksums[number]))
+    def _read_chunk(self, number: int) -> npt.NDArray[np.generic]:
+        chunk_format = self.output.format
+        assert isinstance(chunk_format, ZarrChunks)  # noqa: S101  # for the type checker
+        file = [columns.output for columns in chunk_format.columns].index(self.name)
+        values = chunk_format.read_values(self.output.chunk(number), file, int(self.checksums[number]))
         if values is None:
             raise DamagedStoreError(f"Chunk {number} of {self.output.root} is lost, or not what was written.")
         return values
@@ -69,98 +82,99 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     Parameters
     ----------
     path : str or Path
-        Or a URL.
+        Path or URL of the output.
     output : str, optional
-        Which of several outputs of a Zarr store, by default the first; a table has them all.
+        Name of the output of the model in a Zarr store, by default the first. A table has the columns of all.
 
     Returns
     -------
     dask.array.Array of shape (n, width), or dask.dataframe.DataFrame of n rows
+        The scores: an array of a Zarr store, a frame of Parquet.
 
     Raises
     ------
     StoreError
-        Nothing there, not finished, or a chunk lost, cut short or without a receipt; when it is computed, a chunk
-        whose bytes changed.
+        There is no output, it is not finished, or a chunk is lost, cut short or without a receipt. A chunk whose bytes
+        changed raises when it is computed.
 
     Examples
     --------
     See `batch_score`.
     """
-    found, receipts = completion.open_complete(locate(path))
-    return _frame(found, receipts, output) if found.is_table else _array(found, receipts, output)
+    scores, receipts = completion.open_complete(locate(path))
+    return _lazy_frame(scores, receipts, output) if scores.is_table else _lazy_array(scores, receipts, output)
 
 
-def _array(output: Output, receipts: dict[int, Receipt], name: str | None) -> "da.Array":
+def _lazy_array(output: Output, receipts: dict[int, Receipt], name: str | None) -> "da.Array":
     import dask.array as da
     from dask.base import tokenize
 
-    scores = _chunks(output, receipts, name)
-    chunks, key = (output.chunk_rows, scores.shape[1]), f"{_TASKS}-{tokenize(scores)}"
+    scores = _chunk_reader(output, receipts, name)
+    chunks, key = (output.chunk_rows, scores.shape[1]), f"{_TASK_NAME}-{tokenize(scores)}"
     lazy: da.Array = da.from_array(scores, chunks=chunks, name=key, asarray=False)
     return lazy
 
 
-def _chunks(output: Output, receipts: dict[int, Receipt], name: str | None) -> ChunkReader:
+def _chunk_reader(output: Output, receipts: dict[int, Receipt], name: str | None) -> ChunkReader:
     names = [columns.output for columns in output.columns]
-    file = names.index(_chosen(output, name))
+    file = names.index(_require_name(output, name))
     checksums = np.array([receipts[number].crc32c[file] for number in range(output.chunks)], np.uint32)
     columns = output.columns[file]
     return ChunkReader(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
 
 
 def read_scores(output: Output, receipts: dict[int, Receipt], name: str, rows: slice) -> Array:
-    """Read some rows (n, width) of one output, as open_scores would."""
+    """Read some rows (n, width) of one output of the model."""
     if not output.is_table:
-        return _chunks(output, receipts, name)[rows, :]
-    parts, read = [], _of_tables(output, name)
+        return _chunk_reader(output, receipts, name)[rows, :]
+    parts, read = [], _table_reader(output, name)
     for number in range(rows.start // output.chunk_rows, count_tiles(rows.stop, output.chunk_rows)):
-        block, first = read(receipts[number])[0], output.slice(number).start
+        block, first = read(receipts[number])[0], output.chunk_slice(number).start
         parts.append(block[max(0, rows.start - first) : rows.stop - first])
     return np.concatenate(parts)
 
 
-def _chosen(output: Output, name: str | None) -> str:
+def _require_name(output: Output, name: str | None) -> str:
     names = [columns.output for columns in output.columns]
     if name is not None and name not in names:
         raise StoreError(f"{output.root} has no output {name!r}; it has {', '.join(names)}.")
     return names[0] if name is None else name
 
 
-def _frame(output: Output, receipts: dict[int, Receipt], name: str | None) -> "dd.DataFrame":
+def _lazy_frame(output: Output, receipts: dict[int, Receipt], name: str | None) -> "dd.DataFrame":
     import dask.dataframe as dd
 
     if name is not None:
         raise StoreError(f"{output.root} is a table of all its outputs; choose among its columns.")
-    starts = [output.slice(number).start for number in range(output.chunks)]
-    first = _frame_of(receipts[0], output)
+    starts = [output.chunk_slice(number).start for number in range(output.chunks)]
+    first = _read_frame(receipts[0], output)
     frame: dd.DataFrame = dd.from_map(
-        _frame_of,
+        _read_frame,
         list(receipts.values()),
         output=output,
         meta=first.iloc[:0],
         divisions=[*starts, output.rows - 1],
-        label=_TASKS,
+        label=_TASK_NAME,
     )
     return frame
 
 
-def _frame_of(receipt: Receipt, output: Output) -> "pd.DataFrame":
-    rows = output.slice(receipt.chunk)
-    frame: pd.DataFrame = _table(output, receipt).to_pandas()
+def _read_frame(receipt: Receipt, output: Output) -> "pd.DataFrame":
+    rows = output.chunk_slice(receipt.chunk)
+    frame: pd.DataFrame = _read_table(output, receipt).to_pandas()
     return frame.set_axis(range(rows.start, rows.stop), axis=0)
 
 
-def _table(output: Output, receipt: Receipt) -> "pa.Table":
-    """Read the table of a chunk, once its file is seen to be the one of its receipt, and no larger than it says."""
+def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
+    """Verify the size and checksum of a chunk's file, and read its table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     outputs.require_run(output.root, output.run)
-    form = output.form
-    assert isinstance(form, ParquetChunks)  # noqa: S101  # of tables; this tells the type checker
+    chunk_format = output.format
+    assert isinstance(chunk_format, ParquetChunks)  # noqa: S101  # for the type checker
     lost = f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written"
-    opened = output.place.open(form.files(receipt.chunk)[0], receipt.bytes)
+    opened = output.location.open(chunk_format.file_names(receipt.chunk)[0], receipt.bytes)
     if opened is None:
         raise DamagedStoreError(f"{lost}.")
     try:
@@ -169,7 +183,7 @@ def _table(output: Output, receipt: Receipt) -> "pa.Table":
                 raise DamagedStoreError(f"{lost}.")
             opened.seek(0)
             with pq.ParquetFile(opened) as table:
-                if table.schema_arrow.names != form.names or table.metadata.num_rows != receipt.rows:
+                if table.schema_arrow.names != chunk_format.names or table.metadata.num_rows != receipt.rows:
                     raise DamagedStoreError(f"{lost}.")
                 return table.read()
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -177,25 +191,26 @@ def _table(output: Output, receipt: Receipt) -> "pa.Table":
 
 
 def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[Array, npt.NDArray[np.generic]]]:
-    """Yield the scores of a finished output chunk by chunk, in order; while one is used the next is read.
+    """Yield the scores of a finished output chunk by chunk, in order; the next chunk is prefetched.
 
     Parameters
     ----------
     path : str or Path
-        Or a URL.
+        Path or URL of the output.
     output : str, optional
-        Which output, by default the first.
+        Name of the output of the model, by default the first.
 
     Yields
     ------
     block : ndarray of shape (m, width)
+        Scores of the rows of a chunk.
     rows : ndarray of shape (m,)
-        The numbers of the rows in the input, or their ids.
+        Numbers of these rows in the input, or their ids if the output has an id column.
 
     Raises
     ------
     StoreError
-        What `open_scores` raises; a damaged chunk in its turn.
+        As `open_scores`; a damaged chunk raises when its turn comes.
 
     Examples
     --------
@@ -212,32 +227,32 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     >>> classifier.coef_.shape
     (1, 100)
     """
-    found, receipts = completion.open_complete(locate(path))
-    read = _of_tables(found, output) if found.is_table else _of_arrays(found, receipts, output)
-    return prefetch(partial(read, receipts[number]) for number in range(found.chunks))
+    scores, receipts = completion.open_complete(locate(path))
+    read = _table_reader(scores, output) if scores.is_table else _array_reader(scores, receipts, output)
+    return prefetch(partial(read, receipts[number]) for number in range(scores.chunks))
 
 
 _Block: TypeAlias = tuple[Array, npt.NDArray[np.generic]]
 
 
-def _of_arrays(output: Output, receipts: dict[int, Receipt], name: str | None) -> Callable[[Receipt], _Block]:
-    chunks = _chunks(output, receipts, name)
+def _array_reader(output: Output, receipts: dict[int, Receipt], name: str | None) -> Callable[[Receipt], _Block]:
+    chunks = _chunk_reader(output, receipts, name)
 
     def read(receipt: Receipt) -> _Block:
-        rows = output.slice(receipt.chunk)
+        rows = output.chunk_slice(receipt.chunk)
         return chunks[rows, :], np.arange(rows.start, rows.stop)
 
     return read
 
 
-def _of_tables(output: Output, name: str | None) -> Callable[[Receipt], _Block]:
+def _table_reader(output: Output, name: str | None) -> Callable[[Receipt], _Block]:
     columns = {columns.output: columns for columns in output.columns}
-    chosen = columns[_chosen(output, name)]
+    selected = columns[_require_name(output, name)]
     ids = output.settings.get("id_column")
 
     def read(receipt: Receipt) -> _Block:
-        table, rows = _table(output, receipt), output.slice(receipt.chunk)
-        block = np.column_stack([table.column(column).to_numpy() for column in chosen.names])
+        table, rows = _read_table(output, receipt), output.chunk_slice(receipt.chunk)
+        block = np.column_stack([table.column(column).to_numpy() for column in selected.names])
         return block, np.arange(rows.start, rows.stop) if ids is None else table.column(ids).to_numpy()
 
     return read

@@ -1,8 +1,8 @@
-"""Receipts of chunks, kept while a job runs: numbered segments, each written once and never changed.
+"""Keep the receipts of chunks in a journal while a job runs: numbered segments that are written once.
 
-A segment that is damaged is as one that is not there: its chunks are scored again, and tell the same. So is one of
-another output, by the id of its creation, or of an input in another state (see `dkfm.files.change_detection`): what it
-tells of may be of other rows. A segment of an earlier version, which says neither, counts for no output.
+A segment is ignored, and its chunks are scored again, if it is damaged, belongs to another output (by the id of its
+creation), or describes the input in another state (see `dkfm.files.change_detection`). A segment of an earlier version,
+which names neither, is ignored too.
 """
 
 import json
@@ -19,34 +19,44 @@ from dkfm.errors import DamagedStoreError
 from dkfm.storage import json_documents, zarr_schema
 from dkfm.storage.output_location import OutputLocation
 
-_LEAST, _MOST, _SHARE, _COST = 0.05, 60.0, 0.005, 50
-"""Seconds between two segments: at least and at most; as a share of the time so far, so that they stay few; and how
-many times what the last one took.
-"""
+_MIN_INTERVAL = 0.05
+"""Least seconds between two segments."""
 
+_MAX_INTERVAL = 60.0
+"""Most seconds between two segments, unless writing them is slow."""
+
+_INTERVAL_SHARE = 0.005
+"""Seconds between two segments as a share of the time so far, so that a long job has few segments."""
+
+_COST_FACTOR = 50
+"""Least seconds between two segments as a multiple of the seconds that the last one took to write."""
 
 _MAX_NUMBER = 2**63
-"""No chunk, row or byte has this number."""
+"""Numbers of chunks, rows and bytes are smaller than this."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a task says of the chunk that it wrote and read back.
+    """Record of a chunk that a task wrote and read back.
 
     Attributes
     ----------
-    chunk, rows, invalid_rows : int
-        Its number, its rows, and how many of them scored NaN.
+    chunk : int
+        Number of the chunk.
+    rows : int
+        Rows of the chunk.
+    invalid_rows : int
+        Rows that scored NaN, or have no class.
     crc32c : tuple of int
-        Of each file.
+        Checksum of each file.
     bytes : int
-        Of all files.
+        Size of all files.
     seconds : float
-        That the task took.
+        Seconds that the task took.
     worker : str
-        Where it ran.
+        Address of the worker.
     found : bool
-        Whether the chunk was there already.
+        Whether the chunk existed already.
     """
 
     chunk: int
@@ -59,13 +69,13 @@ class Receipt:
     found: bool = False
 
     @classmethod
-    def checked(cls, *values: Any) -> "Receipt":  # what stands in JSON
-        """Return a receipt of values that were read.
+    def checked(cls, *values: Any) -> "Receipt":  # values of JSON
+        """Return a receipt with values that were read from a file.
 
         Raises
         ------
         TypeError, ValueError
-            They are not those of one.
+            A value has the wrong type or is out of range.
         """
         receipt = cls(*values)
         numbers = receipt.chunk, receipt.rows, receipt.invalid_rows, receipt.bytes, *receipt.crc32c
@@ -81,53 +91,59 @@ class Receipt:
 
 
 class Journal:
-    """The receipts of one run of a job, on their way to disk.
+    """Write the receipts of one run of a job to disk in segments.
 
     Parameters
     ----------
-    place : Place
+    location : OutputLocation
+        Location of the output.
     run : str
-        The id of this run, which its segments are named by.
-    output, state : str
-        The id of the output, and the state of the input: see `Receipt`'s readers, `read_receipts`.
+        Unique id of this run, in the names of its segments.
+    output : str
+        Id of the output.
+    state : str
+        State of the input.
     """
 
-    def __init__(self, place: OutputLocation, run: str, output: str = "", state: str = "") -> None:
-        self._place, self._run, self._of = place, run, (output, state)
-        self._waiting: list[Receipt] = []
+    def __init__(self, location: OutputLocation, run: str, output: str = "", state: str = "") -> None:
+        self._location, self._run, self._identity = location, run, (output, state)
+        self._pending: list[Receipt] = []
         self._segments = 0
         self._started = self._written = time.monotonic()
-        self._took = 0.0
+        self._write_seconds = 0.0
 
     def add(self, receipt: Receipt) -> None:
-        """Take a receipt, and write those that wait if it is time."""
-        self._waiting.append(receipt)
+        """Add a receipt, and write the pending ones if it is time."""
+        self._pending.append(receipt)
         self.flush_if_due()
 
     def flush_if_due(self) -> None:
-        """Write the receipts that wait if it is time: no chunk waits for the next one to be told of."""
+        """Write the pending receipts if enough time has passed; called when no result arrives, too."""
         now = time.monotonic()
-        pause = max(min(_MOST, max(_LEAST, _SHARE * (now - self._started))), _COST * self._took)
-        if self._waiting and now - self._written > pause:
+        share = _INTERVAL_SHARE * (now - self._started)
+        pause = max(min(_MAX_INTERVAL, max(_MIN_INTERVAL, share)), _COST_FACTOR * self._write_seconds)
+        if self._pending and now - self._written > pause:
             self.flush()
 
     def flush(self) -> None:
-        """Write the receipts that wait; they are durable then."""
+        """Write the pending receipts durably."""
         begun = time.monotonic()
-        if self._waiting:
-            self._place.put(*_segment(self._run, self._segments, self._waiting, *self._of))
-            self._segments, self._waiting = self._segments + 1, []
+        if self._pending:
+            self._location.write_file(*_build_segment(self._run, self._segments, self._pending, *self._identity))
+            self._segments, self._pending = self._segments + 1, []
         self._written = time.monotonic()
-        self._took = self._written - begun
+        self._write_seconds = self._written - begun
 
 
 def empty_segment() -> tuple[str, bytes]:
-    """Return the name of a segment that no run has, and what is in it: no receipt."""
-    return _segment(uuid.uuid4().hex, 0, [])
+    """Return the name and the content of a segment without receipts, under a new name."""
+    return _build_segment(uuid.uuid4().hex, 0, [])
 
 
-def _segment(run: str, number: int, told: Iterable[Receipt], output: str = "", state: str = "") -> tuple[str, bytes]:
-    rows = json.dumps([list(asdict(receipt).values()) for receipt in told])
+def _build_segment(
+    run: str, number: int, receipts: Iterable[Receipt], output: str = "", state: str = ""
+) -> tuple[str, bytes]:
+    rows = json.dumps([list(asdict(receipt).values()) for receipt in receipts])
     content = {"crc32c": _checksum(output, state, rows), "output": output, "input": state, "receipts": rows}
     return f"{zarr_schema.JOURNAL}/{run}-{number:06d}.json", json.dumps(content).encode()
 
@@ -136,36 +152,44 @@ def _checksum(*texts: str) -> int:
     return int(google_crc32c.value("\0".join(texts).encode()))
 
 
-def read_receipts(place: OutputLocation, output: str | None = None, state: str | None = None) -> Iterator[Receipt]:
-    """Yield the receipts of all runs of a job, some of them perhaps of a chunk that is no longer as they say.
+def read_receipts(location: OutputLocation, output: str | None = None, state: str | None = None) -> Iterator[Receipt]:
+    """Yield the receipts in all segments of a journal; a chunk may have changed since its receipt was written.
 
     Parameters
     ----------
-    place : Place
-    output, state : str, optional
-        Only those of the output with this id; only those of runs that found the input in this state.
+    location : OutputLocation
+        Location of the output.
+    output : str, optional
+        Id of the output; receipts of other outputs are left out.
+    state : str, optional
+        State of the input; receipts of other states are left out.
+
+    Yields
+    ------
+    Receipt
+        Receipts, several of them perhaps of the same chunk.
     """
-    for name in sorted(place.names()):
+    for name in sorted(location.list_files()):
         folder, _, segment = name.partition("/")
         if folder == zarr_schema.JOURNAL and zarr_schema.is_segment_name(segment):
-            yield from _of_segment(place, name, output, state)
+            yield from _read_segment(location, name, output, state)
 
 
-def _of_segment(place: OutputLocation, name: str, output: str | None, state: str | None) -> Iterable[Receipt]:
-    opened = place.open(name, json_documents.MAX_JSON)
+def _read_segment(location: OutputLocation, name: str, output: str | None, state: str | None) -> Iterable[Receipt]:
+    opened = location.open(name, json_documents.MAX_JSON)
     if opened is None:
         return []
     try:
         with opened:
-            content = json_documents.parse_json(opened.read(json_documents.MAX_JSON + 1), f"{place}/{name}")
-        of, found, text = (str(content[key]) for key in ("output", "input", "receipts"))
-        if _checksum(of, found, text) != content["crc32c"] or output not in (None, of) or state not in (None, found):
+            content = json_documents.parse_json(opened.read(json_documents.MAX_JSON + 1), f"{location}/{name}")
+        run, given, text = (str(content[key]) for key in ("output", "input", "receipts"))
+        if _checksum(run, given, text) != content["crc32c"] or output not in (None, run) or state not in (None, given):
             return []
-        return [_receipt(row) for row in json.loads(text)]
+        return [_parse_receipt(row) for row in json.loads(text)]
     except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
         return []
 
 
-def _receipt(row: list[Any]) -> Receipt:
+def _parse_receipt(row: list[Any]) -> Receipt:
     chunk, rows, invalid, crc32c, *others = row
     return Receipt.checked(chunk, rows, invalid, tuple(crc32c), *others)

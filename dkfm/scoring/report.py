@@ -1,4 +1,4 @@
-"""What a scoring job did, for its reader in the morning and for machines."""
+"""Report what a scoring job did, as an object and as JSON."""
 
 import json
 from collections.abc import Iterable
@@ -6,12 +6,23 @@ from dataclasses import asdict, dataclass
 
 from dkfm.scoring.receipts import Receipt
 
-_SLOWEST = 5
+_MAX_SLOWEST = 5
+"""Number of slow chunks in a report."""
 
 
 @dataclass(frozen=True)
 class SlowChunk:
-    """A chunk that took long."""
+    """A chunk that took long.
+
+    Attributes
+    ----------
+    chunk : int
+        Number of the chunk.
+    seconds : float
+        Seconds that its task took.
+    worker : str
+        Address of the worker.
+    """
 
     chunk: int
     seconds: float
@@ -20,22 +31,32 @@ class SlowChunk:
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """What a finished scoring job did.
+    """Result of a finished scoring job.
 
     Attributes
     ----------
     path : str
-        The output.
-    rows, invalid_rows, chunks, bytes : int
-        Of the whole output; invalid rows scored NaN.
-    scored_rows, scored_chunks : int
-        Of this run: the others were there.
+        Path or URL of the output.
+    rows : int
+        Rows of the output.
+    invalid_rows : int
+        Rows of the output that scored NaN.
+    chunks : int
+        Chunks of the output.
+    bytes : int
+        Size of all chunks on disk.
+    scored_rows : int
+        Rows that this run scored; earlier runs scored the others.
+    scored_chunks : int
+        Chunks that this run scored.
     seconds : float
-        From the first task of this run to the last.
-    retries, duplicates : int
-        Tasks that were started once more, and chunks that were there when their task came to write them.
+        Seconds that this run took.
+    retries : int
+        Tasks that were started again.
+    duplicates : int
+        Chunks that existed already when their task came to write them.
     slowest : tuple of SlowChunk
-        Those of this run that took longest: number, seconds, worker.
+        Chunks of this run that took longest.
     """
 
     path: str
@@ -56,12 +77,12 @@ class ScoreReport:
         return self.scored_rows / self.seconds if self.seconds > 0 else float("inf")
 
     def to_json(self) -> str:
-        """Return all of it as JSON."""
+        """Return the report as JSON."""
         rate = self.scored_rows / self.seconds if self.seconds > 0 else None
         return json.dumps(asdict(self) | {"rows_per_second": rate})
 
 
 def slowest_chunks(receipts: Iterable[Receipt]) -> tuple[SlowChunk, ...]:
-    """Return the chunks that took longest."""
-    ordered = sorted(receipts, key=lambda receipt: -receipt.seconds)[:_SLOWEST]
+    """Return the chunks that took longest, slowest first."""
+    ordered = sorted(receipts, key=lambda receipt: -receipt.seconds)[:_MAX_SLOWEST]
     return tuple(SlowChunk(receipt.chunk, round(receipt.seconds, 3), receipt.worker) for receipt in ordered)

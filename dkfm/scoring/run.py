@@ -1,7 +1,7 @@
-"""Millions of rows through a saved model: plan, tasks that own whole chunks, receipts, completion marker.
+"""Score millions of rows through a saved model: plan, run a task for each chunk, collect receipts, write the marker.
 
-A task carries two paths, a digest and a number; the model is opened once per worker process. A job that was cut short
-goes on where it was: only chunks without a receipt that is true run again.
+A task carries two paths, a digest and a number; a worker process opens the model once. A job that was interrupted
+resumes: only chunks without a true receipt run again.
 """
 
 import time
@@ -41,11 +41,11 @@ from dkfm.sources.base import Named
 if TYPE_CHECKING:
     from distributed import Client
 
-_ROUNDS = 3
-"""How often chunks that get lost while the job runs are made again."""
+_MAX_ROUNDS = 3
+"""Rounds of scoring chunks that are lost while the job runs, before the job fails."""
 
-_CHECKED_TOGETHER = 16
-"""Chunks that a task reads again."""
+_CHUNKS_PER_CHECK = 16
+"""Existing chunks that one task reads and checks."""
 
 
 def batch_score(
@@ -64,52 +64,53 @@ def batch_score(
     progress: bool = True,
     trusted: Collection[str] = (),
 ) -> ScoreReport:
-    """Score the rows of a source through a model into an output, or go on with one that was begun.
+    """Score the rows of a source through a model into an output, or resume an output that was begun.
 
     Parameters
     ----------
     model : path, URL or fitted estimator
-        A saved model, or an estimator, which is saved for the time of the job.
+        A saved model, or an estimator, which is saved to a temporary folder for the job.
     source : path, URL, zarr.Array or array-like of shape (n, d)
-        Where the rows are: see `dkfm.sources.base.open_source`. On a cluster every worker must see it.
-    destination : str or Path
-        Or a URL: where the output is made, a folder of Parquet where it ends in ``.parquet``, else a Zarr store. One
-        of the same model, input and settings is gone on with; a complete one is read again, and mended where it is
-        damaged; anything else is refused.
+        The rows: see `dkfm.sources.opening.open_source`. On a cluster every worker must see the same file.
+    destination : path or URL
+        Where to write the output: a folder of Parquet files if the name ends in ``.parquet``, else a Zarr store. If an
+        unfinished output of the same model, input and settings is there, the job resumes it; if a finished one is
+        there, its chunks are checked and damaged ones scored again. Anything else is refused.
     output : str or sequence of str, optional
-        Which outputs of the model, all from one pass: by default "scores" of a KernelPCA, which has
-        "reconstruction_error" too, and "features" of a map, which has "residual". Of a classifier "predict": int64
-        codes of the classes that the attributes of the output list, -1 for a row that is invalid.
+        Outputs of the model to compute in one pass. A KernelPCA has "scores" (default) and "reconstruction_error"; a
+        feature map has "features" (default) and "residual". A classifier has "predict": int64 codes of the classes
+        that the output's attributes list, -1 for an invalid row.
     client : distributed.Client, optional
-        By default the current one, else threads of this process.
+        Client of a cluster; by default Dask's current client, else threads of this process.
     on_invalid : {"raise", "nan"}
-        A row with NaN or infinity, or one that overflows the kernel, stops the job before its chunk is written, or
-        scores NaN and is counted.
+        What to do with a row that contains NaN or infinity, or overflows the kernel: raise before its chunk is
+        written, or write NaN and count the row.
     chunk_rows : int, optional
-        Rows of a task, which is one chunk of the output.
+        Rows of a task, which writes one chunk of the output.
     columns : sequence of str, optional
-        Of a table, by name: by default those that the model was fitted with, or, if it knows no names, all.
+        Names of the columns of a table; by default those of the fit, or all columns if the fit had no names.
     id_column : str, optional
-        Of a table: what tells its rows apart; the output, a table too, has it as its first column.
+        Column of a table that identifies its rows. It becomes the first column of the output, which must be Parquet.
     stall_timeout : float
         Seconds without a finished task after which the job ends with an error.
     overwrite : bool
-        Whether an earlier output of dkfm's at `destination` is replaced.
+        Whether to replace an earlier dkfm output at `destination`.
     progress : bool
         Whether to show a progress bar.
     trusted : collection of str
-        Functions of yours, as ``module:function``, that may be imported and run as the kernel of a saved model; every
+        User functions, as ``module:function``, that may be imported and called as the kernel of a saved model. Every
         worker must be able to import them.
 
     Returns
     -------
     ScoreReport
+        Numbers of rows and chunks, seconds, retries, and the slowest chunks.
 
     Raises
     ------
     InvalidInputError, StoreError, BudgetError, ClusterError
-        In one sentence each; the output is then without its marker, and no reader takes it for finished. The same call
-        goes on from there.
+        The job cannot start, or fails. The output then has no marker and no reader accepts it as finished; the same
+        call resumes it.
 
     Examples
     --------
@@ -122,25 +123,25 @@ def batch_score(
     (300, (300, 2))
     """
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
-    while True:  # until nobody else begins the output between the look at it and its creation
+    while True:  # repeat if another process creates the output after this one has looked for it
         with prepare_job(model, source, request, client) as job:
             job.plan.require()
-            if isinstance(job.wanted.root, Path):
+            if isinstance(job.output.root, Path):
                 left = (job.plan.chunks - job.plan.done) * job.plan.chunk_bytes
-                memory.require_disk(job.wanted.root, left, "The output")
-            begun = _begin(job)
-            if begun is not None:
-                return _Scoring(job, begun, stall_timeout, progress).run()
+                memory.require_disk(job.output.root, left, "The output")
+            output_begun = _begin_output(job)
+            if output_begun is not None:
+                return _JobRun(job, output_begun, stall_timeout, progress).run()
 
 
-def _begin(job: ScoringJob) -> Output | None:
-    """Return the output of a job, created if it is new; None where another run created one since it was looked for."""
-    if job.found is not None:
-        return job.found
+def _begin_output(job: ScoringJob) -> Output | None:
+    """Return the existing output of a job, or create it; return None if another process has just created it."""
+    if job.existing is not None:
+        return job.existing
     try:
-        return outputs.create_output(job.wanted, job.overwrite)
+        return outputs.create_output(job.output, job.overwrite)
     except StoreExistsError:
-        if job.overwrite or outputs.find_output(job.wanted.root) is None:
+        if job.overwrite or outputs.find_output(job.output.root) is None:
             raise
         return None
 
@@ -159,13 +160,13 @@ def plan_score(
     overwrite: bool = False,
     trusted: Collection[str] = (),
 ) -> Plan:
-    """Return what `batch_score` would do, with the same parameters; nothing is written.
+    """Return the plan of `batch_score` with the same arguments; write nothing.
 
     Raises
     ------
     InvalidInputError, StoreError, ClusterError
-        What `batch_score` would refuse, but for what takes a file at the output to see: whether every worker has the
-        same. That a worker cannot hold a task, the plan's `require` tells.
+        As `batch_score`, except for two checks. Whether workers see the output's storage is known only once a file is
+        written there. Whether workers have enough memory for a task is checked by the plan's `require`.
 
     Examples
     --------
@@ -177,28 +178,28 @@ def plan_score(
     """
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
     with prepare_job(model, source, request, client) as job:
-        if job.running.client is not None and job.plan.task_bytes <= job.plan.have_bytes:
-            worker_checks.check_workers(job.running.client, _requirements(job, "", b""))
+        if job.executor.client is not None and job.plan.task_bytes <= job.plan.have_bytes:
+            worker_checks.check_workers(job.executor.client, _requirements(job, "", b""))
         return job.plan
 
 
 def _requirements(job: ScoringJob, probe: str, text: bytes) -> WorkerRequirements:
     """Return what a job needs of its workers; `probe` is empty if nothing is written at the output yet."""
     return WorkerRequirements(
-        location=job.wanted.place,
+        location=job.output.location,
         probe=probe,
         probe_text=text,
-        versions=worker_checks.local_versions(tables=job.wanted.is_table or isinstance(job.rows, Named)),
+        versions=worker_checks.local_versions(tables=job.output.is_table or isinstance(job.source, Named)),
         task_bytes=job.plan.task_bytes,
         shared_bytes=job.plan.model_bytes,
-        source=job.rows,
-        stamp=job.rows.stamp(),
+        source=job.source,
+        stamp=job.source.stamp(),
         model=job.model if at_url(job.model) is None else "",
     )
 
 
-class _Scoring:
-    """A job at work."""
+class _JobRun:
+    """State of one run of a job."""
 
     def __init__(self, job: ScoringJob, output: Output, stall: float, progress: bool) -> None:
         self._job, self._output, self._stall, self._progress = job, output, stall, progress
@@ -207,16 +208,16 @@ class _Scoring:
         self._retries = self._duplicates = 0
         self._requirements: WorkerRequirements | None = None
         self._doubted: set[int] = set()
-        """Chunks of which something was there without a receipt that is true."""
+        """Chunks that have files but no true receipt."""
 
     def run(self) -> ScoreReport:
-        """Do all that is not done, and complete the output."""
+        """Score the chunks that are missing, and complete the output."""
         job, output = self._job, self._output
         start = time.perf_counter()
         try:
-            with self._fit_workers(output):
-                if job.found is None or not self._look_again(output):
-                    self._finish(output)
+            with self._checked_workers(output):
+                if job.existing is None or not self._check_existing(output):
+                    self._complete(output)
         except UnfitWorkerError:
             raise
         except ClusterError as error:
@@ -228,9 +229,9 @@ class _Scoring:
         return self._report(output, time.perf_counter() - start)
 
     @contextmanager
-    def _fit_workers(self, output: Output) -> Iterator[None]:
-        """Ask the workers of a cluster whether they are fit; each of their tasks knows what that is."""
-        job, client = self._job, self._job.running.client
+    def _checked_workers(self, output: Output) -> Iterator[None]:
+        """Check the workers of a cluster; workers that join later check themselves in their first task."""
+        job, client = self._job, self._job.executor.client
         if client is None:
             yield
             return
@@ -239,49 +240,50 @@ class _Scoring:
         with worker_checks.checked_workers(client, self._requirements):
             yield
 
-    def _finish(self, output: Output) -> None:
-        """Score what is left, and complete the output, unless somebody takes chunks from it meanwhile."""
-        book = Journal(output.place, uuid.uuid4().hex, output.run, self._job.watch.state)
-        for _ in range(_ROUNDS):
-            self._score(output, book)
+    def _complete(self, output: Output) -> None:
+        """Score the missing chunks and write the marker; repeat if chunks were removed meanwhile."""
+        new_journal = Journal(output.location, uuid.uuid4().hex, output.run, self._job.watch.state)
+        for _ in range(_MAX_ROUNDS):
+            self._score(output, new_journal)
             self._job.watch.require_same("scored", "run it again, and all chunks are scored anew")
             completion.complete_output(output, self._receipts, self._job.watch.state)
             lost = completion.missing_chunks(output, self._receipts)
             if not lost:
-                output.place.sweep()
+                output.location.remove_partial_files()
                 return
             completion.remove_marker(output)
         raise DamagedStoreError(f"Chunk {lost[0]} of {output.root} is lost again and again; who else writes there?")
 
-    def _look_again(self, output: Output) -> bool:
-        """Read what is there again; doubt what no receipt tells; say whether all is there and complete.
+    def _check_existing(self, output: Output) -> bool:
+        """Read all chunks that have receipts; return whether the output is complete and undamaged.
 
-        Nothing is removed: another driver may be writing it, and takes it for done.
+        Chunks with files but no receipt are noted as doubted. Nothing but the marker of a damaged output is removed:
+        another driver may be writing the same output.
         """
-        output.place.sweep(local.ABANDONED_SECONDS)
+        output.location.remove_partial_files(local.ABANDONED_SECONDS)
         if not output.is_table:
-            outputs.write_array_metadata(output, output.place)
+            outputs.write_array_metadata(output, output.location)
         checked: set[Receipt] = set()
-        there, complete = known_receipts(output, self._job.watch.state)
-        while new := set(there) - checked:  # until no other driver adds any
-            self._check(output, new)
+        known, complete = known_receipts(output, self._job.watch.state)
+        while new := set(known) - checked:  # another driver may add receipts meanwhile
+            self._check_chunks(output, new)
             checked |= new
-            there, complete = known_receipts(output, self._job.watch.state)
-        self._leave_other_rows(output, complete)
+            known, complete = known_receipts(output, self._job.watch.state)
+        self._drop_stale_receipts(output, complete)
         lost = [number for number in range(output.chunks) if number not in self._receipts]
         if lost and complete:
             completion.remove_marker(output)
         elif complete:
             completion.require_readable(output)
-        self._doubted = completion.begun_chunks(output, lost)
+        self._doubted = completion.chunks_with_files(output, lost)
         return complete and not lost
 
-    def _leave_other_rows(self, output: Output, complete: bool) -> None:
-        """Let go of chunks of rows in another state, and say so; a whole output is left as it is."""
+    def _drop_stale_receipts(self, output: Output, complete: bool) -> None:
+        """Drop receipts of the input in another state, with a warning; a complete, undamaged output is left alone."""
         state, stale = self._job.watch.state, 0
         if not complete:
-            told, own = ({there.chunk for there in completion.journal_receipts(output, of)} for of in (None, state))
-            stale = len(told - own)
+            every, current = ({r.chunk for r in completion.journal_receipts(output, of)} for of in (None, state))
+            stale = len(every - current)
         elif len(self._receipts) < output.chunks and completion.input_state(output) not in ("", state):
             stale = len(self._receipts)
             self._receipts.clear()
@@ -293,77 +295,77 @@ class _Scoring:
                 stacklevel=4,
             )
 
-    def _check(self, output: Output, receipts: Collection[Receipt]) -> None:
-        """Read chunks again, and keep the receipts that are true."""
+    def _check_chunks(self, output: Output, receipts: Collection[Receipt]) -> None:
+        """Read chunks, and keep the receipts that are true."""
         groups: dict[int, list[Receipt]] = {}
         for receipt in receipts:
-            groups.setdefault(receipt.chunk // _CHECKED_TOGETHER, []).append(receipt)
+            groups.setdefault(receipt.chunk // _CHUNKS_PER_CHECK, []).append(receipt)
 
         def keep(sound: list[Receipt]) -> None:
             self._receipts.update({receipt.chunk: receipt for receipt in sound})
 
         tasks = ((output, group, self._requirements) for group in groups.values())
         run_tasks(
-            self._job.running, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall
+            self._job.executor, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall
         )
 
-    def _score(self, output: Output, book: Journal) -> None:
-        """Run the tasks of all chunks that are not there as their receipts say."""
+    def _score(self, output: Output, new_journal: Journal) -> None:
+        """Run the tasks of all chunks that are missing or differ from their receipts."""
         try:
-            for _ in range(_ROUNDS):
+            for _ in range(_MAX_ROUNDS):
                 left = completion.missing_chunks(output, self._receipts)
                 if not left:
                     break
                 completion.remove_chunks(output, [number for number in left if self._receipts.pop(number, None)])
-                tally = self._run(output, left, book)
+                tally = self._run_tasks(output, left, new_journal)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
                 self._require_no_killers(output, [left[number] for number in tally.killers])
         except BaseException:
-            with suppress(StoreError):  # what went wrong first is told
-                book.flush()
+            with suppress(StoreError):  # the first error matters more
+                new_journal.flush()
             raise
-        book.flush()
+        new_journal.flush()
         left = completion.missing_chunks(output, self._receipts)
         if left:
             raise DamagedStoreError(f"Chunk {left[0]} of {output.root} is lost again and again; who else writes there?")
 
-    def _run(self, output: Output, left: list[int], book: Journal) -> Tally:
+    def _run_tasks(self, output: Output, left: list[int], new_journal: Journal) -> Tally:
         job = self._job
 
         def done(receipt: Receipt) -> None:
             self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
-            book.add(receipt)
+            new_journal.add(receipt)
 
-        read = job.rows.with_float32() if output.dtype == "float32" else job.rows
+        source = job.source.with_float32() if output.dtype == "float32" else job.source
         on_invalid = str(output.settings["on_invalid"])
         work = ChunkWork(
-            *(job.model, job.record.digest, job.trusted, job.plan.streamed, read, job.plan.piece_rows),
+            *(job.model, job.record.digest, job.trusted, job.plan.streamed, source, job.plan.piece_rows),
             *(output, on_invalid, self._requirements),
         )
-        doubting = replace(work, doubted=True)
-        tasks = ((doubting if number in self._doubted else work, number) for number in left)
+        doubted_work = replace(work, doubted=True)
+        tasks = ((doubted_work if number in self._doubted else work, number) for number in left)
         return run_tasks(
-            *(job.running, "dkfm-score", score_chunk, tasks, len(left), self._progress, done),
-            idle=book.flush_if_due,
+            *(job.executor, "dkfm-score", score_chunk, tasks, len(left), self._progress, done),
+            idle=new_journal.flush_if_due,
             stall=self._stall,
         )
 
     def _require_no_killers(self, output: Output, killers: list[int]) -> None:
         if killers:
-            rows = ", ".join(f"{output.slice(n).start} to {output.slice(n).stop - 1}" for n in killers[:5])
+            rows = ", ".join(f"{output.chunk_slice(n).start} to {output.chunk_slice(n).stop - 1}" for n in killers[:5])
             raise ClusterError(
                 f"Every worker died that scored rows {rows} (chunks {', '.join(map(str, killers[:5]))}; {len(killers)} "
                 f"such chunks), even alone; the other {output.chunks - len(killers)} chunks are done."
             )
 
     def _report(self, output: Output, seconds: float) -> ScoreReport:
-        everything, new = self._receipts.values(), self._new.values()
+        receipts, new = self._receipts.values(), self._new.values()
         return ScoreReport(
             path=str(output.root),
             rows=output.rows,
-            invalid_rows=sum(receipt.invalid_rows for receipt in everything),
+            invalid_rows=sum(receipt.invalid_rows for receipt in receipts),
             chunks=output.chunks,
-            bytes=sum(receipt.bytes for receipt in everything),
+            bytes=sum(receipt.bytes for receipt in receipts),
             scored_rows=sum(receipt.rows for receipt in new),
             scored_chunks=len(new),
             seconds=seconds,

@@ -1,4 +1,4 @@
-"""What runs on workers in a scoring job: a chunk is read, scored, written and told of; or read again."""
+"""Define the tasks of a scoring job: score and write a chunk, or check chunks that exist."""
 
 import os
 import time
@@ -29,23 +29,47 @@ from dkfm.sources.base import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_NAMED = 5
-"""Rows that a message names."""
+_MAX_NAMED_ROWS = 5
+"""Most rows that a message names."""
 
 
 @runtime_checkable
 class HasIds(Protocol):
-    """A source whose rows have ids."""
+    """A source whose rows may have ids."""
 
     id_column: str | None
 
     def read_ids(self, rows: slice) -> "pa.Array":
-        """Return the ids of some rows."""
+        """Return the ids of a slice of rows."""
 
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """What many tasks of a job share: paths, names and numbers."""
+    """Arguments that the tasks of a job share.
+
+    Attributes
+    ----------
+    model : str
+        Path or URL of the model.
+    digest : str
+        Digest of the model.
+    trusted : tuple of str
+        User functions that the kernel may import.
+    streamed : bool
+        Whether weights stay in the store.
+    source : Source
+        Rows to score.
+    piece_rows : int
+        Rows to read and score at a time.
+    output : Output
+        Where scores are written.
+    on_invalid : {"raise", "nan"}
+        What to do with rows that are not finite.
+    requirements : WorkerRequirements, optional
+        What a worker must have.
+    doubted : bool
+        Whether existing files of a chunk may hold other scores.
+    """
 
     model: str
     digest: str
@@ -57,7 +81,6 @@ class ChunkWork:
     on_invalid: str
     requirements: WorkerRequirements | None = None
     doubted: bool = False
-    """Whether files of a chunk that are there may hold something else than its scores."""
 
 
 def score_chunk(work: ChunkWork, number: int) -> Receipt:
@@ -65,24 +88,24 @@ def score_chunk(work: ChunkWork, number: int) -> Receipt:
     start, output = time.perf_counter(), work.output
     check_this_worker(work.requirements)
     scorer = get_saved_scorer(work.model, work.digest, work.trusted, work.streamed)
-    still_wanted = partial(outputs.require_run, output.root, output.run)
+    require_current = partial(outputs.require_run, output.root, output.run)
     with single_blas_thread():
-        pieces = _pieces(work, scorer, output.slice(number))
-        held, found = chunk_files.write_chunk_files(
-            output.form, output.chunk(number), pieces, still_wanted, work.doubted
+        pieces = _score_pieces(work, scorer, output.chunk_slice(number))
+        contents, existed = chunk_files.write_chunk_files(
+            output.format, output.chunk(number), pieces, require_current, work.doubted
         )
     return Receipt(
         number,
         output.chunk(number).rows,
-        *chunk_files.summarize(held),
+        *chunk_files.summarize(contents),
         seconds=time.perf_counter() - start,
         worker=worker_name() or f"process {os.getpid()}",
-        found=found,
+        found=existed,
     )
 
 
-def _pieces(work: ChunkWork, scorer: Scorer, rows: slice) -> Generator[Piece]:
-    """Yield the scores of some rows, piece by piece; while one is scored the next is read."""
+def _score_pieces(work: ChunkWork, scorer: Scorer, rows: slice) -> Generator[Piece]:
+    """Yield the scores of some rows piece by piece; the next piece is prefetched."""
     names = [columns.output for columns in work.output.columns]
     parts = [
         slice(rows.start + part.start, rows.start + part.stop)
@@ -96,20 +119,20 @@ def _pieces(work: ChunkWork, scorer: Scorer, rows: slice) -> Generator[Piece]:
 
 
 def _read(work: ChunkWork, rows: slice) -> "tuple[Rows, pa.Array | None]":
-    source, named = work.source, work.output.settings.get("id_column")
-    return source.read(rows), source.read_ids(rows) if named and isinstance(source, HasIds) else None
+    source, id_column = work.source, work.output.settings.get("id_column")
+    return source.read(rows), source.read_ids(rows) if id_column and isinstance(source, HasIds) else None
 
 
 def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
-    """Raise with the file and the numbers of the rows that are not finite, if the first of some parts has any."""
+    """Raise if the rows Z of the first part are not finite; name the file and the rows that are not, in all parts."""
     values = Z if isinstance(Z, np.ndarray) else Z.data
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum()):  # one cheap pass, which overflows only where a closer look is due
+        if np.isfinite(values.sum()):  # one cheap pass; an overflow only costs the exact check below
             return
     if mask_invalid_rows(Z)[0].all():
         return
     bad = np.concatenate([part.start + np.flatnonzero(~mask_invalid_rows(source.read(part))[0]) for part in parts])
-    (file, rows), contain = _told(source, bad)
+    (file, rows), contain = _describe_rows(source, bad)
     raise InvalidInputError(
         f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
         '(on_invalid="nan", --on-invalid nan, scores such rows NaN).'
@@ -117,11 +140,11 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
 
 
 def _score_all(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
-    """Return the scores of rows; raise with the file and the numbers of those that have none."""
+    """Return the scores of rows; raise if any is not finite, and name the file and the rows."""
     scores = scorer.several(names, Z)
-    bad = np.flatnonzero(~_finite(scores.values()))
+    bad = np.flatnonzero(~_finite_rows(scores.values()))
     if len(bad):
-        (file, rows), contain = _told(source, bad + first)
+        (file, rows), contain = _describe_rows(source, bad + first)
         raise KernelError(
             f"{rows.capitalize()} of {file} overflow{'s' if contain == 'contains' else ''} {scorer.model.kernel!r}: "
             f"the {', '.join(names)} are not finite."
@@ -130,36 +153,36 @@ def _score_all(scorer: Scorer, names: list[str], Z: Rows, source: Source, first:
 
 
 def _score_valid(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
-    """Return the scores of rows, NaN, or no code, for those that have none."""
+    """Return the scores of rows; rows without scores get NaN, or no class."""
     valid, rows = mask_invalid_rows(Z)
     with np.errstate(over="ignore", invalid="ignore"):
         scores = scorer.several(names, rows)
-    valid &= _finite(scores.values())
+    valid &= _finite_rows(scores.values())
     for values in scores.values():
         values[~valid] = links.NO_CODE if values.dtype.kind == "i" else np.nan
     return scores
 
 
-def _finite(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
-    """Return which rows are finite in all of some scores."""
+def _finite_rows(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
+    """Return which rows are finite in all outputs."""
     finite: npt.NDArray[np.bool_] = np.logical_and.reduce([links.valid_rows(values) for values in scores])
     return finite
 
 
-def _told(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
-    """Name the file of the first of some rows, and those that are in it."""
-    places = [source.where(int(row)) for row in bad[:_NAMED]]
-    file = places[0][0]
-    numbers = [str(row) for name, row in places if name == file]
+def _describe_rows(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
+    """Return the file of the first bad row and the rows in it, and the verb of a sentence about them."""
+    locations = [source.where(int(row)) for row in bad[:_MAX_NAMED_ROWS]]
+    file = locations[0][0]
+    numbers = [str(row) for name, row in locations if name == file]
     more = len(bad) - len(numbers)
-    told = ", ".join(numbers) + (f" and {more} more" if more else "")
-    return (file, f"row {told}" if len(bad) == 1 else f"rows {told}"), "contains" if len(bad) == 1 else "contain"
+    rows = ", ".join(numbers) + (f" and {more} more" if more else "")
+    return (file, f"row {rows}" if len(bad) == 1 else f"rows {rows}"), "contains" if len(bad) == 1 else "contain"
 
 
 def check_chunks(
     output: Output, receipts: Sequence[Receipt], requirements: WorkerRequirements | None = None
 ) -> list[Receipt]:
-    """Read some chunks again; return the receipts that tell what is there, one a chunk."""
+    """Read some chunks; return the receipts that are true, at most one for each chunk."""
     check_this_worker(requirements)
     sound: dict[int, Receipt] = {}
     for receipt in receipts:

@@ -1,4 +1,4 @@
-"""An output held against its receipts, and some of its rows against the formula: what it says is what was meant."""
+"""Verify an output: compare its chunks with their receipts, and some of its rows with the dense formula."""
 
 import json
 from collections.abc import Collection
@@ -27,19 +27,30 @@ from dkfm.sources.opening import open_source
 from dkfm.storage import model_transfer
 from dkfm.storage.model_store import Record, load_record
 
-_RUNS = 40
-"""Places of an output whose rows are computed anew."""
+_SAMPLED_SLICES = 40
+"""Number of slices of an output whose rows are computed again."""
 
 
 @dataclass(frozen=True)
 class ScoresVerification:
-    """What was looked at, and how far the rows that were computed anew are from what rounding allows."""
+    """Result of `verify_scores`.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of the output.
+    chunks : int
+        Chunks of the output, all of which are as their receipts say.
+    sampled : int
+        Rows that were computed again.
+    worst : float
+        Largest difference of these rows as a share of the error that rounding allows; 0 if none were computed.
+    """
 
     rows: int
     chunks: int
     sampled: int
     worst: float
-    """The largest difference, as a share of what rounding allows; 0 where no rows were computed anew."""
 
 
 def verify_scores(
@@ -51,32 +62,34 @@ def verify_scores(
     trusted: Collection[str] = (),
     progress: bool = False,
 ) -> ScoresVerification:
-    """Read every chunk of a finished output again, and hold it against its receipt.
+    """Read every chunk of a finished output, and compare it with its receipt.
 
     Parameters
     ----------
     path : str or Path
+        Path or URL of the output.
     against : path or array-like, optional
-        The input: some rows of it are scored anew on this machine, by the dense formula, and compared.
+        The input. Some of its rows are scored again on this machine with the dense formula, and compared.
     sample : int
-        How many rows.
+        Number of rows to score again.
     model : str or Path, optional
-        Where the model is, if it moved.
+        Path or URL of the model, if it was moved.
     trusted : collection of str
-        See `batch_score`.
+        User functions that the model may import; see `batch_score`.
     progress : bool
         Whether to show a progress bar.
 
     Returns
     -------
     ScoresVerification
+        Numbers of rows and chunks, and the largest difference.
 
     Raises
     ------
     DamagedStoreError
-        A chunk that is lost, or is not the one of its receipt.
+        A chunk is lost, or differs from its receipt.
     CertificateError
-        A row that differs from the formula by more than rounding allows.
+        A row differs from the formula by more than rounding allows.
 
     Examples
     --------
@@ -95,18 +108,21 @@ def verify_scores(
     if against is None:
         return ScoresVerification(output.rows, output.chunks, 0, 0.0)
     sample = chunking.require_count(sample, "sample")
-    with model_transfer.fetch_model(_stated(output) if model is None else model) as folder:
+    with model_transfer.fetch_model(_model_path(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
-    source, loaded = _input(against, output, record), record.model
-    places = _places(output.rows, sample)
+    source, loaded = _open_input(against, output, record), record.model
+    slices = _sample_slices(output.rows, sample)
     with change_detection.watch(source) as watch:
-        worst = max(_worst(output, receipts, loaded, source, rows) for rows in places)
+        worst = max(_largest_error(output, receipts, loaded, source, rows) for rows in slices)
         watch.require_same("compared", "verify again")
-    return ScoresVerification(output.rows, output.chunks, sum(rows.stop - rows.start for rows in places), worst)
+    return ScoresVerification(output.rows, output.chunks, sum(rows.stop - rows.start for rows in slices), worst)
 
 
-def _stated(output: Output) -> str:
-    """Return where the output says that its model is; a URL only beside its own: whoever wrote it may be a stranger."""
+def _model_path(output: Output) -> str:
+    """Return the path of the model in an output's attributes.
+
+    A URL must name the same store as the output's own: the output may come from a stranger.
+    """
     stated = output.model["path"]
     if "://" in stated and stated.split("/")[:3] != str(output.root).split("/")[:3]:
         raise InvalidInputError(f"{output.root} says that its model is at {stated}; name it with model= (--model).")
@@ -114,16 +130,16 @@ def _stated(output: Output) -> str:
 
 
 def _require_sound(output: Output, receipts: dict[int, Receipt], progress: bool) -> None:
-    """Raise unless every chunk is what its receipt says."""
+    """Raise a DamagedStoreError unless every chunk is as its receipt says."""
     completion.require_no_extra_files(output)
     sound: set[int] = set()
 
-    def keep(found: list[Receipt]) -> None:
-        sound.update(receipt.chunk for receipt in found)
+    def add(checked: list[Receipt]) -> None:
+        sound.update(receipt.chunk for receipt in checked)
 
-    with open_executor(None) as running:
+    with open_executor(None) as executor:
         tasks = ((output, [receipt]) for receipt in receipts.values())
-        run_tasks(running, "dkfm-verify", check_chunks, tasks, len(receipts), progress, keep)
+        run_tasks(executor, "dkfm-verify", check_chunks, tasks, len(receipts), progress, add)
     bad = sorted(receipts.keys() - sound)
     if bad:
         more = f", and {len(bad) - 1} more are not" if bad[1:] else ""
@@ -132,7 +148,7 @@ def _require_sound(output: Output, receipts: dict[int, Receipt], progress: bool)
         )
 
 
-def _input(against: object, output: Output, record: Record) -> Source:
+def _open_input(against: object, output: Output, record: Record) -> Source:
     columns = output.settings.get("columns")
     fitted = record.feature_names if columns is None else json.loads(columns)
     source = open_source(against, "against", fitted=fitted)
@@ -143,39 +159,41 @@ def _input(against: object, output: Output, record: Record) -> Source:
     return source
 
 
-def _places(rows: int, sample: int) -> list[slice]:
-    """Return runs of rows, evenly spread, from the first to the last."""
+def _sample_slices(rows: int, sample: int) -> list[slice]:
+    """Return slices of rows, evenly spread from the first row to the last."""
     if rows <= sample:
-        return list(chunking.row_slices(rows, max(1, chunking.count_tiles(rows, _RUNS))))
-    each = chunking.count_tiles(sample, _RUNS)
+        return list(chunking.row_slices(rows, max(1, chunking.count_tiles(rows, _SAMPLED_SLICES))))
+    each = chunking.count_tiles(sample, _SAMPLED_SLICES)
     starts = np.unique(np.linspace(0, rows - each, chunking.count_tiles(sample, each)).astype(np.intp))
     return [slice(int(start), int(start) + each) for start in starts]
 
 
-def _worst(output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice) -> float:
-    """Return the largest difference of some rows, as a share of what is allowed; raise where it is above 1."""
+def _largest_error(
+    output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice
+) -> float:
+    """Return the largest error of some rows, as a share of the allowed one; raise a CertificateError above 1."""
     Z, worst = source.read(rows), 0.0
     valid, clean = mask_invalid_rows(Z)
     for columns in output.columns:
-        found = np.asarray(read_scores(output, receipts, columns.output, rows), np.float64)
+        scores = np.asarray(read_scores(output, receipts, columns.output, rows), np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             expected, allowed = reference.reference_scores(model, columns.output, as_float64(clean))
             lost = ~(valid & links.valid_rows(expected))
-            shares = np.abs(found - expected) / allowed
+            shares = np.abs(scores - expected) / allowed
         if columns.dtype == "int64":
-            found[found < 0] = np.nan
-        bad = np.where(np.isnan(found).any(axis=1), ~lost, lost | ~(shares <= 1).all(axis=1))
+            scores[scores < 0] = np.nan
+        bad = np.where(np.isnan(scores).any(axis=1), ~lost, lost | ~(shares <= 1).all(axis=1))
         if bad.any():
             row = rows.start + int(bad.argmax())
             raise CertificateError(
                 f"The {columns.output} of row {row} in {output.root} are not those of its model and {source.name}: "
-                f"{_told(found[bad.argmax()], expected[bad.argmax()])}."
+                f"{_describe_difference(scores[bad.argmax()], expected[bad.argmax()])}."
             )
         if not lost.all():
             worst = max(worst, float(shares[~lost].max()))
     return worst
 
 
-def _told(found: Array, expected: Array) -> str:
-    place = int(np.nanargmax(np.abs(found - expected))) if np.isfinite(found - expected).any() else 0
-    return f"{float(found[place])!r} where the formula gives {float(expected[place])!r}"
+def _describe_difference(scores: Array, expected: Array) -> str:
+    column = int(np.nanargmax(np.abs(scores - expected))) if np.isfinite(scores - expected).any() else 0
+    return f"{float(scores[column])!r} where the formula gives {float(expected[column])!r}"

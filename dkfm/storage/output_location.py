@@ -1,6 +1,6 @@
-"""Where an output lies: a folder of this file system, or a prefix of an object store, behind the same few operations.
+"""Read and write the files of an output, in a folder of this file system or below a prefix of an object store.
 
-A file gets its name when all of it is there, and does not take the place of another unless that is meant.
+A file appears under its name only when it is complete, and replaces another file only if the caller says so.
 """
 
 import tempfile
@@ -18,139 +18,142 @@ from dkfm.files.location import Location
 from dkfm.files.object_store import Remote
 from dkfm.storage import json_documents, model_transfer, ownership, zarr_schema, zarr_store
 
-_TRIES = 8
-"""How often a file is written; each other run of a job removes what is half written once, when it is done."""
+_MAX_ATTEMPTS = 8
+"""Attempts to write a file: another run of the job that completes the output removes files that are half written."""
 
-_FEW, _AT_ONCE = 4, 8
-"""Names for which a place is asked one by one, and requests at a time."""
+_MAX_SINGLE_REQUESTS = 4
+"""Below this many names, sizes are requested one by one; for more, the whole prefix is listed."""
+
+_PARALLEL_REQUESTS = 8
+"""Requests to an object store at a time."""
 
 
 class PendingFile(Protocol):
-    """A file that is being written and has no name yet."""
+    """A file that is being written and does not have its final name yet."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the file in messages."""
 
     @property
     def file(self) -> IO[bytes]:
-        """Where it is written, and read back."""
+        """Open file, for writing and reading back."""
 
     @property
     def durable(self) -> bool:
-        """Whether what is in it must be durable before it has its name."""
+        """Whether the content must be synced to disk before the file gets its name."""
 
-    def keep(self, *, once: bool = False) -> bool:
-        """Give the file its name; with `once` not in place of another: False where there is one."""
+    def commit(self, *, exclusive: bool = False) -> bool:
+        """Give the file its final name; return False, and change nothing, if `exclusive` and the name exists."""
 
 
 class OutputLocation(Protocol):
-    """A folder, or what is like one."""
+    """Files of one output, in a folder or below a prefix."""
 
     @property
-    def late(self) -> bool:
-        """Whether what was begun for an output that was here before may still get its name."""
+    def commits_late(self) -> bool:
+        """Whether a file begun for an earlier output may still be renamed into place."""
 
     def create(self, name: str, data: bytes, overwrite: bool) -> AbstractContextManager["OutputLocation"]:
-        """Begin an output with its first file; yield where its other files go until all of them are there."""
+        """Create an output with its first file; yield the location for its other files until all are written."""
 
     def own_attributes(self) -> dict[str, object] | None:
-        """Return the attributes of dkfm's store here; None where nothing is, an empty dict where dkfm wrote none."""
+        """Return the attributes of dkfm's store here; None if nothing is here, empty if something else is."""
 
-    def attributes(self) -> dict[str, object]:
-        """Return what dkfm says of the output here, checked as `zarr_schema.read_group` does."""
+    def read_attributes(self) -> dict[str, object]:
+        """Return dkfm's attributes of the output here, checked as `zarr_schema.read_group` does."""
 
-    def array(self, name: str) -> zarr_schema.ArrayInfo | None:
-        """Return what the metadata of an array state; None where there are none."""
+    def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
+        """Return shape, chunks and dtype in the metadata of an array; None if it has no metadata."""
 
-    def names(self) -> Iterator[str]:
-        """Yield the names of all files; refuse what is not a plain one."""
+    def list_files(self) -> Iterator[str]:
+        """Yield the names of all files; raise a StoreError if one is not a plain file."""
 
-    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
-        """Return the bytes of those files that are there."""
+    def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        """Return the size of each file that exists, in bytes."""
 
     def require_plain(self) -> None:
-        """Raise where there is something that is not a plain file, such as a link."""
+        """Raise a StoreError if something is not a plain file, such as a link."""
 
-    def ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
-        """Return the last bytes of files of these sizes."""
+    def read_ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
+        """Return the last `length` bytes of each file; `sizes` gives the names and sizes."""
 
-    def open(self, name: str, most: int | None = None) -> IO[bytes] | None:
-        """Open a file to be read; None where there is none. Of one larger than `most` bytes no more need be there."""
+    def open(self, name: str, limit: int | None = None) -> IO[bytes] | None:
+        """Open a file for reading; None if it does not exist. No more than `limit` + 1 bytes need to be readable."""
 
-    def new(self, name: str) -> AbstractContextManager[PendingFile]:
-        """Begin a file, of which nothing is left unless it is kept."""
+    def create_file(self, name: str) -> AbstractContextManager[PendingFile]:
+        """Begin a file, which is removed at the end of the context unless it was committed."""
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write a file, durably, whatever is there."""
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write a file durably, and replace one that exists."""
 
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove files, as far as they are there; durably for those who look next."""
+    def remove_files(self, names: Iterable[str]) -> None:
+        """Remove the files that exist, durably."""
 
-    def sweep(self, seconds: float = 0.0) -> None:
-        """Remove what killed writers left, where nothing was written to it for so long."""
+    def remove_partial_files(self, seconds: float = 0.0) -> None:
+        """Remove files of killed writers to which nothing was written for `seconds`."""
 
 
 @dataclass(frozen=True)
 class LocalOutput:
-    """A folder of this file system."""
+    """Files of an output in a folder of this file system."""
 
     root: Path
-    late = False  # a file lies, hidden, in the folder that goes with the output
+    commits_late = False  # hidden files are removed together with the folder of their output
 
     def __str__(self) -> str:
         return str(self.root)
 
     @contextmanager
     def create(self, name: str, data: bytes, overwrite: bool) -> Iterator["OutputLocation"]:
-        """Begin an output with its first file, in a folder beside its place."""
+        """Create an output with its first file, in a hidden folder that is renamed when the context ends."""
         with zarr_store.new_store_folder(self.root, "scores", overwrite=overwrite) as folder:
             folder.mkdir()
             (folder / name).write_bytes(data)
             yield LocalOutput(folder)
 
     def own_attributes(self) -> dict[str, object] | None:
-        """Return the attributes of dkfm's store here; raise where something else is."""
+        """Return the attributes of dkfm's store here; raise if something else is here."""
         return zarr_store.require_own_store(self.root) if zarr_store.is_taken(self.root) else None
 
-    def attributes(self) -> dict[str, object]:
-        """Return what dkfm says of the output here."""
+    def read_attributes(self) -> dict[str, object]:
+        """Return dkfm's attributes of the output here."""
         return zarr_schema.read_group(self.root, "scores")
 
-    def array(self, name: str) -> zarr_schema.ArrayInfo | None:
-        """Return what the metadata of an array state."""
+    def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
+        """Return shape, chunks and dtype in the metadata of an array."""
         return zarr_schema.read_array(self.root / name)
 
-    def names(self) -> Iterator[str]:
+    def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""
         return zarr_schema.list_files(self.root)
 
-    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
-        """Return the bytes of those files that are there."""
-        found = {}
+    def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        """Return the size of each file that exists, in bytes."""
+        sizes = {}
         for name in names:
             with suppress(FileNotFoundError, NotADirectoryError):
-                found[name] = (self.root / name).stat().st_size
-        return found
+                sizes[name] = (self.root / name).stat().st_size
+        return sizes
 
     def require_plain(self) -> None:
-        """Raise where there is something that is not a plain file."""
-        for _ in self.names():
+        """Raise a StoreError if something is not a plain file."""
+        for _ in self.list_files():
             pass
 
-    def ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
-        """Return the last bytes of files of these sizes."""
-        found = {}
+    def read_ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
+        """Return the last `length` bytes of each file; `sizes` gives the names and sizes."""
+        ends = {}
         for name, size in sizes.items():
             opened = self.open(name)
             if opened is not None:
                 with opened:
                     opened.seek(max(0, size - length))
-                    found[name] = opened.read(length)
-        return found
+                    ends[name] = opened.read(length)
+        return ends
 
-    def open(self, name: str, most: int | None = None) -> IO[bytes] | None:
-        """Open a file to be read."""
+    def open(self, name: str, limit: int | None = None) -> IO[bytes] | None:
+        """Open a file for reading."""
         try:
             return local.open_plain(self.root / name)
         except (FileNotFoundError, NotADirectoryError):
@@ -159,27 +162,27 @@ class LocalOutput:
             raise StoreError(f"{self.root / name} cannot be read: {error.strerror}.") from None
 
     @contextmanager
-    def new(self, name: str) -> Iterator[PendingFile]:
-        """Begin a file."""
+    def create_file(self, name: str) -> Iterator[PendingFile]:
+        """Begin a file, which is removed at the end of the context unless it was committed."""
         with local.new_file(self.root / name, self.root) as new:
             yield new
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write a file, durably, and anew where another run that completed the output removed it half written."""
-        for left in reversed(range(_TRIES)):
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write a file durably; try again if another run of the job removed it while it was half written."""
+        for left in reversed(range(_MAX_ATTEMPTS)):
             try:
-                self._put(name, data)
+                self._write(name, data)
                 return
             except UnreachableError:
                 if not left:
                     raise
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, data: bytes) -> None:
         with local.new_file(self.root / name, self.root) as new:
             new.file.write(data)
-            new.keep()
+            new.commit()
 
-    def remove(self, names: Iterable[str]) -> None:
+    def remove_files(self, names: Iterable[str]) -> None:
         """Remove files."""
         with local.translate_write_errors(self.root):
             folders = set()
@@ -191,24 +194,24 @@ class LocalOutput:
             for folder in folders:
                 local.sync_folder(folder)
 
-    def sweep(self, seconds: float = 0.0) -> None:
-        """Remove what killed writers left."""
-        ownership.remove_partial_files(self.root, self.attributes(), seconds)
+    def remove_partial_files(self, seconds: float = 0.0) -> None:
+        """Remove files of killed writers to which nothing was written for `seconds`."""
+        ownership.remove_partial_files(self.root, self.read_attributes(), seconds)
 
 
 @dataclass(frozen=True)
 class RemoteOutput:
-    """What lies below a prefix on an object store."""
+    """Files of an output below a prefix of an object store."""
 
     root: Remote
-    late = True  # a request may take as long as it likes
+    commits_late = True  # a request that was sent may arrive at any time
 
     def __str__(self) -> str:
         return str(self.root)
 
     @contextmanager
     def create(self, name: str, data: bytes, overwrite: bool) -> Iterator["OutputLocation"]:
-        """Begin an output with its first file, which claims the place."""
+        """Create an output with its first file, which claims the prefix."""
         model_transfer.claim(self.root, "scores", name, data, overwrite)
         yield self
 
@@ -216,69 +219,69 @@ class RemoteOutput:
         """Return the attributes of dkfm's store here."""
         return model_transfer.own_attributes_at(self.root) if model_transfer.is_taken_at(self.root) else None
 
-    def attributes(self) -> dict[str, object]:
-        """Return what dkfm says of the output here."""
+    def read_attributes(self) -> dict[str, object]:
+        """Return dkfm's attributes of the output here."""
         return model_transfer.remote_attributes(self.root, "scores")
 
-    def array(self, name: str) -> zarr_schema.ArrayInfo | None:
-        """Return what the metadata of an array state."""
+    def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
+        """Return shape, chunks and dtype in the metadata of an array."""
         path = f"{name}/zarr.json"
         if self.root.size(path) is None:
             return None
         data = self.root.read(path, 0, json_documents.MAX_JSON + 1)
         return zarr_schema.array_info(json_documents.parse_json(data, f"{self.root}/{path}"), f"{self.root}/{name}")
 
-    def names(self) -> Iterator[str]:
+    def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""
         return (name for name, _, _ in self.root.names())
 
-    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
-        """Return the bytes of those files that are there."""
-        wanted = set(names)
-        if len(wanted) < _FEW:
-            sizes = {name: self.root.size(name) for name in wanted}
+    def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        """Return the size of each file that exists, in bytes."""
+        requested = set(names)
+        if len(requested) < _MAX_SINGLE_REQUESTS:
+            sizes = {name: self.root.size(name) for name in requested}
             return {name: size for name, size in sizes.items() if size is not None}
-        return {name: size for name, size, _ in self.root.names() if name in wanted}
+        return {name: size for name, size, _ in self.root.names() if name in requested}
 
     def require_plain(self) -> None:
-        """Do nothing: there are only objects."""
+        """Do nothing: an object store has only plain objects."""
 
-    def ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
-        """Return the last bytes of objects of these sizes, some at a time."""
+    def read_ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
+        """Return the last `length` bytes of each object, with a few requests at a time."""
 
         def end(name: str) -> tuple[str, bytes]:
             return name, self.root.read(name, max(0, sizes[name] - length), sizes[name])
 
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-ends") as pool:
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="dkfm-ends") as pool:
             return dict(pool.map(end, sizes))
 
-    def open(self, name: str, most: int | None = None) -> IO[bytes] | None:
-        """Open a file to be read: all of it is in memory then, for one request is one state of it."""
+    def open(self, name: str, limit: int | None = None) -> IO[bytes] | None:
+        """Read a file into memory with one request, so that all of it is of one version."""
         if self.root.size(name) is None:
             return None
-        return BytesIO(self.root.read(name) if most is None else self.root.read(name, 0, most + 1))
+        return BytesIO(self.root.read(name) if limit is None else self.root.read(name, 0, limit + 1))
 
     @contextmanager
-    def new(self, name: str) -> Iterator[PendingFile]:
-        """Begin a file."""
+    def create_file(self, name: str) -> Iterator[PendingFile]:
+        """Begin a file, which is removed at the end of the context unless it was committed."""
         with local.translate_write_errors(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
-            yield _NewObject(self.root, name, file)
+            yield _PendingObject(self.root, name, file)
 
-    def put(self, name: str, data: bytes) -> None:
+    def write_file(self, name: str, data: bytes) -> None:
         """Write a file."""
         self.root.replace(name, data)
 
-    def remove(self, names: Iterable[str]) -> None:
+    def remove_files(self, names: Iterable[str]) -> None:
         """Remove files."""
         self.root.remove(*names)
 
-    def sweep(self, seconds: float = 0.0) -> None:
-        """Do nothing: what was not written to its end is not there."""
+    def remove_partial_files(self, seconds: float = 0.0) -> None:
+        """Do nothing: an object that was not written completely does not exist."""
 
 
 @dataclass(frozen=True)
-class _NewObject:
-    """An object that is being made in a temporary file."""
+class _PendingObject:
+    """An object that is being written to a temporary file."""
 
     root: Remote
     key: str
@@ -287,14 +290,14 @@ class _NewObject:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the file in messages."""
         return f"{self.root}/{self.key}"
 
-    def keep(self, *, once: bool = False) -> bool:
-        """Write the object in one request, and read it back."""
+    def commit(self, *, exclusive: bool = False) -> bool:
+        """Write the object with one request, and read it back."""
         self.file.seek(0)
         data = self.file.read()
-        if not once:
+        if not exclusive:
             self.root.replace(self.key, data)
         elif not self.root.create(self.key, data):
             return False
@@ -304,5 +307,5 @@ class _NewObject:
 
 
 def output_at(root: Location) -> OutputLocation:
-    """Return the place that a root names."""
+    """Return the location of the output at a path or URL."""
     return RemoteOutput(root) if isinstance(root, Remote) else LocalOutput(root)

@@ -237,7 +237,7 @@ def write_marker(path: Path, content: Json) -> None:
     """Write the completion marker: durable before it has its name."""
     with new_file(path / zarr_schema.MARKER, path) as new:
         new.file.write(json.dumps(content).encode())
-        new.keep()
+        new.commit()
 
 
 def view_bytes(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
@@ -271,7 +271,7 @@ def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.gene
     with new_file(array.joinpath("c", *map(str, place)), array) as new:
         new.file.write(view_bytes(data).data)
         new.file.write(checksum.to_bytes(zarr_codecs.CRC_BYTES, "little"))
-        new.keep()
+        new.commit()
     return checksum
 
 

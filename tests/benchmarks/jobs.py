@@ -93,9 +93,9 @@ def bare_write(self, data):
     self.new.file.write(view)
     self.new.file.flush()
     self.size += len(view)
-    if self.size - self._durable >= chunk_files._SOON:
+    if self.size - self._synced >= chunk_files._SYNC_BYTES:
         os.fdatasync(self.new.file.fileno())
-        self._durable = self.size
+        self._synced = self.size
     return len(view)
 
 
@@ -111,7 +111,9 @@ def receipts(folder, rows, rounds):
                 patch.object(journal.Journal, "flush", lambda self: None),
                 patch.object(chunk_files.CheckedFile, "write", bare_write),
                 patch.object(
-                    completion, "lacking", lambda output, told: [n for n in range(output.chunks) if n not in told]
+                    completion,
+                    "missing_chunks",
+                    lambda output, receipts: [n for n in range(output.chunks) if n not in receipts],
                 ),
             ]
             for patched in nothing if kind == "without" else []:

@@ -192,7 +192,8 @@ def test_escaped_json_is_the_same_json_above_16_bits():
 
 
 def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_client, monkeypatch, recwarn):
-    requirements = WorkerRequirements(LocalOutput("/"), "", b"", worker_checks.local_versions(tables=True), 1000, 0, None, "")
+    versions = worker_checks.local_versions(tables=True)
+    requirements = WorkerRequirements(LocalOutput("/"), "", b"", versions, 1000, 0, None, "")
     assert "BLAS" not in requirements.versions
     monkeypatch.setattr(worker_checks, "blas_libraries", lambda: "")  # as of a worker that has macOS' own
     worker_checks.check_workers(threaded_client, requirements)

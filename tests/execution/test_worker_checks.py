@@ -27,7 +27,7 @@ def requirements(tmp_path, rng):
     np.save(tmp_path / "rows.npy", rng.normal(size=(20, 3)))
     source, place = open_source(tmp_path / "rows.npy"), LocalOutput(tmp_path / "store")
     (tmp_path / "store").mkdir()
-    place.put("probe", b"text")
+    place.write_file("probe", b"text")
     return WorkerRequirements(place, "probe", b"text", worker_checks.local_versions(), 1000, 0, source, source.stamp())
 
 

@@ -81,7 +81,7 @@ class Job:
         found, expected = outputs.read_output(target), outputs.read_output(self.expected)
         dkfm.verify_scores(target)
         for number in range(expected.chunks):
-            ours, theirs = (output.root / output.form.files(number)[0] for output in (found, expected))
+            ours, theirs = (output.root / output.format.file_names(number)[0] for output in (found, expected))
             rows = expected.chunk(number).rows
             TOTALS.lost += 0 if ours.exists() else rows
             TOTALS.wrong += 0 if ours.read_bytes() == theirs.read_bytes() else rows

@@ -14,4 +14,4 @@ def write(output, number, values):
     """Write one chunk of an output of one array, as its task does."""
     pieces = (chunk_files.Piece({"scores": part}) for part in values)
     still = partial(outputs.require_run, output.root, output.run)
-    return chunk_files.write_chunk_files(output.form, output.chunk(number), pieces, still)
+    return chunk_files.write_chunk_files(output.format, output.chunk(number), pieces, still)

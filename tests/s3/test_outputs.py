@@ -76,7 +76,7 @@ def test_a_job_at_urls_scores_what_one_here_does(job, tmp_path, name):
     here, there = outputs.read_output(tmp_path / name).form, outputs.read_output(place.join(name)).form
     for number in range(4):
         for file in here.files(number):
-            assert (tmp_path / name / file).read_bytes() == there.place.root.read(file)
+            assert (tmp_path / name / file).read_bytes() == there.location.root.read(file)
 
 
 def test_the_command_line_scores_verifies_and_describes_at_urls(job):
@@ -167,7 +167,7 @@ def test_a_damaged_object_is_told_by_readers_and_made_again_by_the_same_call(job
     _, _, place = job
     score(job, name)
     output = outputs.read_output(place.join(name))
-    (file,) = output.form.files(2)
+    (file,) = output.format.file_names(2)
     good = output.root.read(file)
     if damage == "gone":
         output.root.remove(file)
@@ -297,7 +297,7 @@ def test_a_write_that_comes_late_from_a_replaced_job_is_never_taken_for_this_one
     _, rows, place = job
     score(job)
     output = outputs.read_output(place.join("scores"))
-    (file,) = output.form.files(1)
+    (file,) = output.format.file_names(1)
     stale = output.root.read(file)
     other = dkfm.KernelPCA(3, kernel=kernels.Gaussian(1.0)).fit(rng.normal(size=(60, 4)))
     other.save(f"{place.url}/model", overwrite=True)
@@ -320,7 +320,7 @@ def test_objects_that_changed_places_are_not_read(job):
     score(job)
     output = outputs.read_output(place.join("scores"))
     scores = dkfm.open_scores(f"{place.url}/scores")
-    files = [output.form.files(number)[0] for number in range(2)]
+    files = [output.format.file_names(number)[0] for number in range(2)]
     data = [output.root.read(file) for file in files]
     for file, other in zip(files, reversed(data), strict=True):
         output.root.replace(file, other)

@@ -38,7 +38,7 @@ def after_all_are_here(act):
 if sys.argv[3] == "fresh":
     outputs.create_output = after_all_are_here(outputs.create_output)
 else:
-    scoring._Scoring.run = after_all_are_here(scoring._Scoring.run)
+    scoring._JobRun.run = after_all_are_here(scoring._JobRun.run)
 main(sys.argv[4:])
 """
 """A `dkfm score` that waits for the others before it creates its output, or goes on with it."""
@@ -232,10 +232,10 @@ def test_a_file_that_another_driver_sweeps_away_half_written_is_written_again(tm
         sync(descriptor)
 
     monkeypatch.setattr(local.os, "fsync", swept)
-    place.put("segment", b"receipts")
+    place.write_file("segment", b"receipts")
     assert (tmp_path / "segment").read_bytes() == b"receipts"
     assert [path.name for path in tmp_path.iterdir()] == ["segment"]
     sweeps[:] = range(100)
     with pytest.raises(UnreachableError, match=r"another run cleaned up while it was made\.$"):
-        place.put("segment", b"others")
+        place.write_file("segment", b"others")
     assert (tmp_path / "segment").read_bytes() == b"receipts"

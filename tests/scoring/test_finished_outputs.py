@@ -168,15 +168,15 @@ def test_an_output_that_is_removed_under_way_is_not_made_again(model, tmp_path, 
 def test_no_task_makes_an_output_again_that_is_removed_as_it_begins_to_write(model, tmp_path, monkeypatch, target):
     from dkfm.scoring.parquet_chunks import ParquetChunks
 
-    form = ParquetChunks if target.endswith("parquet") else chunk_files.ZarrChunks
-    begin = form.begin
+    chunk_format = ParquetChunks if target.endswith("parquet") else chunk_files.ZarrChunks
+    create_files = chunk_format.create_files
 
     def removing(self, chunk, stack):
         if chunk.number == 3:
             remove(tmp_path / target)
-        return begin(self, chunk, stack)
+        return create_files(self, chunk, stack)
 
-    monkeypatch.setattr(form, "begin", removing)
+    monkeypatch.setattr(chunk_format, "create_files", removing)
     with pytest.raises(StoreError, match="was removed meanwhile"):
         score(model, tmp_path / target)
     assert not (tmp_path / target).exists()
@@ -231,7 +231,7 @@ def test_a_root_that_is_removed_while_a_file_is_begun_is_told(tmp_path, monkeypa
 def test_a_new_file_makes_folders_below_its_root_alone(tmp_path):
     with local.new_file(tmp_path / "a" / "b" / "file", tmp_path) as new:
         new.file.write(b"here")
-        assert new.keep(once=True)
+        assert new.commit(exclusive=True)
     assert (tmp_path / "a" / "b" / "file").read_bytes() == b"here"
     with (
         pytest.raises(StoreError, match="was removed meanwhile"),

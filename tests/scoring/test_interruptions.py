@@ -87,7 +87,7 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     from dkfm.scoring import chunk_files
 
     (held,), _ = chunk_files.write_chunk_files(
-        output.form, output.chunk(2), (chunk_files.Piece({"scores": part}) for part in [wrong]), lambda: None
+        output.format, output.chunk(2), (chunk_files.Piece({"scores": part}) for part in [wrong]), lambda: None
     )
     receipts[2] = journal.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
     completion.complete_output(output, receipts)
@@ -130,7 +130,7 @@ def test_a_model_that_moved_is_found_where_it_is_said_to_be(made, tmp_path):
 
 
 def test_receipts_survive_a_journal_whose_segments_are_damaged_or_a_stranger_s(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "_LEAST", 60.0)  # one segment, at the end
+    monkeypatch.setattr(journal, "_MIN_INTERVAL", 60.0)  # one segment, at the end
     score(made, tmp_path / "out")
     place = LocalOutput(tmp_path / "out")
     (segment,) = (tmp_path / "out" / "_journal").iterdir()

@@ -40,7 +40,7 @@ MEMORY = [
 def write_late(monkeypatch, pieces):
     """Let each of some pieces be written once the next is scored, as on a slow disk: a task then holds the most."""
     scored, written = [], []
-    score, behind = tasks._score_all, chunk_files.one_behind
+    score, behind = tasks._score_all, chunk_files.write_behind
 
     def score_all(*given):
         found = score(*given)

@@ -29,7 +29,7 @@ def one_segment():
     """A run leaves one segment, at its end, of chunks in their order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dask.system.CPU_COUNT", 1)
-        patch.setattr("dkfm.scoring.receipts._LEAST", 600.0)
+        patch.setattr("dkfm.scoring.receipts._MIN_INTERVAL", 600.0)
         yield
 
 

@@ -44,8 +44,8 @@ def test_whatever_is_lost_or_damaged_is_made_again_and_nothing_else(made, tmp_pa
     output = outputs.read_output(target)
     bad = data.draw(st.sets(st.integers(0, 4)))
     for number in bad:
-        path = target / data.draw(st.sampled_from(output.form.files(number)))
-        other = target / output.form.files((number + 1) % 4)[0]
+        path = target / data.draw(st.sampled_from(output.format.file_names(number)))
+        other = target / output.format.file_names((number + 1) % 4)[0]
         how = data.draw(st.sampled_from(["gone", "short", "flipped", "another"]))
         raw = bytearray(good[path])
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -57,7 +57,8 @@ def test_whatever_is_lost_or_damaged_is_made_again_and_nothing_else(made, tmp_pa
         number
         for number in bad
         if all(
-            (target / f).exists() and (target / f).read_bytes() == good[target / f] for f in output.form.files(number)
+            (target / f).exists() and (target / f).read_bytes() == good[target / f]
+            for f in output.format.file_names(number)
         )
     }
     lost = data.draw(st.sampled_from(["nothing", "marker", "journal", "both"]))
