@@ -1,1 +1,1 @@
-"""Files on a file system or an object store: opened, written atomically, watched for changes; of any format."""
+"""Open, write atomically, and watch files of any format on a file system or an object store."""

@@ -1,13 +1,13 @@
-"""Which files these are, and whether they are still as they were.
+"""Identify input files, and detect whether they change while they are read.
 
-A stamp is a digest of names, sizes and times of change, or ETags. It names an input: a later run compares it with the
-one that an output is of. A copy that keeps the times has the same stamp, on this machine or on a worker's disk.
+The stamp of files is a digest of their names, sizes and times of change, or ETags. It identifies an input: a later run
+compares it with the stamp in an output. A copy that keeps the times has the same stamp, here or on a worker's disk.
 
-The state of files has their times of status change (ctime) too, which no program sets back as `cp -p` and `rsync -t`
-set back the other. It tells whether an input stayed as it was while it was read, and is compared between processes that
-see the same files: a copy has another one. A `Watch` also holds the file or the folder open, so that another one in its
-place is noticed by its inode. Inodes are not part of the state: some network file systems number a file anew once
-nobody has it open. On object stores the state is the stamp.
+The state of files also includes their times of status change (ctime), which programs cannot set back as `cp -p` and
+`rsync -t` do with times of change. The state shows whether an input changed while it was read. Only processes that see
+the same files can compare it: a copy has another state. A `Watch` also holds the file or folder open, so that a
+replacement is detected by its inode. Inodes are not part of the state, because some network file systems give a file a
+new one when nobody has it open. On object stores the state is the stamp.
 """
 
 import hashlib
@@ -22,25 +22,25 @@ from dkfm.errors import InvalidInputError
 
 
 def digest_path(path: Path, *, exact: bool = False) -> str:
-    """Return a digest of a file, or of every file below a folder: their stamp, or, if `exact`, their state."""
-    return digest_files(sorted(_files(path, exact)))
+    """Return the stamp, or if `exact` the state, of a file or of all files below a folder."""
+    return digest_files(sorted(_list_files(path, exact)))
 
 
 def digest_files(files: Iterable[tuple[str, int, int | str]]) -> str:
-    """Return a digest of files: names in the order given, bytes, and times of change or what stores have for them."""
-    found = hashlib.sha256()
+    """Return a digest of names, sizes in bytes, and times of change or ETags of files, in the given order."""
+    digest = hashlib.sha256()
     for name, size, changed in files:
-        # A name on disk may be bytes that are no text.
-        found.update(f"{name}\0{size}\0{changed}\0".encode("utf-8", "surrogateescape"))
-    return found.hexdigest()
+        # A name on disk may contain bytes that are not valid UTF-8.
+        digest.update(f"{name}\0{size}\0{changed}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def time_of_change(status: os.stat_result, exact: bool) -> int | str:
-    """Return when a file changed, as a stamp has it; as a state has it, the time of its last status change too."""
+    """Return the time of change for a stamp; if `exact`, that and the time of status change for a state."""
     return f"{status.st_mtime_ns} {status.st_ctime_ns}" if exact else status.st_mtime_ns
 
 
-def _files(path: Path, exact: bool) -> Iterator[tuple[str, int, int | str]]:
+def _list_files(path: Path, exact: bool) -> Iterator[tuple[str, int, int | str]]:
     if not path.is_dir():
         status = path.stat()
         yield "", status.st_size, time_of_change(status, exact)
@@ -51,7 +51,7 @@ def _files(path: Path, exact: bool) -> Iterator[tuple[str, int, int | str]]:
         with os.scandir(f"{path}/{folder}") as entries:
             for entry in entries:
                 name = f"{folder}{entry.name}"
-                if entry.is_dir(follow_symlinks=False):  # a link may lead back to where it lies
+                if entry.is_dir(follow_symlinks=False):  # a link may lead to a folder that contains it
                     folders.append(f"{name}/")
                 else:
                     status = entry.stat(follow_symlinks=entry.is_file())
@@ -59,59 +59,70 @@ def _files(path: Path, exact: bool) -> Iterator[tuple[str, int, int | str]]:
 
 
 class Stamped(Protocol):
-    """Rows that know their state."""
+    """Input with a name, a location and a state."""
 
     @property
     def name(self) -> str:
-        """What messages call them."""
+        """Name in messages."""
 
     @property
     def location(self) -> object:
-        """Where they are: a path, where this file system has them."""
+        """Path of the input, if it is on this file system."""
 
     def state(self) -> str:
-        """Return what is another text once anything was written."""
+        """Return a digest that changes whenever anything is written to the input."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Rows, and their state when the watch began."""
+    """An input and its state when the watch began.
+
+    Attributes
+    ----------
+    source : Stamped
+        The input.
+    state : str
+        State of the input at the beginning.
+    path : Path or None
+        Path of the input, if it is on this file system.
+    descriptor : int or None
+        Open descriptor of the file or folder that was at `path` at the beginning.
+    """
 
     source: Stamped
     state: str
     path: Path | None
-    held: int | None
-    """The descriptor of what was at the path then."""
+    descriptor: int | None
 
     def require_same(self, verb: str, remedy: str) -> None:
-        """Raise an InvalidInputError where anything was written to the rows since, or others are in their place."""
+        """Raise an InvalidInputError if the input was written to or replaced since the beginning."""
         if not self.is_same():
             raise InvalidInputError(
                 f"{self.source.name} changed while it was {verb}, so that the result may be of two inputs; {remedy}."
             )
 
     def is_same(self) -> bool:
-        """Whether nothing was written to the rows since, nor to their modes or links, and they are in their place."""
+        """Return whether the input, with its modes and links, is unchanged and was not replaced."""
         try:
-            moved = (
+            replaced = (
                 self.path is not None
-                and self.held is not None
-                and not os.path.samestat(os.fstat(self.held), self.path.stat())
+                and self.descriptor is not None
+                and not os.path.samestat(os.fstat(self.descriptor), self.path.stat())
             )
-            return not moved and self.source.state() == self.state
+            return not replaced and self.source.state() == self.state
         except OSError:
             return False
 
 
 @contextmanager
 def watch(source: Stamped) -> Iterator[Watch]:
-    """Watch rows, those of a file or a folder by their `path`, from now on."""
+    """Watch an input for changes from now on."""
     path = source.location if isinstance(source.location, Path) else None
-    held = None
+    descriptor = None
     try:
         if path is not None:
-            held = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        yield Watch(source, source.state(), path, held)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        yield Watch(source, source.state(), path, descriptor)
     finally:
-        if held is not None:
-            os.close(held)
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,8 +1,8 @@
-"""What file systems of fsspec's differ in: how they are opened, listed, and asked to let one writer win.
+"""Open and list file systems of fsspec, retry requests, and create files exclusively.
 
-What may pass is tried again, after pauses that grow, for two minutes. S3's are opened with limits: ten seconds until a
-connection and sixty for each part of an answer, unless fsspec's own configuration says otherwise. Where that, the
-environment or AWS's configuration file says how often S3 is asked, this is how often.
+Transient failures are retried with growing pauses for two minutes. S3 has timeouts of ten seconds for a connection and
+sixty for each part of an answer, unless fsspec's configuration says otherwise. If that configuration, the environment
+or AWS's configuration file sets the number of attempts for S3, that number holds instead.
 """
 
 import os
@@ -24,114 +24,121 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PATIENCE = 120.0
-"""Seconds after which a request that keeps failing is not made again.
+_RETRY_SECONDS = 120.0
+"""Seconds after which a failing request is no longer repeated.
 
-A task of a job makes its request anew three times; all of it is less than a job's stall timeout.
+A task repeats its request three more times; all of that is less than the stall timeout of a job.
 """
 
-_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
-"""Seconds before the second request at most; each pause is twice the one before, up to the longest."""
+_FIRST_PAUSE = 0.5
+"""Longest pause before the second request, in seconds; each further pause is twice as long."""
 
-_S3 = ("s3", "s3a")
-_EXCLUSIVE = (*_S3, "memory")
-"""File systems that are known to create a file only where there is none."""
+_MAX_PAUSE = 15.0
+"""Longest pause between two requests, in seconds."""
 
-_STAMPS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
-"""What file systems call a text that is another one once the file has changed; the first that is there counts."""
+_S3_SCHEMES = ("s3", "s3a")
+"""Schemes of S3."""
+
+_EXCLUSIVE_SCHEMES = (*_S3_SCHEMES, "memory")
+"""Schemes of file systems that support exclusive creation of a file."""
+
+_STAMP_KEYS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
+"""Keys under which file systems give a value that changes with the file; the first one present counts."""
 
 _S3_OPTIONS: dict[str, Any] = {"max_concurrency": 1}
-"""One request reads one object: several would mix two versions of it."""
+"""Options of s3fs: an object is read with one request, because several could read two versions of it."""
 
 _S3_CONFIG: dict[str, Any] = {"connect_timeout": 10, "read_timeout": 60}
-"""Seconds until a connection, and between two parts of an answer."""
+"""Options of botocore: seconds to connect, and to wait for the next part of an answer."""
 
 _S3_RETRIES = {"total_max_attempts": 2}
-"""How often botocore itself makes a request: a large upload does not begin anew for one part that failed."""
+"""Attempts of botocore itself, so that one failed part does not restart a large upload."""
 
-_S3_ROUNDS = 2
-"""How often s3fs begins anew where botocore has given up, or where an answer broke off."""
+_S3FS_ATTEMPTS = 2
+"""Attempts of s3fs after botocore has given up, or after an answer broke off."""
 
-_AWS_PLACES = ("AWS_MAX_ATTEMPTS", "AWS_CONFIG_FILE", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "HOME")
-"""What of the environment says how often a request is made, or where that stands."""
+_AWS_VARIABLES = ("AWS_MAX_ATTEMPTS", "AWS_CONFIG_FILE", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "HOME")
+"""Environment variables that set the number of attempts, or the files that set it."""
 
-_CONFLICTS = 4
+_MAX_CONFLICTS = 4
+"""Attempts of an exclusive creation while S3 reports a conflict."""
+
 _memory_lock = threading.Lock()
 
 
 def open_filesystem(url: str, name: str) -> "tuple[AbstractFileSystem, str]":
-    """Return the file system of a URL: fsspec keeps one for each process and set of options, also after a fork."""
+    """Return the file system and the path of a URL; fsspec caches file systems for each process and set of options."""
     from fsspec.core import url_to_fs
 
     scheme = url.partition("://")[0]
     options: dict[str, Any] = {"use_listings_cache": False}
-    if scheme in _S3:
-        options |= {**_S3_OPTIONS, **_s3_set_here(), "use_listings_cache": False}
+    if scheme in _S3_SCHEMES:
+        options |= {**_S3_OPTIONS, **_s3_configured(), "use_listings_cache": False}
     try:
-        if scheme in _S3:
+        if scheme in _S3_SCHEMES:
             options["config_kwargs"] = _s3_config()
         files, path = url_to_fs(url, **options)
     except ImportError as error:
-        extra = "pip install 'dkfm[s3]'" if scheme in _S3 else str(error).partition("\n")[0]
+        extra = "pip install 'dkfm[s3]'" if scheme in _S3_SCHEMES else str(error).partition("\n")[0]
         raise MissingExtraError(f"{name} needs a package that is not installed: {extra.rstrip('.')}.") from None
     except ValueError as error:
         raise StoreError(f"{name} is on no file system that fsspec knows ({error}).") from None
-    if scheme in _S3:
-        files.retries = _S3_ROUNDS
+    if scheme in _S3_SCHEMES:
+        files.retries = _S3FS_ATTEMPTS
     return files, str(path)
 
 
-def _s3_set_here() -> dict[str, Any]:
-    """Return the options of S3 in fsspec's configuration."""
+def _s3_configured() -> dict[str, Any]:
+    """Return the options for S3 in fsspec's configuration."""
     from fsspec.config import conf
 
     return {**conf.get("s3a", {}), **conf.get("s3", {})}
 
 
 def _s3_config() -> dict[str, Any]:
-    """Return botocore's options: the user's, and those of this module where the user has none."""
+    """Return the options of botocore: those of this module, overridden by the user's."""
     ours = _S3_CONFIG if _s3_attempts_are_set() else {**_S3_CONFIG, "retries": _S3_RETRIES}
-    return {**ours, **_s3_set_here().get("config_kwargs", {})}
+    return {**ours, **_s3_configured().get("config_kwargs", {})}
 
 
 def _s3_attempts_are_set() -> bool:
-    """Whether the user says how often a request of S3 is made."""
-    set_here = _s3_set_here()
-    if "retries" in set_here.get("config_kwargs", {}):
+    """Return whether the user's configuration sets the number of attempts for S3."""
+    configured = _s3_configured()
+    if "retries" in configured.get("config_kwargs", {}):
         return True
-    return _aws_sets_attempts(set_here.get("profile"), *map(os.environ.get, _AWS_PLACES))
+    return _aws_sets_attempts(configured.get("profile"), *map(os.environ.get, _AWS_VARIABLES))
 
 
 @cache
-def _aws_sets_attempts(profile: str | None, *places: str | None) -> bool:
-    """Whether the environment or AWS's configuration file says so; `places` are what that depends on."""
+def _aws_sets_attempts(profile: str | None, *variables: str | None) -> bool:
+    """Return whether the environment or AWS's files set the number of attempts; `variables` are the key of the cache."""
     session = import_module("botocore.session").Session(profile=profile)
     return session.get_config_variable("max_attempts") is not None
 
 
 def retry(files: "AbstractFileSystem", request: Callable[[], T]) -> T:
-    """Make a request, and again while what goes wrong may pass, until that takes too long.
+    """Make a request, and repeat it while the failure is transient and time is left.
 
-    Where the user says how often S3 is asked, this is how often: botocore does that within one request.
+    If the user's configuration sets the number of attempts for S3, botocore repeats the request instead.
 
     Raises
     ------
     Exception
-        What the last request raised.
+        The exception of the last request.
     """
-    is_counted = bool(set(_protocols(files)) & set(_S3)) and _s3_attempts_are_set()
-    until = time.monotonic() + (0.0 if is_counted else _PATIENCE)
-    longest = _PAUSE
+    is_counted = bool(set(_protocols(files)) & set(_S3_SCHEMES)) and _s3_attempts_are_set()
+    until = time.monotonic() + (0.0 if is_counted else _RETRY_SECONDS)
+    longest = _FIRST_PAUSE
     while True:
         try:
             return request()
         except Exception as error:
-            # Random pauses: those who failed together do not come back together.
-            pause = random.uniform(longest / 2, longest)  # noqa: S311  # no secret
+            # Random pauses, so that clients that failed together do not retry together.
+            pause = random.uniform(longest / 2, longest)  # noqa: S311  # not used for security
             if isinstance(error, DkfmError) or not is_transient(error) or time.monotonic() + pause > until:
                 raise
         time.sleep(pause)
-        longest = min(2 * longest, _LONGEST_PAUSE)
+        longest = min(2 * longest, _MAX_PAUSE)
 
 
 def _protocols(files: "AbstractFileSystem") -> tuple[str, ...]:
@@ -139,16 +146,16 @@ def _protocols(files: "AbstractFileSystem") -> tuple[str, ...]:
 
 
 def create_exclusively(files: "AbstractFileSystem", path: str, data: bytes, name: str) -> bool:
-    """Write a file where there is none; False where there is one."""
-    if not set(_protocols(files)) & set(_EXCLUSIVE):
-        known = ", ".join(f"{scheme}://" for scheme in _EXCLUSIVE)
+    """Create a file; return False, and change nothing, if it exists."""
+    if not set(_protocols(files)) & set(_EXCLUSIVE_SCHEMES):
+        known = ", ".join(f"{scheme}://" for scheme in _EXCLUSIVE_SCHEMES)
         raise StoreError(f"{name} cannot be written: only {known} are known to let one writer win.")
-    with _memory_lock if "memory" in _protocols(files) else nullcontext():  # it looks first, then writes
-        return _won(files, path, data)
+    with _memory_lock if "memory" in _protocols(files) else nullcontext():  # it checks, then writes
+        return _try_to_create(files, path, data)
 
 
-def _won(files: "AbstractFileSystem", path: str, data: bytes) -> bool:
-    for attempt in range(1, _CONFLICTS + 1):
+def _try_to_create(files: "AbstractFileSystem", path: str, data: bytes) -> bool:
+    for attempt in range(1, _MAX_CONFLICTS + 1):
         try:
             files.pipe_file(path, data, mode="create")
         except FileExistsError:
@@ -157,7 +164,7 @@ def _won(files: "AbstractFileSystem", path: str, data: bytes) -> bool:
             status = conflict_status(error)
             if status == 412:
                 return False
-            if status != 409 or attempt == _CONFLICTS:  # S3: another one wrote or removed it at this moment
+            if status != 409 or attempt == _MAX_CONFLICTS:  # 409: another writer created or removed it just now
                 raise
             time.sleep(0.1 * attempt)
         else:
@@ -166,10 +173,10 @@ def _won(files: "AbstractFileSystem", path: str, data: bytes) -> bool:
 
 
 def list_below(files: "AbstractFileSystem", prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield what lies below a prefix; of S3 page by page, where fsspec would hold all of a million names."""
-    if not set(_protocols(files)) & set(_S3):
-        found: Mapping[str, Mapping[str, Any]] = retry(files, lambda: files.find(prefix.rstrip("/"), detail=True))
-        yield from found.items()
+    """Yield names and facts of the files below a prefix; S3 is listed page by page, to bound memory."""
+    if not set(_protocols(files)) & set(_S3_SCHEMES):
+        listing: Mapping[str, Mapping[str, Any]] = retry(files, lambda: files.find(prefix.rstrip("/"), detail=True))
+        yield from listing.items()
         return
     bucket, _, key = prefix.partition("/")
     after: dict[str, str] = {}
@@ -183,7 +190,7 @@ def list_below(files: "AbstractFileSystem", prefix: str) -> Iterator[tuple[str, 
 
 
 def object_stamp(status: Mapping[str, Any]) -> str:
-    """Return a text that is another one once a file has changed."""
-    found = next((status[key] for key in _STAMPS if status.get(key)), "")
-    # Some give a time in one form where they list files, and in another where they are asked for one.
-    return str(found.timestamp() if isinstance(found, datetime) else found)
+    """Return a text that changes when an object changes."""
+    stamp = next((status[key] for key in _STAMP_KEYS if status.get(key)), "")
+    # Some file systems give times in one form in a listing, and in another for a single file.
+    return str(stamp.timestamp() if isinstance(stamp, datetime) else stamp)

@@ -1,7 +1,7 @@
-"""Files on this file system: how all are opened to be read, and how new ones are whole before they have their names.
+"""Open plain files of this file system, and write new ones atomically.
 
-Only plain files are opened, and none of them waits. A new file is durable before it has its name: what a kill leaves is
-hidden, or done.
+Only plain files are opened, and opening never blocks. A new file is synced to disk before it gets its final name, so a
+kill leaves either a hidden partial file or a complete one.
 """
 
 import errno
@@ -18,16 +18,16 @@ from pathlib import Path
 from dkfm.errors import DkfmError, StoreError, StoreExistsError, UnreachableError, UnsupportedStoreError, reason
 
 ABANDONED_SECONDS = 3600.0
-"""Seconds after which a file that was being written is taken for a dead writer's."""
+"""Seconds without a write after which a partial file counts as abandoned."""
 
-_HEAD = 4096
-"""Bytes at the begin of a file in which it says who wrote it."""
+_SIGNATURE_BYTES = 4096
+"""Bytes at the beginning of a file that are searched for dkfm's signature."""
 
-_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")
+_PARTIAL_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path of this file system; a URL of another one is refused, and so is what cannot be a path here."""
+    """Return a path of this file system; raise a StoreError for a URL or a name that cannot be a path."""
     text = os.fspath(path)
     if "://" in text:
         raise StoreError(f"{text} is not on a local file system; only models, rows and outputs may be elsewhere.")
@@ -36,26 +36,32 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as error:  # the latter where it has a NUL character
+    except (OSError, ValueError) as error:  # ValueError if it contains a NUL character
         raise StoreError(f"{text} cannot be used: {getattr(error, 'strerror', None) or reason(error)}.") from None
     return path
 
 
 def open_plain(path: str | os.PathLike[str], most: int | None = None) -> BufferedReader:
-    """Open a plain file to be read, whatever lies at its path: a pipe, a socket, a device or a folder is refused.
+    """Open a plain file for reading; refuse a pipe, a socket, a device or a folder.
 
     Parameters
     ----------
     path : str or Path
+        Path of the file.
     most : int, optional
-        Bytes that the file may have.
+        Largest size of the file, in bytes.
+
+    Returns
+    -------
+    io.BufferedReader
+        The open file.
 
     Raises
     ------
     OSError
-        There is no such file, it is not a plain one, or it is larger; `strerror` is a part of a sentence.
+        The file does not exist, is not a plain file, or is too large; `strerror` can be part of a sentence.
     """
-    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115  # the caller closes it; Path has no opener
+    file = open(path, "rb", opener=_open_without_blocking)  # noqa: SIM115  # the caller closes it; Path has no opener
     size = os.fstat(file.fileno()).st_size
     if most is not None and size > most:
         file.close()
@@ -63,12 +69,12 @@ def open_plain(path: str | os.PathLike[str], most: int | None = None) -> Buffere
     return file
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Return the descriptor of a plain file; a pipe would wait for a writer, and a device might do anything."""
+def _open_without_blocking(path: str, flags: int) -> int:
+    """Return the descriptor of a plain file; to open a pipe would block, and to open a device may have side effects."""
     _require_plain(Path(path).stat().st_mode, path)
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        _require_plain(os.fstat(descriptor).st_mode, path)  # it may have been replaced since
+        _require_plain(os.fstat(descriptor).st_mode, path)  # it may have been replaced meanwhile
         os.set_blocking(descriptor, True)
     except BaseException:
         os.close(descriptor)
@@ -84,39 +90,39 @@ def _require_plain(mode: int, path: str) -> None:
 
 
 def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
-    """Read a plain file of at most so many bytes; raise as `open_plain` does."""
+    """Read a plain file of at most `most` bytes; raise as `open_plain` does."""
     with open_plain(path, most) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(size + 1)  # it takes memory for all that is asked for
+        data = file.read(size + 1)  # read() allocates the requested size
     if len(data) != size:
         raise OSError(errno.EAGAIN, "it changed while it was read", str(path))
     return data
 
 
 class BoundedReader(BufferedReader):
-    """A binary file of which at most so many bytes are read at a time, whatever a length in it says."""
+    """Binary file that reads at most `most` bytes at a time, whatever length a header in it claims."""
 
     def __init__(self, raw: RawIOBase, most: int) -> None:
         super().__init__(raw, 2**18)
         self._most = most
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read some bytes; of a call for all that is left only so many may come."""
-        wanted = self._most + 1 if size is None or size < 0 else size
-        data = super().read(wanted) if wanted <= self._most + 1 else b""
-        if wanted > self._most + 1 or len(data) > self._most:
+        """Read up to `size` bytes; raise a ValueError if they are more than the limit."""
+        count = self._most + 1 if size is None or size < 0 else size
+        data = super().read(count) if count <= self._most + 1 else b""
+        if count > self._most + 1 or len(data) > self._most:
             raise ValueError(f"a part of it is longer than {self._most} bytes")
         return data
 
 
 def is_partial(name: str) -> bool:
-    """Whether a file has the name of one that is being written."""
-    return _PARTIAL.search(name) is not None
+    """Return whether a name is that of a partial file, which is being written."""
+    return _PARTIAL_NAME.search(name) is not None
 
 
 @contextmanager
 def translate_write_errors(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a sentence."""
+    """Raise a StoreError of one sentence in place of an OSError while writing."""
     try:
         yield
     except DkfmError:
@@ -126,20 +132,20 @@ def translate_write_errors(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder, with those above it, where there is none, and return its path."""
+    """Create a folder and its parents unless they exist; return its path."""
     with translate_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def hidden_sibling(path: Path, suffix: str) -> Path:
-    """Return a hidden name in the folder of a path, which nobody else has."""
+    """Return a unique hidden name in the folder of a path."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.{suffix}")
 
 
 @dataclass(frozen=True)
 class NewFile:
-    """A file that is being written under a hidden name beside its place."""
+    """A file that is being written under a hidden name beside its final one."""
 
     path: Path
     file: BufferedRandom
@@ -172,11 +178,11 @@ def _rename(hidden: Path, path: Path) -> None:
     try:
         hidden.replace(path)
     except FileNotFoundError:
-        raise _cleaned_up(path) from None
+        raise _removed_meanwhile(path) from None
 
 
-def _cleaned_up(path: Path) -> UnreachableError:
-    """Return the error of a file whose hidden name another run removed when it completed the output."""
+def _removed_meanwhile(path: Path) -> UnreachableError:
+    """Return the error for a partial file that another run removed when it completed the output."""
     return UnreachableError(f"{path} cannot be written: another run cleaned up while it was made.")
 
 
@@ -187,9 +193,9 @@ def _link(hidden: Path, path: Path) -> bool:
         return False
     except FileNotFoundError:
         if path.exists():
-            return False  # another run completed this output, and cleaned up
-        raise _cleaned_up(path) from None
-    except OSError:  # a file system without links; what others write there meanwhile has the same values
+            return False  # another run completed this output and removed partial files
+        raise _removed_meanwhile(path) from None
+    except OSError:  # a file system without hard links; other tasks write the same values
         if path.exists():
             return False
         _rename(hidden, path)
@@ -198,12 +204,12 @@ def _link(hidden: Path, path: Path) -> bool:
 
 @contextmanager
 def new_file(path: Path, root: Path) -> Iterator[NewFile]:
-    """Open a new file at a path below `root`, for writing and reading; without `keep` nothing is left of it.
+    """Open a new file at a path below `root` for writing and reading; remove it at the end unless it was committed.
 
-    The root must be there: a folder that somebody removed is not made again. Folders below it are made, and none of
-    them may be a link.
+    `root` must exist: a folder that was removed meanwhile is not created again. Folders below it are created, and none
+    of them may be a link.
 
-    Not through Zarr, which copies the values to encode them and does not wait until they are durable.
+    Zarr's own writer is not used, because it copies values to encode them and does not sync files to disk.
     """
     hidden = hidden_sibling(path, "partial")
     with translate_write_errors(root):
@@ -218,23 +224,23 @@ def new_file(path: Path, root: Path) -> Iterator[NewFile]:
             hidden.unlink(missing_ok=True)
 
 
-def require_signature(path: Path, sign: bytes, what: str) -> None:
-    """Raise a `StoreExistsError` where a file is there that does not have a sign at its begin; an empty one may go."""
+def require_signature(path: Path, signature: bytes, what: str) -> None:
+    """Raise a `StoreExistsError` if an existing file is not empty and has no signature of dkfm at its beginning."""
     with translate_write_errors(path):
         if not path.exists():
             return
         head = b"not a file"
         if path.is_file():
             with open_plain(path) as file:
-                head = file.read(_HEAD)
-    if head and sign not in head:
+                head = file.read(_SIGNATURE_BYTES)
+    if head and signature not in head:
         raise StoreExistsError(
             f"{path} holds something that is not a {what} of dkfm's; move it away, or choose another path."
         )
 
 
 def _make_folders(path: Path, root: Path) -> None:
-    """Make the folders that lead from a root to a file."""
+    """Create the folders between a root and a file."""
     _require_root(path, root)
     require_no_links(path, root)
     for folder in reversed(path.relative_to(root).parents[:-1]):
@@ -248,14 +254,14 @@ def _require_root(path: Path, root: Path) -> None:
 
 
 def require_no_links(path: Path, root: Path) -> None:
-    """Raise an UnsupportedStoreError where a link leads from a root to a file in it: it may lead anywhere."""
+    """Raise an UnsupportedStoreError if a folder between a root and a file is a link: it could lead anywhere."""
     for folder in path.relative_to(root).parents[:-1]:
         if (root / folder).is_symlink():
             raise UnsupportedStoreError(f"{path} is left as it is: {root / folder} is a link.")
 
 
 def sync_tree(root: Path) -> None:
-    """Make all files below a folder durable, and their names."""
+    """Sync all files below a folder, and their names, to disk."""
     for folder, _, names in os.walk(root):
         for name in names:
             sync_file(Path(folder) / name)
@@ -263,13 +269,13 @@ def sync_tree(root: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make what is in a file durable."""
+    """Sync the content of a file to disk."""
     with open_plain(path) as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Locations: a path of this file system, or a place on an object store; nothing else asks which of the two one is."""
+"""Handle paths of this file system and URLs of object stores in one way; no other module tells them apart."""
 
 import io
 import os
@@ -16,7 +16,7 @@ Location: TypeAlias = Path | Remote
 
 
 def at_url(path: object) -> "Remote | None":
-    """Return the place that a URL names; None for a path of this file system.
+    """Return the remote location of a URL; None for a path of this file system.
 
     >>> at_url("s3://bucket/model").join("zarr.json"), at_url("model")
     (Remote('s3://bucket/model/zarr.json'), None)
@@ -26,19 +26,19 @@ def at_url(path: object) -> "Remote | None":
 
 
 def locate(path: object) -> Location:
-    """Return the location that a path or a URL names; a path is made absolute.
+    """Return the location of a path or a URL; a path is made absolute.
 
     Raises
     ------
     StoreError
-        It is neither.
+        It is neither a path nor a URL.
     """
-    place = at_url(path)
-    return local_path(path).absolute() if place is None else place  # type: ignore[arg-type]  # it refuses what is no path
+    remote = at_url(path)
+    return local_path(path).absolute() if remote is None else remote  # type: ignore[arg-type]  # it refuses other types
 
 
 def is_remote(location: Location) -> bool:
-    """Whether each read is a request to an object store."""
+    """Return whether a location is on an object store, where each read is a request."""
     return isinstance(location, Remote)
 
 
@@ -48,85 +48,87 @@ def join(location: Location, name: str) -> Location:
 
 
 def open_location(location: Location, size: int | None = None) -> io.RawIOBase | io.BufferedReader:
-    """Open a file to be read, or an object, of which no more is asked for than is read; its bytes may be known."""
+    """Open a file or an object for reading; `size`, if known, saves a request for the size of an object."""
     return open_file(location, size).detach() if isinstance(location, Remote) else open_plain(location)
 
 
 def open_unbuffered(location: Location, size: int | None = None) -> io.RawIOBase:
-    """Open a file or an object to be read; no more is read than is asked for."""
+    """Open a file or an object for unbuffered reading."""
     opened = open_location(location, size)
     return opened.detach() if isinstance(opened, io.BufferedReader) else opened
 
 
 def status(location: Location) -> tuple[int, int | str]:
-    """Return the bytes of a file or an object, and its time of change or ETag.
+    """Return the size of a file or an object in bytes, and its time of change or ETag.
 
     Raises
     ------
     OSError, InvalidInputError
-        There is none.
+        It does not exist.
     """
     if isinstance(location, Path):
-        found = location.stat()
-        return found.st_size, change_detection.time_of_change(found, exact=False)
-    known = location.status()
-    if known is None:
+        stat = location.stat()
+        return stat.st_size, change_detection.time_of_change(stat, exact=False)
+    remote = location.status()
+    if remote is None:
         raise InvalidInputError(f"There is no {location}.")
-    return known
+    return remote
 
 
 def stamp(location: Location) -> str:
-    """Return a digest of names, sizes, and times of change or ETags: of a file or an object, or of all below."""
+    """Return the stamp of a file or an object, or of all files below a location: see `change_detection`."""
     return change_detection.digest_path(location) if isinstance(location, Path) else location.stamp()
 
 
 def state(location: Location) -> str:
-    """Return a digest that no writer can bring back; the stamp on an object store."""
+    """Return the state of a file or of all files below a location; on an object store, the stamp."""
     return change_detection.digest_path(location, exact=True) if isinstance(location, Path) else location.stamp()
 
 
 def require_apart(written: Location, what: str, read: Iterable[Location | None]) -> None:
-    """Raise where a place that will be written is, holds, or lies in one that is read.
+    """Raise an InvalidInputError if a location to write is the same as, contains, or lies in one that is read.
 
-    Links are followed. What is read of a Zarr hierarchy is all of it.
+    Links are followed. An array of a Zarr hierarchy stands for the whole hierarchy.
 
     Parameters
     ----------
     written : Path or Remote
+        Location that will be written.
     what : str
-        What messages call it, as "output".
+        Name of `written` in messages, as "output".
     read : iterable of Path, Remote or None
+        Locations that are read.
     """
-    places = [place for place in read if place is not None]
-    for place in places:
-        if _is_within(place, written):
-            raise InvalidInputError(f"The {what} {written} would replace {place}, which this job reads.")
-    require_outside(written, what, places)
+    inputs = [location for location in read if location is not None]
+    for location in inputs:
+        if _is_within(location, written):
+            raise InvalidInputError(f"The {what} {written} would replace {location}, which this job reads.")
+    require_outside(written, what, inputs)
 
 
 def require_outside(written: Location, what: str, read: Iterable[Location | None]) -> None:
-    """Raise where a place that will be written is, or lies in, one that is read; it may hold one."""
-    for place in read:
-        whole = None if place is None else _hierarchy(place)
-        if whole is not None and _is_within(written, whole):
-            raise InvalidInputError(f"The {what} {written} lies in {whole}, which this job reads; choose another path.")
+    """Raise an InvalidInputError if a location to write is the same as, or lies in, one that is read."""
+    for location in read:
+        root = None if location is None else _outermost_group(location)
+        if root is not None and _is_within(written, root):
+            raise InvalidInputError(f"The {what} {written} lies in {root}, which this job reads; choose another path.")
 
 
-def _hierarchy(place: Location) -> Location:
-    """Return the outermost group of Zarr's that a place is part of, or the place."""
-    whole = place
-    for folder in _above(place):
+def _outermost_group(location: Location) -> Location:
+    """Return the outermost Zarr group that contains a location, or the location itself."""
+    outermost = location
+    for folder in _parents(location):
         if not _is_group(folder):
             break
-        whole = folder
-    return whole
+        outermost = folder
+    return outermost
 
 
-def _above(place: Location) -> list[Location]:
-    """Return the folders that a place lies in, the nearest first."""
-    if isinstance(place, Path):
-        return [*place.resolve().parents]
-    scheme, _, path = place.url.partition("://")
+def _parents(location: Location) -> list[Location]:
+    """Return the folders that contain a location, innermost first."""
+    if isinstance(location, Path):
+        return [*location.resolve().parents]
+    scheme, _, path = location.url.partition("://")
     parts = path.split("/")
     return [Remote(f"{scheme}://{'/'.join(parts[:n])}") for n in range(len(parts) - 1, 1, -1)]
 
@@ -137,16 +139,16 @@ def _is_group(folder: Location) -> bool:
     try:
         return folder.size("zarr.json") is not None
     except StoreError:
-        return False  # what may not be looked at is not what is read
+        return False  # a prefix without permission to read is not part of the input
 
 
 def _is_within(inner: Location, outer: Location) -> bool:
     if isinstance(inner, Remote) and isinstance(outer, Remote):
-        return f"{_plain(inner)}/".startswith(f"{_plain(outer)}/")
+        return f"{_normalize_url(inner)}/".startswith(f"{_normalize_url(outer)}/")
     return isinstance(inner, Path) and isinstance(outer, Path) and inner.resolve().is_relative_to(outer.resolve())
 
 
-def _plain(place: Remote) -> str:
-    """Return a URL without empty parts of its path; s3a and s3 are one."""
-    scheme, _, path = place.url.partition("://")
+def _normalize_url(remote: Remote) -> str:
+    """Return a URL without empty parts of its path, and with s3 for s3a."""
+    scheme, _, path = remote.url.partition("://")
     return f"{scheme.replace('s3a', 's3')}://{'/'.join(part for part in path.split('/') if part)}"

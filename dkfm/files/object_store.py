@@ -1,7 +1,7 @@
-"""Places on an object store, behind any URL of fsspec's: what stores and sources need of them, and nothing more.
+"""Read, write and list objects on any object store that fsspec supports.
 
-Promises: no listing is a stale one; what is created exclusively has one creator; a store that does not answer is an
-error after two minutes or so, of one sentence, without the credentials that a URL may hold.
+Listings are never stale. An exclusive creation succeeds for one writer only. A store that does not answer raises an
+error of one sentence after about two minutes, without the credentials that a URL may contain.
 """
 
 import io
@@ -22,32 +22,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_AT_ONCE, _PART = 8, 2**26
-"""Files of a folder that travel at a time; and the bytes that are read at a time."""
+_PARALLEL_REQUESTS = 8
+"""Files of a folder that are transferred at a time."""
 
-_LOCAL = ("file", "local")
+_PART_BYTES = 2**26
+"""Bytes of an object that are downloaded at a time."""
+
+_LOCAL_SCHEMES = ("file", "local")
 
 
 @dataclass(frozen=True, repr=False)
 class Remote:
-    """An object, or what lies below a prefix, on an object store; names are relative to it, and "" is the place itself.
+    """An object or a prefix on an object store; names are relative to it, and "" is the object itself.
 
-    It is a value of one text: it travels in a task, and connects where it is used. Credentials, endpoints and other
-    options are those of fsspec's configuration and of the environment there.
+    It holds only a URL, so it can be sent with a task, and connects where it is used. Credentials, endpoints and other
+    options come from fsspec's configuration and the environment there.
+
+    Attributes
+    ----------
+    url : str
+        URL with a scheme that fsspec knows.
     """
 
     url: str
 
     def __post_init__(self) -> None:
         scheme = self.url.partition("://")[0]
-        if scheme in _LOCAL:
+        if scheme in _LOCAL_SCHEMES:
             raise StoreError(f"{self} is on a local file system; give its path.")
-        if "::" in self.url:  # what a cache holds may have changed since
+        if "::" in self.url:  # a cache could return old content
             raise StoreError(f"{self} is a chain of file systems; give the URL of the last one alone.")
 
     @property
     def name(self) -> str:
-        """What messages call it: the URL without credentials."""
+        """URL without credentials, for messages."""
         return strip_credentials(self.url)
 
     def __str__(self) -> str:
@@ -57,95 +65,95 @@ class Remote:
         return f"Remote({self.name!r})"
 
     def join(self, name: str) -> "Remote":
-        """Return a place below this one."""
+        """Return the location of a name below this one."""
         return Remote(f"{self.url}/{name}") if name else self
 
     def read(self, name: str = "", start: int | None = None, stop: int | None = None) -> bytes:
-        """Return the bytes of an object, or some of them; fewer where it is shorter."""
+        """Return the content of an object, or a range of it; fewer bytes if the object is shorter."""
         if stop is not None and stop <= (start or 0):
             return b""
-        place = self.join(name)
-        return bytes(place._ask("read", lambda files, path: files.cat_file(path, start=start, end=stop)))
+        remote = self.join(name)
+        return bytes(remote._request("read", lambda files, path: files.cat_file(path, start=start, end=stop)))
 
     def size(self, name: str = "") -> int | None:
-        """Return the bytes of an object; None where there is none."""
+        """Return the size of an object in bytes; None if it does not exist."""
         status = self.join(name).status()
         return None if status is None else status[0]
 
     def status(self) -> tuple[int, str] | None:
-        """Return the bytes and the stamp of an object; None where there is none."""
-        found = self._ask("read", _info)
-        if found is None or found["type"] != "file":
+        """Return the size in bytes and the stamp of an object; None if it does not exist."""
+        info = self._request("read", _read_info)
+        if info is None or info["type"] != "file":
             return None
-        return int(found["size"]), fsspec_options.object_stamp(found)
+        return int(info["size"]), fsspec_options.object_stamp(info)
 
-    def names(self) -> Iterator[tuple[str, int, str]]:
-        """Yield the name, the bytes and the stamp of every object below, as they are on the store now."""
-        with self.telling("listed") as (files, path):
+    def list_objects(self) -> Iterator[tuple[str, int, str]]:
+        """Yield the name, the size in bytes and the stamp of every object below this prefix."""
+        with self.connected("listed") as (files, path):
             prefix = path.rstrip("/") + "/"
             for key, status in fsspec_options.list_below(files, prefix):
-                if key.startswith(prefix) and not key.endswith("/"):  # a name that ends so is a sign for a folder
+                if key.startswith(prefix) and not key.endswith("/"):  # an object whose name ends with a slash marks a folder
                     yield key.removeprefix(prefix), int(status["size"]), fsspec_options.object_stamp(status)
 
     def folders(self) -> list[str]:
-        """Return the names that have objects below them, one step below this place."""
-        found = self._ask("listed", _entries)
-        return sorted(f["name"].rstrip("/").rpartition("/")[2] for f in found if f["type"] == "directory")
+        """Return the names of the folders directly below this prefix."""
+        entries = self._request("listed", _list_entries)
+        return sorted(e["name"].rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory")
 
     def stamp(self) -> str:
-        """Return a digest of names, sizes and stamps: of the object, or of all below."""
+        """Return a digest of names, sizes and stamps of the object, or of all objects below the prefix."""
         status = self.status()
-        return change_detection.digest_files(sorted(self.names()) if status is None else [("", *status)])
+        return change_detection.digest_files(sorted(self.list_objects()) if status is None else [("", *status)])
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object where there is none; False where there is one already, which is left as it is.
+        """Create an object; return False, and change nothing, if it exists.
 
-        After an answer that was lost on its way that one may be the caller's own: who needs to know reads it back.
+        If an answer was lost, the existing object may be the caller's own; the caller can read it back to find out.
         """
-        place = self.join(name)
-        return place._ask(
-            "written", lambda files, path: fsspec_options.create_exclusively(files, path, data, str(place))
+        remote = self.join(name)
+        return remote._request(
+            "written", lambda files, path: fsspec_options.create_exclusively(files, path, data, str(remote))
         )
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write an object, whatever is there."""
-        self.join(name)._ask("written", lambda files, path: files.pipe_file(path, data))
+        """Write an object, and replace one that exists."""
+        self.join(name)._request("written", lambda files, path: files.pipe_file(path, data))
 
     def remove(self, *names: str) -> None:
-        """Remove objects, some at a time; one that is not there is none."""
-        _each(self._remove, names)
+        """Remove the objects that exist, with a few requests at a time."""
+        _run_parallel(self._remove, names)
 
     def _remove(self, name: str) -> None:
-        self.join(name)._ask("removed", _removed)
+        self.join(name)._request("removed", _remove_file)
 
     def upload(self, folder: Path, names: Iterable[str]) -> None:
-        """Write files of a folder under their names, some at a time, whatever is there."""
-        _each(lambda name: self.replace(name, (folder / name).read_bytes()), names)
+        """Write files of a folder under their names, a few at a time, and replace those that exist."""
+        _run_parallel(lambda name: self.replace(name, (folder / name).read_bytes()), names)
 
     def download(self, folder: Path, sizes: Mapping[str, int]) -> None:
-        """Read objects into files of a folder, some at a time; of each exactly the bytes that it is said to have."""
+        """Read objects into files of a folder, a few at a time; raise if a size is not the expected one."""
         for name in sizes:
             if name.startswith("/") or not all(re.fullmatch(r"(?!\.\.?$)[^/\\\0]+", part) for part in name.split("/")):
                 raise StoreError(f"{self} holds {name!r}, which no file of a folder can be called.")
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        _each(lambda name: self._download(folder / name, name, sizes[name]), sizes)
+        _run_parallel(lambda name: self._download(folder / name, name, sizes[name]), sizes)
 
     def _download(self, file: Path, name: str, size: int) -> None:
         with file.open("xb") as opened:
-            for start in range(0, size, _PART):
-                part = self.read(name, start, min(start + _PART, size))
-                if len(part) != min(_PART, size - start):
+            for start in range(0, size, _PART_BYTES):
+                part = self.read(name, start, min(start + _PART_BYTES, size))
+                if len(part) != min(_PART_BYTES, size - start):
                     raise StoreError(f"{self.join(name)} cannot be read: it was replaced meanwhile.")
                 opened.write(part)
 
-    def _ask(self, verb: str, request: "Callable[[AbstractFileSystem, str], T]") -> T:
-        """Return what a request for this path gives, which is made again while the store fails."""
-        with self.telling(verb) as (files, path):
+    def _request(self, verb: str, request: "Callable[[AbstractFileSystem, str], T]") -> T:
+        """Make a request for this path, retry transient failures, and return the answer."""
+        with self.connected(verb) as (files, path):
             return fsspec_options.retry(files, lambda: request(files, path))
 
     @contextmanager
-    def telling(self, verb: str) -> "Iterator[tuple[AbstractFileSystem, str]]":
-        """Lend the file system and the path in it; turn what they refuse into a sentence."""
+    def connected(self, verb: str) -> "Iterator[tuple[AbstractFileSystem, str]]":
+        """Yield the file system and the path in it; raise a StoreError of one sentence for its exceptions."""
         try:
             yield fsspec_options.open_filesystem(self.url, self.name)
         except (DkfmError, MemoryError):
@@ -154,17 +162,17 @@ class Remote:
             raise as_store_error(self.name, verb, error, self.url) from error
 
 
-def _info(files: "AbstractFileSystem", path: str) -> Mapping[str, Any] | None:
+def _read_info(files: "AbstractFileSystem", path: str) -> Mapping[str, Any] | None:
     try:
-        found: Mapping[str, Any] = files.info(path)
+        info: Mapping[str, Any] = files.info(path)
     except FileNotFoundError as error:
-        if is_transient(error):  # of HTTP fsspec says so whatever happened
+        if is_transient(error):  # fsspec raises it for every failure of HTTP
             raise
         return None
-    return found
+    return info
 
 
-def _entries(files: "AbstractFileSystem", path: str) -> list[Mapping[str, Any]]:
+def _list_entries(files: "AbstractFileSystem", path: str) -> list[Mapping[str, Any]]:
     try:
         return list(files.ls(path, detail=True, refresh=True))
     except FileNotFoundError as error:
@@ -173,37 +181,39 @@ def _entries(files: "AbstractFileSystem", path: str) -> list[Mapping[str, Any]]:
         return []
 
 
-def _removed(files: "AbstractFileSystem", path: str) -> None:
+def _remove_file(files: "AbstractFileSystem", path: str) -> None:
     with suppress(FileNotFoundError):
         files.rm_file(path)
 
 
-def _each(act: Any, names: Iterable[str]) -> None:
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-remote") as pool:
-        for _ in pool.map(act, names):
+def _run_parallel(action: Any, names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="dkfm-remote") as pool:
+        for _ in pool.map(action, names):
             pass
 
 
-def open_file(place: "Remote | str", size: int | None = None) -> io.BufferedReader:
-    """Open an object, of which the bytes may be known, as a binary file that seeks: no more is read than is asked for.
+def open_file(location: "Remote | str", size: int | None = None) -> io.BufferedReader:
+    """Open an object as a seekable binary file that requests only the bytes that are read.
+
+    `size`, if known, saves a request.
 
     Raises
     ------
     StoreError
-        Nothing there; at a read, what `Remote.read` raises.
+        The object does not exist; reading raises as `Remote.read` does.
     """
-    remote = place if isinstance(place, Remote) else Remote(place)
+    remote = location if isinstance(location, Remote) else Remote(location)
     size = remote.size() if size is None else size
     if size is None:
         raise StoreError(f"{remote} cannot be read: nothing is there.")
-    return io.BufferedReader(_Reader(remote, size), 2**18)
+    return io.BufferedReader(_RemoteFile(remote, size), 2**18)
 
 
-class _Reader(io.RawIOBase):
-    """A place and a position."""
+class _RemoteFile(io.RawIOBase):
+    """Unbuffered reader of an object: the object, its size, and a position."""
 
-    def __init__(self, place: Remote, size: int) -> None:
-        self._place, self._size, self._at = place, size, 0
+    def __init__(self, remote: Remote, size: int) -> None:
+        self._remote, self._size, self._position = remote, size, 0
 
     def readable(self) -> bool:
         return True
@@ -212,21 +222,21 @@ class _Reader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        if at < 0:
-            raise ValueError(f"{at} is before the beginning of {self._place}.")
-        self._at = at
-        return at
+        position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if position < 0:
+            raise ValueError(f"{position} is before the beginning of {self._remote}.")
+        self._position = position
+        return position
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        wanted = max(0, min(len(view), self._size - self._at))
-        part = self._place.read("", self._at, self._at + wanted)
-        if len(part) != wanted:  # fewer would read as the end of the file
-            raise StoreError(f"{self._place} cannot be read: it was replaced meanwhile.")
-        view[:wanted] = part
-        self._at += wanted
-        return wanted
+        count = max(0, min(len(view), self._size - self._position))
+        part = self._remote.read("", self._position, self._position + count)
+        if len(part) != count:  # fewer bytes would mean the end of the file
+            raise StoreError(f"{self._remote} cannot be read: it was replaced meanwhile.")
+        view[:count] = part
+        self._position += count
+        return count

@@ -1,15 +1,15 @@
-"""Temporary folders: removed at the end, by SIGTERM and SIGHUP too; what a killed process left, the next one removes.
+"""Create temporary folders, remove them at the end and on SIGTERM or SIGHUP, and sweep those of dead processes.
 
-Each folder holds a record of the process that made it, locked as long as that process lives. `remove_abandoned` removes
-a folder of this user whose lock is free and whose process ended on this host. It never follows a link and never touches
-what has no record: a name alone proves nothing in a folder that others write to. One of a store that is empty has none
-after a kill at the wrong moment, and is removed after an hour.
+Each folder holds a record of the process that created it, which is locked while the process lives. `remove_abandoned`
+removes a folder of this user if its lock is free and its process has ended on this host. It never follows a link, and
+never touches a folder without a record: where others can write, a name proves nothing. A kill at the wrong moment may
+leave the folder of an unfinished store empty and without a record; such a folder is removed after an hour.
 
-Signals: while a folder of `temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack where
-the program left their default action. The folders of this process are removed, the default action is restored, and the
-signal is sent again, so that the exit status is the one without dkfm. One that comes a second later raises again, as
-Python drops what is raised in a destructor. At all other times, and in other threads, dkfm handles no
-signal, and the next start sweeps.
+Signals: while a `temporary_folder` is in use in the main thread, SIGTERM and SIGHUP unwind the stack, unless the
+program has changed their default action. The folders of this process are removed, the default action is restored, and the
+signal is sent again, so that the exit status is the same as without dkfm. A second signal after a second raises again,
+because Python drops an exception that is raised in a destructor. At all other times, and in other threads, dkfm handles
+no signals.
 """
 
 import atexit
@@ -37,23 +37,33 @@ from dkfm.core import budget
 from dkfm.errors import TemporaryStoreWarning
 from dkfm.files.local import translate_write_errors
 
-_ANNOUNCED = 10**9
-"""Bytes above which a temporary store is announced."""
+_ANNOUNCED_BYTES = 10**9
+"""Size above which a temporary store is announced."""
 
 _RECORD = "owner.json"
-_NAME = re.compile(r"\.?dkfm-[a-z]+-[0-9a-f]{32}")
-_MAX_RECORD = 4096
-_UNFINISHED = ".dkfm-partial-"
-_UNUSED = 3600.0
-"""Seconds after which an empty folder of an unfinished store is nobody's."""
+"""Name of the record in a temporary folder."""
 
-_AGAIN = 1.0
-"""Seconds after which a signal raises again: what the one before raised has been dropped, or takes too long."""
+_FOLDER_NAME = re.compile(r"\.?dkfm-[a-z]+-[0-9a-f]{32}")
+_MAX_RECORD_BYTES = 4096
+"""Bytes of a record that are read."""
 
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+_UNFINISHED_PREFIX = ".dkfm-partial-"
+"""Beginning of the names of folders of unfinished stores."""
+
+_UNUSED_SECONDS = 3600.0
+"""Age after which an empty folder of an unfinished store is removed."""
+
+_REPEAT_AFTER = 1.0
+"""Seconds after which another signal raises again: the first exception was dropped, or cleaning up takes too long."""
+
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that unwind the stack."""
+
 _REMEDY = "use another disk with workspace= (--workspace) of a fit, or with the variable TMPDIR"
 
 _sharing = threading.RLock()
+"""Guards `_shared`; reentrant, because a destructor may run at any line."""
+
 _folders: "dict[Path, TemporaryFolder]" = {}
 _shared: "dict[tuple[int, str, Path], TemporaryFolder]" = {}
 
@@ -64,29 +74,29 @@ class TemporaryFolder:
     Parameters
     ----------
     kind : str
-        A word of lower-case letters: the folder is called ``dkfm-kind-`` and 32 random digits.
+        A word of lower-case letters; the name of the folder is ``dkfm-kind-`` and 32 random digits.
     within : str or Path, optional
-        Where it is made, a folder that is there; the temporary directory by default.
+        Existing folder in which to create it; the temporary directory by default.
     need : int
-        Bytes that it will hold, as far as known; see `require_room`.
+        Bytes that it will hold, or 0 if unknown; see `require_room`.
     what : str
-        What it holds, in words that begin a sentence.
+        Description of the content, as the subject of a sentence.
     hidden : bool
         Whether the name begins with a dot.
 
     Raises
     ------
     BudgetError
-        The disk has no room for `need` bytes.
+        The disk has less than `need` bytes free.
     StoreError
-        The file system refuses.
+        The file system refuses to create the folder.
     """
 
     def __init__(
         self, kind: str, within: str | Path | None = None, *, need: int = 0, what: str = "", hidden: bool = False
     ) -> None:
         parent = _parent(within)
-        self.path, self._maker = parent / f"{'.' * hidden}dkfm-{kind}-{uuid.uuid4().hex}", os.getpid()
+        self.path, self._creator = parent / f"{'.' * hidden}dkfm-{kind}-{uuid.uuid4().hex}", os.getpid()
         self._record: int | None = None
         self.parts = 0
         with translate_write_errors(parent):
@@ -95,7 +105,7 @@ class TemporaryFolder:
             _folders[self.path] = self
             try:
                 self.path.mkdir(mode=0o700)
-                self._record = _written_record(self.path)
+                self._record = _write_record(self.path)
             except OSError:
                 del _folders[self.path]
                 with suppress(OSError):
@@ -104,11 +114,11 @@ class TemporaryFolder:
                 raise
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it; in a forked child, which does not own it, do nothing.
+        """Remove the folder and its content; in a forked child, which does not own it, do nothing.
 
-        What cannot be removed now, such as a file that somebody still writes, is tried again at the end of the process.
+        If something cannot be removed now, as a file that is still being written, the end of the process tries again.
         """
-        if os.getpid() != self._maker or self.path not in _folders:
+        if os.getpid() != self._creator or self.path not in _folders:
             return
         with suppress(OSError):
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -123,23 +133,23 @@ class TemporaryFolder:
 
 
 class SharedPart:
-    """A folder in a `TemporaryFolder` that all parts of a kind in one place share; parameters are those of it.
+    """A subfolder of a `TemporaryFolder` that all parts of the same kind and parent share.
 
-    There may be thousands of parts, and an open file for each would be too many.
+    The parameters are those of `TemporaryFolder`. There may be thousands of parts, too many for an open record each.
     """
 
     def __init__(self, kind: str, within: str | Path | None = None, *, need: int = 0, what: str = "") -> None:
-        parent, self._maker = _parent(within), os.getpid()
+        parent, self._creator = _parent(within), os.getpid()
         with _sharing, translate_write_errors(parent):
-            above = _shared.get((self._maker, kind, parent))
-            if above is not None:
+            folder = _shared.get((self._creator, kind, parent))
+            if folder is not None:
                 require_room(parent, need, what)
-                above.parts += 1  # from here on no other part's end, in a destructor at any line, removes it
-            if above is None or not above.path.exists():
-                above = TemporaryFolder(kind, parent, need=need, what=what)
-                above.parts = 1
-                _shared[self._maker, kind, parent] = above
-            self._above, self.path = above, above.path / uuid.uuid4().hex
+                folder.parts += 1  # from here on the removal of another part, in a destructor, keeps the folder
+            if folder is None or not folder.path.exists():
+                folder = TemporaryFolder(kind, parent, need=need, what=what)
+                folder.parts = 1
+                _shared[self._creator, kind, parent] = folder
+            self._folder, self.path = folder, folder.path / uuid.uuid4().hex
             try:
                 self.path.mkdir(mode=0o700)
             except OSError:
@@ -147,13 +157,13 @@ class SharedPart:
                 raise
 
     def remove(self) -> None:
-        """Remove the part, the last one with what all share; in a forked child, which does not own it, do nothing."""
-        if os.getpid() == self._maker:
+        """Remove the part, and with the last part the folder; in a forked child, which does not own it, do nothing."""
+        if os.getpid() == self._creator:
             shutil.rmtree(self.path, ignore_errors=True)
             with _sharing:
-                self._above.parts -= 1
-                if self._above.parts == 0:
-                    self._above.remove()
+                self._folder.parts -= 1
+                if self._folder.parts == 0:
+                    self._folder.remove()
 
 
 def _parent(within: str | Path | None) -> Path:
@@ -164,40 +174,40 @@ def _parent(within: str | Path | None) -> Path:
 def temporary_folder(
     kind: str, within: str | Path | None = None, *, need: int = 0, what: str = "", hidden: bool = False
 ) -> Iterator[Path]:
-    """Lend the path of a `TemporaryFolder`, with its parameters; remove it at the end, by SIGTERM and SIGHUP too."""
+    """Yield the path of a `TemporaryFolder`; remove it when the context ends, or on SIGTERM and SIGHUP."""
     with unwinding_on_signals():
-        made = TemporaryFolder(kind, within, need=need, what=what, hidden=hidden)
+        folder = TemporaryFolder(kind, within, need=need, what=what, hidden=hidden)
         try:
-            yield made.path
+            yield folder.path
         finally:
-            made.remove()
+            folder.remove()
 
 
 def keep_after_exit(path: Path) -> None:
-    """Let nobody sweep a temporary folder after this process: what is in it may be all that is left of something."""
+    """Keep a temporary folder after this process ends: it may hold the only copy of a user's data."""
     (path / _RECORD).unlink(missing_ok=True)
 
 
 def remove_all_folders() -> None:
-    """Remove all folders that this process still has."""
-    for made in list(_folders.values()):
-        made.remove()
+    """Remove all temporary folders of this process."""
+    for folder in list(_folders.values()):
+        folder.remove()
 
 
 atexit.register(remove_all_folders)
 
 
 def require_room(parent: Path, need: int, what: str) -> None:
-    """Raise a BudgetError unless a disk has room for a temporary store; announce one that is large.
+    """Raise a BudgetError unless a disk has room for a temporary store; warn if the store is large.
 
     Parameters
     ----------
     parent : Path
-        The folder that the store is made in.
+        Folder that will contain the store.
     need : int
-        Bytes of the store.
+        Size of the store, in bytes.
     what : str
-        What it holds, in words that begin a sentence.
+        Description of the content, as the subject of a sentence.
     """
     if need:
         budget.require_fits(need, shutil.disk_usage(parent).free, f"{what} in {parent}", _REMEDY)
@@ -205,45 +215,45 @@ def require_room(parent: Path, need: int, what: str) -> None:
 
 
 def warn_of_large_store(parent: Path, need: int, what: str) -> None:
-    """Warn with a `TemporaryStoreWarning` before a temporary store of more than 1 GB is written."""
-    if need > _ANNOUNCED:
+    """Warn with a `TemporaryStoreWarning` if a temporary store will be larger than 1 GB."""
+    if need > _ANNOUNCED_BYTES:
         message = f"{what} takes {budget.format_bytes(need)} in {parent} until the work is done; or {_REMEDY}."
         warnings.warn(message, TemporaryStoreWarning, stacklevel=2)
 
 
-class _Ended(SystemExit):
-    """The end that a signal asks for."""
+class _EndedBySignal(SystemExit):
+    """Raised by a signal to unwind the stack."""
 
 
 @contextmanager
 def unwinding_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack, remove what is temporary, and then end the process as by default.
+    """Let SIGTERM and SIGHUP unwind the stack and remove temporary folders before they end the process.
 
-    In the main thread alone, and only for signals that the program and whoever started it left as they are by default.
+    This applies only in the main thread, and only to signals whose action is the default one.
     """
     main = threading.current_thread() is threading.main_thread()
-    taken = [number for number in _ENDINGS if main and signal.getsignal(number) is signal.SIG_DFL]
+    handled = [number for number in _ENDING_SIGNALS if main and signal.getsignal(number) is signal.SIG_DFL]
     received: list[int] = []
     last = -math.inf
-    maker = os.getpid()
+    creator = os.getpid()
 
     def set_all(action: signal.Handlers) -> None:
-        for number in taken:
+        for number in handled:
             signal.signal(number, action)
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != maker:  # a forked child cleans nothing
+        if os.getpid() != creator:  # a forked child removes nothing
             set_all(signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         nonlocal last
-        if time.monotonic() - last >= _AGAIN:  # what the first one ends is not disturbed by a second one at once
+        if time.monotonic() - last >= _REPEAT_AFTER:  # a second signal at once does not interrupt the clean-up
             received.append(number)
             last = time.monotonic()
-            raise _Ended(128 + number)
+            raise _EndedBySignal(128 + number)
 
     try:
-        for number in taken:
+        for number in handled:
             signal.signal(number, end)
         yield
     finally:
@@ -259,30 +269,30 @@ def unwinding_on_signals() -> Iterator[None]:
 
 @cache
 def remove_abandoned_once() -> None:
-    """Sweep the temporary directory, the first time in a process."""
+    """Remove abandoned folders in the temporary directory, once for each process."""
     remove_abandoned(Path(tempfile.gettempdir()))
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the temporary folders in a folder that ended processes of this user on this host have left."""
+    """Remove temporary folders that dead processes of this user on this host have left in a folder."""
     with suppress(OSError):
-        for path in [path for path in parent.iterdir() if _NAME.fullmatch(path.name) and path not in _folders]:
-            with suppress(OSError, ValueError, LookupError, TypeError):  # a record that is none proves nothing
-                _sweep(path)
+        for path in [path for path in parent.iterdir() if _FOLDER_NAME.fullmatch(path.name) and path not in _folders]:
+            with suppress(OSError, ValueError, LookupError, TypeError):  # an invalid record proves nothing
+                _remove_if_abandoned(path)
 
 
-def _sweep(path: Path) -> None:
+def _remove_if_abandoned(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
             record = os.open(_RECORD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
         except FileNotFoundError:
-            old = time.time() - os.fstat(descriptor).st_mtime > _UNUSED
-            if path.name.startswith(_UNFINISHED) and _is_own(descriptor) and old:
-                path.rmdir()  # which an empty one alone lets happen
+            old = time.time() - os.fstat(descriptor).st_mtime > _UNUSED_SECONDS
+            if path.name.startswith(_UNFINISHED_PREFIX) and _is_own(descriptor) and old:
+                path.rmdir()  # fails unless it is empty
             return
         try:
-            if _is_own(descriptor) and _is_own(record) and _is_left(record):
+            if _is_own(descriptor) and _is_own(record) and _has_ended(record):
                 _clear(path, descriptor)
         finally:
             os.close(record)
@@ -291,13 +301,13 @@ def _sweep(path: Path) -> None:
 
 
 def _is_own(descriptor: int) -> bool:
-    """Whether this user made an open folder, or an open file that has no second name."""
-    found = os.fstat(descriptor)
-    return found.st_uid == os.geteuid() and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1)
+    """Return whether this user owns an open folder, or an open file without further hard links."""
+    status = os.fstat(descriptor)
+    return status.st_uid == os.geteuid() and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1)
 
 
 def _clear(path: Path, descriptor: int) -> None:
-    """Remove a folder that is open, its record last: who is killed meanwhile leaves it to be swept."""
+    """Remove an open folder, its record last, so that the folder can still be swept after a kill."""
     for name in os.listdir(descriptor):
         if name == _RECORD:
             continue
@@ -310,25 +320,25 @@ def _clear(path: Path, descriptor: int) -> None:
     path.rmdir()
 
 
-def _written_record(path: Path) -> int:
-    """Write the record of a new folder and return it open, locked where the file system has locks."""
+def _write_record(path: Path) -> int:
+    """Write the record of a new folder; return its descriptor, locked if the file system supports locks."""
     record = os.open(path / _RECORD, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         locked = True
         try:
-            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)  # to wait for one may be for ever
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never wait for a lock
         except OSError:
             locked = False
-        told = {**_host(), "pid": os.getpid(), "start": _start(os.getpid()), "locked": locked}
-        os.write(record, json.dumps(told).encode())
+        content = {**_describe_host(), "pid": os.getpid(), "start": _start_time(os.getpid()), "locked": locked}
+        os.write(record, json.dumps(content).encode())
     except BaseException:
         os.close(record)
         raise
     return record
 
 
-def _is_left(record: int) -> bool:
-    """Whether the process that wrote a record has ended; False where that cannot be known."""
+def _has_ended(record: int) -> bool:
+    """Return whether the process that wrote a record has ended; False if that cannot be known."""
     try:
         fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -337,46 +347,46 @@ def _is_left(record: int) -> bool:
         free = False
     else:
         free = True
-    told, here = json.loads(os.read(record, _MAX_RECORD)), _host()
-    released = free and told["locked"] is True
-    if not _same(told, here, "boot" if here["boot"] else "host"):
-        return released and _same(told, here, "host", "machine") and bool(here["machine"])  # it was started anew
-    if _same(told, here, "pids"):
-        return bool(told["start"] != _start(told["pid"]))
-    return released  # of another container, where numbers of processes mean nothing
+    owner, here = json.loads(os.read(record, _MAX_RECORD_BYTES)), _describe_host()
+    released = free and owner["locked"] is True
+    if not _agree(owner, here, "boot" if here["boot"] else "host"):
+        return released and _agree(owner, here, "host", "machine") and bool(here["machine"])  # the host was rebooted
+    if _agree(owner, here, "pids"):
+        return bool(owner["start"] != _start_time(owner["pid"]))
+    return released  # another container, whose process numbers mean nothing here
 
 
-def _same(told: Mapping[str, object], here: Mapping[str, object], *names: str) -> bool:
-    return all(told[name] == here[name] for name in names)
+def _agree(owner: Mapping[str, object], here: Mapping[str, object], *names: str) -> bool:
+    return all(owner[name] == here[name] for name in names)
 
 
-def _host() -> dict[str, str]:
-    """Return what tells this host, its start, and its numbering of processes from others, as far as known."""
+def _describe_host() -> dict[str, str]:
+    """Return the name, machine id, boot id and process namespace of this host; empty where unknown."""
     pids = ""
     with suppress(OSError):
         pids = str(Path("/proc/self/ns/pid").readlink())
-    machine, boot = _text("/etc/machine-id"), _text("/proc/sys/kernel/random/boot_id")
+    machine, boot = _read_text("/etc/machine-id"), _read_text("/proc/sys/kernel/random/boot_id")
     return {"host": socket.gethostname(), "machine": machine, "boot": boot, "pids": pids}
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text().strip()
     except OSError:
         return ""
 
 
-def _start(pid: int) -> str | None:
-    """Return when a process started, in ticks since the host did; None where there is none, or only a zombie."""
+def _start_time(pid: int) -> str | None:
+    """Return when a process started, in ticks since boot; None if there is no such process, or only a zombie."""
     try:
         state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None if Path("/proc/self/stat").exists() else _signalled(pid)
+        return None if Path("/proc/self/stat").exists() else _probe(pid)
     return None if state in "ZX" else facts[18]
 
 
-def _signalled(pid: int) -> str | None:
-    """Return a word where a process of this number lives, on systems without /proc."""
+def _probe(pid: int) -> str | None:
+    """Return a constant if a process lives, None otherwise; used on systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

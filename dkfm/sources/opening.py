@@ -124,9 +124,9 @@ def _remote_format(place: Remote) -> str:
         return suffix if suffix == _PARQUET else ""
     if place.size("zarr.json") is not None:
         return ".zarr"
-    if suffix == _PARQUET or any(name.endswith(_PARQUET) for name, _, _ in place.names()):
+    if suffix == _PARQUET or any(name.endswith(_PARQUET) for name, _, _ in place.list_objects()):
         return _PARQUET
-    if next(place.names(), None) is None:
+    if next(place.list_objects(), None) is None:
         raise InvalidInputError(f"There is no {place}.")
     return ""
 

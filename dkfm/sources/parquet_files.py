@@ -82,14 +82,14 @@ def _objects(place: Remote) -> list[tuple[str, int, int | str]]:
     if known is not None:
         return [("", *known)]
     found: list[tuple[str, int, int | str]] = []
-    for name, size, stamp in place.names():
+    for name, size, stamp in place.list_objects():
         parts = name.split("/")
         if not name.endswith(".parquet") or any(part.startswith(("_", ".")) for part in parts):
             continue
         if partition := next((depth for depth, part in enumerate(parts[:-1], 1) if "=" in part), None):
             raise _partitioned(f"{place.join('/'.join(parts[:partition]))}")
         found.append((name, size, stamp))
-    if not found and next(place.names(), None) is None:
+    if not found and next(place.list_objects(), None) is None:
         raise InvalidInputError(f"There is no {place}.")
     return sorted(found)
 

@@ -146,7 +146,7 @@ def _remote_values(place: Remote, metadata: dict[str, object], rows: slice) -> n
     """Return some rows of an array as they are stored; a chunk that is not there is its fill value."""
     from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
-    with place.telling("read") as (files, path):
+    with place.connected("read") as (files, path):
         # One connection serves rows and all else: an asynchronous one of Zarr's own would never be closed.
         chunks = FsspecStore(AsyncFileSystemWrapper(files, asynchronous=True), read_only=True, path=path)
         array = zarr.Array(zarr.AsyncArray(bounded_chunks.bounded_metadata(metadata), StorePath(chunks)))

@@ -130,7 +130,7 @@ def _named(folder: Path, place: Remote) -> Iterator[None]:
 
 def is_taken_at(place: Remote) -> bool:
     """Whether there is anything at a URL."""
-    return place.size() is not None or next(place.names(), None) is not None
+    return place.size() is not None or next(place.list_objects(), None) is not None
 
 
 def remote_attributes(place: Remote, kind: str | None = None) -> dict[str, object]:
@@ -188,7 +188,7 @@ def _require_replaceable(place: Remote, kind: str, overwrite: bool) -> list[str]
     ownership.require_own_kind(
         place, own, kind, overwrite=overwrite, is_complete=lambda: place.size(zarr_schema.MARKER) is not None
     )
-    names = [name for name, _, _ in place.names()]
+    names = [name for name, _, _ in place.list_objects()]
     ownership.require_only_own(place, ownership.foreign_name(names, own))
     return names
 
@@ -249,7 +249,7 @@ def _sizes(place: Remote, listed: object) -> dict[str, int]:
     if not isinstance(listed, Mapping):
         raise DamagedStoreError(f"The marker {place}/{zarr_schema.MARKER} is damaged.")
     sizes = {}
-    for name, size, _ in place.names():
+    for name, size, _ in place.list_objects():
         if name != zarr_schema.MARKER and name not in listed:  # before any more are counted: there may be millions
             raise DamagedStoreError(f"{place} has lost or gained {name} since it was written.")
         sizes[name] = size

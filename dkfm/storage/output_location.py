@@ -233,7 +233,7 @@ class RemoteOutput:
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""
-        return (name for name, _, _ in self.root.names())
+        return (name for name, _, _ in self.root.list_objects())
 
     def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size of each file that exists, in bytes."""
@@ -241,7 +241,7 @@ class RemoteOutput:
         if len(requested) < _MAX_SINGLE_REQUESTS:
             sizes = {name: self.root.size(name) for name in requested}
             return {name: size for name, size in sizes.items() if size is not None}
-        return {name: size for name, size, _ in self.root.names() if name in requested}
+        return {name: size for name, size, _ in self.root.list_objects() if name in requested}
 
     def require_plain(self) -> None:
         """Do nothing: an object store has only plain objects."""

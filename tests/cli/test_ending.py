@@ -28,7 +28,7 @@ from dkfm.storage.output_location import LocalOutput
 
 @pytest.fixture
 def signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, *temporary._ENDINGS)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, *temporary._ENDING_SIGNALS)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -289,7 +289,7 @@ def test_an_empty_folder_of_an_unfinished_store_is_swept_after_an_hour(tmp_path)
 
 
 def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_again(signals, monkeypatch):
-    monkeypatch.setattr(temporary, "_AGAIN", 0.1)
+    monkeypatch.setattr(temporary, "_REPEAT_AFTER", 0.1)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     monkeypatch.setattr(temporary, "remove_all_folders", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
     monkeypatch.setattr(os, "kill", lambda *sent: seen.append(sent))

@@ -76,7 +76,7 @@ PASSING = [answered(500), answered(503), answered(429), slow_down(), ConnectionR
 def test_a_store_that_fails_for_a_minute_and_a_half_is_waited_for(clock, files, error):
     request = Failing(clock, 90.0, error)
     assert fsspec_options.retry(files, request) == "answer"
-    assert 90 <= clock.now <= 90 + fsspec_options._LONGEST_PAUSE
+    assert 90 <= clock.now <= 90 + fsspec_options._MAX_PAUSE
     assert 8 <= request.asked <= 30
 
 
@@ -84,8 +84,8 @@ def test_a_store_that_fails_for_good_is_given_up_after_two_minutes(clock, files)
     request = Failing(clock, np.inf, answered(503))
     with pytest.raises(OSError, match="status 503"):
         fsspec_options.retry(files, request)
-    assert 120 - fsspec_options._LONGEST_PAUSE <= clock.now <= 120
-    longest = [min(0.5 * 2**i, fsspec_options._LONGEST_PAUSE) for i in range(len(clock.pauses))]
+    assert 120 - fsspec_options._MAX_PAUSE <= clock.now <= 120
+    longest = [min(0.5 * 2**i, fsspec_options._MAX_PAUSE) for i in range(len(clock.pauses))]
     assert all(most / 2 <= pause <= most for pause, most in zip(clock.pauses, longest, strict=True))
     assert len(set(clock.pauses)) == len(clock.pauses)  # no two of them alike: they are drawn
 
@@ -104,7 +104,7 @@ def operations(place):
         "cat_file": lambda: place.read("x"),
         "info": lambda: place.size("x"),
         "ls": lambda: list(place.folders()),
-        "find": lambda: list(place.names()),
+        "find": lambda: list(place.list_objects()),
         "pipe_file": lambda: place.replace("x", b"data"),
         "pipe_file, once": lambda: place.create("y", b"data"),
         "rm_file": lambda: place.remove("x"),
@@ -155,7 +155,7 @@ def aws(monkeypatch, tmp_path):
     """An environment that says nothing of S3, and a file where AWS's configuration may be."""
     from fsspec.config import conf
 
-    for name in fsspec_options._AWS_PLACES:
+    for name in fsspec_options._AWS_VARIABLES:
         if name.startswith("AWS_"):
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -216,7 +216,7 @@ def test_every_request_of_s3_is_made_again(place, unlimited, clock, method, name
     place.replace("x", b"data")
     unlimited.faults = [(method, name, 503)] * 5
     acts = {"HEAD": lambda: place.size("x"), "PUT": lambda: place.replace("x", b"y")}
-    acts |= {"DELETE": lambda: place.remove("x"), "GET": lambda: list(place.names())}
+    acts |= {"DELETE": lambda: place.remove("x"), "GET": lambda: list(place.list_objects())}
     acts[method]()
     assert unlimited.faults == []
     unlimited.faults = [(method, name, 503)] * 1000

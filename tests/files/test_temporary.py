@@ -312,7 +312,7 @@ def test_signals_are_handled_in_the_main_thread_while_a_folder_is_there_and_wher
 
 
 def test_a_large_temporary_store_is_announced_with_its_size_and_place(temporary, rng, monkeypatch):
-    monkeypatch.setattr(scratch, "_ANNOUNCED", 10_000)
+    monkeypatch.setattr(scratch, "_ANNOUNCED_BYTES", 10_000)
     X = rng.normal(size=(60, 2))
     words = rf"The Gram matrix takes 29.8 kB in {temporary}.*--workspace.*TMPDIR"
     with pytest.warns(TemporaryStoreWarning, match=words), build.open_stored_gram(kernels.Linear(), X, tile_rows=30):

@@ -56,7 +56,7 @@ def test_a_server_that_keeps_failing_is_unreachable(place, proxy):
         assert f"{place.url}/x cannot be" in str(caught.value)
     proxy.faults = [("GET", "/bucket", 503)] * 20
     with pytest.raises(UnreachableError, match="cannot be listed"):
-        list(place.names())
+        list(place.list_objects())
 
 
 def test_a_silent_server_is_unreachable_in_bounded_time(place, proxy):
@@ -95,7 +95,7 @@ def test_rows_of_a_server_that_fails_are_unreachable_or_right(place, rows, tmp_p
 
 def test_limits_are_sane_without_being_told():
     files = Remote(f"{BUCKET}/x")
-    with files.telling("read") as (system, _):
+    with files.connected("read") as (system, _):
         config = system.config_kwargs
     assert (config["connect_timeout"], config["read_timeout"]) == (10, 60)
     assert config["retries"]["total_max_attempts"] * system.retries <= 10
@@ -118,7 +118,7 @@ def test_what_is_refused_for_good_is_no_unreachable_store(place, monkeypatch):
 
 
 def test_messages_hold_no_credentials(monkeypatch):
-    monkeypatch.setattr(fsspec_options, "_PATIENCE", 0.0)
+    monkeypatch.setattr(fsspec_options, "_RETRY_SECONDS", 0.0)
     for url in ("http://user:SeCrEt@127.0.0.1:9/x.npy", "ftp://user:SeCrEt@127.0.0.1:9/x.npy"):
         place = Remote(url)
         assert SECRET not in f"{place} {place!r} {place.name}"

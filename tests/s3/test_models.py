@@ -29,7 +29,7 @@ from helpers.s3_server import one_sentence, put
 
 
 def contents(place):
-    return {name: place.read(name) for name, _, _ in place.names()}
+    return {name: place.read(name) for name, _, _ in place.list_objects()}
 
 
 def test_a_model_comes_back_from_a_url_as_it_went(place, fitted, rows):

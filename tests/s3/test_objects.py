@@ -21,29 +21,29 @@ pytestmark = pytest.mark.s3
 
 
 def test_an_object_is_read_measured_listed_and_removed_as_it_is_now(place):
-    assert (place.size("a"), list(place.names()), place.folders()) == (None, [], [])
+    assert (place.size("a"), list(place.list_objects()), place.folders()) == (None, [], [])
     place.replace("a", b"0123456789")
     place.replace("b/c/d", b"x")
     assert (place.size("a"), place.size("b"), place.size("b/c/d")) == (10, None, 1)
     parts = {(): b"0123456789", (3,): b"3456789", (3, 5): b"34", (8, 20): b"89", (5, 5): b""}
     assert {part: place.read("a", *part) for part in parts} == parts
-    assert [(name, size) for name, size, _ in place.names()] == [("a", 10), ("b/c/d", 1)]
+    assert [(name, size) for name, size, _ in place.list_objects()] == [("a", 10), ("b/c/d", 1)]
     assert place.folders() == ["b"]
-    stamps = {name: stamp for name, _, stamp in place.names()}
+    stamps = {name: stamp for name, _, stamp in place.list_objects()}
     place.replace("a", b"9876543210")
     place.remove("b/c/d", "b/none")
-    [(name, size, stamp)] = place.names()
+    [(name, size, stamp)] = place.list_objects()
     assert (name, size, stamp != stamps["a"]) == ("a", 10, True)
     assert place.folders() == []
 
 
 def test_what_another_process_writes_is_seen_at_once(place):
     assert place.size("x") is None
-    assert list(place.names()) == []
+    assert list(place.list_objects()) == []
     code = f"from dkfm.files.object_store import Remote; Remote({place.url!r}).replace('x', b'abc')"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert place.size("x") == 3
-    assert [name for name, _, _ in place.names()] == ["x"]
+    assert [name for name, _, _ in place.list_objects()] == ["x"]
 
 
 def test_a_listing_is_read_page_by_page(place, tmp_path, proxy):
@@ -51,7 +51,7 @@ def test_a_listing_is_read_page_by_page(place, tmp_path, proxy):
         (tmp_path / f"{number}").write_bytes(b"")
     place.upload(tmp_path, [f"{number}" for number in range(20)])
     proxy.seen.clear()
-    listing = place.names()
+    listing = place.list_objects()
     next(listing)
     assert len(proxy.seen) == 1
     assert len({name for name, _, _ in listing}) == 19

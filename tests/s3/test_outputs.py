@@ -48,7 +48,7 @@ def score(job, name="scores", **options):
 
 
 def bytes_of(place):
-    return {name: place.read(name) for name, _, _ in place.names() if not name.startswith("_journal")}
+    return {name: place.read(name) for name, _, _ in place.list_objects() if not name.startswith("_journal")}
 
 
 @pytest.mark.parametrize("name", ["scores", "scores.parquet"])
@@ -157,7 +157,7 @@ def test_every_operation_at_which_a_job_ends_leaves_what_the_same_call_finishes(
         found = bytes_of(place.join("scores"))
         assert all(found[name] == expected[name] for name in expected if "/c/" in name)
         dkfm.verify_scores(f"{place.url}/scores")
-        place.join("scores").remove(*[name for name, _, _ in place.join("scores").names()])
+        place.join("scores").remove(*[name for name, _, _ in place.join("scores").list_objects()])
     assert operations > 7
 
 

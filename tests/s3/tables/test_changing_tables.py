@@ -204,7 +204,7 @@ def test_a_server_that_fails_for_ever_is_unreachable_in_one_sentence(
 
 
 def test_no_credentials_of_a_url_are_told(monkeypatch):
-    monkeypatch.setattr(fsspec_options, "_PATIENCE", 0.0)
+    monkeypatch.setattr(fsspec_options, "_RETRY_SECONDS", 0.0)
     for name in ("x.parquet", "x.npz", "folder.parquet"):
         with pytest.raises(UnreachableError) as caught:
             open_source(f"http://user:{SECRET}@127.0.0.1:9/{name}")
