@@ -111,7 +111,7 @@ def _s3_attempts_are_set() -> bool:
 
 @cache
 def _aws_sets_attempts(profile: str | None, *variables: str | None) -> bool:
-    """Return whether the environment or AWS's files set the number of attempts; `variables` are the key of the cache."""
+    """Return whether the environment or AWS's files set the number of attempts; `variables` are for the cache."""
     session = import_module("botocore.session").Session(profile=profile)
     return session.get_config_variable("max_attempts") is not None
 

@@ -92,7 +92,7 @@ class Remote:
         with self.connected("listed") as (files, path):
             prefix = path.rstrip("/") + "/"
             for key, status in fsspec_options.list_below(files, prefix):
-                if key.startswith(prefix) and not key.endswith("/"):  # an object whose name ends with a slash marks a folder
+                if key.startswith(prefix) and not key.endswith("/"):  # a slash at the end marks a folder
                     yield key.removeprefix(prefix), int(status["size"]), fsspec_options.object_stamp(status)
 
     def folders(self) -> list[str]:

@@ -157,9 +157,7 @@ def prepare_job(
                 receipts = {receipt.chunk: receipt for receipt in known_receipts(existing, watch.state)[0]}
                 plan = replace(plan, done=plan.chunks - len(completion.missing_chunks(existing, receipts)))
             where = str(path) if remote is None else remote.url
-            yield ScoringJob(
-                where, record, trusted, watch, shared, plan, output, existing, request.overwrite, executor
-            )
+            yield ScoringJob(where, record, trusted, watch, shared, plan, output, existing, request.overwrite, executor)
 
 
 def _stamp(given: Source) -> str:

@@ -168,9 +168,7 @@ def _sample_slices(rows: int, sample: int) -> list[slice]:
     return [slice(int(start), int(start) + each) for start in starts]
 
 
-def _largest_error(
-    output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice
-) -> float:
+def _largest_error(output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice) -> float:
     """Return the largest error of some rows, as a share of the allowed one; raise a CertificateError above 1."""
     Z, worst = source.read(rows), 0.0
     valid, clean = mask_invalid_rows(Z)

@@ -28,7 +28,8 @@ from dkfm.storage.output_location import LocalOutput
 
 @pytest.fixture
 def signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, *temporary._ENDING_SIGNALS)}
+    numbers = signal.SIGINT, signal.SIGALRM, *temporary._ENDING_SIGNALS
+    before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
