@@ -1,4 +1,4 @@
-"""Every exception and warning of dkfm. Each message is a sentence: what was expected, what came, what to do."""
+"""Exceptions and warnings of dkfm; a message says in a sentence what was expected, what came, and what to do."""
 
 import reprlib
 
@@ -35,34 +35,34 @@ __all__ = [
 ]
 
 _MAX_MESSAGE = 2000
-"""Characters of a message, however long the values are that it repeats."""
+"""Longest message, in characters, even if it repeats long values."""
 
 
 def reason(error: BaseException) -> str:
-    r"""Return what an error of another library says, as a part of a sentence.
+    r"""Return the first line of another library's error message, for use in a sentence.
 
     >>> reason(ValueError("two lines.\nof text"))
     'two lines'
     """
     lines = str(error).strip().splitlines()
-    said = lines[0][:300].rstrip(". ") if lines else ""
-    return said or type(error).__name__
+    message = lines[0][:300].rstrip(". ") if lines else ""
+    return message or type(error).__name__
 
 
 def shortened(text: str, most: int = 100) -> str:
-    """Return a text of at most so many characters: the middle of a longer one is left out.
+    """Return a text of at most `most` characters; leave out the middle of a longer one.
 
     >>> shortened("0123456789" * 100, 25)
     '0123456789 ... 0123456789'
     """
     if len(text) <= most:
         return text
-    each = (most - 5) // 2
-    return f"{text[:each]} ... {text[len(text) - each :]}"
+    half = (most - 5) // 2
+    return f"{text[:half]} ... {text[len(text) - half :]}"
 
 
 def shown(value: object, most: int = 100) -> str:
-    """Return the representation of a value, which a file may hold, in at most so many characters.
+    """Return the representation of a value in at most `most` characters; the value may come from a file.
 
     >>> shown(list(range(10**6)))
     '[0, 1, 2, 3, 4, 5, ...]'
@@ -73,7 +73,7 @@ def shown(value: object, most: int = 100) -> str:
 
 
 class DkfmError(Exception):
-    """Base of every error that dkfm raises on purpose; its message is short, whatever a file holds."""
+    """Base of all errors that dkfm raises; the length of its message is bounded."""
 
     def __str__(self) -> str:
         return shortened(super().__str__(), _MAX_MESSAGE)
@@ -84,15 +84,15 @@ class InvalidInputError(DkfmError, ValueError):
 
 
 class InvalidTypeError(InvalidInputError, TypeError):
-    """Rows that hold something else than numbers."""
+    """Rows that contain values other than numbers."""
 
 
 class NotSupportedError(InvalidInputError):
-    """What is asked of rows or a kernel that cannot give it."""
+    """An operation that these rows or this kernel do not support."""
 
 
 class KernelError(DkfmError, ValueError):
-    """A kernel with impossible parameters, or one that returned something that is not a kernel block."""
+    """A kernel with invalid parameters, or one that returned a wrong shape, NaN or infinity."""
 
 
 class NotPSDError(KernelError):
@@ -100,15 +100,15 @@ class NotPSDError(KernelError):
 
 
 class BudgetError(DkfmError, MemoryError):
-    """Work refused before it starts, because it would not fit; the message has both numbers."""
+    """Work that would not fit into memory or disk, refused before it starts; the message has both numbers."""
 
 
 class StoreError(DkfmError):
-    """A Gram, model or output on disk that cannot be used."""
+    """A Gram matrix, model or output in a store that cannot be used."""
 
 
 class StoreExistsError(StoreError, FileExistsError):
-    """A path that holds something already; it was left untouched."""
+    """A path at which something exists already; it was left untouched."""
 
 
 class IncompleteStoreError(StoreError):
@@ -116,32 +116,32 @@ class IncompleteStoreError(StoreError):
 
 
 class DamagedStoreError(StoreError):
-    """A store whose bytes are not the bytes that dkfm wrote."""
+    """A store whose bytes differ from those that dkfm wrote."""
 
 
 class UnsupportedStoreError(StoreError):
-    """A store that this version does not read: newer, of another kind, or not of dkfm's format."""
+    """A store that this version cannot read: a newer one, one of another kind, or one in another format."""
 
 
 class UnreachableError(StoreError):
-    """A store that did not answer, or answered with an error of its own; trying again may help."""
+    """A store that did not answer, or answered with a transient error; a retry may succeed."""
 
 
 class UntrustedError(StoreError):
-    """A store whose kernel is a function that the reader has not said to trust, or that has changed."""
+    """A store whose kernel is a user function that the reader does not trust, or that has changed."""
 
 
 class ClusterError(DkfmError, RuntimeError):
-    """A cluster that did not do all the work, or cannot."""
+    """A cluster that cannot run the work, or did not finish it."""
 
 
 class UnfitWorkerError(ClusterError):
-    """A worker that cannot do its part: it sees another disk, or has other versions, or too little memory.
+    """A worker that sees another file system, has other package versions, or has too little memory.
 
     Attributes
     ----------
     worker : str
-        Its address.
+        Address of the worker.
     """
 
     def __init__(self, worker: str, fault: str) -> None:
@@ -153,31 +153,31 @@ class UnfitWorkerError(ClusterError):
 
 
 class StalledError(ClusterError):
-    """Work of which nothing was heard for too long; threads of this process may still be at it."""
+    """Work without a result for too long; threads of this process may still be running."""
 
 
 class WorkerDiedError(ClusterError):
-    """A task whose workers died, every one of them."""
+    """A task whose workers all died."""
 
 
 class ConvergenceError(DkfmError, RuntimeError):
-    """An iteration that did not come to its end within the steps it had."""
+    """An iteration that did not converge within its maximum number of steps."""
 
 
 class CertificateError(DkfmError):
-    """A model that no longer does what it did when it was fitted."""
+    """A model whose outputs differ from those at its fit."""
 
 
 class OutputError(DkfmError, OSError):
-    """Standard output that takes no more text: its disk is full, it is closed, or nobody reads it."""
+    """Standard output that cannot be written: its disk is full, it is closed, or its reader is gone."""
 
 
 class ResourceError(DkfmError, OSError):
-    """What the system refuses a command: a file, memory, a thread or a process."""
+    """A resource that the system refuses a command: a file, memory, a thread or a process."""
 
 
 class DisagreementError(DkfmError):
-    """Rivals of a benchmark that do not compute the same, so that their times say nothing."""
+    """Libraries in a benchmark that computed different results, so that their times cannot be compared."""
 
 
 class MissingExtraError(DkfmError, ImportError):
@@ -185,8 +185,8 @@ class MissingExtraError(DkfmError, ImportError):
 
 
 class DkfmWarning(UserWarning):
-    """Something was dropped or changed in a way the result shows."""
+    """A result for which something was dropped or changed."""
 
 
 class TemporaryStoreWarning(UserWarning):
-    """A temporary store of more than 1 GB is about to be written; the message has its size and its place."""
+    """A temporary store of more than 1 GB will be written; the message has its size and its path."""
