@@ -1,1 +1,1 @@
-"""The command line."""
+"""Run dkfm from the command line."""

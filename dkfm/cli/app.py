@@ -1,6 +1,6 @@
-"""The command line: parse, call the public functions, print. A named error is one sentence on standard error."""
+"""Define the commands: parse arguments, call the public functions, and print; errors are one sentence on stderr."""
 
-from dkfm.cli import early_interrupt  # noqa: F401  # what follows takes a while to import
+from dkfm.cli import early_interrupt  # noqa: F401  # first: the imports below take a while
 
 # isort: split
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 
 class _Group(click.Group):
-    """Exit code 0: done; 1: a named error, said in one sentence; 2: wrong usage; 130: interrupted."""
+    """Command group with exit codes 0 for success, 1 for an error, 2 for wrong usage, and 130 for an interruption."""
 
-    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # as click's
-        """Run a command: of this process's own words as all that it does, of others beside what it does."""
+    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # click's signature
+        """Run a command; without `args`, as the whole of this process and with its command line."""
         if args is None:
             process.run_command(lambda: super(_Group, self).main(args, *others, **options))
         return super().main(args, *others, **options)
 
-    def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # as click's
-        """Read the words before the name of a command."""
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # click's signature
+        """Parse the options before the name of a command."""
         with _printable_usage():
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> object:
-        shown = warnings.formatwarning
-        warnings.formatwarning = _told_warning
+        former_format = warnings.formatwarning
+        warnings.formatwarning = _format_warning
         try:
             with _printable_usage():
                 return super().invoke(ctx)
@@ -52,29 +52,29 @@ class _Group(click.Group):
             print_message(f"{type(error).__name__}: {error}")
             if isinstance(error, StalledError):
                 temporary.remove_all_folders()
-                os._exit(1)  # a thread that does not end would be waited for
+                os._exit(1)  # a normal exit would wait for a thread that does not end
             ctx.exit(1)
         except KeyboardInterrupt:
-            again = "; dkfm score goes on from there with the same command" * (ctx.invoked_subcommand == "score")
-            print_message(f"Interrupted{again}.")
+            hint = "; dkfm score goes on from there with the same command" * (ctx.invoked_subcommand == "score")
+            print_message(f"Interrupted{hint}.")
             ctx.exit(process.INTERRUPTED)
         finally:
-            warnings.formatwarning = shown
+            warnings.formatwarning = former_format
 
 
 @contextmanager
 def _printable_usage() -> Iterator[None]:
-    """Escape the words of a user that an error of usage repeats."""
+    """Escape control characters in usage errors, which repeat arguments."""
     try:
         yield
     except click.UsageError as error:
         raise click.UsageError(escape_control_characters(error.format_message()), error.ctx) from None
 
 
-def _told_warning(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Say a warning in a line, without the place in the code, which tells a user of commands nothing."""
+    """Format a warning in one line, without the line of code that issued it."""
     return f"{escape_control_characters(f'{category.__name__}: {message}')}\n"
 
 
@@ -109,30 +109,30 @@ def main() -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let what batch systems and closed terminals send end a job as Ctrl-C does: what is done is kept, in a sentence.
+def _handle_termination() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a job as Ctrl-C does: finished chunks are kept, and a message says so.
 
-    A signal that whoever started the command had ignored, as nohup does, stays so.
+    A signal that is ignored, as under nohup, stays ignored.
     """
-    endings = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in endings:
+    handled = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in handled:
         signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        for number in endings:
+        for number in handled:
             signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
-def _client(address: str | None, page: str | None = None) -> "Iterator[Client | None]":
-    """Connect to a scheduler, if there is one, and write a report of what it does meanwhile, if one is asked for."""
+def _connect(address: str | None, page: str | None = None) -> "Iterator[Client | None]":
+    """Connect to a scheduler if `address` is given, and write Dask's report of the job if `page` is given."""
     if address is None:
         yield None
         return
     from dkfm.execution.clusters.connect import connect
 
-    with _terminable(), connect(address) as client, performance_report.write_report(client, page):
+    with _handle_termination(), connect(address) as client, performance_report.write_report(client, page):
         yield client
 
 
@@ -180,8 +180,8 @@ def fit(train: str, model: str, scheduler: str | None, page: str | None, **optio
     from dkfm.cli.fit import FitOptions, run_fit
 
     performance_report.require_report(page, scheduler, train, model)
-    estimator = run_fit(train, model, FitOptions(**options), _client(scheduler, page))  # type: ignore[arg-type]  # click checks them
-    print_result(f"{model}: {estimator.kernel_!r}, {_about(estimator)}, certificate {estimator.certificate_}")
+    estimator = run_fit(train, model, FitOptions(**options), _connect(scheduler, page))  # type: ignore[arg-type]  # click checks them
+    print_result(f"{model}: {estimator.kernel_!r}, {_describe(estimator)}, certificate {estimator.certificate_}")
 
 
 @main.command()
@@ -240,8 +240,8 @@ def score(
 
     options.add_working_directory(*trusted)
     performance_report.require_report(page, scheduler, model, input, output)
-    with _terminable(), _client(scheduler, None if dry_run else page) as client:
-        asked = {
+    with _handle_termination(), _connect(scheduler, None if dry_run else page) as client:
+        arguments = {
             "output": options.parse_list(names),
             "client": client,
             "on_invalid": on_invalid,
@@ -252,7 +252,7 @@ def score(
             "trusted": trusted,
         }
         if dry_run:
-            plan = plan_score(model, input, output, **asked)  # type: ignore[arg-type]  # as its parameters are
+            plan = plan_score(model, input, output, **arguments)  # type: ignore[arg-type]  # a dict of different types
             print_result(*(plan.to_json() if as_json else str(plan)).splitlines())
             plan.require()
             return
@@ -262,21 +262,21 @@ def score(
             output,
             stall_timeout=stall_timeout,
             progress=progress,
-            **asked,  # type: ignore[arg-type]  # as its parameters are
+            **arguments,  # type: ignore[arg-type]  # a dict of different types
         )
     if as_json:
         print_result(report.to_json())
         return
-    print_result(f"{output}: {_told(report)}")
+    print_result(f"{output}: {_summarize(report)}")
 
 
-def _told(report: "ScoreReport") -> str:
+def _summarize(report: "ScoreReport") -> str:
     invalid = f", {report.invalid_rows:,} of them invalid" if report.invalid_rows else ""
-    before = report.chunks - report.scored_chunks
-    there = f", {before:,} of {report.chunks:,} chunks were there" if before else ""
-    again = f", {report.retries:,} tasks were started again" if report.retries else ""
+    existing = report.chunks - report.scored_chunks
+    resumed = f", {existing:,} of {report.chunks:,} chunks were there" if existing else ""
+    retried = f", {report.retries:,} tasks were started again" if report.retries else ""
     speed = f", {report.rows_per_second:,.0f} rows per second" if report.scored_rows else ""
-    return f"{report.rows:,} rows{invalid}{there}{again}{speed}"
+    return f"{report.rows:,} rows{invalid}{resumed}{retried}{speed}"
 
 
 @main.command()
@@ -296,37 +296,39 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
     if model_transfer.store_kind(path) == "scores":
         from dkfm.scoring.verification import verify_scores
 
-        found = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
-        print_result(f"{path}: {found.rows:,} rows, every chunk as it was written")
+        result = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
+        print_result(f"{path}: {result.rows:,} rows, every chunk as it was written")
         if against is not None:
-            anew = f"{found.sampled:,} rows scored anew by the formula differ by at most {found.worst:.1g}"
-            print_result(f"{path}: {anew} of what rounding allows")
+            difference = f"{result.sampled:,} rows scored anew by the formula differ by at most {result.worst:.1g}"
+            print_result(f"{path}: {difference} of what rounding allows")
         return
     from dkfm.estimators import load
-    from dkfm.sources.base import sample_rows as sample_of
+    from dkfm.sources.base import sample_rows
     from dkfm.sources.opening import open_source
 
     estimator = load(path, trusted=trusted)
-    seen = [str(name) for name in getattr(estimator, "feature_names_in_", [])] or None
+    columns = [str(name) for name in getattr(estimator, "feature_names_in_", [])] or None
     if estimator.kernel_.is_precomputed:
         if against is None:
             raise InvalidInputError("A model of a precomputed kernel is verified --against the Gram matrix of its fit.")
-        source = open_source(against, fitted=seen)
+        source = open_source(against, fitted=columns)
         points: object = source.read(slice(0, source.shape[0]))
     else:
-        points = None if against is None else sample_of(open_source(against, fitted=seen), 512)
-    print_result(*_verification(path, against, estimator, points))
+        points = None if against is None else sample_rows(open_source(against, fitted=columns), 512)
+    print_result(*_verification_lines(path, against, estimator, points))
 
 
-def _verification(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> "Iterator[str]":
-    """Yield what a model was found to be, line by line."""
+def _verification_lines(
+    path: str, against: str | None, estimator: "KernelEstimator", points: object
+) -> Iterator[str]:
+    """Yield the lines that describe a verified model."""
     from dkfm.estimators import ExactFeatureMap
 
-    found = estimator.verify(points)
-    first, *others = str(found).splitlines()
+    certificate = estimator.verify(points)
+    first, *others = str(certificate).splitlines()
     yield f"{path}: {first}"
     if isinstance(estimator, ExactFeatureMap):
-        yield f"{path}: {_about(estimator)}"
+        yield f"{path}: {_describe(estimator)}"
         dropped = f"{len(estimator.dropped_):,} dropped, {estimator.n_negative_:,} of them negative"
         yield f"{path}: condition {estimator.condition_:.1e}, {dropped}"
         if "training_certificate_" in vars(estimator):
@@ -335,7 +337,7 @@ def _verification(path: str, against: str | None, estimator: "KernelEstimator", 
         yield f"{against} {line}"
 
 
-def _about(estimator: "KernelEstimator") -> str:
+def _describe(estimator: "KernelEstimator") -> str:
     from dkfm.estimators import ExactFeatureMap, KernelFisher
 
     landmarks = f"{estimator.model_.landmarks.shape[0]:,} landmarks"

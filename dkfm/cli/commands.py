@@ -1,4 +1,4 @@
-"""Commands that make no model and no scores: the demo, the benchmark, the comparison of kernels."""
+"""Define the commands that neither fit nor score: the demo, the benchmark, and the comparison of kernels."""
 
 import json
 from pathlib import Path
@@ -76,15 +76,15 @@ def compare(
     t = None if test_labels is None else options.read_labels(test_labels, "--test-labels")
     rows = open_source(train, columns=options.parse_list(columns), id_column=id_column)
     if html is not None:
-        read = [
+        inputs = [
             locate(test) if test is not None else None,
             Path(labels),
             None if test_labels is None else Path(test_labels),
         ]
-        require_apart(Path(html).absolute(), "page", [rows.location, *read])
+        require_apart(Path(html).absolute(), "page", [rows.location, *inputs])
     names = list(rows.columns) if isinstance(rows, Named) else None
     held_out = None if test is None else open_source(test, "test", columns=names)
-    found = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)
-    print_result(*(found.to_json() if as_json else str(found)).splitlines())
+    result = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)
+    print_result(*(result.to_json() if as_json else str(result)).splitlines())
     if html is not None:
-        found.save_page(html)
+        result.save_page(html)

@@ -1,4 +1,4 @@
-"""The main job on real digits, from a Gram matrix to a scored data set, on a cluster of this machine."""
+"""Run the main job on real digits, from a Gram matrix to a scored data set, on a local cluster."""
 
 import json
 import time
@@ -24,14 +24,22 @@ from dkfm.scoring.run import batch_score
 from dkfm.storage import zarr_store
 
 KERNEL = Gaussian(2.0)
-"""On pixels scaled to [0, 1]."""
+"""Kernel for pixels in [0, 1]."""
 
 TRAINING, TILE, COMPONENTS, NEIGHBOURS = 1000, 250, 20, 5
+"""Training rows, rows of a Gram tile, components, and neighbours of the classifier."""
+
 _SIDE = 8
+"""Pixels of a side of an image."""
+
 _NOISE = 0.05
-_CHUNK = 10_000
+"""Standard deviation of the noise on the rows to score."""
+
+_CHUNK_ROWS = 10_000
 _SEED = 2024
-_MARK = "dkfm-demo.json"
+_MARKER = "dkfm-demo.json"
+"""File that marks a folder as one of the demo."""
+
 _STORES = {
     "features": "model",
     "components": "model",
@@ -62,31 +70,31 @@ class Digits:
 
 
 def run_demo(directory: str | Path, rows: int, say: Callable[[str], None]) -> None:
-    """Run the demo in a directory and say, line by line, what came out.
+    """Run the demo in a directory, and report the results line by line.
 
     Parameters
     ----------
     directory : str or Path
-        Made, or one that an earlier demo made, which is emptied.
+        Directory to create, or that of an earlier demo, whose files are removed.
     rows : int
-        How many rows to score.
+        Number of rows to score.
     say : callable
-        Gets each line.
+        Called with each line.
 
     Raises
     ------
     StoreExistsError
-        The directory holds something that no demo wrote; it is left untouched.
+        The directory contains files that no demo wrote; it is left untouched.
     """
     from distributed import Client
 
     if rows < 1:
         raise InvalidInputError(f"The demo scores at least one row, and --rows is {rows}.")
     folder, digits = Path(directory).absolute(), Digits.load()
-    _start_clean(folder)
+    _prepare_folder(folder)
     with local_cluster() as cluster, Client(cluster) as client:
         say(f"dashboard     {client.dashboard_link}")
-        seconds = _seconds(
+        seconds = _measure_seconds(
             lambda: build_gram(KERNEL, digits.train, workspace_path(KERNEL, digits.train, folder), tile_rows=TILE)
         )
         tiles = len(list(chunking.lower_triangle_tiles(TRAINING, TILE)))
@@ -105,18 +113,18 @@ def run_demo(directory: str | Path, rows: int, say: Callable[[str], None]) -> No
     train, held_out = np.asarray(pca.transform(digits.train)), np.asarray(pca.transform(digits.held_out))
     accuracy = _accuracy(train, digits.train_labels, held_out, digits.held_out_labels)
     say(f"accuracy      {accuracy:.4f} of {NEIGHBOURS} nearest neighbours on {len(held_out)} untouched digits")
-    _draw(folder, phi, held_out, digits.held_out_labels)
+    _save_pictures(folder, phi, held_out, digits.held_out_labels)
     shape = open_scores(folder / "scores.zarr").shape
     say(f"files         {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}; scores {shape}")
 
 
-def _start_clean(folder: Path) -> None:
-    """Make the folder, or remove what an earlier demo made in it."""
-    mark = folder / _MARK
+def _prepare_folder(folder: Path) -> None:
+    """Create the folder, or remove the files of an earlier demo from it."""
+    marker = folder / _MARKER
     if folder.exists() and not folder.is_dir():
         raise StoreExistsError(f"{folder} is not a directory; choose another with --dir.")
     if folder.exists() and any(folder.iterdir()):
-        if not mark.is_file():
+        if not marker.is_file():
             raise StoreExistsError(f"{folder} holds something that no demo wrote; choose another with --dir.")
         for name in _PICTURES:
             require_own_picture(folder / name)
@@ -127,24 +135,24 @@ def _start_clean(folder: Path) -> None:
         for name in _PICTURES:
             (folder / name).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    mark.write_text(json.dumps({"about": "made by dkfm demo, which removes what it made here when it runs again"}))
+    marker.write_text(json.dumps({"about": "made by dkfm demo, which removes what it made here when it runs again"}))
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _measure_seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def _write_rows(path: Path, images: Array, rows: int) -> None:
-    """Write the scoring set, chunk by chunk: held-out digits shifted by up to one pixel, with seeded noise."""
+    """Write the rows to score chunk by chunk: held-out digits, shifted by up to one pixel, with seeded noise."""
     with zarr_store.new_store(path, "rows", {}, ["rows"]) as group:
-        array = zarr_store.add_array(group, "rows", (rows, images.shape[1]), (min(_CHUNK, rows), images.shape[1]))
-        for part in chunking.row_slices(rows, _CHUNK):
-            array[part] = _shifted(images, part.stop - part.start, np.random.default_rng([_SEED, part.start]))
+        array = zarr_store.add_array(group, "rows", (rows, images.shape[1]), (min(_CHUNK_ROWS, rows), images.shape[1]))
+        for part in chunking.row_slices(rows, _CHUNK_ROWS):
+            array[part] = _shift_images(images, part.stop - part.start, np.random.default_rng([_SEED, part.start]))
 
 
-def _shifted(images: Array, count: int, rng: np.random.Generator) -> Array:
+def _shift_images(images: Array, count: int, rng: np.random.Generator) -> Array:
     padded = np.pad(images.reshape(-1, _SIDE, _SIDE), ((0, 0), (1, 1), (1, 1)))
     which, down, right = rng.integers(len(images), size=count), *rng.integers(3, size=(2, count))
     span = np.arange(_SIDE)
@@ -161,10 +169,10 @@ def _accuracy(
     return float(KNeighborsClassifier(NEIGHBOURS).fit(train, train_labels).score(test, test_labels))
 
 
-def _draw(folder: Path, phi: ExactFeatureMap, scores: Array, labels: npt.NDArray[np.int64]) -> None:
+def _save_pictures(folder: Path, phi: ExactFeatureMap, scores: Array, labels: npt.NDArray[np.int64]) -> None:
     try:
         pictures = plotting.spectrum(phi.eigenvalues_, phi.dropped_), plotting.components(scores, labels)
     except MissingExtraError:
-        return  # pictures are for those who have Matplotlib
+        return  # without Matplotlib there are no pictures
     for picture, name in zip(pictures, _PICTURES, strict=True):
         plotting.save_picture(picture, folder / name)

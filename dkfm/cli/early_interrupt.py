@@ -1,6 +1,6 @@
-"""Ctrl-C while a command still imports what it needs ends it as the system does, and not in the middle of an import.
+"""Let Ctrl-C end a command without a traceback while it is still importing its modules.
 
-In effect by being imported, where this process is the command; `dkfm.cli.process` takes interruptions over from it.
+Importing this module has that effect, if this process runs the command; later `dkfm.cli.process` handles Ctrl-C.
 """
 
 import signal
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 _COMMANDS = (Path("dkfm"), Path("dkfm/__main__.py"))
-"""How the name of a program ends that is nothing else."""
+"""Ends of the path of a program that runs the command."""
 
 
 def _is_command(program: str) -> bool:

@@ -1,4 +1,4 @@
-"""Dask's report of a job, for the command line: asked for before the work, written after it, however that ended."""
+"""Write Dask's performance report of a job: check before the work, and write after it, even if the job failed."""
 
 import html
 import shlex
@@ -19,31 +19,31 @@ from dkfm.files.location import locate, require_apart
 if TYPE_CHECKING:
     from distributed import Client, performance_report
 
-_ANSWER = 30
+_ANSWER_TIMEOUT = 30
 """Seconds that a scheduler has to say whether it can make a report."""
 
-_PAGE = 60
-"""Seconds that it has to make one, of a hundred thousand tasks at most: Dask keeps no more."""
+_REPORT_TIMEOUT = 60
+"""Seconds that a scheduler has to make a report of at most 100,000 tasks: Dask keeps no more."""
 
 
 def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
-    """Raise before any work where a report that is asked for could not be written.
+    """Raise before any work if the requested report could not be written.
 
     Parameters
     ----------
     page : str or None
-        Where it goes; None asks for none.
+        Path of the report; None for no report.
     scheduler : str or None
-        What it would be of.
+        Address of the scheduler.
     used : str
-        Paths and URLs that the job reads or writes, beside or in which the page must not be.
+        Paths and URLs that the job reads or writes; the report must not lie in them or replace them.
 
     Raises
     ------
     ClusterError
-        There is no cluster.
+        There is no scheduler to report on.
     InvalidInputError, StoreError
-        No file can be made there.
+        No file can be written at the path.
 
     Examples
     --------
@@ -65,34 +65,34 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
     with local.translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with local.new_file(path, path.parent):
-        pass  # the folder, the disk and the name allow it
+        pass  # a file can be created here
 
 
 @contextmanager
 def write_report(client: "Client", page: str | None) -> Iterator[None]:
-    """Write Dask's report of what a cluster does meanwhile; an earlier page of dkfm's is replaced at the end, whole.
+    """Write Dask's report of a cluster during the context; replace an earlier page of dkfm atomically.
 
-    What becomes of the report is nothing to the job: where there is none at the end, a line on standard error says so.
+    A report that fails does not fail the job: a line on standard error says so.
 
     Raises
     ------
     ClusterError
-        The scheduler cannot make one; this is found out before.
+        The scheduler cannot make a report; raised before the work.
     """
     if page is None:
         yield
         return
     from distributed import performance_report
 
-    report = performance_report(mode="inline")  # a page that needs no other
+    report = performance_report(mode="inline")  # one file with all scripts
 
     async def begin() -> None:
         await client.run_on_scheduler(version, "bokeh")
         await report.__aenter__()
 
     try:
-        client.sync(begin, callback_timeout=_ANSWER)
-    except Exception as error:  # whatever a scheduler says that cannot
+        client.sync(begin, callback_timeout=_ANSWER_TIMEOUT)
+    except Exception as error:  # the scheduler may raise anything
         remedy = "install dask[diagnostics] where it runs, or leave out --report"
         raise ClusterError(f"The scheduler can make no report ({reason(error)}); {remedy}.") from None
     try:
@@ -109,11 +109,11 @@ def _write(client: "Client", report: "performance_report", path: Path) -> None:
         raise ClusterError("the scheduler is gone")
     command = html.escape(shlex.join(["dkfm", *sys.argv[1:]]))
     with temporary.temporary_folder("report") as folder:
-        # A name of our own: Dask reads more than a path into some.
+        # A plain name: Dask interprets some characters in a path.
         report.filename = f"{folder}/report.html"
         try:
-            client.sync(report.__aexit__, None, None, None, code=command, callback_timeout=_PAGE)
+            client.sync(report.__aexit__, None, None, None, code=command, callback_timeout=_REPORT_TIMEOUT)
         except TimeoutError:
-            raise ClusterError(f"the scheduler did not make it in {_PAGE} seconds") from None
+            raise ClusterError(f"the scheduler did not make it in {_REPORT_TIMEOUT} seconds") from None
         text = Path(report.filename).read_text(encoding="utf-8")
         pages.write_page(path, text.replace("<head>", f"<head>{pages.GENERATOR}", 1))

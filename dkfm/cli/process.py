@@ -1,4 +1,4 @@
-"""The process of a command: its streams, Ctrl-C, and an end in one sentence whatever the system refuses."""
+"""Run a command as a process: standard streams, Ctrl-C, and one sentence for every error of the system."""
 
 import errno
 import math
@@ -21,84 +21,89 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 INTERRUPTED = 128 + signal.SIGINT
-"""Exit code of a command that was interrupted, as shells give it."""
+"""Exit code of a command that was interrupted, as in shells."""
 
-_AGAIN = 0.01
-"""Seconds after which an interruption is raised again that came where Python drops exceptions."""
+_REPEAT_AFTER = 0.01
+"""Seconds after which an interruption is raised again if Python dropped the exception."""
 
-_PATIENCE = 2.0
-"""Seconds for which further interruptions are ignored: what the first one ends takes a while."""
+_IGNORE_SECONDS = 2.0
+"""Seconds for which further interruptions are ignored, because cleaning up takes a while."""
 
-_LACKS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC})
+_RESOURCE_ERRNOS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC})
+"""Error numbers of missing resources."""
 
-_NO_SEGMENT, _NO_THREAD = "failed to map segment", "can't start new thread"
+_NO_SEGMENT = "failed to map segment"
+"""Part of the message of an ImportError if memory for a library is missing."""
 
-_OUTPUT = f"{OutputError.__name__}: Standard output cannot be written: {{}}."
+_NO_THREAD = "can't start new thread"
+"""Message of the RuntimeError if the limit of threads is reached."""
+
+_OUTPUT_ERROR = f"{OutputError.__name__}: Standard output cannot be written: {{}}."
 
 
 def run_command(command: Callable[[], object]) -> NoReturn:
-    """Run a command as the whole of this process, and end with its exit code.
+    """Run a command as the whole of this process, and exit with its code.
 
     Parameters
     ----------
     command : callable
-        It returns nothing or an exit code, or raises SystemExit.
+        Function that returns None or an exit code, or raises SystemExit.
     """
     _open_streams()
-    interruption = _Interruption()
+    interruption = _InterruptionHandler()
     code: object = 1
     try:
         code = command()
-    except SystemExit as ended:
-        code = ended.code
+    except SystemExit as exit_request:
+        code = exit_request.code
         if not isinstance(code, int | None):
-            print_message(str(code))  # as Python does
+            print_message(str(code))  # Python does the same
             code = 1
     except BaseException as error:
-        if interruption.came or isinstance(error, KeyboardInterrupt):  # a library may make another error of it
+        if interruption.raised or isinstance(error, KeyboardInterrupt):  # a library may raise another error instead
             print_message("Interrupted.")
             code = INTERRUPTED
         else:
-            print_message(_sentence(error))
-    interruption.end()
-    if (failed := _flush()) is not None and not code:
-        print_message(_OUTPUT.format(failed))
+            print_message(_describe_error(error))
+    interruption.stop()
+    if (failure := _flush()) is not None and not code:
+        print_message(_OUTPUT_ERROR.format(failure))
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _open_streams() -> None:
-    """Put something in the place of standard streams that are closed, or the next file would get their numbers.
+    """Replace closed standard streams, whose descriptors the next open file would get otherwise.
 
-    Standard output is opened for reading, so that a result that is printed there is an error and not lost.
+    Standard output is opened for reading, so that printing a result raises an error instead of losing it.
     """
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # it gets the lowest number, which is this one
+            os.open(os.devnull, mode)  # it gets the lowest free number, which is this one
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # for the life of the process
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
-class _Interruption:
-    """Ctrl-C, raised once in `_PATIENCE`: those that follow at once would only end the ending.
+class _InterruptionHandler:
+    """Raise KeyboardInterrupt on Ctrl-C, at most once in `_IGNORE_SECONDS`, so that cleaning up is not interrupted.
 
-    Nothing is raised where whoever started this process has it ignore Ctrl-C.
+    If Ctrl-C is ignored when the process starts, it stays ignored.
     """
 
     def __init__(self) -> None:
-        self.came = False
+        self.raised = False
         self._last = -math.inf
-        self._before = sys.unraisablehook
+        self._former_hook = sys.unraisablehook
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._raise)
-            sys.unraisablehook = self._dropped
+            sys.unraisablehook = self._repeat_dropped
 
-    def end(self) -> None:
-        """Raise nothing more: Python's own end takes a while, and one that hangs is left by another Ctrl-C."""
+    def stop(self) -> None:
+        """Raise nothing more while Python exits; another Ctrl-C leaves an exit that hangs."""
         if signal.getsignal(signal.SIGALRM) == self._raise:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
         if signal.getsignal(signal.SIGINT) == self._raise:
@@ -106,63 +111,63 @@ class _Interruption:
             signal.signal(signal.SIGINT, self._leave)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - self._last >= _PATIENCE:
-            self.came, self._last = True, time.monotonic()
+        if time.monotonic() - self._last >= _IGNORE_SECONDS:
+            self.raised, self._last = True, time.monotonic()
             raise KeyboardInterrupt
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - self._last >= _PATIENCE:
+        if time.monotonic() - self._last >= _IGNORE_SECONDS:
             os._exit(INTERRUPTED)
 
-    def _dropped(self, unraisable: "UnraisableHookArgs") -> None:
-        """Raise an interruption again that came in a destructor or a callback, where Python drops it."""
-        main = threading.current_thread() is threading.main_thread()
-        if unraisable.exc_type is KeyboardInterrupt and main:
+    def _repeat_dropped(self, unraisable: "UnraisableHookArgs") -> None:
+        """Raise an interruption again if Python dropped it in a destructor or a callback."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if unraisable.exc_type is KeyboardInterrupt and is_main:
             self._last = -math.inf
             signal.signal(signal.SIGALRM, self._raise)
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN)
-        elif not self.came:
-            self._before(unraisable)
+            signal.setitimer(signal.ITIMER_REAL, _REPEAT_AFTER)
+        elif not self.raised:
+            self._former_hook(unraisable)
 
 
 def _flush() -> str | None:
-    """Write out what the standard streams hold; return why standard output does not take it, None where it does.
+    """Flush the standard streams; return the reason if standard output cannot be written, None if it can.
 
-    What is not taken is dropped: Python would try again at its end, and say so in several lines.
+    Text that cannot be written is dropped: Python would try again when it exits, and print a traceback.
     """
-    failed = None
+    failure = None
     for number, stream in enumerate((sys.stdout, sys.stderr), 1):
         try:
             stream.flush()
         except OSError as error:
-            failed = failed or (_words(error) if number == 1 else None)
+            failure = failure or (_error_text(error) if number == 1 else None)
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
                 stream.flush()
-    return failed
+    return failure
 
 
-def _sentence(error: BaseException) -> str:
-    """Return what is said of an error that no command expects."""
+def _describe_error(error: BaseException) -> str:
+    """Return the message for an error that no command expects."""
     if os.environ.get("DKFM_TRACEBACK"):
         raise error
-    if isinstance(error, OSError) and (failed := _flush()) is not None:
-        return _OUTPUT.format(failed)
-    told = _refused(error)
-    if told is not None:
-        return f"{ResourceError.__name__}: The system {told}."
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(place.filename).name}, line {place.lineno}"
+    if isinstance(error, OSError) and (failure := _flush()) is not None:
+        return _OUTPUT_ERROR.format(failure)
+    refusal = _describe_refusal(error)
+    if refusal is not None:
+        return f"{ResourceError.__name__}: The system {refusal}."
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(frame.filename).name}, line {frame.lineno}"
     return f"{type(error).__name__}: {reason(error)} ({where}); dkfm did not expect this: DKFM_TRACEBACK=1 shows more."
 
 
-def _refused(error: BaseException) -> str | None:
-    """Return what the system refused; None where an error is of another kind."""
+def _describe_refusal(error: BaseException) -> str | None:
+    """Return which resource the system refused, in words; None for an error of another kind."""
     if not isinstance(error, OSError):
-        error = _lack(error)
+        error = _root_cause(error)
     if isinstance(error, OSError):
         what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the command"
-        return f"refused {what}: {_words(error)}"
+        return f"refused {what}: {_error_text(error)}"
     if isinstance(error, MemoryError) or _NO_SEGMENT in str(error):
         return f"gave no more memory ({reason(error)}); raise its limit, or use fewer rows"
     if _NO_THREAD in str(error):
@@ -170,21 +175,21 @@ def _refused(error: BaseException) -> str | None:
     return None
 
 
-def _lack(error: BaseException) -> BaseException:
-    """Return what the system lacked where an error was made of that, as libraries do; else the error itself."""
-    found: BaseException | None = error
-    while found is not None:
-        told = str(found)
+def _root_cause(error: BaseException) -> BaseException:
+    """Return the error of a missing resource that led to an error, as in libraries; else the error itself."""
+    cause: BaseException | None = error
+    while cause is not None:
+        message = str(cause)
         if (
-            isinstance(found, MemoryError)
-            or (isinstance(found, OSError) and found.errno in _LACKS)
-            or (isinstance(found, ImportError) and _NO_SEGMENT in told)
-            or (isinstance(found, RuntimeError) and _NO_THREAD in told)
+            isinstance(cause, MemoryError)
+            or (isinstance(cause, OSError) and cause.errno in _RESOURCE_ERRNOS)
+            or (isinstance(cause, ImportError) and _NO_SEGMENT in message)
+            or (isinstance(cause, RuntimeError) and _NO_THREAD in message)
         ):
-            return found
-        found = found.__context__
+            return cause
+        cause = cause.__context__
     return error
 
 
-def _words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return error.strerror or reason(error)

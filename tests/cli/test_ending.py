@@ -102,7 +102,7 @@ def test_an_interruption_that_was_dropped_at_the_very_end_comes_to_nothing(as_pr
 
 
 def test_an_interruption_that_a_library_swallows_is_raised_again_later_and_not_at_once(as_program, monkeypatch):
-    monkeypatch.setattr(process, "_PATIENCE", 0.1)
+    monkeypatch.setattr(process, "_IGNORE_SECONDS", 0.1)
     steps = []
 
     def command():
@@ -125,7 +125,7 @@ def test_an_end_that_hangs_is_left_by_a_later_interruption(as_program, monkeypat
     assert as_program(lambda: None) == (0, "", "")
     interrupt()
     assert left.__self__ == []
-    monkeypatch.setattr(process, "_PATIENCE", 0.0)
+    monkeypatch.setattr(process, "_IGNORE_SECONDS", 0.0)
     interrupt()
     assert left.__self__ == [130]
 
