@@ -318,9 +318,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
     print_result(*_verification_lines(path, against, estimator, points))
 
 
-def _verification_lines(
-    path: str, against: str | None, estimator: "KernelEstimator", points: object
-) -> Iterator[str]:
+def _verification_lines(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> Iterator[str]:
     """Yield the lines that describe a verified model."""
     from dkfm.estimators import ExactFeatureMap
 

@@ -1,4 +1,4 @@
-"""What `dkfm fit` does: from its options to an estimator, its rows and its labels, and to a saved model."""
+"""Run `dkfm fit`: build an estimator from the options, read rows and labels, fit, and save the model."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,14 +25,19 @@ from dkfm.storage import model_transfer
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
 
-_OF_FEATURES = "basis", "centered", "landmarks", "n_landmarks", "tol"
-_OF_FISHER = "labels", "label_column", "shrinkage"
-_SHARED = "tile_rows", "workspace", "on_indefinite", "dtype", "progress"
+_FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "tol"
+"""Options of the method features alone."""
+
+_FISHER_OPTIONS = "labels", "label_column", "shrinkage"
+"""Options of the method fisher alone."""
+
+_COMMON_OPTIONS = "tile_rows", "workspace", "on_indefinite", "dtype", "progress"
+"""Options that are parameters of every estimator."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The options of `dkfm fit` of these names."""
+    """Options of `dkfm fit`; see its help."""
 
     method: str
     basis: str | None
@@ -54,15 +59,15 @@ class FitOptions:
     workspace: str | None
     progress: bool
 
-    def given(self, names: tuple[str, ...]) -> dict[str, object]:
-        """Return those of the options that were given, by name."""
-        found = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in found.items() if value is not None and value is not False}
+    def select_given(self, names: tuple[str, ...]) -> dict[str, object]:
+        """Return those of the named options that the user gave."""
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
 
     def require(self) -> None:
-        """Raise a usage error where options do not belong together."""
-        for method, names in (("features", _OF_FEATURES), ("fisher", _OF_FISHER)):
-            if self.method != method and (wrong := self.given(names)):
+        """Raise a usage error if options contradict each other."""
+        for method, names in (("features", _FEATURE_OPTIONS), ("fisher", _FISHER_OPTIONS)):
+            if self.method != method and (wrong := self.select_given(names)):
                 raise click.UsageError(f"--{next(iter(wrong)).replace('_', '-')} belongs to --method {method}.")
         if self.method == "features" and self.components is not None:
             raise click.UsageError("--components belongs to --method pca and --method fisher.")
@@ -71,22 +76,22 @@ class FitOptions:
 
 
 def run_fit(train: str, model: str, options: FitOptions, cluster: AbstractContextManager[object]) -> KernelEstimator:
-    """Fit what the options say to the rows of a source, and save it; `cluster` is entered while it is fitted."""
+    """Fit an estimator to the rows of a source and save it; the context `cluster` is entered for the fit."""
     options.require()
     arguments.add_working_directory(options.kernel)
-    chosen = serialization.kernel_by_name(options.kernel, arguments.parse_parameters(options.param))
-    serialization.to_config(chosen)  # what cannot be saved is told before hours of work
-    estimator = _estimator(chosen, options)
+    kernel = serialization.kernel_by_name(options.kernel, arguments.parse_parameters(options.param))
+    serialization.to_config(kernel)  # raises now if the model could not be saved after hours of work
+    estimator = _build_estimator(kernel, options)
     model_transfer.require_free_location(model)
-    whole = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
-    read = [whole.location, None if options.labels is None else Path(options.labels)]
-    require_apart(locate(model), "model", read)
+    table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
+    inputs = [table.location, None if options.labels is None else Path(options.labels)]
+    require_apart(locate(model), "model", inputs)
     if options.workspace is not None:
-        require_outside(local_path(options.workspace).absolute(), "workspace", read)
-    with change_detection.watch(whole) as watch:
-        source, labels = _labelled(whole, train, options)
+        require_outside(local_path(options.workspace).absolute(), "workspace", inputs)
+    with change_detection.watch(table) as watch:
+        source, labels = _split_labels(table, train, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
-            memory.require_driver_memory(source.shape[0], source.row_values, chosen.peak_blocks, chosen.landmark_copies)
+            memory.require_driver_memory(source.shape[0], source.row_values, kernel.peak_blocks, kernel.landmark_copies)
         rows = source.read(slice(0, source.shape[0]))
         watch.require_same("read", "fit again")
     with cluster:
@@ -97,25 +102,25 @@ def run_fit(train: str, model: str, options: FitOptions, cluster: AbstractContex
     return estimator
 
 
-def _estimator(kernel: Kernel, options: FitOptions) -> KernelEstimator:
-    shared = {name: getattr(options, name) for name in _SHARED}
+def _build_estimator(kernel: Kernel, options: FitOptions) -> KernelEstimator:
+    shared = {name: getattr(options, name) for name in _COMMON_OPTIONS}
     if options.method == "features":
-        return ExactFeatureMap(kernel).set_params(**options.given(_OF_FEATURES), **shared)
+        return ExactFeatureMap(kernel).set_params(**options.select_given(_FEATURE_OPTIONS), **shared)
     if options.method == "pca":
         return KernelPCA(options.components, kernel=kernel).set_params(**shared)
     shrinkage = {} if options.shrinkage is None else {"shrinkage": options.shrinkage}
     return KernelFisher(cast("int | None", options.components), kernel=kernel).set_params(**shrinkage, **shared)
 
 
-def _labelled(source: Source, train: str, options: FitOptions) -> "tuple[Source, npt.NDArray[np.generic] | None]":
-    """Return the rows of a source without the column of labels, and the labels, where there are any."""
+def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Source, npt.NDArray[np.generic] | None]":
+    """Return the source without the label column, and the labels if there are any."""
     ids, label = options.id_column, options.label_column
     if label is None:
         return source, None if options.labels is None else arguments.read_labels(options.labels, "--labels")
     if not isinstance(source, Named):
         raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
-    named = open_source(train, columns=[label], id_column=ids)
-    values = cast("Array", named.read(slice(0, named.shape[0])))[:, 0]
-    whole = bool((values == np.rint(values)).all())
+    label_source = open_source(train, columns=[label], id_column=ids)
+    values = cast("Array", label_source.read(slice(0, label_source.shape[0])))[:, 0]
+    are_integers = bool((values == np.rint(values)).all())
     others = [name for name in source.columns if name != label]
-    return open_source(train, columns=others, id_column=ids), values.astype(np.int64) if whole else values
+    return open_source(train, columns=others, id_column=ids), values.astype(np.int64) if are_integers else values

@@ -1,4 +1,4 @@
-"""What a store is, in a few plain facts."""
+"""Describe a store in a few plain facts."""
 
 from pathlib import Path
 
@@ -11,24 +11,25 @@ from dkfm.storage.model_store import load_record
 
 
 def describe_store(path: str | Path) -> dict[str, object]:
-    """Return the facts of a Gram, a model or an output, as plain JSON values.
+    """Return facts on a Gram matrix, a model or an output, as plain JSON values.
 
     Raises
     ------
     StoreError
-        Nothing there, or nothing of dkfm's; at a URL, a store that is neither a model nor an output.
+        There is no store of dkfm; or, at a URL, it is neither a model nor an output.
     """
     root = locate(path)
     kind = model_transfer.store_kind(path)
     if kind == "scores":
-        return {"kind": kind, "path": str(root), "format": zarr_schema.VERSIONS[kind]} | _scores(root)
+        return {"kind": kind, "path": str(root), "format": zarr_schema.VERSIONS[kind]} | _describe_scores(root)
     with model_transfer.fetch_model(path) as folder:
         attributes = zarr_schema.read_group(folder, kind)
         facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
-        return facts | {"gram": _gram, "model": _model, "rows": _rows}[kind](folder, attributes)
+        describe = {"gram": _describe_gram, "model": _describe_model, "rows": _describe_rows}[kind]
+        return facts | describe(folder, attributes)
 
 
-def _gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+def _describe_gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     info = zarr_schema.read_array(root / "gram")
     identity = attributes.get("identity")
     return {
@@ -39,7 +40,7 @@ def _gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     }
 
 
-def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     try:
         record = load_record(root)
     except UntrustedError as error:
@@ -59,7 +60,7 @@ def _model(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     }
 
 
-def _rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+def _describe_rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     if (root / "rows").is_dir():
         info = zarr_schema.read_array(root / "rows")
         return {"shape": list(info.shape), "chunk_rows": info.chunks[0]}
@@ -67,7 +68,7 @@ def _rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     return {"rows": pointers - 1, "values": values}
 
 
-def _scores(root: Location) -> dict[str, object]:
+def _describe_scores(root: Location) -> dict[str, object]:
     output = outputs.read_output(root)
     facts: dict[str, object] = {
         "outputs": {columns.output: columns.width for columns in output.columns},

@@ -1,4 +1,4 @@
-"""Words of the command line: how they become numbers, lists and parameters, and which are refused."""
+"""Parse arguments of the command line: kernels, parameters, numbers, lists and labels."""
 
 import json
 import re
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
-    """Return the parameters of a kernel, by name."""
-    parse_parameters: dict[str, object] = {}
+    """Return the parameters of a kernel from texts NAME=VALUE, as a dict."""
+    parameters: dict[str, object] = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not (name and equals and text):
             raise click.UsageError(f"A parameter is written NAME=VALUE, and not {value!r}.")
-        parts = [_number(part) for part in text.strip("()[] ").split(",") if part.strip()]
-        parse_parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
-    return parse_parameters
+        parts = [_parse_number(part) for part in text.strip("()[] ").split(",") if part.strip()]
+        parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
+    return parameters
 
 
 def parse_kernel(word: str) -> "Kernel":
-    """Return the kernel that a word tells: a name, its parameters after a colon; or ``module:name``; or JSON.
+    """Return the kernel that a text names: a name with parameters after a colon, ``module:name``, or JSON.
 
     >>> parse_kernel("polynomial:degree=9,scale=1/784").degree
     9
@@ -52,41 +52,41 @@ def parse_kernel(word: str) -> "Kernel":
     return serialization.kernel_by_name(name, parse_parameters(tuple(re.split(r",(?=\s*\w+=)", rest))))
 
 
-def _number(text: str) -> object:
-    """Return a number, or a fraction of two; another word is for the kernel to take or refuse."""
+def _parse_number(text: str) -> object:
+    """Return a number, also from a fraction as 1/784; return other texts as they are, for the kernel to check."""
     try:
-        above, slash, below = text.partition("/")
-        if slash and float(below):
-            return float(above) / float(below)
+        numerator, slash, denominator = text.partition("/")
+        if slash and float(denominator):
+            return float(numerator) / float(denominator)
         return int(text) if text.strip().lstrip("-").isdigit() else float(text)
     except ValueError:
         return text
 
 
 def parse_components(context: click.Context, parameter: click.Parameter, text: str | None) -> int | float | None:
-    """Return a count, or a share of the variance below 1."""
-    number = None if text is None else _number(text)
+    """Return a number of components, or a share of the variance below 1."""
+    number = None if text is None else _parse_number(text)
     if number is None or (isinstance(number, int) and number >= 1) or (isinstance(number, float) and 0 < number < 1):
         return number
     raise click.BadParameter(f"{text} is no number of components, nor a share of variance below 1.")
 
 
 def parse_shrinkage(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
-    """Return a ridge, or "auto"."""
-    number = None if text is None else _number(text)
+    """Return a shrinkage, or "auto"."""
+    number = None if text is None else _parse_number(text)
     if number is None or number == "auto" or isinstance(number, float | int):
         return number
     raise click.BadParameter(f'{text} is no number, nor "auto".')
 
 
 def add_working_directory(*functions: str) -> None:
-    """Let functions that the user names be imported from the working directory, after all that is installed."""
+    """Append the working directory to the import path if the user names any function as ``module:function``."""
     if any(":" in function for function in functions) and "" not in sys.path:
         sys.path.append("")
 
 
 def parse_list(text: str | None) -> list[str] | None:
-    """Return names that stand with commas between them.
+    """Return the names in a text that commas separate.
 
     >>> parse_list("a, b")
     ['a', 'b']
@@ -96,22 +96,22 @@ def parse_list(text: str | None) -> list[str] | None:
 
 def read_labels(path: str, option: str) -> "npt.NDArray[np.generic]":
     """Return the labels (n,) of a .npy file, which is never unpickled."""
-    from dkfm.sources import npy  # NumPy takes long, and --help needs none of it
+    from dkfm.sources import npy  # imports NumPy, which --help does not need
 
     if not Path(path).exists():
         raise InvalidInputError(f"There is no {path}, which {option} names.")
     try:
-        found = npy.load_npy(path)
+        labels = npy.load_npy(path)
     except InvalidInputError as error:
         words = " (words are saved with .astype(str))" if "objects" in str(error) else ""
         raise InvalidInputError(f"{option} takes a .npy file of one label a row: {reason(error)}{words}.") from None
-    if found.ndim != 1:
-        raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {found.shape}.")
-    return found
+    if labels.ndim != 1:
+        raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {labels.shape}.")
+    return labels
 
 
 def require_writable_folder(path: str) -> None:
-    """Raise before the work where a page could not be written at its end, because there is no folder for it."""
+    """Raise an InvalidInputError if a file cannot be written because its folder does not exist or it is a folder."""
     folder = Path(path).absolute().parent
     if not folder.is_dir() or Path(path).is_dir():
         raise InvalidInputError(

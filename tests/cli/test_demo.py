@@ -72,25 +72,25 @@ def test_a_second_run_starts_clean_and_a_strangers_folder_is_left_untouched(fini
     path = finished[0] / "scores.zarr/thesis.txt"
     path.write_text("mine")
     with pytest.raises(StoreExistsError, match="left untouched"):
-        demo._start_clean(finished[0])
+        demo._prepare_folder(finished[0])
     assert path.read_text() == "mine"
     path.unlink()
-    demo._start_clean(finished[0])
+    demo._prepare_folder(finished[0])
     assert [p.name for p in finished[0].iterdir()] == ["dkfm-demo.json"]
     (tmp_path / "thesis.txt").write_text("mine")
     for folder in (tmp_path, tmp_path / "thesis.txt"):
         with pytest.raises(StoreExistsError, match="--dir"):
-            demo._start_clean(folder)
+            demo._prepare_folder(folder)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_the_scoring_set_is_held_out_digits_shifted_by_at_most_one_pixel():
     images = np.zeros((1, 64))
     images[0, 27] = 1.0  # row 3, column 3
-    shifted = demo._shifted(images, 500, np.random.default_rng(0)).reshape(-1, 8, 8)
+    shifted = demo._shift_images(images, 500, np.random.default_rng(0)).reshape(-1, 8, 8)
     bright = shifted.reshape(500, -1).argmax(axis=1)
     assert set(bright) == {8 * (3 + i) + 3 + j for i in (-1, 0, 1) for j in (-1, 0, 1)}
-    again = demo._shifted(images, 500, np.random.default_rng(0)).reshape(-1, 8, 8)
+    again = demo._shift_images(images, 500, np.random.default_rng(0)).reshape(-1, 8, 8)
     np.testing.assert_array_equal(shifted, again)
 
 

@@ -98,7 +98,7 @@ def test_an_interruption_that_was_dropped_at_the_very_end_comes_to_nothing(as_pr
         Interrupted()
 
     assert as_program(command)[0] in (0, 130)
-    time.sleep(3 * process._AGAIN)
+    time.sleep(3 * process._REPEAT_AFTER)
 
 
 def test_an_interruption_that_a_library_swallows_is_raised_again_later_and_not_at_once(as_program, monkeypatch):

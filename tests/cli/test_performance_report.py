@@ -197,7 +197,7 @@ def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, m
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "words"), [(signal.SIGKILL, ""), (signal.SIGSTOP, "did not make it in 2 seconds")])
 def test_a_scheduler_that_went_or_hangs_costs_the_report_and_not_the_job(tmp_path, monkeypatch, capsys, sent, words):
-    monkeypatch.setattr(performance_report, "_PAGE", 2)
+    monkeypatch.setattr(performance_report, "_REPORT_TIMEOUT", 2)
 
     def job(site):
         site.scheduler.send_signal(sent)

@@ -128,10 +128,10 @@ def test_a_demo_replaces_no_picture_and_no_gram_but_its_own(tmp_path):
     dkfm.build_gram(K, ROWS, tmp_path / "gram-mine.zarr", progress=False)
     (tmp_path / "components.png").write_text("mine")
     with pytest.raises(StoreExistsError, match="not a picture of dkfm's"):
-        demo._start_clean(tmp_path)
+        demo._prepare_folder(tmp_path)
     assert (tmp_path / "spectrum.png").exists()
     (tmp_path / "components.png").unlink()
-    demo._start_clean(tmp_path)
+    demo._prepare_folder(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dkfm-demo.json", "gram-mine.zarr"]
 
 
