@@ -1,6 +1,6 @@
 """dkfm: exact, explicit, finite-dimensional feature maps of any kernel, built and applied with Dask.
 
-Everything is imported where it is first used, so that ``import dkfm`` is quick.
+Modules are imported when a name of theirs is first used, so that ``import dkfm`` is fast.
 """
 
 from importlib import import_module
@@ -40,14 +40,14 @@ __all__ = [
     "verify_scores",
 ]
 
-_MODULES = {
+_MODULE_PATHS = {
     "errors": "dkfm.errors",
     "kernels": "dkfm.kernels",
     "plotting": "dkfm.plotting",
     "sizing": "dkfm.core.sizing",
     "tsne": "dkfm.comparison.tsne",
 }
-_HOMES = {
+_DEFINING_MODULES = {
     "Comparison": "dkfm.comparison.result",
     "ExactFeatureMap": "dkfm.estimators",
     "KernelFisher": "dkfm.estimators",
@@ -67,10 +67,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        return import_module(_MODULES[name])
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULE_PATHS:
+        return import_module(_MODULE_PATHS[name])
+    if name in _DEFINING_MODULES:
+        return getattr(import_module(_DEFINING_MODULES[name]), name)
     raise AttributeError(f"module 'dkfm' has no attribute {name!r}")
 
 

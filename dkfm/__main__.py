@@ -1,4 +1,4 @@
-"""``python -m dkfm``."""
+"""Run the command line with ``python -m dkfm``."""
 
 from dkfm.cli.app import main
 

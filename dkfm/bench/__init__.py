@@ -1,1 +1,1 @@
-"""Benchmarks: dkfm beside scikit-learn, and beside its arithmetic alone."""
+"""Compare the speed of dkfm with scikit-learn and with the bare arithmetic."""

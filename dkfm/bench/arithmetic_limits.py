@@ -1,4 +1,4 @@
-"""What scoring costs at least: its products and exponentials bare, and dkfm's loop alone, on plain threads."""
+"""Lower bounds of scoring time on plain threads: the bare products and exponentials, and the tile loop of dkfm."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +16,8 @@ from dkfm.numerics.model import Model
 
 
 @dataclass(frozen=True, eq=False)
-class _Thread:
-    """Buffers of one thread, and what it shares with the others."""
+class _ThreadWork:
+    """Work of one thread: its own buffers, and the landmarks and weights that all threads share."""
 
     rows: Array
     landmarks: Array
@@ -26,7 +26,7 @@ class _Thread:
     out: Array
 
     def run(self, count: int) -> None:
-        """Score that many rows, over and over those of one tile."""
+        """Score `count` rows by scoring the rows of one tile repeatedly."""
         for part in row_slices(count, len(self.rows)):
             n = part.stop - part.start
             values = np.matmul(self.rows[:n], self.landmarks.T, out=self.values[:n])
@@ -37,42 +37,43 @@ class _Thread:
 def bare_arithmetic(
     rows: int, columns: int, n: int, width: int, dtype: str, tile: int, threads: int
 ) -> Callable[[Path], None]:
-    """Return what runs the arithmetic of a Gaussian's scores alone, with nothing to check and nothing to allocate.
+    """Return a job that runs only the arithmetic of Gaussian scores, without checks or allocations.
 
     Parameters
     ----------
     rows, columns : int
-        Of what is scored.
+        Shape of the scored rows.
     n, width : int
-        Landmarks and components.
+        Number of landmarks and of components.
     dtype : str
+        Precision, "float64" or "float32".
     tile : int
-        Rows of a product.
+        Rows of each matrix product.
     threads : int
-        Each takes its share of the rows, with one BLAS thread.
+        Number of threads; each scores an equal share of the rows with one BLAS thread.
     """
     rng, inner = np.random.default_rng(0), columns + 2
-    # The products lie between -2 and 0: exp of much less would be timed on its slow path.
+    # The products lie between -2 and 0, because exp is slower for very negative arguments.
     landmarks = (-2 / inner * rng.uniform(size=(n, inner))).astype(dtype)
     weights = rng.normal(size=(n, width)).astype(dtype)
 
-    def thread() -> _Thread:
+    def allocate() -> _ThreadWork:
         Z, values = rng.uniform(size=(tile, inner)).astype(dtype), allocate_aligned(tile * n * landmarks.itemsize)
         values[:] = 0
-        return _Thread(Z, landmarks, weights, values.view(dtype).reshape(tile, n), np.zeros((tile, width), dtype))
+        return _ThreadWork(Z, landmarks, weights, values.view(dtype).reshape(tile, n), np.zeros((tile, width), dtype))
 
     shares = [part.stop - part.start for part in row_slices(rows, -(-rows // threads))]
-    crew = [thread() for _ in shares]
+    work = [allocate() for _ in shares]
 
     def run(_: Path) -> None:
         with single_blas_thread(), ThreadPoolExecutor(threads) as pool:
-            list(pool.map(_Thread.run, crew, shares))
+            list(pool.map(_ThreadWork.run, work, shares))
 
     return run
 
 
 def bare_tile_loop(model: Model, Z: Array, threads: int) -> Callable[[Path], None]:
-    """Return what scores rows in memory through dkfm's tile loop, without Dask and without files."""
+    """Return a job that scores rows in memory with the tile loop of dkfm, without Dask and without files."""
     score, shares = scorer.prepare_scorer(model), list(row_slices(len(Z), -(-len(Z) // threads)))
 
     def run(_: Path) -> None:

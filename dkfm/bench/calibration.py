@@ -1,4 +1,4 @@
-"""The constants of a sizing, measured on the workers of a cluster with all of their threads at work."""
+"""Measure the constants of a sizing on the workers of a cluster while all their threads are busy."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,17 @@ from dkfm.scoring.tasks import ChunkWork
 if TYPE_CHECKING:
     from distributed import Client
 
-_FEW, _MANY, _OUTPUTS = 10, 784, 20
-"""Columns, few and many, and outputs: what a kernel's value costs is seen at few, its products at many."""
+_FEW_COLUMNS = 10
+"""Columns at which the kernel function dominates the time of a kernel value."""
 
-_WIDE = 1000
-"""Columns of rows, and of scores, that are moved with next to no arithmetic."""
+_MANY_COLUMNS = 784
+"""Columns at which the products dominate."""
 
-_CHUNKS = 4
-"""Of a thread that moves."""
+_OUTPUTS = 20
+_WIDE_COLUMNS = 1000
+"""Columns of rows or of scores that are transferred with almost no arithmetic."""
 
+_CHUNKS_PER_THREAD = 4
 _UNITS = {
     "value_seconds": ("nanoseconds of a kernel's value", 1e9),
     "product_seconds": ("picoseconds of a product", 1e12),
@@ -47,89 +49,95 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class MeasuredConstants:
-    """What was measured of each constant, round by round."""
+    """Measured values of each constant, one for each round."""
 
     rounds: Mapping[str, Sequence[float]]
 
     @property
     def constants(self) -> Constants:
-        """The medians; of a difference that noise made negative, 0."""
-        return Constants(**{name: max(0.0, median(found)) for name, found in self.rounds.items()})
+        """Medians of all rounds; noise can make a difference negative, which counts as 0."""
+        return Constants(**{name: max(0.0, median(values)) for name, values in self.rounds.items()})
 
     def rows(self) -> list[Row]:
-        """Return them for a table."""
+        """Return the rows of a table, one for each constant."""
         return [
-            {"constant": told, "measured": Ratio.of([scale * value for value in self.rounds[name]], [1.0] * rounds)}
-            for name, (told, scale) in _UNITS.items()
+            {
+                "constant": description,
+                "measured": Ratio.of([scale * value for value in self.rounds[name]], [1.0] * rounds),
+            }
+            for name, (description, scale) in _UNITS.items()
             if (rounds := len(self.rounds[name]))
         ]
 
 
 def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved: int) -> MeasuredConstants:
-    """Measure each constant, as often as there are rounds.
+    """Measure each constant once in every round.
 
     Parameters
     ----------
-    site : Site
+    site : BenchSite
+        Cluster and folder.
     n, rows : int
-        Landmarks, and the rows that every thread scores against them.
+        Number of landmarks, and number of rows that each thread scores against them.
     tasks : int
-        That do nothing.
+        Number of empty tasks that measure the scheduler.
     moved : int
-        Bytes that every thread reads, and that it writes.
+        Bytes that each thread reads, and that it writes.
     """
-    with open_executor(site.client) as running:
-        few, many = (_loops(site, running, n, columns, rows) for columns in (_FEW, _MANY))
-    products = [(b - a) / (_MANY - _FEW) for a, b in zip(few, many, strict=True)]
-    values = [a - product * (_FEW + _OUTPUTS) for a, product in zip(few, products, strict=True)]
-    read, written = _moves(site, moved)
-    nothing = [run_nothing(site, tasks) for _ in range(site.rounds)]
-    found = values, products, nothing, read, written
-    return MeasuredConstants(dict(zip(_UNITS, found, strict=True)))
+    with open_executor(site.client) as executor:
+        few, many = (_time_values(site, executor, n, columns, rows) for columns in (_FEW_COLUMNS, _MANY_COLUMNS))
+    products = [(b - a) / (_MANY_COLUMNS - _FEW_COLUMNS) for a, b in zip(few, many, strict=True)]
+    values = [a - product * (_FEW_COLUMNS + _OUTPUTS) for a, product in zip(few, products, strict=True)]
+    read, written = _measure_transfers(site, moved)
+    scheduler = [run_nothing(site, tasks) for _ in range(site.rounds)]
+    measured = values, products, scheduler, read, written
+    return MeasuredConstants(dict(zip(_UNITS, measured, strict=True)))
 
 
-def _loops(site: BenchSite, running: Executor, n: int, columns: int, rows: int) -> list[float]:
-    """Return the seconds of a thread for a row and a landmark, of each round."""
-    each: list[list[float]] = []
+def _time_values(site: BenchSite, executor: Executor, n: int, columns: int, rows: int) -> list[float]:
+    """Return the seconds that a thread needs for one kernel value and its outputs, of each round."""
+    seconds: list[list[float]] = []
     for _ in range(site.rounds):
-        taken: list[float] = []
+        thread_seconds: list[float] = []
         tasks = [(n, columns, rows)] * site.threads
-        run_tasks(running, "dkfm-bench-loop", _loop, tasks, len(tasks), progress=False, done=taken.append)
-        each.append(taken)
-    return [median(taken) / (rows * n) for taken in each]
+        run_tasks(
+            executor, "dkfm-bench-loop", _time_scoring, tasks, len(tasks), progress=False, done=thread_seconds.append
+        )
+        seconds.append(thread_seconds)
+    return [median(thread_seconds) / (rows * n) for thread_seconds in seconds]
 
 
-def _loop(n: int, columns: int, rows: int) -> float:
-    """Score rows through components of random weights; return the seconds."""
+def _time_scoring(n: int, columns: int, rows: int) -> float:
+    """Score rows through components of random weights; return the processor seconds of this thread."""
     rng = np.random.default_rng([n, columns])
     head = Head(rng.normal(size=(n, _OUTPUTS)), np.zeros(_OUTPUTS))
     score = scorer.prepare_scorer(Model(default_gaussian(columns), rng.normal(size=(n, columns)), {"scores": head}))
     Z = rng.normal(size=(rows, columns))
     with single_blas_thread():
         score("scores", Z[:FEW])
-        start = time.thread_time()  # of this core alone: the constants are differences, which noise would drown
+        start = time.thread_time()  # not wall time: its noise would exceed the differences measured here
         score("scores", Z)
         return time.thread_time() - start
 
 
-def _moves(site: BenchSite, moved: int) -> tuple[list[float], list[float]]:
-    """Return the bytes a second of a thread that reads, and of one that writes, of each round."""
-    each = moved // (8 * _WIDE)
+def _measure_transfers(site: BenchSite, moved: int) -> tuple[list[float], list[float]]:
+    """Return the bytes a second that a thread reads, and those that it writes, of each round."""
+    thread_rows = moved // (8 * _WIDE_COLUMNS)
     jobs = {}
-    for name, columns, width in (("read", _WIDE, 1), ("write", 1, _WIDE)):
-        model, source = site.saved(random_components(2, width, columns)), site.rows(each * site.threads, columns)
-        jobs[name] = partial(_score, site.client, model, source, max(1, each // _CHUNKS))
+    for name, columns, width in (("read", _WIDE_COLUMNS, 1), ("write", 1, _WIDE_COLUMNS)):
+        model, source = site.saved(random_components(2, width, columns)), site.rows(thread_rows * site.threads, columns)
+        jobs[name] = partial(_score_rows, site.client, model, source, max(1, thread_rows // _CHUNKS_PER_THREAD))
     times = site.timed(jobs)
-    read, written = ([8 * _WIDE * each / seconds for seconds in times.seconds[name]] for name in jobs)
+    read, written = ([8 * _WIDE_COLUMNS * thread_rows / seconds for seconds in times.seconds[name]] for name in jobs)
     return read, written
 
 
-def _score(client: "Client", model: Path, source: Path, chunk_rows: int, destination: Path) -> None:
+def _score_rows(client: "Client", model: Path, source: Path, chunk_rows: int, destination: Path) -> None:
     batch_score(model, source, destination, client=client, chunk_rows=chunk_rows, progress=False)
 
 
 def run_nothing(site: BenchSite, tasks: int) -> float:
-    """Run tasks that carry what those of a job do, and do nothing; return the scheduler's seconds for one."""
+    """Run empty tasks with the arguments of a job's tasks; return the seconds of the scheduler for one task."""
     model, source = site.saved(random_components(2, 1, 1)), site.rows(tasks, 1)
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
     with prepare_job(model, source, request, site.client) as job:
@@ -138,24 +146,24 @@ def run_nothing(site: BenchSite, tasks: int) -> float:
             job.model, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"
         )
         numbered = ((work, number) for number in range(tasks))
-        before = _scheduler_seconds(site.client)
+        before = _read_scheduler_time(site.client)
         run_tasks(job.executor, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)
-        return (_scheduler_seconds(site.client) - before) / tasks
+        return (_read_scheduler_time(site.client) - before) / tasks
 
 
 def _do_nothing(work: ChunkWork, number: int) -> int:
     return number
 
 
-def _scheduler_seconds(client: "Client") -> float:
-    """Return how many seconds the two threads of a scheduler have worked so far.
+def _read_scheduler_time(client: "Client") -> float:
+    """Return the processor seconds that the two threads of a scheduler have used so far.
 
-    Where it is in this process it shares them with the client, whose part is in the figure then.
+    A scheduler in this process shares them with the client, whose time is then included.
     """
-    return float(client.run_on_scheduler(_worked))
+    return float(client.run_on_scheduler(_sum_thread_times))
 
 
-async def _worked() -> float:
+async def _sum_thread_times() -> float:
     from distributed.utils import offload
 
     return time.thread_time() + await offload(time.thread_time)

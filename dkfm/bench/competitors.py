@@ -1,4 +1,4 @@
-"""Where jobs are timed: a cluster, a folder, rows and models in it; and whether rivals agree before they are."""
+"""Provide the cluster, stored rows and models of timed jobs, and check that rivals agree before they are timed."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -23,27 +23,29 @@ if TYPE_CHECKING:
     from distributed import Client
 
 DTYPES = {"float64": 1e-6, "float32": 1e-3}
-"""What scores are computed in, and the difference, relative to the largest, at which rivals no longer agree."""
+"""Precisions of scores, and the largest difference between rivals, relative to the largest score."""
 
 FEW = 50
-"""Rows that rivals have to agree on."""
+"""Number of rows on which rivals must agree."""
 
 Job: TypeAlias = Callable[[Path, Path], object]
-"""Scores the rows of one stored array into another."""
+"""Function that scores the rows of one stored array into another."""
 
 
 @dataclass(frozen=True)
 class BenchSite:
-    """Where jobs run.
+    """Cluster and folder of the timed jobs.
 
     Attributes
     ----------
     client : distributed.Client
+        Client of the cluster.
     folder : Path
-        For everything that is written.
+        Folder for all files.
     chunks : tuple of int
-        Rows of a task of scikit-learn's, ascending; stored rows have chunks of the first.
+        Rows of a scikit-learn task, ascending; stored rows have chunks of the first size.
     rounds : int
+        Number of times that each job is timed.
     """
 
     client: "Client"
@@ -53,37 +55,37 @@ class BenchSite:
 
     @property
     def threads(self) -> int:
-        """Threads of all workers."""
+        """Number of threads of all workers."""
         return sum(self.client.nthreads().values())
 
     def rows(self, rows: int, columns: int, dtype: str = "float64") -> Path:
-        """Return a stored array of that shape, of standard normal rows, written if it is the first time."""
+        """Return the path of a stored array of standard normal rows; write the array on the first call."""
         path = self.folder / f"rows-{rows}-{columns}-{dtype}"
         if not path.exists():
-            array = _create(path, (rows, columns), self.chunks[0], dtype)
+            array = _create_array(path, (rows, columns), self.chunks[0], dtype)
             for part in row_slices(rows, 16 * self.chunks[0]):
                 array[part] = np.random.default_rng(part.start).normal(size=(part.stop - part.start, columns))
         return path / "rows"
 
     def saved(self, estimator: KernelEstimator) -> Path:
-        """Return the path of a saved estimator."""
+        """Save an estimator in a new folder, and return its path."""
         path = Path(tempfile.mkdtemp(prefix="model-", dir=self.folder))
         estimator.save(path)
         return path
 
     def jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
-        """Return scikit-learn's jobs by their rows a task: those whose blocks against n points fit into a worker."""
-        there = memory.task_budget(self.client, self.threads)
+        """Return scikit-learn jobs by chunk size: sizes whose blocks with n points fit into a worker, or the first."""
+        budget = memory.task_budget(self.client, self.threads)
         peer = sklearn_peers.PeerOnWorkers.of(self.client, fitted, width)
-        fitting = [rows for rows in self.chunks if 3 * 8 * rows * n <= there] or self.chunks[:1]
+        fitting = [rows for rows in self.chunks if 3 * 8 * rows * n <= budget] or self.chunks[:1]
         return {f"{rows:,}": partial(peer.score, chunk_rows=rows) for rows in fitting}
 
     def timed(self, rivals: Mapping[str, Callable[[Path], object]], rounds: int | None = None) -> Times:
-        """Time rivals in turn."""
+        """Time rivals in turn; see `time_in_turn`."""
         return time_in_turn(rivals, rounds or self.rounds, self.folder / "out")
 
 
-def _create(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: str = "float64") -> zarr_store.ZarrArray:
+def _create_array(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: str = "float64") -> zarr_store.ZarrArray:
     import zarr
 
     group, chunks = zarr.create_group(path, zarr_format=3), (min(chunk_rows, shape[0]), shape[1])
@@ -95,36 +97,39 @@ def require_agreement(
     ours: Mapping[str, Job],
     theirs: Mapping[str, Job],
     rows: Array,
-    alike: Callable[[Array, Array], tuple[Array, Array]],
+    make_comparable: Callable[[Array, Array], tuple[Array, Array]],
 ) -> None:
-    """Run every job on a few rows, which also lets workers import what they need.
+    """Run every job on a few rows and compare the results; workers also import their modules in this run.
 
     Parameters
     ----------
-    site : Site
+    site : BenchSite
+        Cluster and folder.
     ours : mapping of str to Job
-        By what they compute in.
+        Jobs of dkfm by their precision.
     theirs : mapping of str to Job
+        Jobs of scikit-learn by name.
     rows : ndarray of shape (n, d)
-    alike : callable
+        Rows to score.
+    make_comparable : callable
         Makes two arrays of scores comparable: `align_signs` or `sample_inner_products`.
 
     Raises
     ------
     DisagreementError
-        Two of them do not compute the same.
+        Two jobs return different scores.
     """
     folder = Path(tempfile.mkdtemp(prefix="few-", dir=site.folder))
-    _create(folder / "rows", rows.shape, site.chunks[0])[...] = rows
-    found: dict[str, Array] = {}
+    _create_array(folder / "rows", rows.shape, site.chunks[0])[...] = rows
+    scores: dict[str, Array] = {}
     for name, job in {**ours, **theirs}.items():
         job(folder / "rows" / "rows", folder / name)
-        found[name] = np.asarray(open_source(folder / name).read(slice(0, len(rows))))
+        scores[name] = np.asarray(open_source(folder / name).read(slice(0, len(rows))))
     for name in ours:
         for peer in theirs:
-            left, right = alike(found[name], found[peer])
+            left, right = make_comparable(scores[name], scores[peer])
             error, scale = float(np.abs(left - right).max()), float(np.abs(right).max())
-            if not error <= DTYPES[name] * scale:  # a NaN is not
+            if not error <= DTYPES[name] * scale:  # also true for NaN
                 raise DisagreementError(
                     f"dkfm's {name} scores of {rows.shape[1]} columns differ from scikit-learn's by {error:.1e}, where "
                     f"the largest is {scale:.1e} and {DTYPES[name] * scale:.1e} is allowed; nothing was timed."
@@ -132,10 +137,10 @@ def require_agreement(
 
 
 def align_signs(scores: Array, others: Array) -> tuple[Array, Array]:
-    """Return the scores with the signs that bring each component nearest to the others', and these."""
+    """Return `scores` with the sign of each component flipped to match `others`, and `others`."""
     return scores * np.where((scores * others).sum(axis=0) < 0, -1.0, 1.0), others
 
 
 def sample_inner_products(features: Array, others: Array) -> tuple[Array, Array]:
-    """Return the inner products of the first `FEW` rows with all: training rows, where all exact maps have the same."""
+    """Return inner products of the first `FEW` rows with all: exact maps agree on them if these are training rows."""
     return features[:FEW] @ features.T, others[:FEW] @ others.T

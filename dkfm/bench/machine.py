@@ -1,4 +1,4 @@
-"""What a figure was measured on: processor, threads, versions."""
+"""Describe the machine of a measurement: processor, threads, versions."""
 
 import os
 import platform
@@ -13,37 +13,37 @@ _LIBRARIES = ("numpy", "scipy", "scikit-learn", "dask", "distributed", "zarr")
 
 
 def describe_machine(client: "Client") -> dict[str, str | int]:
-    """Return the facts of this machine and of a cluster; jobs on it compute with one BLAS thread a task."""
+    """Return facts about this machine and a cluster, whose tasks compute with one BLAS thread each."""
     from dask.system import CPU_COUNT
 
     threads = client.nthreads()
     return {
-        "cpu": _processor(),
+        "cpu": _read_processor_name(),
         "cores": os.cpu_count() or 1,
         "workers": len(threads),
         "dask_threads": sum(threads.values()),
         "blas_threads_per_task": 1,
         "pool_threads": CPU_COUNT,
-        "blas": _blas(),
+        "blas": _describe_blas(),
         "python": platform.python_version(),
         **{name: version(name) for name in _LIBRARIES},
     }
 
 
-def _processor() -> str:
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+def _read_processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
-def _blas() -> str:
-    """Name every BLAS of this process, and the threads that fits have."""
-    import scipy.linalg  # noqa: F401  # SciPy brings a BLAS of its own
+def _describe_blas() -> str:
+    """Return the name, version and number of threads of each BLAS library in this process."""
+    import scipy.linalg  # noqa: F401  # SciPy loads its own BLAS
     from threadpoolctl import threadpool_info
 
-    found = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    words = [
-        f"{b['internal_api']} {b['version']} {b.get('architecture', '')}, {b['num_threads']} threads" for b in found
+    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    descriptions = [
+        f"{b['internal_api']} {b['version']} {b.get('architecture', '')}, {b['num_threads']} threads" for b in libraries
     ]
-    return "; ".join(dict.fromkeys(words))
+    return "; ".join(dict.fromkeys(descriptions))

@@ -1,7 +1,7 @@
-"""How fast dkfm is beside scikit-learn, beside the arithmetic alone, and beside itself without Dask, in one run.
+"""Compare the speed of dkfm with scikit-learn, with the bare arithmetic, and with dkfm without Dask, in one run.
 
-Everything that is compared runs in turn, round by round, and ratios are those of a round: a busy machine slows both
-sides. Before rivals are timed they score some rows, and must agree.
+Rivals run in turn in every round, and each ratio is computed within one round, because a busy machine slows both sides.
+Before rivals are timed, they must agree on the scores of some rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,35 +22,37 @@ from dkfm.execution.clusters.local import local_cluster
 from dkfm.files import temporary
 
 _LOW_RANK_SIGMA = 1.08
-"""Of 2,000 standard normal points of the plane the rank is then about 250."""
+"""Width of a Gaussian kernel at which 2,000 standard normal points of the plane have a rank of about 250."""
 
 
 @dataclass(frozen=True)
 class BenchSizes:
-    """How much is measured.
+    """Sizes of all measurements.
 
     Attributes
     ----------
     rounds, fit_rounds : int
+        Number of times that jobs, and fits, are timed.
     chunks : tuple of int
-        Rows of a task of scikit-learn's, ascending; the source has chunks of the first.
+        Rows of a scikit-learn task, ascending; the source has chunks of the first size.
     components, scored_n : int
-        Of the scoring jobs.
+        Components and landmarks of the scoring jobs.
     scored : tuple of (int, int)
-        Columns and rows of each.
+        Columns and rows of each scoring job.
     odd, friendly : (int, int, int)
-        Landmarks, columns and components of the job of unfriendly numbers and of its neighbour.
-    odd_rows : int
-    laplacian_n, laplacian_rows : int
+        Landmarks, columns and components: not multiples of any block size, and powers of 2 nearby.
+    odd_rows, laplacian_n, laplacian_rows : int
+        Rows of those two jobs; landmarks and rows of the Laplacian job.
     mapped_n, mapped_columns, mapped_rows : int
-        Of the feature maps.
+        Landmarks, columns and rows of the feature map jobs.
     fitted_n, fitted_columns : int
+        Shape of the training rows of the fits.
     dask_n, dask_rows : int
-        Of the job on threads and on the cluster.
+        Landmarks and rows of the job that runs both on threads and on the cluster.
     growth : tuple of (int, int)
         Rows and landmarks of the jobs whose memory is measured.
     sized_n, sized_rows, sized_tasks, sized_bytes : int
-        Of the constants of a sizing: landmarks and rows of a thread, tasks that do nothing, bytes that a thread moves.
+        For the constants of a sizing: landmarks and rows of a thread, empty tasks, bytes that a thread transfers.
     """
 
     rounds: int
@@ -131,62 +133,62 @@ QUICK = replace(
     sized_tasks=300,
     sized_bytes=64_000_000,
 )
-"""Rows that make at least two tasks of dkfm's."""
+"""Smaller sizes; each job still has at least two dkfm tasks."""
 
 
 def run_benchmarks(sizes: BenchSizes, address: str | None, say: Callable[[str], None]) -> dict[str, object]:
-    """Measure everything.
+    """Run all measurements.
 
     Parameters
     ----------
-    sizes : Sizes
+    sizes : BenchSizes
         `FULL` or `QUICK`.
     address : str or None
-        The scheduler of a cluster whose workers see this machine's temporary directory; None: a cluster made here.
+        Scheduler of a cluster whose workers see this machine's temporary directory; None starts a local cluster.
     say : callable
-        Gets each line of the tables, as soon as it is known.
+        Called with each line of the tables as soon as it is known.
 
     Returns
     -------
     dict
-        The same for JSON.
+        The same results for JSON.
 
     Raises
     ------
     DisagreementError
-        What was to be timed does not compute the same.
+        Two jobs that are compared return different scores.
     ClusterError
-        No such scheduler, or a client of another cluster is current.
+        The scheduler cannot be reached, or this process already has a current Dask client.
     """
     if find_client(None) is not None:
         raise ClusterError("A Dask client is current here, and dkfm bench compares with threads: close it first.")
     report: dict[str, object] = {"sizes": asdict(sizes)}
     with temporary.temporary_folder("bench") as folder:
-        with _site(address, folder, sizes) as site:
+        with _open_site(address, folder, sizes) as site:
             report["machine"] = machine = describe_machine(site.client)
             for name, fact in machine.items():
                 say(f"{name.replace('_', ' '):<22}{fact}")
-            for name, table in _tables(site, sizes):
-                _tell(name, table, report, say)
+            for name, table in _measure_tables(site, sizes):
+                _report_table(name, table, report, say)
             measured = calibration.measure_constants(
                 site, sizes.sized_n, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes
             )
             title = "Constants of a sizing, with all threads at work"
-            _tell("sizing", Table(title, measured.rows()), report, say)
+            _report_table("sizing", Table(title, measured.rows()), report, say)
             report["constants"] = asdict(measured.constants)
-        _tell("growth", _growth(address, folder, sizes), report, say)
+        _report_table("growth", _measure_growth(address, folder, sizes), report, say)
     return report
 
 
-def _tell(name: str, table: Table, report: dict[str, object], say: Callable[[str], None]) -> None:
+def _report_table(name: str, table: Table, report: dict[str, object], say: Callable[[str], None]) -> None:
     report[name] = table.plain()
     for line in ("", *table.lines()):
         say(line)
 
 
 @contextmanager
-def _site(address: str | None, folder: Path, sizes: BenchSizes) -> Iterator[BenchSite]:
-    """Yield a site whose client is not the current one: a job that is given no client runs on threads."""
+def _open_site(address: str | None, folder: Path, sizes: BenchSizes) -> Iterator[BenchSite]:
+    """Yield a site whose client is not the current one, so that jobs without a client run on threads."""
     from distributed import Client
 
     if address is not None:
@@ -197,7 +199,7 @@ def _site(address: str | None, folder: Path, sizes: BenchSizes) -> Iterator[Benc
         yield BenchSite(client, folder, sizes.chunks, sizes.rounds)
 
 
-def _tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, Table]]:
+def _measure_tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, Table]]:
     n, q = sizes.scored_n, sizes.components
     cases = [workloads.bench_scoring(site, n, q, columns, rows) for columns, rows in sizes.scored]
     title = f"KernelPCA, N = {n:,}, {q} components, Zarr to Zarr: times less than scikit-learn's float64"
@@ -210,25 +212,25 @@ def _tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, Table]]:
     title = f"KernelPCA of a Laplacian, {'with' if find_spec('numba') else 'without'} the extra fast: times less"
     yield "laplacian", Table(title, [laplacian])
     title = "Features, Zarr to Zarr: times less than scikit-learn's float64 Nystroem; errors of inner products"
-    yield "features", Table(title, list(_features(site, sizes)))
+    yield "features", Table(title, list(_measure_features(site, sizes)))
     fits = workloads.bench_fits(site, sizes.fitted_n, sizes.fitted_columns, q, sizes.fit_rounds)
     yield "fits", Table("Fits in this process: times less than scikit-learn's", list(fits))
     share = workloads.bench_dask_overhead(site, sizes.dask_n, q, sizes.dask_rows)
     yield "dask", Table("Dask's share: times as long on the cluster as on a thread pool of this process", [share])
 
 
-def _features(site: BenchSite, sizes: BenchSizes) -> Iterator[Row]:
+def _measure_features(site: BenchSite, sizes: BenchSizes) -> Iterator[Row]:
     n, columns, rows = sizes.mapped_n, sizes.mapped_columns, sizes.mapped_rows
     yield from workloads.bench_features(site, sqrt(columns / 2), n, columns, rows, tuple(DTYPES))
     yield from workloads.bench_features(site, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
 
 
-def _growth(address: str | None, folder: Path, sizes: BenchSizes) -> Table:
+def _measure_growth(address: str | None, folder: Path, sizes: BenchSizes) -> Table:
     rows = []
     for count, n in sizes.growth:
         jobs = []
         for _ in range(sizes.rounds):
-            with _site(address, folder, sizes) as site:  # a fresh cluster of this machine: its peak is that of one job
+            with _open_site(address, folder, sizes) as site:  # a new local cluster: its peak memory is that of one job
                 jobs.append(workloads.bench_growth_job(site, n, sizes.components, count))
         rows.append(workloads.summarize_growth(jobs, n, count))
     return Table("As rows and N grow: time, the peak of the largest worker process, what was predicted", rows)

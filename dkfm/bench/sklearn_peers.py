@@ -1,4 +1,4 @@
-"""scikit-learn's estimators on a Dask cluster: rows of a Zarr array through `transform` into another, in blocks."""
+"""Run scikit-learn estimators on a Dask cluster: `transform` the rows of a Zarr array into another, in blocks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transformer(Protocol):
-    """What is fitted and transforms."""
+    """Estimator with `fit` and `transform`."""
 
     def fit(self, X: Array) -> Self:
         """Fit to training rows."""
@@ -29,21 +29,21 @@ class Transformer(Protocol):
 
 
 def sklearn_components(gamma: float, q: int, solver: str, kernel: str = "rbf") -> "KernelPCA":
-    """Return scikit-learn's KernelPCA, by default of a Gaussian ``exp(-gamma |x - y|^2)``."""
+    """Return scikit-learn's KernelPCA, by default with the Gaussian kernel ``exp(-gamma |x - y|^2)``."""
     from sklearn.decomposition import KernelPCA
 
     return KernelPCA(q, kernel=kernel, gamma=gamma, eigen_solver=solver, random_state=0)
 
 
 def sklearn_nystroem(gamma: float, n: int) -> "Nystroem":
-    """Return scikit-learn's Nystroem map on n points, with the same Gaussian."""
+    """Return scikit-learn's Nystroem map of n landmarks, with the same Gaussian kernel."""
     from sklearn.kernel_approximation import Nystroem
 
     return Nystroem(kernel="rbf", gamma=gamma, n_components=n, random_state=0)
 
 
 class LaplacianComponents:
-    """scikit-learn's KernelPCA does not know its Laplacian kernel by name: it is given the kernel's values."""
+    """scikit-learn's KernelPCA of a precomputed Laplacian kernel, which it does not accept by name."""
 
     def __init__(self, gamma: float, q: int) -> None:
         self._gamma, self._components = gamma, sklearn_components(gamma, q, "arpack", "precomputed")
@@ -66,7 +66,7 @@ class LaplacianComponents:
 
 @dataclass(frozen=True)
 class PeerOnWorkers:
-    """A fitted estimator that lies on the workers already, as one key: no task carries it."""
+    """A fitted estimator that is scattered to the workers once, so that tasks do not carry it."""
 
     client: "Client"
     estimator: "Future[Transformer]"
@@ -74,11 +74,11 @@ class PeerOnWorkers:
 
     @classmethod
     def of(cls, client: "Client", fitted: Transformer, width: int) -> "PeerOnWorkers":
-        """Send an estimator to all workers."""
+        """Scatter a fitted estimator to all workers."""
         return cls(client, client.scatter(fitted, broadcast=True, hash=False), width)
 
     def score(self, source: Path, destination: Path, chunk_rows: int) -> None:
-        """Transform the rows of a Zarr array into another one, of as many rows a chunk as a task has."""
+        """Transform the rows of a Zarr array into a new one; `chunk_rows` is the chunk size of tasks and output."""
         import dask.array as da
         import zarr
 
@@ -87,7 +87,7 @@ class PeerOnWorkers:
         scores = rows.map_blocks(_transform, self.estimator, dtype=np.float64, chunks=chunks, meta=np.empty((0, 0)))
         group = zarr.create_group(destination, zarr_format=3)
         out = zarr_store.add_array(group, "scores", scores.shape, scores.chunksize)
-        stored = da.store(scores, out, lock=False, compute=False)  # type: ignore[arg-type]  # it takes what has slices
+        stored = da.store(scores, out, lock=False, compute=False)  # type: ignore[arg-type]  # any object with slice assignment works
         self.client.compute(stored, sync=True)
 
 
@@ -97,10 +97,10 @@ def _transform(rows: Array, estimator: Transformer) -> Array:
 
 
 def largest_relative_error(estimator: Transformer, kernel: Kernel, X: Array, dtype: str) -> float:
-    """Fit to rows of a precision and return what dkfm's certificate is: ``max |<f(x), f(z)> - k(x, z)| / max |k|``.
+    """Fit to rows of a precision; return the error ``max |<f(x), f(z)> - k(x, z)| / max |k|`` of dkfm's certificate.
 
-    Of at most 512 rows, evenly spread, those that the certificate of the same points takes.
+    The error is that of at most 512 rows, evenly spread: the rows that the certificate of the same points measures.
     """
-    some, rows = sample_evenly(len(X)), X.astype(dtype)
-    F, K = estimator.fit(rows).transform(rows[some]).astype(np.float64), kernel(X[some], X[some])
+    sample, rows = sample_evenly(len(X)), X.astype(dtype)
+    F, K = estimator.fit(rows).transform(rows[sample]).astype(np.float64), kernel(X[sample], X[sample])
     return float(np.abs(F @ F.T - K).max() / np.abs(K).max())

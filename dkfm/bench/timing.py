@@ -1,4 +1,4 @@
-"""Times of rivals that run in turn, and their ratios pair by pair: what slows the machine a while slows all."""
+"""Time rivals in turn, and compare them within each round, because a busy machine slows all of them."""
 
 import shutil
 import statistics
@@ -10,13 +10,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratios of pairs that were measured in the same round.
+    """Ratios of pairs of values that were measured in the same round.
 
     Attributes
     ----------
     median, least, most : float
+        Median, minimum and maximum of the ratios.
     rounds : int
-        How many pairs.
+        Number of pairs.
     """
 
     median: float
@@ -28,19 +29,19 @@ class Ratio:
         return f"{self.median:.3g} ({self.least:.3g} to {self.most:.3g})"
 
     @classmethod
-    def of(cls, above: Sequence[float], below: Sequence[float]) -> "Ratio":
-        """Divide pair by pair.
+    def of(cls, numerators: Sequence[float], denominators: Sequence[float]) -> "Ratio":
+        """Divide the values of each pair.
 
         >>> Ratio.of([1.0, 4.0, 3.0], [1.0, 2.0, 1.0])
         Ratio(median=2.0, least=1.0, most=3.0, rounds=3)
         """
-        ratios = [a / b for a, b in zip(above, below, strict=True)]
+        ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
         return cls(statistics.median(ratios), min(ratios), max(ratios), len(ratios))
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each rival, round by round."""
+    """Seconds of each rival in each round."""
 
     seconds: Mapping[str, Sequence[float]]
 
@@ -49,36 +50,37 @@ class Times:
         return statistics.median(self.seconds[name])
 
     def best(self, names: Collection[str]) -> str:
-        """Return which of some rivals has the least median."""
+        """Return the name with the smallest median."""
         return min(names, key=self.median)
 
     def ratio(self, above: str, below: str) -> Ratio:
-        """Return how many times as long the first took as the second."""
+        """Return the ratio of the seconds of `above` to those of `below`."""
         return Ratio.of(self.seconds[above], self.seconds[below])
 
 
-def time_in_turn(rivals: Mapping[str, Callable[[Path], object]], rounds: int, place: Path) -> Times:
-    """Time rivals one after the other, `rounds` times; each round starts with another one.
+def time_in_turn(rivals: Mapping[str, Callable[[Path], object]], rounds: int, output: Path) -> Times:
+    """Time all rivals in each round; every round starts with the next rival.
 
     Parameters
     ----------
     rivals : mapping of str to callable
-        Each is given a path where nothing is; what it leaves there is removed, off the clock, before the next one runs.
+        Functions of an unused path. The files that one leaves there are removed, off the clock, before the next call.
     rounds : int
-    place : Path
-        That path.
+        Number of rounds.
+    output : Path
+        The unused path.
     """
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     names = list(rivals)
     for first in range(rounds):
-        for name in _from(names, first):
+        for name in _rotate(names, first):
             start = time.perf_counter()
-            rivals[name](place)
+            rivals[name](output)
             seconds[name].append(time.perf_counter() - start)
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(output, ignore_errors=True)
     return Times(seconds)
 
 
-def _from(names: Sequence[str], first: int) -> list[str]:
+def _rotate(names: Sequence[str], first: int) -> list[str]:
     cut = first % len(names)
     return [*names[cut:], *names[:cut]]

@@ -1,4 +1,4 @@
-"""What is measured: each function sets up rivals that do the same, times them, and returns rows of a table."""
+"""Set up rivals with the same task, time them, and return rows of a table, in one function for each benchmark."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,16 +26,16 @@ from dkfm.sources.opening import open_source
 if TYPE_CHECKING:
     from distributed import Client
 
-_TILES = (256, 1024, 2048)
+_TILE_ROWS = (256, 1024, 2048)
 _COLUMNS = 50
-"""Of the jobs that dkfm alone runs."""
+"""Columns of the jobs that have no parameter `columns`."""
 
 Rivals: TypeAlias = dict[str, Callable[[Path], object]]
 
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """A scoring job beside scikit-learn's, and beside its limit: a row for each precision."""
+    """Comparison of a scoring job with scikit-learn, and with its lower bound: one row for each precision."""
 
     scores: Sequence[Row]
     shares: Sequence[Row]
@@ -43,7 +43,7 @@ class ScoringResult:
 
 @dataclass(frozen=True)
 class GrowthResult:
-    """Seconds of a job, the peak of the largest worker process in bytes, and what was predicted of it."""
+    """Seconds of a job, peak memory of the largest worker process in bytes, and the prediction of this peak."""
 
     seconds: float
     peak: int
@@ -51,43 +51,43 @@ class GrowthResult:
 
 
 def default_gaussian(columns: int) -> Gaussian:
-    """Return the Gaussian of gamma = 1 / d, scikit-learn's default."""
+    """Return the Gaussian kernel with gamma = 1 / d, scikit-learn's default."""
     return Gaussian(sqrt(columns / 2))
 
 
 def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> ScoringResult:
-    """Score rows through q components of n landmarks."""
-    X = _normal(n, columns)
-    models = {dtype: _components(site, q, X, dtype) for dtype in DTYPES}
+    """Compare the scoring of rows with q components of n landmarks."""
+    X = _normal_rows(n, columns)
+    models = {dtype: _fit_components(site, q, X, dtype) for dtype in DTYPES}
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(model)) for dtype, model in models.items()}
-    # Lanczos, for its components are exact, so that the rivals can be held against each other.
+    # Lanczos components are exact, so that the scores of the rivals agree.
     theirs = site.jobs(sklearn_peers.sklearn_components(1 / columns, q, "arpack").fit(X), n, q)
-    require_agreement(site, ours, theirs, _normal(FEW, columns), align_signs)
+    require_agreement(site, ours, theirs, _normal_rows(FEW, columns), align_signs)
     source = site.rows(rows, columns)
-    rivals = _jobs(site, ours, theirs, rows, columns)
+    rivals = _bind_rows(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
         rivals[f"loop {dtype}"] = arithmetic_limits.bare_tile_loop(model.model_, Z, site.threads)
-        for tile in _TILES:
+        for tile in _TILE_ROWS:
             rivals[f"{dtype} {tile}"] = arithmetic_limits.bare_arithmetic(
                 rows, columns, n, q, dtype, tile, site.threads
             )
     times = site.timed(rivals)
-    scores = [{"columns": columns, "rows": rows, "dtype": dtype, **_beside(times, dtype, theirs)} for dtype in DTYPES]
+    scores = [{"columns": columns, "rows": rows, "dtype": dtype, **_compare(times, dtype, theirs)} for dtype in DTYPES]
     return ScoringResult(scores, [{"columns": columns, "dtype": dtype, **_shares(times, dtype)} for dtype in DTYPES])
 
 
-def _jobs(site: BenchSite, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
-    """Give every job its rows: dkfm's stored in what it computes in, scikit-learn's in float64."""
-    named = {name: partial(job, site.rows(rows, columns, name)) for name, job in ours.items()}
-    return {**named, **{name: partial(job, site.rows(rows, columns)) for name, job in theirs.items()}}
+def _bind_rows(site: BenchSite, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
+    """Bind each job to its stored rows: dkfm reads rows of its precision, scikit-learn reads float64."""
+    bound = {name: partial(job, site.rows(rows, columns, name)) for name, job in ours.items()}
+    return {**bound, **{name: partial(job, site.rows(rows, columns)) for name, job in theirs.items()}}
 
 
 def _score(client: "Client | None", model: Path, source: Path, destination: Path) -> None:
     batch_score(model, source, destination, client=client, progress=False)
 
 
-def _beside(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
+def _compare(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
     best = times.best(theirs)
     return {
         "seconds": times.median(ours),
@@ -98,7 +98,8 @@ def _beside(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
 
 
 def _shares(times: Times, dtype: str) -> Row:
-    limit = times.best([f"{dtype} {tile}" for tile in _TILES])
+    """Return table cells that compare the tile loop and the job with the fastest bare arithmetic, the limit."""
+    limit = times.best([f"{dtype} {tile}" for tile in _TILE_ROWS])
     return {
         "limit_seconds": times.median(limit),
         "loop_seconds": times.median(f"loop {dtype}"),
@@ -108,23 +109,23 @@ def _shares(times: Times, dtype: str) -> Row:
 
 
 def bench_laplacian(site: BenchSite, n: int, q: int, rows: int) -> Row:
-    """Score rows through q components of a kernel that no product gives."""
-    X, kernel = _normal(n, _COLUMNS), Laplacian(float(_COLUMNS))
+    """Compare scoring with a Laplacian kernel, whose values are no function of matrix products."""
+    X, kernel = _normal_rows(n, _COLUMNS), Laplacian(float(_COLUMNS))
     model = site.saved(KernelPCA(q, kernel=kernel, workspace=site.folder).fit(X))
     ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
     theirs = site.jobs(sklearn_peers.LaplacianComponents(1 / _COLUMNS, q).fit(X), n, q)
-    require_agreement(site, ours, theirs, _normal(FEW, _COLUMNS), align_signs)
-    times = site.timed(_jobs(site, ours, theirs, rows, _COLUMNS))
-    return {"columns": _COLUMNS, "N": n, "rows": rows, **_beside(times, "float64", theirs)}
+    require_agreement(site, ours, theirs, _normal_rows(FEW, _COLUMNS), align_signs)
+    times = site.timed(_bind_rows(site, ours, theirs, rows, _COLUMNS))
+    return {"columns": _COLUMNS, "N": n, "rows": rows, **_compare(times, "float64", theirs)}
 
 
 def bench_odd_shapes(
     site: BenchSite, unfriendly: tuple[int, int, int], friendly: tuple[int, int, int], rows: int
 ) -> Row:
-    """Score rows through models of (landmarks, columns, components) that are multiples of nothing, and that are."""
+    """Compare models whose (landmarks, columns, components) fit no block size with models of powers of 2."""
     rivals: Rivals = {}
     for name, (n, columns, q) in (("odd", unfriendly), ("friendly", friendly)):
-        model = site.saved(_components(site, q, _normal(n, columns)))
+        model = site.saved(_fit_components(site, q, _normal_rows(n, columns)))
         rivals[name] = partial(_score, site.client, model, site.rows(rows, columns))
     times = site.timed(rivals)
     per_value = [
@@ -143,13 +144,13 @@ def bench_odd_shapes(
 def bench_features(
     site: BenchSite, sigma: float, n: int, columns: int, rows: int, dtypes: tuple[str, ...]
 ) -> Iterator[Row]:
-    """Map rows through the features of n points, in the cholesky basis."""
-    X, kernel, gamma = _normal(n, columns), Gaussian(sigma), 0.5 / sigma**2
+    """Compare feature maps of n landmarks, in the cholesky basis, for each precision."""
+    X, kernel, gamma = _normal_rows(n, columns), Gaussian(sigma), 0.5 / sigma**2
     maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=dtype).fit(X) for dtype in dtypes}
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(phi)) for dtype, phi in maps.items()}
     theirs = site.jobs(sklearn_peers.sklearn_nystroem(gamma, n).fit(X), n, n)
-    require_agreement(site, ours, theirs, np.vstack([X[:FEW], _normal(FEW, columns)]), sample_inner_products)
-    times = site.timed(_jobs(site, ours, theirs, rows, columns))
+    require_agreement(site, ours, theirs, np.vstack([X[:FEW], _normal_rows(FEW, columns)]), sample_inner_products)
+    times = site.timed(_bind_rows(site, ours, theirs, rows, columns))
     for dtype, phi in maps.items():
         yield {
             "columns": columns,
@@ -157,7 +158,7 @@ def bench_features(
             "rows": rows,
             "dtype": dtype,
             "features": phi.rank_,
-            **_beside(times, dtype, theirs),
+            **_compare(times, dtype, theirs),
             "error": phi.certificate_.error,
             "Nystroem's": sklearn_peers.largest_relative_error(
                 sklearn_peers.sklearn_nystroem(gamma, n), kernel, X, dtype
@@ -166,14 +167,14 @@ def bench_features(
 
 
 def bench_fits(site: BenchSite, n: int, columns: int, q: int, rounds: int) -> Iterator[Row]:
-    """Fit q components, and all features, to n rows; in this process, on all its cores."""
-    X, kernel, gamma = _normal(n, columns), default_gaussian(columns), 1 / columns
+    """Compare fits of q components, and of all features, to n rows, in this process on all its cores."""
+    X, kernel, gamma = _normal_rows(n, columns), default_gaussian(columns), 1 / columns
     pairs: list[tuple[sklearn_peers.Transformer, sklearn_peers.Transformer]] = [
         (KernelPCA(q, kernel=kernel), sklearn_peers.sklearn_components(gamma, q, "dense")),
         (ExactFeatureMap(kernel, basis="cholesky"), sklearn_peers.sklearn_nystroem(gamma, n)),
     ]
     for ours, theirs in pairs:
-        times = site.timed({"ours": _fit(ours, X), "theirs": _fit(theirs, X)}, rounds)
+        times = site.timed({"ours": _prepare_fit(ours, X), "theirs": _prepare_fit(theirs, X)}, rounds)
         yield {
             "fit": type(ours).__name__,
             "scikit-learn's": type(theirs).__name__,
@@ -185,15 +186,15 @@ def bench_fits(site: BenchSite, n: int, columns: int, q: int, rounds: int) -> It
         }
 
 
-def _fit(estimator: sklearn_peers.Transformer, X: Array) -> Callable[[Path], object]:
+def _prepare_fit(estimator: sklearn_peers.Transformer, X: Array) -> Callable[[Path], object]:
     return lambda _: estimator.fit(X)
 
 
 def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
-    """Score the same rows on the cluster and on threads of this process."""
+    """Compare scoring on the cluster with scoring on threads of this process."""
     from dask.system import CPU_COUNT
 
-    model, source = site.saved(_components(site, q, _normal(n, _COLUMNS))), site.rows(rows, _COLUMNS)
+    model, source = site.saved(_fit_components(site, q, _normal_rows(n, _COLUMNS))), site.rows(rows, _COLUMNS)
     times = site.timed(
         {"cluster": partial(_score, site.client, model, source), "threads": partial(_score, None, model, source)}
     )
@@ -210,7 +211,7 @@ def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
 
 
 def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult:
-    """Score rows once on a cluster whose peak of memory is then that of this job."""
+    """Score rows once; the cluster must be new, because the result has the peak memory of its workers."""
     before = max(site.client.run(model_cache.baseline_memory).values())
     pca, source = random_components(n, q, _COLUMNS), site.rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.saved(pca))
@@ -223,7 +224,7 @@ def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult
 
 
 def summarize_growth(jobs: Sequence[GrowthResult], n: int, rows: int) -> Row:
-    """Return what jobs of the same size, each on a cluster of its own, took: medians."""
+    """Return the medians of jobs of the same size that ran on separate clusters."""
     seconds, peak = [job.seconds for job in jobs], median(job.peak for job in jobs)
     return {
         "rows": rows,
@@ -236,17 +237,17 @@ def summarize_growth(jobs: Sequence[GrowthResult], n: int, rows: int) -> Row:
     }
 
 
-def _components(site: BenchSite, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
+def _fit_components(site: BenchSite, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
     return KernelPCA(q, kernel=default_gaussian(X.shape[1]), dtype=dtype, workspace=site.folder).fit(X)
 
 
 def random_components(n: int, q: int, columns: int) -> KernelPCA:
-    """Return components with random weights: time and memory do not depend on them, and a fit to many rows is long."""
-    X, weights = _normal(n, columns), np.random.default_rng(n).normal(size=(n, q))
-    pca = KernelPCA(1, kernel=default_gaussian(columns)).fit(_normal(FEW, columns))
+    """Return components with random weights, on which time and memory do not depend; a fit to many rows takes long."""
+    X, weights = _normal_rows(n, columns), np.random.default_rng(n).normal(size=(n, q))
+    pca = KernelPCA(1, kernel=default_gaussian(columns)).fit(_normal_rows(FEW, columns))
     pca.model_ = replace(pca.model_, landmarks=X, heads={"scores": Head(weights, np.zeros(q))})
     return pca
 
 
-def _normal(n: int, columns: int) -> Array:
+def _normal_rows(n: int, columns: int) -> Array:
     return np.random.default_rng([n, columns]).normal(size=(n, columns))

@@ -1,1 +1,1 @@
-"""Kernels compared on the same labelled rows."""
+"""Compare kernels on the same labelled rows."""

@@ -1,4 +1,4 @@
-"""Which kernel? What each makes of the same labelled rows, in one table and on one page."""
+"""Fit several kernels to the same labelled rows, and compare them in one table and on one page."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ from dkfm.numerics import scorer
 
 Kernels: TypeAlias = Sequence[KernelSpec] | Mapping[str, KernelSpec]
 
-_BLOCK = 2**22
-"""Values of a block of distances to all training rows: 32 MB."""
+_MAX_BLOCK_VALUES = 2**22
+"""Largest number of distances from test rows to all training rows computed at once: 32 MB."""
 
 
 def compare_kernels(
@@ -34,39 +34,39 @@ def compare_kernels(
     embedding: bool = False,
     random_state: int = 0,
 ) -> Comparison:
-    """Fit each kernel to labelled rows and measure what its feature space makes of the labels.
+    """Fit each kernel to labelled rows and measure how well its feature space separates the labels.
 
     Parameters
     ----------
     kernels : sequence of kernels, or mapping of names to kernels
-        As `ExactFeatureMap` takes them; without names they are called by what they are.
+        Kernels as `ExactFeatureMap` accepts them. Without names, the table shows their representations.
     X : array-like, scipy.sparse array, dask collection or path, of shape (n, d)
-        Training rows; a path or a URL is what `batch_score` takes.
+        Training rows; a path or a URL as `batch_score` accepts it.
     y : array-like or dask array of shape (n,)
-        Their labels, whole numbers or words of at least two classes.
+        Labels of the training rows: integers or strings, of at least two classes.
     test, test_labels : the same, of shapes (m, d) and (m,), optional
-        Rows that are held out, at most 10,000 of them, at random with a seed. By default a quarter of X, with the
-        shares that classes have in X.
+        Test rows and their labels; of more than 10,000 a seeded sample is measured. By default a quarter of X is held
+        out, stratified by class.
     shrinkage : float
-        Of `KernelFisher`.
+        Shrinkage of `KernelFisher`.
     embedding : bool
         Whether to compute t-SNE for the page, with openTSNE (the extra `tsne`).
     random_state : int
-        Of the split, the samples and t-SNE.
+        Seed of the split, the samples and t-SNE.
 
     Returns
     -------
     Comparison
-        Prints as a table; `save_page` writes the pictures. Nearest neighbours and silhouettes are those of distances
-        ``sqrt(k(x, x) + k(z, z) - 2 k(x, z))``, which need no map; silhouettes and t-SNE are of at most 2,000 rows.
+        Prints as a table; `save_page` writes a page with plots. Neighbours and silhouettes use the distances
+        ``sqrt(k(x, x) + k(z, z) - 2 k(x, z))``, which need no map; silhouettes and t-SNE use at most 2,000 rows.
 
     Raises
     ------
     InvalidInputError
-        Rows or labels that do not fit, no kernel, or none that makes a feature map of these rows. Where one does, those
-        that do not are in `refused`, each with its reason.
+        The rows or labels do not match, there is no kernel, or no kernel has a feature map of these rows. If only some
+        kernels fail, `refused` holds the reason of each.
     BudgetError
-        More training rows than this process can fit; none is read.
+        This process has too little memory for so many training rows; raised before any row is read.
 
     Notes
     -----
@@ -82,30 +82,30 @@ def compare_kernels(
     >>> [(one.name, round(one.neighbour_accuracy, 2)) for one in found.compared]
     [('wide', 0.97), ('median', 0.97), ('linear', 0.97)]
     """
-    named = _named(kernels)
+    named = _list_kernels(kernels)
     rows = load_labelled_rows(X, y, test, test_labels, random_state)
-    without = _missing_tsne() if embedding else ""
+    problem = _explain_missing_tsne() if embedding else ""
     compared: list[KernelComparison] = []
     refused: dict[str, str] = {}
     for name, spec in named:
         try:
-            compared.append(_measured(name, spec, rows, shrinkage, random_state if embedding and not without else None))
+            compared.append(_measure(name, spec, rows, shrinkage, random_state if embedding and not problem else None))
         except (KernelError, InvalidInputError) as error:
-            refused[_once(name or repr(spec), refused)] = str(error)
+            refused[_make_unique(name or repr(spec), refused)] = str(error)
     if not compared:
-        name, why = next(iter(refused.items()))
-        raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {why}")
+        name, reason = next(iter(refused.items()))
+        raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {reason}")
     return Comparison(
         tuple(compared),
         refused,
-        tuple(_about(rows, shrinkage)),
+        tuple(_describe_measurements(rows, shrinkage)),
         rows.labels[rows.some],
         rows.test_labels[rows.some_of_test],
-        without,
+        problem,
     )
 
 
-def _named(kernels: Kernels) -> list[tuple[str, KernelSpec]]:
+def _list_kernels(kernels: Kernels) -> list[tuple[str, KernelSpec]]:
     if isinstance(kernels, Mapping):
         pairs = [(str(name), spec) for name, spec in kernels.items()]
     elif isinstance(kernels, Sequence) and not isinstance(kernels, str):
@@ -119,13 +119,13 @@ def _named(kernels: Kernels) -> list[tuple[str, KernelSpec]]:
     return pairs
 
 
-def _once(name: str, taken: Mapping[str, str]) -> str:
-    """Return a name that is not taken yet."""
-    return next(word for word in chain([name], (f"{name} ({n})" for n in count(2))) if word not in taken)
+def _make_unique(name: str, used: Mapping[str, str]) -> str:
+    """Return the name, with a number after it if it is already used."""
+    return next(unique for unique in chain([name], (f"{name} ({n})" for n in count(2))) if unique not in used)
 
 
-def _missing_tsne() -> str:
-    """Return why there will be no t-SNE, or nothing."""
+def _explain_missing_tsne() -> str:
+    """Return why t-SNE cannot be computed; empty if openTSNE is installed."""
     try:
         tsne.require_opentsne()
     except MissingExtraError as error:
@@ -133,69 +133,70 @@ def _missing_tsne() -> str:
     return ""
 
 
-def _measured(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None) -> KernelComparison:
+def _measure(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None) -> KernelComparison:
+    """Fit one kernel and measure it on the test rows; with a seed, compute t-SNE too."""
     start = time.perf_counter()
-    given = as_kernel(spec)
-    if given.is_precomputed:
+    requested = as_kernel(spec)
+    if requested.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no points to compare.")
-    phi = ExactFeatureMap(given, basis="spectral", progress=False).fit(rows.train)
+    phi = ExactFeatureMap(requested, basis="spectral", progress=False).fit(rows.train)
     kernel = phi.kernel_
-    own = kernel.evaluate_diagonal(rows.train)
-    nearest, silhouette = _neighbour_accuracy(kernel, rows), _silhouette(kernel, rows)
+    diagonal = kernel.evaluate_diagonal(rows.train)
+    neighbour_accuracy, silhouette = _measure_neighbours(kernel, rows), _measure_silhouette(kernel, rows)
     fisher = KernelFisher.from_map(phi, rows.labels, shrinkage=shrinkage)
     accuracy = float(fisher.score(rows.test, rows.test_labels))
     seconds = time.perf_counter() - start
-    shown = rows.test[rows.some_of_test]
+    drawn = rows.test[rows.some_of_test]
     return KernelComparison(
         name=name or repr(kernel),
         kernel=kernel,
         rank=phi.rank_,
         condition=phi.condition_,
-        least_similarity=float(own.min()),
-        most_similarity=float(own.max()),
-        neighbour_accuracy=nearest,
+        least_similarity=float(diagonal.min()),
+        most_similarity=float(diagonal.max()),
+        neighbour_accuracy=neighbour_accuracy,
         silhouette=silhouette,
         fisher_accuracy=accuracy,
         seconds=seconds,
         eigenvalues=phi.eigenvalues_,
         dropped=phi.dropped_,
-        discriminants=np.asarray(fisher.transform(shown)),
-        embedding=None if seed is None else _embedded(phi, rows, shown, seed),
+        discriminants=np.asarray(fisher.transform(drawn)),
+        embedding=None if seed is None else _embed(phi, rows, drawn, seed),
     )
 
 
-def _embedded(phi: ExactFeatureMap, rows: LabelledRows, shown: Rows, seed: int) -> tsne.Embedding:
-    train, test = (np.asarray(phi.transform(some)) for some in (rows.train[rows.some], shown))
+def _embed(phi: ExactFeatureMap, rows: LabelledRows, drawn: Rows, seed: int) -> tsne.Embedding:
+    train, test = (np.asarray(phi.transform(part)) for part in (rows.train[rows.some], drawn))
     return tsne.embed(train, test, random_state=seed)
 
 
-def _neighbour_accuracy(kernel: Kernel, rows: LabelledRows) -> float:
-    right = 0
-    for tile in row_slices(len(rows.test_labels), max(1, _BLOCK // len(rows.labels))):
+def _measure_neighbours(kernel: Kernel, rows: LabelledRows) -> float:
+    correct = 0
+    for tile in row_slices(len(rows.test_labels), max(1, _MAX_BLOCK_VALUES // len(rows.labels))):
         nearest = scorer.kernel_distances(kernel, rows.test[tile], rows.train).argmin(axis=1)
-        right += int((rows.labels[nearest] == rows.test_labels[tile]).sum())
-    return right / len(rows.test_labels)
+        correct += int((rows.labels[nearest] == rows.test_labels[tile]).sum())
+    return correct / len(rows.test_labels)
 
 
-def _silhouette(kernel: Kernel, rows: LabelledRows) -> float:
+def _measure_silhouette(kernel: Kernel, rows: LabelledRows) -> float:
     from sklearn.metrics import silhouette_score
 
     points, labels = rows.train[rows.some], rows.labels[rows.some]
     if not 2 <= len(np.unique(labels)) < len(labels):
-        return float("nan")  # of a sample that missed the rare classes
+        return float("nan")  # the sample may lack rare classes
     return float(silhouette_score(scorer.kernel_distances(kernel, points, points), labels, metric="precomputed"))
 
 
-def _about(rows: LabelledRows, shrinkage: float) -> Iterator[str]:
-    """Yield what was measured on which rows."""
+def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str]:
+    """Yield two paragraphs: the sizes of the data, and the meaning of the columns of the table."""
     n, d = rows.train.shape
     yield (
         f"{n:,} training rows of {d:,} columns in {len(np.unique(rows.labels)):,} classes; {len(rows.test_labels):,} "
         f"test rows{rows.held_out}."
     )
-    of = "the training rows" if len(rows.some) == n else f"{len(rows.some):,} training rows, taken at random"
+    sample = "the training rows" if len(rows.some) == n else f"{len(rows.some):,} training rows, taken at random"
     yield (
         "Rank, condition and the range of k(x,x): of the training rows. Accuracies: the share of test rows that get "
         "their label, from the nearest training row in the feature space, or from Fisher discriminants "
-        f"(shrinkage {shrinkage:g}). Silhouette: of {of}, in the feature space. Seconds: all of these together."
+        f"(shrinkage {shrinkage:g}). Silhouette: of {sample}, in the feature space. Seconds: all of these together."
     )

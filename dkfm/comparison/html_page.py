@@ -1,6 +1,6 @@
-"""One HTML file that needs nothing else: words, a table and pictures; every text is escaped.
+"""Render and write a self-contained HTML page with a table, paragraphs and pictures; all text is escaped.
 
-Its policy forbids scripts and whatever is not in the file, so a browser asks no network for anything.
+The content security policy of the page forbids scripts and external resources, so a browser makes no network request.
 """
 
 import base64
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GENERATOR = '<meta name="generator" content="dkfm">'
-"""A line of `page.html.jinja`, by which a page of dkfm's is known that may be replaced."""
+"""Line of `page.html.jinja` that marks a page of dkfm, which may be replaced."""
 
-_INCHES, _DOTS = (4.8, 3.8), 110
+_FIGURE_INCHES = (4.8, 3.8)
+_DPI = 110
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG, with words for who sees it and for who does not."""
+    """A PNG image with its alternative text and its caption."""
 
     png: bytes
     alt: str
@@ -32,13 +33,13 @@ class Picture:
 
     @property
     def url(self) -> str:
-        """The picture as a `data:` URL."""
+        """The image as a `data:` URL."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, some paragraphs and pictures."""
+    """A section of a page: its heading, paragraphs and pictures."""
 
     title: str
     words: Sequence[str]
@@ -46,7 +47,7 @@ class Section:
 
 
 def draw_picture(draw: "Callable[[Axes], object]", alt: str, caption: str) -> Picture:
-    """Return what a function draws on axes, 528 x 418 dots; without a display.
+    """Return a picture of 528 x 418 pixels that `draw` draws on axes; needs no display.
 
     Raises
     ------
@@ -63,43 +64,45 @@ def draw_picture(draw: "Callable[[Axes], object]", alt: str, caption: str) -> Pi
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("A page has pictures; install Matplotlib with pip install 'dkfm[plot]'.") from error
-    figure, file = Figure(figsize=_INCHES, dpi=_DOTS, layout="constrained"), io.BytesIO()
+    figure, buffer = Figure(figsize=_FIGURE_INCHES, dpi=_DPI, layout="constrained"), io.BytesIO()
     draw(figure.add_subplot())
-    figure.savefig(file, format="png", metadata={"Software": None})
-    return Picture(file.getvalue(), alt, caption)
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return Picture(buffer.getvalue(), alt, caption)
 
 
 def require_replaceable(path: Path) -> None:
-    """Raise where there is a file that is no page of dkfm's.
+    """Raise if a path holds a file that is not a page of dkfm.
 
     Raises
     ------
     StoreExistsError
-        It is left untouched.
+        The path holds another file, which is left unchanged.
     """
     local.require_signature(path, GENERATOR.encode(), "page")
 
 
 def write_page(path: str | Path, text: str) -> None:
-    """Write a page, whole, in place of an earlier one of dkfm's; `text` has the line `GENERATOR`."""
-    target = Path(path).resolve()  # a link stays one
+    """Write a page atomically; replace an earlier page of dkfm. `text` must contain the line `GENERATOR`."""
+    target = Path(path).resolve()  # write to the target of a symbolic link, and keep the link
     require_replaceable(target)
-    with local.new_file(target, target.parent) as new:
-        new.file.write(text.encode("utf-8"))
-        new.commit()
+    with local.new_file(target, target.parent) as output:
+        output.file.write(text.encode("utf-8"))
+        output.commit()
 
 
 def render_page(title: str, words: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
-    """Return a page.
+    """Return the HTML text of a page.
 
     Parameters
     ----------
     title : str
+        Title and heading.
     words : sequence of str
         Paragraphs below the table.
     table : sequence of rows of str
-        The first is the header.
+        Cells of the table; the first row is the header.
     sections : sequence of Section
+        Sections below the paragraphs.
 
     Examples
     --------
@@ -109,7 +112,7 @@ def render_page(title: str, words: Sequence[str], table: Sequence[Sequence[str]]
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    pages = Environment(
+    environment = Environment(
         loader=PackageLoader("dkfm.comparison", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    return pages.get_template("page.html.jinja").render(title=title, words=words, table=table, sections=sections)
+    return environment.get_template("page.html.jinja").render(title=title, words=words, table=table, sections=sections)

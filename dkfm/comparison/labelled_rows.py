@@ -1,4 +1,4 @@
-"""Labelled rows of two sides, those that are fitted and those that are held out, in memory."""
+"""Load the labelled training rows and test rows of a comparison into memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,19 +19,23 @@ from dkfm.sources.base import Named, read_finite
 from dkfm.sources.opening import open_source
 
 TEST_ROWS = 10_000
-"""So many test rows are measured at most."""
+"""Largest number of test rows that are measured; more are sampled."""
 
 SAMPLE = 2000
-"""So many rows a silhouette and a picture are made of, at most."""
+"""Largest number of rows of a silhouette or a plot."""
 
-_HELD_OUT = 0.25
-_PIECE = 10_000
-"""Rows that are read at once where some of many are taken."""
+_TEST_SIZE = 0.25
+_READ_ROWS = 10_000
+"""Rows that are read at a time to extract a sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """Rows and their labels, both sides; which of them a silhouette and pictures take."""
+    """Training rows (n, d) and test rows (m, d) with their labels.
+
+    `some` and `some_of_test` are the numbers of the rows that silhouettes and plots use, at most 2,000 each. `held_out`
+    is a clause of the table that says how the test rows were chosen.
+    """
 
     train: Rows
     labels: ClassificationMarks
@@ -46,45 +50,47 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
     """Return training and test rows in memory, with their labels."""
     if (test is None) != (test_labels is None):
         raise InvalidInputError("Test rows and their labels belong together; give both or none.")
-    given = _opened(X, "X")
-    names = list(given.columns) if isinstance(given, Named) else None
-    n = given.shape[0]
-    # What cannot be fitted is refused before it is read.
-    memory.require_driver_memory(n if test is not None else n - int(_HELD_OUT * n), getattr(given, "row_values", 1))
-    train = _read(given, "X", None)
+    source = _open_rows(X, "X")
+    names = list(source.columns) if isinstance(source, Named) else None
+    n = source.shape[0]
+    # Check the memory of the fit before any row is read.
+    memory.require_driver_memory(n if test is not None else n - int(_TEST_SIZE * n), getattr(source, "row_values", 1))
+    train = _read_rows(source, "X", None)
     labels = check_labels(y, train.shape[0], "The comparison")
     if test is None:
-        first, rest = _split(labels, seed)
-        train, others, labels, marks = train[first], train[rest], labels[first], labels[rest]
+        kept, rest = _split_rows(labels, seed)
+        train, others, labels, other_labels = train[kept], train[rest], labels[kept], labels[rest]
         held_out = f", a quarter of all, which were held out at random with the seed {seed}"
     else:
-        others, marks, held_out = _held_out(test, test_labels, train.shape[1], names, seed)
-    concatenate_labels(labels, marks, "Labels and test labels")
+        others, other_labels, held_out = _load_test_rows(test, test_labels, train.shape[1], names, seed)
+    concatenate_labels(labels, other_labels, "Labels and test labels")
     if not 2 <= len(np.unique(labels)) < len(labels):
         raise InvalidInputError(
             f"Kernels are compared by classes, at least two and with several rows, and {len(labels):,} training rows "
             f"have {len(np.unique(labels)):,} different labels."
         )
-    return LabelledRows(train, labels, others, marks, _some(len(labels), seed), _some(len(marks), seed), held_out)
+    return LabelledRows(
+        train, labels, others, other_labels, _sample(len(labels), seed), _sample(len(other_labels), seed), held_out
+    )
 
 
-def _held_out(
+def _load_test_rows(
     test: object, test_labels: object, columns: int, names: list[str] | None, seed: int
 ) -> tuple[Rows, ClassificationMarks, str]:
-    """Return the test rows that are measured, and their labels, and which they are."""
-    source = _opened(test, "test", names)
+    """Return the test rows to measure, their labels, and the clause of `LabelledRows.held_out`."""
+    source = _open_rows(test, "test", names)
     n, d = (int(size) for size in source.shape)
     if d != columns:
         raise InvalidInputError(f"The test rows have {d} columns, and the training rows have {columns}.")
     require_length(test_labels, n, "test_labels")
-    marks, numbers = check_labels(test_labels, n, "The comparison"), sample_numbers(n, TEST_ROWS, seed)
+    labels, numbers = check_labels(test_labels, n, "The comparison"), sample_numbers(n, TEST_ROWS, seed)
     if numbers is None:
-        return _read(source, "test", None), marks, ""
-    return _read(source, "test", numbers), marks[numbers], f", taken of {n:,} at random with the seed {seed}"
+        return _read_rows(source, "test", None), labels, ""
+    return _read_rows(source, "test", numbers), labels[numbers], f", taken of {n:,} at random with the seed {seed}"
 
 
-def _opened(data: object, name: str, names: list[str] | None = None) -> Any:
-    """Return what has a shape and rows: a dask array as it is, anything else as a source, of columns by name."""
+def _open_rows(data: object, name: str, names: list[str] | None = None) -> Any:
+    """Return a dask array unchanged, and open other data as a source, whose columns are matched by `names`."""
     data = load_lazy_frame(data)
     if is_dask_collection(data):
         require_matrix(data, name)
@@ -92,33 +98,33 @@ def _opened(data: object, name: str, names: list[str] | None = None) -> Any:
     return data if hasattr(data, "read") else open_source(data, name, fitted=names)
 
 
-def _read(data: object, name: str, numbers: npt.NDArray[np.intp] | None) -> Rows:
-    """Return all rows in memory, or some."""
-    source = _opened(data, name)
+def _read_rows(data: object, name: str, numbers: npt.NDArray[np.intp] | None) -> Rows:
+    """Return the numbered rows, or all rows if there are no numbers, in memory as float64."""
+    source = _open_rows(data, name)
     if not hasattr(source, "read"):
         return as_float64(as_rows(np.asarray(source if numbers is None else source[numbers]), name))
     n = source.shape[0]
     if numbers is None:
         return as_float64(read_finite(source, slice(0, n)))
     parts = []
-    for part in row_slices(n, _PIECE):
-        own = numbers[(numbers >= part.start) & (numbers < part.stop)]
-        if len(own):
-            parts.append(as_float64(read_finite(source, part)[own - part.start]))
+    for piece in row_slices(n, _READ_ROWS):
+        selected = numbers[(numbers >= piece.start) & (numbers < piece.stop)]
+        if len(selected):
+            parts.append(as_float64(read_finite(source, piece)[selected - piece.start]))
     return stack_rows(parts)
 
 
-def _some(n: int, seed: int) -> npt.NDArray[np.intp]:
+def _sample(n: int, seed: int) -> npt.NDArray[np.intp]:
     numbers = sample_numbers(n, SAMPLE, seed)
     return np.arange(n) if numbers is None else numbers
 
 
-def _split(labels: ClassificationMarks, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return the numbers of the rows that are fitted, and of those that are held out, both ascending."""
+def _split_rows(labels: ClassificationMarks, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return the ascending numbers of the training rows and of the test rows, stratified by label."""
     from sklearn.model_selection import train_test_split
 
     try:
-        first, rest = train_test_split(np.arange(len(labels)), test_size=_HELD_OUT, stratify=labels, random_state=seed)
+        kept, rest = train_test_split(np.arange(len(labels)), test_size=_TEST_SIZE, stratify=labels, random_state=seed)
     except ValueError as error:
         raise InvalidInputError(f"A quarter of the rows cannot be held out: {reason(error)}; give test rows.") from None
-    return np.sort(first), np.sort(rest)
+    return np.sort(kept), np.sort(rest)

@@ -1,4 +1,4 @@
-"""What a comparison of kernels found: a table, and a page with pictures."""
+"""Hold the results of a comparison of kernels, and show them as a table or as a page with plots."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -25,31 +25,32 @@ ClassificationMarks: TypeAlias = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, eq=False)
 class KernelComparison:
-    """What one kernel makes of the rows.
+    """The results of one kernel.
 
     Attributes
     ----------
     name : str
+        Name in the table.
     kernel : Kernel
-        With all its parameters filled in.
+        Fitted kernel, with all its parameters.
     rank, condition : int, float
-        Of the Gram matrix of the training rows.
+        Rank and condition number of the Gram matrix of the training rows.
     least_similarity, most_similarity : float
-        The smallest and the largest k(x, x) of a training row.
+        Smallest and largest k(x, x) of a training row.
     neighbour_accuracy : float
-        The share of test rows whose nearest training row, in the feature space, has their label.
+        Share of test rows whose nearest training row, in the feature space, has the same label.
     silhouette : float
-        Of the training rows in the feature space, by their labels: 1 where classes are far apart, 0 where they mix.
+        Mean silhouette of training rows in the feature space: 1 if classes are far apart, 0 if they mix.
     fisher_accuracy : float
-        The share of test rows that `KernelFisher` labels right.
+        Share of test rows that `KernelFisher` classifies correctly.
     seconds : float
-        What all of this took; pictures are not counted.
-    eigenvalues, dropped : ndarray
-        Kept and taken for zero.
+        Time of the fit and of all measurements above; t-SNE and plots are not counted.
+    eigenvalues, dropped : ndarray of shape (r,) and (p,)
+        Kept eigenvalues, and eigenvalues that were treated as zero.
     discriminants : ndarray of shape (m, q)
-        Of the test rows that are drawn.
+        Fisher discriminants of the test rows that are drawn.
     embedding : Embedding, optional
-        Where t-SNE was asked for, and openTSNE is installed.
+        t-SNE of the features, if it was requested and openTSNE is installed.
     """
 
     name: str
@@ -68,7 +69,7 @@ class KernelComparison:
     embedding: Embedding | None = None
 
     def row(self) -> Row:
-        """Return its line of the table."""
+        """Return the row of this kernel in the table."""
         return {
             "kernel": self.name,
             "rank": self.rank,
@@ -84,15 +85,16 @@ class KernelComparison:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Kernels beside each other; `str` is the table.
+    """Results of all compared kernels; `str` returns the table.
 
     Attributes
     ----------
-    compared : tuple of Compared
+    compared : tuple of KernelComparison
+        Results of each kernel that has a feature map of these rows.
     refused : mapping of str to str
-        Kernels that make no feature map of these rows, and why not.
+        Names of the other kernels, and the reason of each.
     words : tuple of str
-        What was measured on which rows.
+        Sentences that say what was measured, and on which rows.
     """
 
     compared: tuple[KernelComparison, ...]
@@ -100,77 +102,77 @@ class Comparison:
     words: tuple[str, ...]
     _labels: ClassificationMarks
     _test_labels: ClassificationMarks
-    _without_tsne: str
+    _tsne_problem: str
 
     @property
     def table(self) -> Table:
-        """A line for each kernel."""
-        return Table("Kernels", [one.row() for one in self.compared])
+        """The table, with a row for each kernel."""
+        return Table("Kernels", [result.row() for result in self.compared])
 
     def __str__(self) -> str:
-        said = (f"{name} is left out: {why}" for name, why in self.refused.items())
-        return "\n".join([*self.table.lines(), "", *self.words, *said])
+        refused = (f"{name} is left out: {reason}" for name, reason in self.refused.items())
+        return "\n".join([*self.table.lines(), "", *self.words, *refused])
 
     def to_json(self) -> str:
-        """Return the table, what was left out, and what was measured, for machines."""
+        """Return the table, the kernels left out and the sentences about the measurements as JSON."""
         return json.dumps({"kernels": self.table.plain(), "refused": dict(self.refused), "about": self.words})
 
     def to_html(self) -> str:
-        """Return one page that needs no other file: the table, and for each kernel its pictures.
+        """Return a self-contained HTML page with the table and the plots of each kernel.
 
         Raises
         ------
         MissingExtraError
             Matplotlib is not installed.
         """
-        said = [f"{name} is left out: {why}" for name, why in self.refused.items()]
-        missing = [self._without_tsne] if self._without_tsne else []
+        refused = [f"{name} is left out: {reason}" for name, reason in self.refused.items()]
+        tsne = [self._tsne_problem] if self._tsne_problem else []
         sections = [
-            html_page.Section(one.name, (), tuple(_pictures(one, self._labels, self._test_labels)))
-            for one in self.compared
+            html_page.Section(result.name, (), tuple(_draw_pictures(result, self._labels, self._test_labels)))
+            for result in self.compared
         ]
-        return html_page.render_page("Kernels compared", [*self.words, *said, *missing], self.table.texts(), sections)
+        return html_page.render_page("Kernels compared", [*self.words, *refused, *tsne], self.table.texts(), sections)
 
     def save_page(self, path: str | Path) -> None:
-        """Write `to_html` to a file, in place of an earlier page of dkfm's.
+        """Write the page of `to_html` to a file; replace an earlier page of dkfm.
 
         Raises
         ------
         StoreExistsError
-            The file is something else; it is left untouched.
+            The path holds another file, which is left unchanged.
         """
         html_page.write_page(path, self.to_html())
 
 
-def _pictures(
-    one: KernelComparison, labels: ClassificationMarks, test_labels: ClassificationMarks
+def _draw_pictures(
+    result: KernelComparison, labels: ClassificationMarks, test_labels: ClassificationMarks
 ) -> Iterator[html_page.Picture]:
-    """Yield the pictures of a kernel; of t-SNE where there is an embedding."""
-    if one.embedding is not None:
-        sides = ("training", one.embedding.train, labels), ("test", one.embedding.test, test_labels)
-        for (what, places, marks), how in zip(sides, ("learned from", "which placed"), strict=True):
+    """Yield the plots of one kernel: t-SNE if it was computed, discriminants if there are any, and the spectrum."""
+    if result.embedding is not None:
+        sides = ("training", result.embedding.train, labels), ("test", result.embedding.test, test_labels)
+        for (side, points, side_labels), verb in zip(sides, ("learned from", "which placed"), strict=True):
             yield html_page.draw_picture(
-                partial(_scatter, places, marks, f"t-SNE of the feature space, {what} rows", "t-SNE"),
-                f"Scatter plot of {len(places):,} {what} rows in the plane of t-SNE, coloured by label.",
-                f"t-SNE of the feature space, {how} {len(places):,} {what} rows.",
+                partial(_plot, points, side_labels, f"t-SNE of the feature space, {side} rows", "t-SNE"),
+                f"Scatter plot of {len(points):,} {side} rows in the plane of t-SNE, coloured by label.",
+                f"t-SNE of the feature space, {verb} {len(points):,} {side} rows.",
             )
-    if one.discriminants.shape[1]:  # classes of one mean have none
+    if result.discriminants.shape[1]:  # classes with equal means have no discriminant
         yield html_page.draw_picture(
-            partial(_scatter, one.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
-            f"Plot of {len(one.discriminants):,} test rows along the Fisher discriminants, coloured by label.",
-            f"Fisher discriminants of {len(one.discriminants):,} test rows. Of all test rows {one.fisher_accuracy:.1%} "
-            "get their label.",
+            partial(_plot, result.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
+            f"Plot of {len(result.discriminants):,} test rows along the Fisher discriminants, coloured by label.",
+            f"Fisher discriminants of {len(result.discriminants):,} test rows. Of all test rows "
+            f"{result.fisher_accuracy:.1%} get their label.",
         )
-    cut = f"{one.rank:,} eigenvalues kept, {len(one.dropped):,} dropped"
+    cut = f"{result.rank:,} eigenvalues kept, {len(result.dropped):,} dropped"
     yield html_page.draw_picture(
-        lambda ax: plotting.spectrum(one.eigenvalues, one.dropped, ax=ax),
+        lambda ax: plotting.spectrum(result.eigenvalues, result.dropped, ax=ax),
         f"Eigenvalues of the Gram matrix on a logarithmic scale: {cut}.",
-        f"Spectrum of the Gram matrix: {cut}, condition {one.condition:.1e}.",
+        f"Spectrum of the Gram matrix: {cut}, condition {result.condition:.1e}.",
     )
 
 
-def _scatter(places: Array, labels: ClassificationMarks, title: str, axis: str, ax: "Axes") -> None:
-    plotting.components(places, labels, ax=ax)
+def _plot(points: Array, labels: ClassificationMarks, title: str, axis: str, ax: "Axes") -> None:
+    plotting.components(points, labels, ax=ax)
     ax.set_title(title)
     ax.set_xlabel(ax.get_xlabel().replace("component", axis))
     ax.set_ylabel(ax.get_ylabel().replace("component", axis))

@@ -1,4 +1,4 @@
-"""t-SNE of a feature space: an unmodified openTSNE (the extra `tsne`), given features."""
+"""Compute t-SNE of explicit features with openTSNE (the extra `tsne`)."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -9,47 +9,49 @@ import numpy.typing as npt
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError, MissingExtraError
 
-_PERPLEXITY = 30.0
-_LEAST = 5
+_MAX_PERPLEXITY = 30.0
+_MIN_ROWS = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Places in the plane of training features (n, 2), and of test features (m, 2)."""
+    """Coordinates in the plane of training features (n, 2) and of test features (m, 2)."""
 
     train: Array
     test: Array
 
 
 def require_opentsne() -> ModuleType:
-    """Return openTSNE, or say how to install it."""
+    """Return the module openTSNE; if it is missing, raise a MissingExtraError that says how to install it."""
     try:
         import openTSNE
     except ImportError as error:
         raise MissingExtraError("t-SNE needs openTSNE; install it with pip install 'dkfm[tsne]'.") from error
-    return openTSNE  # type: ignore[no-any-return]  # it has no types
+    return openTSNE  # type: ignore[no-any-return]  # openTSNE has no type hints
 
 
 def embed(train: npt.ArrayLike, test: npt.ArrayLike, *, random_state: int = 0) -> Embedding:
-    """Learn a t-SNE embedding of training features and place test features with it.
+    """Compute the t-SNE embedding of training features, and add test features to it.
 
     Parameters
     ----------
     train : array-like of shape (n, q)
-        At least 5 rows, such as ``phi.transform(X)``. The perplexity is 30, or, if that is less, a third
-        of the other rows.
+        Training features of at least 5 rows, such as ``phi.transform(X)``. The perplexity is the smaller of 30 and
+        (n - 1) / 3.
     test : array-like of shape (m, q)
+        Test features.
     random_state : int
-        The same numbers on one machine: neighbours are exact, and one thread computes.
+        Seed. Results are reproducible on one machine, because neighbours are exact and one thread computes.
 
     Returns
     -------
     Embedding
+        Coordinates of both in the plane.
 
     Raises
     ------
     InvalidInputError
-        Features that are not rows of as many columns, or fewer than 5.
+        Training and test features differ in columns, or there are fewer than 5 training rows.
     MissingExtraError
         openTSNE is not installed.
 
@@ -59,8 +61,8 @@ def embed(train: npt.ArrayLike, test: npt.ArrayLike, *, random_state: int = 0) -
     Policar, Strazar and Zupan, "openTSNE: a modular Python library for t-SNE dimensionality reduction and embedding"
     (2024).
 
-    openTSNE finds a width for each row by search. Where all neighbours are almost equally far, as around the large rows
-    of the paper's k1, the search stops early, and more neighbours count than were asked for.
+    openTSNE searches for the bandwidth of each row. If all neighbours are almost equally far, as around rows of large
+    norm with the paper's kernel k1, the search stops early, and the effective perplexity exceeds the requested one.
 
     Examples
     --------
@@ -74,19 +76,19 @@ def embed(train: npt.ArrayLike, test: npt.ArrayLike, *, random_state: int = 0) -
     ((30, 2), (4, 2))
     """
     TSNE = require_opentsne().TSNE
-    rows, others = np.asarray(as_rows(train, "train")), np.asarray(as_rows(test, "test"))
-    if len(rows) < _LEAST or rows.shape[1] != others.shape[1]:
+    train_rows, test_rows = np.asarray(as_rows(train, "train")), np.asarray(as_rows(test, "test"))
+    if len(train_rows) < _MIN_ROWS or train_rows.shape[1] != test_rows.shape[1]:
         raise InvalidInputError(
-            f"t-SNE takes at least {_LEAST} training features, and test features of as many columns; their shapes are "
-            f"{rows.shape} and {others.shape}."
+            f"t-SNE takes at least {_MIN_ROWS} training features, and test features of as many columns; their shapes "
+            f"are {train_rows.shape} and {test_rows.shape}."
         )
-    perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)
-    learned = TSNE(
+    perplexity = min(_MAX_PERPLEXITY, (len(train_rows) - 1) / 3)
+    embedding = TSNE(
         perplexity=perplexity,
         neighbors="exact",
         negative_gradient_method="bh",
         n_jobs=1,
         random_state=random_state,
-    ).fit(rows)
-    placed = learned.transform(others, perplexity=min(5.0, perplexity))
-    return Embedding(np.array(learned), np.array(placed))
+    ).fit(train_rows)
+    test_embedding = embedding.transform(test_rows, perplexity=min(5.0, perplexity))
+    return Embedding(np.array(embedding), np.array(test_embedding))

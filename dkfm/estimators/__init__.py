@@ -1,4 +1,4 @@
-"""scikit-learn estimators: parameters, validation and fitted attributes; the numerics are below."""
+"""Provide the scikit-learn estimators: their parameters, validation and fitted attributes."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -28,34 +28,35 @@ __all__ = [
 ]
 
 _REGISTRY: dict[str, type[KernelEstimator | Folded]] = {
-    kind.__name__: kind for kind in (ExactFeatureMap, KernelFisher, KernelPCA, Folded, FoldedTransformer)
+    estimator.__name__: estimator for estimator in (ExactFeatureMap, KernelFisher, KernelPCA, Folded, FoldedTransformer)
 }
 
 
 def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator | Folded:
-    """Load a fitted estimator that `save` wrote; a stranger's store is data, never code.
+    """Load a fitted estimator that `save` wrote, without running code of the store.
 
     Parameters
     ----------
     path : str or Path
-        Or a URL of fsspec's, such as ``s3://bucket/model``.
-    trusted : collection of str
-        Functions of yours, as ``module:function``, that may be imported and run as its kernel.
+        Path of the store, or a URL of fsspec such as ``s3://bucket/model``.
+    trusted : collection of str, default=()
+        Your functions, as ``module:function``, that may be imported and run as the kernel of the estimator.
 
     Returns
     -------
     ExactFeatureMap, KernelPCA, KernelFisher or Folded
+        Fitted estimator.
 
     Raises
     ------
     IncompleteStoreError
-        No completion marker.
+        The store has no completion marker.
     DamagedStoreError
-        A byte changed.
+        The bytes of the store have changed.
     UnsupportedStoreError
-        Newer, or not a model of dkfm's.
+        The store is newer than this version, or not a model of dkfm.
     UntrustedError
-        Its kernel is a function that is not trusted, or whose source is not what it was.
+        The kernel is a function that is not trusted, or whose source has changed.
 
     Examples
     --------
@@ -69,10 +70,10 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator 
     record = model_transfer.load_model(path, trusted=check_trusted(trusted))
     try:
         estimator = _REGISTRY[record.estimator]._from_record(record)
-        estimator._lies_at = str(locate(path))
+        estimator._saved_at = str(locate(path))
         return estimator
     except StoreError:
         raise
-    except Exception as error:  # whatever a constructor makes of a stranger's values
-        said = f"{type(error).__name__}: {reason(error)}"
-        raise UnsupportedStoreError(f"{path} is not an estimator that dkfm can read: {said}.") from error
+    except Exception as error:  # a constructor may raise anything for values of an unknown store
+        cause = f"{type(error).__name__}: {reason(error)}"
+        raise UnsupportedStoreError(f"{path} is not an estimator that dkfm can read: {cause}.") from error

@@ -1,4 +1,4 @@
-"""What every estimator of dkfm shares: validation, scoring of arrays and dask arrays, stores."""
+"""Define the base class of the estimators: validation, fitted attributes, certificates and storage."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _PRECISIONS = ("float64", "float32")
 
 
 def check_dtype(dtype: object) -> np.dtype[np.floating]:
-    """Return what an estimator is to score in, however it is given, or raise."""
+    """Return the dtype of a `dtype` parameter; raise unless it is float64 or float32."""
     try:
-        found: np.dtype[np.floating] = np.dtype(dtype)  # type: ignore[call-overload]  # what is none is refused
+        parsed: np.dtype[np.floating] = np.dtype(dtype)  # type: ignore[call-overload]  # any object may come
     except TypeError:
-        found = np.dtype(np.float16)
-    if found.name not in _PRECISIONS:
+        parsed = np.dtype(np.float16)  # refused below
+    if parsed.name not in _PRECISIONS:
         raise InvalidInputError(f"dtype must be one of {', '.join(_PRECISIONS)}, and is {dtype!r}.")
-    return found
+    return parsed
 
 
 class KernelEstimator(ModelTransformerMixin):
-    """Base of the estimators: a kernel, training rows, and a model fitted to them."""
+    """Base class of the estimators that fit a model of a kernel to training rows."""
 
     kernel: KernelSpec
     kernel_params: Mapping[str, object] | None
@@ -52,77 +52,79 @@ class KernelEstimator(ModelTransformerMixin):
     on_indefinite: str
     progress: bool
     certificate_: Certificate
-    _fitted_as: dict[str, object]
-    """The parameters that a store keeps, as they were at fit."""
+    _fitted_parameters: dict[str, object]
+    """Values, at the time of the fit, of the parameters that a store keeps."""
 
-    _policies: ClassVar[tuple[str, ...]] = ("raise", "clip")
-    """What `on_indefinite` may be."""
-    _stored: ClassVar[tuple[str, ...]]
-    """Constructor parameters that a store keeps, beside the kernel."""
-    _arrays: ClassVar[tuple[str, ...]]
-    """Fitted arrays that a store keeps, beside the model's; without their last underscore."""
-    _optional: ClassVar[tuple[str, ...]] = ()
-    """More of them, which not every fit has."""
+    _indefinite_policies: ClassVar[tuple[str, ...]] = ("raise", "clip")
+    """Valid values of `on_indefinite`."""
+    _stored_params: ClassVar[tuple[str, ...]]
+    """Names of the constructor parameters that a store keeps, except the kernel."""
+    _required_arrays: ClassVar[tuple[str, ...]]
+    """Names, without the last underscore, of the fitted arrays that every store has beside the model."""
+    _optional_arrays: ClassVar[tuple[str, ...]] = ()
+    """Names of the fitted arrays that only some fits have."""
     _certificates: ClassVar[tuple[str, ...]] = ("certificate",)
-    """Fitted certificates, of which the first is there after every fit."""
-    _numbers: ClassVar[tuple[str, ...]] = ()
-    """Fitted numbers."""
+    """Names of the fitted certificates; every fit has the first."""
+    _scalars: ClassVar[tuple[str, ...]] = ()
+    """Names of the fitted numbers."""
 
-    def _options(self, kind: type[T]) -> T:
-        """Return the parameters that a dataclass of options has fields for."""
-        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})  # type: ignore[arg-type]  # a dataclass
+    def _get_options(self, options: type[T]) -> T:
+        """Return the parameters of the same names as the fields of a dataclass, as an instance of it."""
+        return options(**{field.name: getattr(self, field.name) for field in fields(options)})  # type: ignore[arg-type]  # a dataclass
 
-    def _begin(self, X: object, kernel: Kernel, *, copy: bool = True) -> TrainingData:
-        """Check everything that can be checked before the first tile; return what the fit is given."""
-        if self.on_indefinite not in self._policies:
-            known = ", ".join(self._policies)
+    def _check_data(self, X: object, kernel: Kernel, *, copy: bool = True) -> TrainingData:
+        """Check everything that needs no kernel values; return the training data."""
+        if self.on_indefinite not in self._indefinite_policies:
+            known = ", ".join(self._indefinite_policies)
             raise InvalidInputError(f"on_indefinite must be one of {known}, and is {self.on_indefinite!r}.")
-        given = as_training_data(kernel, X, copy=copy)
+        training_data = as_training_data(kernel, X, copy=copy)
         require_unique_names(column_names(X) or (), "X has")
         try:
             validate_data(clone(self), X, reset=True, skip_check_array=True)
-        except TypeError as error:  # names of columns that scikit-learn does not take
+        except TypeError as error:  # scikit-learn refuses the column names
             raise InvalidInputError(str(error)) from None
         except ValueError as error:
             raise InvalidInputError(f"X has columns that cannot be told apart: {reason(error)}.") from None
-        return given
+        return training_data
 
-    def _finish(
+    def _set_fitted(
         self, X: object, model: Model, fitted: Mapping[str, object], resolved: Mapping[str, object] | None = None
     ) -> Self:
-        """Set everything that was fitted, at once: a fit that fails leaves the estimator as it was.
+        """Set all fitted attributes at once, so that a fit that fails leaves the estimator unchanged.
 
-        `resolved` has the values of parameters that the fit has found for them.
+        `resolved` holds the values that the fit has determined for parameters.
         """
         validate_data(self, X, reset=True, skip_check_array=True)
-        self._set(model, fitted, {name: _plain(getattr(self, name)) for name in self._stored} | dict(resolved or {}))
+        parameters = {name: _to_json_value(getattr(self, name)) for name in self._stored_params}
+        self._replace_fitted(model, fitted, parameters | dict(resolved or {}))
         return self
 
-    def _finish_from_map(
+    def _set_fitted_from_map(
         self, feature_map: ScoringMixin, model: Model, fitted: Mapping[str, object], resolved: Mapping[str, object]
     ) -> Self:
-        """Set everything that was fitted in the features of a map; `resolved` as in `_finish`."""
-        self._set(model, fitted, {name: getattr(self, name) for name in self._stored} | dict(resolved))
-        self._take_column_names(feature_map)
+        """Set all attributes of a fit in the features of a map; `resolved` as in `_set_fitted`."""
+        parameters = {name: getattr(self, name) for name in self._stored_params}
+        self._replace_fitted(model, fitted, parameters | dict(resolved))
+        self._copy_column_names(feature_map)
         return self
 
-    def _set(self, model: Model, fitted: Mapping[str, object], parameters: Mapping[str, object]) -> None:
-        for name in (*self._arrays, *self._optional, *self._certificates, *self._numbers):
-            self.__dict__.pop(f"{name}_", None)  # of a fit before
+    def _replace_fitted(self, model: Model, fitted: Mapping[str, object], parameters: Mapping[str, object]) -> None:
+        for name in (*self._required_arrays, *self._optional_arrays, *self._certificates, *self._scalars):
+            self.__dict__.pop(f"{name}_", None)  # left by an earlier fit
         for name, value in fitted.items():
             setattr(self, f"{name}_", value)
-        self._fitted_as = dict(parameters)
-        self._serve(model)
+        self._fitted_parameters = dict(parameters)
+        self._set_model(model)
 
     def get_params(self, deep: bool = True) -> dict[str, object]:
-        """Return the parameters, and those of the kernel as ``kernel__<name>``: a grid search may go over them."""
+        """Return the parameters, those of the kernel as ``kernel__<name>``, for example for a grid search."""
         params: dict[str, object] = super().get_params(deep=deep)
         if deep and isinstance(self.kernel, Kernel) and is_dataclass(self.kernel):
             params |= {f"kernel__{field.name}": getattr(self.kernel, field.name) for field in fields(self.kernel)}
         return params
 
     def set_params(self, **params: object) -> Self:
-        """Set parameters, those of the kernel too."""
+        """Set parameters, including those of the kernel, ``kernel__<name>``."""
         values = {name.removeprefix("kernel__"): params[name] for name in params if name.startswith("kernel__")}
         kernel = params.get("kernel", self.kernel)
         if values and isinstance(kernel, Kernel) and is_dataclass(kernel):
@@ -138,86 +140,87 @@ class KernelEstimator(ModelTransformerMixin):
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        # Cross-validation then takes the same columns of a Gram matrix as rows.
+        # With this tag, cross-validation selects the same columns as rows of a Gram matrix.
         tags.input_tags.pairwise = self.kernel == "precomputed" or isinstance(self.kernel, Precomputed)
         return tags
 
     def verify(self, X: object = None) -> Verification:
-        """Measure the certificate anew, and of a feature map what it makes of new points.
+        """Measure the certificate again and, for a feature map, its error on new points.
 
         Parameters
         ----------
-        X : array-like of shape (m, d), optional
-            For a feature map, new points, to pair with the landmarks and with each other. For a precomputed kernel the
-            Gram matrix that it was fitted to, which no model keeps.
+        X : array-like of shape (m, d), default=None
+            New points for a feature map, paired with the landmarks and with each other. For a precomputed kernel, X is
+            required: the Gram matrix of the fit, which the model does not keep.
 
         Returns
         -------
         Verification
+            Measured errors.
 
         Raises
         ------
         CertificateError
-            The certificate is more than ten times worse than at fit: weights, landmarks or kernel are not what they
-            were. Or new points are mapped worse than the rank of the map, or their residuals, explain.
+            The certificate is more than ten times worse than at the fit, because weights, landmarks or kernel have
+            changed; or the error on new points is larger than the rank of the map, or their residuals, explain.
         """
         check_is_fitted(self, "model_")
         model, scorer = self.model_, prepare_scorer(self.model_)
         if model.kernel.is_precomputed and X is None:
             raise InvalidInputError("A model of a precomputed kernel keeps no Gram matrix; give it to verify.")
         if model.kernel.is_precomputed:
-            numbers = cast("Array", model.landmarks)[:, 0].astype(np.intp)
-            landmarks = as_training_data(model.kernel, X).subset(numbers)
+            indices = cast("Array", model.landmarks)[:, 0].astype(np.intp)
+            landmarks = as_training_data(model.kernel, X).subset(indices)
         else:
             landmarks = TrainingRows(model.kernel, model.points, 0)
-        measured = self._measure(scorer, landmarks, self._fitted_arrays())
+        measured = self._certify(scorer, landmarks, self._fitted_arrays())
         measured.require(self.certificate_)
         if X is None or model.kernel.is_precomputed:
             return Verification(measured)
-        return self._measure_points(scorer, measured, self._rows(load_lazy_frame(X)))
+        return self._verify_points(scorer, measured, self._check_rows(load_lazy_frame(X)))
 
-    def _measure(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
-        """Return the certificate of a model with fitted arrays, which need not be this estimator's yet."""
-        raise AssertionError("every estimator measures itself")
+    def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
+        """Measure the certificate of a model with fitted arrays, which may come from a fit in progress."""
+        raise AssertionError("subclasses implement this")
 
-    def _measure_points(self, scorer: Scorer, measured: Certificate, Z: Rows) -> Verification:
-        """Return the verification with new points."""
+    def _verify_points(self, scorer: Scorer, measured: Certificate, Z: Rows) -> Verification:
+        """Measure the error of the model on new points Z."""
         raise InvalidInputError(
             f"A {type(self).__name__} is measured on its training rows alone; give no other points."
         )
 
-    def _seen(self, X: object) -> object:
-        """Return rows in memory, if there are any, once their columns are called as those that fit saw."""
+    def _load_rows(self, X: object) -> object:
+        """Load rows, if any, into memory; raise unless their columns are those of the fit."""
         if X is not None:
             X = load_lazy_frame(X)
-            self._require_seen(X)
+            self._require_fitted_columns(X)
         return X
 
-    def _record(self) -> Record:
+    def _to_record(self) -> Record:
         fitted: dict[str, object] = {
             "certificates": {n: asdict(vars(self)[f"{n}_"]) for n in self._certificates if f"{n}_" in vars(self)},
-            "numbers": {name: float(vars(self)[f"{name}_"]) for name in self._numbers},
+            "numbers": {name: float(vars(self)[f"{name}_"]) for name in self._scalars},
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
         }
-        return Record(type(self).__name__, self._fitted_as, fitted, self._fitted_arrays(), self.model_)
+        return Record(type(self).__name__, self._fitted_parameters, fitted, self._fitted_arrays(), self.model_)
 
     def _fitted_arrays(self) -> dict[str, Array]:
-        names = [*self._arrays, *(name for name in self._optional if f"{name}_" in vars(self))]
+        names = [*self._required_arrays, *(name for name in self._optional_arrays if f"{name}_" in vars(self))]
         return {name: vars(self)[f"{name}_"] for name in names}
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
-        """Bring a fitted estimator back from what `_record` made."""
-        estimator = cls(kernel=record.model.kernel, **{name: record.parameters[name] for name in cls._stored})
+        """Restore a fitted estimator from the record that `_to_record` returned."""
+        estimator = cls(kernel=record.model.kernel, **{name: record.parameters[name] for name in cls._stored_params})
         record.model.head(cls._output)
         stored = cast("dict[str, object]", record.fitted["certificates"])
         certificates = {name: Certificate.of(stored[name]) for name in cls._certificates if name in stored}
-        certificates["certificate"]  # every model has it
-        arrays = {name: record.arrays[name] for name in cls._arrays}
-        arrays |= {name: record.arrays[name] for name in cls._optional if name in record.arrays}
-        given = cast("dict[str, float]", record.fitted["numbers"])
-        numbers = {name: float(given[name]) for name in cls._numbers}
-        estimator._set(record.model, {**arrays, **certificates, **numbers}, record.parameters)
+        certificates["certificate"]  # raises if it is missing
+        arrays = {name: record.arrays[name] for name in cls._required_arrays}
+        arrays |= {name: record.arrays[name] for name in cls._optional_arrays if name in record.arrays}
+        stored_numbers = cast("dict[str, float]", record.fitted["numbers"])
+        numbers = {name: float(stored_numbers[name]) for name in cls._scalars}
+        estimator._replace_fitted(record.model, {**arrays, **certificates, **numbers}, record.parameters)
         estimator.n_features_in_ = record.model.columns
         names = record.fitted["feature_names"]
         if names:
@@ -225,8 +228,8 @@ class KernelEstimator(ModelTransformerMixin):
         return estimator
 
 
-def _plain(value: object) -> object:
-    """Return a NumPy scalar or dtype as the number or name that JSON knows."""
+def _to_json_value(value: object) -> object:
+    """Convert a NumPy scalar to a Python number, and a dtype to its name, for JSON."""
     if isinstance(value, type | np.dtype):
         return np.dtype(value).name
     return value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""`ExactFeatureMap`: any kernel as an explicit, exact, finite-dimensional feature map."""
+"""Define `ExactFeatureMap`, an explicit, exact, finite-dimensional feature map of any kernel."""
 
 from __future__ import annotations
 
@@ -32,97 +32,104 @@ if TYPE_CHECKING:
 
 
 class ExactFeatureMap(KernelEstimator):
-    """The map ``phi(z) = K^(-1/2) [k(x_1, z) .. k(x_N, z)]``, with ``<phi(x_n), phi(z)> = k(x_n, z)`` for every z.
+    """Exact, explicit, finite-dimensional feature map of a kernel.
+
+    The map ``phi(z) = K^(-1/2) [k(x_1, z) .. k(x_N, z)]`` has ``<phi(x_n), phi(z)> = k(x_n, z)`` for every row z.
 
     Parameters
     ----------
-    kernel : Kernel, name or Gaussian process kernel of scikit-learn's, or callable
-        Of `dkfm.kernels`; or what `kernels.from_sklearn` translates; or "precomputed", for which `fit` takes the Gram
-        matrix (as array, dask array or Zarr array) and `transform` the values k(z, x); or a function of two rows,
-        which is slow (`kernels.Function` is of blocks).
-    kernel_params : mapping, optional
-        Parameters of a name.
-    basis : {"symmetric", "spectral", "cholesky"}
-        "symmetric": N features, one per landmark; "spectral": as many as the rank, uncorrelated; "cholesky": as many as
-        the rank, one per pivot, fastest to fit and to map. The inner products are equal.
-    centered : bool
-        Take the mean of the training points' features from all features: the paper's psi.
-    landmarks : array-like or {"uniform", "kmeans", "pivots", "random_pivots"}, optional
-        What the map is built on, and exact for: numbers of training rows (n,), points (n, d), or a selector, which
-        takes `n_landmarks` of the training rows; by default all. "uniform": at random; "kmeans": not rows but the
-        centres of scikit-learn's KMeans; "pivots": each the row that those before explain least; "random_pivots": at
-        random, with a chance that grows with what is not explained, which suits data with outliers.
-    n_landmarks : int, optional
-        For a selector. "pivots" takes as many as the rank without it.
-    tol : float, optional
-        The error bound that is good enough: keep the least rank that has it. By default what rounding allows.
-    rcond : float, optional
-        Eigenvalues up to ``rcond * lambda_max`` are taken for zero; ``4 eps`` by default. Not of the cholesky basis.
-    build : {"auto", "gram", "columns"}
-        Whether pivots are found in the Gram matrix, or one column at a time without it, which takes far more rows where
-        the rank is low; by default what is predicted to cost less.
-    on_indefinite : {"raise", "clip"}
-        What to do with a kernel that is not positive semi-definite: refuse it, or drop its negative part and warn. All
-        positive eigenvalues above rounding, ``4 eps max |lambda|``, are kept then, and `verify` judges no new points.
-    dtype : {"float64", "float32"}, or NumPy's
-        What the fitted map computes in, with the rank that it can carry. The fit itself is in float64.
-    random_state : int, RandomState or None
-        Of the selectors that choose at random.
-    tile_rows : int, optional
-        Rows and columns of a Gram tile; 2,048 by default. One tile is computed in this process, without a store.
-    workspace : path, optional
-        Where the Gram matrix (and a large model, for dask arrays) is kept; by default a temporary directory.
-    progress : bool
-        Whether to show, in a notebook or on standard error where that is a terminal, the tiles of the Gram matrix as
-        they come and the time that its root is predicted to take; nothing of what takes less than two seconds.
+    kernel : Kernel, str, callable or Gaussian process kernel of scikit-learn
+        Kernel of `dkfm.kernels`, or a name or object that `kernels.from_sklearn` translates. With "precomputed", `fit`
+        takes the Gram matrix (array, dask array or Zarr array) and `transform` the values k(z, x). A callable takes two
+        rows and is slow; `kernels.Function` takes a function of blocks.
+    kernel_params : mapping, default=None
+        Parameters of a named kernel, or keyword arguments of a callable.
+    basis : {"symmetric", "spectral", "cholesky"}, default="symmetric"
+        Basis of the features; inner products are the same in each. "symmetric" has one feature per landmark. "spectral"
+        has as many as the rank, uncorrelated. "cholesky" has as many as the rank, one per pivot, and is the fastest to
+        fit and to map.
+    centered : bool, default=False
+        Whether to subtract the mean of the training features (the paper's psi).
+    landmarks : array-like or {"uniform", "kmeans", "pivots", "random_pivots"}, default=None
+        Landmarks, for which the map is exact: indices of training rows (n,), points (n, d), or a selector of
+        `n_landmarks` landmarks; None is all training rows. "uniform" draws rows at random. "kmeans" takes the cluster
+        centres of scikit-learn's KMeans, which are not rows. "pivots" takes in each step the row that earlier pivots
+        explain least. "random_pivots" draws rows with a probability proportional to what earlier pivots do not explain,
+        which suits data with outliers.
+    n_landmarks : int, default=None
+        Number of landmarks of a selector. It is required, except for "pivots", where None is the rank.
+    tol : float, default=None
+        Acceptable error bound: the map keeps the smallest rank that meets it. None is the limit set by rounding.
+    rcond : float, default=None
+        Eigenvalues up to ``rcond * lambda_max`` count as zero; None is ``4 eps``. Not for the cholesky basis.
+    build : {"auto", "gram", "columns"}, default="auto"
+        How to find pivots: in the Gram matrix, or column by column without it, which allows far more rows if the rank
+        is low. "auto" selects the one with the lower predicted cost.
+    on_indefinite : {"raise", "clip"}, default="raise"
+        Action for a kernel that is not positive semi-definite: raise an error, or drop its negative part and warn. A
+        clipped map keeps all eigenvalues above rounding, ``4 eps max |lambda|``; `verify` does not judge new points.
+    dtype : {"float64", "float32"} or NumPy dtype, default="float64"
+        Precision of the fitted map, which limits its rank. The fit itself is in float64.
+    random_state : int, RandomState or None, default=None
+        Seed of the selectors that draw at random.
+    tile_rows : int, default=None
+        Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
+    workspace : path, default=None
+        Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
+    progress : bool, default=True
+        Whether to show the Gram tiles done and the predicted time of the root, for work of more than 2 seconds, in a
+        notebook or a terminal (on stderr).
 
     Attributes
     ----------
     model_ : Model
-        The fitted kernel, landmarks and heads.
+        Fitted kernel, landmarks and heads.
     kernel_ : Kernel
+        Fitted kernel, with all parameters resolved.
     eigenvalues_ : ndarray of shape (rank_,)
-        Those kept, descending. Not in the cholesky basis.
+        Eigenvalues kept, in descending order; not in the cholesky basis.
     pivots_ : ndarray of shape (rank_,)
-        In the cholesky basis: ``k(x, x) - |phi(x)|^2`` of each landmark when it was chosen.
-    dropped_ : ndarray
-        The eigenvalues taken for zero, descending; in the cholesky basis what the full factor leaves of
-        ``k(x, x) - |phi(x)|^2`` of the rows that are no pivots. Before them what `truncate`, `tol` or float32 cut off.
-    rank_, n_negative_ : int
-        How many were kept, and how many of those dropped came out negative.
+        Residual ``k(x, x) - |phi(x)|^2`` of each pivot when it was chosen; only in the cholesky basis.
+    dropped_ : ndarray of shape (n_dropped,)
+        Eigenvalues that count as zero, in descending order; in the cholesky basis, the residuals that the full factor
+        leaves of rows that are not pivots. Values removed by `truncate`, `tol` or float32 come first.
+    rank_ : int
+        Number of eigenvalues or pivots kept.
+    n_negative_ : int
+        Number of negative values in `dropped_`.
     condition_ : float
-        Largest over smallest of what was kept.
+        Ratio of the largest to the smallest eigenvalue or pivot kept.
     error_bounds_ : ndarray of shape (rank_ + 1,)
-        By the number of features kept: E with ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(z, z) max_n k(x_n, x_n))`` for
-        every training point x and every z, rounding included. `truncate` reads them. Infinite where a kernel was
-        clipped.
+        Error bounds E by number of features kept, from 0 to `rank_`; `truncate` uses them. They satisfy
+        ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(z, z) max_n k(x_n, x_n))`` for every training row x and every row z,
+        rounding included. Infinite for a clipped kernel.
     error_bound_ : float
-        The last of them.
+        Error bound of this map, the last of `error_bounds_`.
     certificate_ : Certificate
-        Exactness as measured on pairs of landmarks; `verify` measures it again, and on other points. Of a clipped
-        kernel it is how far the features are from the kernel as it was given, negative part and all.
+        Measured error on pairs of landmarks; `verify` measures it again, and on other points. For a clipped kernel, it
+        is the error against the original kernel, negative part included.
     training_certificate_ : Certificate
-        As measured on pairs of training points; where these are all landmarks it is `certificate_`. Not after
-        `truncate`.
+        Measured error on pairs of training rows, equal to `certificate_` if all are landmarks. Not after `truncate`.
     max_similarity_ : float
-        The largest k(x, x) of a training point.
+        Largest k(x, x) of a training row.
     landmark_indices_ : ndarray of shape (n_landmarks,)
-        Which training rows the landmarks are, where they are some.
+        Indices of the landmarks among the training rows, if they are a selection of these.
     mean_ : ndarray of shape (n_landmarks,)
-        If centered, the mean of k(x, landmarks) over the training points.
+        Mean of k(x, landmarks) over the training rows, if centered=True.
     n_features_in_ : int
+        Number of columns d of the training rows.
 
     Raises
     ------
     InvalidInputError, NotPSDError, KernelError, BudgetError
-        From `fit`: the rows, the kernel, or the memory of this process will not do.
+        Raised by `fit`: invalid rows or kernel, or too little memory in this process.
 
     Notes
     -----
     Ghiasi-Shirazi and Qaraei, "An exact finite-dimensional explicit feature map for kernel functions", Theorem 1 and
-    eq. (4); centred, eq. (9). For two points that are both new it is exact up to `residual`. With landmarks it is a
-    Nystroem map (Williams and Seeger 2001), whose error is `error_bound_`; "random_pivots" are those of Chen, Epperly,
-    Tropp and Webber, "Randomly pivoted Cholesky" (2023).
+    eq. (4); eq. (9) for centred features. For two new points, the error is bounded by `residual`. With landmarks, it is
+    a Nystroem map (Williams and Seeger 2001) with the error bound `error_bound_`; "random_pivots" are those of Chen,
+    Epperly, Tropp and Webber, "Randomly pivoted Cholesky" (2023).
 
     Examples
     --------
@@ -140,11 +147,11 @@ class ExactFeatureMap(KernelEstimator):
     error_bounds_: Array
     max_similarity_: float
     _output: ClassVar[str] = "features"
-    _stored: ClassVar[tuple[str, ...]] = ("basis", "centered", "tol", "rcond", "on_indefinite", "dtype")
-    _arrays: ClassVar[tuple[str, ...]] = ("dropped", "error_bounds")
-    _optional: ClassVar[tuple[str, ...]] = ("eigenvalues", "pivots", "mean", "landmark_indices")
+    _stored_params: ClassVar[tuple[str, ...]] = ("basis", "centered", "tol", "rcond", "on_indefinite", "dtype")
+    _required_arrays: ClassVar[tuple[str, ...]] = ("dropped", "error_bounds")
+    _optional_arrays: ClassVar[tuple[str, ...]] = ("eigenvalues", "pivots", "mean", "landmark_indices")
     _certificates: ClassVar[tuple[str, ...]] = ("certificate", "training_certificate")
-    _numbers: ClassVar[tuple[str, ...]] = ("max_similarity",)
+    _scalars: ClassVar[tuple[str, ...]] = ("max_similarity",)
 
     def __init__(
         self,
@@ -182,28 +189,29 @@ class ExactFeatureMap(KernelEstimator):
         self.progress = progress
 
     def fit(self, X: object, y: object = None, sample_weight: object = None) -> Self:
-        """Fit the map to training rows X (N, d).
+        """Fit the map to training rows X.
 
         The Gram matrix is computed on the current Dask client, or on threads of this process; its root here, once.
 
         Parameters
         ----------
         X : array-like, scipy.sparse array or dask collection of shape (N, d)
-        y : object
+            Training rows; for a precomputed kernel, the Gram matrix (N, N).
+        y : object, default=None
             Ignored.
-        sample_weight : array-like of shape (N,), optional
-            Non-negative: weights of the rows in the mean of a centered map. A row of weight 0 is left out; so the inner
-            products are those of a fit to rows that are repeated that often.
+        sample_weight : array-like of shape (N,), default=None
+            Non-negative weights of the rows in the mean of a centred map. Rows of weight 0 are left out. Inner products
+            are those of a fit in which a row of weight w occurs w times.
         """
         self._require_parameters()
         X = load_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
-        given, weights = apply_weights(self._begin(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
-        settings = replace(self._options(MapOptions), dtype=check_dtype(self.dtype).name)
+        rows, weights = apply_weights(self._check_data(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
+        options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
         with limit_blas_threads_in_worker():
-            chosen = landmarks.choose_landmarks(given, self.landmarks, self.n_landmarks, self.random_state, settings)
-            model, fitted = feature_maps.fit_map(given, weights if self.centered else None, chosen, settings)
-        return self._finish(X, model, fitted)
+            chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
+            model, fitted = feature_maps.fit_map(rows, weights if self.centered else None, chosen, options)
+        return self._set_fitted(X, model, fitted)
 
     def _require_parameters(self) -> None:
         roots.require_parameters(self.basis, self.rcond, self.tol)
@@ -218,51 +226,54 @@ class ExactFeatureMap(KernelEstimator):
             )
 
     @property
-    def _values(self) -> Array:
+    def _root_values(self) -> Array:
         check_is_fitted(self, "model_")
-        values: Array = vars(self)[f"{feature_maps.values_name(str(self._fitted_as['basis']))}_"]
+        values: Array = vars(self)[f"{feature_maps.values_name(str(self._fitted_parameters['basis']))}_"]
         return values
 
     @property
     def rank_(self) -> int:
-        """Numerical rank: how many features the map needs."""
-        return len(self._values)
+        """Numerical rank: the number of features that the map needs."""
+        return len(self._root_values)
 
     @property
     def n_negative_(self) -> int:
-        """How many of those dropped came out negative."""
+        """Number of negative values in `dropped_`."""
         check_is_fitted(self, "model_")
         return int((self.dropped_ < 0).sum())
 
     @property
     def condition_(self) -> float:
-        """Largest over smallest of what was kept; 1 where nothing is."""
-        return roots.condition_number(self._values)
+        """Ratio of the largest to the smallest eigenvalue or pivot kept; 1 if none is kept."""
+        return roots.condition_number(self._root_values)
 
     @property
     def error_bound_(self) -> float:
-        """Bound of the error of pairs with a training point; see `error_bounds_`."""
+        """Error bound of pairs with a training row; see `error_bounds_`."""
         check_is_fitted(self, "model_")
         return float(self.error_bounds_[-1])
 
     def truncate(self, rank: int | None = None, *, tol: float | None = None) -> Self:
-        """Return the map of a lower rank, without another fit: the first features, and of pivots the first landmarks.
+        """Return a map of lower rank, without another fit.
+
+        It keeps the first features and, in the cholesky basis, the first landmarks. A symmetric map keeps N features.
 
         Parameters
         ----------
-        rank : int, optional
-        tol : float, optional
-            Instead of a rank: the least one whose error bound is at most this; all, where none is.
+        rank : int, default=None
+            Rank of the new map, at most `rank_`. Give either `rank` or `tol`.
+        tol : float, default=None
+            Largest error bound: selects the smallest rank that meets it, or the full rank if none does.
 
         Returns
         -------
         ExactFeatureMap
-            Fitted, with the error bound that it costs in `error_bound_`. Of the symmetric basis all N features stay.
+            Fitted map, whose `error_bound_` includes the truncation.
 
         Raises
         ------
         InvalidInputError
-            A rank that the map does not have; or a precomputed kernel that was clipped, whose negative part no map has.
+            The rank is too large, or a precomputed kernel was clipped: the map does not have its negative part.
 
         Examples
         --------
@@ -281,47 +292,52 @@ class ExactFeatureMap(KernelEstimator):
         r = roots.rank_within(self.error_bounds_, cast("float", tol)) if rank is None else require_count(rank, "rank")
         if r > self.rank_:
             raise InvalidInputError(f"The rank of this map is {self.rank_}, and {r} is more.")
-        basis = str(self._fitted_as["basis"])
+        basis = str(self._fitted_parameters["basis"])
         model, fitted = feature_maps.truncate_map(self.model_, self._fitted_arrays(), r, self.model_.dtype, basis)
-        made = copy.copy(self)
-        made._set(model, {**fitted, "max_similarity": self.max_similarity_}, self._fitted_as)
-        return made
+        truncated = copy.copy(self)
+        truncated._replace_fitted(model, {**fitted, "max_similarity": self.max_similarity_}, self._fitted_parameters)
+        return truncated
 
     def residual(self, X: object, diag: object = None) -> Array | da.Array:
-        """Return ``k(z, z) - |phi(z)|^2``, clipped at 0: the squared distance from the span of the landmarks.
+        """Return the squared distances of rows, in feature space, from the span of the landmarks.
 
-        For two new points, ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus rounding: some 1e-8
-        of the largest kernel value, and more for points far outside the training data where the basis is not cholesky.
-        Of a clipped kernel it is no distance, and bounds nothing.
+        They are ``k(z, z) - |phi(z)|^2``, clipped at 0, and bound the error for two new points:
+        ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus rounding, about 1e-8 of the largest
+        kernel value. Rounding is larger for points far outside the training data unless the basis is cholesky. For a
+        clipped kernel, residuals are neither distances nor bounds.
 
         Parameters
         ----------
         X : array-like, scipy.sparse array or dask collection of shape (n, d)
-        diag : array-like or dask array of shape (n,), optional
-            k(z, z), for a precomputed kernel, which does not know it; others do.
+            Rows.
+        diag : array-like or dask array of shape (n,), default=None
+            Values k(z, z) of the rows; required for a precomputed kernel, and only for one.
 
         Returns
         -------
         ndarray, or lazy dask array or series, of shape (n,)
+            Squared distances.
         """
-        return self._of_similarity("residual", X, diag)
+        return self._score_with_diagonal("residual", X, diag)
 
     def distance(self, X: object, Y: object = None) -> Array | da.Array:
-        """Return the distances ``|phi(x) - phi(y)|`` in the feature space of the kernel, of all pairs of rows.
+        """Return the distances of all pairs of rows in the feature space of the kernel.
 
-        They are ``sqrt(k(x, x) + k(y, y) - 2 k(x, y))``, in float64. Features are as far apart where both rows are in
-        the span of the landmarks, and less where not. The error is at most some ``sqrt(eps k)``: of rows that are
-        almost equal half of the digits are left.
+        They are ``sqrt(k(x, x) + k(y, y) - 2 k(x, y))``, in float64. The distance ``|phi(x) - phi(y)|`` of features is
+        the same if both rows are in the span of the landmarks, and smaller otherwise. The error is at most about
+        ``sqrt(eps k)``: distances of almost equal rows lose half of their digits.
 
         Parameters
         ----------
         X : array-like, scipy.sparse array or dask collection of shape (n, d)
-        Y : array-like or scipy.sparse array of shape (m, d), optional
-            In memory; by default X.
+            Rows.
+        Y : array-like or scipy.sparse array of shape (m, d), default=None
+            Rows to compare with, in memory; None is X.
 
         Returns
         -------
         ndarray, or lazy dask array with the row chunks of X, of shape (n, m)
+            Distances.
 
         Notes
         -----
@@ -339,23 +355,23 @@ class ExactFeatureMap(KernelEstimator):
             raise InvalidInputError("A precomputed kernel has no points to compare, so it knows no distances.")
         X = unwrap(X)
         if is_dask_collection(X):
-            lazily = cast("da.Array", X) if is_dask_array(X) else self._of_frame(X).to_dask_array()
+            lazy_rows = cast("da.Array", X) if is_dask_array(X) else self._select_frame_columns(X).to_dask_array()
             return lazy_arrays.lazy_distances(
-                self.kernel_, lazily, self._rows(load_lazy_frame(lazily if Y is None else Y), "Y")
+                self.kernel_, lazy_rows, self._check_rows(load_lazy_frame(lazy_rows if Y is None else Y), "Y")
             )
-        rows = self._rows(X)
-        return kernel_distances(self.kernel_, rows, rows if Y is None else self._rows(load_lazy_frame(Y), "Y"))
+        rows = self._check_rows(X)
+        return kernel_distances(self.kernel_, rows, rows if Y is None else self._check_rows(load_lazy_frame(Y), "Y"))
 
     def _fitted_map(self) -> feature_maps.FittedMap:
-        """Return what components and discriminants in the features of this map take from it."""
+        """Return the parts that fits of components and discriminants in the features of this map need."""
         fitted = vars(self)
-        whole = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == self.certificate_
-        return feature_maps.FittedMap(self.model_, fitted.get("eigenvalues_"), self.error_bounds_, whole)
+        holds_all = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == self.certificate_
+        return feature_maps.FittedMap(self.model_, fitted.get("eigenvalues_"), self.error_bounds_, holds_all)
 
-    def _measure(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
+    def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         return feature_maps.certify_fit(scorer, landmarks, cast("Array | None", fitted.get("mean")))
 
-    def _measure_points(self, scorer: Scorer, measured: Certificate, Z: Rows) -> Verification:
+    def _verify_points(self, scorer: Scorer, measured: Certificate, Z: Rows) -> Verification:
         mean = vars(self).get("mean_")
         return feature_maps.verify_points(scorer, measured, Z, mean, self.error_bound_, self.max_similarity_)
 
@@ -363,9 +379,9 @@ class ExactFeatureMap(KernelEstimator):
     def _from_record(cls, record: Record) -> KernelEstimator:
         head, arrays = record.model.head("residual"), record.arrays
         n, r = head.weights.shape
-        wanted = {feature_maps.values_name(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
-        wanted |= {"mean": (n,)} if record.parameters["centered"] else {}
-        if any(arrays[name].shape != shape for name, shape in wanted.items()) or arrays["dropped"].ndim != 1:
+        shapes = {feature_maps.values_name(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
+        shapes |= {"mean": (n,)} if record.parameters["centered"] else {}
+        if any(arrays[name].shape != shape for name, shape in shapes.items()) or arrays["dropped"].ndim != 1:
             raise UnsupportedStoreError("The fitted arrays of a feature map do not fit its model.")
         if record.parameters["dtype"] != str(record.model.dtype):
             raise UnsupportedStoreError("A feature map is not of the precision of its model.")

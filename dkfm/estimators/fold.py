@@ -1,4 +1,4 @@
-"""`fold`: a linear model that was trained on features, folded into the kernel: one product a row, and no features."""
+"""Define `fold`, which folds a linear model of features into the kernel, so that no features are computed."""
 
 from __future__ import annotations
 
@@ -18,49 +18,53 @@ from dkfm.numerics import links, scorer
 from dkfm.numerics.certificates import certificate, reference
 from dkfm.numerics.model import Head, Model
 
-_PROBES = 64
-"""Random features that a model is read against where there are no points."""
+_N_RANDOM_FEATURES = 64
+"""Number of random features on which a model is checked if a precomputed kernel has no points."""
 
-_REFUSED, _CONSTANT = 0.1, 1e-6
-"""Of the spread of an output: what folded and unfolded may differ by; of its size: the spread of a constant."""
+_MAX_ROUNDING = 0.1
+"""Largest difference between folded and unfolded outputs, relative to the spread of an output."""
+
+_CONSTANT_SPREAD = 1e-6
+"""Smallest spread of an output, relative to its magnitude; below it, the output counts as constant."""
 
 
 def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
-    """Fold a linear model that was trained on features into their kernel: ``k(Z, X) W - b`` instead of features.
+    """Fold a linear model that was trained on features into the kernel of their map.
 
-    Every product with an N x N matrix goes: a row costs N kernel values and N multiplications for each column of the
-    model. What comes back holds arrays, not the model: it is saved without pickle, and `dkfm score` takes it.
+    The folded model computes ``k(Z, X) W - b`` instead of features, without a product with an N x N matrix: a row costs
+    N kernel values and N multiplications for each column of the model. It holds arrays instead of the model, so it is
+    saved without pickle, and `dkfm score` accepts it.
 
     Parameters
     ----------
-    feature_map : ExactFeatureMap, KernelPCA, KernelFisher, or another fold that transforms
-        Fitted.
-    model : estimator of scikit-learn's
-        Fitted to what `feature_map` returns: a linear classifier or regressor (LogisticRegression, RidgeClassifier,
-        LinearSVC, those of SGD, LinearDiscriminantAnalysis, LinearRegression, Ridge, Lasso, and others that derive from
-        scikit-learn's linear models), PCA, TruncatedSVD, partial least squares and CCA, or a Pipeline of these and
-        StandardScaler.
+    feature_map : ExactFeatureMap, KernelPCA, KernelFisher or FoldedTransformer
+        Fitted map.
+    model : estimator of scikit-learn
+        Estimator fitted to the output of `feature_map`: a linear classifier or regressor (LogisticRegression,
+        RidgeClassifier, LinearSVC, the SGD models, LinearDiscriminantAnalysis, LinearRegression, Ridge, Lasso, and
+        other subclasses of scikit-learn's linear models), PCA, TruncatedSVD, partial least squares, CCA, or a Pipeline
+        of these and StandardScaler.
 
     Returns
     -------
     Folded
-        With those of `predict`, `decision_function`, `predict_proba` and `transform` that the model has.
+        Fitted model with those of `predict`, `decision_function`, `predict_proba` and `transform` that `model` has.
 
     Raises
     ------
     NotSupportedError
-        A model that is not affine in the features, or of whose outputs rounding leaves nothing.
+        The model is not affine in the features, or its outputs are mostly rounding error.
 
     Warns
     -----
     DkfmWarning
-        Folded and unfolded differ by more than 1e-6 of an output's spread (1e-2 in float32): a scaler, or a model
-        without a penalty, divides by what is mostly rounding.
+        Folded and unfolded outputs differ by more than 1e-6 of an output's spread (1e-2 in float32), because a scaler,
+        or a model without a penalty, divides by values that are mostly rounding error.
 
     Notes
     -----
-    Features are linear in ``k(z, X)`` (Ghiasi-Shirazi and Qaraei, eq. 4), and so is everything linear in them. Folded
-    and unfolded differ by at most ``64 eps (sum |k| |W_map| |A| + |b|)``, which is checked on the landmarks.
+    Features are linear in ``k(z, X)`` (Ghiasi-Shirazi and Qaraei, eq. 4), and so are linear functions of them. Folded
+    and unfolded outputs differ by at most ``64 eps (sum |k| |W_map| |A| + |b|)``, which is checked on the landmarks.
 
     Examples
     --------
@@ -80,8 +84,8 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     check_is_fitted(feature_map, "model_")
     head = feature_map.model_.head(feature_map._output)
     check_is_fitted(model)
-    found = linear_models.read_linear_model(model)
-    width = next(iter(found.outputs.values()))[0].matrix.shape[0]
+    linear = linear_models.read_linear_model(model)
+    width = next(iter(linear.outputs.values()))[0].matrix.shape[0]
     if width != head.width:
         raise InvalidInputError(f"The model was fitted to {width} features, and the map returns {head.width}.")
     require_column_order(
@@ -89,58 +93,58 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
         list(feature_map.get_feature_names_out()),
         f"The rows of {model!r:.50}",
     )
-    folded = (FoldedTransformer if TRANSFORM in found.outputs else Folded)()
-    folded._serve(_model(feature_map.model_, head, found))
-    folded.model_name_, folded.kind_ = type(model).__name__, found.kind
-    if found.classes is not None:
-        folded.classes_ = class_labels.require_storable(found.classes)
-    folded._take_column_names(feature_map)
-    features = _features(feature_map)
-    _require_as_read(model, found, features)
+    folded = (FoldedTransformer if TRANSFORM in linear.outputs else Folded)()
+    folded._set_model(_compose_model(feature_map.model_, head, linear))
+    folded.model_name_, folded.kind_ = type(model).__name__, linear.kind
+    if linear.classes is not None:
+        folded.classes_ = class_labels.require_storable(linear.classes)
+    folded._copy_column_names(feature_map)
+    features = _sample_features(feature_map)
+    _require_affine_outputs(model, linear, features)
     if not feature_map.kernel_.is_precomputed:
-        folded.rounding_ = _rounding(folded, feature_map.model_, found, features)
-        _judge(folded.rounding_, folded.model_.dtype)
+        folded.rounding_ = _measure_rounding(folded, feature_map.model_, linear, features)
+        _check_rounding(folded.rounding_, folded.model_.dtype)
     return folded
 
 
-def _model(of: Model, head: Head, found: LinearModel) -> Model:
-    """Return the model of a map whose head is followed by the maps of a linear model, in its precision."""
-    made: dict[int, tuple[Array, Array]] = {}
+def _compose_model(base: Model, head: Head, linear: LinearModel) -> Model:
+    """Return a model whose heads compose a head of a map with the outputs of a linear model, in the map's precision."""
+    composed: dict[int, tuple[Array, Array]] = {}
     heads: dict[str, Head] = {}
-    for name, (after, link) in found.outputs.items():
-        if id(after) not in made:
-            with np.errstate(over="ignore"):  # what float32 does not hold is refused below
-                W, b = (array.astype(of.dtype) for array in linear_models.compose_head(head, after))
+    for name, (step, link) in linear.outputs.items():
+        if id(step) not in composed:
+            with np.errstate(over="ignore"):  # an overflow in float32 is refused below
+                W, b = (array.astype(base.dtype) for array in linear_models.compose_head(head, step))
             if not (np.isfinite(W).all() and np.isfinite(b).all()):
-                raise NotSupportedError(f"The weights of {name} are not finite in {of.dtype}: it cannot be folded.")
-            made[id(after)] = W, b
-        heads[name] = Head(*made[id(after)], link=link)
-    return replace(of, heads=heads)
+                raise NotSupportedError(f"The weights of {name} are not finite in {base.dtype}: it cannot be folded.")
+            composed[id(step)] = W, b
+        heads[name] = Head(*composed[id(step)], link=link)
+    return replace(base, heads=heads)
 
 
-def _features(feature_map: ModelTransformerMixin) -> Array:
-    """Return features of landmarks, at most 512; random ones where landmarks are numbers of a precomputed kernel."""
+def _sample_features(feature_map: ModelTransformerMixin) -> Array:
+    """Return features of at most 512 landmarks, or random features if a precomputed kernel has no points."""
     model, name = feature_map.model_, feature_map._output
     if model.kernel.is_precomputed:
-        random = np.random.default_rng(0).normal(size=(_PROBES, model.head(name).width))
+        random = np.random.default_rng(0).normal(size=(_N_RANDOM_FEATURES, model.head(name).width))
         return random.astype(model.dtype)
     return scorer.prepare_scorer(model)(name, sample_landmarks(model))
 
 
-def _require_as_read(model: object, found: LinearModel, F: Array) -> None:
-    """Raise unless a model returns of features what was read in it, within what rounding allows."""
+def _require_affine_outputs(model: object, linear: LinearModel, F: Array) -> None:
+    """Raise unless the outputs of a model for features agree with its coefficients, up to rounding."""
     F64, eps = F.astype(np.float64), float(np.finfo(F.dtype).eps)
-    for name, (after, link) in found.outputs.items():
-        product = F64 @ after.matrix - after.offset
-        error = 64 * eps * (np.abs(F64) @ np.abs(after.matrix) + np.abs(after.offset))
+    for name, (step, link) in linear.outputs.items():
+        product = F64 @ step.matrix - step.offset
+        error = 64 * eps * (np.abs(F64) @ np.abs(step.matrix) + np.abs(step.offset))
         expected = links.link_by_name(link)(product, _no_diagonal)
         returned = np.asarray(getattr(model, name)(select_fitted_columns(model, F)))
-        if found.classes is not None and name == PREDICT and returned.ndim == 1:
-            returned = np.searchsorted(found.classes, returned)
+        if linear.classes is not None and name == PREDICT and returned.ndim == 1:
+            returned = np.searchsorted(linear.classes, returned)
         returned = returned.reshape(len(F), -1)
-        same = returned.shape == expected.shape
+        same_shape = returned.shape == expected.shape
         if (
-            not same
+            not same_shape
             or not (np.abs(returned - expected) <= reference.error_through_link(link, product, error, eps)).all()
         ):
             raise NotSupportedError(
@@ -149,27 +153,28 @@ def _require_as_read(model: object, found: LinearModel, F: Array) -> None:
             )
 
 
-def _rounding(folded: Folded, of: Model, found: LinearModel, F: Array) -> float:
-    """Return by how much folded and unfolded outputs of landmarks differ, as a share of each output's spread."""
-    shares = [0.0]
-    for name, (after, link) in found.outputs.items():
+def _measure_rounding(folded: Folded, base: Model, linear: LinearModel, F: Array) -> float:
+    """Return the largest difference of folded and unfolded outputs of landmarks, relative to each output's spread."""
+    ratios = [0.0]
+    for name, (step, link) in linear.outputs.items():
         if link == links.IDENTITY:
-            unfolded = F.astype(np.float64) @ after.matrix - after.offset
-            difference = np.abs(folded._scorer()(name, sample_landmarks(of)) - unfolded).max(axis=0)
-            # Of an output that is all but constant its size counts.
-            spread = np.maximum(np.ptp(unfolded, axis=0), _CONSTANT * np.abs(unfolded).max(axis=0))
-            shares.append(float(np.divide(difference, spread, out=difference, where=difference != 0).max()))
-    return float(np.max(shares))  # a NaN is the largest
+            unfolded = F.astype(np.float64) @ step.matrix - step.offset
+            difference = np.abs(folded._get_scorer()(name, sample_landmarks(base)) - unfolded).max(axis=0)
+            # The difference of an almost constant output is relative to its magnitude.
+            spread = np.maximum(np.ptp(unfolded, axis=0), _CONSTANT_SPREAD * np.abs(unfolded).max(axis=0))
+            ratios.append(float(np.divide(difference, spread, out=difference, where=difference != 0).max()))
+    return float(np.max(ratios))  # NaN counts as largest
 
 
-def _judge(rounding: float, dtype: np.dtype[np.floating]) -> None:
-    told = f"Folded and unfolded differ by {rounding:.1e} of an output's spread on the landmarks"
+def _check_rounding(rounding: float, dtype: np.dtype[np.floating]) -> None:
+    """Raise if the rounding error of a fold is too large; warn if it is larger than expected."""
+    message = f"Folded and unfolded differ by {rounding:.1e} of an output's spread on the landmarks"
     remedy = (
         "a scaler, or a model without a penalty, divides by what is mostly rounding; truncate the map or leave it out"
     )
-    if not rounding <= _REFUSED:
-        raise NotSupportedError(f"{told}: {remedy}.")
-    certificate.warn_above(rounding, dtype, told, remedy)
+    if not rounding <= _MAX_ROUNDING:
+        raise NotSupportedError(f"{message}: {remedy}.")
+    certificate.warn_above(rounding, dtype, message, remedy)
 
 
 def _no_diagonal() -> Array:

@@ -1,4 +1,4 @@
-"""A folded linear model: what `fold` returns, and what comes back from a store."""
+"""Define `Folded` and `FoldedTransformer`, the linear models that `fold` returns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
     from sklearn.utils import Tags
 
-_LINKS: dict[str, dict[str, set[str]]] = {
+_ALLOWED_LINKS: dict[str, dict[str, set[str]]] = {
     "classifier": {
         PREDICT: {links.ARGMAX},
         DECISION: {links.IDENTITY},
@@ -39,45 +39,49 @@ _LINKS: dict[str, dict[str, set[str]]] = {
     "regressor": {PREDICT: {links.IDENTITY}, TRANSFORM: {links.IDENTITY}},
     "transformer": {TRANSFORM: {links.IDENTITY}},
 }
-"""The outputs that each kind of model may have, the first of which it has, and the links behind them."""
+"""Allowed outputs of each kind of model, and the links that each may have. The first output is required."""
 
 
 def sample_landmarks(model: Model) -> Rows:
-    """Return landmarks that a folded model is measured on, at most 512."""
+    """Return the landmarks, at most 512, on which a folded model is measured."""
     return model.points[sample_evenly(model.landmarks.shape[0])]
 
 
 _Method = TypeVar("_Method", bound="Callable[..., object]")
 
 
-def _where(name: str) -> Callable[[_Method], _Method]:
-    """Return a decorator of what is a method only of a model with this output."""
+def _available_with(name: str) -> Callable[[_Method], _Method]:
+    """Return a decorator that makes a method available only if the model has the output."""
 
-    def has(folded: Folded) -> bool:
+    def has_output(folded: Folded) -> bool:
         if name not in folded.model_.heads:
             raise AttributeError(f"{folded.model_name_} has no {name}.")
         return True
 
-    return cast("Callable[[_Method], _Method]", available_if(has))
+    return cast("Callable[[_Method], _Method]", available_if(has_output))
 
 
 class Folded(ScoringMixin):
-    """A linear model of features as one product with kernel values; made by `fold`, already fitted.
+    """Linear model of features, computed as one product with kernel values.
 
-    It has those of the methods below that the model has that was folded. `fit` does nothing, and `clone` returns it.
+    `fold` creates it, already fitted. It has those of the methods below that the original model has. `fit` does
+    nothing, and `clone` returns the model itself.
 
     Attributes
     ----------
     model_ : Model
+        Kernel, landmarks and heads.
     kernel_ : Kernel
+        Kernel, with all parameters resolved.
     classes_ : ndarray of shape (C,)
-        Of a classifier.
+        Class labels of a classifier.
     rounding_ : float
-        By how much folded and unfolded outputs of the landmarks differ, as a share of their spread; not of a
-        precomputed kernel.
+        Largest difference of folded and unfolded outputs of the landmarks, relative to each output's spread; not
+        available for a precomputed kernel.
     model_name_, kind_ : str
-        What was folded: the name of its class; "classifier", "regressor", "outlier_detector" or "transformer".
+        Class name of the original model, and its kind: "classifier", "regressor", "outlier_detector" or "transformer".
     n_features_in_ : int
+        Number of columns d of a row.
     """
 
     classes_: Labels
@@ -87,70 +91,70 @@ class Folded(ScoringMixin):
     workspace = None
 
     def fit(self, X: object, y: object = None) -> Self:
-        """Do nothing: the model is fitted."""
+        """Do nothing: the model is already fitted."""
         return self
 
-    @_where(PREDICT)
+    @_available_with(PREDICT)
     def predict(self, X: object) -> Outcome:
-        """Return the label, or the value, of each row X (n, d): (n,), of several targets (n, q).
+        """Return the label or value of each row of X (n, d), lazily for dask arrays and data frames.
 
-        Of dask arrays and data frames lazily.
+        The shape is (n,), or (n, q) for q > 1 targets.
         """
-        found = self._of(PREDICT, X)
-        return codes_to_labels(found, self.classes_) if self._labels else flatten_column(found)
+        output = self._compute_output(PREDICT, X)
+        return codes_to_labels(output, self.classes_) if self._has_classes else flatten_column(output)
 
-    @_where(DECISION)
+    @_available_with(DECISION)
     def decision_function(self, X: object) -> Outcome:
-        """Return what `predict` decides by, (n, C), of two classes (n,)."""
-        return flatten_column(self._of(DECISION, X))
+        """Return the decision values of rows X, (n, C), or (n,) for two classes."""
+        return flatten_column(self._compute_output(DECISION, X))
 
-    @_where(PROBABILITIES)
+    @_available_with(PROBABILITIES)
     def predict_proba(self, X: object) -> Outcome:
-        """Return the probability of each class for rows X, (n, C)."""
-        return self._of(PROBABILITIES, X)
+        """Return the probabilities (n, C) of the classes for rows X."""
+        return self._compute_output(PROBABILITIES, X)
 
-    @_where(PREDICT)
+    @_available_with(PREDICT)
     def score(self, X: object, y: object, sample_weight: object = None) -> float:
-        """Return the accuracy of a classifier, or R^2 of a regressor, on rows X with labels or values y."""
+        """Return the accuracy of a classifier, or R^2 of a regressor, on rows X with targets y."""
         from sklearn.metrics import accuracy_score, r2_score
 
-        measure = accuracy_score if self._labels else r2_score
-        return float(measure(y, self.predict(X), sample_weight=sample_weight))
+        metric = accuracy_score if self._has_classes else r2_score
+        return float(metric(y, self.predict(X), sample_weight=sample_weight))
 
     @property
-    def _labels(self) -> bool:
+    def _has_classes(self) -> bool:
         return self.kind_ in ("classifier", "outlier_detector")
 
     def verify(self, X: object = None) -> FoldVerification:
-        """Hold the outputs of landmarks against the dense formula.
+        """Compare the outputs for landmarks with the dense formula; X is ignored.
 
         Raises
         ------
         CertificateError
-            They differ by more than rounding allows.
+            The outputs differ by more than rounding allows.
         """
         model = self.model_
         if model.kernel.is_precomputed:
             raise NotSupportedError("A folded model of a precomputed kernel has no points to measure it on.")
         points = sample_landmarks(model)
-        shares = [0.0]
-        for name, found in self._scorer().several(list(model.heads), points).items():
+        ratios = [0.0]
+        for name, computed in self._get_scorer().several(list(model.heads), points).items():
             expected, allowed = reference.reference_scores(model, name, points)
-            difference = np.abs(found - expected)
-            shares.append(float(np.divide(difference, allowed, out=difference, where=difference != 0).max()))
-        worst = float(np.max(shares))  # a NaN is the largest
+            difference = np.abs(computed - expected)
+            ratios.append(float(np.divide(difference, allowed, out=difference, where=difference != 0).max()))
+        worst = float(np.max(ratios))  # NaN counts as largest
         if not worst <= 1:
             raise CertificateError(f"Outputs of this model differ by {worst:.1e} of what rounding allows.")
         return FoldVerification(worst, points.shape[0])
 
-    def _record(self) -> Record:
+    def _to_record(self) -> Record:
         fitted: dict[str, object] = {
             "model": self.model_name_,
             "kind": self.kind_,
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
             "rounding": vars(self).get("rounding_"),
         }
-        if self._labels:
+        if self._has_classes:
             fitted |= class_labels.classes_to_json(self.classes_)
         return Record(type(self).__name__, {}, fitted, {}, self.model_)
 
@@ -158,16 +162,16 @@ class Folded(ScoringMixin):
     def _from_record(cls, record: Record) -> Folded:
         fitted, heads = record.fitted, record.model.heads
         kind, name, rounding = fitted["kind"], fitted["model"], fitted["rounding"]
-        expected = _LINKS.get(str(kind), {})
-        sound = isinstance(name, str) and set(heads) <= set(expected) and next(iter(expected), TRANSFORM) in heads
-        if not sound or any(head.link not in expected[output] for output, head in heads.items()):
+        expected = _ALLOWED_LINKS.get(str(kind), {})
+        valid = isinstance(name, str) and set(heads) <= set(expected) and next(iter(expected), TRANSFORM) in heads
+        if not valid or any(head.link not in expected[output] for output, head in heads.items()):
             raise UnsupportedStoreError("A folded model does not have the outputs of one.")
         if (TRANSFORM in heads) != issubclass(cls, ModelTransformerMixin) or not _is_consistent(record):
             raise UnsupportedStoreError("The outputs of a folded model do not fit each other.")
         folded = cls()
-        folded._serve(record.model)
+        folded._set_model(record.model)
         folded.kind_, folded.model_name_ = str(kind), str(name)
-        if folded._labels:
+        if folded._has_classes:
             folded.classes_ = class_labels.classes_from_json(record)
         if isinstance(rounding, float):
             folded.rounding_ = rounding
@@ -195,26 +199,26 @@ class Folded(ScoringMixin):
 
 
 class FoldedTransformer(Folded, ModelTransformerMixin):
-    """A `Folded` that transforms."""
+    """Folded model with a `transform` method."""
 
     _output = TRANSFORM
 
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
-        """Return the output for rows X: see `transform`."""
+        """Return `transform` of rows X; nothing is fitted."""
         return self.transform(X)
 
 
 def _is_consistent(record: Record) -> bool:
-    """Whether what decides has as many columns everywhere, and a chance for each class."""
+    """Return whether class outputs have the same number of columns, and there is a probability for each class."""
     heads = record.model.heads
-    decided = {heads[name].columns for name in (PREDICT, DECISION) if name in heads and record.classes}
-    chances = {heads[PROBABILITIES].width} if PROBABILITIES in heads else set()
-    return len(decided) <= 1 and chances <= {len(record.classes)}
+    class_columns = {heads[name].columns for name in (PREDICT, DECISION) if name in heads and record.classes}
+    probability_columns = {heads[PROBABILITIES].width} if PROBABILITIES in heads else set()
+    return len(class_columns) <= 1 and probability_columns <= {len(record.classes)}
 
 
 @dataclass(frozen=True)
 class FoldVerification:
-    """What a folded model measures anew: the largest difference from the formula, as a share of what is allowed."""
+    """Result of `Folded.verify`: largest difference from the formula relative to the allowed one, and rows used."""
 
     worst: float
     rows: int

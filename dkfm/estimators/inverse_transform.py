@@ -1,4 +1,4 @@
-"""The way back from scores to rows: by ridge regression, as scikit-learn does it, and by a fixed point."""
+"""Map scores back to rows, by ridge regression as in scikit-learn, and by a fixed-point iteration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dkfm.storage.model_store import Record
 
 
 class InverseTransformMixin(KernelEstimator):
-    """What a fit of components adds to go back."""
+    """Add `inverse_transform` and `preimage` to an estimator of components."""
 
     alpha: float
     dual_coef_: Array
@@ -46,49 +46,50 @@ class InverseTransformMixin(KernelEstimator):
         return super()._from_record(record)
 
     def inverse_transform(self, X: object) -> Array:
-        """Return the rows (n, d) that scores X (n, q) come from, as kernel ridge regression has learned them.
+        """Return the rows (n, d) of scores X (n, q), by kernel ridge regression of the training rows on their scores.
 
         Raises
         ------
         NotFittedError
-            Fitted without `fit_inverse_transform`.
+            The estimator was fitted with fit_inverse_transform=False.
 
         Notes
         -----
-        Bakir, Weston and Schoelkopf, "Learning to find pre-images" (2004). The kernel of the ridge is that of the fit.
+        Bakir, Weston and Schoelkopf, "Learning to find pre-images" (2004). The regression uses the kernel of the fit.
         """
         check_is_fitted(self, "model_")
         if not hasattr(self, "dual_coef_"):
             raise NotFittedError("The inverse transform is not available: fit with fit_inverse_transform=True.")
         model = Model(
-            _of_scores(self.kernel_, hasattr(self, "scale_")),
+            _kernel_of_scores(self.kernel_, hasattr(self, "scale_")),
             self.X_transformed_fit_,
             {"points": Head(self.dual_coef_)},
         )
-        scores = self._scores_of(X)
+        scores = self._check_scores(X)
         with limit_blas_threads_in_worker():
-            found = scorer.compute_finite_scores(scorer.prepare_compact_scorer(model), "points", scores, "X")
-        return found.astype(self.model_.dtype, copy=False)
+            rows = scorer.compute_finite_scores(scorer.prepare_compact_scorer(model), "points", scores, "X")
+        return rows.astype(self.model_.dtype, copy=False)
 
     def preimage(self, X: object, init: object = None, *, tol: float = 1e-6, max_iter: int = 1000) -> Array:
-        """Return rows (n, d) whose features are nearest to those of scores X (n, q), by Mika's fixed point.
+        """Return the rows (n, d) whose features are nearest to those of scores X, by Mika's fixed-point iteration.
 
-        For Gaussian kernels, also of standardized rows.
+        It supports Gaussian kernels, with or without standardized rows.
 
         Parameters
         ----------
         X : array-like of shape (n, q)
-        init : array-like of shape (n, d), optional
-            Where the iteration begins, for denoising the noisy rows; by default at the training row of the nearest
-            scores.
-        tol : float
-            A step that is shorter than this share of the spread of the training rows ends it.
-        max_iter : int
+            Scores.
+        init : array-like of shape (n, d), default=None
+            Start of the iteration: to denoise, the noisy rows. None starts at the training rows of the nearest scores.
+        tol : float, default=1e-6
+            Convergence tolerance: length of a step relative to the spread of the training rows.
+        max_iter : int, default=1000
+            Largest number of steps.
 
         Warns
         -----
         DkfmWarning
-            Some rows were still moving, or could not; they are returned as they are.
+            The iteration did not converge for some rows, or could not move them. Their last values are returned.
 
         Notes
         -----
@@ -107,70 +108,70 @@ class InverseTransformMixin(KernelEstimator):
         require_count(max_iter, "max_iter")
         if not tol >= 0:
             raise InvalidInputError(f"tol must be a number >= 0, and is {tol!r}.")
-        points, scores = self.model_.points, self._scores_of(X)
+        points, scores = self.model_.points, self._check_scores(X)
         if not preimages.has_fixed_point(self.kernel_) or not isinstance(points, np.ndarray):
             raise NotSupportedError(f"The fixed point is of Gaussian kernels of dense rows; this is {self.kernel_!r}.")
-        start = self._nearest(scores) if init is None else as_float64(as_rows(init, "init"))
+        start = self._nearest_training_rows(scores) if init is None else as_float64(as_rows(init, "init"))
         if start.shape != (len(scores), points.shape[1]) or not isinstance(start, np.ndarray):
             raise InvalidInputError(f"init must be of shape {(len(scores), points.shape[1])}, and is {start.shape}.")
         if init is not None:
-            self._require_seen(init)
+            self._require_fitted_columns(init)
         head = self.model_.head("scores")
         weights = head.weights[:, : head.columns].astype(np.float64)
         mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
         with limit_blas_threads_in_worker():
-            found = preimages.fixed_point_preimages(
+            result = preimages.fixed_point_preimages(
                 self.kernel_, points, preimages.ComponentSpan(weights, mean), scores, start, tol, max_iter
             )
-        if not found.settled.all():
-            moving = int((~found.settled).sum())
+        if not result.settled.all():
+            moving = int((~result.settled).sum())
             warnings.warn(f"{moving} of {len(scores)} pre-images have not settled.", DkfmWarning, stacklevel=2)
-        return found.points.astype(self.model_.dtype, copy=False)
+        return result.points.astype(self.model_.dtype, copy=False)
 
-    def _scores_of(self, X: object) -> Array:
+    def _check_scores(self, X: object) -> Array:
         scores, q = as_float64(as_rows(X)), self._n_features_out
         require_column_order(column_names(X), list(self.get_feature_names_out()), "The scores")
         if not isinstance(scores, np.ndarray) or scores.shape[1] != q:
             raise InvalidInputError(f"Scores must be dense, with {q} columns, and these have {scores.shape[1]}.")
         return scores
 
-    def _nearest(self, scores: Array) -> Array:
-        """Return the training rows whose scores are nearest."""
+    def _nearest_training_rows(self, scores: Array) -> Array:
+        """Return, for each row of scores, the training row with the nearest scores."""
         points = self.model_.points
         with limit_blas_threads_in_worker():
-            known = scorer.compute_finite_scores(self._scorer(), "scores", points, "The training rows").astype(
-                np.float64
-            )
-        return cast("Array", points)[preimages.nearest_scores(scores, known)]
+            training_scores = scorer.compute_finite_scores(
+                self._get_scorer(), "scores", points, "The training rows"
+            ).astype(np.float64)
+        return cast("Array", points)[preimages.nearest_scores(scores, training_scores)]
 
-    def _require_way_back(self, given: TrainingData, standardized: bool) -> None:
-        """Raise before the work where there is no ridge regression of the training rows on their scores."""
+    def _require_invertible(self, rows: TrainingData, standardized: bool) -> None:
+        """Raise before the fit if `inverse_transform` cannot be fitted to the training rows."""
         alpha = self.alpha
         if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 <= alpha < np.inf:
             raise InvalidInputError(f"alpha must be a finite number >= 0, and is {alpha!r}.")
-        if not isinstance(given.landmarks, np.ndarray):
+        if not isinstance(rows.landmarks, np.ndarray):
             raise NotSupportedError("The inverse transform is of dense rows, and these are sparse.")
         try:
-            _of_scores(given.kernel, standardized)(np.ones((1, given.landmarks.shape[1] + 1)))
+            _kernel_of_scores(rows.kernel, standardized)(np.ones((1, rows.landmarks.shape[1] + 1)))
         except KernelError:
             raise NotSupportedError(
-                f"{given.kernel!r} takes rows of {given.landmarks.shape[1]} columns, and not their scores: it has no "
+                f"{rows.kernel!r} takes rows of {rows.landmarks.shape[1]} columns, and not their scores: it has no "
                 "inverse transform."
             ) from None
 
-    def _inverse(self, given: TrainingData, scores: Array, weights: Array, standardized: bool) -> dict[str, object]:
-        """Return what `inverse_transform` needs, from the scores of the training rows."""
+    def _fit_inverse(self, rows: TrainingData, scores: Array, weights: Array, standardized: bool) -> dict[str, object]:
+        """Return the fitted attributes of `inverse_transform`, from the scores of the training rows."""
         if not scores.shape[1]:
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
-        n, kernel = len(scores), _of_scores(given.kernel, standardized)
-        memory.require_driver_memory(n, given.width, kernel.peak_blocks, kernel.landmark_copies, squares=1)
-        X = cast("Array", given.landmarks)
+        n, kernel = len(scores), _kernel_of_scores(rows.kernel, standardized)
+        memory.require_driver_memory(n, rows.width, kernel.peak_blocks, kernel.landmark_copies, squares=1)
+        X = cast("Array", rows.landmarks)
         return {
             "X_transformed_fit": scores,
             "dual_coef": preimages.ridge_coefficients(kernel, scores, X, self.alpha / weights),
         }
 
 
-def _of_scores(kernel: Kernel, standardized: bool) -> Kernel:
-    """Return the kernel of a fit without the scales of columns, which scores do not have."""
+def _kernel_of_scores(kernel: Kernel, standardized: bool) -> Kernel:
+    """Return the kernel of a fit without the scaling of columns, which does not apply to scores."""
     return kernel.kernel if standardized and isinstance(kernel, Warped) else kernel

@@ -1,4 +1,4 @@
-"""`KernelFisher`: Fisher discriminants in the feature space of a kernel, and the classifier that they are."""
+"""Define `KernelFisher`, Fisher discriminants in the feature space of a kernel, and their classifier."""
 
 from __future__ import annotations
 
@@ -34,80 +34,89 @@ if TYPE_CHECKING:
 
     from dkfm.numerics.certificates.certificate import Certificate
 
-_LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}
+_OUTPUT_LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}
+"""Link of each head of a stored model, beside "predict_proba"."""
 
 
 class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Fisher's discriminants of classes in the feature space of a kernel; linear discriminant analysis there.
+    """Kernel Fisher discriminant analysis, for dimensionality reduction and classification.
 
-    A discriminant u has the largest ratio of the variance between the classes, ``u' S_b u``, to that within them,
-    ``u' (S_w + lambda) u``. `transform` projects on the discriminants, and `predict` classifies by them; both are one
-    product ``k(Z, X) W - b`` a row.
+    This is linear discriminant analysis in the feature space of a kernel. A discriminant u maximizes the variance
+    between the classes, ``u' S_b u``, relative to that within them, ``u' (S_w + lambda) u``. `transform` projects rows
+    on the discriminants, and `predict` classifies by them; each is one product ``k(Z, X) W - b``.
 
     Parameters
     ----------
-    n_components : int, optional
-        How many discriminants `transform` gives, at most C - 1 for C classes; by default all that tell classes apart.
-        Predictions have all.
-    kernel : Kernel, name or Gaussian process kernel of scikit-learn's, or callable
-        As `KernelPCA` takes it; "linear" by default.
-    gamma, degree, coef0 : float
-        Of the kernels that are named and have them; a gamma of None is 1 / d.
-    kernel_params : mapping, optional
-        Of a callable its keyword arguments; more parameters of a name.
-    shrinkage : float or "auto"
-        ``lambda = shrinkage tr(S_w) / N`` for N training rows: a number of the feature space, the same in every basis
-        of it. Without it N points in N dimensions have discriminants for any labels whatever. "auto" chooses among 1e-6
-        to 100 by predictions of a fifth of the training rows from the others, without chance.
-    priors : array-like of shape (C,), optional
-        Probabilities of the classes; by default how often they are.
-    on_indefinite : {"raise", "clip"}
-        What to do with a kernel whose centred Gram matrix is not positive semi-definite: refuse it, or drop the
-        negative part and warn.
-    dtype : {"float64", "float32"}, or NumPy's, optional
-        What the fitted model computes in, by default what the training rows are in; the fit itself is in float64.
-    tile_rows : int, optional
-        Rows and columns of a Gram tile; 2,048 by default. One tile is computed in this process, without a store.
-    workspace : path, optional
-        Where the Gram matrix (and a large model, for dask arrays) is kept; by default a temporary directory.
-    progress : bool
-        Whether to show, in a notebook or on standard error where that is a terminal, the tiles of the Gram matrix as
-        they come; nothing of what takes less than two seconds.
+    n_components : int, default=None
+        Number of discriminants that `transform` returns, at most C - 1 for C classes. None is all that separate the
+        classes. Predictions always use all.
+    kernel : Kernel, str, callable or Gaussian process kernel of scikit-learn, default="linear"
+        Kernel, as for `KernelPCA`.
+    gamma : float, default=None
+        Coefficient of the named kernels that have one; None is 1 / d.
+    degree : float, default=3
+        Degree of the polynomial kernel.
+    coef0 : float, default=1
+        Constant term of the named kernels that have one.
+    kernel_params : mapping, default=None
+        Keyword arguments of a callable, or further parameters of a named kernel.
+    shrinkage : float or "auto", default=1e-3
+        Regularization ``lambda = shrinkage tr(S_w) / N`` for N training rows, independent of the basis of the feature
+        space. Without it, N points in N dimensions have discriminants for any labels. "auto" selects a value from 1e-6
+        to 100 by five-fold cross-validation, without random numbers.
+    priors : array-like of shape (C,), default=None
+        Probabilities of the classes; None is their frequencies in the training rows.
+    on_indefinite : {"raise", "clip"}, default="raise"
+        Action if the centred Gram matrix is not positive semi-definite: raise, or drop its negative part and warn.
+    dtype : {"float64", "float32"} or NumPy dtype, default=None
+        Precision of the fitted model; None is that of the training rows. The fit itself is in float64.
+    tile_rows : int, default=None
+        Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
+    workspace : path, default=None
+        Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
+    progress : bool, default=True
+        Whether to show the Gram tiles done, for work of more than 2 seconds, in a notebook or a terminal (on stderr).
 
     Attributes
     ----------
     classes_ : ndarray of shape (C,)
-        The labels, ascending.
+        Class labels, in ascending order.
     priors_ : ndarray of shape (C,)
-    shrinkage_, ridge_ : float
-        As given or chosen, and the ``lambda`` that it came to.
+        Probabilities of the classes.
+    shrinkage_ : float
+        Shrinkage as given, or as selected by "auto".
+    ridge_ : float
+        Regularization ``lambda``.
     ratios_ : ndarray of shape (q,)
-        Variance between the classes along each discriminant, as a ratio to that within them and the ridge; descending.
+        Variance between the classes along each discriminant, relative to that within them plus `ridge_`; descending.
     means_ : ndarray of shape (C, q)
-        Scores of the class means. The one of largest magnitude of a discriminant is positive.
-    explained_variance_ratio_ : ndarray
-        Share of each in the sum of the ratios.
+        Scores of the class means. The score of largest magnitude is positive for each discriminant.
+    explained_variance_ratio_ : ndarray of shape (n_components,)
+        Share of each discriminant in the sum of `ratios_`.
     model_ : Model
+        Fitted kernel, landmarks and heads.
     kernel_ : Kernel
+        Fitted kernel, with all parameters resolved.
     certificate_ : Certificate
-        What the training rows score, measured against what discriminants are: their covariance within the classes and
-        their class means; of the decisions too.
+        Measured error of the scores and decisions of the training rows: their covariance within the classes, and the
+        class means, against the exact values.
     sample_weight_ : ndarray of shape (N,)
-        After `fit` with weights, those that are not 0.
+        Positive weights of the training rows, after `fit` with weights.
     n_features_in_ : int
+        Number of columns d of the training rows.
 
     Raises
     ------
     InvalidInputError, NotPSDError, KernelError, BudgetError
-        From `fit`: the rows, the labels, the kernel, or the memory of this process will not do; or the covariance
-        within the classes is singular, and the shrinkage too small.
+        Raised by `fit`: invalid rows, labels or kernel, too little memory in this process, or a shrinkage too small for
+        a singular covariance within the classes.
 
     Notes
     -----
     Ghiasi-Shirazi and Qaraei, section 4 (figures 3 and 4); Mika et al., "Fisher discriminant analysis with kernels"
-    (1999). Predictions are those of linear discriminant analysis with the covariance ``S_w + lambda`` on the explicit
-    features. scikit-learn's `LinearDiscriminantAnalysis` shrinks towards ``tr(S_w) / r`` in r features, which is
-    another number in every basis, and with solver="eigen" the covariance between the classes too.
+    (1999). Predictions are those of linear discriminant analysis on the explicit features with the covariance
+    ``S_w + lambda``. scikit-learn's `LinearDiscriminantAnalysis` shrinks towards ``tr(S_w) / r`` for r features, which
+    depends on the basis; with solver="eigen" it shrinks the covariance between the classes as well.
 
     Examples
     --------
@@ -126,10 +135,10 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
     shrinkage_: float
     ridge_: float
     _output: ClassVar[str] = "scores"
-    _stored: ClassVar[tuple[str, ...]] = ("n_components", "shrinkage", "priors", "on_indefinite", "dtype")
-    _arrays: ClassVar[tuple[str, ...]] = ("priors", "ratios", "means")
-    _optional: ClassVar[tuple[str, ...]] = ("codes", "sample_weight", "squares", "mean")
-    _numbers: ClassVar[tuple[str, ...]] = ("shrinkage", "ridge")
+    _stored_params: ClassVar[tuple[str, ...]] = ("n_components", "shrinkage", "priors", "on_indefinite", "dtype")
+    _required_arrays: ClassVar[tuple[str, ...]] = ("priors", "ratios", "means")
+    _optional_arrays: ClassVar[tuple[str, ...]] = ("codes", "sample_weight", "squares", "mean")
+    _scalars: ClassVar[tuple[str, ...]] = ("shrinkage", "ridge")
 
     def __init__(
         self,
@@ -163,33 +172,33 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         self.progress = progress
 
     def fit(self, X: object, y: object, sample_weight: object = None) -> Self:
-        """Fit the discriminants to training rows X (N, d) with labels y (N,).
+        """Fit the discriminants to training rows X with labels y.
 
         The Gram matrix is computed on the current Dask client, or on threads of this process; its factor here.
 
         Parameters
         ----------
         X : array-like, scipy.sparse array or dask collection of shape (N, d)
-            For a precomputed kernel the Gram matrix, (N, N).
+            Training rows; for a precomputed kernel, the Gram matrix (N, N).
         y : array-like of shape (N,)
-            Whole numbers, bools or words.
-        sample_weight : array-like of shape (N,), optional
-            Non-negative; the fit is that to rows that are repeated so often, but for shrinkage="auto", which leaves
-            them together. A row of weight 0 is left out.
+            Class labels: integers, bools or strings.
+        sample_weight : array-like of shape (N,), default=None
+            Non-negative weights. A row of weight w counts as w equal rows, which shrinkage="auto" does not separate.
+            Rows of weight 0 are left out.
         """
         kernel, _ = components.resolve_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         dtype = check_dtype(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
-        asked, X = self._asked(), load_lazy_frame(X)
-        every = self._begin(X, kernel)
-        y = class_labels.check_labels(y, every.landmarks.shape[0], type(self).__name__)
-        given, weights = apply_weights(every, sample_weight)
-        kept = y if given is every else y[cast("Numbers", given.numbers)]
-        classes, codes = np.unique(kept, return_inverse=True)
-        of_rows = asked.classes(codes, weights, classes)
+        options, X = self._discriminant_options(), load_lazy_frame(X)
+        all_rows = self._check_data(X, kernel)
+        y = class_labels.check_labels(y, all_rows.landmarks.shape[0], type(self).__name__)
+        rows, weights = apply_weights(all_rows, sample_weight)
+        labels = y if rows is all_rows else y[cast("Numbers", rows.numbers)]
+        classes, codes = np.unique(labels, return_inverse=True)
+        row_classes = options.classes(codes, weights, classes)
         with limit_blas_threads_in_worker():
-            model, fitted = discriminants.fit_discriminants(given, of_rows, asked, dtype)
+            model, fitted = discriminants.fit_discriminants(rows, row_classes, options, dtype)
         fitted |= {"classes": classes} | ({} if sample_weight is None else {"sample_weight": weights})
-        return self._finish(X, model, fitted, {"dtype": dtype.name, "priors": self._plain_priors()})
+        return self._set_fitted(X, model, fitted, {"dtype": dtype.name, "priors": self._list_priors()})
 
     @classmethod
     def from_map(
@@ -203,26 +212,31 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         priors: object = None,
         sample_weight: object = None,
     ) -> Self:
-        """Return the discriminants of training rows in the features of a fitted map: no second N x N matrix.
+        """Fit the discriminants in the features of a fitted map, without a second N x N matrix.
 
         Parameters
         ----------
         feature_map : ExactFeatureMap
+            Fitted feature map.
         y : array-like of shape (n,)
-            Labels of the training rows.
-        X : array-like or scipy.sparse array of shape (n, d), optional
-            The training rows, of which some tiles of features are there at a time. By default the landmarks of a map
-            in the symmetric or spectral basis that was fitted to no others.
-        n_components, shrinkage, priors
-            As in the constructor; "auto" needs a Gram matrix, which `fit` has. A shrinkage of 0 needs features that all
-            vary within the classes, beyond rounding.
-        sample_weight : array-like of shape (n,), optional
-            Of X.
+            Class labels of the training rows.
+        X : array-like or scipy.sparse array of shape (n, d), default=None
+            Training rows; their features are computed in tiles. X is required unless the landmarks of a map in the
+            symmetric or spectral basis are all training rows.
+        n_components : int, default=None
+            Number of discriminants, as in the constructor.
+        shrinkage : float, default=1e-3
+            Shrinkage, as in the constructor, except "auto", which needs the Gram matrix of `fit`. With 0, all features
+            must vary within the classes, beyond rounding.
+        priors : array-like of shape (C,), default=None
+            Probabilities of the classes; None is their frequencies in the training rows.
+        sample_weight : array-like of shape (n,), default=None
+            Non-negative weights of X.
 
         Returns
         -------
         KernelFisher
-            Fitted, with the kernel, landmarks and precision of the map.
+            Fitted estimator with the kernel, landmarks and precision of the map.
 
         Examples
         --------
@@ -238,21 +252,22 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         if not isinstance(feature_map, ExactFeatureMap):
             raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
         check_is_fitted(feature_map, "model_")
-        X = feature_map._seen(X)
+        X = feature_map._load_rows(X)
         dtype = feature_map.model_.dtype
-        made = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype.name)
+        estimator = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype.name)
         rows = feature_map.model_.landmarks if X is None else as_rows(X)
         y = class_labels.check_labels(y, rows.shape[0], cls.__name__)
         with limit_blas_threads_in_worker():
-            model, fitted = discriminants.fit_in_map(feature_map._fitted_map(), made._asked(), y, X, sample_weight)
-        return made._finish_from_map(feature_map, model, fitted, {"priors": made._plain_priors()})
+            fitted_map, options = feature_map._fitted_map(), estimator._discriminant_options()
+            model, fitted = discriminants.fit_in_map(fitted_map, options, y, X, sample_weight)
+        return estimator._set_fitted_from_map(feature_map, model, fitted, {"priors": estimator._list_priors()})
 
-    def _asked(self) -> DiscriminantOptions:
-        """Return what is asked for, once all parameters are what they can be."""
+    def _discriminant_options(self) -> DiscriminantOptions:
+        """Check the parameters; return those of the discriminants."""
         count = None if self.n_components is None else require_count(self.n_components, "n_components")
         shrinkage = self.shrinkage
-        number = isinstance(shrinkage, int | float | np.number) and not isinstance(shrinkage, bool)
-        if shrinkage != "auto" and not (number and 0 <= cast("float", shrinkage) < np.inf):
+        is_number = isinstance(shrinkage, int | float | np.number) and not isinstance(shrinkage, bool)
+        if shrinkage != "auto" and not (is_number and 0 <= cast("float", shrinkage) < np.inf):
             raise InvalidInputError(f'shrinkage must be a finite number >= 0, or "auto", and is {shrinkage!r}.')
         return DiscriminantOptions(
             count,
@@ -264,56 +279,58 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             self.progress,
         )
 
-    def _plain_priors(self) -> list[float] | None:
+    def _list_priors(self) -> list[float] | None:
         return None if self.priors is None else np.asarray(self.priors, np.float64).tolist()
 
     @property
     def explained_variance_ratio_(self) -> Array:
-        """Share of each discriminant in the variance between the classes, as a ratio to that within them."""
+        """Share of each discriminant in the sum of `ratios_`, of shape (n_components,)."""
         check_is_fitted(self, "model_")
         shares: Array = self.ratios_ / self.ratios_.sum()
         return shares[: self._n_features_out]
 
     def decision_function(self, X: object) -> Outcome:
-        """Return the logarithm of what each class has of rows X, up to what all have: (n, C), of two classes (n,).
+        """Return the decision values of rows X.
 
         Parameters
         ----------
         X : array-like, scipy.sparse array, dask array or dask data frame of shape (n, d)
+            Rows.
 
         Returns
         -------
-        ndarray, or lazily a dask array, data frame or series
-            Of two classes that of the second less that of the first.
+        ndarray, or lazy dask array, data frame or series, of shape (n, C), or (n,) for two classes
+            Log-probabilities of the classes, up to a constant in each row; for two classes, that of the second minus
+            that of the first.
         """
-        return flatten_column(self._of("decision_function", X))
+        return flatten_column(self._compute_output("decision_function", X))
 
     def predict(self, X: object) -> Outcome:
-        """Return the label of each row X, (n,): that of the largest decision; of dask collections lazily."""
-        return codes_to_labels(self._of("predict", X), self.classes_)
+        """Return the class labels (n,) of rows X, by the largest decision value; lazily for dask collections."""
+        return codes_to_labels(self._compute_output("predict", X), self.classes_)
 
     def predict_proba(self, X: object) -> Outcome:
-        """Return the probability of each class for rows X, (n, C); of dask collections lazily."""
-        return self._of("predict_proba", X)
+        """Return the probabilities (n, C) of the classes for rows X; lazily for dask collections."""
+        return self._compute_output("predict_proba", X)
 
     def predict_log_proba(self, X: object) -> Outcome:
-        """Return the logarithms of the probabilities, (n, C), also of those too small for a number."""
-        found = self._of("decision_function", X)
-        if isinstance(found, np.ndarray):
-            return _log_chances(found)
-        if hasattr(found, "columns"):
+        """Return the log-probabilities (n, C) of the classes, without underflow; lazily for dask arrays."""
+        decision = self._compute_output("decision_function", X)
+        if isinstance(decision, np.ndarray):
+            return _log_probabilities(decision)
+        if hasattr(decision, "columns"):
             raise InvalidInputError("Of data frames there is predict_proba; give arrays to predict_log_proba.")
         import dask.array as da
 
-        chunks, meta = (found.chunks[0], (len(self.classes_),)), np.empty((0, 0), found.dtype)
-        lazily: da.Array = da.map_blocks(_log_chances, found, chunks=chunks, meta=meta)
-        return lazily
+        chunks, meta = (decision.chunks[0], (len(self.classes_),)), np.empty((0, 0), decision.dtype)
+        log_probabilities: da.Array = da.map_blocks(_log_probabilities, decision, chunks=chunks, meta=meta)
+        return log_probabilities
 
-    def _measure(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
+    def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         return discriminants.certify_fit(scorer, landmarks, fitted, self.ridge_)
 
-    def _record(self) -> Record:
-        record = super()._record()
+    def _to_record(self) -> Record:
+        record = super()._to_record()
         return Record(
             record.estimator,
             record.parameters,
@@ -335,8 +352,8 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             raise UnsupportedStoreError("The classes of the training rows are not those of their model.")
         outputs = {"scores": q, "decision_function": 1 if count == 2 else count, "predict_proba": count, "predict": 1}
         widths = {name: record.model.head(name).width for name in outputs}
-        found = {name: record.model.head(name).link for name in outputs}
-        if found.pop("predict_proba") not in (links.SIGMOID, links.SOFTMAX) or found != _LINKS:
+        output_links = {name: record.model.head(name).link for name in outputs}
+        if output_links.pop("predict_proba") not in (links.SIGMOID, links.SOFTMAX) or output_links != _OUTPUT_LINKS:
             raise UnsupportedStoreError("The outputs of discriminants are not what dkfm writes.")
         if widths["scores"] > q or any(widths[name] != width for name, width in outputs.items() if name != "scores"):
             raise UnsupportedStoreError("The outputs of discriminants do not fit each other.")
@@ -351,9 +368,9 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
 
 
 @dashboard_name("dkfm-chances")
-def _log_chances(decision: Array) -> Array:
+def _log_probabilities(decision: Array) -> Array:
     if decision.shape[1] == 1:
-        found: Array = log_expit(np.hstack([-decision, decision]))
+        logarithms: Array = log_expit(np.hstack([-decision, decision]))
     else:
-        found = log_softmax(decision, axis=1)
-    return found
+        logarithms = log_softmax(decision, axis=1)
+    return logarithms

@@ -1,4 +1,4 @@
-"""`KernelPCA`: principal components in the feature space of a kernel."""
+"""Define `KernelPCA`, principal component analysis in the feature space of a kernel."""
 
 from __future__ import annotations
 
@@ -13,127 +13,128 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import components
-from dkfm.estimators.fitting.components import SolverOptions
-from dkfm.estimators.fitting.training_data import (
-    TrainingData,
-    apply_weights,
-    is_float32,
-    load_lazy_frame,
-    standardize_columns,
-)
+from dkfm.estimators.fitting import components, training_data
 from dkfm.estimators.inverse_transform import InverseTransformMixin
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pca
 from dkfm.numerics.certificates import certificate
-from dkfm.numerics.certificates.certificate import Certificate
-from dkfm.numerics.pca import ComponentOptions, Weighting
+from dkfm.numerics.pca import ComponentOptions
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 
 if TYPE_CHECKING:
     import dask.array as da
     from sklearn.utils import Tags
 
+    from dkfm.estimators.fitting.training_data import TrainingData
+    from dkfm.numerics.certificates.certificate import Certificate
+
 
 class KernelPCA(InverseTransformMixin):
-    """Kernel principal component analysis: ``scores = k(Z, X) b - e'K b``, one product a row.
+    """Kernel principal component analysis (kernel PCA).
 
-    Takes the place of scikit-learn's `KernelPCA`: the same parameters mean the same, and there are more.
+    A replacement for scikit-learn's `KernelPCA` with the same parameters and more. Scores are ``k(Z, X) b - e'K b``.
 
     Parameters
     ----------
-    n_components : int or float, optional
-        How many components; or, below 1, the share of the variance that they explain at least, which takes all
-        eigenvectors. By default all with an eigenvalue above 1e-12 of the largest.
-    kernel : str, callable, Kernel or Gaussian process kernel of scikit-learn's
-        As `ExactFeatureMap` takes it; "linear" by default, which is PCA. Only the centred Gram matrix must be positive
-        semi-definite.
-    gamma, degree, coef0 : float
-        Of the kernels that are named and have them; a gamma of None is 1 / d.
-    kernel_params : mapping, optional
-        Of a callable its keyword arguments; parameters of a name too, where scikit-learn ignores them.
-    alpha : float
-        The ridge of `inverse_transform`.
-    fit_inverse_transform : bool
-        Whether to fit what `inverse_transform` needs: another N x N matrix.
-    eigen_solver : {"auto", "dense", "arpack", "randomized"}
-        "dense": all eigenvectors. "arpack": the first ones, unless they are many, by block Lanczos. "randomized": the
-        same, with no more than `iterated_power` products after the first, converged or not. "auto": Lanczos for at most
-        one component of 20 rows, of 1,000 rows or more, and where the memory of this process is too small for all
-        eigenvectors; the Gram matrix stays in its store where it is too small for that.
-    tol : float
-        Of "arpack": what a residual may be as a share of its eigenvalue; at 0 what rounding allows.
-    max_iter : int, optional
-        Of "arpack": products with the Gram matrix.
-    iterated_power : int or "auto"
-        Of "randomized"; 7, or 4 for more than N / 10 components.
-    remove_zero_eig : bool
-        Leave out components with an eigenvalue of zero, which `n_components` would keep.
-    random_state : int, RandomState or None
-        Of the block that Lanczos begins with; by default always the same one.
-    copy_X : bool
-        Whether the model has rows of its own; without it they must not be changed.
-    n_jobs : int, optional
-        Without effect: the Gram matrix is computed on the current Dask client, or on all cores.
-    centered : bool
-        Whether the mean of the training features is taken from them.
-    formulation : {"combined", "primal", "dual"}
-        Which of the paper's eigenproblems is solved: that of ``H K H``, which the combined and the dual solution share,
-        or the covariance of the explicit map, which has two cubic steps and needs a positive semi-definite K. "clip",
-        of a kernel that may be none, drops eigenvalues of ``H K H`` in all three.
-    on_indefinite : {"auto", "raise", "clip"}
-        What to do where the matrix has an eigenvalue more negative than rounding explains. "clip": drop them, and warn.
-        "auto" is "clip" for fewer components than have positive eigenvalues, which do not show it, and else "raise".
-    dtype : {"float64", "float32"}, or NumPy's, optional
-        What scores are computed in, by default what the training rows are in; the components are found in float64.
-        float32 keeps those with an eigenvalue above 2e-7 of the largest, as scikit-learn does, costs about half, and
-        errs by some 1e-6 of the largest score; by more, and with a warning, for kernels of products of rows far from 0.
-    tile_rows : int, optional
-        Rows and columns of a Gram tile; 2,048 by default. One tile is computed in this process, without a store.
-    workspace : path, optional
-        Where the Gram matrix (and a large model, for dask arrays) is kept; by default a temporary directory.
-    progress : bool
-        Whether to show, in a notebook or on standard error where that is a terminal, the tiles of the Gram matrix as
-        they come and the time that its root is predicted to take; nothing of what takes less than two seconds.
+    n_components : int or float, default=None
+        Number of components. A float below 1 is the smallest share of the variance to explain, and needs all
+        eigenvectors. None keeps all components with an eigenvalue above 1e-12 of the largest.
+    kernel : str, callable, Kernel or Gaussian process kernel of scikit-learn, default="linear"
+        Kernel, as for `ExactFeatureMap`; "linear" is PCA. Only the centred Gram matrix must be positive semi-definite.
+    gamma : float, default=None
+        Coefficient of the named kernels that have one; None is 1 / d.
+    degree : float, default=3
+        Degree of the polynomial kernel.
+    coef0 : float, default=1
+        Constant term of the named kernels that have one.
+    kernel_params : mapping, default=None
+        Keyword arguments of a callable, or parameters of a named kernel, for which scikit-learn ignores them.
+    alpha : float, default=1.0
+        Ridge penalty of `inverse_transform`.
+    fit_inverse_transform : bool, default=False
+        Whether to fit `inverse_transform`, which needs a second N x N matrix.
+    eigen_solver : {"auto", "dense", "arpack", "randomized"}, default="auto"
+        "dense" computes all eigenvectors, "arpack" the leading ones by block Lanczos, unless they are many.
+        "randomized" is Lanczos that stops after `iterated_power` products beyond the first, converged or not. "auto" is
+        Lanczos for N >= 1,000 and at most N / 20 components, or if memory is too small for all eigenvectors. Lanczos
+        leaves the Gram matrix in its store if memory is too small for that as well.
+    tol : float, default=0
+        Convergence tolerance of Lanczos: largest residual, relative to its eigenvalue. 0 is the limit set by rounding.
+    max_iter : int, default=None
+        Largest number of products of "arpack" or "auto" with the Gram matrix; None is 1,000 or 200, respectively.
+    iterated_power : int or "auto", default="auto"
+        Products of "randomized" after the first. "auto" is 7, or 4 for at least N / 10 components.
+    remove_zero_eig : bool, default=False
+        Whether to remove components with a zero eigenvalue, which an integer `n_components` would keep.
+    random_state : int, RandomState or None, default=None
+        Seed of the block with which Lanczos starts; None starts with the same block each time.
+    copy_X : bool, default=True
+        Whether the model copies the training rows. Without a copy, X must not be changed after `fit`.
+    n_jobs : int, default=None
+        Ignored: the Gram matrix is computed on the current Dask client, or on all cores.
+    centered : bool, default=True
+        Whether to subtract the mean of the training features.
+    formulation : {"combined", "primal", "dual"}, default="combined"
+        Eigenproblem: "combined" and "dual" decompose ``H K H``, "primal" the covariance of the explicit map, which
+        takes two cubic steps and a positive semi-definite K. With on_indefinite="clip" it decomposes ``H K H`` too.
+    on_indefinite : {"auto", "raise", "clip"}, default="auto"
+        Action if an eigenvalue is more negative than rounding explains: raise an error, or drop ("clip") the negative
+        ones and warn. "auto" is "clip" if `n_components` is an integer up to the number of positive eigenvalues, whose
+        components the negative ones do not affect, and "raise" otherwise.
+    dtype : {"float64", "float32"} or NumPy dtype, default=None
+        Precision of the scores; None is that of the training rows. Components are always computed in float64. float32
+        halves the cost, keeps components with an eigenvalue above 2e-7 of the largest, as scikit-learn does, and has an
+        error of about 1e-6 of the largest score; more, with a warning, for inner-product kernels of rows far from 0.
+    tile_rows : int, default=None
+        Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
+    workspace : path, default=None
+        Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
+    progress : bool, default=True
+        Whether to show Gram tiles done and predicted times of work over 2 seconds, in a notebook or terminal (stderr).
 
     Attributes
     ----------
     eigenvalues_ : ndarray of shape (q,)
-        Of the centred Gram matrix, descending.
+        Eigenvalues of the centred Gram matrix, in descending order.
     eigenvectors_ : ndarray of shape (N, q)
-        Of unit length. The first training score near the largest magnitude is positive.
+        Eigenvectors of unit length. The first training score near the largest magnitude is positive.
     explained_variance_, explained_variance_ratio_ : ndarray of shape (q,)
-        The variance of each score, and its share of the variance of the training features, all of it.
-    total_variance_, total_weight_ : float
-        That variance, and the sum of the weights, N without any. Where a negative part is dropped the variance is the
-        sum of all positive eigenvalues over that of the weights; Lanczos does not find them all, and it is NaN.
+        Variance of each score, and its share of `total_variance_`.
+    total_variance_ : float
+        Variance of the training features. If negative eigenvalues are dropped, the sum of all positive eigenvalues over
+        `total_weight_`, or NaN after Lanczos, which does not find them all.
+    total_weight_ : float
+        Sum of the sample weights; N without weights.
     model_ : Model
+        Fitted kernel, landmarks and heads.
     kernel_ : Kernel
+        Fitted kernel, with all parameters resolved.
     gamma_ : float
-        ``gamma``, or 1 / d.
+        `gamma`, or 1 / d if it is None.
     X_fit_ : ndarray or csr_array of shape (N, d)
-        The training rows; not of a precomputed kernel.
-    dual_coef_, X_transformed_fit_ : ndarray of shape (N, d), (N, q)
-        After `fit_inverse_transform`.
+        Training rows; not available for a precomputed kernel.
+    dual_coef_, X_transformed_fit_ : ndarray of shape (N, d) and (N, q)
+        Coefficients of `inverse_transform`, and scores of the training rows; only if fit_inverse_transform=True.
     mean_, scale_ : ndarray of shape (d,)
-        After `fit` with `standardize_columns`.
+        Mean and standard deviation of each column, after `fit` with standardize=True.
     sample_weight_ : ndarray of shape (N,)
-        After `fit` with weights.
+        Positive weights of the training rows, after `fit` with weights.
     certificate_ : Certificate
-        The Gram matrix of the training scores, measured against the eigenvalues; a negative part has neither.
+        Error of the Gram matrix of the training scores against the eigenvalues, without a dropped negative part.
     n_features_in_ : int
+        Number of columns d of the training rows.
 
     Raises
     ------
     InvalidInputError, NotPSDError, KernelError, BudgetError, ConvergenceError
-        From `fit`: the rows, the kernel, the memory of this process, or `max_iter` will not do.
+        Raised by `fit`: invalid rows or kernel, too little memory, or no convergence within `max_iter` products.
 
     Notes
     -----
-    Ghiasi-Shirazi and Qaraei, section 3, eqs. (8)-(25): the primal, the dual and the combined solution have these
-    weights. Components equal scikit-learn's up to sign.
+    Ghiasi-Shirazi and Qaraei, section 3, eqs. (8)-(25): the primal, dual and combined solutions have the same weights.
+    Components equal those of scikit-learn up to sign.
 
     Examples
     --------
@@ -149,11 +150,11 @@ class KernelPCA(InverseTransformMixin):
     total_weight_: float
     gamma_: float
     _output: ClassVar[str] = "scores"
-    _policies: ClassVar[tuple[str, ...]] = ("auto", "raise", "clip")
-    _stored: ClassVar[tuple[str, ...]] = ("n_components", "fit_inverse_transform", "alpha", "centered", "dtype")
-    _arrays: ClassVar[tuple[str, ...]] = ("eigenvalues",)
-    _optional: ClassVar[tuple[str, ...]] = ("sample_weight", "dual_coef", "X_transformed_fit", "mean", "scale")
-    _numbers: ClassVar[tuple[str, ...]] = ("total_variance", "total_weight", "gamma")
+    _indefinite_policies: ClassVar[tuple[str, ...]] = ("auto", "raise", "clip")
+    _stored_params: ClassVar[tuple[str, ...]] = ("n_components", "fit_inverse_transform", "alpha", "centered", "dtype")
+    _required_arrays: ClassVar[tuple[str, ...]] = ("eigenvalues",)
+    _optional_arrays: ClassVar[tuple[str, ...]] = ("sample_weight", "dual_coef", "X_transformed_fit", "mean", "scale")
+    _scalars: ClassVar[tuple[str, ...]] = ("total_variance", "total_weight", "gamma")
 
     def __init__(
         self,
@@ -207,45 +208,44 @@ class KernelPCA(InverseTransformMixin):
         self.progress = progress
 
     def fit(self, X: object, y: object = None, sample_weight: object = None, standardize: bool = False) -> Self:
-        """Fit the components to training rows X (N, d).
+        """Fit the components to training rows X.
 
         The Gram matrix is computed on the current Dask client, or on threads of this process; its eigenvectors here.
 
         Parameters
         ----------
         X : array-like, scipy.sparse array or dask collection of shape (N, d)
-            For a precomputed kernel the Gram matrix, (N, N).
-        y : object
+            Training rows; for a precomputed kernel, the Gram matrix (N, N).
+        y : object, default=None
             Ignored.
-        sample_weight : array-like of shape (N,), optional
-            Non-negative; the fit is that to rows that are repeated so often. A row of weight 0 is left out.
-        standardize : bool
-            Whether columns are centred and divided by their standard deviation first. That is part of the kernel, and
-            so of the model: `transform` and `dkfm score` take rows as they are.
+        sample_weight : array-like of shape (N,), default=None
+            Non-negative weights. A row of weight w counts as w equal rows; rows of weight 0 are left out.
+        standardize : bool, default=False
+            Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
         kernel, gamma = components.resolve_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         columns: dict[str, object] = {}
-        wanted, X = self._wanted(X, kernel), load_lazy_frame(X)
+        options, X = self._component_options(X, kernel), training_data.load_lazy_frame(X)
         if standardize:
-            kernel, columns = standardize_columns(kernel, X, sample_weight)
-        given, weights = apply_weights(self._begin(X, kernel, copy=bool(self.copy_X)), sample_weight)
-        weighting = Weighting(weights, bool(self.centered))
+            kernel, columns = training_data.standardize_columns(kernel, X, sample_weight)
+        rows, weights = training_data.apply_weights(self._check_data(X, kernel, copy=bool(self.copy_X)), sample_weight)
+        weighting = pca.Weighting(weights, bool(self.centered))
         if self.fit_inverse_transform:
-            self._require_way_back(given, bool(columns))
+            self._require_invertible(rows, bool(columns))
         with limit_blas_threads_in_worker():
-            found = components.fit_components(given, wanted, weighting, self._options(SolverOptions))
+            result = components.fit_components(rows, options, weighting, self._get_options(components.SolverOptions))
             if self.remove_zero_eig:
-                found = found.first(int((found.eigenvalues > 0).sum()))
-            model = components.components_model(given.kernel, given.landmarks, found, weighting.centered, wanted.dtype)
-            measured = certificate.certify_components(prepare_scorer(model), found.eigenvalues, given.tiles(), weights)
-            components.warn_of_rounding(measured, wanted.dtype)
-            fitted = {**columns, **components.fitted_statistics(found, weighting.total), "certificate": measured}
+                result = result.first(int((result.eigenvalues > 0).sum()))
+            model = components.components_model(rows.kernel, rows.landmarks, result, weighting.centered, options.dtype)
+            measured = certificate.certify_components(prepare_scorer(model), result.eigenvalues, rows.tiles(), weights)
+            components.warn_of_rounding(measured, options.dtype)
+            fitted = {**columns, **components.fitted_statistics(result, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.columns if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
-                scores = found.eigenvalues * found.weights / weights[:, np.newaxis]
-                fitted |= self._inverse(given, scores, weights, bool(columns))
-        return self._finish(X, model, fitted, {"dtype": wanted.dtype.name})
+                scores = result.eigenvalues * result.weights / weights[:, np.newaxis]
+                fitted |= self._fit_inverse(rows, scores, weights, bool(columns))
+        return self._set_fitted(X, model, fitted, {"dtype": options.dtype.name})
 
     @classmethod
     def from_map(
@@ -257,25 +257,26 @@ class KernelPCA(InverseTransformMixin):
         sample_weight: object = None,
         centered: bool = True,
     ) -> Self:
-        """Return the components of training rows in the features of a fitted map: no second N x N matrix, nor its root.
+        """Fit the components in the features of a fitted map, without a second N x N matrix or its root.
 
         Parameters
         ----------
         feature_map : ExactFeatureMap
-        n_components : int or float, optional
-            As in the constructor.
-        X : array-like or scipy.sparse array of shape (n, d), optional
-            The training rows, of which some tiles of features are there at a time. By default the landmarks of a map
-            in the symmetric or spectral basis that was fitted to no others; a map with fewer landmarks than training
-            rows, as that of pivots, does not keep these.
-        sample_weight : array-like of shape (n,), optional
-            Of X.
-        centered : bool
+            Fitted feature map.
+        n_components : int or float, default=None
+            Number of components or share of the variance, as in the constructor.
+        X : array-like or scipy.sparse array of shape (n, d), default=None
+            Training rows; their features are computed in tiles. X is required unless the landmarks of a map in the
+            symmetric or spectral basis are all training rows: other maps, as with pivots, do not keep these.
+        sample_weight : array-like of shape (n,), default=None
+            Non-negative weights of X.
+        centered : bool, default=True
+            Whether to subtract the mean of the training features.
 
         Returns
         -------
         KernelPCA
-            Fitted, with the kernel, landmarks and precision of the map.
+            Fitted estimator with the kernel, landmarks and precision of the map.
 
         Examples
         --------
@@ -288,93 +289,92 @@ class KernelPCA(InverseTransformMixin):
         (7, 3)
         """
         check_is_fitted(feature_map, "model_")
-        X = feature_map._seen(X)
+        X = feature_map._load_rows(X)
         kernel, dtype = feature_map.model_.kernel, feature_map.model_.dtype
-        made = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
-        wanted = ComponentOptions(components.check_n_components(n_components), dtype)
+        estimator = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
+        options = ComponentOptions(components.check_n_components(n_components), dtype)
         with limit_blas_threads_in_worker():
-            whole_map = feature_map._fitted_map()
-            model, fitted, whole = components.fit_in_map(whole_map, wanted, bool(centered), X, sample_weight)
+            fitted_map = feature_map._fitted_map()
+            model, fitted, whole = components.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
         fitted["gamma"] = 1 / model.columns
-        return made._finish_from_map(feature_map, model, fitted, {"whole": whole})
+        return estimator._set_fitted_from_map(feature_map, model, fitted, {"whole": whole})
 
-    def _wanted(self, X: object, kernel: Kernel) -> ComponentOptions:
-        """Return what is asked for, once all parameters are what they can be."""
+    def _component_options(self, X: object, kernel: Kernel) -> ComponentOptions:
+        """Check the parameters; return those of the components."""
         for name in ("centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise InvalidInputError(f"{name} must be True or False, and is {getattr(self, name)!r}.")
         if self.fit_inverse_transform and kernel.is_precomputed:
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
-        self._options(SolverOptions).require()
-        given = "float32" if self.dtype is None and is_float32(X) else "float64"
+        self._get_options(components.SolverOptions).require()
+        default = "float32" if self.dtype is None and training_data.is_float32(X) else "float64"
         count = components.check_n_components(self.n_components)
-        return ComponentOptions(count, check_dtype(given if self.dtype is None else self.dtype), self.on_indefinite)
+        return ComponentOptions(count, check_dtype(default if self.dtype is None else self.dtype), self.on_indefinite)
 
-    def _of_training(self, X: object) -> Array:
-        # From the eigenvectors: no second kernel product. A row without weight has none.
+    def _transform_training_rows(self, X: object) -> Array:
+        # The eigenvectors save a second kernel product. They have no entries for rows of weight 0.
         weights = vars(self).get("sample_weight_")
         if weights is not None:
-            # An eigenvector is exact to some eps of its length, and the part of a row is as small as the row's weight.
+            # The entries of rows of small weight are small, too, and may be mostly rounding error.
             too_light = weights.min() < pca.LIGHTEST_WEIGHT * weights.max()
             if too_light or len(weights) != as_rows(X).shape[0]:
-                return super()._of_training(X)
-        scores: Array = self._weights * self.eigenvalues_ / (1.0 if weights is None else weights[:, np.newaxis])
+                return super()._transform_training_rows(X)
+        scores: Array = self._head_weights * self.eigenvalues_ / (1.0 if weights is None else weights[:, np.newaxis])
         return scores.astype(self.model_.dtype, copy=False)
 
     @property
-    def _weights(self) -> Array:
+    def _head_weights(self) -> Array:
         head = self.model_.head("scores")
         return head.weights[:, : head.columns]
 
     @property
     def eigenvectors_(self) -> Array:
-        """Eigenvectors of the centred Gram matrix, (N, q)."""
+        """Eigenvectors of the centred Gram matrix, of shape (N, q)."""
         check_is_fitted(self, "model_")
-        if not self._fitted_as.get("whole", True):
+        if not self._fitted_parameters.get("whole", True):
             raise AttributeError("Components of a map have weights of its landmarks, and no eigenvectors of all rows.")
         weights = vars(self).get("sample_weight_", np.ones(1))
-        vectors: Array = self._weights * np.sqrt(self.eigenvalues_) / np.sqrt(weights)[:, np.newaxis]
+        vectors: Array = self._head_weights * np.sqrt(self.eigenvalues_) / np.sqrt(weights)[:, np.newaxis]
         return vectors
 
     @property
     def explained_variance_(self) -> Array:
-        """Variance of each score, (q,)."""
+        """Variance of each score, of shape (q,)."""
         check_is_fitted(self, "model_")
         return self.eigenvalues_ / self.total_weight_
 
     @property
     def explained_variance_ratio_(self) -> Array:
-        """Share of `total_variance_`, (q,): of all components in sum 1; NaN, with a warning, where it is not known."""
+        """Shares of `total_variance_`, of shape (q,): 1 in sum for all components; NaN, with a warning, if unknown."""
         check_is_fitted(self, "model_")
         return components.variance_ratios(self.explained_variance_, self.total_variance_)
 
     @property
     def X_fit_(self) -> object:  # noqa: N802  # scikit-learn's name
-        """The training rows, (N, d)."""
+        """Training rows, of shape (N, d)."""
         check_is_fitted(self, "model_")
         if self.kernel_.is_precomputed:
             raise AttributeError("A model of a precomputed kernel keeps no Gram matrix.")
         return self.model_.points
 
     def reconstruction_error(self, X: object, diag: object = None) -> Array | da.Array:
-        """Return the squared distance, in feature space, of rows from the components' span through the mean.
+        """Return the squared distance of rows, in feature space, from the span of the components through the mean.
 
-        ``k(z, z) - 2 e'k_z + e'Ke`` less the sum of squared scores, clipped at 0; uncentred ``k(z, z)`` less that sum.
-        It tells novel rows from such as the training rows; where a negative part is dropped it is no distance.
+        It is ``k(z, z) - 2 e'k_z + e'Ke`` minus the sum of squared scores, clipped at 0; without centring, ``k(z, z)``
+        minus that sum. It is not a distance if a negative part was dropped. Large values indicate novel rows: Hoffmann,
+        "Kernel PCA for novelty detection" (2007).
 
         Parameters
         ----------
         X : array-like, scipy.sparse array or dask collection of shape (n, d)
-        diag : array-like or dask array of shape (n,), optional
-            k(z, z), for a precomputed kernel, which does not know it.
+            Rows.
+        diag : array-like or dask array of shape (n,), default=None
+            Values k(z, z) of the rows; required for a precomputed kernel, and only for one.
 
         Returns
         -------
         ndarray, or lazy dask array or series, of shape (n,)
-
-        Notes
-        -----
-        Hoffmann, "Kernel PCA for novelty detection" (2007).
+            Squared distances.
 
         Examples
         --------
@@ -385,11 +385,11 @@ class KernelPCA(InverseTransformMixin):
         >>> bool(pca.reconstruction_error([[0.0, 0.0]])[0] < 1e-3 < pca.reconstruction_error([[9.0, 9.0]])[0])
         True
         """
-        return self._of_similarity("reconstruction_error", X, diag)
+        return self._score_with_diagonal("reconstruction_error", X, diag)
 
-    def _measure(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
+    def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         values, weights = cast("Array", fitted["eigenvalues"]), cast("Array | None", fitted.get("sample_weight"))
-        if not self._fitted_as.get("whole", True):
+        if not self._fitted_parameters.get("whole", True):
             return certificate.certify_axes(scorer, values, landmarks.tiles(), self.total_weight_)
         return certificate.certify_components(scorer, values, landmarks.tiles(), weights)
 

@@ -1,4 +1,4 @@
-"""How an estimator is shown in a notebook: scikit-learn's diagram, and once it is fitted, what was fitted."""
+"""Display an estimator in a notebook: the diagram of scikit-learn and, after a fit, a table of the model."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from dkfm.numerics.model import Model
 
 
 class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """An estimator with a model, drawn as scikit-learn draws estimators, a table of the model below."""
+    """Add a table of the fitted model to the HTML display of scikit-learn."""
 
     model_: Model
-    _lies_at: str | None = None
-    """Where `save` put what is fitted, or `load` found it."""
+    _saved_at: str | None = None
+    """Location to which `save` wrote the estimator, or from which `load` read it."""
 
     @property
     def _repr_html_(self) -> Callable[[], str]:
-        # Not there where scikit-learn is told to draw nothing: then this raises the AttributeError that says so.
-        drawn = super()._repr_html_
-        return lambda: drawn() + self._fitted_html()
+        # If the display is switched off in scikit-learn, this raises the AttributeError that IPython expects.
+        render = super()._repr_html_
+        return lambda: render() + self._fitted_html()
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
         bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
         return {kind: text + self._fitted_html() if kind == "text/html" else text for kind, text in bundle.items()}
 
     def _fitted_html(self) -> str:
-        """Return the table, or nothing before a fit."""
+        """Return the table of the model, or an empty string before a fit."""
         if "model_" not in vars(self):
             return ""
         model = self.model_
         rows, columns = model.landmarks.shape[0], model.columns
-        kept = "" if isinstance(model.landmarks, np.ndarray) else ", sparse"
-        known, fitted = vars(self), {}
-        if "certificate_" in known:
-            fitted["certificate"] = str(known["certificate_"])
-        if "rounding_" in known:
-            fitted["rounding"] = f"{known['rounding_']:.1e} of the spread of the outputs"
+        sparsity = "" if isinstance(model.landmarks, np.ndarray) else ", sparse"
+        attributes, fitted = vars(self), {}
+        if "certificate_" in attributes:
+            fitted["certificate"] = str(attributes["certificate_"])
+        if "rounding_" in attributes:
+            fitted["rounding"] = f"{attributes['rounding_']:.1e} of the spread of the outputs"
         facts = {
             "outputs": ", ".join(f"{name} ({head.width:,})" for name, head in model.heads.items()),
             "rank": f"{self.rank_:,}" if hasattr(self, "rank_") else "",
-            "landmarks": f"{rows:,} x {columns:,}{kept}",
+            "landmarks": f"{rows:,} x {columns:,}{sparsity}",
             **fitted,
             "precision": str(model.dtype),
             "size": f"{budget.format_bytes(model.nbytes)} in memory",
-            "saved as": self._lies_at or "",
+            "saved as": self._saved_at or "",
         }
         return notebook_display.html_card(
             f"{type(self).__name__}, fitted", repr(model.kernel), {k: v for k, v in facts.items() if v}

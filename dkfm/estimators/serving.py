@@ -1,4 +1,4 @@
-"""What serves a fitted model: arrays and dask arrays through any of its outputs, and into a store."""
+"""Score rows in memory and dask collections with a fitted model, and save it."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
 
 
 class ScoringMixin(HtmlDisplayMixin):
-    """An estimator with a model, which it scores with and saves."""
+    """Add scoring and saving to an estimator with a fitted model."""
 
     workspace: str | Path | None
     n_features_in_: int
-    _serving: _Served
+    _model_cache: _ModelCache
 
     @property
     def kernel_(self) -> Kernel:
-        """The kernel as fitted, every parameter resolved."""
+        """Fitted kernel, with all parameters resolved."""
         return self.model_.kernel
 
-    def _serve(self, model: Model) -> None:
-        """Score with this model from now on."""
+    def _set_model(self, model: Model) -> None:
+        """Set the model that the estimator scores with."""
         self.model_ = model
-        self._lies_at = None
-        self._serving = _Served(model)
+        self._saved_at = None
+        self._model_cache = _ModelCache(model)
 
-    def _take_column_names(self, other: ScoringMixin) -> None:
-        """Take over the number and the names of the columns that another estimator was fitted to."""
-        seen = ("n_features_in_", "feature_names_in_")
-        self.__dict__.update({name: value for name, value in vars(other).items() if name in seen})
+    def _copy_column_names(self, other: ScoringMixin) -> None:
+        """Copy the number and names of columns of the fit of another estimator."""
+        copied = ("n_features_in_", "feature_names_in_")
+        self.__dict__.update({name: value for name, value in vars(other).items() if name in copied})
 
-    def _record(self) -> Record:
-        """Return what a store keeps of it."""
-        raise AssertionError("every estimator keeps something")
+    def _to_record(self) -> Record:
+        """Return the record that a store keeps of the estimator."""
+        raise AssertionError("subclasses implement this")
 
-    def _columns_of(self, output: str) -> list[str]:
+    def _output_names(self, output: str) -> list[str]:
         """Return the names of the columns of an output."""
         width = self.model_.head(output).width
         return [output] if width == 1 else [f"{output}{i}" for i in range(width)]
 
-    def _of_similarity(self, output: str, X: object, diag: object) -> Array | da.Array:
-        """Return an output that needs k(z, z), one number a row."""
+    def _score_with_diagonal(self, output: str, X: object, diag: object) -> Array | da.Array:
+        """Return an output that needs k(z, z) and has one value for each row, (n,)."""
         check_is_fitted(self, "model_")
         if self.kernel_.is_precomputed != (diag is not None):
             raise InvalidInputError(
@@ -70,22 +70,22 @@ class ScoringMixin(HtmlDisplayMixin):
             )
         X = unwrap(X)
         if not is_dask_collection(X):
-            return self._score(output, X, diag)[:, 0]
-        found = self._lazily(output, X, diag)
-        lazily: da.Array = found[output] if hasattr(found, "columns") else found[:, 0]
-        return lazily
+            return self._score_in_memory(output, X, diag)[:, 0]
+        scores = self._score_lazily(output, X, diag)
+        column: da.Array = scores[output] if hasattr(scores, "columns") else scores[:, 0]
+        return column
 
-    def _lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
+    def _score_lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
         check_is_fitted(self, "model_")
         if is_dask_array(X):
-            return lazy_arrays.transform_array(self._carried(), self.model_, output, cast("da.Array", X), diagonal)
-        rows = self._of_frame(X)
+            return lazy_arrays.transform_array(self._graph_model(), self.model_, output, cast("da.Array", X), diagonal)
+        rows = self._select_frame_columns(X)
         if diagonal is not None:
             raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
-        return lazy_arrays.transform_frame(self._carried(), self.model_, output, rows, self._columns_of(output))
+        return lazy_arrays.transform_frame(self._graph_model(), self.model_, output, rows, self._output_names(output))
 
-    def _of_frame(self, X: object) -> dd.DataFrame:
-        """Return the columns of a dask data frame that fit saw, by name; all where it saw no names."""
+    def _select_frame_columns(self, X: object) -> dd.DataFrame:
+        """Return the columns of a dask data frame that have names of the fit; all columns if the fit had no names."""
         if not hasattr(X, "map_partitions") or getattr(X, "ndim", 0) != 2:
             raise InvalidInputError(
                 "Of dask's collections arrays and data frames are transformed, and this is neither."
@@ -102,13 +102,13 @@ class ScoringMixin(HtmlDisplayMixin):
             )
         return frame if names is None else frame[list(names)]
 
-    def _of(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
-        """Return any output of rows X (n, d) as (n, width), of dask collections lazily."""
+    def _compute_output(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
+        """Return an output (n, width) for rows X (n, d), lazily for dask collections."""
         X = unwrap(X)
-        return self._lazily(output, X) if is_dask_collection(X) else self._score(output, X)
+        return self._score_lazily(output, X) if is_dask_collection(X) else self._score_in_memory(output, X)
 
-    def _rows(self, X: object, name: str = "X") -> Rows:
-        """Return rows in memory as float64, once their columns are those that fit saw, in number and by name."""
+    def _check_rows(self, X: object, name: str = "X") -> Rows:
+        """Return rows in memory as float64; raise unless the number and names of columns are those of the fit."""
         X = unwrap(X)
         rows, expected = as_float64(as_rows(X, name)), self.model_.columns
         if rows.shape[1] != expected:
@@ -116,46 +116,46 @@ class ScoringMixin(HtmlDisplayMixin):
                 f"{name} has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as "
                 "input."
             )
-        self._require_seen(X)
+        self._require_fitted_columns(X)
         return rows
 
-    def _require_seen(self, X: object) -> None:
-        """Raise where columns are not called as those that fit saw, in order; warn where one side has no names."""
+    def _require_fitted_columns(self, X: object) -> None:
+        """Raise unless columns have the names of the fit, in order; warn if either of them has no names."""
         try:
             validate_data(self, unwrap(X), reset=False, skip_check_array=True)
         except (TypeError, ValueError) as error:
             raise InvalidInputError(str(error)) from None
 
-    def _score(self, output: str, X: object, diagonal: object = None) -> Array:
+    def _score_in_memory(self, output: str, X: object, diagonal: object = None) -> Array:
         check_is_fitted(self, "model_")
-        rows = self._rows(X)
-        known = None if diagonal is None else _as_diagonal(diagonal, rows.shape[0])
+        rows = self._check_rows(X)
+        checked = None if diagonal is None else _as_diagonal(diagonal, rows.shape[0])
         with limit_blas_threads_in_worker():
-            return compute_finite_scores(self._scorer(), output, rows, "X", diagonal=known)
+            return compute_finite_scores(self._get_scorer(), output, rows, "X", diagonal=checked)
 
-    def _scorer(self) -> Scorer:
-        return self._served().scorer
+    def _get_scorer(self) -> Scorer:
+        return self._current_cache().scorer
 
-    def _carried(self) -> lazy_arrays.EmbeddedModel | lazy_arrays.StoredModel:
-        served = self._served()
-        if served.carried is None:
-            served.carried = lazy_arrays.model_for_graph(self._record(), self.workspace)
-        return served.carried
+    def _graph_model(self) -> lazy_arrays.EmbeddedModel | lazy_arrays.StoredModel:
+        cache = self._current_cache()
+        if cache.graph_model is None:
+            cache.graph_model = lazy_arrays.model_for_graph(self._to_record(), self.workspace)
+        return cache.graph_model
 
-    def _served(self) -> _Served:
-        if self._serving.model is not self.model_:
-            self._serving = _Served(self.model_)
-        return self._serving
+    def _current_cache(self) -> _ModelCache:
+        if self._model_cache.model is not self.model_:
+            self._model_cache = _ModelCache(self.model_)
+        return self._model_cache
 
     def __getstate__(self) -> dict[str, object]:
-        # What serves this process is not for another; a copy makes its own.
+        # The cache belongs to this process; a copy creates its own.
         state: dict[str, object] = super().__getstate__()
-        return {key: value for key, value in state.items() if key != "_serving"}
+        return {key: value for key, value in state.items() if key != "_model_cache"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         if "model_" in state:
-            self._serving = _Served(self.model_)
+            self._model_cache = _ModelCache(self.model_)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the fitted estimator to a Zarr store, without pickle; `dkfm.load` reads it.
@@ -163,28 +163,28 @@ class ScoringMixin(HtmlDisplayMixin):
         Parameters
         ----------
         path : str or Path
-            Or a URL of fsspec's, such as ``s3://bucket/model``. Must not exist, or be empty.
-        overwrite : bool
-            Whether a model of dkfm's that is there is replaced; nothing else ever is.
+            Path, or a URL of fsspec such as ``s3://bucket/model``, that does not exist or is empty.
+        overwrite : bool, default=False
+            Whether to replace an existing model of dkfm. Anything else is never replaced.
 
         Raises
         ------
         StoreExistsError
-            Something is there; it is left untouched.
+            Something exists at the path; it is left untouched.
         KernelError
-            The kernel is a class of yours, or a function that no other process could import.
+            The kernel is a user class, or a function that another process cannot import.
         """
         check_is_fitted(self, "model_")
-        model_transfer.save_model(path, self._record(), overwrite=overwrite)
-        self._lies_at = str(locate(path))
+        model_transfer.save_model(path, self._to_record(), overwrite=overwrite)
+        self._saved_at = str(locate(path))
 
 
-class _Served:
-    """What serves a fitted model in this process: prepared landmarks, and what a graph carries, when first needed."""
+class _ModelCache:
+    """Cache, in this process, the prepared scorer of a fitted model, and its form for dask graphs."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.carried: lazy_arrays.EmbeddedModel | lazy_arrays.StoredModel | None = None
+        self.graph_model: lazy_arrays.EmbeddedModel | lazy_arrays.StoredModel | None = None
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -192,7 +192,7 @@ class _Served:
 
 
 def _as_diagonal(values: object, n: int) -> Array:
-    """Return k(z, z) of n rows as (n,) finite float64 numbers, or say why they are not."""
+    """Return k(z, z) as float64 values (n,); raise unless they are n finite numbers."""
     diagonal = np.asarray(values)
     if diagonal.shape != (n,) or diagonal.dtype.kind not in "biuf":
         raise InvalidInputError(f"diag must hold k(z, z), of shape {(n,)}, and its shape is {diagonal.shape}.")

@@ -1,4 +1,4 @@
-"""Kernels, as values: name one, give it numbers, add and multiply it with others.
+"""Kernel functions; sums, products and other functions of kernels are kernels too.
 
 >>> from dkfm import kernels
 >>> kernels.Gaussian(5.0) + 0.5 * kernels.Polynomial(3)

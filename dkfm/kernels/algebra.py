@@ -1,4 +1,4 @@
-"""What kernels made of one other kernel share."""
+"""Kernels composed of other kernels: constants, sums, products, multiples and integer powers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dkfm.kernels.parameters import require_exponent, require_kernels, require_n
 
 
 class Wrapper(PreparedKernel):
-    """A kernel made of another, a field of every subclass; it is what that one is, unless it says otherwise."""
+    """Base class of kernels made of one other kernel, whose properties they have unless they override them."""
 
     kernel: Kernel
 
@@ -27,80 +27,80 @@ class Wrapper(PreparedKernel):
 
     @property
     def definiteness(self) -> Definiteness:
-        """That of the kernel."""
+        """Definiteness of the inner kernel."""
         return self.kernel.definiteness
 
     @property
     def supports_float32(self) -> bool:
-        """Whatever the kernel does with float32 rows, it gives float32 values for them."""
+        """True: the inner kernel returns float32 values for float32 rows, however it computes them."""
         return True
 
     @property
     def supports_out(self) -> bool:
-        """Where the kernel does."""
+        """Whether the inner kernel does."""
         return self.kernel.supports_out
 
     @property
     def supports_sparse(self) -> bool:
-        """Where the kernel does."""
+        """Whether the inner kernel does."""
         return self.kernel.supports_sparse
 
     @property
     def translation_invariant(self) -> bool:
-        """Where the kernel is."""
+        """Whether the inner kernel is."""
         return self.kernel.translation_invariant
 
     @property
     def peak_blocks(self) -> int:
-        """Those of the kernel."""
+        """Number of blocks that the inner kernel needs."""
         return self.kernel.peak_blocks
 
     @property
     def landmark_copies(self) -> int:
-        """Those of the kernel."""
+        """Number of copies that the inner kernel keeps."""
         return self.kernel.landmark_copies
 
 
 class Pointwise(Wrapper):
-    """A function of the values of a kernel, done in place."""
+    """Base class of elementwise functions of a kernel's values, computed in place."""
 
     @abstractmethod
-    def _profile(self, values: Array) -> Array:
-        """Return the function of values, which it may overwrite."""
+    def _map_values(self, values: Array) -> Array:
+        """Return the function of kernel values, which may be overwritten."""
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the kernel."""
+        """Prepare the inner kernel."""
         prepared = self.kernel.make_evaluator(landmarks)
-        return lambda Z, out=None, /: self._profile(prepared(Z, out))
+        return lambda Z, out=None, /: self._map_values(prepared(Z, out))
 
     def resolve(self, X: Rows) -> Kernel:
-        """Resolve the kernel."""
+        """Resolve the inner kernel."""
         return replace(self, kernel=self.kernel.resolve(X))  # type: ignore[type-var]  # every subclass is a dataclass
 
     def diagonal(self, X: Rows) -> Array:
-        """Return the function of the diagonal."""
-        return self._profile(self.kernel.evaluate_diagonal(X))
+        """Return the function of the inner kernel's diagonal."""
+        return self._map_values(self.kernel.evaluate_diagonal(X))
 
 
 def parenthesize(kernel: Kernel, *looser: type[Kernel]) -> str:
-    """Return the repr of a kernel, in brackets where it is of a class that binds less tightly."""
+    """Return the repr of a kernel, in brackets if its class is one of `looser`, which bind less tightly."""
     return f"({kernel!r})" if isinstance(kernel, looser) else repr(kernel)
 
 
 def computes_in_float64(kernel: Kernel) -> bool:
-    """Whether some block of float32 rows is computed in float64 and rounded; for the memory budget."""
-    if isinstance(kernel, _Folded):
+    """Return whether a block of float32 rows needs a float64 block that is rounded; for the memory budget."""
+    if isinstance(kernel, _Reduction):
         return any(map(computes_in_float64, kernel.parts))
     return not kernel.supports_float32 or (isinstance(kernel, Wrapper) and computes_in_float64(kernel.kernel))
 
 
-_NEGATIVE = ": a negative multiple of a kernel is not positive semi-definite"
+_NEGATIVE_REASON = ": a negative multiple of a kernel is not positive semi-definite"
 
 
 @register_combination
 @dataclass(frozen=True)
 class Constant(Kernel):
-    """The constant kernel, ``k(x, y) = value >= 0``; ``k + 1.0`` makes one.
+    """The constant kernel, ``k(x, y) = value >= 0``, as made by ``k + 1.0``.
 
     Positive semi-definite. Takes sparse rows.
 
@@ -115,27 +115,27 @@ class Constant(Kernel):
     supports_float32 = supports_sparse = translation_invariant = True
 
     def __post_init__(self) -> None:
-        require_non_negative(self, "value", _NEGATIVE)
+        require_non_negative(self, "value", _NEGATIVE_REASON)
 
     def block(self, X: Rows, Y: Rows) -> Array:
         """Return k(X, Y)."""
         return np.full((X.shape[0], Y.shape[0]), self.value, X.dtype)
 
     def diagonal(self, X: Rows) -> Array:
-        """Return the constant."""
+        """Return the constant for each row."""
         return np.full(X.shape[0], self.value)
 
 
-class _Folded(PreparedKernel):
-    """Kernels under one pointwise operation; flat: a sum of sums is one sum."""
+class _Reduction(PreparedKernel):
+    """Base class of kernels combined by one elementwise operation; nested ones are flattened to one level."""
 
     operation: ClassVar[np.ufunc]
 
     @property
     def parts(self) -> tuple[Kernel, ...]:
-        """The kernels: the only field of a subclass."""
+        """The combined kernels, which a subclass has as its only field."""
         (parts,) = vars(self).values()
-        return parts  # type: ignore[no-any-return]  # checked when it was made
+        return parts  # type: ignore[no-any-return]  # __post_init__ checks it
 
     def __post_init__(self) -> None:
         require_kernels(self, self.parts, 2)
@@ -145,72 +145,72 @@ class _Folded(PreparedKernel):
 
     @classmethod
     def of(cls, *kernels: Kernel) -> Self:
-        """Return the kernel of some, flat themselves or not."""
+        """Return the combination of some kernels."""
         return cls(kernels)  # type: ignore[call-arg]  # the only field
 
     @property
     def supports_out(self) -> bool:
-        """Where the first part does, into which the others are folded."""
+        """Whether the first part does: the result is accumulated in its block."""
         return self.parts[0].supports_out
 
     @property
     def supports_sparse(self) -> bool:
-        """Where all parts do."""
+        """Whether all parts do."""
         return all(k.supports_sparse for k in self.parts)
 
     @property
     def translation_invariant(self) -> bool:
-        """Where all parts are."""
+        """Whether all parts are."""
         return all(k.translation_invariant for k in self.parts)
 
     @property
     def peak_blocks(self) -> int:
-        """What is folded so far, beside what the next part takes."""
+        """Number of blocks: the accumulated one, and those that the largest part needs."""
         return 1 + max(k.peak_blocks for k in self.parts)
 
     @property
     def landmark_copies(self) -> int:
-        """Those of all parts."""
+        """Number of copies that all parts keep together."""
         return sum(k.landmark_copies for k in self.parts)
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare every part."""
+        """Prepare each part."""
         first, *others = [k.make_evaluator(landmarks) for k in self.parts]
-        return lambda Z, out=None, /: self._fold(chain([first(Z, out)], (p(Z) for p in others)))
+        return lambda Z, out=None, /: self._reduce(chain([first(Z, out)], (p(Z) for p in others)))
 
     def resolve(self, X: Rows) -> Kernel:
-        """Resolve every part."""
+        """Resolve each part."""
         return type(self).of(*(k.resolve(X) for k in self.parts))
 
     def diagonal(self, X: Rows) -> Array:
-        """Fold the diagonals of the parts."""
-        return self._fold(k.evaluate_diagonal(X) for k in self.parts)
+        """Combine the diagonals of the parts."""
+        return self._reduce(k.evaluate_diagonal(X) for k in self.parts)
 
-    def _fold(self, values: Iterator[Array]) -> Array:
-        """Fold values into the first as they are made, so that two of them are alive at a time."""
+    def _reduce(self, values: Iterator[Array]) -> Array:
+        """Accumulate arrays in the first one as the iterator yields them, so that only two exist at a time."""
         total = next(values)
         for value in values:
             self.operation(total, value, out=total)
-            del value  # before the next one is made
+            del value  # free it before the iterator computes the next one
         return total
 
 
 @register_combination
 @dataclass(frozen=True)
-class Sum(_Folded):
-    """The sum of kernels; ``k1 + k2`` makes one. As definite as the least definite of them."""
+class Sum(_Reduction):
+    """The sum of kernels, as made by ``k1 + k2``; its definiteness is the weakest of the terms'."""
 
     terms: tuple[Kernel, ...]
     operation: ClassVar[np.ufunc] = np.add
 
     @property
     def definiteness(self) -> Definiteness:
-        """The weakest of the terms'."""
+        """The weakest definiteness of the terms."""
         return Definiteness.weakest(*(k.definiteness for k in self.terms))
 
     @property
     def supports_float32(self) -> bool:
-        """Where no term takes from another, so that errors stay small beside the sum."""
+        """Whether all terms are positive semi-definite: no cancellation makes the errors large beside the sum."""
         return self.definiteness is Definiteness.PSD
 
     def __repr__(self) -> str:
@@ -219,15 +219,15 @@ class Sum(_Folded):
 
 @register_combination
 @dataclass(frozen=True)
-class Product(_Folded):
-    """The pointwise product of kernels; ``k1 * k2`` makes one. Positive semi-definite where all factors are."""
+class Product(_Reduction):
+    """The elementwise product of kernels, as made by ``k1 * k2``; positive semi-definite if all factors are."""
 
     factors: tuple[Kernel, ...]
     operation: ClassVar[np.ufunc] = np.multiply
 
     @property
     def definiteness(self) -> Definiteness:
-        """Nothing, unless all factors are positive semi-definite."""
+        """Positive semi-definite if all factors are, else indefinite."""
         psd = all(k.definiteness is Definiteness.PSD for k in self.factors)
         return Definiteness.PSD if psd else Definiteness.INDEFINITE
 
@@ -238,16 +238,16 @@ class Product(_Folded):
 @register_combination
 @dataclass(frozen=True)
 class Scaled(Pointwise):
-    """A non-negative multiple of a kernel; ``0.5 * k`` makes one. As definite as the kernel."""
+    """A non-negative multiple of a kernel, as made by ``0.5 * k``; its definiteness is that of the kernel."""
 
     weight: float
     kernel: Kernel
 
     def __post_init__(self) -> None:
-        require_non_negative(self, "weight", _NEGATIVE)
+        require_non_negative(self, "weight", _NEGATIVE_REASON)
         super().__post_init__()
 
-    def _profile(self, values: Array) -> Array:
+    def _map_values(self, values: Array) -> Array:
         values *= self.weight
         return values
 
@@ -258,7 +258,7 @@ class Scaled(Pointwise):
 @register_combination
 @dataclass(frozen=True)
 class Power(Pointwise):
-    """A positive integer power of a kernel; ``k ** 3`` makes one. Positive semi-definite where the kernel is."""
+    """A positive integer power of a kernel, as made by ``k ** 3``; positive semi-definite if the kernel is."""
 
     kernel: Kernel
     exponent: int
@@ -269,15 +269,15 @@ class Power(Pointwise):
 
     @property
     def definiteness(self) -> Definiteness:
-        """Nothing, unless the kernel is positive semi-definite or the power is its first."""
+        """That of the kernel if it is positive semi-definite or the exponent is 1, else indefinite."""
         return self.kernel.definiteness if self.exponent == 1 else self.kernel.definiteness.of_function()
 
     @property
     def supports_float32(self) -> bool:
-        """No: a power multiplies the error of its base."""
+        """False: a power multiplies the relative error of its base."""
         return False
 
-    def _profile(self, values: Array) -> Array:
+    def _map_values(self, values: Array) -> Array:
         return map_rows(values, lambda part: integer_power(part, self.exponent))
 
     def __repr__(self) -> str:

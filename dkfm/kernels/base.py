@@ -1,7 +1,7 @@
-"""The kernel: a frozen value with one required method, `block`; checks and operators live here.
+"""The abstract base class of all kernels, with its input checks and operators.
 
-A kernel knows nothing of Dask, Zarr or scikit-learn. Every block that leaves one is a fresh array that the caller may
-overwrite: float32 where both its rows are, else float64.
+A kernel knows nothing of Dask, Zarr or scikit-learn. It returns every block as a new array that the caller may
+overwrite: float32 if both sets of rows are float32, else float64.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.pairwise.blocks import Evaluator, PreparedBlock, mirror_lower
 
 _DIAGONAL_ROWS = 64
+"""Rows of the small blocks whose diagonals are taken by default."""
 
-_SINGLE_RANGE = 1e-30, 1e30
-"""Parameters of a kernel beyond it do not go through float32."""
+_FLOAT32_RANGE = 1e-30, 1e30
+"""Range of the absolute values of parameters; a kernel with a parameter beyond it computes in float64."""
 
 _NUMBER = int | float | np.integer | np.floating
 
-
 _COMBINATIONS: dict[str, Callable[..., Kernel]] = {}
-"""The classes that operators of a kernel return, by name; filled by `register_combination`."""
+"""Classes that the operators of `Kernel` return, by name; `register_combination` fills it."""
 
 _KernelType = TypeVar("_KernelType", bound="type[Kernel]")
 
 
 class Definiteness(StrEnum):
-    """What is known of a kernel's Gram matrices K; the strongest first."""
+    """What is known of the Gram matrices K of a kernel, from the strongest property to the weakest."""
 
     PSD = "positive semi-definite"
     CONDITIONAL = "conditionally positive semi-definite"
-    """HKH is positive semi-definite for the centring H: enough for kernel PCA, and for ``Exp``."""
+    """HKH is positive semi-definite for the centring matrix H, which is enough for kernel PCA and for ``Exp``."""
     INDEFINITE = "indefinite"
 
     @classmethod
-    def weakest(cls, *found: Definiteness) -> Definiteness:
-        """Return the weakest of some: what a sum of such kernels is."""
-        return max(found, key=list(cls).index)
+    def weakest(cls, *values: Definiteness) -> Definiteness:
+        """Return the weakest of several properties: that of a sum of such kernels."""
+        return max(values, key=list(cls).index)
 
     def of_function(self) -> Definiteness:
-        """Return what a power series with non-negative coefficients, or a quotient, of such a kernel is."""
+        """Return the definiteness of a power series, with non-negative coefficients, of such a kernel."""
         return self if self is Definiteness.PSD else Definiteness.INDEFINITE
 
 
 def register_combination(kernel: _KernelType) -> _KernelType:
-    """Register a class of kernels made of kernels, so that the operators of `Kernel` find it; a decorator."""
+    """Register a class of composed kernels for the operators of `Kernel`; a class decorator."""
     _COMBINATIONS[kernel.__name__] = kernel
     return kernel
 
 
 class Kernel(ABC):
-    """A kernel function ``k(x, y)``, as a value: compared, hashed, pickled and printed by what it is.
+    """A kernel function ``k(x, y)``: an immutable value, compared, hashed, pickled and printed by its parameters.
 
-    A subclass is a frozen dataclass with one required method, `block`, and at most three more: `prepare` (work done
-    once for many blocks against the same landmarks), `resolve` (parameters taken from the training rows) and
-    `diagonal` (where a formula is cheaper than small blocks). Its attributes tell what it is (`definiteness`,
-    `translation_invariant`), what its methods support (`supports_float32`, `supports_sparse`, `supports_out`), and what
-    memory they take (`peak_blocks`, `landmark_copies`).
+    A subclass is a frozen dataclass with one required method, `block`. It may override three more: `prepare` (does the
+    work that blocks with the same landmarks share), `resolve` (takes parameters from the training rows) and `diagonal`
+    (if a formula is cheaper than small blocks). Attributes state its mathematical properties (`definiteness`,
+    `translation_invariant`), what its methods support (`supports_float32`, `supports_sparse`, `supports_out`), and the
+    memory that they take (`peak_blocks`, `landmark_copies`).
 
     ``k1 + k2``, ``k1 * k2``, ``a * k``, ``k + a`` (a >= 0), ``k ** n`` (n a positive integer), ``k.warp(h)`` and
     ``k.on(columns)`` are kernels again.
@@ -78,93 +78,93 @@ class Kernel(ABC):
     array([[1.5 , 1.48]])
     """
 
-    __array_ufunc__ = None  # a NumPy scalar leaves arithmetic to the kernel
+    __array_ufunc__ = None  # NumPy scalars leave the arithmetic to the kernel
 
     @abstractmethod
     def block(self, X: Array, Y: Array) -> Array:
-        """Return k(X, Y), a fresh (n, m) array, for finite rows X (n, d) and Y (m, d) of one dtype, which it has.
+        """Return k(X, Y), a new (n, m) array, for finite rows X (n, d) and Y (m, d); all three have the same dtype.
 
-        They are dense float64, unless `supports_float32` or `supports_sparse` says otherwise.
+        X and Y are dense and float64, unless `supports_float32` or `supports_sparse` allows others.
         """
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Return a function from rows Z to ``block(Z, landmarks)``; what can be done once is done here."""
-        return partial(_block_against, self, landmarks)
+        """Return a function that computes ``block(Z, landmarks)``; do here what does not depend on the rows Z."""
+        return partial(_call_block, self, landmarks)
 
     def resolve(self, X: Rows) -> Kernel:
-        """Return the kernel with every parameter that depends on the training rows X filled in."""
+        """Return the kernel with the parameters filled in that depend on the training rows X."""
         return self
 
     @property
     def definiteness(self) -> Definiteness:
-        """Whether its Gram matrices are positive semi-definite, conditionally so, or neither."""
+        """Whether the Gram matrices are positive semi-definite, conditionally so, or neither."""
         return Definiteness.PSD
 
     @property
     def supports_float32(self) -> bool:
-        """Whether `block` takes float32 rows too; else they are widened for it, and its block is rounded."""
+        """Whether `block` also takes float32 rows; if not, it gets float64 rows, and its result is rounded."""
         return False
 
     @property
     def supports_sparse(self) -> bool:
-        """Whether `block` takes CSR rows too; else they are refused."""
+        """Whether `block` also takes CSR rows; if not, sparse rows raise an error."""
         return False
 
     @property
     def supports_out(self) -> bool:
-        """Whether what `prepare` returns takes memory for its block as a second argument, or None."""
+        """Whether the function from `prepare` takes, as a second argument, an array for the block or None."""
         return False
 
     @property
     def translation_invariant(self) -> bool:
-        """Whether k(x + c, y + c) = k(x, y): what scores in float32 may then take an offset from its rows first."""
+        """Whether k(x + c, y + c) = k(x, y), so that rows may be shifted before they are scored in float32."""
         return False
 
     @property
     def is_precomputed(self) -> bool:
-        """Whether rows are values of the kernel, and landmarks the numbers of their columns."""
+        """Whether rows hold kernel values, and landmarks are column numbers."""
         return False
 
     @property
     def peak_blocks(self) -> int:
-        """How many arrays of a block's size are alive at once while one is computed; for the memory budget."""
+        """Number of arrays as large as a block that exist while one is computed; for the memory budget."""
         return 1
 
     @property
     def landmark_copies(self) -> int:
-        """How many arrays of the landmarks' size `prepare` keeps; for the memory budget."""
+        """Number of arrays as large as the landmarks that `prepare` keeps; for the memory budget."""
         return 0
 
     def diagonal(self, X: Array) -> Array:
-        """Return k(x, x) of each row, (n,), for checked rows; by small blocks unless a subclass knows better."""
+        """Return k(x, x) of each checked row, (n,); the default computes small blocks."""
         parts = [X[a : a + _DIAGONAL_ROWS] for a in range(0, X.shape[0], _DIAGONAL_ROWS)]
         return np.concatenate([np.diagonal(self.block(part, part)) for part in parts])
 
     def make_evaluator(self, landmarks: Rows) -> Evaluator:
-        """Return the function from any rows Z to k(Z, landmarks): `prepare` for the rows that it takes.
+        """Return a function that computes k(Z, landmarks) for any rows Z.
 
-        float32 rows of both sides give a float32 block. This is what evaluates a kernel; a kernel made of others calls
-        it on them.
+        It converts rows to those that `prepare` takes. If Z and the landmarks are float32, the block is too. All code
+        evaluates kernels through this method; so does a kernel composed of others.
         """
-        taken = self._taken(landmarks)
-        prepared = self.prepare(taken)
+        converted = self._convert_rows(landmarks)
+        prepared = self.prepare(converted)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             if Z.dtype != landmarks.dtype:
                 return self.make_evaluator(as_float64(landmarks))(as_float64(Z))
-            rows = taken if Z is landmarks else self._taken(Z)
-            fills = self.supports_out and out is not None and out.dtype == rows.dtype
-            values = prepared(rows, out) if fills else prepared(rows)
+            rows = converted if Z is landmarks else self._convert_rows(Z)
+            writes_out = self.supports_out and out is not None and out.dtype == rows.dtype
+            values = prepared(rows, out) if writes_out else prepared(rows)
             return values.astype(Z.dtype, copy=False)
 
         return block
 
-    def _taken(self, rows: Rows) -> Array:
-        """Return rows as the hooks take them; sparse rows only where `supports_sparse` promises to take them."""
+    def _convert_rows(self, rows: Rows) -> Array:
+        """Return rows in a dtype that the kernel takes; raise if they are sparse and it takes dense rows only."""
         if is_sparse(rows) and not self.supports_sparse:
             raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
-        single = self.supports_float32 and all(map(fits_float32, getattr(self, "__dict__", {}).values()))
-        return rows if single else as_float64(rows)  # type: ignore[return-value]  # sparse where that is promised
+        keeps_dtype = self.supports_float32 and all(map(fits_float32, getattr(self, "__dict__", {}).values()))
+        return rows if keeps_dtype else as_float64(rows)  # type: ignore[return-value]  # sparse only if supports_sparse
 
     def __call__(self, X: object, Y: object = None) -> Array:
         """Evaluate the kernel on all pairs.
@@ -172,20 +172,22 @@ class Kernel(ABC):
         Parameters
         ----------
         X : array-like or scipy.sparse array of shape (n, d)
+            Rows of the block.
         Y : array-like or scipy.sparse array of shape (m, d), optional
-            Without it, k(X, X), symmetric to the last bit.
+            Columns of the block; by default X, which gives an exactly symmetric block.
 
         Returns
         -------
         ndarray of shape (n, m)
-            float32 where X and Y are, else float64.
+            The values k(x, y); float32 if X and Y are float32, else float64.
 
         Raises
         ------
         InvalidInputError
-            Rows that are not rows, two different numbers of columns, or data frames whose columns differ.
+            X or Y is not a matrix of finite numbers, their numbers of columns differ, or they are data frames with
+            different columns.
         KernelError
-            A block with a value that is not finite.
+            A value of the block is not finite.
         """
         return checked_block(self, *as_row_pair(X, Y))
 
@@ -194,20 +196,20 @@ class Kernel(ABC):
         return self.evaluate_diagonal(as_rows(X))
 
     def evaluate_diagonal(self, rows: Rows) -> Array:
-        """Return k(x, x), (n,), of any checked rows: `diagonal` for the rows that it takes."""
-        return self.diagonal(self._taken(rows)).astype(rows.dtype, copy=False)
+        """Return k(x, x) of checked rows, (n,); convert them to rows that `diagonal` takes."""
+        return self.diagonal(self._convert_rows(rows)).astype(rows.dtype, copy=False)
 
     def _repr_html_(self) -> str:
-        """Return the kernel in HTML for a notebook: its expression, and what is known of it."""
+        """Return an HTML card for a notebook: the expression and properties of the kernel."""
         facts = {"definiteness": str(self.definiteness), "rows": "dense or sparse" if self.supports_sparse else "dense"}
         return notebook_display.html_card(f"Kernel {type(self).__name__}", repr(self), facts)
 
     def warp(self, h: Callable[[Array], object]) -> Kernel:
-        """Return ``k(h(x), h(y))``: h takes rows (n, d) to rows (n, d'), and is an `Affine` or a function of yours."""
+        """Return the kernel ``k(h(x), h(y))``; h, an `Affine` or your function, maps rows (n, d) to rows (n, d')."""
         return _COMBINATIONS["Warped"](self, h)
 
     def on(self, columns: int | Sequence[int]) -> Kernel:
-        """Return the kernel of some columns only, by number."""
+        """Return the kernel restricted to some columns, given by number."""
         return _COMBINATIONS["Columns"](self, columns)
 
     def __add__(self, other: object) -> Kernel:
@@ -216,7 +218,7 @@ class Kernel(ABC):
 
     def __radd__(self, other: object) -> Kernel:
         if isinstance(other, int | float) and other == 0:
-            return self  # what the built-in sum() starts with
+            return self  # the built-in sum() starts with 0
         term = _as_kernel(other)
         return NotImplemented if term is None else _COMBINATIONS["Sum"]((term, self))
 
@@ -235,7 +237,7 @@ class Kernel(ABC):
 
 
 class PreparedKernel(Kernel):
-    """A kernel whose required method is `prepare`."""
+    """Base class of kernels that implement `prepare` instead of `block`."""
 
     def block(self, X: Array, Y: Array) -> Array:
         """Return k(X, Y)."""
@@ -243,10 +245,10 @@ class PreparedKernel(Kernel):
 
     @abstractmethod
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Return a function from rows Z to k(Z, landmarks)."""
+        """Return a function that computes k(Z, landmarks) for rows Z."""
 
 
-def _block_against(kernel: Kernel, landmarks: Array, Z: Array) -> Array:
+def _call_block(kernel: Kernel, landmarks: Array, Z: Array) -> Array:
     return kernel.block(Z, landmarks)
 
 
@@ -257,11 +259,11 @@ def _as_kernel(value: object) -> Kernel | None:
 
 
 def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
-    """Return k(X, Y), symmetric to the last bit where X is Y, once every value is finite.
+    """Return k(X, Y), exactly symmetric if X is Y; raise a KernelError if a value is not finite.
 
-    `first` holds the numbers of the first row of X and of Y in the whole, for the message.
+    `first` holds the offsets of X and of Y in the data set, for the row numbers in the message.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # values that overflow raise an error below
         block = kernel.make_evaluator(Y)(X)
         if X is Y:
             mirror_lower(block)
@@ -273,8 +275,8 @@ def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0,
 
 
 def fits_float32(parameter: object) -> bool:
-    """Whether a parameter of a kernel, or all numbers of a tuple, go through float32."""
+    """Return whether a kernel parameter, or each number of a tuple, is safe in float32."""
     if isinstance(parameter, tuple):
         return all(map(fits_float32, parameter))
-    smallest, largest = _SINGLE_RANGE
+    smallest, largest = _FLOAT32_RANGE
     return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest

@@ -1,4 +1,4 @@
-"""Kernels made of functions of the user's, and how such a function is named."""
+"""Kernels defined by user functions, and the precomputed kernel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,20 +13,20 @@ from dkfm.kernels.pairwise.blocks import PreparedBlock
 
 
 @dataclass(frozen=True)
-class Function(Kernel):
-    """A kernel of your own: ``f(X, Y)`` returns the whole block.
+class Function(Kernel):  # numpydoc ignore=PR02
+    """A kernel defined by your function ``f(X, Y)``, which returns the whole block.
 
-    Taken at its word to be positive semi-definite; a fit finds out.
+    Assumed to be positive semi-definite; a fit checks it.
 
     Parameters
     ----------
     function : callable
-        From rows X (n, d) and Y (m, d), float64, read-only, to the block (n, m). It must be a pure function.
+        Pure function that takes rows X (n, d) and Y (m, d), read-only and float64, and returns the block (n, m).
 
     Notes
     -----
-    A model with such a kernel is saved with the function's import path ``module:function`` and a digest of its source,
-    never with its code; `dkfm.load` imports it only where ``trusted=["module:function"]`` says so.
+    A saved model holds the import path ``module:function`` of the function and a digest of its source, but not its
+    code. `dkfm.load` imports the function only if it is named by ``trusted=["module:function"]``.
 
     Examples
     --------
@@ -39,13 +39,13 @@ class Function(Kernel):
 
     function: Callable[[Array, Array], object]
     peak_blocks = 3
-    """What the function returned, a temporary of its own, and the copy."""
+    """The array that the function returns, one temporary of the function, and the copy."""
 
     def __post_init__(self) -> None:
         _require_callable(self, self.function, "f(X, Y)")
 
     def block(self, X: Array, Y: Array) -> Array:
-        """Return f(X, Y), checked for shape, dtype and symmetry and copied: the function may keep what it returned."""
+        """Return a copy of f(X, Y), because the function may keep its array; check shape, dtype and symmetry."""
         values = call_user_function(self, self.function, read_only_view(X), read_only_view(Y))
         if values.shape != (len(X), len(Y)):
             raise KernelError(
@@ -58,9 +58,9 @@ class Function(Kernel):
 
     def _require_symmetric(self, values: np.ndarray) -> None:
         for rows in row_slices(len(values), 256):
-            gap = np.abs(values[rows] - values[:, rows].T)
-            if gap.max() > 1e-8 * np.abs(values[rows]).max():
-                i, j = np.unravel_index(int(gap.argmax()), gap.shape)
+            differences = np.abs(values[rows] - values[:, rows].T)
+            if differences.max() > 1e-8 * np.abs(values[rows]).max():
+                i, j = np.unravel_index(int(differences.argmax()), differences.shape)
                 raise KernelError(f"{self!r} is not symmetric in rows {rows.start + i} and {j}, which every kernel is.")
 
     def __repr__(self) -> str:
@@ -68,16 +68,16 @@ class Function(Kernel):
 
 
 @dataclass(frozen=True)
-class Pairwise(Kernel):
-    """A kernel of your own, pair by pair: ``f(x, y)`` returns one number, as scikit-learn's callables do.
+class Pairwise(Kernel):  # numpydoc ignore=PR02
+    """A kernel defined by your function ``f(x, y)``, which returns one number, as scikit-learn's callables do.
 
-    Slow: a call in Python for every pair; `Function` of whole blocks is some hundred times faster. Taken at its word to
-    be positive semi-definite.
+    It calls a Python function for each pair of rows; `Function`, which computes whole blocks, is about a hundred times
+    faster. Assumed to be positive semi-definite.
 
     Parameters
     ----------
     function : callable
-        From two rows (d,), float64, read-only, to a number. It must be a pure function.
+        Pure function that takes two rows (d,), read-only and float64, and returns a number.
 
     Examples
     --------
@@ -92,7 +92,7 @@ class Pairwise(Kernel):
         _require_callable(self, self.function, "f(x, y)")
 
     def block(self, X: Array, Y: Array) -> Array:
-        """Return f of all pairs; of each pair once where X is Y."""
+        """Return f of all pairs; if X is Y, call it once for each unordered pair."""
         left, right, block = read_only_view(X), read_only_view(Y), np.empty((len(X), len(Y)))
         for i, x in enumerate(left):
             for j, y in enumerate(right[: i + 1] if X is Y else right):
@@ -113,15 +113,16 @@ class Pairwise(Kernel):
 
 
 @dataclass(frozen=True)
-class Outer(Kernel):
-    """The kernel of one feature of your own, ``g(x) g(y)``.
+class Outer(Kernel):  # numpydoc ignore=PR02
+    """The kernel of one feature that your function g computes, ``g(x) g(y)``.
 
     Positive semi-definite, of rank one.
 
     Parameters
     ----------
     g : callable
-        From rows X (n, d), float64, read-only, to numbers (n,); what it makes of a row must not depend on the others.
+        Function that takes rows X (n, d), read-only and float64, and returns numbers (n,). The number of a row must not
+        depend on other rows.
 
     Examples
     --------
@@ -137,13 +138,13 @@ class Outer(Kernel):
 
     def block(self, X: Array, Y: Array) -> Array:
         """Return g(X) g(Y)'."""
-        return np.multiply.outer(self._values(X), self._values(Y))
+        return np.multiply.outer(self._evaluate(X), self._evaluate(Y))
 
     def diagonal(self, X: Array) -> Array:
         """Return g(x)^2."""
-        return np.square(self._values(X))
+        return np.square(self._evaluate(X))
 
-    def _values(self, X: Array) -> Array:
+    def _evaluate(self, X: Array) -> Array:
         values = call_user_function(self, self.g, read_only_view(X))
         if values.shape != (len(X),):
             raise KernelError(f"{self!r} must return shape {(len(X),)} for {len(X)} rows, and returned {values.shape}.")
@@ -159,7 +160,7 @@ def _require_callable(kernel: Kernel, function: object, form: str) -> None:
 
 
 def call_user_function(kernel: Kernel, function: Callable[..., object], *rows: Array) -> Array:
-    """Return what a function of the user's makes of rows, copied into float64; what it raises is told in a sentence."""
+    """Return a float64 copy of what a user function returns for rows; turn its exceptions into a KernelError."""
     try:
         values = np.asarray(function(*rows))
     except DkfmError:
@@ -176,31 +177,32 @@ _HINTS: dict[type[Kernel], str] = {
     Function: " (a function of two rows belongs in kernels.Pairwise)",
     Pairwise: " (a function of blocks belongs in kernels.Function)",
 }
+"""Ends of error messages: the user may have chosen the wrong one of these two classes."""
 
 
 def read_only_view(rows: Array) -> Array:
-    """Return a view that a function cannot change: the rows are the user's, and every tile's."""
+    """Return a read-only view for a user function: the rows belong to the user, and all tiles share them."""
     view = rows.view()
     view.flags.writeable = False
     return view
 
 
 def qualified_name(function: object) -> str:
-    """Return the qualified name of a function, or its repr."""
+    """Return the qualified name of a function, or its repr if it has none."""
     return getattr(function, "__qualname__", None) or repr(function)
 
 
 @dataclass(frozen=True)
-class Precomputed(PreparedKernel):
-    """A kernel that is not computed: a row z is ``[k(z, x_1) .. k(z, x_N)]``, and landmarks are column numbers.
+class Precomputed(PreparedKernel):  # numpydoc ignore=PR02
+    """A precomputed kernel: a row z holds ``[k(z, x_1) .. k(z, x_N)]``, and landmarks are column numbers.
 
-    Estimators take it as ``kernel="precomputed"``: `fit` takes the Gram matrix of the training points, `transform` the
-    block k(Z, X). Taken at its word to be positive semi-definite; a fit finds out.
+    With ``kernel="precomputed"``, the `fit` of an estimator takes the Gram matrix of the training points, and
+    `transform` takes the block k(Z, X). Assumed to be positive semi-definite; a fit checks it.
 
     Parameters
     ----------
     columns : int, optional
-        N, the number of training points; a fit fills it in.
+        Number N of training points; a fit fills it in.
 
     Examples
     --------
@@ -225,28 +227,28 @@ class Precomputed(PreparedKernel):
             object.__setattr__(self, "columns", int(n))
 
     def resolve(self, X: Rows) -> Kernel:
-        """Fill in the number of training points."""
+        """Fill in the number of training points, or check it."""
         if self.columns not in (None, X.shape[1]):
             raise KernelError(f"{self!r} is of another Gram matrix than this, which has {X.shape[1]} columns.")
         return replace(self, columns=X.shape[1])
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Return the function that takes the landmarks' columns."""
+        """Return a function that selects the columns of the landmarks."""
         columns = landmarks[:, 0].astype(np.intp)
-        known = self.columns is not None and columns.min() >= 0 and columns.max() < self.columns
-        if not known or not (columns == landmarks[:, 0]).all():
+        in_range = self.columns is not None and columns.min() >= 0 and columns.max() < self.columns
+        if not in_range or not (columns == landmarks[:, 0]).all():
             raise KernelError(f"{self!r} has no such columns as {landmarks.min()} to {landmarks.max()}.")
 
         def block(Z: Array) -> Array:
-            taken: Array = Z[:, columns]
-            return taken
+            selected: Array = Z[:, columns]
+            return selected
 
         return block
 
     def diagonal(self, X: Array) -> Array:
-        """Raise: a row of k(z, X) does not tell k(z, z)."""
+        """Raise an InvalidInputError: a row k(z, X) does not contain k(z, z)."""
         raise InvalidInputError("A precomputed kernel does not know k(z, z): give diag=, of shape (n,).")
 
     def __call__(self, X: object, Y: object = None) -> Array:
-        """Raise: there are no points to compare."""
+        """Raise a KernelError: there are no points to compare."""
         raise KernelError("A precomputed kernel has no points to compare; it belongs to an estimator.")

@@ -1,4 +1,4 @@
-"""Kernels of the inner product <x, y>, and of the angle between x and y."""
+"""Kernels of the inner product <x, y> or of the angle between x and y."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from dkfm.kernels.parameters import Scale, require_exponent, require_non_negativ
 
 @dataclass(frozen=True)
 class Linear(PreparedKernel):
-    """The linear kernel, ``<x, y>``: kernel PCA with it is PCA.
+    """The linear kernel, ``<x, y>``, with which kernel PCA is PCA.
 
     Positive semi-definite. Takes sparse rows.
 
@@ -32,7 +32,7 @@ class Linear(PreparedKernel):
     supports_float32 = supports_sparse = supports_out = True
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Return the products with the landmarks."""
+        """Return a function that computes the inner products with the landmarks."""
         return prepare_inner_products(landmarks)
 
     def diagonal(self, X: Rows) -> Array:
@@ -40,8 +40,8 @@ class Linear(PreparedKernel):
         return squared_norms(X)
 
 
-class _Sloped(PreparedKernel):
-    """A function of ``scale <x, y> + offset``."""
+class _DotProduct(PreparedKernel):
+    """Base class of functions of ``scale <x, y> + offset``."""
 
     scale: Scale
     offset: float
@@ -52,38 +52,39 @@ class _Sloped(PreparedKernel):
             require_positive(self, "scale")
 
     @abstractmethod
-    def _profile(self, inner: Array) -> Array:
-        """Return the function of scaled and shifted products, which it overwrites."""
+    def _map_values(self, inner: Array) -> Array:
+        """Return the kernel values of scaled and shifted inner products, which may be overwritten."""
 
     def resolve(self, X: Rows) -> Kernel:
-        """Fill in the scale."""
-        return replace(self, scale=self._slope(X))  # type: ignore[type-var]  # every subclass is a dataclass
+        """Fill in the scale, if it is None."""
+        return replace(self, scale=self._numeric_scale(X))  # type: ignore[type-var]  # every subclass is a dataclass
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the products with the landmarks."""
-        of_landmarks = prepare_inner_products(landmarks)
-        return lambda Z, out=None, /: self._of_products(of_landmarks(Z, out), Z)
+        """Prepare the inner products with the landmarks."""
+        inner_products = prepare_inner_products(landmarks)
+        return lambda Z, out=None, /: self._map_products(inner_products(Z, out), Z)
 
     def diagonal(self, X: Rows) -> Array:
-        """Return the function of |x|^2."""
-        return self._of_products(squared_norms(X), X)
+        """Return the kernel values of the squared norms."""
+        return self._map_products(squared_norms(X), X)
 
-    def _of_products(self, inner: Array, X: Rows) -> Array:
-        slope = self._slope(X)
+    def _map_products(self, inner: Array, X: Rows) -> Array:
+        """Return the kernel values of inner products with rows X, overwriting them."""
+        scale = self._numeric_scale(X)
 
-        def profile(part: Array) -> Array:
-            part *= slope
+        def map_part(part: Array) -> Array:
+            part *= scale
             part += self.offset
-            return self._profile(part)
+            return self._map_values(part)
 
-        return map_rows(inner, profile)
+        return map_rows(inner, map_part)
 
-    def _slope(self, X: Rows) -> float:
-        return 1 / X.shape[1] if self.scale is None else float(self.scale)  # type: ignore[arg-type]  # a number, as checked
+    def _numeric_scale(self, X: Rows) -> float:
+        return 1 / X.shape[1] if self.scale is None else float(self.scale)  # type: ignore[arg-type]  # checked
 
 
 @dataclass(frozen=True)
-class Polynomial(_Sloped):
+class Polynomial(_DotProduct):  # numpydoc ignore=PR02
     """The polynomial kernel, ``(scale <x, y> + offset)^degree``.
 
     Positive semi-definite. Takes sparse rows.
@@ -91,16 +92,16 @@ class Polynomial(_Sloped):
     Parameters
     ----------
     degree : int, >= 1
-        A fractional power of a kernel need not be a kernel, so it is refused.
+        Exponent; fractional powers raise an error, because they need not be kernels.
     scale : float, > 0, or None
-        scikit-learn calls it ``gamma``; None is 1 / d for d columns, as there.
+        Factor of the inner product, ``gamma`` in scikit-learn; None means 1 / d for d columns, as there.
     offset : float, >= 0
-        scikit-learn calls it ``coef0``.
+        Constant that is added, ``coef0`` in scikit-learn.
 
     Notes
     -----
-    Ghiasi-Shirazi and Qaraei, "An exact finite-dimensional explicit feature map for kernel functions": k1 (eq. 27) on
-    pixels in [0, 1] is ``Polynomial(9, scale=1/784)``, and k2, on pixels in [-1, 1],
+    Ghiasi-Shirazi and Qaraei, "An exact finite-dimensional explicit feature map for kernel functions": k1 (eq. 27), for
+    pixels in [0, 1], is ``Polynomial(9, scale=1/784)``; k2, for pixels in [-1, 1], is
     ``Polynomial(9, scale=1/1568, offset=0.5).warp(Affine(2, -1))``.
 
     Examples
@@ -121,16 +122,16 @@ class Polynomial(_Sloped):
 
     @property
     def supports_float32(self) -> bool:
-        """A power multiplies the error of a product."""
+        """Whether the degree is small enough: a power multiplies the relative error of an inner product."""
         return float32_power(self.degree)
 
-    def _profile(self, inner: Array) -> Array:
+    def _map_values(self, inner: Array) -> Array:
         return integer_power(inner, self.degree)
 
 
 @dataclass(frozen=True)
 class Cosine(PreparedKernel):
-    """The cosine of the angle between two rows, ``<x, y> / (|x| |y|)``; 0 where a row is 0, on the diagonal too.
+    """The cosine of the angle between two rows, ``<x, y> / (|x| |y|)``; 0 if a row is 0, also on the diagonal.
 
     Positive semi-definite. Takes sparse rows.
 
@@ -146,28 +147,28 @@ class Cosine(PreparedKernel):
     landmark_copies = 1
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Bring the landmarks to unit length once."""
-        of_units = prepare_inner_products(normalize_rows(landmarks)[0])
-        return lambda Z, out=None, /: of_units(normalize_rows(Z)[0], out)
+        """Normalize the landmarks once."""
+        inner_products = prepare_inner_products(normalize_rows(landmarks)[0])
+        return lambda Z, out=None, /: inner_products(normalize_rows(Z)[0], out)
 
     def diagonal(self, X: Rows) -> Array:
-        """Return 1, or 0 where x is."""
+        """Return 1 for each row, but 0 for a row of zeros."""
         return (normalize_rows(X)[1] > 0).astype(np.float64)
 
 
 @dataclass(frozen=True)
-class Sigmoid(_Sloped):
-    """The sigmoid "kernel", ``tanh(scale <x, y> + offset)``: not positive semi-definite for any parameters.
+class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
+    """The sigmoid "kernel", ``tanh(scale <x, y> + offset)``, which is not positive semi-definite for any parameters.
 
-    A fit refuses it unless its Gram matrix of the training rows happens to be so, or its negative part may be dropped
-    (``on_indefinite="clip"``). Takes sparse rows.
+    A fit raises an error, unless the Gram matrix of the training rows happens to be positive semi-definite, or its
+    negative part may be dropped (``on_indefinite="clip"``). Takes sparse rows.
 
     Parameters
     ----------
     scale : float, > 0, or None
-        scikit-learn calls it ``gamma``; None is 1 / d for d columns, as there.
+        Factor of the inner product, ``gamma`` in scikit-learn; None means 1 / d for d columns, as there.
     offset : float
-        scikit-learn calls it ``coef0``.
+        Constant that is added, ``coef0`` in scikit-learn.
 
     Examples
     --------
@@ -184,17 +185,17 @@ class Sigmoid(_Sloped):
         self._require_scale()
         require_number(self, "offset")
 
-    def _profile(self, inner: Array) -> Array:
+    def _map_values(self, inner: Array) -> Array:
         return np.tanh(inner, out=inner)
 
 
 def float32_power(exponent: int) -> bool:
-    """Whether float32 holds a power of a product, whose error it multiplies, with what a map of it then doubles."""
+    """Return whether float32 holds a power of an inner product; a feature map doubles the error of the power."""
     return 2 * exponent * FLOAT32_ERROR <= FLOAT32_LIMIT
 
 
 def integer_power(base: Array, exponent: int) -> Array:
-    """Raise `base` to a positive integer power by squaring, overwriting it: at most one temporary of its size."""
+    """Return a positive integer power by repeated squaring; overwrite `base`, and use at most one array of its size."""
     result: Array | None = None
     while True:
         if exponent & 1:
@@ -204,35 +205,40 @@ def integer_power(base: Array, exponent: int) -> Array:
                 np.multiply(result, base, out=result)
         exponent >>= 1
         if not exponent:
-            assert result is not None  # noqa: S101  # the highest bit is set; this tells the type checker
+            assert result is not None  # noqa: S101  # the highest bit is set; the type checker cannot know
             return result
         np.multiply(base, base, out=base)
 
 
-_NEAR = 1e-3
-"""An angle is the root of a squared distance: below this one is taken from differences, or from sums."""
+_NEAR_THRESHOLD = 1e-3
+"""Relative squared distance of unit rows below which the distance is computed from differences of rows, or for nearly
+opposite rows from sums: the square root in the angle magnifies the errors of products."""
 
-_ROWS = 64
-_PAIRS = 1024
+_ROWS_AT_ONCE = 64
+"""Rows of the block whose angles are computed at a time."""
+
+_PAIRS_AT_ONCE = 1024
+"""Nearly opposite pairs of rows that are added at a time."""
 
 
 @dataclass(frozen=True)
-class ArcCosine(PreparedKernel):
+class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
     """The arc-cosine kernel of order n, ``|x|^n |y|^n J_n(theta) / pi``, with theta the angle between x and y.
 
     ``J_0 = pi - theta``, ``J_1 = sin theta + (pi - theta) cos theta``,
-    ``J_2 = 3 sin theta cos theta + (pi - theta) (1 + 2 cos^2 theta)``. A row of zeros is at right angles to every row,
-    itself too. Positive semi-definite. Takes sparse rows.
+    ``J_2 = 3 sin theta cos theta + (pi - theta) (1 + 2 cos^2 theta)``. A row of zeros counts as orthogonal to all
+    rows, also to itself. Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
     order : {0, 1, 2}
+        Order n.
 
     Notes
     -----
-    Cho and Saul, "Kernel methods for deep learning" (2009), eqs. (3)-(6): a layer of infinitely many units that are
-    steps (0), rectified linear (1) or rectified quadratic (2). The angle is computed from distances of unit rows, so
-    equal rows give exactly ``|x|^2n J_n(0) / pi``.
+    Cho and Saul, "Kernel methods for deep learning" (2009), eqs. (3)-(6): the kernel of a layer of infinitely many
+    units with a step (order 0), rectified linear (1) or rectified quadratic (2) activation. The angle is computed from
+    the distance of the normalized rows, so that equal rows give exactly ``|x|^2n J_n(0) / pi``.
 
     Examples
     --------
@@ -251,18 +257,18 @@ class ArcCosine(PreparedKernel):
         object.__setattr__(self, "order", int(self.order))
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Bring the landmarks to unit length once."""
+        """Normalize the landmarks once."""
         units, lengths = normalize_rows(landmarks)
-        distances = prepare_negative_squared_distances(units, 1.0, _NEAR)
+        negative_squares = prepare_negative_squared_distances(units, 1.0, _NEAR_THRESHOLD)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             z_units, z_lengths = normalize_rows(Z)
-            values = distances(z_units, out)
-            for rows in row_slices(len(values), _ROWS):
-                angles = _angles(values[rows], z_units[rows], units)
+            values = negative_squares(z_units, out)
+            for rows in row_slices(len(values), _ROWS_AT_ONCE):
+                angles = _compute_angles(values[rows], z_units[rows], units)
                 angles[z_lengths[rows] == 0] = np.pi / 2
                 angles[:, lengths == 0] = np.pi / 2
-                values[rows] = self._profile(angles)
+                values[rows] = self._map_values(angles)
             values *= (z_lengths**self.order)[:, np.newaxis]
             values *= lengths**self.order
             return values
@@ -270,45 +276,47 @@ class ArcCosine(PreparedKernel):
         return block
 
     def diagonal(self, X: Rows) -> Array:
-        """Return |x|^2n J_n(0) / pi, or half of 1 where x is 0 and n too."""
+        """Return |x|^2n J_n(0) / pi; for order 0 a row of zeros gives 1/2."""
         if self.order == 0:
             return np.where(normalize_rows(X)[1] > 0, 1.0, 0.5)
         return (1.0 if self.order == 1 else 3.0) * squared_norms(X) ** self.order
 
-    def _profile(self, angles: Array) -> Array:
+    def _map_values(self, angles: Array) -> Array:
         """Return J_n(theta) / pi, overwriting the angles."""
-        rest = np.pi - angles
+        values = np.pi - angles
         if self.order > 0:
             cosines, sines = np.cos(angles), np.sin(angles, out=angles)
             if self.order == 1:
-                rest *= cosines
-                rest += sines
+                values *= cosines
+                values += sines
             else:
                 sines *= 3
                 sines *= cosines
                 np.square(cosines, out=cosines)
                 cosines *= 2
                 cosines += 1
-                rest *= cosines
-                rest += sines
-        rest /= np.pi
-        return rest
+                values *= cosines
+                values += sines
+        values /= np.pi
+        return values
 
 
-def _angles(negative_squares: Array, U: Rows, V: Rows) -> Array:
-    """Return the angles (n, m) between unit rows, overwriting minus their squared distances."""
+def _compute_angles(negative_squares: Array, U: Rows, V: Rows) -> Array:
+    """Return the angles (n, m) between unit rows from their negative squared distances, which are overwritten."""
     angles = np.negative(negative_squares, out=negative_squares)
-    i, j = np.nonzero(angles > 4 - 4 * _NEAR)
+    i, j = np.nonzero(angles > 4 - 4 * _NEAR_THRESHOLD)
     np.sqrt(angles, out=angles)
     angles *= 0.5
     np.minimum(angles, 1.0, out=angles)
     np.arcsin(angles, out=angles)
     angles *= 2
-    for few in row_slices(len(i), _PAIRS):  # nearly opposite
-        angles[i[few], j[few]] = np.pi - 2 * np.arcsin(0.5 * np.sqrt(squared_norms(_sums(U, V, i[few], j[few]))))
+    for pairs in row_slices(len(i), _PAIRS_AT_ONCE):  # nearly opposite rows
+        angles[i[pairs], j[pairs]] = np.pi - 2 * np.arcsin(
+            0.5 * np.sqrt(squared_norms(_add_rows(U, V, i[pairs], j[pairs])))
+        )
     return angles
 
 
-def _sums(U: Rows, V: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Rows:
+def _add_rows(U: Rows, V: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Rows:
     total = U[i] + V[j]
     return total if is_sparse(total) else np.asarray(total)

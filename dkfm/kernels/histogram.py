@@ -1,4 +1,4 @@
-"""Kernels of histograms: rows of non-negative numbers, mostly shares that add up to 1."""
+"""Kernels of histograms: rows of non-negative numbers, which usually add up to 1."""
 
 from dataclasses import dataclass
 from math import log
@@ -13,10 +13,11 @@ from dkfm.kernels.pairwise.blocks import PreparedBlock
 from dkfm.kernels.parameters import require_positive
 
 
-class _Histogram(PreparedKernel):
-    """A kernel that refuses negative numbers."""
+class _HistogramKernel(PreparedKernel):
+    """Base class of kernels that raise an error for negative numbers."""
 
-    def _checked(self, rows: Array) -> Array:
+    def _require_non_negative(self, rows: Array) -> Array:
+        """Return the rows; raise an InvalidInputError if they hold a negative number."""
         if rows.min() < 0:
             i, j = np.unravel_index(int(rows.argmin()), rows.shape)
             raise InvalidInputError(
@@ -27,7 +28,7 @@ class _Histogram(PreparedKernel):
 
 
 @dataclass(frozen=True)
-class ChiSquared(_Histogram):
+class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
     """The chi-squared kernel of histograms, ``exp(-gamma sum_j (x_j - y_j)^2 / (x_j + y_j))``, with 0/0 = 0.
 
     Positive semi-definite.
@@ -35,6 +36,7 @@ class ChiSquared(_Histogram):
     Parameters
     ----------
     gamma : float, > 0
+        Factor of the distance in the exponent.
 
     Notes
     -----
@@ -55,11 +57,11 @@ class ChiSquared(_Histogram):
         require_positive(self, "gamma")
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Look for negative numbers once."""
-        right = self._checked(landmarks)
+        """Check the landmarks once."""
+        right = self._require_non_negative(landmarks)
 
         def block(Z: Array) -> Array:
-            exponent = columnwise_sums.chi_squared_terms(self._checked(Z), right)
+            exponent = columnwise_sums.chi_squared_terms(self._require_non_negative(Z), right)
             exponent *= -self.gamma
             return np.exp(exponent, out=exponent)
 
@@ -67,14 +69,14 @@ class ChiSquared(_Histogram):
 
     def diagonal(self, X: Array) -> Array:
         """Return ones."""
-        return np.ones(len(self._checked(X)))
+        return np.ones(len(self._require_non_negative(X)))
 
 
 @dataclass(frozen=True)
-class AdditiveChiSquared(_Histogram):
+class AdditiveChiSquared(_HistogramKernel):
     """The additive chi-squared kernel of histograms, ``-sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0.
 
-    Conditionally positive semi-definite: for kernel PCA, and as ``Exp(k)``, which is `ChiSquared`.
+    Conditionally positive semi-definite: use it for kernel PCA, or as ``Exp(k)``, which is `ChiSquared`.
 
     Examples
     --------
@@ -87,22 +89,22 @@ class AdditiveChiSquared(_Histogram):
     definiteness = Definiteness.CONDITIONAL
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Look for negative numbers once."""
-        right = self._checked(landmarks)
+        """Check the landmarks once."""
+        right = self._require_non_negative(landmarks)
 
         def block(Z: Array) -> Array:
-            values = columnwise_sums.chi_squared_terms(self._checked(Z), right)
+            values = columnwise_sums.chi_squared_terms(self._require_non_negative(Z), right)
             return np.negative(values, out=values)
 
         return block
 
     def diagonal(self, X: Array) -> Array:
         """Return zeros."""
-        return np.zeros(len(self._checked(X)))
+        return np.zeros(len(self._require_non_negative(X)))
 
 
 @dataclass(frozen=True)
-class HistogramIntersection(_Histogram):
+class HistogramIntersection(_HistogramKernel):
     """The histogram intersection kernel, ``sum_j min(x_j, y_j)``.
 
     Positive semi-definite.
@@ -122,21 +124,21 @@ class HistogramIntersection(_Histogram):
     supports_float32 = True
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Look for negative numbers once."""
-        right = self._checked(landmarks)
-        return lambda Z: columnwise_sums.minima(self._checked(Z), right)
+        """Check the landmarks once."""
+        right = self._require_non_negative(landmarks)
+        return lambda Z: columnwise_sums.minima(self._require_non_negative(Z), right)
 
     def diagonal(self, X: Array) -> Array:
         """Return the sum of each row."""
-        total: Array = self._checked(X).sum(axis=1)
+        total: Array = self._require_non_negative(X).sum(axis=1)
         return total
 
 
 @dataclass(frozen=True)
-class JensenShannon(_Histogram):
+class JensenShannon(_HistogramKernel):
     """The Jensen-Shannon kernel, ``sum_j (x_j log2((x_j + y_j) / x_j) + y_j log2((x_j + y_j) / y_j)) / 2``.
 
-    For histograms that add up to 1 it is 1 minus the Jensen-Shannon divergence in bits. Positive semi-definite.
+    For histograms that add up to 1, it is 1 minus the Jensen-Shannon divergence in bits. Positive semi-definite.
 
     Notes
     -----
@@ -150,11 +152,11 @@ class JensenShannon(_Histogram):
     """
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Look for negative numbers once."""
-        right = self._checked(landmarks)
+        """Check the landmarks once."""
+        right = self._require_non_negative(landmarks)
 
         def block(Z: Array) -> Array:
-            values = columnwise_sums.mixture_entropies(self._checked(Z), right)
+            values = columnwise_sums.mixture_entropies(self._require_non_negative(Z), right)
             values /= 2 * log(2)
             return values
 
@@ -162,5 +164,5 @@ class JensenShannon(_Histogram):
 
     def diagonal(self, X: Array) -> Array:
         """Return the sum of each row."""
-        total: Array = self._checked(X).sum(axis=1)
+        total: Array = self._require_non_negative(X).sum(axis=1)
         return total

@@ -1,4 +1,4 @@
-"""The checks of kernels' parameters: one sentence each, raised when the kernel is made."""
+"""Check the parameters of kernels when they are created; each error message is one sentence."""
 
 from collections.abc import Callable, Sequence
 from math import isfinite, nan
@@ -10,17 +10,26 @@ from dkfm.errors import KernelError
 from dkfm.kernels.base import Kernel
 
 MEDIAN = "median"
-"""Of the distances between training rows, taken at fit."""
+"""Length scale that is set by a fit: the median distance between training rows."""
 
 Scale = float | tuple[float, ...] | str | None
-"""A number, one for each column, "median", or None for what scikit-learn takes by default."""
+"""Length scale: a number, one for each column, "median", or None for scikit-learn's default."""
 
-_SMALLEST, _LARGEST = 1e-150, 1e150
-_LARGEST_EXPONENT = 2**31
+_MIN_SCALE = 1e-150
+"""Length scales must be larger, so that their squares do not underflow."""
+
+_MAX_SCALE = 1e150
+"""Length scales must be smaller, so that their squares do not overflow."""
+
+_EXPONENT_LIMIT = 2**31
+"""Exponents must be smaller."""
+
+_MAX_SAMPLE = 1000
+"""Most rows whose distances give the median."""
 
 
 def require_number(kernel: Kernel, name: str) -> float:
-    """Return a parameter as a finite float, or raise a KernelError; a frozen dataclass calls it once."""
+    """Replace a parameter by a float and return it; raise a KernelError unless it is a finite number."""
     value = as_scalar(getattr(kernel, name))
     number = as_number(value)
     if not isfinite(number):
@@ -30,35 +39,35 @@ def require_number(kernel: Kernel, name: str) -> float:
 
 
 def as_number(value: object) -> float:
-    """Return a number as a float, NaN for what is none."""
+    """Return a number as a float, and NaN for anything else."""
     try:
         real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-        return float(value) + 0.0 if real else nan  # type: ignore[arg-type]  # of -0.0 it makes 0.0, which it equals
+        return float(value) + 0.0 if real else nan  # type: ignore[arg-type]  # adding 0.0 turns -0.0 into 0.0
     except (OverflowError, TypeError):
         return nan
 
 
 def as_scalar(value: object) -> object:
-    """Return an array of no dimension as the number that it holds."""
+    """Return the number in an array without dimensions; return any other value unchanged."""
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def require_positive(kernel: Kernel, name: str) -> None:
-    """Raise a KernelError unless a parameter is a finite number above zero."""
+    """Raise a KernelError unless a parameter is a finite number > 0."""
     if require_number(kernel, name) <= 0:
         raise KernelError(f"{type(kernel).__name__} needs {name} > 0, and got {getattr(kernel, name)}.")
 
 
 def require_non_negative(kernel: Kernel, name: str, reason: str = "") -> None:
-    """Raise a KernelError, with a reason, unless a parameter is a finite number of at least zero."""
+    """Raise a KernelError, which ends with `reason`, unless a parameter is a finite number >= 0."""
     if require_number(kernel, name) < 0:
         raise KernelError(f"{type(kernel).__name__} needs {name} >= 0, and got {getattr(kernel, name)}{reason}.")
 
 
 def require_scale(kernel: Kernel, name: str, *words: str | None, squared: bool = True) -> None:
-    """Raise a KernelError unless a parameter is a positive number, one for each column, or one of some words.
+    """Raise a KernelError unless a parameter is a positive number, one for each column, or one of the `words`.
 
-    Its square must be a number too, where it is `squared`.
+    If `squared`, the squares of the numbers must neither overflow nor underflow.
     """
     value = as_scalar(getattr(kernel, name))
     if value is None or isinstance(value, str | bytes):
@@ -79,12 +88,12 @@ def require_scale(kernel: Kernel, name: str, *words: str | None, squared: bool =
         smallest = largest = require_number(kernel, name)
     if smallest <= 0:
         raise KernelError(f"{type(kernel).__name__} needs {name} > 0, and got {getattr(kernel, name)}.")
-    if squared and not _SMALLEST < smallest <= largest < _LARGEST:
+    if squared and not _MIN_SCALE < smallest <= largest < _MAX_SCALE:
         raise KernelError(f"{type(kernel).__name__} needs a {name} whose square is a number, and got {value!r:.50}.")
 
 
 def column_scales(kernel: Kernel, name: str, d: int) -> float | Array:
-    """Return a length scale as what d columns are divided by, a number or (d,); raise where it does not fit them."""
+    """Return the length scale of d columns, a number or an array (d,); raise if it has another number of columns."""
     scale = getattr(kernel, name)
     if scale == MEDIAN:
         raise KernelError(f"{kernel!r} takes its {name} from the training rows: fit it, or use resolve(X).")
@@ -99,7 +108,7 @@ def column_scales(kernel: Kernel, name: str, d: int) -> float | Array:
 def require_exponent(kernel: Kernel, name: str) -> None:
     """Raise a KernelError unless a parameter is a positive integer."""
     value = as_scalar(getattr(kernel, name))
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < _LARGEST_EXPONENT:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < _EXPONENT_LIMIT:
         fractional = isinstance(value, float) and not value.is_integer()
         reason = ": a product of kernels is a kernel, a fractional power need not be" if fractional else ""
         raise KernelError(f"{type(kernel).__name__} needs a positive integer as {name}, and got {value!r:.50}{reason}.")
@@ -107,7 +116,7 @@ def require_exponent(kernel: Kernel, name: str) -> None:
 
 
 def require_kernels(kernel: Kernel, parts: object, least: int = 1) -> None:
-    """Raise a KernelError unless parts are a tuple of some kernels that compare points."""
+    """Raise a KernelError unless parts are a tuple of at least `least` kernels, none of them precomputed."""
     if not isinstance(parts, tuple) or len(parts) < least:
         raise KernelError(f"{type(kernel).__name__} is made of a tuple of kernels, and got {parts!r:.100}.")
     for part in parts:
@@ -117,23 +126,21 @@ def require_kernels(kernel: Kernel, parts: object, least: int = 1) -> None:
             raise KernelError(f"{part!r} has no points, and {type(kernel).__name__} needs them; combine Gram matrices.")
 
 
-_SAMPLE = 1000
-
-
 def median_distance(distances: Callable[[Array], Array], X: Array) -> float:
-    """Return the median of the nonzero distances between rows of X (n, d), or of a seeded sample of 1,000 of them.
+    """Return the median of the nonzero distances between the rows of X, or of a seeded sample of 1,000 rows.
 
     Parameters
     ----------
     distances : callable
-        From rows (n, d) to the distances (n, n) between all of them, exactly 0 where rows are equal.
+        Function that takes rows (n, d) and returns all distances (n, n), exactly 0 between equal rows.
     X : ndarray or csr_array of shape (n, d)
+        Training rows.
     """
     n = X.shape[0]
-    if n > _SAMPLE:
-        X = X[np.sort(np.random.default_rng(0).choice(n, _SAMPLE, replace=False))]
-    found = distances(X)[np.tril_indices(X.shape[0], -1)]
-    found = found[found > 0]
-    if not len(found):
+    if n > _MAX_SAMPLE:
+        X = X[np.sort(np.random.default_rng(0).choice(n, _MAX_SAMPLE, replace=False))]
+    values = distances(X)[np.tril_indices(X.shape[0], -1)]
+    values = values[values > 0]
+    if not len(values):
         raise KernelError(f"The median distance needs two rows that differ, and these {n} do not.")
-    return float(np.median(found))
+    return float(np.median(values))

@@ -1,4 +1,4 @@
-"""The kernel of the sum of absolute differences."""
+"""Kernels that are products of functions of one column: Laplacian and periodic."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,17 @@ from dkfm.kernels.stationary import DistanceKernel, Gaussian
 
 
 @dataclass(frozen=True)
-class Laplacian(DistanceKernel):
-    """The Laplacian kernel, ``exp(-|x - y|_1 / sigma)``, with the sum of absolute differences.
+class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
+    """The Laplacian kernel, ``exp(-|x - y|_1 / sigma)``, of the sum of absolute differences.
 
-    Positive semi-definite. No matrix product gives it: the extra "fast" (numba) makes it several times faster.
+    Positive semi-definite. It cannot be computed by a matrix product; the extra "fast" (numba) makes it several times
+    faster.
 
     Parameters
     ----------
     sigma : float > 0, one for each column, "median", or None
-        The length scale, in the units of the columns. scikit-learn's ``gamma`` is ``1 / sigma``; None is its default of
-        1 / d for d columns. With one for each column, the sum is of ``|x_j - y_j| / sigma_j``.
+        Length scale, in the units of the columns. scikit-learn's ``gamma`` is ``1 / sigma``; None means its default of
+        1 / d for d columns. With one for each column, the distance is the sum of ``|x_j - y_j| / sigma_j``.
 
     Examples
     --------
@@ -38,57 +39,59 @@ class Laplacian(DistanceKernel):
     def __post_init__(self) -> None:
         require_scale(self, "sigma", MEDIAN, None, squared=False)
 
-    def _lengths(self, d: int) -> float | Array:
-        return float(d) if self.sigma is None else super()._lengths(d)
+    def _column_scales(self, d: int) -> float | Array:
+        return float(d) if self.sigma is None else super()._column_scales(d)
 
-    def _distances(self, X: Array) -> Array:
+    def _pairwise_distances(self, X: Array) -> Array:
         return columnwise_sums.absolute_differences(X, X)
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Divide the landmarks' columns once, in float64, where each has its own length scale."""
-        scale = self._lengths(landmarks.shape[1])
+        """Divide the landmarks by their length scales once, in float64, if there is one for each column."""
+        scale = self._column_scales(landmarks.shape[1])
         if isinstance(scale, float):
-            return lambda Z, out=None, /: _exponential(columnwise_sums.absolute_differences(Z, landmarks, out), scale)
+            return lambda Z, out=None, /: _exp_scaled(columnwise_sums.absolute_differences(Z, landmarks, out), scale)
         centre = landmarks.mean(axis=0, dtype=np.float64)
 
-        def divided(rows: Array) -> Array:
-            quotients: Array = (rows - centre) / scale
-            return quotients
+        def scale_rows(rows: Array) -> Array:
+            scaled: Array = (rows - centre) / scale
+            return scaled
 
-        right = divided(landmarks)
-        return lambda Z, out=None, /: _exponential(columnwise_sums.absolute_differences(divided(Z), right, out), 1.0)
+        right = scale_rows(landmarks)
+        return lambda Z, out=None, /: _exp_scaled(columnwise_sums.absolute_differences(scale_rows(Z), right, out), 1.0)
 
     def diagonal(self, X: Array) -> Array:
         """Return ones."""
         return np.ones(len(X))
 
 
-def _exponential(distances: Array, scale: float) -> Array:
+def _exp_scaled(distances: Array, scale: float) -> Array:
+    """Return exp(-distances / scale), overwriting the distances."""
     if np.isfinite(1 / scale):
-        distances *= -1 / scale  # a division takes half as long as the exponential
+        distances *= -1 / scale  # faster: a division takes half as long as the exponential
     else:
         distances /= -scale
     return np.exp(distances, out=distances)
 
 
 @dataclass(frozen=True)
-class Periodic(PreparedKernel):
+class Periodic(PreparedKernel):  # numpydoc ignore=PR02
     """The periodic kernel, ``exp(-2 sum_j sin^2(pi (x_j - y_j) / period_j) / length_scale_j^2)``.
 
-    The sine squared is summed over the columns: of the norm of x - y, as scikit-learn's ``ExpSineSquared`` has it, it
-    is indefinite from two columns on. Positive semi-definite.
+    Positive semi-definite, because the squared sines are summed over the columns. scikit-learn's ``ExpSineSquared``
+    takes the sine of the norm of x - y instead, which is indefinite for two or more columns.
 
     Parameters
     ----------
     period : float > 0, or one for each column
-        In the units of the columns.
+        Period, in the units of the columns.
     length_scale : float > 0, or one for each column
-        Without a unit.
+        Length scale of the sines; it has no unit.
 
     Notes
     -----
-    MacKay, "Introduction to Gaussian processes" (1998). Computed as the Gaussian kernel of every column's place on a
-    circle; the error of a place is some ``eps |x - c| / period``, c the mean of the landmarks.
+    MacKay, "Introduction to Gaussian processes" (1998). Each column is mapped to a circle, and the Gaussian
+    kernel of the points on the circles is computed. The error of a point is about ``eps |x - c| / period``, with c the
+    mean of the landmarks.
 
     Examples
     --------
@@ -107,24 +110,24 @@ class Periodic(PreparedKernel):
         require_scale(self, "length_scale")
 
     def resolve(self, X: Rows) -> Kernel:
-        """Check both scales against the columns."""
+        """Check that the period and the length scale match the columns of X."""
         column_scales(self, "period", X.shape[1])
         column_scales(self, "length_scale", X.shape[1])
         return self
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Put the landmarks on their circles once."""
+        """Map the landmarks to the circles once."""
         d = landmarks.shape[1]
-        centre, per_unit = landmarks.mean(axis=0, dtype=np.float64), 2 * np.pi / column_scales(self, "period", d)
+        centre, frequency = landmarks.mean(axis=0, dtype=np.float64), 2 * np.pi / column_scales(self, "period", d)
         scale = column_scales(self, "length_scale", d)
-        on_circles = Gaussian(scale if isinstance(scale, float) else tuple(np.tile(scale, 2)))
+        gaussian = Gaussian(scale if isinstance(scale, float) else tuple(np.tile(scale, 2)))
 
-        def circles(rows: Array) -> Array:
-            angles = (rows - centre) * per_unit
+        def map_to_circles(rows: Array) -> Array:
+            angles = (rows - centre) * frequency
             return np.hstack([np.cos(angles), np.sin(angles)])
 
-        prepared = on_circles.prepare(circles(landmarks))
-        return lambda Z: prepared(circles(Z))
+        prepared = gaussian.prepare(map_to_circles(landmarks))
+        return lambda Z: prepared(map_to_circles(Z))
 
     def diagonal(self, X: Array) -> Array:
         """Return ones."""

@@ -1,6 +1,6 @@
-"""Kernels to JSON and back, through a closed registry: a name that is not in it is refused.
+"""Convert kernels to JSON values and back, through a closed registry of names.
 
-A function of the user's is kept as its import path, and imported only where the reader says to trust it.
+A user function is stored as its import path, and imported only if the reader trusts it.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from dkfm.kernels.series import Exp, Normalized, PowerSeries
 from dkfm.kernels.stationary import Exponential, Gaussian, Matern, NegativeSquaredDistance, RationalQuadratic
 from dkfm.kernels.transformed import Affine, Columns, Warped
 
-_PLAIN: dict[str, type[Kernel]] = {
+_NUMERIC: dict[str, type[Kernel]] = {
     "additive_chi_squared": AdditiveChiSquared,
     "arc_cosine": ArcCosine,
     "chi_squared": ChiSquared,
@@ -45,10 +45,10 @@ _PLAIN: dict[str, type[Kernel]] = {
     "rational_quadratic": RationalQuadratic,
     "sigmoid": Sigmoid,
 }
-"""Made of numbers alone: these have a name on the command line."""
+"""Kernels whose parameters are all numbers; the command line takes their names."""
 
 _REGISTRY: dict[str, type] = {
-    **_PLAIN,
+    **_NUMERIC,
     "affine": Affine,
     "columns": Columns,
     "exp": Exp,
@@ -63,25 +63,37 @@ _REGISTRY: dict[str, type] = {
     "sum": Sum,
     "warped": Warped,
 }
-_OTHER_NAMES = {"additive_chi2": "additive_chi_squared", "chi2": "chi_squared", "poly": "polynomial", "rbf": "gaussian"}
-"""What scikit-learn calls them."""
-_NAMES = {kernel: name for name, kernel in _REGISTRY.items()}
+"""Classes by their names in JSON."""
+
+_ALIASES = {"additive_chi2": "additive_chi_squared", "chi2": "chi_squared", "poly": "polynomial", "rbf": "gaussian"}
+"""Names that scikit-learn uses, with those of dkfm; error messages suggest the latter."""
+
+_NAMES = {cls: name for name, cls in _REGISTRY.items()}
 _MAX_DEPTH = 32
-"""A kernel nested deeper than this in a stored model is nobody's kernel."""
+"""Most levels of nesting in a stored kernel."""
+
+_MAX_PARTS = 1024
+"""Most kernels and maps that a stored kernel is composed of."""
+
+_MAX_TEXT = 1000
+"""Most characters of a text in a stored kernel."""
+
+_MAX_NUMBERS = 2**20
+"""Most numbers in a list in a stored kernel."""
 
 
 def to_config(kernel: Kernel) -> dict[str, object]:
-    """Return the kernel as plain JSON values.
+    """Return the kernel as JSON values.
 
     Raises
     ------
     KernelError
-        A class of your own, or a function that another process could not import.
+        The kernel has a class of your own, or a function that another process could not import.
 
     Examples
     --------
-    >>> from dkfm.kernels import Gaussian, config
-    >>> config.to_config(Gaussian(5.0))
+    >>> from dkfm.kernels import Gaussian, serialization
+    >>> serialization.to_config(Gaussian(5.0))
     {'name': 'gaussian', 'sigma': 5.0}
     """
     if type(kernel) not in _NAMES:
@@ -91,14 +103,14 @@ def to_config(kernel: Kernel) -> dict[str, object]:
         )
     stored = _encode(kernel, _MAX_DEPTH)
     require_small_config(stored)
-    return stored  # type: ignore[return-value]  # what a kernel is encoded as
+    return stored  # type: ignore[return-value]  # a kernel is encoded as a dict
 
 
 def _encode(value: object, depth: int) -> object:
     if depth == 0:
         raise KernelError(f"A kernel nested deeper than {_MAX_DEPTH} cannot be written to a store.")
     if type(value) in _NAMES:
-        parameters = {field.name: _encode(getattr(value, field.name), depth - 1) for field in fields(value)}  # type: ignore[arg-type]  # the registry is of dataclasses
+        parameters = {field.name: _encode(getattr(value, field.name), depth - 1) for field in fields(value)}  # type: ignore[arg-type]  # registered classes are dataclasses
         return {"name": _NAMES[type(value)], **parameters}
     if isinstance(value, Kernel):
         return to_config(value)
@@ -108,16 +120,16 @@ def _encode(value: object, depth: int) -> object:
 
 
 def is_code_free(kernel: object) -> bool:
-    """Whether a kernel is told by its numbers: it holds no code, which may change under its name."""
+    """Return whether a kernel contains no function, whose code could change while its name stays the same."""
     if type(kernel) in _NAMES:
-        return all(is_code_free(getattr(kernel, field.name)) for field in fields(kernel))  # type: ignore[arg-type]  # the registry is of dataclasses
+        return all(is_code_free(getattr(kernel, field.name)) for field in fields(kernel))  # type: ignore[arg-type]  # registered classes are dataclasses
     if isinstance(kernel, tuple):
         return all(map(is_code_free, kernel))
     return not isinstance(kernel, Kernel) and not callable(kernel)
 
 
 def is_serializable(kernel: Kernel) -> bool:
-    """Whether `to_config` writes a kernel."""
+    """Return whether `to_config` accepts a kernel."""
     try:
         to_config(kernel)
     except KernelError:
@@ -126,29 +138,30 @@ def is_serializable(kernel: Kernel) -> bool:
 
 
 def function_paths(value: object) -> tuple[str, ...]:
-    """Return the import paths of the user's functions in a kernel that can be written."""
+    """Return the import paths of the user functions in a serializable kernel."""
     if type(value) in _NAMES:
-        return function_paths(tuple(getattr(value, field.name) for field in fields(value)))  # type: ignore[arg-type]  # the registry is of dataclasses
+        return function_paths(tuple(getattr(value, field.name) for field in fields(value)))  # type: ignore[arg-type]  # registered classes are dataclasses
     if isinstance(value, tuple):
         return tuple(path for part in value for path in function_paths(part))
     return (import_path(value),) if callable(value) else ()
 
 
 def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
-    """Return the kernel of a `to_config` dictionary, every parameter checked anew.
+    """Return the kernel of a `to_config` dictionary; check all its parameters again.
 
     Parameters
     ----------
     config : mapping
+        JSON values from `to_config`; they may come from an untrusted file.
     trusted : collection of str
         Functions, as ``module:function``, that may be imported and run.
 
     Raises
     ------
     KernelError
-        An unknown name or parameter, or a parameter that the kernel refuses.
+        A name or a parameter is unknown, or the kernel refuses the value of a parameter.
     UntrustedError
-        A function that is not trusted, or has changed.
+        A function is not trusted, or its source has changed.
     """
     require_small_config(config)
     kernel = _decode(config, trusted, _MAX_DEPTH)
@@ -159,11 +172,11 @@ def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
 
 def _decode(config: object, trusted: Collection[str], depth: int) -> object:
     if is_function_description(config):
-        return load_trusted_function(config, trusted)  # type: ignore[arg-type]  # a mapping, as seen
+        return load_trusted_function(config, trusted)  # type: ignore[arg-type]  # a mapping
     if not isinstance(config, Mapping) or "name" not in config or depth == 0:
         raise KernelError("A stored kernel must be a JSON object with a 'name', nested at most 32 deep.")
-    made = _lookup(config["name"], _REGISTRY)
-    return _build(made, {key: _decode_value(v, trusted, depth - 1) for key, v in config.items() if key != "name"})
+    cls = _lookup(config["name"], _REGISTRY)
+    return _build(cls, {key: _decode_value(v, trusted, depth - 1) for key, v in config.items() if key != "name"})
 
 
 def _decode_value(value: object, trusted: Collection[str], depth: int) -> object:
@@ -177,67 +190,61 @@ def _decode_value(value: object, trusted: Collection[str], depth: int) -> object
 
 
 def kernel_by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
-    """Return a kernel by its name, as the command line does; ``module:name`` is a function of blocks, or a kernel.
+    """Return the kernel that a name on the command line means; ``module:name`` is a function of blocks, or a kernel.
 
     Examples
     --------
-    >>> from dkfm.kernels import config
-    >>> config.by_name("gaussian", {"sigma": 5.0})
+    >>> from dkfm.kernels import serialization
+    >>> serialization.kernel_by_name("gaussian", {"sigma": 5.0})
     Gaussian(sigma=5.0)
     """
     if ":" in name:
         if parameters:
             raise KernelError(f"The function {name} has no parameters that could be given here.")
-        found = import_function(name)
-        return found if isinstance(found, Kernel) else Function(found)
-    kernel: Kernel = _build(_lookup(name, _PLAIN), parameters)
+        imported = import_function(name)
+        return imported if isinstance(imported, Kernel) else Function(imported)
+    kernel: Kernel = _build(_lookup(name, _NUMERIC), parameters)
     return kernel
 
 
 def kernel_class(name: str) -> str | None:
-    """Return the class that has a name on the command line.
+    """Return the class name of the kernel that the command line knows by a name; None if there is none.
 
     >>> kernel_class("arc_cosine")
     'ArcCosine'
     """
-    found = _PLAIN.get(name)
-    return None if found is None else found.__name__
+    kernel_type = _NUMERIC.get(name)
+    return None if kernel_type is None else kernel_type.__name__
 
 
 def _lookup(name: object, registry: Mapping[str, type]) -> type:
     if isinstance(name, str) and name in registry:
         return registry[name]
-    other = _OTHER_NAMES.get(str(name))
-    near = get_close_matches(str(name).lower(), _PLAIN) if other is None else [other]
-    hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(_PLAIN)}"
+    translated = _ALIASES.get(str(name))
+    near = get_close_matches(str(name).lower(), _NUMERIC) if translated is None else [translated]
+    hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(_NUMERIC)}"
     raise KernelError(f"There is no kernel named {shown(name, 50)}; {hint}.")
 
 
-def _build(made: type, parameters: Mapping[str, object]) -> Any:
-    known = {field.name: field.default is MISSING for field in fields(made)}
+def _build(cls: type, parameters: Mapping[str, object]) -> Any:
+    known = {field.name: field.default is MISSING for field in fields(cls)}
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
-        raise KernelError(f"{made.__name__} {has}, and got {shortened(', '.join(unknown))}.")
+        raise KernelError(f"{cls.__name__} {has}, and got {shortened(', '.join(unknown))}.")
     missing = [name for name, required in known.items() if required and name not in parameters]
     if missing:
-        raise KernelError(f"{made.__name__} needs {', '.join(missing)}.")
-    return made(**parameters)
+        raise KernelError(f"{cls.__name__} needs {', '.join(missing)}.")
+    return cls(**parameters)
 
 
 def kernel_digest(kernel: Kernel) -> str:
-    """Return a hexadecimal digest of the kernel's JSON: equal kernels, equal digests."""
+    """Return the SHA-256 digest of the kernel's JSON, in hexadecimal; equal kernels have equal digests."""
     return hashlib.sha256(json.dumps(to_config(kernel), sort_keys=True).encode()).hexdigest()
 
 
-_MAX_PARTS, _MAX_TEXT, _MAX_NUMBERS = 1024, 1000, 2**20
-"""Of a kernel in a stored model: its kernels and maps, the characters of a text, and the numbers of a list. What has
-more is nobody's kernel, and would take a reader's time and memory.
-"""
-
-
 def import_path(function: Callable[..., object]) -> str:
-    """Return ``module:function``, or raise where no other process could import it by that.
+    """Return ``module:function``; raise a KernelError if another process could not import the function by that path.
 
     >>> from os.path import join
     >>> import_path(join)
@@ -255,50 +262,50 @@ def import_path(function: Callable[..., object]) -> str:
 
 
 def describe_function(function: Callable[..., object]) -> dict[str, str]:
-    """Return what a store keeps of a function."""
+    """Return the JSON values of a function: its import path and the digest of its source."""
     path = import_path(function)
     if import_function(path) is not function:
         raise KernelError(f"{path} cannot be saved, because that name now means something else.")
-    return {"function": path, "source": _digest(path, function)}
+    return {"function": path, "source": _digest_source(path, function)}
 
 
 def check_trusted(trusted: object) -> tuple[str, ...]:
-    """Return what a user gave as ``trusted=``, a collection of names, or say that it is none."""
+    """Return the user's argument ``trusted=`` as a tuple; raise unless it is a collection of names."""
     if isinstance(trusted, str) or not isinstance(trusted, Collection) or not all(isinstance(t, str) for t in trusted):
         raise InvalidInputError(f'trusted takes a list, as in trusted=["module:function"], and got {trusted!r:.100}.')
     return tuple(trusted)
 
 
 def is_function_description(value: object) -> bool:
-    """Whether a stored value is what `describe_function` made."""
+    """Return whether a stored value has the form that `describe_function` returns."""
     return isinstance(value, Mapping) and set(value) == {"function", "source"}
 
 
 def require_small_config(config: object) -> None:
-    """Raise a KernelError where stored values are more or longer than those of any kernel."""
-    parts, waiting = 0, [config]
-    while waiting:
-        value = waiting.pop()
+    """Raise a KernelError if stored values exceed the limits: a hostile file could exhaust time and memory."""
+    parts, stack = 0, [config]
+    while stack:
+        value = stack.pop()
         if isinstance(value, str) and len(value) > _MAX_TEXT:
             raise KernelError(f"A stored kernel has a text of {len(value)} characters, and may have {_MAX_TEXT}.")
         if isinstance(value, list) and len(value) > _MAX_NUMBERS:
             raise KernelError(f"A stored kernel has a list of {len(value)}, and may have {_MAX_NUMBERS}.")
         if isinstance(value, Mapping):
             parts += 1
-            waiting += [*value, *value.values()]
+            stack += [*value, *value.values()]
         elif isinstance(value, list):
-            waiting += [part for part in value if isinstance(part, str | list | Mapping)]
+            stack += [part for part in value if isinstance(part, str | list | Mapping)]
         if parts > _MAX_PARTS:
             raise KernelError(f"A stored kernel has more than {_MAX_PARTS} parts.")
 
 
 def load_trusted_function(description: Mapping[str, object], trusted: Collection[str]) -> Callable[..., object]:
-    """Return the function of a description, if the caller trusts it and its source is the one that was saved.
+    """Import the function of a description, if the caller trusts it and its source is as it was when saved.
 
     Raises
     ------
     UntrustedError
-        It is not among the trusted ones, or has changed.
+        The function is not trusted, cannot be imported, or its source has changed.
     """
     path = str(description["function"])
     if path not in trusted:
@@ -310,7 +317,7 @@ def load_trusted_function(description: Mapping[str, object], trusted: Collection
         function = import_function(path)
     except KernelError as error:
         raise UntrustedError(f"{error} Start where its module is, or name its folder in PYTHONPATH.") from None
-    if _digest(path, function) != description["source"]:
+    if _digest_source(path, function) != description["source"]:
         raise UntrustedError(
             f"The source of {path} is not what it was when the model was saved; restore it, or fit the model again."
         )
@@ -318,36 +325,37 @@ def load_trusted_function(description: Mapping[str, object], trusted: Collection
 
 
 def import_function(path: str) -> Callable[..., object]:
-    """Return the function of an import path; only for a path that the user gave."""
+    """Return the function of an import path, which runs its module: use it only for paths from the user."""
     module, _, name = path.partition(":")
     try:
-        found: object = import_module(module)
+        value: object = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # whatever a module does when it is imported
+            value = getattr(value, part)
+    except Exception as error:  # an import may raise anything
         raise KernelError(f"{path} cannot be imported here: {type(error).__name__}: {error}.") from error
-    if not callable(found):
+    if not callable(value):
         raise KernelError(f"{path} is not a function.")
-    return found
+    return value
 
 
-def _digest(path: str, function: Callable[..., object]) -> str:
-    """Return the digest of a function's source, once it is seen to be the source of what runs."""
+def _digest_source(path: str, function: Callable[..., object]) -> str:
+    """Return the SHA-256 digest of a function's source; raise if the source is not that of the code in memory."""
     if not isinstance(function, FunctionType):
         raise KernelError(f"{path} has no source in Python, whose change would show; wrap it in a function of yours.")
     try:
         source = inspect.getsource(function)
-        whole = inspect.getsource(sys.modules[function.__module__])
-        written = compile(whole, function.__code__.co_filename, "exec", dont_inherit=True)
+        module_source = inspect.getsource(sys.modules[function.__module__])
+        module_code = compile(module_source, function.__code__.co_filename, "exec", dont_inherit=True)
     except (OSError, TypeError, SyntaxError, KeyError) as error:
         raise KernelError(f"The source of {path} cannot be read: {error}.") from None
-    if function.__code__.co_qualname != function.__qualname__ or function.__code__ not in _codes(written):
+    if function.__code__.co_qualname != function.__qualname__ or function.__code__ not in _walk_code(module_code):
         raise KernelError(f"{path} is decorated, or its module was edited since it was imported; import it anew.")
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _walk_code(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code objects that a code object contains, at any depth."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
-            yield from _codes(constant)
+            yield from _walk_code(constant)

@@ -1,4 +1,4 @@
-"""Functions of one kernel's values that are kernels again: power series, the exponential, the normalised kernel."""
+"""Functions of a kernel's values that are kernels: power series, exponential and normalized kernel."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
 from dkfm.kernels.parameters import as_number
 
 _MAX_TERMS = 1024
-"""Of a power series: every value of the kernel takes a step for each."""
+"""Most coefficients of a power series: each kernel value takes one step for each."""
 
-_SMALLEST = float(np.finfo(np.float64).tiny)
-"""The smallest number with all its digits."""
+_MIN_NORMAL = float(np.finfo(np.float64).tiny)
+"""Smallest float64 with full precision."""
 
 
 @dataclass(frozen=True)
-class PowerSeries(Pointwise):
+class PowerSeries(Pointwise):  # numpydoc ignore=PR02
     """A power series of a kernel with coefficients >= 0, ``a_0 + a_1 k + a_2 k^2 + ..``.
 
-    Positive semi-definite where the kernel is.
+    Positive semi-definite if the kernel is.
 
     Parameters
     ----------
     kernel : Kernel
+        Kernel whose values are the variable of the series.
     coefficients : sequence of float, >= 0
-        ``a_0, a_1, ..``, at most 1024.
+        At most 1024 coefficients, ``a_0, a_1, ..``.
 
     Examples
     --------
@@ -47,14 +48,14 @@ class PowerSeries(Pointwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.coefficients
-        if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str | bytes) or not np.size(given):
-            raise KernelError(f"PowerSeries needs a sequence of coefficients, and got {shown(given, 50)}.")
-        if len(given) > _MAX_TERMS:
-            raise KernelError(f"PowerSeries takes at most {_MAX_TERMS} coefficients, and got {len(given)}.")
-        numbers = tuple(as_number(a) for a in given)
+        values = self.coefficients
+        if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str | bytes) or not np.size(values):
+            raise KernelError(f"PowerSeries needs a sequence of coefficients, and got {shown(values, 50)}.")
+        if len(values) > _MAX_TERMS:
+            raise KernelError(f"PowerSeries takes at most {_MAX_TERMS} coefficients, and got {len(values)}.")
+        numbers = tuple(as_number(a) for a in values)
         if not all(isfinite(a) for a in numbers):
-            raise KernelError(f"PowerSeries needs finite numbers as coefficients, and got {shown(given, 50)}.")
+            raise KernelError(f"PowerSeries needs finite numbers as coefficients, and got {shown(values, 50)}.")
         if min(numbers) < 0:
             raise KernelError(
                 f"PowerSeries needs coefficients >= 0, and got {min(numbers)}: "
@@ -64,15 +65,16 @@ class PowerSeries(Pointwise):
 
     @property
     def definiteness(self) -> Definiteness:
-        """Nothing, unless the kernel is positive semi-definite or the series ends with its first power."""
+        """That of the kernel if it is positive semi-definite or the series is linear, else indefinite."""
         if len(self.coefficients) <= 2:
             return self.kernel.definiteness
         return self.kernel.definiteness.of_function()
 
-    def _profile(self, values: Array) -> Array:
-        return map_rows(values, self._sum)
+    def _map_values(self, values: Array) -> Array:
+        return map_rows(values, self._evaluate_series)
 
-    def _sum(self, values: Array) -> Array:
+    def _evaluate_series(self, values: Array) -> Array:
+        """Return the series of kernel values by Horner's method."""
         total = np.full_like(values, self.coefficients[-1])
         for a in self.coefficients[-2::-1]:
             total *= values
@@ -84,7 +86,7 @@ class PowerSeries(Pointwise):
 class Exp(Pointwise):
     """The exponential of a kernel, ``exp(k(x, y))``.
 
-    Positive semi-definite where the kernel is, or is conditionally so (Schoenberg).
+    Positive semi-definite if the kernel is at least conditionally so (Schoenberg).
 
     Examples
     --------
@@ -103,15 +105,15 @@ class Exp(Pointwise):
         indefinite = self.kernel.definiteness is Definiteness.INDEFINITE
         return Definiteness.INDEFINITE if indefinite else Definiteness.PSD
 
-    def _profile(self, values: Array) -> Array:
+    def _map_values(self, values: Array) -> Array:
         return np.exp(values, out=values)
 
 
 @dataclass(frozen=True)
 class Normalized(Wrapper):
-    """The normalised kernel, ``k(x, y) / sqrt(k(x, x) k(y, y))``, with 0/0 = 0: every point at length 1.
+    """The normalized kernel, ``k(x, y) / sqrt(k(x, x) k(y, y))``, with 0/0 = 0.
 
-    Positive semi-definite, as the kernel must be.
+    All points other than 0 have length 1 in feature space. Positive semi-definite, as the kernel must be.
 
     Examples
     --------
@@ -132,7 +134,7 @@ class Normalized(Wrapper):
             )
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the kernel, and the landmarks' lengths."""
+        """Prepare the inner kernel, and the inverse lengths of the landmarks."""
         prepared, right = self.kernel.make_evaluator(landmarks), self._inverse_lengths(landmarks)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
@@ -144,14 +146,15 @@ class Normalized(Wrapper):
         return block
 
     def resolve(self, X: Rows) -> Kernel:
-        """Resolve the kernel."""
+        """Resolve the inner kernel."""
         return replace(self, kernel=self.kernel.resolve(X))
 
     def diagonal(self, X: Rows) -> Array:
-        """Return 1, or 0 where k(x, x) is."""
+        """Return 1 for each row, but 0 where k(x, x) = 0."""
         return (self._inverse_lengths(X) > 0).astype(np.float64)
 
     def _inverse_lengths(self, rows: Rows) -> Array:
+        """Return 1 / sqrt(k(x, x)) of each row, (n,), and 0 where k(x, x) = 0."""
         squares = self.kernel.evaluate_diagonal(rows)
         if squares.min() < 0:
             raise KernelError(f"{self!r} needs k(x, x) >= 0, and it is {squares.min()} for row {squares.argmin()}.")
@@ -159,14 +162,14 @@ class Normalized(Wrapper):
         return np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
 
     def _require_no_underflow(self, rows: Rows, squares: Array) -> None:
-        """Raise where k(x, x) has lost its digits: it is too small a number, or 0 but not for a multiple of the row."""
-        small = np.flatnonzero(squares < _SMALLEST)
+        """Raise a KernelError if k(x, x) is subnormal, or is 0 although that of the longer row x / |x| is positive."""
+        small = np.flatnonzero(squares < _MIN_NORMAL)
         if not len(small):
             return
-        lengthened, lengths = normalize_rows(rows[small])
-        lost = (squares[small] > 0) | ((lengths < 1) & (self.kernel.evaluate_diagonal(lengthened) > 0))
-        if lost.any():
-            row = int(small[lost.argmax()])
+        unit_rows, lengths = normalize_rows(rows[small])
+        underflowed = (squares[small] > 0) | ((lengths < 1) & (self.kernel.evaluate_diagonal(unit_rows) > 0))
+        if underflowed.any():
+            row = int(small[underflowed.argmax()])
             raise KernelError(
                 f"{self!r} divides by sqrt(k(x, x)), and that of row {row} is {squares[row]:.1e}, smaller than float64 "
                 "holds; multiply the rows by a number."

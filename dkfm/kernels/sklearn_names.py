@@ -1,6 +1,6 @@
-"""scikit-learn's words for kernels in ours: names with their parameters and defaults, and Gaussian process kernels.
+"""Convert scikit-learn's kernel names, with their parameters and defaults, and Gaussian process kernels.
 
-scikit-learn is not imported: its objects are told by their class names and parameters.
+scikit-learn is not imported: its objects are recognized by their module and class name.
 """
 
 import warnings
@@ -22,41 +22,43 @@ from dkfm.kernels.separable import Laplacian, Periodic
 from dkfm.kernels.stationary import Gaussian, Matern, RationalQuadratic
 
 KernelSpec: TypeAlias = Kernel | str | Callable[..., object]
-"""What ``kernel=`` takes: a kernel, a name or Gaussian process kernel of scikit-learn's, or a function of two rows."""
+"""Type of ``kernel=``: a kernel, a name or Gaussian process kernel of scikit-learn, or a function of two rows."""
 
 
-def _rbf(gamma: float | None = None) -> Kernel:
-    return Gaussian(None if gamma is None else sqrt(0.5 / _positive(gamma)))
+def _make_rbf(gamma: float | None = None) -> Kernel:
+    return Gaussian(None if gamma is None else sqrt(0.5 / _require_positive(gamma)))
 
 
-def _laplacian(gamma: float | None = None) -> Kernel:
-    return Laplacian(None if gamma is None else 1 / _positive(gamma))
+def _make_laplacian(gamma: float | None = None) -> Kernel:
+    return Laplacian(None if gamma is None else 1 / _require_positive(gamma))
 
 
-def _polynomial(degree: float = 3, gamma: float | None = None, coef0: float = 1) -> Kernel:
-    return Polynomial(_whole(degree), scale=gamma, offset=coef0)
+def _make_polynomial(degree: float = 3, gamma: float | None = None, coef0: float = 1) -> Kernel:
+    return Polynomial(_as_integer(degree), scale=gamma, offset=coef0)
 
 
-def _sigmoid(gamma: float | None = None, coef0: float = 1) -> Kernel:
+def _make_sigmoid(gamma: float | None = None, coef0: float = 1) -> Kernel:
     return Sigmoid(scale=gamma, offset=coef0)
 
 
-def _chi2(gamma: float = 1.0) -> Kernel:
+def _make_chi2(gamma: float = 1.0) -> Kernel:
     return ChiSquared(gamma)
 
 
-_BY_NAME: dict[str, Callable[..., Kernel]] = {
+_FACTORIES: dict[str, Callable[..., Kernel]] = {
     "additive_chi2": AdditiveChiSquared,
-    "chi2": _chi2,
+    "chi2": _make_chi2,
     "cosine": Cosine,
-    "laplacian": _laplacian,
+    "laplacian": _make_laplacian,
     "linear": Linear,
-    "poly": _polynomial,
-    "polynomial": _polynomial,
+    "poly": _make_polynomial,
+    "polynomial": _make_polynomial,
     "precomputed": Precomputed,
-    "rbf": _rbf,
-    "sigmoid": _sigmoid,
+    "rbf": _make_rbf,
+    "sigmoid": _make_sigmoid,
 }
+"""Functions that make a kernel from the parameters of a scikit-learn name."""
+
 _PARAMETERS = {
     "chi2": ("gamma",),
     "laplacian": ("gamma",),
@@ -65,14 +67,15 @@ _PARAMETERS = {
     "rbf": ("gamma",),
     "sigmoid": ("gamma", "coef0"),
 }
+"""Parameters of scikit-learn's names; the other names have none."""
 
 
-def _whole(number: Any) -> Any:
-    """Return an integer where a float is one: scikit-learn's degrees are real."""
+def _as_integer(number: Any) -> Any:
+    """Return an int for an integral float, because scikit-learn's degrees are floats; else the value unchanged."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-def _positive(gamma: object) -> float:
+def _require_positive(gamma: object) -> float:
     number = as_number(gamma)
     if not 0 < number < inf:
         raise KernelError(f"gamma must be a finite number > 0, and is {gamma!r:.50}.")
@@ -80,21 +83,21 @@ def _positive(gamma: object) -> float:
 
 
 def from_sklearn(kernel: object, **parameters: object) -> Kernel:
-    """Return the kernel that scikit-learn means by a name, or by an object of `sklearn.gaussian_process.kernels`.
+    """Return the dkfm kernel of a scikit-learn kernel name, or of an object of `sklearn.gaussian_process.kernels`.
 
     Parameters
     ----------
     kernel : str or Gaussian process kernel
-        A name of `sklearn.metrics.pairwise.PAIRWISE_KERNEL_FUNCTIONS`, with its parameters and their defaults (a gamma
-        of None is 1 / d for d columns), or "precomputed". Of Gaussian process kernels: RBF, Matern, RationalQuadratic,
-        ExpSineSquared (of one column), DotProduct, ConstantKernel, and sums, products and integer powers of them.
+        A name in `sklearn.metrics.pairwise.PAIRWISE_KERNEL_FUNCTIONS`, or "precomputed". Or one of these Gaussian
+        process kernels: RBF, Matern, RationalQuadratic, ExpSineSquared (for one column), DotProduct, ConstantKernel,
+        and sums, products and integer powers of them.
     **parameters
-        Of the name.
+        Parameters of a named kernel; the defaults are scikit-learn's (a gamma of None means 1 / d for d columns).
 
     Raises
     ------
     KernelError
-        An unknown name or parameter, or a kernel that has no translation, like WhiteKernel, which is not a function of
+        The name or a parameter is unknown, or dkfm has no such kernel: WhiteKernel, for example, is not a function of
         two rows.
 
     Examples
@@ -107,10 +110,10 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
         return kernel
     if not isinstance(kernel, str):
         if parameters:
-            raise KernelError(f"{kernel!r:.100} has parameters of its own; {_names(parameters)} belong to a name.")
-        return _from_process(kernel)
-    if kernel not in _BY_NAME:
-        near = get_close_matches(kernel, _BY_NAME) or sorted(_BY_NAME)
+            raise KernelError(f"{kernel!r:.100} has parameters of its own; {_join_names(parameters)} belong to a name.")
+        return _from_gaussian_process(kernel)
+    if kernel not in _FACTORIES:
+        near = get_close_matches(kernel, _FACTORIES) or sorted(_FACTORIES)
         own = serialization.kernel_class(kernel)
         hint = f"; dkfm's own is the class kernels.{own}" if own else ""
         raise KernelError(f"scikit-learn has no kernel named {kernel!r:.50}; near it: {', '.join(near)}{hint}.")
@@ -118,50 +121,51 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
     unknown = set(parameters).difference(known)
     if unknown:
         has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
-        raise KernelError(f"The kernel {kernel!r} {has}, and got {_names(unknown)}.")
-    return _BY_NAME[kernel](**parameters)
+        raise KernelError(f"The kernel {kernel!r} {has}, and got {_join_names(unknown)}.")
+    return _FACTORIES[kernel](**parameters)
 
 
-def _names(parameters: Mapping[str, object] | set[str]) -> str:
+def _join_names(parameters: Mapping[str, object] | set[str]) -> str:
     return ", ".join(sorted(parameters))
 
 
-def _from_process(kernel: object) -> Kernel:
+def _from_gaussian_process(kernel: object) -> Kernel:
     name, module = type(kernel).__name__, type(kernel).__module__
-    translate = _PROCESSES.get(name) if module == "sklearn.gaussian_process.kernels" else None
-    if translate is None:
-        raise KernelError(f"{kernel!r:.100} has no translation; there is one of {', '.join(sorted(_PROCESSES))}.")
-    return translate(kernel)
+    convert = _CONVERTERS.get(name) if module == "sklearn.gaussian_process.kernels" else None
+    if convert is None:
+        raise KernelError(f"{kernel!r:.100} has no translation; there is one of {', '.join(sorted(_CONVERTERS))}.")
+    return convert(kernel)
 
 
-def _exponent(k: Any) -> Kernel:
-    return Power(_from_process(k.kernel), _whole(k.exponent))
+def _from_exponentiation(k: Any) -> Kernel:
+    return Power(_from_gaussian_process(k.kernel), _as_integer(k.exponent))
 
 
-def _matern(k: Any) -> Kernel:
+def _from_matern(k: Any) -> Kernel:
     return Gaussian(k.length_scale) if k.nu == inf else Matern(k.nu, k.length_scale)
 
 
-def _exp_sine_squared(k: Any) -> Kernel:
-    # One length scale in a tuple belongs to rows of one column: of more, scikit-learn takes the sine of their norm.
+def _from_exp_sine_squared(k: Any) -> Kernel:
+    # A tuple of one length scale refuses rows of more columns, for which scikit-learn takes the sine of the norm.
     return Periodic(k.periodicity, (k.length_scale,))
 
 
-_PROCESSES: dict[str, Callable[[Any], Kernel]] = {
+_CONVERTERS: dict[str, Callable[[Any], Kernel]] = {
     "ConstantKernel": lambda k: Constant(k.constant_value),
     "DotProduct": lambda k: Linear() + k.sigma_0**2,
-    "ExpSineSquared": _exp_sine_squared,
-    "Exponentiation": _exponent,
-    "Matern": _matern,
-    "Product": lambda k: _from_process(k.k1) * _from_process(k.k2),
+    "ExpSineSquared": _from_exp_sine_squared,
+    "Exponentiation": _from_exponentiation,
+    "Matern": _from_matern,
+    "Product": lambda k: _from_gaussian_process(k.k1) * _from_gaussian_process(k.k2),
     "RBF": lambda k: Gaussian(k.length_scale),
     "RationalQuadratic": lambda k: RationalQuadratic(k.alpha, k.length_scale),
-    "Sum": lambda k: _from_process(k.k1) + _from_process(k.k2),
+    "Sum": lambda k: _from_gaussian_process(k.k1) + _from_gaussian_process(k.k2),
 }
+"""Functions that convert the Gaussian process kernels of scikit-learn, by class name."""
 
 
 def given_parameters(spec: object, **parameters: object) -> dict[str, object]:
-    """Return those of the parameters that are given and that a kernel of this name has; none where it is no name.
+    """Return the parameters that are not None and that the kernel of a name takes; none if `spec` is not a name.
 
     >>> given_parameters("rbf", gamma=0.5, degree=3), given_parameters("linear", gamma=1.0)
     ({'gamma': 0.5}, {})
@@ -171,12 +175,12 @@ def given_parameters(spec: object, **parameters: object) -> dict[str, object]:
 
 
 def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> Kernel:
-    """Return the kernel that ``kernel=`` means: itself, scikit-learn's by name or object, or a function of two rows.
+    """Return the kernel for the argument ``kernel=``, which may be any `KernelSpec`.
 
     Raises
     ------
     KernelError
-        None of these, or parameters beside anything but a name.
+        The argument is no `KernelSpec`, or has parameters but is neither a name nor a function.
     """
     if parameters is not None and not isinstance(parameters, Mapping):
         raise KernelError(f"kernel_params must be a mapping of names to numbers, and is {parameters!r:.100}.")
@@ -187,7 +191,7 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
     if isinstance(spec, Kernel):
         return spec
     if type(spec).__module__ == "sklearn.gaussian_process.kernels":
-        return _from_process(spec)
+        return _from_gaussian_process(spec)
     if isinstance(spec, type) and issubclass(spec, Kernel):
         raise KernelError(f"kernel is the class {spec.__name__}, and must be a kernel: {spec.__name__}(..).")
     if not callable(spec):

@@ -1,6 +1,6 @@
-"""Kernels of the Euclidean distance between two rows whose columns are divided by a length scale.
+"""Stationary kernels: functions of the Euclidean distance between rows whose columns are divided by a length scale.
 
-All take a number as length scale, one for each column, or "median": the median distance between the training rows.
+The length scale is a number, one for each column, or "median": the median distance between the training rows.
 """
 
 from abc import abstractmethod
@@ -19,17 +19,18 @@ from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distanc
 
 
 class DistanceKernel(PreparedKernel):
-    """A kernel of some distance, in the unit of a length scale, which may be taken from the training rows."""
+    """Base class of kernels of a distance divided by a length scale, which a fit may set."""
 
     scale_name: ClassVar[str] = "length_scale"
+    """Name of the field that holds the length scale."""
     landmark_copies = 1
     translation_invariant = True
 
     @classmethod
     def median(cls, X: object) -> Self:
-        """Return the kernel whose length scale is the median of the nonzero distances between rows of X (n, d).
+        """Return the kernel whose length scale is the median of the nonzero distances between the rows of X (n, d).
 
-        Of more than 1,000 rows a seeded sample is taken: the same rows give the same kernel.
+        If X has more than 1,000 rows, a seeded sample is used, so that the same rows give the same kernel.
 
         Examples
         --------
@@ -40,54 +41,54 @@ class DistanceKernel(PreparedKernel):
         return cls(**{cls.scale_name: MEDIAN}).resolve(as_rows(X))
 
     def resolve(self, X: Rows) -> Self:
-        """Fill in the length scale, and check it against the columns."""
+        """Fill in the length scale, or check that it matches the columns of X."""
         scale = getattr(self, self.scale_name)
         if scale == MEDIAN:
-            scale = median_distance(self._distances, self._taken(as_float64(X)))
+            scale = median_distance(self._pairwise_distances, self._convert_rows(as_float64(X)))
         elif scale is None:
-            scale = self._lengths(X.shape[1])
+            scale = self._column_scales(X.shape[1])
         else:
-            self._lengths(X.shape[1])
+            self._column_scales(X.shape[1])
         return replace(self, **{self.scale_name: scale})  # type: ignore[type-var]  # every subclass is a dataclass
 
     @abstractmethod
-    def _distances(self, X: Array) -> Array:
-        """Return the distances (n, n) between rows X, whose median is a length scale."""
+    def _pairwise_distances(self, X: Array) -> Array:
+        """Return the distances (n, n) between the rows of X, without a length scale."""
 
-    def _lengths(self, d: int) -> float | Array:
-        """Return what d columns are divided by."""
+    def _column_scales(self, d: int) -> float | Array:
+        """Return the divisors of d columns: a number, or an array (d,)."""
         return column_scales(self, self.scale_name, d)
 
 
 class Stationary(DistanceKernel):
-    """A function of the Euclidean distance; a subclass says which (`_profile`), and in what unit (`_unit`)."""
+    """Base class of functions of the Euclidean distance; a subclass defines the function, `_map_values`."""
 
     supports_sparse = supports_out = True
     _unit: float = 1.0
-    """The length scale times this is what distances are measured in."""
-    _near: float = 0.0
-    """The least share of the norms below which distances are taken from differences."""
+    """Columns are divided by the length scale times this number."""
+    _near_threshold: float = 0.0
+    """Least share of the squared norms below which squared distances are recomputed from differences."""
 
     @abstractmethod
-    def _profile(self, negative_squares: Array) -> Array:
-        """Return the kernel's values, overwriting minus the squared distances."""
+    def _map_values(self, negative_squares: Array) -> Array:
+        """Return the kernel values of negative squared distances, which may be overwritten."""
 
-    def _distances(self, X: Rows) -> Array:
+    def _pairwise_distances(self, X: Rows) -> Array:
         return np.sqrt(-prepare_negative_squared_distances(X, 1.0)(X))
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Centre and augment the landmarks once."""
-        unit = self._unit * self._lengths(landmarks.shape[1])
-        squares = prepare_negative_squared_distances(landmarks, unit, self._near)
-        return lambda Z, out=None, /: self._profile(squares(Z, out))
+        """Prepare the squared distances to the landmarks."""
+        unit = self._unit * self._column_scales(landmarks.shape[1])
+        negative_squared_distances = prepare_negative_squared_distances(landmarks, unit, self._near_threshold)
+        return lambda Z, out=None, /: self._map_values(negative_squared_distances(Z, out))
 
     def diagonal(self, X: Rows) -> Array:
-        """Return the kernel of no distance."""
-        return self._profile(np.zeros(X.shape[0]))
+        """Return the kernel value of distance 0 for each row."""
+        return self._map_values(np.zeros(X.shape[0]))
 
 
 @dataclass(frozen=True)
-class Gaussian(Stationary):
+class Gaussian(Stationary):  # numpydoc ignore=PR02
     """The Gaussian kernel, ``exp(-|x - y|^2 / (2 sigma^2))``.
 
     Positive semi-definite. Takes sparse rows.
@@ -95,14 +96,14 @@ class Gaussian(Stationary):
     Parameters
     ----------
     sigma : float > 0, one for each column, "median", or None
-        The bandwidth, in the units of the columns. scikit-learn's ``gamma`` is ``1 / (2 sigma^2)``; None is its default
+        Bandwidth, in the units of the columns. scikit-learn's ``gamma`` is ``1 / (2 sigma^2)``; None means its default
         of 1 / d for d columns.
 
     Notes
     -----
     Ghiasi-Shirazi and Qaraei, "An exact finite-dimensional explicit feature map for kernel functions", eq. (1).
-    The error of the exponent is at most ``8 eps (|x-c|^2 + |y-c|^2) / (2 sigma^2)``, c the mean of the landmarks (0 for
-    sparse rows); equal rows give exactly 1.
+    The error of the exponent is at most ``8 eps (|x-c|^2 + |y-c|^2) / (2 sigma^2)``, with c the mean of the landmarks
+    (0 for sparse rows). Equal rows give exactly 1.
 
     Examples
     --------
@@ -120,22 +121,23 @@ class Gaussian(Stationary):
     def __post_init__(self) -> None:
         require_scale(self, "sigma", MEDIAN, None)
 
-    def _lengths(self, d: int) -> float | Array:
-        return float(np.sqrt(d / 2)) if self.sigma is None else super()._lengths(d)
+    def _column_scales(self, d: int) -> float | Array:
+        return float(np.sqrt(d / 2)) if self.sigma is None else super()._column_scales(d)
 
-    def _profile(self, negative_squares: Array) -> Array:
+    def _map_values(self, negative_squares: Array) -> Array:
         return np.exp(negative_squares, out=negative_squares)
 
 
 @dataclass(frozen=True)
-class Exponential(Stationary):
-    """The exponential kernel, ``exp(-|x - y| / length_scale)`` of the Euclidean distance; Matern's with nu = 1/2.
+class Exponential(Stationary):  # numpydoc ignore=PR02
+    """The exponential kernel, ``exp(-|x - y| / length_scale)``.
 
-    Positive semi-definite. Takes sparse rows.
+    The Matern kernel with nu = 1/2. Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
     length_scale : float > 0, one for each column, or "median"
+        Length scale, in the units of the columns.
 
     Examples
     --------
@@ -145,12 +147,12 @@ class Exponential(Stationary):
     """
 
     length_scale: Scale = 1.0
-    _near = 1e-3  # a root makes more of the error of a short distance
+    _near_threshold = 1e-3  # the square root magnifies the errors of short distances
 
     def __post_init__(self) -> None:
         require_scale(self, "length_scale", MEDIAN)
 
-    def _profile(self, negative_squares: Array) -> Array:
+    def _map_values(self, negative_squares: Array) -> Array:
         roots = np.negative(negative_squares, out=negative_squares)
         np.sqrt(roots, out=roots)
         np.negative(roots, out=roots)
@@ -158,15 +160,17 @@ class Exponential(Stationary):
 
 
 @dataclass(frozen=True)
-class RationalQuadratic(Stationary):
+class RationalQuadratic(Stationary):  # numpydoc ignore=PR02
     """The rational quadratic kernel, ``(1 + |x - y|^2 / (2 alpha length_scale^2))^(-alpha)``.
 
-    A mixture of Gaussians of many widths. Positive semi-definite. Takes sparse rows.
+    A mixture of Gaussian kernels of different widths. Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
     alpha : float, > 0
+        Shape of the mixture; for large alpha the kernel tends to the Gaussian.
     length_scale : float > 0, one for each column, or "median"
+        Length scale, in the units of the columns.
 
     Examples
     --------
@@ -184,8 +188,8 @@ class RationalQuadratic(Stationary):
         require_positive(self, "alpha")
         require_scale(self, "length_scale", MEDIAN)
 
-    def _profile(self, negative_squares: Array) -> Array:
-        # -alpha log(1 + s / alpha): exact for large alpha too, where it is a Gaussian.
+    def _map_values(self, negative_squares: Array) -> Array:
+        # -alpha log(1 + s / alpha) is accurate for large alpha too, where the kernel tends to the Gaussian.
         negative_squares /= -self.alpha
         np.log1p(negative_squares, out=negative_squares)
         negative_squares *= -self.alpha
@@ -193,15 +197,16 @@ class RationalQuadratic(Stationary):
 
 
 @dataclass(frozen=True)
-class NegativeSquaredDistance(Stationary):
+class NegativeSquaredDistance(Stationary):  # numpydoc ignore=PR02
     """The negative squared distance, ``-|x - y|^2 / length_scale^2``.
 
-    Conditionally positive semi-definite: for kernel PCA, and as ``Exp(k)``. The centred Gram matrix of half of it is
-    that of the linear kernel (classical scaling; with other distances, Isomap). Takes sparse rows.
+    Conditionally positive semi-definite: use it for kernel PCA, or as ``Exp(k)``. Half of its centred Gram matrix
+    is that of the linear kernel (classical scaling; with other distances, Isomap). Takes sparse rows.
 
     Parameters
     ----------
     length_scale : float > 0, one for each column, or "median"
+        Length scale, in the units of the columns.
 
     Examples
     --------
@@ -216,32 +221,36 @@ class NegativeSquaredDistance(Stationary):
     def __post_init__(self) -> None:
         require_scale(self, "length_scale", MEDIAN)
 
-    def _profile(self, negative_squares: Array) -> Array:
+    def _map_values(self, negative_squares: Array) -> Array:
         return negative_squares
 
 
-_SMOOTHEST = 100.0
-_FAR = 1e6
-"""From some hundreds on the kernel is 0 in any precision; from 1e9 on the Bessel function is not computed."""
+_MAX_NU = 100.0
+"""Largest smoothness nu."""
+
+_MAX_DISTANCE = 1e6
+"""Cap on the scaled distances: beyond some hundreds the kernel is 0 in any precision, and beyond 1e9 SciPy does not
+compute the Bessel function."""
 
 
 @dataclass(frozen=True)
-class Matern(Stationary):
+class Matern(Stationary):  # numpydoc ignore=PR02
     """The Matern kernel, ``2^(1-nu) / Gamma(nu) a^nu K_nu(a)`` with ``a = sqrt(2 nu) |x - y| / length_scale``.
 
-    ``exp(-a)`` for nu = 1/2, ``(1 + a) exp(-a)`` for 3/2, ``(1 + a + a^2/3) exp(-a)`` for 5/2; for other nu K_nu is the
-    modified Bessel function of the second kind. Positive semi-definite. Takes sparse rows.
+    K_nu is the modified Bessel function of the second kind. The kernel is ``exp(-a)`` for nu = 1/2, ``(1 + a) exp(-a)``
+    for nu = 3/2, and ``(1 + a + a^2/3) exp(-a)`` for nu = 5/2. Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
     nu : float, > 0, at most 100
-        The smoothness: features have ``nu - 1/2`` derivatives, rounded up. Beyond, take its limit, the Gaussian.
+        Smoothness: features have ``nu - 1/2`` derivatives, rounded up. For larger nu use the limit, `Gaussian`.
     length_scale : float > 0, one for each column, or "median"
+        Length scale, in the units of the columns.
 
     Notes
     -----
     Rasmussen and Williams, "Gaussian processes for machine learning" (2006), eqs. (4.14) and (4.17). The Bessel form is
-    computed in logarithms, with a relative error of some 1e-13.
+    computed in logarithms, with a relative error of about 1e-13.
 
     Examples
     --------
@@ -255,7 +264,7 @@ class Matern(Stationary):
 
     def __post_init__(self) -> None:
         require_positive(self, "nu")
-        if self.nu > _SMOOTHEST:
+        if self.nu > _MAX_NU:
             raise KernelError(f"Matern needs nu <= 100, and got {self.nu}; beyond, Gaussian is its limit.")
         require_scale(self, "length_scale", MEDIAN)
 
@@ -264,36 +273,37 @@ class Matern(Stationary):
         return float(1 / np.sqrt(2 * self.nu))
 
     @property
-    def _near(self) -> float:  # type: ignore[override]  # it depends on nu
-        # Below 1 the kernel falls like a root of the squared distance, and makes more of its error.
+    def _near_threshold(self) -> float:  # type: ignore[override]  # it depends on nu
+        # For nu <= 1 the kernel falls like a root of the squared distance, which magnifies its error.
         return 0.0 if self.nu > 1 else 1e-3
 
-    def _profile(self, negative_squares: Array) -> Array:
-        return map_rows(negative_squares, self._of_squares)
+    def _map_values(self, negative_squares: Array) -> Array:
+        return map_rows(negative_squares, self._map_part)
 
-    def _of_squares(self, negative_squares: Array) -> Array:
+    def _map_part(self, negative_squares: Array) -> Array:
+        """Return the kernel values of some rows of the block, overwriting them."""
         a = np.sqrt(np.negative(negative_squares, out=negative_squares), out=negative_squares)
-        np.minimum(a, _FAR, out=a)
+        np.minimum(a, _MAX_DISTANCE, out=a)
         if self.nu not in (0.5, 1.5, 2.5):
-            return _bessel(a, self.nu)
+            return _evaluate_bessel(a, self.nu)
         if self.nu == 0.5:
-            return _falling(a)
+            return _exp_negative(a)
         values = a + 1 if self.nu == 1.5 else a / 3
         if self.nu == 2.5:
             values += 1
             values *= a
             values += 1
-        values *= _falling(a)
+        values *= _exp_negative(a)
         return values
 
 
-def _falling(a: Array) -> Array:
+def _exp_negative(a: Array) -> Array:
     """Return exp(-a), overwriting a."""
     return np.exp(np.negative(a, out=a), out=a)
 
 
-def _bessel(a: Array, nu: float) -> Array:
-    """Return the Matern kernel of scaled distances a, overwriting them."""
+def _evaluate_bessel(a: Array, nu: float) -> Array:
+    """Return the Matern kernel of scaled distances a, which are overwritten, by the Bessel function."""
     from scipy.special import kve
 
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -301,15 +311,15 @@ def _bessel(a: Array, nu: float) -> Array:
         np.log(values, out=values)
         values += nu * np.log(a) - a
         values += (1 - nu) * log(2) - lgamma(nu)
-    # The Bessel function is beyond all numbers where a is next to nothing, and where a is 0.
-    short = ~np.isfinite(values) & (a < 1)
+    # The Bessel function overflows for tiny a, and is infinite for a = 0.
+    needs_series = ~np.isfinite(values) & (a < 1)
     np.exp(values, out=values)
-    values[short] = _series(a[short], nu)
+    values[needs_series] = _evaluate_series(a[needs_series], nu)
     return values
 
 
-def _series(a: Array, nu: float) -> Array:
-    """Return the first terms of the power series; where they are needed, the others are below rounding."""
+def _evaluate_series(a: Array, nu: float) -> Array:
+    """Return the first terms of the kernel's power series in a; for a this small, the others are below rounding."""
     total, term = np.ones_like(a), np.ones_like(a)
     for k in range(1, 5 if nu > 20 else 1):
         term = term * (-(a**2) / (4 * k * (nu - k)))

@@ -1,4 +1,4 @@
-"""Kernels of changed rows: warped by a map, of some columns only."""
+"""Kernels of transformed rows: mapped by a function, or restricted to some columns."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from dkfm.kernels.parameters import as_number, as_scalar
 
 
 @dataclass(frozen=True)
-class Affine:
-    """The map of rows ``x -> scale * x + shift``, for `Kernel.warp`.
+class Affine:  # numpydoc ignore=PR02
+    """The affine map of rows ``x -> scale * x + shift``, for `Kernel.warp`.
 
     Parameters
     ----------
-    scale, shift : float, or one for each column
+    scale : float, or one for each column
+        Factor of the columns.
+    shift : float, or one for each column
+        Constant that is added to the columns.
 
     Examples
     --------
@@ -39,19 +42,19 @@ class Affine:
     def __post_init__(self) -> None:
         for name in ("scale", "shift"):
             value = as_scalar(getattr(self, name))
-            several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
-            parts: Iterable[object] = value if several else (value,)  # type: ignore[assignment]  # as just seen
+            is_sequence = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+            parts: Iterable[object] = value if is_sequence else (value,)  # type: ignore[assignment]  # a sequence
             numbers = tuple(as_number(part) for part in parts)
             if not numbers or not all(isfinite(number) for number in numbers):
                 raise KernelError(f"Affine needs finite numbers as {name}, and got {value!r:.50}.")
-            object.__setattr__(self, name, numbers if several else numbers[0])
+            object.__setattr__(self, name, numbers if is_sequence else numbers[0])
 
     def __call__(self, X: Rows) -> Rows:
-        """Return the map of float64 rows (n, d); sparse rows stay sparse where nothing is shifted."""
-        factors = [np.asarray(value) for value in (self.scale, self.shift)]
-        if any(f.ndim and len(f) != X.shape[1] for f in factors):
+        """Return the mapped float64 rows (n, d); sparse rows stay sparse, and raise an error if a shift is not 0."""
+        constants = [np.asarray(value) for value in (self.scale, self.shift)]
+        if any(c.ndim and len(c) != X.shape[1] for c in constants):
             raise KernelError(f"{self!r} has other columns than these rows, which have {X.shape[1]}.")
-        scale, shift = factors
+        scale, shift = constants
         if not isinstance(X, np.ndarray):
             if shift.any():
                 raise InvalidInputError(f"{self!r} shifts every value and would make sparse rows dense.")
@@ -61,56 +64,57 @@ class Affine:
 
 
 RowMap = Affine | Callable[[Array], object]
-"""A map of rows (n, d) to rows (n, d'), row by row."""
+"""A function of rows (n, d) that returns rows (n, d') and maps each row independently of the others."""
 
 
-class _Mapped(Wrapper):
-    """A kernel of rows that are changed first."""
+class _RowTransform(Wrapper):
+    """Base class of kernels that transform the rows first."""
 
     @abstractmethod
-    def _mapped(self, X: Rows) -> Rows:
-        """Return the changed rows."""
+    def _transform_rows(self, X: Rows) -> Rows:
+        """Return the transformed rows."""
 
     @property
     def landmark_copies(self) -> int:
-        """The changed landmarks, and what the kernel makes of them."""
+        """Number of copies: the transformed landmarks, and those that the inner kernel keeps."""
         return 1 + self.kernel.landmark_copies
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Change the landmarks once."""
-        mapped = self._mapped(landmarks)
-        prepared = self.kernel.make_evaluator(mapped)
+        """Transform the landmarks once."""
+        transformed = self._transform_rows(landmarks)
+        prepared = self.kernel.make_evaluator(transformed)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
-            rows = mapped if Z is landmarks else self._mapped(Z)
-            if rows.shape[1] != mapped.shape[1]:
+            rows = transformed if Z is landmarks else self._transform_rows(Z)
+            if rows.shape[1] != transformed.shape[1]:
                 raise InvalidInputError(
-                    f"{self!r} made rows of {rows.shape[1]} columns, and made {mapped.shape[1]} of the landmarks."
+                    f"{self!r} made rows of {rows.shape[1]} columns, and made {transformed.shape[1]} of the landmarks."
                 )
             return prepared(rows, out)
 
         return block
 
     def resolve(self, X: Rows) -> Kernel:
-        """Resolve the kernel on changed rows."""
-        return replace(self, kernel=self.kernel.resolve(self._mapped(X)))  # type: ignore[type-var]  # every subclass is a dataclass
+        """Resolve the inner kernel on the transformed rows."""
+        return replace(self, kernel=self.kernel.resolve(self._transform_rows(X)))  # type: ignore[type-var]  # every subclass is a dataclass
 
     def diagonal(self, X: Rows) -> Array:
-        """Return the diagonal of the changed rows."""
-        return self.kernel.evaluate_diagonal(self._mapped(X))
+        """Return the diagonal of the inner kernel for the transformed rows."""
+        return self.kernel.evaluate_diagonal(self._transform_rows(X))
 
 
 @register_combination
 @dataclass(frozen=True)
-class Warped(_Mapped):
-    """A kernel of mapped rows, ``k(h(x), h(y))``; ``k.warp(h)`` makes one. As definite as the kernel.
+class Warped(_RowTransform):  # numpydoc ignore=PR02
+    """A kernel of mapped rows, ``k(h(x), h(y))``, as made by ``k.warp(h)``; its definiteness is that of k.
 
     Parameters
     ----------
     kernel : Kernel
+        Kernel of the mapped rows.
     h : Affine or callable
-        A function of yours gets dense read-only float64 rows (n, d) and returns as many rows; what it makes of a row
-        must not depend on the others.
+        Map of the rows. Your own function gets dense, read-only float64 rows (n, d) and returns n rows; it must map
+        each row independently of the others.
 
     Examples
     --------
@@ -130,24 +134,24 @@ class Warped(_Mapped):
 
     @property
     def supports_float32(self) -> bool:
-        """No: what a map makes of float32 rows need not fit into float32."""
+        """False: mapped rows need more precision than float32."""
         return False
 
     @property
     def supports_sparse(self) -> bool:
-        """Where the map does not fill zeros, and the kernel takes them."""
+        """Whether the map keeps zeros, and the inner kernel takes sparse rows."""
         return isinstance(self.h, Affine) and not np.any(self.h.shift) and self.kernel.supports_sparse
 
     @property
     def translation_invariant(self) -> bool:
-        """Where the map keeps differences, to scale, and the kernel is."""
+        """Whether the inner kernel is, and the map is affine: it scales differences of rows."""
         return isinstance(self.h, Affine) and self.kernel.translation_invariant
 
-    def _mapped(self, X: Rows) -> Rows:
+    def _transform_rows(self, X: Rows) -> Rows:
         if isinstance(self.h, Affine):
             return self.h(X)
         name = f"The rows that {qualified_name(self.h)} returned"
-        rows = as_rows(call_user_function(self, self.h, read_only_view(X)), name)  # type: ignore[arg-type]  # dense, for it is not sparse here
+        rows = as_rows(call_user_function(self, self.h, read_only_view(X)), name)  # type: ignore[arg-type]  # dense: sparse rows are refused
         if rows.shape[0] != X.shape[0]:
             raise InvalidInputError(f"{name} are {rows.shape[0]}, and must be as many as came, {X.shape[0]}.")
         return rows
@@ -159,14 +163,15 @@ class Warped(_Mapped):
 
 @register_combination
 @dataclass(frozen=True)
-class Columns(_Mapped):
-    """A kernel of some columns only; ``k.on(columns)`` makes one. As definite as the kernel.
+class Columns(_RowTransform):  # numpydoc ignore=PR02
+    """A kernel of some of the columns, as made by ``k.on(columns)``; its definiteness is that of k.
 
     Parameters
     ----------
     kernel : Kernel
+        Kernel of the selected columns.
     columns : int or sequence of int
-        Numbers of columns, from 0, each once.
+        Numbers of the columns, counted from 0, each at most once.
 
     Examples
     --------
@@ -181,18 +186,18 @@ class Columns(_Mapped):
     def __post_init__(self) -> None:
         super().__post_init__()
         columns = as_scalar(self.columns)
-        given = (columns,) if isinstance(columns, int | np.integer) else columns
-        if not isinstance(given, Sequence | np.ndarray) or not len(given):
+        numbers = (columns,) if isinstance(columns, int | np.integer) else columns
+        if not isinstance(numbers, Sequence | np.ndarray) or not len(numbers):
             raise KernelError(f"A kernel is of columns by their numbers, and not of {self.columns!r:.50}.")
-        for column in given:
+        for column in numbers:
             if isinstance(column, bool) or not isinstance(column, int | np.integer) or column < 0:
                 raise KernelError(f"A kernel is of columns by their numbers, from 0, and not of {column!r:.50}.")
-        if len(set(given)) < len(given):
-            raise KernelError(f"A kernel takes each column once, and got {given!r:.50}.")
-        object.__setattr__(self, "columns", tuple(int(column) for column in given))
+        if len(set(numbers)) < len(numbers):
+            raise KernelError(f"A kernel takes each column once, and got {numbers!r:.50}.")
+        object.__setattr__(self, "columns", tuple(int(column) for column in numbers))
 
-    def _mapped(self, X: Rows) -> Rows:
-        columns: tuple[int, ...] = self.columns  # type: ignore[assignment]  # a tuple since it was made
+    def _transform_rows(self, X: Rows) -> Rows:
+        columns: tuple[int, ...] = self.columns  # type: ignore[assignment]  # a tuple since __post_init__
         if max(columns) >= X.shape[1]:
             raise KernelError(f"{self!r} takes column {max(columns)} and the rows have {X.shape[1]} columns.")
         return X[:, list(columns)]

@@ -1,1 +1,1 @@
-"""From a Gram matrix to a frozen model, and rows through it."""
+"""Solve for a model from a Gram matrix, and score rows with it."""

@@ -1,7 +1,7 @@
-"""The largest eigenvalues of a symmetric matrix that is only multiplied with: block Lanczos.
+"""Find the largest eigenvalues of a symmetric matrix from products with it, by thick-restart block Lanczos.
 
-Every block is made orthogonal to all before it, twice; where too many are held, it goes on from the best of them. All
-of it is NumPy's: threads of a second BLAS would wait, busily, on the same cores.
+Each block is orthogonalized twice against all earlier blocks. When the basis is full, the iteration restarts from its
+best Ritz vectors. Only NumPy is used: the threads of a second BLAS would busy-wait on the same cores.
 """
 
 from collections.abc import Callable
@@ -12,51 +12,62 @@ import numpy as np
 from dkfm.core.rows import Array
 
 Multiply = Callable[[Array], Array]
-"""From a block (n, p) to the product of the matrix and the block."""
+"""Function that returns the product of the matrix and a block (n, p)."""
 
 _EPS = float(np.finfo(np.float64).eps)
-_REACHED = 4 * _EPS
-"""Of the largest eigenvalue: a residual that rounding leaves."""
+_RESIDUAL_SHARE = 4 * _EPS
+"""Residuals up to this share of the largest eigenvalue come from rounding."""
 
-_LEAST, _MORE = 16, 12
-"""Columns of a block: at least, for a product with many takes hardly longer than one with a few; and how many more than
-eigenvectors, of which no fewer may be asked at once: those of a repeated eigenvalue look the same to every product.
-"""
+_MIN_BLOCK_COLUMNS = 16
+"""Smallest number of columns of a block: a product with fewer takes hardly less time."""
 
-_HELD = 640, 4
-"""Columns held at a time, beside four times the eigenvectors asked for; and blocks, at least."""
+# A block has a column for each requested eigenvector: every product treats those of a repeated eigenvalue alike.
+_EXTRA_COLUMNS = 12
+"""Columns of a block beyond the number of requested eigenvectors."""
 
-_FIRST_LOOK, _LOOK = 6, 1.2
-"""Products at the first look at what is there, and how many times as many there are at each next one."""
+_BASIS_COLUMNS = 640
+"""Smallest number of columns of the basis, beside four for each requested eigenvector."""
 
-_WELL = 1e-5
-"""Of a block's condition: its Gram matrix then still has the digits that a second pass needs."""
+_BASIS_BLOCKS = 4
+"""Smallest number of blocks of the basis, beside the same columns."""
 
+_FIRST_TEST = 6
+"""Number of products before the first convergence test."""
 
-_ROWS, _FEW = 1000, 20
-"""Of a matrix, at least; and of which one eigenvector, or fewer, is asked for."""
+_TEST_GROWTH = 1.2
+"""Factor by which the number of products grows from one convergence test to the next."""
+
+_MIN_DIAGONAL_RATIO = 1e-5
+"""Smallest ratio of the diagonal of a block's Cholesky factor for Cholesky QR: a second pass then has enough digits."""
+
+_MIN_ROWS = 1000
+"""Below this, a dense eigendecomposition is faster."""
+
+_MIN_ROWS_PER_EIGENVECTOR = 20
+"""With fewer rows for each requested eigenvector, a dense eigendecomposition is faster."""
 
 MAX_PRODUCTS = 200
-"""Products after which all eigenvectors are as soon found."""
+"""Number of products after which a dense eigendecomposition is as fast."""
 
 
 @dataclass(frozen=True, eq=False)
 class EigenPairs:
-    """Eigenvalues and eigenvectors that were found.
+    """Eigenpairs of a symmetric matrix A (n, n).
 
     Attributes
     ----------
     values : ndarray of shape (q,)
-        Descending.
+        Eigenvalues, descending.
     vectors : ndarray of shape (n, q)
-        Of unit length, orthogonal.
+        Orthonormal eigenvectors, in columns.
     residuals : ndarray of shape (q,)
-        ``|A v - value v|``.
+        ``|A v - value v|`` of each pair.
     lowest : float
-        The lowest value that was seen, which the lowest eigenvalue is at most.
+        Smallest Ritz value of all convergence tests: an upper bound of the smallest eigenvalue.
     products : int
-        How many blocks were multiplied.
+        Number of blocks that were multiplied.
     converged : bool
+        Whether all q residuals are small enough.
     """
 
     values: Array
@@ -68,85 +79,85 @@ class EigenPairs:
 
 
 def block_columns(n: int, q: int) -> int:
-    """Return the columns of a block that is to find q eigenvectors.
+    """Return the number of columns of a block for finding q eigenvectors of a matrix (n, n).
 
     >>> block_columns(4000, 20), block_columns(4000, 1), block_columns(4000, 100)
     (32, 16, 112)
     """
-    return min(n, max(_LEAST, q + _MORE))
+    return min(n, max(_MIN_BLOCK_COLUMNS, q + _EXTRA_COLUMNS))
 
 
 def is_faster_than_dense(n: int, q: int) -> bool:
-    """Whether q eigenvectors are sooner found so than all.
+    """Return whether Lanczos finds q eigenvectors sooner than a dense eigendecomposition finds all n.
 
     >>> is_faster_than_dense(4000, 20), is_faster_than_dense(4000, 500), is_faster_than_dense(300, 2)
     (True, False, False)
     """
-    return n >= _ROWS and _FEW * q <= n
+    return n >= _MIN_ROWS and _MIN_ROWS_PER_EIGENVECTOR * q <= n
 
 
 def held_columns(n: int, q: int) -> int:
-    """Return how many columns are held at a time: with another block still less than n.
+    """Return the capacity of the basis in columns; together with one more block it has at most n columns.
 
     >>> held_columns(4000, 20), held_columns(10**6, 200), held_columns(400, 20)
     (720, 1648, 352)
     """
-    p, (columns, blocks) = block_columns(n, q), _HELD
-    return min((n // p - 1) * p, 4 * q + max(columns, blocks * p))
+    p = block_columns(n, q)
+    return min((n // p - 1) * p, 4 * q + max(_BASIS_COLUMNS, _BASIS_BLOCKS * p))
 
 
-class _Space:
-    """An orthonormal basis, and the matrix as it sees it."""
+class _KrylovSpace:
+    """An orthonormal basis of a Krylov space, and the projection of the matrix on it."""
 
     def __init__(self, n: int, capacity: int) -> None:
         self.basis = np.empty((n, capacity), order="F")
-        self.seen = np.zeros((capacity, capacity))
+        self.projected = np.zeros((capacity, capacity))
         self.count = 0
 
     def add(self, block: Array, multiply: Multiply) -> tuple[Array, Array]:
-        """Take a block in; return the next one, and the triangle that leads to it."""
+        """Append a block to the basis; return the next block Q, and R, with ``Q R`` the product less its projection."""
         first, last = self.count, self.count + block.shape[1]
         self.basis[:, first:last] = block
         self.count = last
-        beyond, found = self._apart(multiply(block))
-        block, triangle = _orthonormal(beyond)
-        block, again = self._apart(block)
-        found += again @ triangle
-        block, correction = _orthonormal(block)
-        self.seen[:last, first:last] = found
-        self.seen[first:last, :first] = found[:first].T
-        return block, correction @ triangle
+        remainder, projection = self._orthogonalize(multiply(block))
+        block, triangle = _orthonormalize(remainder)
+        block, correction = self._orthogonalize(block)
+        projection += correction @ triangle
+        block, second_triangle = _orthonormalize(block)
+        self.projected[:last, first:last] = projection
+        self.projected[first:last, :first] = projection[:first].T
+        return block, second_triangle @ triangle
 
-    def _apart(self, block: Array) -> tuple[Array, Array]:
-        """Return what of a block is orthogonal to the basis, and its products with the basis."""
+    def _orthogonalize(self, block: Array) -> tuple[Array, Array]:
+        """Return the part of a block that is orthogonal to the basis, and the block's products with the basis."""
         basis = self.basis[:, : self.count]
         products = basis.T @ block
         return block - basis @ products, products
 
-    def ritz(self) -> tuple[Array, Array]:
-        """Return the eigenvalues that are seen, ascending, and their vectors in the basis."""
-        seen = self.seen[: self.count, : self.count]
-        values, vectors = np.linalg.eigh((seen + seen.T) / 2)
+    def compute_ritz_pairs(self) -> tuple[Array, Array]:
+        """Return the Ritz values, ascending, and the coordinates of the Ritz vectors in the basis."""
+        projected = self.projected[: self.count, : self.count]
+        values, vectors = np.linalg.eigh((projected + projected.T) / 2)
         return values, vectors
 
     def restart(self, values: Array, vectors: Array) -> None:
-        """Keep some of the eigenvectors that are seen, and nothing else."""
+        """Replace the basis by some of the Ritz vectors."""
         kept = len(values)
         self.basis[:, :kept] = self.basis[:, : self.count] @ vectors
-        self.seen[:] = 0.0
-        self.seen[:kept, :kept] = np.diag(values)
+        self.projected[:] = 0.0
+        self.projected[:kept, :kept] = np.diag(values)
         self.count = kept
 
 
-def _orthonormal(block: Array) -> tuple[Array, Array]:
-    """Return Q and R with ``Q R`` a block (n, p); Q is orthonormal up to the square of the block's condition."""
+def _orthonormalize(block: Array) -> tuple[Array, Array]:
+    """Return Q and R of a block (n, p), by Cholesky QR: Q is orthonormal up to eps times the squared condition."""
     gram = block.T @ block
     try:
         lower = np.linalg.cholesky(gram)
     except np.linalg.LinAlgError:
         lower = np.zeros_like(gram)
-    sizes = np.diagonal(lower)
-    if sizes.min() <= _WELL * sizes.max():
+    diagonal = np.diagonal(lower)
+    if diagonal.min() <= _MIN_DIAGONAL_RATIO * diagonal.max():
         Q, R = np.linalg.qr(block)
         return Q, R
     return block @ np.linalg.inv(lower).T, lower.T
@@ -161,23 +172,25 @@ def largest_eigenpairs(
     noise: float = 0.0,
     held: int | None = None,
 ) -> EigenPairs:
-    """Return the q largest eigenvalues of a symmetric matrix (n, n), and their eigenvectors.
+    """Find the q largest eigenvalues of a symmetric matrix (n, n), and their eigenvectors.
 
     Parameters
     ----------
     multiply : callable
+        Function that returns the product of the matrix and a block (n, p).
     start : ndarray of shape (n, p)
-        The first block, of full rank; every later one has p columns too, and p is less than n / 2.
+        First block, of full rank. All blocks have p columns, and p is less than n / 2.
     q : int
-        At most p.
+        Number of eigenpairs, at most p.
     tol : float
-        Of a residual as a share of its eigenvalue; at best the rounding unit of the largest one.
+        Largest residual of a converged pair, as a share of its eigenvalue. Residuals of ``4 eps`` of the largest
+        eigenvalue are always accepted.
     most : int
-        Products after which what there is is returned.
+        Largest number of products; after it the current pairs are returned, converged or not.
     noise : float
-        What rounding adds to a product with a vector of length 1: no residual need be smaller.
+        Error that rounding adds to a product with a vector of length 1; residuals up to it are accepted.
     held : int, optional
-        Columns of the basis, at least 2 (q + p); `held_columns` by default.
+        Capacity of the basis in columns, at least 2 (q + p); `held_columns` by default.
 
     Notes
     -----
@@ -185,27 +198,27 @@ def largest_eigenpairs(
     """
     n, p = start.shape
     capacity = held_columns(n, q) if held is None else held
-    space = _Space(n, capacity)
+    space = _KrylovSpace(n, capacity)
     block, _ = np.linalg.qr(start)
-    lowest, look = np.inf, _FIRST_LOOK
+    lowest, next_test = np.inf, _FIRST_TEST
     for products in range(1, most + 1):
         block, triangle = space.add(block, multiply)
         full = space.count + p > capacity
-        ended = np.abs(triangle).max() <= _EPS * np.abs(space.seen).max()  # all of a low rank is there
-        if products < min(look, most) and not full and not ended:
+        exhausted = np.abs(triangle).max() <= _EPS * np.abs(space.projected).max()  # the basis spans the range
+        if products < min(next_test, most) and not full and not exhausted:
             continue
-        look = max(products + 1, int(_LOOK * products))
-        values, vectors = space.ritz()
+        next_test = max(products + 1, int(_TEST_GROWTH * products))
+        values, vectors = space.compute_ritz_pairs()
         lowest = min(lowest, float(values[0]))
-        # The next block is orthogonal to all that is seen.
+        # The next block is orthogonal to the basis, so these are the lengths of A v - value v.
         residuals = np.linalg.norm(triangle @ vectors[space.count - p :], axis=0)
         best = slice(space.count - min(q, space.count), None)
-        reached = max(noise, _REACHED * max(abs(lowest), abs(float(values[-1]))))
-        allowed = np.maximum(tol * np.abs(values[best]), reached)
-        converged = space.count >= q and bool((residuals[best] <= allowed).all())
+        rounding = max(noise, _RESIDUAL_SHARE * max(abs(lowest), abs(float(values[-1]))))
+        limits = np.maximum(tol * np.abs(values[best]), rounding)
+        converged = space.count >= q and bool((residuals[best] <= limits).all())
         if converged or products == most:
-            found = space.basis[:, : space.count] @ vectors[:, best][:, ::-1]
-            return EigenPairs(values[best][::-1], found, residuals[best][::-1], lowest, products, converged)
+            eigenvectors = space.basis[:, : space.count] @ vectors[:, best][:, ::-1]
+            return EigenPairs(values[best][::-1], eigenvectors, residuals[best][::-1], lowest, products, converged)
         if full:
             kept = slice(space.count - max(q + p, capacity // 2), None)
             space.restart(values[kept], vectors[:, kept])

@@ -1,4 +1,4 @@
-"""The closed registry of a head's last step: from the product of a tile to what the user asked for."""
+"""Define the links: the last step of a head, from the product of a tile to the output. The registry is closed."""
 
 from collections.abc import Callable
 
@@ -9,13 +9,13 @@ from dkfm.core.rows import Array
 from dkfm.errors import UnsupportedStoreError
 
 Diagonal = Callable[[], Array]
-"""What computes the diagonal k(z, z) (n,), where a link asks for it."""
+"""Function that computes the diagonal k(z, z), (n,); only some links call it."""
 
 Codes = npt.NDArray[np.int64]
-"""Of classes: 0, 1, .. in their order."""
+"""Codes of classes: 0, 1, .. in the order of the classes."""
 
 Link = Callable[[Array, Diagonal], Array | Codes]
-"""(product (n, q), diagonal) -> result (n, width)."""
+"""Function of a product (n, q) and a diagonal that returns the output (n, width)."""
 
 IDENTITY = "identity"
 RESIDUAL = "residual"
@@ -27,7 +27,7 @@ MODIFIED_HUBER = "modified_huber"
 NOT_NEGATIVE = "not_negative"
 
 NO_CODE = -1
-"""Of a row that has no class, for its product is not finite; where others have NaN."""
+"""Code of a row whose product is not finite, and so has no class; links that return floats give NaN."""
 
 
 def _identity(product: Array, diagonal: Diagonal) -> Array:
@@ -35,14 +35,17 @@ def _identity(product: Array, diagonal: Diagonal) -> Array:
 
 
 def _residual(product: Array, diagonal: Diagonal) -> Array:
-    """``k(z, z) - |phi(z)|^2``, clipped at 0: the squared distance of z from the span of the landmarks."""
+    """Return ``k(z, z) - |phi(z)|^2``, clipped at 0: the squared distance of z from the span of the landmarks."""
     difference: Array = diagonal() - np.einsum("ij,ij->i", product, product, dtype=np.float64)
     np.maximum(difference, 0.0, out=difference)
     return difference[:, np.newaxis]
 
 
 def _centred_residual(product: Array, diagonal: Diagonal) -> Array:
-    """Take the last column, ``2 <phi(z), m> - |m|^2``, too: the squared distance from a span through the mean m."""
+    """Return the squared distance of z from an affine span through the mean m, clipped at 0.
+
+    The last column of the product is ``2 <phi(z), m> - |m|^2``. It is subtracted, and so are the squares of the others.
+    """
     squares = np.einsum("ij,ij->i", product[:, :-1], product[:, :-1], dtype=np.float64)
     difference: Array = diagonal() - product[:, -1] - squares
     np.maximum(difference, 0.0, out=difference)
@@ -50,50 +53,56 @@ def _centred_residual(product: Array, diagonal: Diagonal) -> Array:
 
 
 def _argmax(product: Array, diagonal: Diagonal) -> Codes:
-    """Return the class whose column is largest; of one column 1 where it is positive, else 0."""
+    """Return the class with the largest column; with a single column return 1 if it is positive, else 0."""
     codes: Codes = product.argmax(axis=1) if product.shape[1] > 1 else (product[:, 0] > 0).astype(np.int64)
-    codes[_lost(product)] = NO_CODE
+    codes[_find_nonfinite_rows(product)] = NO_CODE
     return codes[:, np.newaxis]
 
 
 def _not_negative(product: Array, diagonal: Diagonal) -> Codes:
-    """Return 1 where the one column is 0 or more, else 0: how scikit-learn's outlier detectors decide."""
+    """Return 1 if the single column is 0 or more, else 0, as scikit-learn's outlier detectors decide."""
     codes = (product >= 0).astype(np.int64)
-    codes[_lost(product)] = NO_CODE
+    codes[_find_nonfinite_rows(product)] = NO_CODE
     return codes
 
 
 def _sigmoid(product: Array, diagonal: Diagonal) -> Array:
-    """Return 1 / (1 + exp(-product)): of one column that of both classes, of more as shares of their sum."""
+    """Return probabilities from ``1 / (1 + exp(-product))``.
+
+    A single column gives the probabilities of both classes; more columns are divided by their sum.
+    """
     from scipy.special import expit, log_expit, softmax
 
     if product.shape[1] == 1:
-        chances: Array = expit(np.hstack([-product, product]))
+        probabilities: Array = expit(np.hstack([-product, product]))
     else:
-        chances = softmax(log_expit(product), axis=1)
-    chances[_lost(product)] = np.nan
-    return chances
+        probabilities = softmax(log_expit(product), axis=1)
+    probabilities[_find_nonfinite_rows(product)] = np.nan
+    return probabilities
 
 
 def _softmax(product: Array, diagonal: Diagonal) -> Array:
     from scipy.special import softmax
 
-    chances: Array = softmax(product, axis=1)
-    chances[_lost(product)] = np.nan
-    return chances
+    probabilities: Array = softmax(product, axis=1)
+    probabilities[_find_nonfinite_rows(product)] = np.nan
+    return probabilities
 
 
 def _modified_huber(product: Array, diagonal: Diagonal) -> Array:
-    """Return ``(clip(product, -1, 1) + 1) / 2``, as `_sigmoid` does; of all classes the same where all are 0."""
-    halves = (np.clip(np.hstack([-product, product]) if product.shape[1] == 1 else product, -1, 1) + 1) / 2
-    sums = halves.sum(axis=1, keepdims=True)
-    halves[sums[:, 0] == 0] = 1
-    chances: Array = halves / np.where(sums == 0, halves.shape[1], sums)
-    chances[_lost(product)] = np.nan
-    return chances
+    """Return probabilities from ``(clip(product, -1, 1) + 1) / 2``, for one column and for more as `_sigmoid` does.
+
+    If this is 0 for all classes, they all have the same probability.
+    """
+    clipped = (np.clip(np.hstack([-product, product]) if product.shape[1] == 1 else product, -1, 1) + 1) / 2
+    sums = clipped.sum(axis=1, keepdims=True)
+    clipped[sums[:, 0] == 0] = 1
+    probabilities: Array = clipped / np.where(sums == 0, clipped.shape[1], sums)
+    probabilities[_find_nonfinite_rows(product)] = np.nan
+    return probabilities
 
 
-def _lost(product: Array) -> npt.NDArray[np.bool_]:
+def _find_nonfinite_rows(product: Array) -> npt.NDArray[np.bool_]:
     finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(product), axis=1)
     return ~finite
 
@@ -111,29 +120,29 @@ _REGISTRY: dict[str, Link] = {
 
 
 def link_by_name(name: object) -> Link:
-    """Return a link; a name that is not in the registry is refused."""
+    """Return the link of a name; raise an error if the name is not in the registry."""
     if not isinstance(name, str) or name not in _REGISTRY:
         raise UnsupportedStoreError(f"There is no link {name!r}; dkfm knows {', '.join(sorted(_REGISTRY))}.")
     return _REGISTRY[name]
 
 
 def needs_diagonal(name: str) -> bool:
-    """Whether a link needs k(z, z), and gives one squared distance a row."""
+    """Return whether a link needs k(z, z) and returns one squared distance a row."""
     return name in (RESIDUAL, CENTRED_RESIDUAL)
 
 
 def returns_codes(name: str) -> bool:
-    """Whether a link gives codes of classes."""
+    """Return whether a link returns codes of classes."""
     return name in (ARGMAX, NOT_NEGATIVE)
 
 
 def count_classes(columns: int) -> int:
-    """Return how many classes a product of so many columns decides between."""
+    """Return the number of classes that a product with `columns` columns distinguishes."""
     return 2 if columns == 1 else columns
 
 
 def output_width(name: str, columns: int) -> int:
-    """Return the columns of what a link makes of a product with so many.
+    """Return the number of columns that a link returns for a product with `columns` columns.
 
     >>> output_width("argmax", 10), output_width("sigmoid", 1), output_width("softmax", 3)
     (1, 2, 3)
@@ -144,12 +153,12 @@ def output_width(name: str, columns: int) -> int:
 
 
 def result_dtype(name: str, dtype: np.dtype[np.floating]) -> np.dtype[np.generic]:
-    """Return what a link makes of products of a dtype: int64 codes, or the same."""
+    """Return the dtype of a link's output for a product of `dtype`: int64 for codes, otherwise `dtype`."""
     return np.dtype(np.int64) if returns_codes(name) else dtype
 
 
 def valid_rows(values: Array | Codes) -> npt.NDArray[np.bool_]:
-    """Return which rows (n,) of what a link made (n, width) are of a finite product."""
+    """Return which rows (n,) of a link's output (n, width) come from a finite product."""
     valid = values >= 0 if values.dtype.kind == "i" else np.isfinite(values)
-    found: npt.NDArray[np.bool_] = np.logical_and.reduce(valid, axis=1)
-    return found
+    valid_in_all: npt.NDArray[np.bool_] = np.logical_and.reduce(valid, axis=1)
+    return valid_in_all

@@ -1,7 +1,7 @@
-"""Kernel principal components: of a Gram matrix, of what only multiplies with one, and of a feature map.
+"""Compute kernel principal components from a Gram matrix, from products with one, or from a feature map.
 
-The matrix of the problem is ``S K S'``, with ``S = D^(1/2) (I - 1 w' / sum w)`` and D the diagonal matrix of the rows'
-weights w: HKH where these are 1, and a row of weight 2 is the row twice. Uncentred it is ``D^(1/2) K D^(1/2)``.
+The problem matrix is ``S K S'``, with ``S = D^(1/2) (I - 1 w' / sum w)`` and D the diagonal matrix of the rows' weights
+w. It is HKH if all weights are 1, and a row of weight 2 counts as two rows. Uncentred it is ``D^(1/2) K D^(1/2)``.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,21 @@ from dkfm.numerics.roots import eigh_in_place, fix_signs, inverse_root, require_
 FORMULATIONS = ("combined", "primal", "dual")
 
 LIGHTEST_WEIGHT = 1e-6
-"""Of the largest weight: what eigenvectors have of a row of less is mostly rounding."""
+"""Share of the largest weight below which the entries of eigenvectors for a row are mostly rounding."""
 
 _DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
 _CUTS = {_DOUBLE: 1e-12, np.dtype(np.float32): 2e-7}
-"""Eigenvalues up to this share of the largest are zero, in what scores: scikit-learn's rule."""
+"""Share of the largest eigenvalue up to which eigenvalues are zero, by the dtype of the scores: scikit-learn's rule."""
 
-_WHAT = "The centred Gram matrix of this kernel", "The Gram matrix of this kernel"
+_CENTRED_GRAM = "The centred Gram matrix of this kernel"
+_GRAM = "The Gram matrix of this kernel"
 
 Multiply = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, eq=False)
 class Weighting:
-    """Weights w (N,) of the training rows, positive, and whether their mean is taken from the features."""
+    """Positive weights w (N,) of the training rows, and whether the features are centred."""
 
     weights: Array
     centered: bool = True
@@ -45,7 +46,7 @@ class Weighting:
 
     @property
     def shares(self) -> Array:
-        """``w / sum w``: the mean of the training rows."""
+        """``w / sum w``, the coefficients of the mean of the training rows."""
         return self.weights / self.total
 
     @cached_property
@@ -54,28 +55,28 @@ class Weighting:
         return np.sqrt(self.weights)
 
     def inner(self, C: Array) -> Array:
-        """Return S'C, (N, p)."""
+        """Return ``S'C`` (N, p) of C (N, p)."""
         scaled = self.roots[:, np.newaxis] * C
         return scaled - np.outer(self.shares, scaled.sum(axis=0)) if self.centered else scaled
 
     def outer(self, P: Array) -> Array:
-        """Return SP, (N, p)."""
+        """Return ``S P`` (N, p) of P (N, p)."""
         return self.roots[:, np.newaxis] * (P - self.shares @ P if self.centered else P)
 
 
 @dataclass(frozen=True)
 class ComponentOptions:
-    """Which components are asked for.
+    """Number and dtype of the components to compute.
 
     Attributes
     ----------
     count : int or float, optional
-        How many, or, below 1, the share of the variance that they explain at least; by default all above zero.
+        Number of components, or, below 1, the smallest share of the variance to explain; by default all above zero.
     dtype : dtype
-        What they will score in.
+        Dtype of the scores.
     on_indefinite : {"auto", "raise", "clip"}
-        What to do where the matrix has an eigenvalue more negative than rounding explains; "auto" is "raise" where
-        components are asked for that only a positive semi-definite matrix has, and "clip" where not.
+        What to do if the matrix has an eigenvalue more negative than rounding explains. "auto" means "raise" if the
+        requested components exist only for a positive semi-definite matrix, and "clip" otherwise.
     """
 
     count: int | float | None = None
@@ -90,17 +91,17 @@ class Components:
     Attributes
     ----------
     eigenvalues : ndarray of shape (q,)
-        mu, of the matrix of the problem, descending; the sum of the weights times the variance along each component.
+        Eigenvalues mu of the problem matrix, descending: the sum of the weights times the variance of each component.
     weights : ndarray of shape (N, q)
-        b, with mean 0 where centred; zero where mu is zero.
+        Coefficients b, with mean 0 if centred; zero for a component whose mu is zero.
     offset : ndarray of shape (q,)
-        ``e'K b`` with e the shares of the rows; 0 where not centred.
+        ``e'K b`` with e the shares of the rows; 0 if not centred.
     mean : ndarray of shape (N,)
-        What the mean of the training rows is made of: e; 0 where not centred.
+        Coefficients e of the mean of the training rows; 0 if not centred.
     square : float
-        The squared length of that mean, ``e'Ke``.
+        Squared length of that mean, ``e'Ke``.
     total : float
-        Sum of all eigenvalues; of the positive ones where a negative part is dropped, NaN where that is not known.
+        Sum of all eigenvalues, or of the positive ones if a negative part is dropped; NaN if that is not known.
     """
 
     eigenvalues: Array
@@ -111,83 +112,84 @@ class Components:
     total: float
 
     def first(self, q: int) -> "Components":
-        """Return the first q of them."""
+        """Return the first q components."""
         return replace(self, eigenvalues=self.eigenvalues[:q], weights=self.weights[:, :q], offset=self.offset[:q])
 
 
 def center_gram(K: Array, weighting: Weighting | None = None) -> Array:
-    """Make of a Gram matrix, in place and from its lower triangle, ``S K S'``; return the means of K's rows, (N,)."""
-    given = weighting or Weighting(np.ones(len(K)))
+    """Replace K by ``S K S'``, in place and from its lower triangle; return the means of the rows of K, (N,)."""
+    weighting = weighting or Weighting(np.ones(len(K)))
     mirror_lower(K)
-    equal = bool((given.weights == given.weights[0]).all())
-    # NumPy's sums are the more exact ones.
-    means: Array = K.mean(axis=0) if equal else K @ given.shares
-    if given.centered:
-        total = means.mean() if equal else means @ given.shares
+    equal = bool((weighting.weights == weighting.weights[0]).all())
+    # NumPy's sums are more accurate than products.
+    means: Array = K.mean(axis=0) if equal else K @ weighting.shares
+    if weighting.centered:
+        total = means.mean() if equal else means @ weighting.shares
         for columns in row_slices(len(K), 256):
             K[:, columns] -= means[:, np.newaxis]
             K[:, columns] -= means[columns] - total
-    if not equal or given.weights[0] != 1:
+    if not equal or weighting.weights[0] != 1:
         for columns in row_slices(len(K), 256):
-            K[:, columns] *= np.outer(given.roots, given.roots[columns])
+            K[:, columns] *= np.outer(weighting.roots, weighting.roots[columns])
     return means
 
 
 def solve_components(
-    K: Array, wanted: ComponentOptions, weighting: Weighting | None = None, formulation: str = "combined"
+    K: Array, options: ComponentOptions, weighting: Weighting | None = None, formulation: str = "combined"
 ) -> Components:
-    """Solve kernel PCA for a Gram matrix, by all of its eigenvectors.
+    """Solve kernel PCA by a dense eigendecomposition.
 
     Parameters
     ----------
     K : ndarray of shape (N, N), Fortran-contiguous
-        Overwritten; only the lower triangle is read.
-    wanted : Wanted
+        Gram matrix, overwritten; only the lower triangle is read.
+    options : ComponentOptions
+        Components to compute.
     weighting : Weighting, optional
-        By default every row has the weight 1, and the features are centred.
+        Weights of the rows; by default 1, with centred features.
     formulation : {"combined", "primal", "dual"}
-        The eigenproblem of ``H K H``, which is the combined and the dual one, or that of the covariance of the explicit
-        map, which needs a positive semi-definite K; with "clip" that of ``H K H`` too, for a clipped K has another one.
+        Eigenproblem: for "combined" and "dual" that of ``H K H``; for "primal" that of the covariance of the explicit
+        map, which needs a positive semi-definite K. With "clip" it is always ``H K H``: the other one would differ.
 
     Raises
     ------
     NotPSDError
-        The matrix of the problem is not positive semi-definite. K itself need not be, but for "primal".
+        The problem matrix is not positive semi-definite; or K is not, with "primal".
 
     Notes
     -----
     Ghiasi-Shirazi and Qaraei, eqs. (12)-(25), with ``mu = N lambda``: the dual's a and the primal's u are those with
-    ``b = H a = H u / mu``. Re-centring b is what makes them exact: eigenvectors of HKH are orthogonal to the constant
-    only to rounding, which the mean of K amplifies.
+    ``b = H a = H u / mu``. Eigenvectors of HKH are orthogonal to the constant only up to rounding, which the mean of K
+    amplifies; b is therefore centred again.
     """
-    given = weighting or Weighting(np.ones(len(K)))
-    if formulation == "primal" and wanted.on_indefinite != "clip":
-        return _primal(K, wanted, given)
-    n, means = len(K), center_gram(K, given)
+    weighting = weighting or Weighting(np.ones(len(K)))
+    if formulation == "primal" and options.on_indefinite != "clip":
+        return _solve_primal(K, options, weighting)
+    n, means = len(K), center_gram(K, weighting)
     total = float(np.trace(K))
     values, vectors = eigh_in_place(K)
     del K
-    rounding = _rounding(values, means, wanted, given)
+    rounding = _rounding_threshold(values, means, options, weighting)
     if rounding:
-        total = float(np.maximum(values, 0.0).sum())  # what is dropped has no variance
-    q = _count(values[::-1], total, wanted, rounding)
-    return _of_pairs(values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, wanted, given, rounding)
+        total = float(np.maximum(values, 0.0).sum())  # the dropped part has no variance
+    q = _choose_count(values[::-1], total, options, rounding)
+    return _scale_pairs(values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, options, weighting, rounding)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The matrix of the problem where it is only multiplied with.
+    """The problem matrix, available only through products.
 
     Attributes
     ----------
     multiply : callable
-        From C (N, p) to its product with the matrix.
+        Function that returns the product of the problem matrix and C (N, p).
     means : ndarray of shape (N,)
-        The means of K's rows.
+        Means of the rows of K.
     total : float
         Sum of all eigenvalues.
     noise : float
-        What rounding adds to a product with a vector of length 1.
+        Error that rounding adds to a product with a vector of length 1.
     """
 
     multiply: Multiply
@@ -197,124 +199,129 @@ class Problem:
 
 
 def dense_problem(K: Array, weighting: Weighting) -> Problem:
-    """Make a Gram matrix (N, N), Fortran-contiguous and filled below its diagonal, the matrix of the problem."""
+    """Return the problem of a Fortran-contiguous Gram matrix (N, N), which is overwritten from its lower triangle."""
     means = center_gram(K, weighting)
-    # Of the symmetric matrix in C order from the left: four fifths of the time that K V takes.
+    # K.T is in C order, and multiplying it from the left takes four fifths of the time of K @ C.
     return Problem(lambda C: (C.T @ K.T).T, means, float(np.trace(K)))
 
 
 def product_problem(multiply: Multiply, diagonal: Array, weighting: Weighting) -> Problem:
-    """Return the problem of a Gram matrix that stays as it is, from its products and its diagonal (N,)."""
+    """Return the problem of a Gram matrix from products with it and its diagonal (N,); the matrix is not changed."""
     means = multiply(weighting.shares[:, np.newaxis])[:, 0]
     total, size = float(weighting.weights @ diagonal), weighting.total * abs(float(means @ weighting.shares))
     if weighting.centered:
         total -= weighting.total * float(means @ weighting.shares)
-    # A sum of N products rounds at random, like the mean that is taken from it.
+    # The rounding errors of a sum of N products are random, and so are those of the mean that is subtracted.
     noise = float(np.finfo(np.float64).eps) * size / np.sqrt(len(means))
     return Problem(lambda C: weighting.outer(multiply(weighting.inner(C))), means, total, noise)
 
 
 def solve_leading_components(
-    problem: Problem, start: Array, wanted: ComponentOptions, weighting: Weighting, tol: float = 0.0, most: int = 1000
+    problem: Problem, start: Array, options: ComponentOptions, weighting: Weighting, tol: float = 0.0, most: int = 1000
 ) -> tuple[Components, lanczos.EigenPairs]:
-    """Solve kernel PCA for its first components, from products with the matrix of the problem alone.
+    """Solve kernel PCA for its first components by Lanczos, from products with the problem matrix.
 
     Parameters
     ----------
     problem : Problem
+        Problem matrix.
     start : ndarray of shape (N, p)
-        Random: what Lanczos begins with.
-    wanted : Wanted
-        With a number of components.
+        Random first block.
+    options : ComponentOptions
+        Components to compute; `count` is an integer.
     weighting : Weighting
+        Weights of the rows.
     tol, most
-        Of `lanczos.largest`.
+        As in `lanczos.largest_eigenpairs`.
 
     Returns
     -------
-    Components
-    Pairs
-        With what was reached.
+    components : Components
+        Kernel principal components.
+    pairs : EigenPairs
+        Eigenpairs of the problem matrix, with their residuals.
     """
-    pairs = lanczos.largest_eigenpairs(problem.multiply, start, int(wanted.count or 0), tol, most, problem.noise)
-    # The lowest eigenvalue is at most the mean of those that were not found.
+    pairs = lanczos.largest_eigenpairs(problem.multiply, start, int(options.count or 0), tol, most, problem.noise)
+    # The lowest eigenvalue is at most the mean of the eigenvalues that were not computed.
     rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
     ends = np.array([min(pairs.lowest, rest), pairs.values[0]])
-    rounding = _rounding(ends, problem.means, wanted, weighting)
+    rounding = _rounding_threshold(ends, problem.means, options, weighting)
     total = float("nan") if rounding else problem.total
-    return _of_pairs(pairs.values, pairs.vectors, problem.means, total, wanted, weighting, rounding), pairs
+    return _scale_pairs(pairs.values, pairs.vectors, problem.means, total, options, weighting, rounding), pairs
 
 
-def _rounding(values: Array, means: Array, wanted: ComponentOptions, given: Weighting) -> float:
-    """Return what `require_psd` does of eigenvalues, ascending, of the matrix of the problem."""
+def _rounding_threshold(values: Array, means: Array, options: ComponentOptions, weighting: Weighting) -> float:
+    """Return the threshold of `require_psd` for ascending eigenvalues of the problem matrix."""
     lowest, highest = float(values[0]), float(values[-1])
-    # Centring rounds like the mean it takes away, which can be far larger than what it leaves.
-    scale = max(highest, given.total * abs(float(means @ given.shares)) if given.centered else 0.0)
-    policy = wanted.on_indefinite
+    # Centring has the rounding errors of the mean it subtracts, which can be far larger than the result.
+    scale = max(highest, weighting.total * abs(float(means @ weighting.shares)) if weighting.centered else 0.0)
+    policy = options.on_indefinite
     if policy == "auto":
-        some = isinstance(wanted.count, int) and wanted.count <= int((values > _CUTS[wanted.dtype] * highest).sum())
-        policy = "clip" if some or len(values) < len(means) else "raise"
-    return require_psd(lowest, highest, scale, len(means), policy, _WHAT[0 if given.centered else 1])
+        exist = isinstance(options.count, int) and options.count <= int((values > _CUTS[options.dtype] * highest).sum())
+        policy = "clip" if exist or len(values) < len(means) else "raise"
+    return require_psd(lowest, highest, scale, len(means), policy, _CENTRED_GRAM if weighting.centered else _GRAM)
 
 
-def _count(values: Array, total: float, wanted: ComponentOptions, rounding: float = 0.0) -> int:
-    """Return how many of the eigenvalues, descending, are asked for."""
-    if isinstance(wanted.count, int):
-        return min(wanted.count, len(values))
-    positive = _positive(values, wanted.dtype, rounding)
-    if wanted.count is None:
+def _choose_count(values: Array, total: float, options: ComponentOptions, rounding: float = 0.0) -> int:
+    """Return how many of the descending eigenvalues the options request."""
+    if isinstance(options.count, int):
+        return min(options.count, len(values))
+    positive = _count_positive(values, options.dtype, rounding)
+    if options.count is None:
         return positive
-    explained = np.cumsum(values[:positive]) >= wanted.count * total * (1 - 1e-12)  # of all of it, for 1 - rounding
+    explained = np.cumsum(values[:positive]) >= options.count * total * (1 - 1e-12)  # allows for rounding
     return int(explained.argmax()) + 1 if explained.any() else positive
 
 
-def _positive(values: Array, dtype: np.dtype[np.floating], rounding: float = 0.0) -> int:
+def _count_positive(values: Array, dtype: np.dtype[np.floating], rounding: float = 0.0) -> int:
     highest = float(values[0]) if len(values) else 0.0
     return int((values > max(_CUTS[dtype] * highest, rounding)).sum()) if highest > 0 else 0
 
 
-def _of_pairs(
+def _scale_pairs(
     values: Array,
     vectors: Array,
     means: Array,
     total: float,
-    wanted: ComponentOptions,
-    given: Weighting,
+    options: ComponentOptions,
+    weighting: Weighting,
     rounding: float,
 ) -> Components:
-    """Return the components of eigenpairs of the matrix of the problem, descending; up to `rounding` they are zero."""
-    kept = _positive(values, wanted.dtype, rounding)
+    """Return the components of descending eigenpairs; eigenvalues up to `rounding` count as zero."""
+    kept = _count_positive(values, options.dtype, rounding)
     mu, b = np.zeros(len(values)), np.zeros((len(means), len(values)))
     mu[:kept] = values[:kept]
     b[:, :kept] = vectors[:, :kept]
-    if given.centered:
-        middle = given.roots @ b / given.total
+    if weighting.centered:
+        middle = weighting.roots @ b / weighting.total
         for rows in row_slices(len(b), 256):
-            b[rows] -= np.outer(given.roots[rows], middle)
+            b[rows] -= np.outer(weighting.roots[rows], middle)
     lengths = np.sqrt(np.einsum("ij,ij->j", b[:, :kept], b[:, :kept]))
-    b *= given.roots[:, np.newaxis]
-    # Those of the training scores, which do not change where a row of weight 2 is there twice.
-    signs = fix_signs(b[:, :kept], np.maximum(given.weights, LIGHTEST_WEIGHT * given.weights.max()))
+    b *= weighting.roots[:, np.newaxis]
+    # Signs of the training scores: they do not change if a row of weight 2 is given twice instead.
+    signs = fix_signs(b[:, :kept], np.maximum(weighting.weights, LIGHTEST_WEIGHT * weighting.weights.max()))
     b[:, :kept] *= signs / (lengths * np.sqrt(mu[:kept]))
-    if not given.centered:
+    if not weighting.centered:
         return Components(mu, b, np.zeros(len(mu)), np.zeros(len(means)), 0.0, total)
-    return Components(mu, b, means @ b, given.shares, float(means @ given.shares), total)
+    return Components(mu, b, means @ b, weighting.shares, float(means @ weighting.shares), total)
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of the features of weighted rows.
+    """Moments of the features phi of weighted rows.
 
     Attributes
     ----------
     second : ndarray of shape (r, r), or (r,)
-        ``sum w phi phi'``; its diagonal where it has nothing else.
+        ``sum w phi phi'``, or its diagonal if it is a diagonal matrix.
     mean : ndarray of shape (r,)
+        Weighted mean of the features.
     weight : float
         Sum of the weights.
     similarity : float
-        ``sum w k(x, x)``; of a clipped kernel ``sum w |phi(x)|^2``, for what else it has is not known.
+        ``sum w k(x, x)``; for a clipped kernel ``sum w |phi(x)|^2``, because the rest of its trace is unknown.
     rows : int
+        Number of rows.
     """
 
     second: Array
@@ -324,36 +331,38 @@ class Moments:
     rows: int
 
 
-def solve_components_of_map(W: Array, moments: Moments, wanted: ComponentOptions, centered: bool = True) -> Components:
+def solve_components_of_map(W: Array, moments: Moments, options: ComponentOptions, centered: bool = True) -> Components:
     """Solve kernel PCA in the feature space of an explicit map ``k(z, landmarks) W``.
 
     Parameters
     ----------
     W : ndarray of shape (N, r)
+        Weights of the map.
     moments : Moments
-        Of the training rows.
-    wanted : Wanted
+        Moments of the features of the training rows.
+    options : ComponentOptions
+        Components to compute.
     centered : bool
+        Whether the features are centred.
 
     Notes
     -----
-    ``C v = mu v`` with C the second moments less ``sum w`` times those of the mean (paper, eq. 12; in the spectral
-    basis ``L - u u'``). For a few components C is only multiplied with, and where it is a diagonal less one product
-    that takes next to no time.
+    Solves ``C v = mu v`` with C the second moments less ``sum w`` times those of the mean (paper, eq. 12; in the
+    spectral basis ``L - u u'``). Lanczos finds a few components, soon if the second moments are diagonal.
     """
     r = len(moments.mean)
     mean = moments.mean if centered else np.zeros(r)
     diagonal = moments.second.ndim == 1
     total = moments.similarity - moments.weight * float(mean @ mean)
     found = None
-    if isinstance(wanted.count, int) and lanczos.is_faster_than_dense(r, wanted.count):
+    if isinstance(options.count, int) and lanczos.is_faster_than_dense(r, options.count):
 
         def multiply(V: Array) -> Array:
             product = moments.second[:, np.newaxis] * V if diagonal else moments.second @ V
             return product - moments.weight * np.outer(mean, mean @ V)
 
-        start = np.random.default_rng(0).normal(size=(r, lanczos.block_columns(r, wanted.count)))
-        found = lanczos.largest_eigenpairs(multiply, start, wanted.count, most=lanczos.MAX_PRODUCTS)
+        start = np.random.default_rng(0).normal(size=(r, lanczos.block_columns(r, options.count)))
+        found = lanczos.largest_eigenpairs(multiply, start, options.count, most=lanczos.MAX_PRODUCTS)
     if found is not None and found.converged:
         values, V = found.values, found.vectors
     else:
@@ -361,27 +370,27 @@ def solve_components_of_map(W: Array, moments: Moments, wanted: ComponentOptions
         C -= moments.weight * np.outer(mean, mean)
         ascending, vectors = eigh_in_place(C)
         values, V = ascending[::-1], vectors[:, ::-1]
-    q = min(wanted.count, moments.rows) if isinstance(wanted.count, int) else _count(values, total, wanted)
-    kept = min(q, _positive(values, wanted.dtype))
+    q = min(options.count, moments.rows) if isinstance(options.count, int) else _choose_count(values, total, options)
+    kept = min(q, _count_positive(values, options.dtype))
     mu, V = np.append(values[:kept], np.zeros(q - kept)), np.pad(V[:, :kept], ((0, 0), (0, q - kept)))
     b = W @ V
     signs = np.append(fix_signs(b[:, :kept]), np.ones(q - kept))
     return Components(mu, b * signs, mean @ V * signs, W @ mean, float(mean @ mean), total)
 
 
-def _primal(K: Array, wanted: ComponentOptions, given: Weighting) -> Components:
-    similarity = float(given.weights @ np.diagonal(K))
+def _solve_primal(K: Array, options: ComponentOptions, weighting: Weighting) -> Components:
+    similarity = float(weighting.weights @ np.diagonal(K))
     root = inverse_root(K)
     del K
     F = root.weights * root.values
-    mean = given.shares @ F
-    second = root.values if bool((given.weights == 1).all()) else (F * given.weights[:, np.newaxis]).T @ F
-    moments = Moments(second, mean, given.total, similarity, len(F))
-    return solve_components_of_map(root.weights, moments, wanted, given.centered)
+    mean = weighting.shares @ F
+    second = root.values if bool((weighting.weights == 1).all()) else (F * weighting.weights[:, np.newaxis]).T @ F
+    moments = Moments(second, mean, weighting.total, similarity, len(F))
+    return solve_components_of_map(root.weights, moments, options, weighting.centered)
 
 
 def component_heads(found: Components, centered: bool) -> dict[str, Head]:
-    """Return the heads "scores" and "reconstruction_error" of components, which share their weights."""
+    """Return the heads "scores" and "reconstruction_error" of components; they share their weights."""
     if not centered:
         scores = Head(found.weights)
         return {"scores": scores, "reconstruction_error": replace(scores, link=links.RESIDUAL)}

@@ -1,8 +1,8 @@
-"""Pivoted Cholesky factors: rank-revealing, nested, and with a bound of the error before any point is mapped.
+"""Compute pivoted Cholesky factors: rank-revealing, nested, with an error bound before any point is mapped.
 
-Pivots are taken until no diagonal entry of ``K - L L'`` is above the stop: then no training point has a longer part
-that the pivots do not explain. Where the Gram matrix is at hand LAPACK takes them; where it is not, they are taken
-column by column, and only their columns are ever computed.
+Pivots are chosen until no diagonal entry of ``K - L L'`` exceeds a threshold, which bounds the residual of every
+training point. If the Gram matrix is in memory, LAPACK factors it. Otherwise the factor grows column by column, and
+only the columns of the pivots are computed.
 """
 
 from collections.abc import Callable
@@ -18,25 +18,25 @@ from dkfm.errors import NotPSDError
 from dkfm.numerics.roots import EPS, LEAST_BOUND, NOISE, UNEXPLAINED, Root, condition_number
 
 BLOCK_COLUMNS = 256
-"""By how many the factor grows at a time."""
+"""Number of columns by which the memory of a factor grows."""
 
 Numbers = npt.NDArray[np.intp]
 Choose = Callable[[Array], int]
-"""What the diagonal still has (N,) -> the next pivot."""
+"""Function of the residuals of all rows, (N,), that returns the number of the next pivot."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pivots:
-    """The rows that are pivots, in order, and the root of their Gram matrix.
+    """Pivots in the order of their choice, and the root of their Gram matrix.
 
     Attributes
     ----------
     numbers : ndarray of shape (r,)
-        Which rows.
+        Numbers of the rows that are pivots.
     root : Root
-        Triangular, of these rows alone.
+        Triangular root of the Gram matrix of the pivots.
     remaining : ndarray of shape (r + 1,)
-        The largest entry that the diagonal still has after 0, 1, .. r pivots.
+        Largest diagonal entry of ``K - L L'`` after 0, 1, .. r pivots.
     """
 
     numbers: Numbers
@@ -45,53 +45,54 @@ class Pivots:
 
 
 def pivot_threshold(diagonal: Array, tol: float | None) -> float:
-    """Return what a diagonal entry (N,) must exceed to be a pivot: 64 eps, or tol squared, of the largest.
+    """Return the threshold that a diagonal entry must exceed to be a pivot: ``64 eps`` or ``tol^2`` of the largest.
 
-    At 4 eps, 500 points twice had a rank of 590 and negative residuals. Of tol a little is left to the rounding that
-    the error bound counts in.
+    With ``4 eps``, 500 points that were given twice had a rank of 590 and negative residuals. `tol` is reduced by the
+    rounding that the error bound includes.
     """
     share = 0.0 if tol is None else max(0.0, tol - 2 * LEAST_BOUND) ** 2
     return max(NOISE, share) * float(diagonal.max())
 
 
-def choose_largest(left: Array) -> int:
-    """Choose the row that is farthest from the span of the pivots."""
-    return int(left.argmax())
+def choose_largest(residuals: Array) -> int:
+    """Return the number of the row that is farthest from the span of the pivots."""
+    return int(residuals.argmax())
 
 
 def factor_gram(K: Array, tol: float | None = None, limit: int | None = None) -> Pivots:
-    """Factor a Gram matrix that is at hand.
+    """Factor a Gram matrix that is in memory.
 
     Parameters
     ----------
     K : ndarray of shape (N, N), Fortran-contiguous
-        Overwritten; only the lower triangle is read.
+        Gram matrix, overwritten; only the lower triangle is read.
     tol : float, optional
-        Stop where the diagonal is at most ``tol^2`` of its largest entry; ``64 eps`` by default and at least.
+        Stop when all diagonal entries are at most ``tol^2`` of the largest entry of K. The smallest threshold, and the
+        default, is ``64 eps``.
     limit : int, optional
-        How many pivots at most.
+        Largest number of pivots.
 
     Notes
     -----
-    LAPACK ``dpstrf``. It subtracts from the diagonal step by step, and what is left of nothing can pass for a pivot: so
-    each is computed again as ``K_pp - |R_p|^2``, and the first that is below the stop ends the factor.
+    LAPACK ``dpstrf`` subtracts from the diagonal step by step, so that accumulated rounding can pass for a pivot.
+    Therefore each pivot is computed again as ``K_pp - |R_p|^2``, and the first below the threshold ends the factor.
     """
     diagonal = K.diagonal().copy()
-    stop = pivot_threshold(diagonal, tol)
-    factor, order, rank, _ = lapack.dpstrf(K, tol=stop, lower=1, overwrite_a=1)
+    threshold = pivot_threshold(diagonal, tol)
+    factor, order, rank, _ = lapack.dpstrf(K, tol=threshold, lower=1, overwrite_a=1)
     del K
     order = order.astype(np.intp) - 1
     rank = min(rank, limit or rank)
     R = factor[:rank, :rank].copy(order="F")
     for j in range(rank):
         R[: j + 1, j] = 0.0
-    values = diagonal[order[:rank]] - _squares(R)
+    values = diagonal[order[:rank]] - _sum_squares(R)
     R[np.diag_indices(rank)] = factor.diagonal()[:rank]
-    rank = int(np.append(values <= stop, True).argmax())
-    left = diagonal[order[rank:]]
-    for rows in row_slices(len(left), BLOCK_COLUMNS):
-        left[rows] -= _squares(factor[rank:][rows, :rank])
-    return _pivots(order[:rank], R[:rank, :rank], values[:rank], left)
+    rank = int(np.append(values <= threshold, True).argmax())
+    residuals = diagonal[order[rank:]]
+    for rows in row_slices(len(residuals), BLOCK_COLUMNS):
+        residuals[rows] -= _sum_squares(factor[rank:][rows, :rank])
+    return _make_pivots(order[:rank], R[:rank, :rank], values[:rank], residuals)
 
 
 def factor_columns(
@@ -100,131 +101,138 @@ def factor_columns(
     tol: float | None = None,
     limit: int | None = None,
     choose: Choose = choose_largest,
-    go_on: Callable[[int, Array], bool] = lambda taken, remaining: True,
+    should_continue: Callable[[int, Array], bool] = lambda count, remaining: True,
 ) -> Pivots | None:
-    """Factor a Gram matrix of which only the columns of the pivots are computed: N r values in memory, 2 N r^2 work.
+    """Factor a Gram matrix from the columns of its pivots alone: N r values in memory, 2 N r^2 operations.
 
     Parameters
     ----------
     diagonal : ndarray of shape (N,)
         k(x, x) of every row.
     column : callable
-        The number of a row -> its kernel values with all rows, (N,), a fresh array.
+        Function of a row's number that returns its kernel values with all rows, (N,), in a new array.
     tol, limit : optional
         As in `factor_gram`.
     choose : callable
-        What picks the next pivot; by default the largest, which is what `factor_gram` takes.
-    go_on : callable
-        Asked before every 256 columns, with the number of pivots so far and what remained after each; it may raise.
+        Function that chooses the next pivot; by default the row of the largest residual, as in `factor_gram`.
+    should_continue : callable
+        Function that is called before every 256 columns, with the number of pivots so far and the largest residual
+        after 0, 1, .. pivots. It returns whether to go on, and may raise.
 
     Returns
     -------
-    Pivots, or None where `go_on` said no.
+    Pivots or None
+        None if `should_continue` returned False.
     """
-    n, stop = len(diagonal), pivot_threshold(diagonal, tol)
+    n, threshold = len(diagonal), pivot_threshold(diagonal, tol)
     blocks: list[Array] = []
     numbers: list[int] = []
     rejected: list[int] = []
     values: list[float] = []
-    left, remaining = diagonal.copy(), [float(diagonal.max())]
+    residuals, remaining = diagonal.copy(), [float(diagonal.max())]
     while len(numbers) < (limit or n):
-        if left.max() <= stop:
-            # What was subtracted step by step has rounded: see what is left in truth.
-            left = _left(diagonal, blocks, numbers)
-            left[rejected] = 0.0
-            if left.max() <= stop:
+        if residuals.max() <= threshold:
+            # Step-by-step subtraction accumulates rounding, so compute the residuals again.
+            residuals = _compute_residuals(diagonal, blocks, numbers)
+            residuals[rejected] = 0.0
+            if residuals.max() <= threshold:
                 break
-        pivot = choose(left)
-        row = [block[: len(numbers) - i * BLOCK_COLUMNS, pivot] for i, block in enumerate(blocks)]
-        value = float(diagonal[pivot] - sum(part @ part for part in row))
-        if value <= stop:
-            rejected.append(pivot)  # for good: two ways to add up the same squares need not agree
-            left[pivot] = 0.0
+        pivot = choose(residuals)
+        parts = [block[: len(numbers) - i * BLOCK_COLUMNS, pivot] for i, block in enumerate(blocks)]
+        value = float(diagonal[pivot] - sum(part @ part for part in parts))
+        if value <= threshold:
+            rejected.append(pivot)  # permanently: two ways to sum the same squares may disagree
+            residuals[pivot] = 0.0
             continue
-        place = len(numbers) % BLOCK_COLUMNS
-        if place == 0:
-            if not go_on(len(numbers), np.array(remaining)):
+        row_in_block = len(numbers) % BLOCK_COLUMNS
+        if row_in_block == 0:
+            if not should_continue(len(numbers), np.array(remaining)):
                 return None
             blocks.append(np.empty((min(BLOCK_COLUMNS, (limit or n) - len(numbers)), n)))
-        new = column(pivot)
-        for part, block in zip(row, blocks, strict=False):
-            new -= part @ block[: len(part)]
-        new /= np.sqrt(value)
-        new[numbers] = 0.0  # exactly so: they are explained
-        new[pivot] = np.sqrt(value)
-        blocks[-1][place] = new
-        left -= np.square(new, out=new)
+        column_of_factor = column(pivot)
+        for part, block in zip(parts, blocks, strict=False):
+            column_of_factor -= part @ block[: len(part)]
+        column_of_factor /= np.sqrt(value)
+        column_of_factor[numbers] = 0.0  # exact: earlier pivots have no residual
+        column_of_factor[pivot] = np.sqrt(value)
+        blocks[-1][row_in_block] = column_of_factor
+        residuals -= np.square(column_of_factor, out=column_of_factor)
         numbers.append(pivot)
-        left[numbers + rejected] = 0.0
+        residuals[numbers + rejected] = 0.0
         values.append(value)
-        remaining.append(float(left.max()))
-    taken = np.array(numbers, dtype=np.intp)
-    left = np.delete(_left(diagonal, blocks, numbers), taken)
-    R = np.zeros((len(taken), len(taken)), order="F")
+        remaining.append(float(residuals.max()))
+    pivots = np.array(numbers, dtype=np.intp)
+    residuals = np.delete(_compute_residuals(diagonal, blocks, numbers), pivots)
+    R = np.zeros((len(pivots), len(pivots)), order="F")
     for i, block in enumerate(blocks):
         columns = R[:, i * BLOCK_COLUMNS : (i + 1) * BLOCK_COLUMNS]
-        columns[...] = block[: columns.shape[1], taken].T
-    return _pivots(taken, R, np.array(values), left, np.array(remaining[:-1]))
+        columns[...] = block[: columns.shape[1], pivots].T
+    return _make_pivots(pivots, R, np.array(values), residuals, np.array(remaining[:-1]))
 
 
-def require_psd_residual(K: Array, features: Array, lowest: float, found: Root, n: int, what: str) -> None:
-    """Raise where what features leave of a Gram matrix cannot be what they leave of a positive semi-definite one.
+def require_psd_residual(K: Array, features: Array, lowest: float, root: Root, n: int, what: str) -> None:
+    """Raise if the residual ``K - features features'`` of a Gram matrix cannot be positive semi-definite.
 
     Parameters
     ----------
-    K, features : ndarray of shape (s, s) and (s, r)
-        Of some of the N training rows.
+    K : ndarray of shape (s, s)
+        Kernel values of some of the N training rows.
+    features : ndarray of shape (s, r)
+        Features of the same rows.
     lowest : float
-        The least ``k(x, x) - |phi(x)|^2`` of all of them.
-    found : Root
-        What the features are of; a feature rounds by some ``eps sqrt(condition)``.
+        Smallest ``k(x, x) - |phi(x)|^2`` of all N training rows.
+    root : Root
+        Root that the features were computed with; a feature has a rounding error of about ``eps sqrt(condition)``.
     n : int
         N.
     what : str
-        What the message calls it.
+        Name of the Gram matrix in the message.
 
     Raises
     ------
     NotPSDError
-        A row is shorter than its features, or two rows are more alike than what is left of each allows.
+        The features of a row are longer than the row, or the residuals of two rows are more similar than their lengths
+        allow.
     """
-    left = K - features @ features.T
-    share = (max(1000, n) + 64 + 8 * condition_number(found.values) ** 0.5) * EPS if found.triangular else UNEXPLAINED
-    # Each feature is exact to some ``eps top / value`` of itself.
-    top = float(found.values.max(initial=0.0))
-    rounding = share * float(np.abs(K).max()) + 16 * EPS * top * (np.square(features) @ (1 / found.values))
-    # Of a row that the features explain in full, what is left of it is rounding, and not 0.
-    own = np.sqrt(np.maximum(left.diagonal(), 0.0) + rounding)
-    beyond = np.abs(left) - np.outer(own, own)
-    i, j = np.unravel_index(int(beyond.argmax()), beyond.shape)
-    if beyond[i, j] <= 0 and -lowest <= rounding.max():
+    rest = K - features @ features.T
+    share = (max(1000, n) + 64 + 8 * condition_number(root.values) ** 0.5) * EPS if root.triangular else UNEXPLAINED
+    # The relative error of a feature is about ``eps top / value``.
+    top = float(root.values.max(initial=0.0))
+    rounding = share * float(np.abs(K).max()) + 16 * EPS * top * (np.square(features) @ (1 / root.values))
+    # The residual of a row that the features explain in full is rounding instead of 0.
+    lengths = np.sqrt(np.maximum(rest.diagonal(), 0.0) + rounding)
+    excess = np.abs(rest) - np.outer(lengths, lengths)
+    i, j = np.unravel_index(int(excess.argmax()), excess.shape)
+    if excess[i, j] <= 0 and -lowest <= rounding.max():
         return
-    found_so = f"{what} is not positive semi-definite: beyond {features.shape[1]} features"
-    how = f"two rows still have a similarity of {left[i, j]:.6g}, with themselves {left[i, i]:.6g} and {left[j, j]:.6g}"
-    if i == j or -lowest > beyond[i, j]:
-        how = f"a row still has a similarity of {min(lowest, left[i, i]):.6g} with itself"
+    finding = f"{what} is not positive semi-definite: beyond {features.shape[1]} features"
+    why = f"two rows still have a similarity of {rest[i, j]:.6g}, with themselves {rest[i, i]:.6g} and {rest[j, j]:.6g}"
+    if i == j or -lowest > excess[i, j]:
+        why = f"a row still has a similarity of {min(lowest, rest[i, i]):.6g} with itself"
     remedy = 'choose another kernel, or drop its negative part with basis="spectral" and on_indefinite="clip"'
-    raise NotPSDError(f"{found_so} {how}; {remedy}.")
+    raise NotPSDError(f"{finding} {why}; {remedy}.")
 
 
-def _left(diagonal: Array, blocks: list[Array], numbers: list[int]) -> Array:
-    left = diagonal.copy()
+def _compute_residuals(diagonal: Array, blocks: list[Array], numbers: list[int]) -> Array:
+    """Return the residuals of all rows, (N,), from the whole factor; those of the pivots are 0."""
+    residuals = diagonal.copy()
     for i, block in enumerate(blocks):
-        left -= np.einsum(
+        residuals -= np.einsum(
             "ij,ij->j", block[: len(numbers) - i * BLOCK_COLUMNS], block[: len(numbers) - i * BLOCK_COLUMNS]
         )
-    left[numbers] = 0.0
-    return left
+    residuals[numbers] = 0.0
+    return residuals
 
 
-def _squares(rows: Array) -> Array:
+def _sum_squares(rows: Array) -> Array:
+    """Return the sum of squares of each row."""
     squares: Array = np.einsum("ij,ij->i", rows, rows)
     return squares
 
 
-def _pivots(numbers: Numbers, R: Array, values: Array, left: Array, remaining: Array | None = None) -> Pivots:
-    """Return the pivots with the root ``R'^(-1)``; `left` is what the diagonal has of all other rows."""
+def _make_pivots(numbers: Numbers, R: Array, values: Array, residuals: Array, remaining: Array | None = None) -> Pivots:
+    """Return the pivots with the root ``R'^(-1)``; `residuals` are those of all other rows."""
     inverse, _ = lapack.dtrtri(R, lower=1, overwrite_c=1) if len(R) else (R, 0)
-    dropped = np.sort(left)[::-1]
+    dropped = np.sort(residuals)[::-1]
     after = np.append(values if remaining is None else remaining, dropped.max(initial=0.0))
     return Pivots(numbers, Root(inverse.T, values, dropped, triangular=True), after)

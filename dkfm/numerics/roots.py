@@ -1,7 +1,7 @@
-"""A root of the pseudo-inverse of a Gram matrix: what a feature map is made of, in any basis and precision.
+"""Compute a root of the pseudo-inverse of a Gram matrix, which defines a feature map in any basis and precision.
 
-Every W with ``K W W' K = K`` gives the same inner products of ``k_z' W``. The columns of both kinds that are made here
-are nested: the first r of them are the map of rank r.
+Every W with ``K W W' K = K`` gives the same inner products of the features ``k_z' W``. The columns of the spectral and
+of the Cholesky root are nested: the first r of them define the map of rank r.
 """
 
 import warnings
@@ -21,36 +21,40 @@ BASES = ("symmetric", "spectral", "cholesky")
 
 EPS = float(np.finfo(np.float64).eps)
 NOISE = 64 * EPS
-"""Of the largest eigenvalue or diagonal entry: what rounding, of a kernel's values and of LAPACK, makes of nothing."""
+"""Share of the largest eigenvalue or diagonal entry below which values may be rounding, of the kernel or of LAPACK."""
 
-LEAST_BOUND, LEAST_BOUND_32 = 1e-12, 1e-4
-"""What an error bound is at least, in float64 and in float32."""
+LEAST_BOUND = 1e-12
+"""Smallest error bound in float64."""
+
+LEAST_BOUND_32 = 1e-4
+"""Smallest error bound in float32."""
 
 UNEXPLAINED = 1e-4
-"""Of the largest value: the last eigenvectors may be wrong by this between two points that they are not of."""
+"""Error, as a share of the largest value, that the last eigenvectors may make between two other points."""
 
 DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
 
 _EPS32 = float(np.finfo(np.float32).eps)
 
 _WELL_CONDITIONED = 2000.0
-"""An explicit K^(-1/2) costs ``eps sqrt(condition)``; up to here that is below 1e-14, above it is kept as factors."""
+"""Condition number up to which ``K^(-1/2)`` is explicit: its error, ``eps sqrt(condition)``, is then below 1e-14."""
 
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """W, column by column in descending order of what each column explains.
+    """A root W, whose columns are in descending order of what each explains.
 
     Attributes
     ----------
     weights : ndarray of shape (N, r)
-        ``V L^(-1/2)`` of the eigenvectors, or, upper triangular, ``R'^(-1)`` with ``R R' = K`` of the pivots.
+        W: ``V L^(-1/2)`` of the eigenvectors V and eigenvalues L, or the upper triangular ``R'^(-1)`` of the pivots,
+        with ``R R' = K``.
     values : ndarray of shape (r,)
-        The eigenvalues L, or the pivots: what the diagonal of K still had when each was taken.
+        The eigenvalues, or the pivots: the diagonal entry that each had when it was chosen.
     dropped : ndarray
-        What was taken for zero: eigenvalues, or what the diagonal still has of rows that are no pivots.
+        Values that were treated as zero: the other eigenvalues, or the residuals of the rows that are no pivots.
     triangular : bool
-        Whether it is of pivots.
+        Whether the root is that of pivots.
     """
 
     weights: Array
@@ -59,28 +63,29 @@ class Root:
     triangular: bool = False
 
     def first(self, r: int) -> "Root":
-        """Return the root of rank r: the first r columns, and of pivots the first r rows."""
+        """Return the root of rank r: the first r columns, and for pivots also only the first r rows."""
         weights = self.weights[: r if self.triangular else None, :r]
         dropped = np.concatenate([self.values[r:], self.dropped])
         return Root(np.ascontiguousarray(weights), self.values[:r], dropped, self.triangular)
 
 
 def rank_in_float32(root: Root, values: Array, diagonal: Array) -> int:
-    """Return how many columns float32 can carry: until what rounding adds to a feature outweighs the feature.
+    """Return the number of columns before the first feature that is smaller than its rounding error in float32.
 
     Rounding each of the values ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of feature j.
-    Of eigenvectors these are all above some ``eps lambda_max / sqrt(N)``, of pivots above ``eps max diag``; a fixed cut
-    is some digits too high for one kernel and too low for another.
+    The columns that remain have eigenvalues above about ``eps lambda_max / sqrt(N)``, or pivots above ``eps max diag``.
+    A fixed threshold would be some digits too high for one kernel and too low for another.
 
     Parameters
     ----------
     root : Root
+        Root in float64.
     values : ndarray of shape (s, N)
         Kernel values of some training rows with the landmarks.
     diagonal : ndarray of shape (N,)
         k(x, x) of the landmarks.
     """
-    # No landmark need be among these rows: it adds at least itself.
+    # These rows may include no landmark, so each landmark counts with at least its own k(x, x).
     squares = np.maximum(np.square(values).mean(axis=0), np.square(diagonal) / len(diagonal))
     noise = _EPS32**2 * (squares @ np.square(root.weights))
     features = np.maximum(np.square(values @ root.weights).mean(axis=0), root.values / len(diagonal))
@@ -88,7 +93,7 @@ def rank_in_float32(root: Root, values: Array, diagonal: Array) -> int:
 
 
 def require_parameters(basis: str, rcond: float | None, tol: float | None) -> None:
-    """Raise unless the basis is known, and rcond and tol are shares."""
+    """Raise an error unless the basis is known, and rcond and tol are in [0, 1)."""
     if basis not in BASES:
         raise InvalidInputError(f"basis must be one of {', '.join(BASES)}, and is {basis!r}.")
     for name, share in (("rcond", rcond), ("tol", tol)):
@@ -99,82 +104,83 @@ def require_parameters(basis: str, rcond: float | None, tol: float | None) -> No
 
 
 def condition_number(values: Array) -> float:
-    """Largest over smallest of what was kept (r,); 1 where nothing is."""
+    """Return the ratio of the largest to the smallest of the kept values (r,); 1 if there are none."""
     return float(values.max() / values.min()) if len(values) else 1.0
 
 
 def error_bounds(remaining: Array, values: Array, largest: float, dtype: np.dtype[np.floating] = DOUBLE) -> Array:
-    """Bound the error of pairs with a training point, by the number of columns that are kept.
+    """Bound the error of pairs with a training point, for each number of columns that are kept.
 
     Parameters
     ----------
     remaining : ndarray of shape (r + 1,)
-        After 0, 1, .. r columns, the largest ``k(x, x) - |phi(x)|^2`` of a training point x, or a bound of it.
+        Largest ``k(x, x) - |phi(x)|^2`` of a training point x after 0, 1, .. r columns, or an upper bound of it.
     values : ndarray of shape (r,)
-        Those of the root.
+        `Root.values`.
     largest : float
-        The largest k(x, x) of a training point.
+        Largest k(x, x) of a training point.
     dtype : dtype
-        What the map computes in.
+        Dtype in which the map computes.
 
     Returns
     -------
     ndarray of shape (r + 1,)
-        E, with ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(largest k(z, z))`` for a training point x and every z: the part
-        of x that is not kept is no longer than ``E sqrt(largest)``. To this comes what rounding may add: in float64 an
-        eigenvector or pivot is exact to ``eps top / value``, and a feature of x no longer than ``sqrt(value)``, which
-        makes ``eps top / sqrt(value)``; and 1e-12, or 1e-4 in float32.
+        Bounds E with ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(largest k(z, z))`` for a training point x and every z,
+        because the part of x that is not kept has at most the length ``E sqrt(largest)``. A bound includes rounding.
+        In float64, an eigenvector or pivot is exact to ``eps top / value`` and a feature of x is at most
+        ``sqrt(value)``, which adds ``eps top / sqrt(value)``, and at least 1e-12. In float32, 1e-4 is added.
     """
     if largest <= 0:
         return np.zeros(len(remaining))
-    parts = np.sqrt(np.clip(np.minimum.accumulate(remaining) / largest, 0.0, 1.0))
+    bounds = np.sqrt(np.clip(np.minimum.accumulate(remaining) / largest, 0.0, 1.0))
     if dtype == np.float32:
-        parts += LEAST_BOUND_32
-        return parts
+        bounds += LEAST_BOUND_32
+        return bounds
     top = float(values.max(initial=0.0))
-    least = np.minimum.accumulate(np.concatenate([[max(top, largest)], values]))
-    parts += np.maximum(LEAST_BOUND, 4 * EPS * max(top, largest) / np.sqrt(least * largest))
-    return parts
+    smallest = np.minimum.accumulate(np.concatenate([[max(top, largest)], values]))
+    bounds += np.maximum(LEAST_BOUND, 4 * EPS * max(top, largest) / np.sqrt(smallest * largest))
+    return bounds
 
 
 def remaining_after_eigenvectors(root: Root, diagonal: Array) -> Array:
-    """Bound, after 0, 1, .. r eigenvectors, the largest ``k(x, x) - |phi(x)|^2`` of the points they are of, (r + 1,).
+    """Bound the largest ``k(x, x) - |phi(x)|^2`` of the landmarks x after 0, 1, .. r eigenvectors, (r + 1,).
 
-    It is at most the next eigenvalue; and the features of these points are known, ``L^(1/2) V'``.
+    It is at most the next eigenvalue. It is also computed from the features of the landmarks, ``L^(1/2) V'``.
     """
-    after: Array = np.append(root.values, np.abs(root.dropped).max(initial=0.0))
-    parts = np.full(len(after), -np.inf)
-    parts[0] = diagonal.max()
+    bounds: Array = np.append(root.values, np.abs(root.dropped).max(initial=0.0))
+    residuals = np.full(len(bounds), -np.inf)
+    residuals[0] = diagonal.max()
     for rows in row_slices(len(diagonal), 256):
-        known = np.cumsum(np.square(root.weights[rows] * root.values), axis=1)
-        np.maximum(parts[1:], (diagonal[rows, np.newaxis] - known).max(axis=0), out=parts[1:])
-    np.minimum(after, np.maximum(parts, 0.0) + NOISE * max(float(diagonal.max()), 0.0), out=after)
-    return after
+        explained = np.cumsum(np.square(root.weights[rows] * root.values), axis=1)
+        np.maximum(residuals[1:], (diagonal[rows, np.newaxis] - explained).max(axis=0), out=residuals[1:])
+    np.minimum(bounds, np.maximum(residuals, 0.0) + NOISE * max(float(diagonal.max()), 0.0), out=bounds)
+    return bounds
 
 
 def rank_within(bounds: Array, tol: float) -> int:
-    """Return how many columns keep the error bound within tol; all where no number does."""
+    """Return the smallest number of columns whose error bound is at most tol; all columns if there is none."""
     within = bounds <= tol
     return int(within.argmax()) if within.any() else len(bounds) - 1
 
 
 def map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, Head]:
-    """Return the heads "features" and "residual" of a map in the basis asked for.
+    """Return the heads "features" and "residual" of a map in a basis.
 
     Parameters
     ----------
     root : Root
-        Triangular for the cholesky basis, of eigenvectors for the others.
-    basis : str
+        Root of pivots for the cholesky basis, of eigenvectors for the others.
+    basis : {"symmetric", "spectral", "cholesky"}
+        Basis of the features.
     mean : ndarray of shape (N,), optional
-        The mean of ``k(x, landmarks)`` over the training points x; the features are centred with it.
+        Mean of ``k(x, landmarks)`` over the training points x, which centres the features; uncentred by default.
 
     Notes
     -----
     symmetric: ``K^(-1/2) k_z`` (Ghiasi-Shirazi and Qaraei, eq. 4), N columns; spectral: ``L^(-1/2) V' k_z``, r
     columns; cholesky: ``R^(-1) k_z``, r columns. All have the same inner products. Centred, they are the paper's psi,
-    ``phi(z) - M`` with M the mean of the features (eqs. 8 and 9). The symmetric root is explicit where that costs no
-    digits and no more work than its factors. Residuals are of the uncentred features, and never of that root.
+    ``phi(z) - M`` with M the mean of the features (eqs. 8 and 9). The symmetric root is explicit if that loses no
+    digits and takes no more work than its factors. Residuals are those of uncentred features, and never use that root.
     """
     W, n, residual = root.weights, len(root.weights), residual_head(root)
     offset = None if mean is None else mean @ W
@@ -190,28 +196,29 @@ def map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, He
 def residual_head(root: Root) -> Head:
     """Return the head of residuals.
 
-    An eigenvector of an eigenvalue lambda has the length 1 in the metric of K up to ``eps lambda_max / lambda``, a
-    quarter at 4 eps: of a point far from the others that made residuals of -6e-10. Those below 64 eps are left out, and
-    a residual is larger by what they explain, at most. The scale of a clipped kernel may be its most negative one.
+    The length of an eigenvector in the metric of K is 1 up to ``eps lambda_max / lambda``, which is a quarter at
+    ``4 eps lambda_max``: for a point far from the others, this gave residuals of -6e-10. Eigenvectors below ``64 eps``
+    of the scale are therefore left out, and a residual grows by at most what they explain. The scale is the largest
+    eigenvalue, or, for a clipped kernel, the size of the most negative one if that is larger.
     """
     values = root.values
     scale = max(float(values.max(initial=0.0)), -float(root.dropped.min(initial=0.0)))
-    sound = None if root.triangular else int((values > NOISE * scale).sum())
-    return Head(root.weights, link=links.RESIDUAL, triangular=root.triangular, first=sound)
+    accurate = None if root.triangular else int((values > NOISE * scale).sum())
+    return Head(root.weights, link=links.RESIDUAL, triangular=root.triangular, first=accurate)
 
 
 def cast_heads(heads: Mapping[str, Head], dtype: np.dtype[np.floating]) -> dict[str, Head]:
-    """Return heads in another precision; arrays that they share stay shared."""
+    """Return heads cast to another dtype; arrays that heads share stay shared."""
     arrays = {id(a): a for h in heads.values() for a in (h.weights, h.offset, h.rotation) if a is not None}
-    made = {key: array.astype(dtype, copy=False) for key, array in arrays.items()}
+    cast = {key: array.astype(dtype, copy=False) for key, array in arrays.items()}
     return {
-        name: replace(h, weights=made[id(h.weights)], offset=made.get(id(h.offset)), rotation=made.get(id(h.rotation)))
+        name: replace(h, weights=cast[id(h.weights)], offset=cast.get(id(h.offset)), rotation=cast.get(id(h.rotation)))
         for name, h in heads.items()
     }
 
 
-_OF_POSITIVE_PART = "the certificate is of what is fitted to its positive part"
-_OF_KERNEL = "the certificate measures how far the features are from the kernel"
+_NOTE_FOR_FIT = "the certificate is of what is fitted to its positive part"
+_NOTE_FOR_MAP = "the certificate measures how far the features are from the kernel"
 
 
 def eigh_in_place(K: Array) -> tuple[Array, Array]:
@@ -220,26 +227,27 @@ def eigh_in_place(K: Array) -> tuple[Array, Array]:
     Parameters
     ----------
     K : ndarray of shape (N, N), Fortran-contiguous
-        Overwritten by the eigenvectors; only its lower triangle is read.
+        Matrix, overwritten by the eigenvectors; only the lower triangle is read.
 
     Returns
     -------
-    eigenvalues : ndarray of shape (N,), ascending
+    eigenvalues : ndarray of shape (N,)
+        Ascending.
     vectors : ndarray of shape (N, N)
-        In columns, in the memory of K.
+        Eigenvectors in columns, in the memory of K.
 
     Notes
     -----
-    LAPACK ``dsyevd``; it takes 2 N^2 values of workspace. From the upper triangle its noise on the paper's k1 with
-    every row doubled was 7 eps lambda_max, above the cut of the rank; from the lower one it is below 2. ``dsyevr``
-    lost two to three digits of exactness on clustered eigenvalues.
+    LAPACK ``dsyevd`` needs a workspace of 2 N^2 values. With the upper triangle, its error for the paper's kernel k1
+    and each row given twice was ``7 eps lambda_max``, above the threshold of the rank; with the lower triangle it is
+    below ``2 eps lambda_max``. ``dsyevr`` lost two to three digits on clustered eigenvalues.
     """
     values, vectors = eigh(K, lower=True, overwrite_a=True, check_finite=False, driver="evd")
     return values, vectors
 
 
 def is_indefinite(lowest: float, scale: float, n: int) -> bool:
-    """Whether rounding cannot explain the lowest of n eigenvalues of a matrix of this scale."""
+    """Return whether the lowest of n eigenvalues of a matrix of this scale is more negative than rounding explains."""
     return lowest < -max(1000, n) * EPS * scale
 
 
@@ -250,46 +258,53 @@ def require_psd(
     n: int,
     on_indefinite: str,
     what: str,
-    certified: str = _OF_POSITIVE_PART,
+    certificate_note: str = _NOTE_FOR_FIT,
 ) -> float:
-    """Return 0, or, where a kernel is not PSD and "clip" drops its negative part, up to what eigenvalues are rounding.
+    """Check that a matrix is positive semi-definite, or that its negative part may be dropped.
 
     Parameters
     ----------
     lowest, highest : float
-        Eigenvalues, of n.
+        Smallest and largest eigenvalue.
     scale : float
-        What the matrix was computed from: its largest eigenvalue, or more.
+        Scale of the rounding: the largest eigenvalue, or more if the matrix is a difference of larger ones.
     n : int
+        Number of eigenvalues.
     on_indefinite : {"raise", "clip"}
-    what, certified : str
-        What messages call the matrix, and what they say of the certificate.
+        Whether to raise an error or to drop the negative part.
+    what, certificate_note : str
+        Name of the matrix in messages, and what the warning says of the certificate.
+
+    Returns
+    -------
+    float
+        0, or, if a negative part is dropped, the value up to which positive eigenvalues count as rounding.
 
     Raises
     ------
     NotPSDError
-        Rounding cannot explain the lowest eigenvalue, and it is not to be dropped.
+        The lowest eigenvalue is more negative than rounding explains, and `on_indefinite` is "raise".
     """
     if not is_indefinite(lowest, scale, n):
         return 0.0
-    found = f"{what} is not positive semi-definite: lambda_min = {lowest:.6g}, lambda_max = {highest:.6g}"
+    finding = f"{what} is not positive semi-definite: lambda_min = {lowest:.6g}, lambda_max = {highest:.6g}"
     if on_indefinite != "clip":
         remedy = 'drop its negative part with on_indefinite="clip" (--on-indefinite clip)'
-        raise NotPSDError(f"{found}; choose another kernel, or {remedy}.")
-    warnings.warn(f"{found}; its negative part is dropped, and {certified}.", DkfmWarning, stacklevel=4)
+        raise NotPSDError(f"{finding}; choose another kernel, or {remedy}.")
+    warnings.warn(f"{finding}; its negative part is dropped, and {certificate_note}.", DkfmWarning, stacklevel=4)
     return 4 * EPS * max(scale, -lowest)
 
 
-def fix_signs(vectors: Array, over: Array | float = 1.0) -> Array:
-    """Return the sign (+1 or -1) of each column that makes its first entry near the largest magnitude positive.
+def fix_signs(vectors: Array, scale: Array | float = 1.0) -> Array:
+    """Return a sign (+1 or -1) for each column that makes its first entry of nearly the largest magnitude positive.
 
-    That is of entries divided by `over`, which is positive, (N,).
+    Magnitudes are those of the entries divided by `scale`, which is positive, (N,).
     """
     signs = np.ones(vectors.shape[1])
     for j, column in enumerate(vectors.T):
-        size = np.abs(column) / over
-        # The first of the near-largest: the largest alone changes with the last bit.
-        if column[int(np.argmax(size >= (1 - 1e-6) * size.max()))] < 0:
+        magnitudes = np.abs(column) / scale
+        # Rounding may change which entry is the largest, but not which is the first of nearly that size.
+        if column[int(np.argmax(magnitudes >= (1 - 1e-6) * magnitudes.max()))] < 0:
             signs[j] = -1.0
     return signs
 
@@ -305,44 +320,41 @@ def inverse_root(
     Parameters
     ----------
     K : ndarray of shape (N, N), Fortran-contiguous
-        Overwritten; only the lower triangle is read.
+        Gram matrix, overwritten; only the lower triangle is read.
     rcond : float, optional
         Keep eigenvalues above ``rcond * lambda_max`` instead of ``4 eps lambda_max``.
     on_indefinite : {"raise", "clip"}
-        What to do where ``lambda_min < -max(1000, N) eps lambda_max``.
+        Whether to raise an error or to drop the negative part if ``lambda_min < -max(1000, N) eps lambda_max``.
     what : str
-        What the message calls K.
-
-    Returns
-    -------
-    Root
+        Name of K in messages.
 
     Raises
     ------
     NotPSDError
-        A kernel that is not positive semi-definite; the message has both ends of the spectrum.
+        The kernel is not positive semi-definite; the message has both ends of the spectrum.
     """
     n = len(K)
     values, vectors = eigh_in_place(K)
     del K
     lowest, highest = float(values[0]), float(values[-1])
-    rounding = require_psd(lowest, highest, highest, n, on_indefinite, what, _OF_KERNEL)
-    asked = (4 * EPS if rcond is None else rcond) * highest
-    cut = max(asked, rounding or 2 * abs(min(lowest, 0.0)))
+    rounding = require_psd(lowest, highest, highest, n, on_indefinite, what, _NOTE_FOR_MAP)
+    requested_cut = (4 * EPS if rcond is None else rcond) * highest
+    cut = max(requested_cut, rounding or 2 * abs(min(lowest, 0.0)))
     rank = int((values > cut).sum()) if highest > 0 else 0
     kept, dropped = values[n - rank :][::-1].copy(), values[: n - rank][::-1].copy()
     if not rounding:
-        _warn_of_noise(dropped, max(asked, NOISE * highest), lowest, highest, what)
+        _warn_of_noise(dropped, max(requested_cut, NOISE * highest), lowest, highest, what)
     vectors = vectors[:, n - rank :][:, ::-1]
-    whitening = np.multiply(vectors, fix_signs(vectors) / np.sqrt(kept), order="C")
-    return Root(whitening, kept, dropped)
+    weights = np.multiply(vectors, fix_signs(vectors) / np.sqrt(kept), order="C")
+    return Root(weights, kept, dropped)
 
 
-def _warn_of_noise(dropped: Array, explained: float, lowest: float, highest: float, what: str) -> None:
-    beyond = int((dropped > explained).sum())
-    if beyond:
+def _warn_of_noise(dropped: Array, rounding: float, lowest: float, highest: float, what: str) -> None:
+    """Warn if eigenvalues above what rounding explains were dropped, because the lowest one is as negative."""
+    n_above = int((dropped > rounding).sum())
+    if n_above:
         warnings.warn(
-            f"{what} has an eigenvalue of {lowest:.3g}, more than rounding explains, so {beyond} eigenvalues up to "
+            f"{what} has an eigenvalue of {lowest:.3g}, more than rounding explains, so {n_above} eigenvalues up to "
             f"{float(dropped[0]):.3g} were dropped with it; the largest is {highest:.3g}.",
             DkfmWarning,
             stacklevel=4,

@@ -1,4 +1,4 @@
-"""Which shrinkage of Fisher discriminants predicts best: part after part of the training rows, from the others."""
+"""Choose the shrinkage of Fisher discriminants by stratified cross-validation."""
 
 from contextlib import suppress
 
@@ -13,66 +13,68 @@ from dkfm.numerics.fisher import Classes, Codes
 from dkfm.numerics.pca import Weighting, center_gram
 
 GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
-"""What a shrinkage is chosen from: 1e-6 to 100, two to a power of ten."""
+"""Values that a shrinkage is chosen from: 1e-6 to 100, two for each power of ten."""
 
-_PARTS = 5
+_FOLDS = 5
+"""Number of folds of the cross-validation."""
 
 
 def choose_shrinkage(K: Array, classes: Classes, on_indefinite: str = "raise") -> float:
-    """Return the shrinkage of `GRID` whose predictions are right most often; of equals the largest.
+    """Return the shrinkage of `GRID` with the largest weight of correct predictions; the largest one if several tie.
 
-    Every class is dealt out, in the order of its rows, to five parts, and each part is predicted from the other four; a
-    class of one row is in no part.
+    The rows of each class are dealt in order to five folds, and each fold is predicted from the other four. The row of
+    a class of one row is in no fold, and is always trained on.
 
     Parameters
     ----------
     K : ndarray of shape (N, N)
-        Only the lower triangle is read; the upper one is filled.
+        Gram matrix. Only the lower triangle is read; the upper one is filled.
     classes : Classes
+        Classes and weights of the N rows.
     on_indefinite : {"raise", "clip"}
-        As `fisher.solve` takes it.
+        As in `fisher.solve_discriminants`.
     """
     mirror_lower(K)
-    parts, right = _parts(classes), np.zeros(len(GRID))
-    for part in range(parts.max() + 1):
-        right += _right(K, classes, parts == part, on_indefinite)
-    if not right.any():
+    folds, correct = _assign_folds(classes), np.zeros(len(GRID))
+    for fold in range(folds.max() + 1):
+        correct += _weigh_correct(K, classes, folds == fold, on_indefinite)
+    if not correct.any():
         raise InvalidInputError('shrinkage="auto" finds no row that the others predict right; give it a number.')
-    return GRID[int(np.flatnonzero(right >= right.max() * (1 - 1e-12))[-1])]
+    return GRID[int(np.flatnonzero(correct >= correct.max() * (1 - 1e-12))[-1])]
 
 
-def _right(K: Array, classes: Classes, held: npt.NDArray[np.bool_], on_indefinite: str) -> Array:
-    """Return, for each shrinkage, the weight of the rows left out that are predicted right from the others."""
-    left_out, others = np.flatnonzero(held), np.flatnonzero(~held)
-    known = classes.subset(others)
-    weighting, Y = Weighting(known.weights), known.centred()
-    G = np.array(K[np.ix_(others, others)], order="F")
+def _weigh_correct(K: Array, classes: Classes, in_fold: npt.NDArray[np.bool_], on_indefinite: str) -> Array:
+    """Return the weight of the correctly predicted rows of one fold for each shrinkage of `GRID`, (len(GRID),)."""
+    test, train = np.flatnonzero(in_fold), np.flatnonzero(~in_fold)
+    training = classes.subset(train)
+    weighting, Y = Weighting(training.weights), training.centred()
+    G = np.array(K[np.ix_(train, train)], order="F")
     means = center_gram(G, weighting)
     spectral = fisher.decompose(G, Y, on_indefinite, means, weighting)
-    truth, weights, right = classes.codes[left_out], classes.weights[left_out], np.zeros(len(GRID))
+    expected, weights, correct = classes.codes[test], classes.weights[test], np.zeros(len(GRID))
     try:
-        spread = spectral.within(known)
+        spread = spectral.within(training)
     except InvalidInputError:
-        return right  # the others do not vary within their classes
+        return correct  # the training rows do not vary within their classes
     V = weighting.inner(spectral.vectors)
-    coordinates = K[np.ix_(left_out, others)] @ V - means @ V
+    coordinates = K[np.ix_(test, train)] @ V - means @ V
     for number, shrinkage in enumerate(GRID):
-        ridge = shrinkage * spread / known.total
-        with suppress(InvalidInputError):  # where it is too small for these rows it is never right
-            found = fisher.directions_of_residual(spectral.residual(ridge) / known.total, known)
-            T, constants = fisher.decision_functions(found.means, known.chances)
-            told = coordinates @ (spectral.scaled(ridge) @ found.combinations) @ T - constants
-            codes = told.argmax(axis=1) if known.count > 2 else told[:, 0] > 0
-            right[number] = weights[codes == truth].sum()
-    return right
+        ridge = shrinkage * spread / training.total
+        with suppress(InvalidInputError):  # a shrinkage that is too small for these rows scores 0
+            directions = fisher.directions_of_residual(spectral.residual(ridge) / training.total, training)
+            T, constants = fisher.decision_functions(directions.means, training.chances)
+            decisions = coordinates @ (spectral.scaled(ridge) @ directions.combinations) @ T - constants
+            codes = decisions.argmax(axis=1) if training.count > 2 else decisions[:, 0] > 0
+            correct[number] = weights[codes == expected].sum()
+    return correct
 
 
-def _parts(classes: Classes) -> Codes:
-    """Return the part of each row (N,), -1 of rows that are alone in their class."""
-    parts, start = np.full(len(classes.codes), -1, np.int64), 0
+def _assign_folds(classes: Classes) -> Codes:
+    """Return the fold of each row, (N,); -1 for a row that is alone in its class."""
+    folds, start = np.full(len(classes.codes), -1, np.int64), 0
     for code in range(classes.count):
         rows = np.flatnonzero(classes.codes == code)
         if len(rows) > 1:
-            parts[rows] = (start + np.arange(len(rows))) % _PARTS
+            folds[rows] = (start + np.arange(len(rows))) % _FOLDS
             start += len(rows)
-    return parts
+    return folds

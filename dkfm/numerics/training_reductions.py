@@ -1,4 +1,4 @@
-"""What is summed up or looked for over all training rows, a tile at a time, in float64."""
+"""Compute sums and maxima over all training rows, a tile at a time, in float64."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,92 +12,73 @@ from dkfm.numerics.scorer import Scorer
 
 
 def largest_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tuple[Array, float]:
-    """Return, after 0, 1, .. r features, the largest ``k(x, x) - |phi(x)|^2`` of a row x, (r + 1,), and the least.
+    """Return the largest residual of the training rows after 0, 1, .. r features, (r + 1,), and the smallest residual.
 
-    Parameters
-    ----------
-    score : Scorer
-        A prepared model with a head "features" that are nested.
-    tiles : iterable of ndarray or csr_array of shape (n, d)
-        All training rows.
-    diagonal : ndarray of shape (N,)
-        Their k(x, x).
+    A residual is ``k(x, x) - |phi(x)|^2``. The model has a head "features" whose columns are nested; `tiles` are all
+    training rows, and `diagonal` (N,) has their k(x, x).
     """
-    parts = np.full(score.model.head("features").width + 1, -np.inf)
-    parts[0], lowest = diagonal.max(), float(diagonal.min())
-    for place, rows in _tiles(score, tiles):
+    largest = np.full(score.model.head("features").width + 1, -np.inf)
+    largest[0], lowest = diagonal.max(), float(diagonal.min())
+    for positions, rows in _iter_tiles(score, tiles):
         features = score.image("features", score.values(rows)).astype(np.float64)
-        left = diagonal[place, np.newaxis] - np.cumsum(np.square(features, out=features), axis=1, out=features)
-        np.maximum(parts[1:], left.max(axis=0), out=parts[1:])
-        lowest = min(lowest, float(left.min(initial=lowest)))
-    if not np.isfinite(parts).all():
+        residuals = diagonal[positions, np.newaxis] - np.cumsum(np.square(features, out=features), axis=1, out=features)
+        np.maximum(largest[1:], residuals.max(axis=0), out=largest[1:])
+        lowest = min(lowest, float(residuals.min(initial=lowest)))
+    if not np.isfinite(largest).all():
         raise KernelError(f"{score.model.kernel!r} overflows between a training row and a landmark.")
-    return parts, lowest
+    return largest, lowest
 
 
 def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
-    """Return the mean of ``k(x, landmarks)`` (N,) over training rows x, with a weight each."""
-    block = score.model.kernel.make_evaluator(score.model.points)
+    """Return the weighted mean of ``k(x, landmarks)`` over the training rows x, (N,)."""
+    evaluate = score.model.kernel.make_evaluator(score.model.points)
     total, shares = np.zeros(score.model.landmarks.shape[0]), weights / weights.max()
-    for place, rows in _tiles(score, tiles):
-        total += shares[place] @ block(rows)
+    for positions, rows in _iter_tiles(score, tiles):
+        total += shares[positions] @ evaluate(rows)
     total /= shares.sum()
     return total
 
 
 def feature_moments(score: Scorer, tiles: Iterable[Rows], diagonal: Array, weights: Array) -> Moments:
-    """Return the moments of the features of all training rows, with a weight each.
-
-    Parameters
-    ----------
-    score : Scorer
-        A prepared model with a head "features".
-    tiles : iterable of ndarray or csr_array of shape (n, d)
-    diagonal : ndarray of shape (N,)
-        Their k(x, x).
-    weights : ndarray of shape (N,)
-    """
+    """Return the moments of the features of all training rows, from their k(x, x), (N,), and their weights, (N,)."""
     (first,), second = feature_sums(score, tiles, weights[:, np.newaxis])
     total = float(weights.sum())
     return Moments(second, first / total, total, float(weights @ diagonal), len(weights))
 
 
 def feature_sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[Array, Array]:
-    """Return ``sum w phi`` (C, r) of the features of training rows for each of some weights, and ``sum w phi phi'``.
+    """Return two weighted sums of the features phi of all training rows.
 
-    Parameters
-    ----------
-    score : Scorer
-        A prepared model with a head "features".
-    tiles : iterable of ndarray or csr_array of shape (n, d)
-    weights : ndarray of shape (N, C)
-        The second sum, (r, r), is of all of a row's weights together.
+    These are ``sum w phi`` (C, r) for each column of weights (N, C), and ``sum w phi phi'`` (r, r) with the sum of each
+    row's weights as w. The model has a head "features".
     """
     r = score.model.head("features").width
     second, first = np.zeros((r, r)), np.zeros((weights.shape[1], r))
-    for place, rows in _tiles(score, tiles):
+    for positions, rows in _iter_tiles(score, tiles):
         features = score.image("features", score.values(rows))
-        second += (features * weights[place].sum(axis=1, keepdims=True)).T @ features
-        first += weights[place].T @ features
+        second += (features * weights[positions].sum(axis=1, keepdims=True)).T @ features
+        first += weights[positions].T @ features
     return first, second
 
 
 def fixed_combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:
-    """Return the kernel values (N,) of the landmarks with a fixed combination of them, whose square length is `size`.
+    """Return the kernel values (N,) of the landmarks with a fixed combination of them, of squared length `size`.
 
-    The combination has random signs, and the landmarks come in tiles. Without tiles there are no values.
+    The coefficients of the combination have random signs from a fixed seed. `tiles` are the tiles of the landmarks; the
+    result is empty if there are none.
     """
-    block = score.model.kernel.make_evaluator(score.model.points)
+    evaluate = score.model.kernel.make_evaluator(score.model.points)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], score.model.landmarks.shape[0])
-    parts = [signs[place] @ block(rows) for place, rows in _tiles(score, tiles)]
+    parts = [signs[positions] @ evaluate(rows) for positions, rows in _iter_tiles(score, tiles)]
     if not parts:
         return np.zeros(0)
     values: Array = np.sum(parts, axis=0)
-    square = float(signs @ values)
-    return values * np.sqrt(size / square) if square > 0 else values * 0.0
+    squared_length = float(signs @ values)
+    return values * np.sqrt(size / squared_length) if squared_length > 0 else values * 0.0
 
 
-def _tiles(score: Scorer, tiles: Iterable[Rows]) -> Iterator[tuple[slice, Rows]]:
+def _iter_tiles(score: Scorer, tiles: Iterable[Rows]) -> Iterator[tuple[slice, Rows]]:
+    """Yield tiles small enough for the tile loop, each with its slice of all rows."""
     start = 0
     for rows in tiles:
         for tile in row_slices(rows.shape[0], choose_tile_rows(score.model.landmarks.shape[0])):

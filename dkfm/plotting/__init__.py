@@ -1,4 +1,4 @@
-"""Pictures of estimators, spectra and certificates, with Matplotlib (the extra ``plot``)."""
+"""Plot estimators, spectra and certificates with Matplotlib (the extra ``plot``)."""
 
 from dkfm.plotting.figures import certificates, components, novelty, save_picture, spectrum
 from dkfm.plotting.regions import contours, decision_regions

@@ -1,4 +1,4 @@
-"""Axes, colours and notes that pictures share."""
+"""Create the axes, colours, legends and notes of all plots."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -14,77 +14,77 @@ from dkfm.plotting.data import group_by_label
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LEGEND = 20
-"""So many labels have a colour and a line in the legend; more have a colour bar."""
+_MAX_LEGEND_LABELS = 20
+"""Largest number of labels that get a legend; more labels get a colour bar."""
 
 
 def pyplot() -> ModuleType:
-    """Return Matplotlib's pyplot, or say how to install it."""
+    """Return `matplotlib.pyplot`; if it is missing, raise a MissingExtraError that says how to install it."""
     try:
-        from matplotlib import pyplot as found
+        from matplotlib import pyplot as plt
     except ImportError as error:
         raise MissingExtraError("Pictures need Matplotlib; install it with pip install 'dkfm[plot]'.") from error
-    return found
+    return plt
 
 
 def ensure_axes(ax: "Axes | None") -> "Axes":
-    """Return axes that were given, or those of a new figure."""
+    """Return `ax`, or the axes of a new figure if it is None."""
     return pyplot().figure(layout="constrained").add_subplot() if ax is None else ax
 
 
 def make_panels(count: int, ax: "Axes | Sequence[Axes] | None") -> "list[Axes]":
-    """Return as many axes as there are components."""
+    """Return a list of `count` axes: those of `ax`, or those of a new figure with up to four columns."""
     if ax is not None:
-        given = list(np.atleast_1d(np.asarray(ax, dtype=object)).ravel())
-        if len(given) != count:
-            raise InvalidInputError(f"{count} components need as many axes, and ax holds {len(given)}.")
-        return given
-    across = min(count, 4)
-    down = -(-count // across)
-    figure = pyplot().figure(figsize=(2.6 * across, 2.6 * down), layout="constrained")
-    return [figure.add_subplot(down, across, place + 1) for place in range(count)]
+        axes = list(np.atleast_1d(np.asarray(ax, dtype=object)).ravel())
+        if len(axes) != count:
+            raise InvalidInputError(f"{count} components need as many axes, and ax holds {len(axes)}.")
+        return axes
+    columns = min(count, 4)
+    rows = -(-count // columns)
+    figure = pyplot().figure(figsize=(2.6 * columns, 2.6 * rows), layout="constrained")
+    return [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
 
 
 def require_column(number: object, q: int) -> None:
-    """Raise unless a number is that of one of q components."""
+    """Raise an InvalidInputError unless `number` is an integer from 0 to q - 1."""
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < q:
         raise InvalidInputError(f"There are {q} components, with numbers from 0, and {number!r:.50} is none of them.")
 
 
 def label_color(code: int, count: int) -> tuple[float, float, float, float]:
-    """Return the colour of one of some labels."""
+    """Return the RGBA colour of label number `code` of `count` labels."""
     from matplotlib import colormaps
 
     if count <= 10:
         return colormaps["tab10"](code)
-    if count <= _LEGEND:
+    if count <= _MAX_LEGEND_LABELS:
         return colormaps["tab20"](code)
     return colormaps["viridis"](code / (count - 1))
 
 
-def scatter(ax: "Axes", points: Array, marks: npt.NDArray[np.generic] | None) -> None:
-    """Draw points, a colour for each label, or a colour bar where labels are many."""
-    values = np.empty(0) if marks is None else np.unique(marks)
-    if len(values) <= _LEGEND:
-        for code, (name, chosen) in enumerate(group_by_label(marks, len(points))):
+def scatter(ax: "Axes", points: Array, labels: npt.NDArray[np.generic] | None) -> None:
+    """Draw points (n, 2) in one colour for each label; more than 20 different labels get a colour bar."""
+    values = np.empty(0) if labels is None else np.unique(labels)
+    if len(values) <= _MAX_LEGEND_LABELS:
+        for code, (name, mask) in enumerate(group_by_label(labels, len(points))):
             colour = label_color(code, len(values))
-            ax.scatter(points[chosen, 0], points[chosen, 1], s=8, color=colour, label=name, alpha=0.8)
+            ax.scatter(points[mask, 0], points[mask, 1], s=8, color=colour, label=name, alpha=0.8)
         return
-    shades = np.asarray(marks)
+    shades = np.asarray(labels)
     numeric = shades.dtype.kind in "biuf"
     shades = shades if numeric else np.searchsorted(values, shades)
-    drawn_points = ax.scatter(points[:, 0], points[:, 1], s=8, c=shades, alpha=0.8)
-    what = "label" if numeric else f"label, its place among {len(values):,} in order"
-    ax.figure.colorbar(drawn_points, ax=ax, label=what)
+    collection = ax.scatter(points[:, 0], points[:, 1], s=8, c=shades, alpha=0.8)
+    bar_label = "label" if numeric else f"label, its place among {len(values):,} in order"
+    ax.figure.colorbar(collection, ax=ax, label=bar_label)
 
 
 def write_note(ax: "Axes", note: str) -> None:
-    """Say on the picture that it shows a sample."""
+    """Write a note, if it is not empty, into the lower right corner of the axes."""
     if note:
         ax.annotate(note, (0.99, 0.01), xycoords="axes fraction", ha="right", va="bottom", fontsize="x-small")
 
 
 def add_legend(ax: "Axes", count: int) -> None:
-    """Add a legend of labels, where they are few enough for one."""
-    if count <= _LEGEND:
+    """Add a legend unless there are more than 20 labels."""
+    if count <= _MAX_LEGEND_LABELS:
         ax.legend(markerscale=2, ncols=2, fontsize="small")

@@ -1,4 +1,4 @@
-"""What is drawn: arrays of NumPy's or Dask's, checked for shape, and of many rows a seeded sample."""
+"""Validate NumPy and Dask arrays before they are plotted, and draw a seeded sample of many rows."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
@@ -14,50 +14,57 @@ if TYPE_CHECKING:
     import dask.array as da
 
 SAMPLE = 5000
-"""So many rows are drawn at most."""
+"""Largest number of rows that are drawn."""
 
 Values: TypeAlias = Union[npt.ArrayLike, "da.Array"]
 Labels: TypeAlias = Union[npt.ArrayLike, "da.Array"]
 
-_GRID = 160
+_GRID_POINTS = 160
 _MARGIN = 0.1
 
 
 def sample_for_plot(
-    values: Values, name: str, labels: Labels | None, most: int = SAMPLE, shape: int = 2
+    values: Values, name: str, labels: Labels | None, most: int = SAMPLE, ndim: int = 2
 ) -> tuple[Array, npt.NDArray[np.generic] | None, str]:
-    """Return the rows that are drawn, their labels, and a note for the picture where they are a sample.
+    """Return the rows to draw, their labels, and a note if they are a sample.
 
     Parameters
     ----------
-    values : array-like or dask array of shape (n, q), or (n,) where `shape` is 1
+    values : array-like or dask array of shape (n, q), or (n,) if `ndim` is 1
+        Rows to sample.
     name : str
-        What messages call them.
+        Name of the values in error messages.
     labels : array-like or dask array of shape (n,), optional
+        Labels of the rows.
     most : int
-        So many rows are taken, at random with a fixed seed, in order.
+        Largest number of rows to return; more are sampled at random with a fixed seed, and keep their order.
+    ndim : int
+        Number of dimensions that `values` must have, 1 or 2.
 
     Returns
     -------
     rows : ndarray of float64
+        The sampled rows, of shape (m, q) or (m,).
     labels : ndarray or None
+        Their labels, of shape (m,).
     note : str
+        Sentence for the plot that gives the size of the sample; empty if all rows are drawn.
 
     Raises
     ------
     InvalidInputError
-        Shapes that do not fit, or values that are not finite real numbers.
+        The shapes do not match, or a sampled value is not a finite real number.
     """
-    n = require_matrix(values, name)[0] if shape == 2 else _length(values, name)
+    n = require_matrix(values, name)[0] if ndim == 2 else _require_vector(values, name)
     if labels is not None:
         require_length(labels, n, "labels")
-    both = _computed([values] if labels is None else [values, labels], sample_numbers(n, most))
-    rows, marks = _finite(both[0], name), None if labels is None else _marks(both[1])
-    return rows, marks, f"{most:,} of {n:,} rows, drawn at random" if n > most else ""
+    arrays = _load_rows([values] if labels is None else [values, labels], sample_numbers(n, most))
+    rows, row_labels = _require_finite(arrays[0], name), None if labels is None else _require_sortable(arrays[1])
+    return rows, row_labels, f"{most:,} of {n:,} rows, drawn at random" if n > most else ""
 
 
 def sample_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | None:
-    """Return the numbers of some of n rows, at random with a seed, ascending; None where they are all.
+    """Return the ascending numbers of `most` of n rows, drawn with a seed; None if there are no more than `most`.
 
     >>> sample_numbers(10, 3).tolist(), sample_numbers(3, 3)
     ([5, 6, 9], None)
@@ -65,34 +72,34 @@ def sample_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | N
     return None if n <= most else np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
 
 
-def _computed(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> list[npt.NDArray[np.generic]]:
-    """Return some rows of arrays in memory; of dask arrays together, so that what they share is computed once."""
-    taken: list[Any] = [array if is_dask_collection(array) else np.asarray(array) for array in arrays]
-    taken = taken if numbers is None else [array[numbers] for array in taken]
-    if any(is_dask_collection(array) for array in taken):
+def _load_rows(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> list[npt.NDArray[np.generic]]:
+    """Return the numbered rows of each array, or all, in memory; dask arrays compute the tasks that they share once."""
+    loaded: list[Any] = [array if is_dask_collection(array) else np.asarray(array) for array in arrays]
+    loaded = loaded if numbers is None else [array[numbers] for array in loaded]
+    if any(is_dask_collection(array) for array in loaded):
         from dask.base import compute
 
-        taken = list(compute(*taken))
-    return [np.asarray(array) for array in taken]
+        loaded = list(compute(*loaded))
+    return [np.asarray(array) for array in loaded]
 
 
 def require_matrix(values: object, name: str) -> tuple[int, int]:
-    """Return the shape (n, q) of an array, or raise where it has another."""
-    shape = _shape(values, name)
+    """Return the shape (n, q) of an array; raise if it has no rows, no columns or not two dimensions."""
+    shape = _read_shape(values, name)
     if len(shape) != 2 or 0 in shape:
         raise InvalidInputError(f"{name} must have rows and columns, and its shape is {shape}.")
     return shape
 
 
 def require_column_values(values: Values, name: str, least: int = 1) -> Array:
-    """Return finite numbers (n,), or raise where they are not."""
-    if _length(values, name) < least:
+    """Return values (n,) as float64; raise unless they are finite and at least `least` in number."""
+    if _require_vector(values, name) < least:
         raise InvalidInputError(f"{name} must have a value, and is empty.")
-    return _finite(_computed([values], None)[0], name)
+    return _require_finite(_load_rows([values], None)[0], name)
 
 
-def _length(values: object, name: str) -> int:
-    shape = _shape(values, name)
+def _require_vector(values: object, name: str) -> int:
+    shape = _read_shape(values, name)
     if len(shape) != 1:
         raise InvalidInputError(f"{name} must have one dimension, and its shape is {shape}.")
     return shape[0]
@@ -100,17 +107,18 @@ def _length(values: object, name: str) -> int:
 
 def require_length(labels: object, n: int, name: str) -> None:
     """Raise unless there is a label for each of n rows."""
-    if (count := _length(labels, name)) != n:
+    if (count := _require_vector(labels, name)) != n:
         raise InvalidInputError(f"{name} must have a label for each of {n:,} rows, and has {count:,}.")
 
 
-def _shape(values: object, name: str) -> tuple[int, ...]:
+def _read_shape(values: object, name: str) -> tuple[int, ...]:
+    """Return the shape of a dense array; raise if it is sparse, of unknown length, or no array."""
     if hasattr(values, "tocsr"):
         raise InvalidInputError(f"{name} must be a dense array to be drawn, and is sparse.")
     shape: tuple[float, ...] | None = getattr(values, "shape", None)
     if is_dask_collection(values) and (not hasattr(values, "chunks") or any(np.isnan(size) for size in shape or ())):
         raise InvalidInputError(
-            f"{name} must be a dask array that knows its length; of a data frame, .to_dask_array(lengths=True) is one."
+            f"{name} must be a dask array of known length; for a data frame, pass .to_dask_array(lengths=True)."
         )
     if shape is not None:
         return tuple(int(size) for size in shape)
@@ -120,7 +128,7 @@ def _shape(values: object, name: str) -> tuple[int, ...]:
         raise InvalidInputError(f"{name} must be an array: {error}.") from None
 
 
-def _finite(values: npt.NDArray[np.generic], name: str) -> Array:
+def _require_finite(values: npt.NDArray[np.generic], name: str) -> Array:
     try:
         numbers = values.astype(np.float64) if values.dtype.kind in "biufO" else None
     except (TypeError, ValueError):
@@ -128,12 +136,13 @@ def _finite(values: npt.NDArray[np.generic], name: str) -> Array:
     if numbers is None:
         raise InvalidInputError(f"{name} must hold real numbers, and its dtype is {values.dtype}.")
     if not np.isfinite(numbers).all():
-        where = int(np.argmin(np.isfinite(numbers).reshape(len(numbers), -1).all(axis=1)))
-        raise InvalidInputError(f"{name} must be finite to be drawn, and row {where} of those drawn is not.")
+        row = int(np.argmin(np.isfinite(numbers).reshape(len(numbers), -1).all(axis=1)))
+        raise InvalidInputError(f"{name} must be finite to be drawn, and row {row} of those drawn is not.")
     return numbers
 
 
-def _marks(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def _require_sortable(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return labels; raise if they are of types that cannot be compared with each other."""
     try:
         np.unique(labels)
     except TypeError:
@@ -142,20 +151,20 @@ def _marks(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
 
 
 def concatenate_labels(
-    one: npt.NDArray[np.generic], other: npt.NDArray[np.generic], name: str
+    first: npt.NDArray[np.generic], second: npt.NDArray[np.generic], name: str
 ) -> npt.NDArray[np.generic]:
-    """Return labels and labels, one after the other; NumPy would make strings of numbers beside strings."""
-    if (one.dtype.kind in "biuf") != (other.dtype.kind in "biuf"):
+    """Concatenate two arrays of labels; raise if only one is numeric, because NumPy would turn numbers into strings."""
+    if (first.dtype.kind in "biuf") != (second.dtype.kind in "biuf"):
         raise InvalidInputError(
-            f"{name} must be of one kind, and they are of the dtypes {one.dtype} and {other.dtype}."
+            f"{name} must be of one kind, and they are of the dtypes {first.dtype} and {second.dtype}."
         )
-    return _marks(np.concatenate([one, other]))
+    return _require_sortable(np.concatenate([first, second]))
 
 
 def group_by_label(
     labels: npt.NDArray[np.generic] | None, n: int
 ) -> Iterator[tuple[str | None, npt.NDArray[np.bool_]]]:
-    """Yield each label as a word, and which of n rows have it; all rows where there are no labels."""
+    """Yield each label as text with the mask (n,) of its rows; without labels, None with all rows."""
     if labels is None:
         yield None, np.ones(n, bool)
         return
@@ -164,7 +173,7 @@ def group_by_label(
 
 
 def plain_label(label: object) -> str:
-    r"""Return a label as Matplotlib draws it as it is: no mathematics between dollars, and in the legend in any case.
+    r"""Return a label as text that Matplotlib draws verbatim, and does not hide from the legend.
 
     >>> print(plain_label("$x$"), plain_label("_hidden"))
     \$x\$  _hidden
@@ -174,7 +183,7 @@ def plain_label(label: object) -> str:
 
 
 def plane_corners(rows: Array) -> tuple[Array, Array]:
-    """Return the corners of what rows (n, 2) span, and a tenth more."""
+    """Return the lower and upper corner (2,) of the bounding box of rows (n, 2), with a margin of a tenth."""
     if rows.shape[1] != 2:
         raise InvalidInputError(f"A plane has two columns, and X has {rows.shape[1]}; choose two, or draw components.")
     low, high = rows.min(axis=0), rows.max(axis=0)
@@ -183,7 +192,7 @@ def plane_corners(rows: Array) -> tuple[Array, Array]:
 
 
 def plane_grid(corners: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-    """Return places along both columns, and the points (160 * 160, 2) of the plane that they make."""
-    horizontal, vertical = (np.linspace(low, high, _GRID) for low, high in zip(*corners, strict=True))
+    """Return the 160 coordinates along each axis, and the points (160 * 160, 2) of their grid."""
+    horizontal, vertical = (np.linspace(low, high, _GRID_POINTS) for low, high in zip(*corners, strict=True))
     points = np.stack(np.meshgrid(horizontal, vertical), axis=-1).reshape(-1, 2)
     return horizontal, vertical, points

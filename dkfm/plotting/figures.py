@@ -1,8 +1,8 @@
-"""Pictures, with Matplotlib (the extra `plot`).
+"""Plot spectra, components, certificates and novelty scores with Matplotlib (the extra `plot`).
 
-Every function draws on `ax`, or on axes of a new figure, and returns them; none shows anything, so none needs a
-display. Arrays are NumPy's or Dask's. Of more rows than are said here a seeded sample is drawn, and the picture says
-so; of a dask array the chunks that hold its rows are computed.
+Every function draws on `ax`, or on axes of a new figure, and returns the axes. No function needs a display. Arrays are
+NumPy or Dask arrays. If there are more rows than a function's limit, it draws a seeded sample and notes this on the
+plot; for a dask array it computes only the chunks that hold the sample.
 """
 
 from collections.abc import Sequence
@@ -26,32 +26,36 @@ from dkfm.plotting.data import Labels, Values, group_by_label, require_column_va
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_KNOWN_SHARE = 0.95
-_SIGN = b"Software\0dkfm"
-"""What a picture of dkfm's says of itself."""
+_QUANTILE = 0.95
+"""Quantile of the known rows beyond which a new row counts as novel."""
+
+_SIGNATURE = b"Software\0dkfm"
+"""Metadata by which a PNG file of dkfm is recognized."""
 
 
 def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw eigenvalues on a logarithmic scale: those kept, those dropped, and the cut between them as a line.
+    """Plot kept and dropped eigenvalues on a logarithmic scale, with a line between them.
 
     Parameters
     ----------
     eigenvalues : array-like or dask array of shape (r,), or fitted estimator
-        Kept, positive, in descending order: `eigenvalues_`, or `pivots_` in the cholesky basis. Of an estimator its
-        own: of an `ExactFeatureMap` with `dropped_`, of a `KernelPCA` with those that are zero as dropped.
+        Kept eigenvalues, positive and in descending order: `eigenvalues_`, or `pivots_` in the cholesky basis. From a
+        fitted `ExactFeatureMap`, its `dropped_` is read too; from a `KernelPCA`, zero eigenvalues count as dropped.
     dropped : array-like or dask array of shape (m,), optional
-        What was taken for zero, `dropped_`. Negative ones are drawn by their size, with a sign of their own; those that
-        are zero are only counted.
+        Eigenvalues that were treated as zero, `dropped_`. Negative ones are drawn by their absolute value with another
+        marker; exact zeros are only counted.
     ax : matplotlib axes, optional
+        Axes to draw on; new ones by default.
 
     Returns
     -------
     matplotlib axes
+        The axes with the plot.
 
     Raises
     ------
     InvalidInputError
-        Not one-dimensional, empty, or kept and not positive; or an estimator without a spectrum.
+        An array is not one-dimensional, no eigenvalue is kept, a kept one is not positive, or the estimator has none.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -64,16 +68,16 @@ def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None,
     >>> plotting.spectrum(phi.eigenvalues_, phi.dropped_).get_title()
     'Spectrum, rank 2'
     """
-    kept, rest = _spectrum_of(eigenvalues, dropped)
+    kept, rest = _read_spectrum(eigenvalues, dropped)
     if not (kept > 0).all():
         raise InvalidInputError(f"Kept eigenvalues are positive, and one is {kept.min():.3g}; give others as dropped.")
     ax = ensure_axes(ax)
     r = len(kept)
     ax.semilogy(np.arange(1, r + 1), kept, ".-", markersize=3, linewidth=1, label=f"{r:,} kept")
     index = np.arange(r + 1, r + 1 + len(rest))
-    for chosen, marker, what in ((rest > 0, ".", "dropped"), (rest < 0, "x", "dropped, negative: their size")):
-        if chosen.any():
-            ax.semilogy(index[chosen], np.abs(rest[chosen]), marker, markersize=3, label=f"{chosen.sum():,} {what}")
+    for mask, marker, description in ((rest > 0, ".", "dropped"), (rest < 0, "x", "dropped, negative: their size")):
+        if mask.any():
+            ax.semilogy(index[mask], np.abs(rest[mask]), marker, markersize=3, label=f"{mask.sum():,} {description}")
     if len(rest):
         zeros = int((rest == 0).sum())
         ax.axvline(r + 0.5, color="black", linewidth=1, linestyle="--", label="the cut")
@@ -88,26 +92,28 @@ def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None,
 def components(
     scores: Values, labels: Labels | None = None, *, pair: tuple[int, int] = (0, 1), ax: "Axes | None" = None
 ) -> "Axes":
-    """Draw two components of scores, or discriminants, or any columns, coloured by labels.
+    """Plot two columns of scores, such as components or discriminants, coloured by labels.
 
     Parameters
     ----------
     scores : array-like or dask array of shape (n, q)
-        At most 5,000 rows are drawn. A single column is drawn as a histogram.
+        Scores, of which at most 5,000 rows are drawn. A single column is drawn as a histogram.
     labels : array-like or dask array of shape (n,), optional
-        Numbers or strings. More than 20 different ones have a colour bar instead of a legend.
+        Numbers or strings. More than 20 different labels get a colour bar instead of a legend.
     pair : (int, int)
-        Which columns, from 0.
+        Numbers of the two columns, from 0.
     ax : matplotlib axes, optional
+        Axes to draw on; new ones by default.
 
     Returns
     -------
     matplotlib axes
+        The axes with the plot.
 
     Raises
     ------
     InvalidInputError
-        Shapes that do not fit, or columns that are not there.
+        The shapes do not match, or a column does not exist.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -122,45 +128,46 @@ def components(
     'component 3'
     """
     q = require_matrix(scores, "scores")[1]
-    rows, marks, note = sample_for_plot(scores, "scores", labels)
-    one, other = _pair(pair, q)
+    rows, row_labels, note = sample_for_plot(scores, "scores", labels)
+    first, second = _require_pair(pair, q)
     ax = ensure_axes(ax)
     if q == 1:
         edges = np.histogram_bin_edges(rows[:, 0], 40).tolist()
-        for name, chosen in group_by_label(marks, len(rows)):
-            ax.hist(rows[chosen, 0], edges, alpha=0.6, label=name)
+        for name, mask in group_by_label(row_labels, len(rows)):
+            ax.hist(rows[mask, 0], edges, alpha=0.6, label=name)
         ax.set(xlabel="component 1", ylabel="rows")
     else:
-        scatter(ax, rows[:, (one, other)], marks)
-        ax.set(xlabel=f"component {one + 1}", ylabel=f"component {other + 1}")
+        scatter(ax, rows[:, (first, second)], row_labels)
+        ax.set(xlabel=f"component {first + 1}", ylabel=f"component {second + 1}")
     ax.set_title("Kernel principal components")
-    if marks is not None:
-        add_legend(ax, len(np.unique(marks)))
+    if row_labels is not None:
+        add_legend(ax, len(np.unique(row_labels)))
     write_note(ax, note)
     return ax
 
 
 def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "Axes | None" = None) -> "Axes":
-    """Draw what a certificate is the largest of: the relative error of each pair, ``|err| / sqrt(k(x, x) k(z, z))``.
+    """Plot a histogram of relative errors ``|err| / sqrt(k(x, x) k(z, z))``, whose maximum is the certificate.
 
     Parameters
     ----------
     feature_map : ExactFeatureMap
-        Fitted. At most 512 of its landmarks are measured anew, evenly spread.
+        Fitted map. At most 512 of its landmarks, evenly spread, are measured again.
     Z : array-like or dask array of shape (m, d), optional
-        Points to pair with them, at most 512; by default the landmarks again.
+        Points to pair with the landmarks; at most 512, evenly spread, are used. By default the landmarks themselves.
     ax : matplotlib axes, optional
+        Axes to draw on; new ones by default.
 
     Returns
     -------
     matplotlib axes
-        The line is the relative error that was measured when the map was fitted, which also knows one combination of
-        all landmarks. Pairs without any error are only counted.
+        The axes with the histogram. A line marks the relative error measured at the fit, which also covers one linear
+        combination of all landmarks. Pairs without any error are only counted.
 
     Raises
     ------
     InvalidInputError
-        Not a fitted map of points, or points of other columns.
+        The map is not fitted or has a precomputed kernel, or the points have another number of columns.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -180,7 +187,7 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     if feature_map.kernel_.is_precomputed:
         raise InvalidInputError("A map of a precomputed kernel has no points that could be measured anew.")
     model = feature_map.model_
-    points = None if Z is None else _measured_points(feature_map, Z)
+    points = None if Z is None else _prepare_points(feature_map, Z)
     landmarks = model.points[certificate.sample_evenly(model.landmarks.shape[0])]
     mean = vars(feature_map).get("mean_")
     errors = certificate.relative_errors(scorer.prepare_compact_scorer(model), landmarks, points, mean).ravel()
@@ -188,8 +195,8 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     if not np.isfinite(shown).all():
         raise InvalidInputError("Some pairs have an infinite relative error: a k(x, x) is 0 where a feature is not.")
     ax = ensure_axes(ax)
-    what = "pairs of landmarks" if points is None else "pairs of landmarks and points"
-    ax.set(xlabel="relative error", ylabel="pairs", title=f"Errors of {errors.size:,} {what}")
+    pairs = "pairs of landmarks" if points is None else "pairs of landmarks and points"
+    ax.set(xlabel="relative error", ylabel="pairs", title=f"Errors of {errors.size:,} {pairs}")
     fitted = feature_map.certificate_.relative_error
     if len(shown):
         ends = np.log10([min(shown.min(), fitted or np.inf), max(shown.max(), fitted)])
@@ -205,25 +212,26 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
 
 
 def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error", ax: "Axes | None" = None) -> "Axes":
-    """Draw the histograms of a novelty score of known rows and of new ones, as shares of each.
+    """Plot the histograms of a novelty score of known rows and of new rows, each scaled to sum to 1.
 
     Parameters
     ----------
     known, new : array-like or dask array of shape (n,) and (m,)
-        `reconstruction_error` of components or `residual` of a map. At most 5,000 of each are drawn.
+        Novelty scores: `reconstruction_error` of components or `residual` of a map. At most 5,000 of each are drawn.
     quantity : str
-        What they are.
+        Name of the novelty score, for the axis.
     ax : matplotlib axes, optional
+        Axes to draw on; new ones by default.
 
     Returns
     -------
     matplotlib axes
-        The line is the 95 % quantile of the known rows that are drawn; the legend has the share of the new ones beyond.
+        The axes. A line marks the 95 % quantile of the drawn known rows; the legend has the share of new rows beyond.
 
     Raises
     ------
     InvalidInputError
-        Not one-dimensional, empty, or not finite.
+        An array is not one-dimensional, is empty, or is not finite.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -237,72 +245,73 @@ def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error
     >>> plotting.novelty(phi.residual(X), phi.residual(X + 3), quantity="residual").get_xlabel()
     'residual'
     """
-    sides, notes = [], []
+    samples, notes = [], []
     for values, name in ((known, "known"), (new, "new")):
-        taken, _, note = sample_for_plot(values, name, None, shape=1)
-        sides.append(require_column_values(taken, name))
+        sample, _, note = sample_for_plot(values, name, None, ndim=1)
+        samples.append(require_column_values(sample, name))
         notes.append(f"{name}: {note}" if note else "")
     ax = ensure_axes(ax)
-    line = float(np.quantile(sides[0], _KNOWN_SHARE))
-    edges = np.histogram_bin_edges(np.concatenate(sides), 50).tolist()
-    for values, label in zip(sides, ("known rows", f"new rows, {(sides[1] > line).mean():.1%} beyond"), strict=True):
+    cut = float(np.quantile(samples[0], _QUANTILE))
+    edges = np.histogram_bin_edges(np.concatenate(samples), 50).tolist()
+    for values, label in zip(samples, ("known rows", f"new rows, {(samples[1] > cut).mean():.1%} beyond"), strict=True):
         ax.hist(values, edges, weights=np.full(len(values), 1 / len(values)), alpha=0.6, label=label)
-    ax.axvline(line, color="black", linewidth=1, linestyle="--", label=f"{_KNOWN_SHARE:.0%} of the known rows")
+    ax.axvline(cut, color="black", linewidth=1, linestyle="--", label=f"{_QUANTILE:.0%} of the known rows")
     ax.set(xlabel=quantity, ylabel="share of the rows", title="Novelty")
     ax.legend(fontsize="small")
     write_note(ax, "\n".join(filter(None, notes)))
     return ax
 
 
-def _measured_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
-    """Return points as a map takes them; of a dask array those that a certificate would measure."""
-    Z = unwrap(Z)  # type: ignore[assignment]  # what it holds
+def _prepare_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
+    """Return points in the form that a map accepts; load only the rows of a dask array that a certificate samples."""
+    Z = unwrap(Z)  # type: ignore[assignment]  # the wrapped array
     if is_dask_collection(Z):
-        Z = np.asarray(Z[certificate.sample_evenly(require_matrix(Z, "Z")[0])])  # type: ignore[index]  # a dask array, as seen
+        Z = np.asarray(Z[certificate.sample_evenly(require_matrix(Z, "Z")[0])])  # type: ignore[index]  # a dask array, checked above
     return feature_map._rows(Z, "Z")
 
 
 def save_picture(ax: "Axes", path: Path) -> None:
-    """Write the figure of some axes to a PNG file, in place of an earlier one of dkfm's, and close it.
+    """Write the figure of some axes to a PNG file and close the figure; an earlier file of dkfm is replaced.
 
     Raises
     ------
     StoreExistsError
-        The file is something else; it is left untouched.
+        The path holds another file, which is left unchanged.
     """
     require_own_picture(path)
     figure = ax.get_figure(root=True)
-    assert figure is not None  # noqa: S101  # axes that were drawn on have one; this tells the type checker
+    assert figure is not None  # noqa: S101  # for the type checker: axes that were drawn on have a figure
     figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})
     pyplot().close(figure)
 
 
 def require_own_picture(path: Path) -> None:
-    """Raise where there is a file that `save_picture` did not write."""
-    local.require_signature(path, _SIGN, "picture")
+    """Raise a StoreExistsError if a path holds a file that `save_picture` did not write."""
+    local.require_signature(path, _SIGNATURE, "picture")
 
 
-def _spectrum_of(given: Values | BaseEstimator, dropped: Values | None) -> tuple[Array, Array]:
-    """Return eigenvalues and those dropped, as they are given or as an estimator has them."""
+def _read_spectrum(spectrum: Values | BaseEstimator, dropped: Values | None) -> tuple[Array, Array]:
+    """Return kept and dropped eigenvalues of a fitted estimator, or of arrays, as float64."""
     values: Values
-    if not isinstance(given, BaseEstimator):
-        values = given
+    if not isinstance(spectrum, BaseEstimator):
+        values = spectrum
     else:
-        check_is_fitted(given)
-        found = next((vars(given)[name] for name in ("eigenvalues_", "pivots_") if name in vars(given)), None)
-        if found is None:
+        check_is_fitted(spectrum)
+        fitted = next((vars(spectrum)[name] for name in ("eigenvalues_", "pivots_") if name in vars(spectrum)), None)
+        if fitted is None:
             raise InvalidInputError(
-                f"spectrum draws eigenvalues, and a {type(given).__name__} has none; give an array of what to draw."
+                f"spectrum draws eigenvalues, and a {type(spectrum).__name__} has none; give an array of what to draw."
             )
-        own, zero = np.asarray(found), np.asarray(found) <= 0
-        values = own[~zero]
-        dropped = np.concatenate([own[zero], vars(given).get("dropped_", ())]) if dropped is None else dropped
+        fitted, zero = np.asarray(fitted), np.asarray(fitted) <= 0
+        values = fitted[~zero]
+        dropped = np.concatenate([fitted[zero], vars(spectrum).get("dropped_", ())]) if dropped is None else dropped
     return require_column_values(values, "eigenvalues"), require_column_values(
         () if dropped is None else dropped, "dropped", least=0
     )
 
 
-def _pair(pair: tuple[int, int], q: int) -> tuple[int, int]:
+def _require_pair(pair: tuple[int, int], q: int) -> tuple[int, int]:
+    """Return the numbers of two of q columns; raise if they do not exist. A single column allows any pair."""
     if not isinstance(pair, Sequence) or len(pair) != 2:
         raise InvalidInputError(f"pair takes the numbers of two columns, from 0, and got {pair!r:.50}.")
     if q > 1:

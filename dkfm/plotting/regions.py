@@ -1,4 +1,4 @@
-"""Pictures of the plane: what an estimator of two columns predicts, and its components as contour lines."""
+"""Plot the predictions and the components of estimators over a plane of two columns."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -22,47 +22,49 @@ from dkfm.plotting.data import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PANELS = 8
-"""So many components are drawn unless they are named."""
+_MAX_PANELS = 8
+"""Largest number of components that are drawn by default."""
 
 
 class Predictor(Protocol):
-    """What `decision_regions` draws."""
+    """Estimator that `decision_regions` accepts."""
 
     def predict(self, X: object) -> object:
         """Return a label for each row."""
 
 
 class Transformer(Protocol):
-    """What `contours` draws."""
+    """Estimator that `contours` accepts."""
 
     def transform(self, X: object) -> object:
-        """Return components, (n, q)."""
+        """Return the components (n, q) of rows."""
 
 
 def decision_regions(
     estimator: Predictor, X: Values, labels: Labels | None = None, *, ax: "Axes | None" = None
 ) -> "Axes":
-    """Draw what an estimator predicts over the plane, and points of it.
+    """Plot the labels that an estimator predicts over the plane, and points.
 
     Parameters
     ----------
     estimator : fitted estimator with `predict`
-        Of two columns.
+        Fitted to two columns.
     X : array-like or dask array of shape (n, 2)
-        The plane is what they span, and a tenth more. At most 5,000 are drawn.
+        Points to draw, at most 5,000. The plot covers their bounding box and a margin of a tenth.
     labels : array-like or dask array of shape (n,), optional
-        Of the points: they have the colours of the regions.
+        Labels of the points, which are drawn in the colours of the predicted regions.
     ax : matplotlib axes, optional
+        Axes to draw on; new ones by default.
 
     Returns
     -------
     matplotlib axes
+        The axes with the plot.
 
     Raises
     ------
     InvalidInputError
-        Rows that are not of two columns, or predictions that are not one label a row.
+        X does not have two columns, or `predict` does not return one label for each row.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -76,8 +78,8 @@ def decision_regions(
     >>> plotting.decision_regions(KNeighborsClassifier().fit(X, y), X, y).get_title()
     'What KNeighborsClassifier predicts'
     """
-    X = _require_drawn(estimator, "predict", X)
-    rows, marks, note = sample_for_plot(X, "X", labels)
+    X = _require_estimator(estimator, "predict", X)
+    rows, row_labels, note = sample_for_plot(X, "X", labels)
     horizontal, vertical, points = plane_grid(plane_corners(rows))
     predicted = np.asarray(estimator.predict(select_fitted_columns(estimator, points)))
     if predicted.shape != (len(points),):
@@ -85,7 +87,7 @@ def decision_regions(
             f"decision_regions draws one label a row, and {type(estimator).__name__}.predict returned "
             f"{predicted.shape} for {len(points):,} rows."
         )
-    seen = predicted if marks is None else concatenate_labels(predicted, marks, "What is predicted and labels")
+    seen = predicted if row_labels is None else concatenate_labels(predicted, row_labels, "Predictions and labels")
     ax = ensure_axes(ax)
     classes, codes = np.unique(seen, return_inverse=True)
     colours = [label_color(code, len(classes)) for code in range(len(classes))]
@@ -95,20 +97,20 @@ def decision_regions(
     ax.pcolormesh(
         horizontal, vertical, regions, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(classes) - 0.5, alpha=0.3
     )
-    if marks is None:
+    if row_labels is None:
         ax.scatter(rows[:, 0], rows[:, 1], s=8, color="black", alpha=0.8)
-    for code, value in enumerate(classes if marks is not None else ()):
-        chosen = rows[codes[len(points) :] == code]
+    for code, value in enumerate(classes if row_labels is not None else ()):
+        members = rows[codes[len(points) :] == code]
         ax.scatter(
-            chosen[:, 0],
-            chosen[:, 1],
+            members[:, 0],
+            members[:, 1],
             s=12,
             color=colours[code],
             edgecolors="black",
             linewidths=0.3,
             label=plain_label(value),
         )
-    if marks is not None:
+    if row_labels is not None:
         add_legend(ax, len(classes))
     ax.set(xlabel="column 1", ylabel="column 2", title=f"What {type(estimator).__name__} predicts")
     write_note(ax, note)
@@ -123,28 +125,30 @@ def contours(
     numbers: Sequence[int] | None = None,
     ax: "Axes | Sequence[Axes] | None" = None,
 ) -> "list[Axes]":
-    """Draw each component as contour lines over the plane: the classic toy of kernel PCA.
+    """Plot each component as contour lines over the plane, the classic toy example of kernel PCA.
 
     Parameters
     ----------
     estimator : fitted estimator with `transform`
-        Of two columns; a `KernelPCA`, a map, discriminants.
+        Fitted to two columns: `KernelPCA`, a feature map, or discriminants.
     X : array-like or dask array of shape (n, 2)
-        The plane is what they span, and a tenth more. At most 5,000 are drawn.
+        Points to draw, at most 5,000. The plot covers their bounding box and a margin of a tenth.
     labels : array-like or dask array of shape (n,), optional
-        Of the points.
+        Labels of the points.
     numbers : sequence of int, optional
-        Which components, from 0; by default the first, at most 8.
-    ax : matplotlib axes, or a sequence of them, one for each component, optional
+        Numbers of the components, from 0; by default the first eight or fewer.
+    ax : matplotlib axes or sequence of them, optional
+        Axes to draw on, one for each component; new ones by default.
 
     Returns
     -------
-    list of matplotlib axes, one for each component
+    list of matplotlib axes
+        The axes of each component.
 
     Raises
     ------
     InvalidInputError
-        Rows that are not of two columns, components that are not there, or another number of axes.
+        X does not have two columns, a component does not exist, or the number of axes is not that of the components.
     MissingExtraError
         Matplotlib is not installed.
 
@@ -162,8 +166,8 @@ def contours(
     >>> [ax.get_title() for ax in axes]
     ['component 1', 'component 2', 'component 3']
     """
-    X = _require_drawn(estimator, "transform", X)
-    rows, marks, note = sample_for_plot(X, "X", labels)
+    X = _require_estimator(estimator, "transform", X)
+    rows, row_labels, note = sample_for_plot(X, "X", labels)
     horizontal, vertical, points = plane_grid(plane_corners(rows))
     values = np.asarray(estimator.transform(select_fitted_columns(estimator, points)))
     if values.ndim != 2 or len(values) != len(points):
@@ -171,28 +175,28 @@ def contours(
             f"contours draws components (n, q), and {type(estimator).__name__}.transform returned {values.shape} for "
             f"{len(points):,} rows."
         )
-    asked = list(
-        range(min(values.shape[1], _PANELS)) if numbers is None else np.atleast_1d(np.asarray(numbers, object))
+    requested = list(
+        range(min(values.shape[1], _MAX_PANELS)) if numbers is None else np.atleast_1d(np.asarray(numbers, object))
     )
-    if not asked:
+    if not requested:
         raise InvalidInputError("contours draws one component or more, and numbers names none.")
-    for number in asked:
+    for number in requested:
         require_column(number, values.shape[1])
-    axes = make_panels(len(asked), ax)
-    for number, panel in zip(asked, axes, strict=True):
+    axes = make_panels(len(requested), ax)
+    for number, panel in zip(requested, axes, strict=True):
         heights = values[:, number].reshape(len(vertical), len(horizontal))
         panel.contourf(horizontal, vertical, heights, 20, cmap="Greys", alpha=0.6)
         panel.contour(horizontal, vertical, heights, 10, colors="black", linewidths=0.6)
-        scatter(panel, rows, marks)
+        scatter(panel, rows, row_labels)
         panel.set(title=f"component {number + 1}", xticks=(), yticks=())
         write_note(panel, note)
     return axes
 
 
-def _require_drawn(estimator: object, method: str, X: Values) -> Values:
-    """Return rows as they are drawn, once an estimator has the method and was fitted to columns of these names."""
+def _require_estimator(estimator: object, method: str, X: Values) -> Values:
+    """Return X unwrapped; raise unless the estimator has the method and was fitted to columns of these names."""
     if not hasattr(estimator, method):
-        raise InvalidInputError(f"The picture is of what {method} returns, and a {type(estimator).__name__} has none.")
-    rows: Values = unwrap(X)  # type: ignore[assignment]  # what it holds
+        raise InvalidInputError(f"The picture shows what {method} returns; {type(estimator).__name__} has no {method}.")
+    rows: Values = unwrap(X)  # type: ignore[assignment]  # the wrapped array
     require_fitted_columns(estimator, column_names(rows))
     return rows

@@ -1,1 +1,1 @@
-"""Rows of .npy, Zarr, .npz and Parquet files, and of arrays in memory, behind one protocol."""
+"""Read rows of .npy, Zarr, .npz and Parquet files, and of arrays in memory, through one protocol."""

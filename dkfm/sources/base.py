@@ -1,6 +1,6 @@
-"""The protocol of sources: rows of an array, a file or a store, read by slices.
+"""Define the protocol of sources: rows of an array, a file or a store that are read by slices.
 
-A source on disk is a value of a few words: it travels in a task, and opens its file where it is read.
+A source on disk is a small value: it is serialized with a task, and opens its file where it is read.
 """
 
 from dataclasses import dataclass, replace
@@ -19,56 +19,56 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
 
     @property
     def location(self) -> Location | None:
-        """Where the rows are; None of those in memory."""
+        """Location of the rows; None if they are in memory."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Numbers of rows and columns."""
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that are read together whatever is asked for; 1 where it does not matter."""
+        """Rows that are always read together, however few are requested; 1 if any rows can be read alone."""
 
     @property
     def row_values(self) -> int:
-        """How many float64 values a row takes in memory; fewer than its columns where rows are sparse."""
+        """Average memory of a row, in float64 values; less than the number of columns if rows are sparse."""
 
     def values_of(self, rows: int) -> int:
-        """Return how many float64 values any so many consecutive rows take in memory, at most."""
+        """Return the largest memory of any `rows` consecutive rows, in float64 values."""
 
     def decoding_bytes(self, chunks: int) -> int:
-        """Return the bytes that reading rows of so many chunks takes for a while, beside the rows themselves."""
+        """Return the bytes that reading rows of `chunks` chunks needs temporarily, in addition to the rows."""
 
     def with_float32(self) -> "Source":
-        """Return a source whose rows of float32 are read as they are, for a model that would round them anyway."""
+        """Return a source that reads float32 rows as float32, for a model that would round them anyway."""
 
     def read(self, rows: slice) -> Rows:
-        """Return some rows as float64, not checked for NaN; after `with_float32`, stored float32 stays as it is."""
+        """Return some rows as float64, not checked for NaN; after `with_float32`, stored float32 stays float32."""
 
     def stamp(self) -> str:
-        """Return what is another text once the rows have changed: of names, sizes and times, or of values in memory."""
+        """Return a digest that changes when the rows change: of names, sizes and times, or of values in memory."""
 
     def state(self) -> str:
-        """Return what is another text once anything was written to the rows, whatever was done to the times since."""
+        """Return a digest that changes when anything is written to the rows, even if times of change are set back."""
 
     def is_of(self, stamp: str) -> bool:
-        """Whether the rows are the ones that were opened, by a stamp that was taken since."""
+        """Return whether the rows are still those that were opened, given a later `stamp`."""
 
     def where(self, row: int) -> tuple[str, int]:
-        """Return the name of the file that holds a row, and the number of the row in it."""
+        """Return the name of the file that contains a row, and the row number in that file."""
 
 
 @runtime_checkable
 class Named(Protocol):
-    """Rows whose columns have names."""
+    """A source whose columns have names."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns that are read."""
+        """Names of the columns that are read."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class _Located:
 
     @property
     def name(self) -> str:
-        """The path, or the URL without credentials."""
+        """Path, or URL without credentials."""
         return str(self.location)
 
     def decoding_bytes(self, chunks: int) -> int:
-        """Return 0: rows are read where they will be."""
+        """Return 0: rows are read directly into the result."""
         return 0
 
     def stamp(self) -> str:
@@ -92,11 +92,11 @@ class _Located:
         return locations.stamp(self.location)
 
     def state(self) -> str:
-        """Return a digest that no writer can bring back; on an object store the stamp."""
+        """Return a digest that also includes times of status change; on an object store the stamp."""
         return locations.state(self.location)
 
     def where(self, row: int) -> tuple[str, int]:
-        """Return the name, and the row."""
+        """Return the name of the source, and the row."""
         return self.name, row
 
 
@@ -106,19 +106,19 @@ class DenseRows(_Located):
 
     chunk_rows: int = 1
     keep_float32: bool = False
-    """Whether rows of float32 are read as they are."""
+    """Whether float32 rows are read as float32."""
 
     @property
     def row_values(self) -> int:
-        """The columns."""
+        """Number of columns."""
         return self.shape[1]
 
     def values_of(self, rows: int) -> int:
-        """Return how many float64 values so many rows take in memory."""
+        """Return the memory of `rows` rows, in float64 values."""
         return rows * self.shape[1]
 
     def with_float32(self) -> Self:
-        """Return a source whose rows of float32 are read as they are."""
+        """Return a source that reads float32 rows as float32."""
         return replace(self, keep_float32=True)
 
 
@@ -128,30 +128,30 @@ class CsrRows(_Located):
 
     row_values: int
     runs: tuple[int, ...]
-    """Values that 1, 2, 4, .. consecutive rows hold at most."""
+    """Largest numbers of stored values in 1, 2, 4, .. consecutive rows."""
     chunk_rows = 1
 
     def values_of(self, rows: int) -> int:
-        """Return how many float64 values take the memory of any so many consecutive rows, at most."""
+        """Return the largest memory of any `rows` consecutive rows, in float64 values."""
         return csr.values_in_rows(self.runs, rows)
 
     def with_float32(self) -> Self:
-        """Return the source: sparse rows are float64."""
+        """Return the source itself: sparse rows are always float64."""
         return self
 
 
 def read_finite(source: Source, rows: slice) -> Rows:
-    """Read some rows and raise with the number of the first that is not finite."""
+    """Read some rows; raise an InvalidInputError with the number of the first row that is not finite."""
     values = source.read(rows)
     require_finite(values, source.name, rows.start)
     return values
 
 
 def sample_rows(source: Source, rows: int) -> Rows:
-    """Read about `rows` rows in sixteen runs, evenly spread over the source."""
+    """Read about `rows` finite rows in sixteen runs that are evenly spread over the source."""
     n = source.shape[0]
-    run = max(1, rows // 16)
+    run_rows = max(1, rows // 16)
     if n <= rows:
         return read_finite(source, slice(0, n))
-    starts = np.linspace(0, n - run, 16).astype(np.intp)
-    return stack_rows([read_finite(source, slice(int(a), int(a) + run)) for a in starts])
+    starts = np.linspace(0, n - run_rows, 16).astype(np.intp)
+    return stack_rows([read_finite(source, slice(int(start), int(start) + run_rows)) for start in starts])

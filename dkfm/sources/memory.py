@@ -1,4 +1,4 @@
-"""Rows that are in the memory of this process: of an array, or of a data frame whose columns are taken by name."""
+"""Read rows of an array, or of columns of a data frame that are selected by name, in the memory of this process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from dkfm.storage.zarr_store import view_bytes
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TOGETHER = 2**20
-"""Values whose order in memory is changed at a time."""
+_CHECKSUM_VALUES = 2**20
+"""Values that are copied to C order at a time for a checksum."""
 
 
 @dataclass(frozen=True, eq=False)
 class MemorySource:
-    """Rows of an array in this process, dense or CSR."""
+    """Rows of a dense or CSR array in the memory of this process."""
 
     array: Rows
     name: str = "X"
@@ -34,66 +34,66 @@ class MemorySource:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Numbers of rows and columns."""
         return (self.array.shape[0], self.array.shape[1])
 
     @property
     def row_values(self) -> int:
-        """The columns, or what is stored of them."""
+        """Average memory of a row, in float64 values."""
         return row_values(self.array)
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """Values that 1, 2, 4, .. consecutive rows hold at most, of CSR rows."""
+        """Largest numbers of stored values in 1, 2, 4, .. consecutive CSR rows; empty if rows are dense."""
         return () if isinstance(self.array, np.ndarray) else csr.longest_runs(self.array)
 
     def values_of(self, rows: int) -> int:
-        """Return how many float64 values any so many consecutive rows take in memory, at most."""
+        """Return the largest memory of any `rows` consecutive rows, in float64 values."""
         return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.values_in_rows(self.runs, rows)
 
     def decoding_bytes(self, chunks: int) -> int:
-        """Return 0: rows are in memory as they are."""
+        """Return 0: rows are in memory already."""
         return 0
 
     def with_float32(self) -> Self:
-        """Return the source: its rows are as the array has them."""
+        """Return the source itself: rows keep the dtype of the array."""
         return self
 
     def read(self, rows: slice) -> Rows:
-        """Return some rows, where they are dense a view of them."""
+        """Return some rows; dense rows are a view."""
         return self.array[rows]
 
     def stamp(self) -> str:
         """Return a checksum of the values."""
         rows = self.array
         parts = [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, rows.indptr]
-        return f"{rows.shape} {' '.join(str(_checksum_of(part)) for part in parts)}"
+        return f"{rows.shape} {' '.join(str(_checksum_values(part)) for part in parts)}"
 
     def state(self) -> str:
-        """Return the stamp: values that were written to meanwhile have another one."""
+        """Return the stamp, which changes when values are written to."""
         return self.stamp()
 
-    def is_of(self, stamp: str) -> bool:  # nothing lies between opening and reading an array
-        """Return True: the rows are the array's."""
+    def is_of(self, stamp: str) -> bool:  # nothing is cached when an array is opened
+        """Return True: the source is the array itself."""
         return True
 
     def where(self, row: int) -> tuple[str, int]:
-        """Return the name, and the row."""
+        """Return the name of the source, and the row."""
         return self.name, row
 
 
 @dataclass(frozen=True, eq=False)
 class FrameSource(MemorySource):
-    """Rows of some columns of a data frame in this process. Nulls are NaN."""
+    """Rows of some columns of a data frame in the memory of this process. Nulls are NaN."""
 
     columns: tuple[str, ...] = ()
-    """The names of the columns that are read."""
+    """Names of the columns that are read."""
     id_column: str | None = None
     ids: "pa.Array | None" = None
-    """The values of that column."""
+    """Values of the id column."""
 
     def read_ids(self, rows: slice) -> "pa.Array":
-        """Return the ids of some rows."""
+        """Return the ids of some rows; raise an InvalidInputError if there is no id column."""
         if self.ids is None:
             raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
         return self.ids[rows]
@@ -108,33 +108,37 @@ class FrameSource(MemorySource):
 
     def stamp(self) -> str:
         """Return a checksum of the values and the ids."""
-        return super().stamp() if self.ids is None else f"{super().stamp()} {_checksum(self.ids)}"
+        return super().stamp() if self.ids is None else f"{super().stamp()} {_checksum_ids(self.ids)}"
 
 
 def open_frame(
     frame: object, names: Sequence[str], name: str, columns: Sequence[str] | None, id_column: str | None
 ) -> FrameSource:
-    """Return the rows of a data frame whose columns have names: those asked for, in their order, or all but the ids.
+    """Return a source of the named columns of a data frame: the requested ones in their order, or all but the ids.
 
     Raises
     ------
     InvalidInputError
-        A column that is missing, there twice, or does not hold numbers.
+        A column is missing, occurs twice, or does not contain numbers.
     """
     require_unique_names(names, f"{name} has")
-    asked = check_column_names(columns)
-    wanted = tuple(column for column in names if column != id_column) if asked is None else asked
-    for needed, use in ((wanted, ""), (() if id_column is None else (id_column,), " for ids")):
-        if missing := [column for column in needed if column not in names]:
-            raise InvalidInputError(f"{name} has no {format_names(missing)}{use}; it has {format_names(names)}.")
-    if not wanted:
+    requested = check_column_names(columns)
+    selected = tuple(column for column in names if column != id_column) if requested is None else requested
+    for required, purpose in ((selected, ""), (() if id_column is None else (id_column,), " for ids")):
+        if missing := [column for column in required if column not in names]:
+            raise InvalidInputError(f"{name} has no {format_names(missing)}{purpose}; it has {format_names(names)}.")
+    if not selected:
         raise InvalidInputError(f"{name} needs at least one column of numbers, and none is asked for or there.")
-    array = as_float64(_values(frame if wanted == tuple(names) else select_columns(frame, wanted), wanted, name))
-    return FrameSource(array, name, 1, wanted, id_column, None if id_column is None else _ids(frame, id_column, name))
+    array = as_float64(
+        _read_values(frame if selected == tuple(names) else select_columns(frame, selected), selected, name)
+    )
+    return FrameSource(
+        array, name, 1, selected, id_column, None if id_column is None else _read_ids(frame, id_column, name)
+    )
 
 
-def _values(frame: object, columns: tuple[str, ...], name: str) -> Rows:
-    """Return the values of a data frame; name the column that holds no numbers."""
+def _read_values(frame: object, columns: tuple[str, ...], name: str) -> Rows:
+    """Return the values of a data frame; raise an error that names the first column without numbers."""
     try:
         return as_array(frame, name)
     except InvalidInputError:
@@ -149,8 +153,8 @@ def _values(frame: object, columns: tuple[str, ...], name: str) -> Rows:
         raise
 
 
-def _ids(frame: object, column: str, name: str) -> "pa.Array":
-    """Return a column as an array of Arrow's, of a type without parts."""
+def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
+    """Return a column as an Arrow array of a type that is not nested."""
     try:
         import pyarrow as pa
 
@@ -166,15 +170,15 @@ def _ids(frame: object, column: str, name: str) -> "pa.Array":
     return pa.concat_arrays(table.column(column).chunks) if table.num_rows else pa.array([], table.schema.types[0])
 
 
-def _checksum_of(values: npt.NDArray[np.generic]) -> int:
-    """Return the crc32c of values in C order, whatever their order is in memory, without a copy of them all."""
-    found = 0
-    for part in row_slices(len(values), max(1, _TOGETHER * len(values) // max(1, values.size))):
-        found = google_crc32c.extend(found, view_bytes(np.ascontiguousarray(values[part])))
-    return found
+def _checksum_values(values: npt.NDArray[np.generic]) -> int:
+    """Return the CRC-32C of values in C order, whatever their memory order, without a full copy."""
+    checksum = 0
+    for part in row_slices(len(values), max(1, _CHECKSUM_VALUES * len(values) // max(1, values.size))):
+        checksum = google_crc32c.extend(checksum, view_bytes(np.ascontiguousarray(values[part])))
+    return checksum
 
 
-def _checksum(ids: "pa.Array") -> int:
+def _checksum_ids(ids: "pa.Array") -> int:
     import pyarrow as pa
 
     return int(google_crc32c.value(pa.record_batch([ids], ["ids"]).serialize().to_pybytes()))

@@ -1,7 +1,7 @@
-"""Rows of .npy files, read at their offsets and never mapped or unpickled.
+"""Read rows of .npy files at their offsets, without memory maps and without unpickling.
 
-A map of a file that is cut short ends the process. No more memory is taken than the file has bytes: its header is read
-up to a fixed length, and its shape is checked against its size.
+If a mapped file is truncated, access to it kills the process. A damaged file cannot cause a large allocation: its
+header is read up to a fixed length, and its shape is checked against the size of the file.
 """
 
 import io
@@ -26,16 +26,16 @@ from dkfm.sources import chunk_cache
 from dkfm.sources.base import DenseRows
 
 MAX_HEADER = 2**14
-"""Bytes of a .npy file that hold any header that NumPy reads without being told to trust it."""
+"""Bytes at the beginning of a .npy file that contain any header that NumPy reads by default."""
 
-_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-_BLOCK_BYTES = 2**20
-"""Values that are converted are read so many bytes at a time."""
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_BUFFER_BYTES = 2**20
+"""Bytes that are read at a time if values must be converted."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a .npy file says of its array, and where the values begin."""
+    """Header of a .npy file, and the offset of the values in bytes."""
 
     shape: tuple[int, ...]
     by_columns: bool
@@ -44,7 +44,7 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes that the file must have."""
+        """Least size of the file, in bytes."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -55,27 +55,27 @@ def parse_header(data: bytes, name: str, size: int) -> Header:
     Raises
     ------
     InvalidInputError
-        No header of the .npy format, one of pickled objects, or one of more values than the file has.
+        The header is not that of a .npy file, declares pickled objects, or more values than the file contains.
     """
     file = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
-        if version not in _READERS:
+        if version not in _HEADER_READERS:
             raise ValueError(f"its format has version {version}")
-        header = Header(*_READERS[version](file), file.tell())
+        header = Header(*_HEADER_READERS[version](file), file.tell())
         if header.dtype.hasobject:
             raise ValueError("it holds pickled objects")
         if not all(type(length) is int and length >= 0 for length in header.shape):
             raise ValueError(f"its shape is {header.shape}")
         if size < header.file_bytes:
             raise ValueError(f"it has {size} bytes and needs {header.file_bytes} for its shape {header.shape}")
-    except Exception as error:  # whatever NumPy makes of a stranger's header
+    except Exception as error:  # NumPy raises many classes for an invalid header
         raise InvalidInputError(f"{name} cannot be read as a .npy file: {reason(error)}.") from None
     return header
 
 
 def open_npy(location: Location) -> "NpySource | RemoteNpySource":
-    """Read the header of a file or an object."""
+    """Return a source from the header of a file or an object."""
     return RemoteNpySource.open(location) if isinstance(location, Remote) else NpySource.open(location)
 
 
@@ -85,14 +85,14 @@ class NpySource(DenseRows):
 
     @classmethod
     def open(cls, path: Path) -> "NpySource":
-        """Read the header of a file."""
+        """Return a source from the header of a file."""
         with _open(path) as file:
             header = _read_header(file, path)
         require_two_dimensions(header.shape, header.dtype, str(path))
         return cls(path, (header.shape[0], header.shape[1]))
 
-    def is_of(self, stamp: str) -> bool:  # nothing was kept of the file but its shape
-        """Whether the header, read again, says the same."""
+    def is_of(self, stamp: str) -> bool:  # only the shape was kept
+        """Return whether the header, read again, gives an equal source."""
         return open_npy(self.location) == self
 
     def read(self, rows: slice) -> Array:
@@ -101,7 +101,7 @@ class NpySource(DenseRows):
         Raises
         ------
         InvalidInputError
-            The file is no longer what it was, or was cut short meanwhile.
+            The shape in the file changed since it was opened, or the file was truncated.
         """
         start, stop, _ = rows.indices(self.shape[0])
         stop, path = max(start, stop), cast("Path", self.location)
@@ -110,41 +110,43 @@ class NpySource(DenseRows):
             if header.shape != self.shape:
                 raise InvalidInputError(f"{path} changed since it was opened; open it again.")
             try:
-                return (_by_columns if header.by_columns else _by_rows)(file, header, start, stop, self.keep_float32)
+                return (_read_columns if header.by_columns else _read_rows)(
+                    file, header, start, stop, self.keep_float32
+                )
             except (EOFError, OSError) as error:
-                told = "the file was cut short" if isinstance(error, EOFError) else reason(error)
-                raise InvalidInputError(f"Rows {start} to {stop} of {path} cannot be read: {told}.") from None
+                cause = "the file was cut short" if isinstance(error, EOFError) else reason(error)
+                raise InvalidInputError(f"Rows {start} to {stop} of {path} cannot be read: {cause}.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteNpySource(DenseRows):
-    """Rows of a .npy file on an object store, never unpickled; some rows are one request."""
+    """Rows of a .npy file on an object store; each read is one request."""
 
     dtype: str
     offset: int
-    """Where its values begin."""
+    """Offset of the values in the file, in bytes."""
 
     @classmethod
-    def open(cls, place: Remote) -> "RemoteNpySource":
-        """Read the header of a file."""
-        size = place.size()
+    def open(cls, remote: Remote) -> "RemoteNpySource":
+        """Return a source from the header of a file."""
+        size = remote.size()
         if size is None:
-            raise InvalidInputError(f"There is no {place}.")
-        header = parse_header(place.read("", 0, min(size, MAX_HEADER)), place.name, size)
-        require_two_dimensions(header.shape, header.dtype, place.name)
+            raise InvalidInputError(f"There is no {remote}.")
+        header = parse_header(remote.read("", 0, min(size, MAX_HEADER)), remote.name, size)
+        require_two_dimensions(header.shape, header.dtype, remote.name)
         if header.by_columns:
             raise InvalidInputError(
-                f"{place} is stored by columns (Fortran order), so that no row can be read alone; "
+                f"{remote} is stored by columns (Fortran order), so that no row can be read alone; "
                 "save numpy.ascontiguousarray(X) instead."
             )
-        return cls(place, (header.shape[0], header.shape[1]), dtype=header.dtype.str, offset=header.offset)
+        return cls(remote, (header.shape[0], header.shape[1]), dtype=header.dtype.str, offset=header.offset)
 
-    def is_of(self, stamp: str) -> bool:  # nothing was kept of the rows but what their head says
-        """Whether the header, read again, says the same."""
+    def is_of(self, stamp: str) -> bool:  # only the header was kept
+        """Return whether the header, read again, gives an equal source."""
         return open_npy(self.location) == self
 
     def decoding_bytes(self, chunks: int) -> int:
-        """Return the bytes of the answer of which the rows are made; a chunk is a row."""
+        """Return the bytes of the response, which is converted to the rows; a chunk is one row."""
         return chunks * self._row_bytes
 
     @property
@@ -152,12 +154,12 @@ class RemoteNpySource(DenseRows):
         return self.shape[1] * np.dtype(self.dtype).itemsize
 
     def read(self, rows: slice) -> Array:
-        """Return some rows."""
+        """Return some rows; raise an InvalidInputError if the file was truncated."""
         start, stop = rows.start, max(rows.start, min(rows.stop, self.shape[0]))
-        place = cast("Remote", self.location)
-        data = place.read("", self.offset + start * self._row_bytes, self.offset + stop * self._row_bytes)
+        remote = cast("Remote", self.location)
+        data = remote.read("", self.offset + start * self._row_bytes, self.offset + stop * self._row_bytes)
         if len(data) != (stop - start) * self._row_bytes:
-            raise InvalidInputError(f"Rows {start} to {stop} of {place} cannot be read: the file was cut short.")
+            raise InvalidInputError(f"Rows {start} to {stop} of {remote} cannot be read: the file was cut short.")
         return chunk_cache.widen(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.keep_float32)
 
 
@@ -167,7 +169,7 @@ def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
     Raises
     ------
     InvalidInputError
-        It cannot be read as one.
+        The file cannot be read as a .npy file.
     """
     with _open(path) as file:
         header = _read_header(file, path)
@@ -176,8 +178,8 @@ def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
             file.seek(header.offset)
             _fill(file, values)
         except (EOFError, OSError, ValueError, MemoryError) as error:
-            told = "it was cut short" if isinstance(error, EOFError) else reason(error)
-            raise InvalidInputError(f"{path} cannot be read as a .npy file: {told}.") from None
+            cause = "it was cut short" if isinstance(error, EOFError) else reason(error)
+            raise InvalidInputError(f"{path} cannot be read as a .npy file: {cause}.") from None
     return values.T if header.by_columns else values
 
 
@@ -193,41 +195,41 @@ def _read_header(file: BufferedReader, path: str | Path) -> Header:
         data, size = os.pread(file.fileno(), MAX_HEADER, 0), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read as a .npy file: {error.strerror}.") from None
-    return parse_header(data[: _header_bytes(data)], str(path), size)
+    return parse_header(data[: _header_size(data)], str(path), size)
 
 
-def _header_bytes(data: bytes) -> int:
-    """Return the bytes before the values, as the file states them; what states nothing is parsed whole."""
-    fixed = 10 if data[6:7] == b"\x01" else 12
-    return fixed + int.from_bytes(data[8:fixed], "little")
+def _header_size(data: bytes) -> int:
+    """Return the size in bytes of a header, with its length field, as the file declares it."""
+    prefix = 10 if data[6:7] == b"\x01" else 12
+    return prefix + int.from_bytes(data[8:prefix], "little")
 
 
-def _by_rows(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
+def _read_rows(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
     columns, itemsize = header.shape[1], header.dtype.itemsize
     file.seek(header.offset + start * columns * itemsize)
-    kind = chunk_cache.widen(np.empty(0, header.dtype), keep_float32).dtype
-    values: Array = np.empty((stop - start, columns), kind)
-    if kind == header.dtype:
+    dtype = chunk_cache.widen(np.empty(0, header.dtype), keep_float32).dtype
+    values: Array = np.empty((stop - start, columns), dtype)
+    if dtype == header.dtype:
         _fill(file, values)
         return values
-    some = max(1, _BLOCK_BYTES // (columns * itemsize))
-    block = np.empty((min(some, len(values)), columns), header.dtype)
-    for part in row_slices(len(values), some):
-        stored = block[: part.stop - part.start]
+    buffer_rows = max(1, _BUFFER_BYTES // (columns * itemsize))
+    buffer = np.empty((min(buffer_rows, len(values)), columns), header.dtype)
+    for part in row_slices(len(values), buffer_rows):
+        stored = buffer[: part.stop - part.start]
         _fill(file, stored)
         values[part] = stored
     return values
 
 
-def _by_columns(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
-    """Return rows that lie apart, a part of every column."""
+def _read_columns(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
+    """Return some rows of an array in Fortran order: read a part of each column."""
     n, columns = header.shape
     itemsize, descriptor = header.dtype.itemsize, file.fileno()
-    kind = chunk_cache.widen(np.empty(0, header.dtype), keep_float32).dtype
-    values: Array = np.empty((columns, stop - start), kind)
+    dtype = chunk_cache.widen(np.empty(0, header.dtype), keep_float32).dtype
+    values: Array = np.empty((columns, stop - start), dtype)
     stored = np.empty(stop - start, header.dtype)
     for column in range(columns):
-        target = values[column] if kind == header.dtype else stored
+        target = values[column] if dtype == header.dtype else stored
         _fill_at(descriptor, target, header.offset + (column * n + start) * itemsize)
         if target is stored:
             values[column] = stored
@@ -241,9 +243,9 @@ def _fill(file: BufferedReader, values: npt.NDArray[np.generic]) -> None:
 
 def _fill_at(descriptor: int, values: npt.NDArray[np.generic], offset: int) -> None:
     view = values.view(np.uint8).data
-    at = 0
-    while at < len(view):
-        found = os.preadv(descriptor, [view[at:]], offset + at)
-        if found == 0:
+    filled = 0
+    while filled < len(view):
+        count = os.preadv(descriptor, [view[filled:]], offset + filled)
+        if count == 0:
             raise EOFError
-        at += found
+        filled += count

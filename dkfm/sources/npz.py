@@ -1,9 +1,9 @@
-"""CSR rows in a .npz file of scipy.sparse.save_npz, a stranger's: each process unpacks its arrays once and maps them.
+"""Read CSR rows of untrusted .npz files of scipy.sparse.save_npz: each process unpacks the arrays once and maps them.
 
-From an object store the file is read as it is unpacked, and refused if it was another one before or after.
+On an object store the file is read while it is unpacked, and refused if it changed before or meanwhile.
 
-Nothing is unpickled, no member's name is a path, and no more is unpacked than headers declare. What is unpacked lies in
-files without a name in the temporary folder (TMPDIR), which are gone when the process is, however it ends.
+Nothing is unpickled, no member's name is used as a path, and no more is unpacked than headers declare. Unpacked arrays
+are stored in unnamed files in the temporary folder (TMPDIR), which vanish with the process, however it ends.
 """
 
 import math
@@ -31,24 +31,30 @@ from dkfm.sources.base import CsrRows
 from dkfm.storage import csr
 
 _PARTS = ("data", "indices", "indptr")
-_PIECE = 2**20
-_MAX_SMALL = 2**10
-"""Bytes of the members that are no part of the rows."""
+_BUFFER_BYTES = 2**20
+"""Bytes that are unpacked at a time."""
 
-_MAX_DIRECTORY = 2**21
-"""Bytes of the directory of a file, whose every entry becomes an object; no read is longer."""
+_MAX_SMALL_BYTES = 2**10
+"""Largest size of the members `format` and `shape`."""
 
-_MAX_VALUES, _ENCRYPTED = 2**48, 1
+_MAX_READ_BYTES = 2**21
+"""Largest read: it limits the directory of the archive, every entry of which becomes an object."""
 
-_Part = npt.NDArray[np.generic]
+_MAX_LENGTH = 2**48
+"""Limit of the numbers of rows and columns."""
 
-_unpacked: LruCache[tuple[_Part, ...]] = LruCache(1)
-"""Two files; the space of one that was removed is free once nobody reads it."""
+_ENCRYPTED = 1
+"""Flag of an encrypted member."""
+
+_Values = npt.NDArray[np.generic]
+
+_unpacked: LruCache[tuple[_Values, ...]] = LruCache(1)
+"""Arrays of at most two files; the disk space of a removed one is free when its last reader is done."""
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What a member says of itself: how long its header is, and which array comes after it."""
+    """Header of a member: the offset of the values in bytes, and their shape and dtype."""
 
     member: zipfile.ZipInfo
     start: int
@@ -57,29 +63,29 @@ class _Header:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the values."""
+        """Size of the values, in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class NpzSource(CsrRows):
-    """CSR rows of a .npz file, compressed or not; what is unpacked lies on a disk."""
+    """CSR rows of a .npz file, compressed or not; unpacked arrays are stored on disk."""
 
     opened: str
-    """The stamp of the file when it was opened."""
+    """Stamp of the file when it was opened."""
 
     @classmethod
     def open(cls, location: Location) -> "NpzSource":
-        """Read the headers of a file.
+        """Return a source from the headers of a file.
 
         Raises
         ------
         InvalidInputError
-            No .npz file of a CSR matrix, or one whose parts do not fit each other.
+            The file is not a .npz file of a CSR matrix, or its arrays are inconsistent.
         """
-        with _archive(location) as (archive, stamp):
-            shape, (data, _, indptr) = _checked(archive, location)
-            runs = _runs(_pieces(archive, indptr, location), indptr, data.shape[0], location)
+        with _open_archive(location) as (archive, stamp):
+            shape, (data, _, indptr) = _read_headers(archive, location)
+            runs = _check_pointers(_read_buffers(archive, indptr, location), indptr, data.shape[0], location)
         return cls(location, shape, -(-2 * data.shape[0] // shape[0]) + 1, runs, stamp)
 
     def stamp(self) -> str:
@@ -87,54 +93,54 @@ class NpzSource(CsrRows):
         return _stamp(self.location)
 
     def state(self) -> str:
-        """Return a digest that no writer can bring back; at a URL the stamp."""
+        """Return a digest that also includes the time of status change; on an object store the stamp."""
         return _stamp(self.location, exact=True)
 
     def is_of(self, stamp: str) -> bool:
-        """Whether this is the stamp of the file when it was opened."""
+        """Return whether `stamp` is that of the file when it was opened."""
         return stamp == self.opened
 
     def read(self, rows: slice) -> Sparse:
-        """Return some rows, their columns in order and none twice."""
-        data, indices, indptr = self._parts()
+        """Return some rows with sorted columns and without duplicates."""
+        data, indices, indptr = self._load_arrays()
         start, stop, _ = rows.indices(self.shape[0])
         try:
             pointers = indptr[start : max(start, stop) + 1].astype(np.int64)
             values = csr.value_span(pointers, data.shape[0])
-            # Copies: duplicates are added up in place, and a view would keep the disk space.
-            found = csr.join_csr(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
+            # Copy, because duplicates are added up in place, and a view would keep the disk space in use.
+            part = csr.join_csr(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
         except ValueError as error:
             raise InvalidInputError(f"The arrays of {self.location} do not make rows: {error}") from None
-        found.sum_duplicates()
-        return found
+        part.sum_duplicates()
+        return part
 
-    def _parts(self) -> tuple[_Part, ...]:
-        """Return the arrays that this process has unpacked; unpack them if it has not."""
+    def _load_arrays(self) -> tuple[_Values, ...]:
+        """Return the unpacked arrays; unpack them if they are not cached in this process."""
         _require_same(self.location, self.opened)
         return _unpacked.get((self.location, self.opened), self._unpack)
 
-    def _unpack(self) -> tuple[_Part, ...]:
-        with _archive(self.location) as (archive, stamp):
-            shape, headers = _checked(archive, self.location)
+    def _unpack(self) -> tuple[_Values, ...]:
+        with _open_archive(self.location) as (archive, stamp):
+            shape, headers = _read_headers(archive, self.location)
             if (stamp, shape) != (self.opened, self.shape):
                 raise InvalidInputError(f"{self.location} changed since it was opened; open it again.")
             _require_room(self.location, sum(header.bytes for header in headers))
             data, indices, indptr = headers
-            columns = _within(_pieces(archive, indices, self.location), indices, shape[1], self.location)
-            unpacked = _mapped(_pieces(archive, data, self.location), data), _mapped(columns, indices)
-            pointers = _mapped(_pieces(archive, indptr, self.location), indptr)
+            columns = _check_columns(_read_buffers(archive, indices, self.location), indices, shape[1], self.location)
+            unpacked = _map_on_disk(_read_buffers(archive, data, self.location), data), _map_on_disk(columns, indices)
+            pointers = _map_on_disk(_read_buffers(archive, indptr, self.location), indptr)
             return *unpacked, pointers
 
 
 def clear_unpacked() -> None:
-    """Let go of what this process has unpacked, and of its disk space once nobody reads it."""
+    """Clear the cache of unpacked arrays; their disk space is free when their last reader is done."""
     _unpacked.remove()
 
 
 def _stamp(path: Location, *, exact: bool = False) -> str:
     try:
         if is_remote(path):
-            return change_detection.digest_files([("", *status(path))])  # of one object, not of all below a prefix
+            return change_detection.digest_files([("", *status(path))])  # one object, not all below a prefix
         return locations.state(path) if exact else locations.stamp(path)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
@@ -146,35 +152,35 @@ def _require_same(path: Location, stamp: str) -> None:
 
 
 @contextmanager
-def _archive(path: Location) -> Iterator[tuple[zipfile.ZipFile, str]]:
-    """Open a file that stays as it is, with its stamp; whatever fails inside becomes one sentence."""
+def _open_archive(path: Location) -> Iterator[tuple[zipfile.ZipFile, str]]:
+    """Open an archive and yield it with its stamp; raise an InvalidInputError if it is damaged or changes meanwhile."""
     stamp = _stamp(path)
     try:
         raw = open_unbuffered(path)
-        with BoundedReader(raw, _MAX_DIRECTORY) as file, zipfile.ZipFile(file) as archive:
+        with BoundedReader(raw, _MAX_READ_BYTES) as file, zipfile.ZipFile(file) as archive:
             yield archive, stamp
     except DkfmError:
         raise
-    except Exception as error:  # damage has no end of classes, in zipfile, zlib, struct, tokenize
+    except Exception as error:  # damage raises many classes, from zipfile, zlib, struct, tokenize
         _require_same(path, stamp)
-        told = getattr(error, "strerror", None) or reason(error)
-        raise InvalidInputError(f"{path} cannot be read as a .npz file: {told}.") from error
-    _require_same(path, stamp)  # an object is read in parts
+        cause = getattr(error, "strerror", None) or reason(error)
+        raise InvalidInputError(f"{path} cannot be read as a .npz file: {cause}.") from error
+    _require_same(path, stamp)  # an object is read with several requests
 
 
-def _checked(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[int, int], list[_Header]]:
-    """Return the shape of the rows and the headers of their three arrays, once these agree."""
+def _read_headers(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[int, int], list[_Header]]:
+    """Return the shape of the rows and the headers of their three arrays; raise an error if these are inconsistent."""
     members = archive.infolist()
-    form, size = (_header(archive, members, name, path) for name in ("format", "shape"))
-    if form.shape != () or form.dtype.kind not in "SU" or size.shape != (2,) or size.dtype.kind not in "iu":
+    fmt, dims = (_read_header(archive, members, name, path) for name in ("format", "shape"))
+    if fmt.shape != () or fmt.dtype.kind not in "SU" or dims.shape != (2,) or dims.dtype.kind not in "iu":
         raise InvalidInputError(f"{path} does not say its format and shape as scipy.sparse.save_npz does.")
-    word = str(_small(archive, form, path).astype("U")[()])
-    if word != "csr":
-        raise InvalidInputError(f"{path} holds a matrix of format {word!r:.50}, not csr: convert it with .tocsr().")
-    rows, columns = (int(length) for length in _small(archive, size, path))
-    if not (0 < rows < _MAX_VALUES and 0 < columns < _MAX_VALUES):
+    layout = str(_read_small_array(archive, fmt, path).astype("U")[()])
+    if layout != "csr":
+        raise InvalidInputError(f"{path} holds a matrix of format {layout!r:.50}, not csr: convert it with .tocsr().")
+    rows, columns = (int(length) for length in _read_small_array(archive, dims, path))
+    if not (0 < rows < _MAX_LENGTH and 0 < columns < _MAX_LENGTH):
         raise InvalidInputError(f"{path} needs at least one row and one column, and its shape is {(rows, columns)}.")
-    headers = [_header(archive, members, name, path) for name in _PARTS]
+    headers = [_read_header(archive, members, name, path) for name in _PARTS]
     data, indices, indptr = headers
     if data.dtype.kind not in "biuf" or data.dtype.itemsize > 8:
         raise InvalidInputError(f"{path} must hold real numbers of at most 64 bits, and its dtype is {data.dtype}.")
@@ -188,41 +194,41 @@ def _checked(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[int, int],
     return (rows, columns), headers
 
 
-def _runs(pieces: Iterable[bytes], header: _Header, stored: int, path: Location) -> tuple[int, ...]:
-    """Return the `Pointers.runs` of row pointers that are sound."""
+def _check_pointers(buffers: Iterable[bytes], header: _Header, stored: int, path: Location) -> tuple[int, ...]:
+    """Check row pointers; return the largest numbers of values in 1, 2, 4, .. consecutive rows."""
     pointers = csr.PointerCheck(stored)
     try:
-        for piece in pieces:
-            pointers.add(np.frombuffer(piece, header.dtype))
+        for buffer in buffers:
+            pointers.add(np.frombuffer(buffer, header.dtype))
         return pointers.runs()
     except ValueError as error:
         raise InvalidInputError(f"The arrays of {path} do not make rows: {error}.") from None
 
 
-def _within(pieces: Iterable[bytes], header: _Header, columns: int, path: Location) -> Iterator[bytes]:
-    """Yield the columns of values on, once they are seen to be columns of the matrix."""
-    for piece in pieces:
-        part = np.frombuffer(piece, header.dtype)
+def _check_columns(buffers: Iterable[bytes], header: _Header, columns: int, path: Location) -> Iterator[bytes]:
+    """Yield buffers of column indices; raise an InvalidInputError for an index out of range."""
+    for buffer in buffers:
+        part = np.frombuffer(buffer, header.dtype)
         if part.min() < 0 or part.max() >= columns:
             raise InvalidInputError(
                 f"The arrays of {path} do not make rows: columns must be from 0 to {columns - 1}, and "
                 f"are from {part.min()} to {part.max()}."
             )
-        yield piece
+        yield buffer
 
 
-def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Location) -> _Header:
-    found = [member for member in members if member.filename == f"{name}.npy"]
-    if len(found) != 1:
-        raise InvalidInputError(f"{path} holds {len(found)} arrays named {name!r}; scipy.sparse.save_npz writes one.")
-    member = found[0]
+def _read_header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str, path: Location) -> _Header:
+    named = [member for member in members if member.filename == f"{name}.npy"]
+    if len(named) != 1:
+        raise InvalidInputError(f"{path} holds {len(named)} arrays named {name!r}; scipy.sparse.save_npz writes one.")
+    member = named[0]
     if member.flag_bits & _ENCRYPTED or member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise InvalidInputError(f"The array {name!r} of {path} is encrypted, or compressed as NumPy never does.")
-    with archive.open(member) as opened:
-        if np.lib.format.read_magic(opened) != (1, 0):  # headers of others may be as long as memory
+    with archive.open(member) as file:
+        if np.lib.format.read_magic(file) != (1, 0):  # headers of later versions may be arbitrarily long
             raise InvalidInputError(f"The array {name!r} of {path} is not of version 1.0 of the .npy format.")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
-        start = opened.tell()
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        start = file.tell()
     if dtype.hasobject or dtype.itemsize == 0:
         raise InvalidInputError(f"The array {name!r} of {path} holds objects, which are never unpickled.")
     header = _Header(member, start, shape, dtype)
@@ -234,33 +240,33 @@ def _header(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], name: str,
     return header
 
 
-def _pieces(archive: zipfile.ZipFile, header: _Header, path: Location) -> Iterator[bytes]:
-    """Yield the values of an array; raise once they are more or fewer than it declares."""
+def _read_buffers(archive: zipfile.ZipFile, header: _Header, path: Location) -> Iterator[bytes]:
+    """Yield the bytes of an array; raise an InvalidInputError if there are more or fewer than it declares."""
     member = copy(header.member)
-    member.file_size += 1  # zipfile ends at the size that is declared, and would not tell of more
-    left = header.bytes
-    with archive.open(member) as opened:
-        _skip(opened, header.start)
-        while piece := opened.read(min(_PIECE, left + 1)):
-            left -= len(piece)
-            if left < 0:
+    member.file_size += 1  # zipfile stops at the declared size without an error
+    remaining = header.bytes
+    with archive.open(member) as file:
+        _skip(file, header.start)
+        while buffer := file.read(min(_BUFFER_BYTES, remaining + 1)):
+            remaining -= len(buffer)
+            if remaining < 0:
                 break
-            yield piece
-    if left:
+            yield buffer
+    if remaining:
         raise InvalidInputError(
             f"The array {header.member.filename} of {path} is damaged: it has more or fewer bytes than it declares."
         )
 
 
-def _skip(opened: IO[bytes], count: int) -> None:
-    while count > 0 and (piece := opened.read(count)):
-        count -= len(piece)
+def _skip(file: IO[bytes], count: int) -> None:
+    while count > 0 and (buffer := file.read(count)):
+        count -= len(buffer)
 
 
-def _small(archive: zipfile.ZipFile, header: _Header, path: Location) -> _Part:
-    if header.bytes > _MAX_SMALL:
+def _read_small_array(archive: zipfile.ZipFile, header: _Header, path: Location) -> _Values:
+    if header.bytes > _MAX_SMALL_BYTES:
         raise InvalidInputError(f"{path} does not say its format and shape as scipy.sparse.save_npz does.")
-    return np.frombuffer(b"".join(_pieces(archive, header, path)), header.dtype).reshape(header.shape)
+    return np.frombuffer(b"".join(_read_buffers(archive, header, path)), header.dtype).reshape(header.shape)
 
 
 def _require_room(path: Location, needed: int) -> None:
@@ -274,11 +280,11 @@ def _require_room(path: Location, needed: int) -> None:
     temporary.warn_of_large_store(Path(folder), needed, f"What {path} is unpacked to")
 
 
-def _mapped(pieces: Iterable[bytes], header: _Header) -> _Part:
+def _map_on_disk(buffers: Iterable[bytes], header: _Header) -> _Values:
     if header.bytes == 0:
         return np.empty(header.shape, header.dtype)
     with tempfile.TemporaryFile(prefix="dkfm-npz-") as file:
-        for piece in pieces:
-            file.write(piece)
+        for buffer in buffers:
+            file.write(buffer)
         file.flush()
         return np.memmap(file, header.dtype, "r", shape=header.shape)

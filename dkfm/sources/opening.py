@@ -1,4 +1,4 @@
-"""`open_source`: from what a user gives to the reader of its format."""
+"""Open a source for an array, a data frame, a path or a URL, by its format."""
 
 import os
 import warnings
@@ -18,8 +18,8 @@ from dkfm.sources.npy import open_npy
 from dkfm.sources.npz import NpzSource
 from dkfm.sources.zarr import open_zarr
 
-_READERS: Mapping[str, Callable[[Location], Source]] = {".npy": open_npy, ".npz": NpzSource.open, ".zarr": open_zarr}
-"""The readers of formats whose columns have no names. Parquet's is imported where it is used, for it needs pyarrow."""
+_OPENERS: Mapping[str, Callable[[Location], Source]] = {".npy": open_npy, ".npz": NpzSource.open, ".zarr": open_zarr}
+"""Functions that open formats without column names. Parquet is not among them, because it needs pyarrow."""
 
 _PARQUET = ".parquet"
 
@@ -32,62 +32,67 @@ def open_source(
     id_column: str | None = None,
     fitted: Sequence[str] | None = None,
 ) -> Source:
-    """Return a source for an array, a data frame, a path, a URL of fsspec's, or a local Zarr array.
+    """Return a source for an array, a data frame, a path, a URL of fsspec, or a local Zarr array.
 
     Parameters
     ----------
     data : array-like, data frame, zarr.Array or path
         A path or a URL ends in ``.npy``, in ``.npz`` (CSR rows of ``scipy.sparse.save_npz``) or in ``.parquet``, or is
-        a folder with ``.parquet`` files in it, or a Zarr store, or ``store.zarr/array``. A data frame is in memory, of
-        pandas or polars, or a table or a record batch of Arrow's. Its columns, and those of Parquet files, have names.
+        a folder with ``.parquet`` files, a Zarr store, or ``store.zarr/array``. A data frame is one of pandas or polars
+        in memory, or an Arrow table or record batch. Its columns, and those of Parquet files, have names.
     name : str
-        What messages call an array or a data frame.
+        Name of an array or a data frame in messages.
     columns : sequence of str, optional
-        The columns that are read, by name, in this order; by default all but the ids.
+        Names of the columns to read, in this order; by default all but the ids.
     id_column : str, optional
-        The column that names the rows.
+        Name of the column that contains the ids of the rows.
     fitted : sequence of str, optional
-        The columns that are read where `columns` does not say; other rows may have no names.
+        Names of the columns to read if `columns` is None; ignored if the columns of `data` have no names.
+
+    Returns
+    -------
+    Source
+        The opened source.
 
     Raises
     ------
     InvalidInputError
-        Nothing there, or something that does not hold rows of real numbers, or columns of what has no names.
+        There is no such input, it does not contain rows of real numbers, or requested columns have no names.
     MissingExtraError
-        Parquet files, ids, or a URL, and a package that is not installed.
+        A package that Parquet files, ids, or URLs need is not installed.
     StoreError
-        An object store that did not answer, or does not let one read.
+        An object store does not respond, or denies access.
     """
-    wanted = fitted if columns is None else columns
+    requested = fitted if columns is None else columns
     if isinstance(data, str | os.PathLike):
-        return _open_location(locate(data), wanted, columns, id_column)
+        return _open_location(locate(data), requested, columns, id_column)
     if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
         _require_no_columns(name, columns, id_column)
         return open_zarr(Path(data.store.root) / data.path)
-    return _open_memory(unwrap(data), name, wanted, columns, id_column, fitted)
+    return _open_memory(unwrap(data), name, requested, columns, id_column, fitted)
 
 
 def _open_location(
-    location: Location, wanted: Sequence[str] | None, columns: Sequence[str] | None, id_column: str | None
+    location: Location, requested: Sequence[str] | None, columns: Sequence[str] | None, id_column: str | None
 ) -> Source:
-    kind = _format_of(location)
-    if kind == _PARQUET:
-        from dkfm.sources.parquet import ParquetSource  # pyarrow is an extra, and takes long
+    suffix = _detect_format(location)
+    if suffix == _PARQUET:
+        from dkfm.sources.parquet import ParquetSource  # pyarrow is an extra, and slow to import
 
-        return ParquetSource.open(location, wanted, id_column)
+        return ParquetSource.open(location, requested, id_column)
     _require_no_columns(location, columns, id_column)
-    if kind not in _READERS:
+    if suffix not in _OPENERS:
         raise InvalidInputError(
             f"{location} is neither a .npy, .npz or .parquet file, nor a folder of .parquet files, nor a Zarr version "
             "3 store."
         )
-    return _READERS[kind](location)
+    return _OPENERS[suffix](location)
 
 
 def _open_memory(
     data: object,
     name: str,
-    wanted: Sequence[str] | None,
+    requested: Sequence[str] | None,
     columns: Sequence[str] | None,
     id_column: str | None,
     fitted: Sequence[str] | None,
@@ -96,18 +101,18 @@ def _open_memory(
         raise InvalidInputError("A dask collection is not a source; it belongs to transform(), which stays lazy.")
     names = column_names(data, name)
     if names is not None:
-        return open_frame(data, names, name, wanted, id_column)
-    _warn_of_numbers(data, name, fitted)
+        return open_frame(data, names, name, requested, id_column)
+    _warn_of_unnamed_columns(data, name, fitted)
     _require_no_columns(name, columns, id_column)
     return MemorySource(as_float64(as_array(data, name)), name)
 
 
-def _format_of(location: Location) -> str:
-    """Return the suffix of the format of what is there; a Zarr store has any name."""
-    return _remote_format(location) if isinstance(location, Remote) else _local_format(location)
+def _detect_format(location: Location) -> str:
+    """Return the suffix of the format at a location; a Zarr store may have any name."""
+    return _detect_remote_format(location) if isinstance(location, Remote) else _detect_local_format(location)
 
 
-def _local_format(path: Path) -> str:
+def _detect_local_format(path: Path) -> str:
     if not path.exists():
         raise InvalidInputError(f"There is no {path}.")
     if not path.is_dir():
@@ -116,18 +121,18 @@ def _local_format(path: Path) -> str:
     return _PARQUET if holds_tables else ".zarr"
 
 
-def _remote_format(place: Remote) -> str:
-    suffix = Path(place.url).suffix
+def _detect_remote_format(remote: Remote) -> str:
+    suffix = Path(remote.url).suffix
     if suffix in (".npy", ".npz"):
         return suffix  # without a request
-    if place.size() is not None:
+    if remote.size() is not None:
         return suffix if suffix == _PARQUET else ""
-    if place.size("zarr.json") is not None:
+    if remote.size("zarr.json") is not None:
         return ".zarr"
-    if suffix == _PARQUET or any(name.endswith(_PARQUET) for name, _, _ in place.list_objects()):
+    if suffix == _PARQUET or any(name.endswith(_PARQUET) for name, _, _ in remote.list_objects()):
         return _PARQUET
-    if next(place.list_objects(), None) is None:
-        raise InvalidInputError(f"There is no {place}.")
+    if next(remote.list_objects(), None) is None:
+        raise InvalidInputError(f"There is no {remote}.")
     return ""
 
 
@@ -138,8 +143,8 @@ def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: 
         )
 
 
-def _warn_of_numbers(frame: object, name: str, fitted: Sequence[str] | None) -> None:
-    """Warn where the columns of a data frame are called by what is no text, and may be in another order than meant."""
+def _warn_of_unnamed_columns(frame: object, name: str, fitted: Sequence[str] | None) -> None:
+    """Warn if columns of a data frame are not named by text: they are not matched, so their order may be wrong."""
     if not is_numbered_in_order(frame) or (fitted is not None and hasattr(frame, "columns")):
         message = (
             f"The columns of {name} are called by numbers or tuples, which are not matched: they are taken in "

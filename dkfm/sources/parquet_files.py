@@ -1,4 +1,4 @@
-"""Which files of a folder, or of a prefix, are those of a table, and whether one of them is still what it was then."""
+"""List the Parquet files of a table in a folder or below a prefix, and detect whether they change."""
 
 import io
 import os
@@ -15,27 +15,28 @@ from dkfm.files.object_store import Remote
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file as it was when it was listed."""
+    """A file with its size and time of change when it was listed."""
 
     location: Location
     bytes: int
+    """Size of the file, in bytes."""
     changed: int | str
-    """The time of change, or what an object store has for it."""
+    """Time of change in ns; on an object store, the stamp of the object."""
 
     def __str__(self) -> str:
         return str(self.location)
 
     @property
     def far(self) -> bool:
-        """Whether each read of it is a request."""
+        """Whether the file is on an object store, where each read is a request."""
         return is_remote(self.location)
 
     def open(self) -> io.RawIOBase | io.BufferedReader:
-        """Open it to be read; of an object no more is asked for than is read."""
+        """Open the file for reading; of an object only the bytes that are read are requested."""
         return open_location(self.location, self.bytes)
 
     def require_same(self) -> None:
-        """Raise unless it has still its size and its time of change."""
+        """Raise an InvalidInputError if the size or the time of change of the file differ from those listed."""
         try:
             same = status(self.location) == (self.bytes, self.changed)
         except (OSError, InvalidInputError):
@@ -44,58 +45,60 @@ class TableFile:
             raise InvalidInputError(f"{self.location} changed since it was opened; open it again.")
 
 
-def list_files(place: Location) -> tuple[str, tuple[TableFile, ...]]:
-    """List the Parquet files below a place in the order of their relative names, or a file; return their stamp too.
+def list_files(location: Location) -> tuple[str, tuple[TableFile, ...]]:
+    """Return the stamp and the list of a single file, or of all Parquet files of a folder sorted by relative name.
 
     Raises
     ------
     InvalidInputError
-        None there, a partition folder, a link that leads out of the folder or to a folder, or what is no plain file.
+        There is no such file, a partition folder, a link to a folder or out of the folder, or not a plain file.
     StoreError
-        An object store that did not answer.
+        An object store does not respond.
     """
-    found = _files(place) if isinstance(place, Path) else _objects(place)
-    if not found:
-        raise InvalidInputError(f"{place} holds no .parquet file whose name begins with neither '_' nor '.'.")
-    files = (TableFile(join(place, n), size, at) for n, size, at in found)
-    return change_detection.digest_files(found), tuple(files)
+    listed = _list_local(location) if isinstance(location, Path) else _list_remote(location)
+    if not listed:
+        raise InvalidInputError(f"{location} holds no .parquet file whose name begins with neither '_' nor '.'.")
+    files = (TableFile(join(location, name), size, changed) for name, size, changed in listed)
+    return change_detection.digest_files(listed), tuple(files)
 
 
-def files_state(place: Location) -> str:
-    """Return the state of the files that `list_files` lists; at a URL their stamp."""
-    return change_detection.digest_files(_files(place, exact=True) if isinstance(place, Path) else _objects(place))
+def files_state(location: Location) -> str:
+    """Return the state of the files that `list_files` lists; on an object store their stamp."""
+    return change_detection.digest_files(
+        _list_local(location, exact=True) if isinstance(location, Path) else _list_remote(location)
+    )
 
 
-def _files(path: Path, *, exact: bool = False) -> list[tuple[str, int, int | str]]:
+def _list_local(path: Path, *, exact: bool = False) -> list[tuple[str, int, int | str]]:
     try:
-        found = sorted(_below(path), key=lambda file: file[0]) if path.is_dir() else [("", path.stat())]
+        entries = sorted(_walk(path), key=lambda file: file[0]) if path.is_dir() else [("", path.stat())]
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
-    for name, entry in found:
+    for name, entry in entries:
         if not stat.S_ISREG(entry.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    return [(name, entry.st_size, change_detection.time_of_change(entry, exact)) for name, entry in found]
+    return [(name, entry.st_size, change_detection.time_of_change(entry, exact)) for name, entry in entries]
 
 
-def _objects(place: Remote) -> list[tuple[str, int, int | str]]:
-    known = place.status()
-    if known is not None:
-        return [("", *known)]
-    found: list[tuple[str, int, int | str]] = []
-    for name, size, stamp in place.list_objects():
+def _list_remote(remote: Remote) -> list[tuple[str, int, int | str]]:
+    object_status = remote.status()
+    if object_status is not None:
+        return [("", *object_status)]
+    listed: list[tuple[str, int, int | str]] = []
+    for name, size, changed in remote.list_objects():
         parts = name.split("/")
         if not name.endswith(".parquet") or any(part.startswith(("_", ".")) for part in parts):
             continue
-        if partition := next((depth for depth, part in enumerate(parts[:-1], 1) if "=" in part), None):
-            raise _partitioned(f"{place.join('/'.join(parts[:partition]))}")
-        found.append((name, size, stamp))
-    if not found and next(place.list_objects(), None) is None:
-        raise InvalidInputError(f"There is no {place}.")
-    return sorted(found)
+        if partition_depth := next((depth for depth, part in enumerate(parts[:-1], 1) if "=" in part), None):
+            raise _partition_error(f"{remote.join('/'.join(parts[:partition_depth]))}")
+        listed.append((name, size, changed))
+    if not listed and next(remote.list_objects(), None) is None:
+        raise InvalidInputError(f"There is no {remote}.")
+    return sorted(listed)
 
 
-def _below(root: Path) -> Iterator[tuple[str, os.stat_result]]:
-    folders, home = [""], root.resolve()
+def _walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    folders, resolved = [""], root.resolve()
     while folders:
         folder = folders.pop()
         with os.scandir(root / folder) as entries:
@@ -103,17 +106,17 @@ def _below(root: Path) -> Iterator[tuple[str, os.stat_result]]:
                 name, is_folder = f"{folder}{entry.name}", entry.is_dir()
                 if entry.name.startswith(("_", ".")) or not (is_folder or name.endswith(".parquet")):
                     continue
-                if entry.is_symlink() and (is_folder or not Path(entry.path).resolve().is_relative_to(home)):
+                if entry.is_symlink() and (is_folder or not Path(entry.path).resolve().is_relative_to(resolved)):
                     raise InvalidInputError(f"{entry.path} is refused: it is a link to a folder, or out of {root}.")
                 if is_folder and "=" in entry.name:
-                    raise _partitioned(entry.path)
+                    raise _partition_error(entry.path)
                 if is_folder:
                     folders.append(f"{name}/")
                 else:
                     yield name, entry.stat()
 
 
-def _partitioned(folder: str) -> InvalidInputError:
+def _partition_error(folder: str) -> InvalidInputError:
     return InvalidInputError(
         f"{folder} is a partition folder, whose column is not in its files: "
         "name the folder of one partition, or write the column into the files."

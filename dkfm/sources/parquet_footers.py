@@ -1,6 +1,6 @@
-"""What the files of a Parquet table say of themselves: which files, which columns, which rows in which row group.
+"""Read and validate the footers of a Parquet table: its files, its columns, and the rows of its row groups.
 
-Footers are a stranger's: they are checked against each other and against what was asked for before any page is decoded.
+Footers are untrusted: they are checked against each other and against the request before any page is decoded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,20 +27,26 @@ try:
 except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
-# Named, as `parquet` takes pyarrow from here.
+# Listed, because `parquet` imports pyarrow from here.
 __all__ = ["Footers", "compute", "declared_bytes", "open_parquet", "pa", "pq", "read_footers", "require_ids"]
 
 TEXTS = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-"""Kinds of columns whose values may have any length."""
+"""Predicates for the types of columns whose values may have any length."""
 
-_MAX_ROWS, _MAX_FOOTER = 2**48, 2**27
-"""Rows of a table, and bytes of the footer of a file."""
+_MAX_ROWS = 2**48
+"""Largest number of rows of a table."""
 
-_KEPT, _FOOTER_COPIES = 4, 8
-"""Files whose footers a process keeps; and how many times its bytes in the file one takes in memory."""
+_MAX_FOOTER_BYTES = 2**27
+"""Largest size of the footer of a file."""
 
-_AT_ONCE = 8
-"""Files whose footers are read at a time: on an object store each takes some requests."""
+_CACHED_FOOTERS = 4
+"""Files whose footers a process caches."""
+
+_FOOTER_COPIES = 8
+"""Memory of a footer, relative to its size in the file."""
+
+_THREADS = 8
+"""Footers that are read concurrently, because each takes several requests on an object store."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +55,22 @@ class Footers:
 
     Attributes
     ----------
-    files : tuple of File
+    files : tuple of TableFile
+        Files of the table.
     first_rows : ndarray of shape (row groups + 1,)
-        The first row of each row group that has rows, and after them the number of all rows.
+        First row of each row group that has rows, and at the end the number of all rows.
     owners, numbers : ndarray of shape (row groups,)
-        The file of each row group, and its number in it.
+        Index in `files` of the file of each row group, and index of the row group in that file.
     columns : tuple of str
-        The ones that are read.
+        Names of the columns that are read.
     places : tuple of int, range or None
-        Where they stand in the first file; None where they were not chosen, and are all that it has.
+        Indices of these columns in the first file; None for the default columns.
     all_float32 : bool
-        Whether all of them are float32 in all files.
+        Whether all these columns are float32 in all files.
     id_type : pyarrow.DataType or None
-        Of the ids, if they are asked for.
+        Type of the ids, if they are requested.
     footer_bytes : int
-        What the footers that a process keeps take in memory.
+        Memory of the footers that a process caches, in bytes.
     """
 
     files: tuple[TableFile, ...]
@@ -77,37 +84,38 @@ class Footers:
     footer_bytes: int
 
     def group_of(self, row: int) -> int:
-        """Return the row group of a row."""
+        """Return the index of the row group that contains a row."""
         return int(np.searchsorted(self.first_rows, row, side="right")) - 1
 
     def rows_of(self, group: int) -> slice:
-        """Return the rows of a row group."""
+        """Return the rows of a row group, as a slice of the table."""
         return slice(int(self.first_rows[group]), int(self.first_rows[group + 1]))
 
     def file_of(self, group: int) -> TableFile:
-        """Return the file of a row group."""
+        """Return the file that contains a row group."""
         return self.files[int(self.owners[group])]
 
     def first_row_of_file(self, group: int) -> int:
-        """Return the first row of the file that holds a row group."""
+        """Return the first row of the file that contains a row group."""
         return int(self.first_rows[np.searchsorted(self.owners, self.owners[group])])
 
 
 @contextmanager
-def open_parquet(file: TableFile, *, again: bool = True, ids: str | None = None) -> Iterator["pq.ParquetFile"]:
-    """Open a file that is and stays as it was listed; what fails is one sentence.
+def open_parquet(file: TableFile, *, cached: bool = True, ids: str | None = None) -> Iterator["pq.ParquetFile"]:
+    """Open a file; raise an InvalidInputError if it is damaged, or changes after it was listed.
 
     Parameters
     ----------
-    file : File
-    again : bool
-        Whether its footer may be one that was read before.
+    file : TableFile
+        File to open.
+    cached : bool
+        Whether the footer may come from the cache.
     ids : str, optional
-        A column of texts whose values are read once each, however many rows have them.
+        Name of a text column that is read as a dictionary array, so that equal values are stored once.
     """
     file.require_same()
     try:
-        metadata = _kept_metadata(file) if again else _metadata(file)
+        metadata = _cached_metadata(file) if cached else _read_metadata(file)
         with (
             file.open() as source,
             pq.ParquetFile(
@@ -115,8 +123,8 @@ def open_parquet(file: TableFile, *, again: bool = True, ids: str | None = None)
                 metadata=metadata,
                 read_dictionary=None if ids is None else [ids],
                 page_checksum_verification=True,
-                pre_buffer=file.far,  # few requests; on a disk a row group is read as it is decoded, not before
-                memory_map=False,  # a file that is cut while it is mapped ends the process
+                pre_buffer=file.far,  # fewer requests; on a disk, read a row group only while it is decoded
+                memory_map=False,  # if a mapped file is truncated, access to it kills the process
             ) as parquet,
         ):
             yield parquet
@@ -125,148 +133,150 @@ def open_parquet(file: TableFile, *, again: bool = True, ids: str | None = None)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         file.require_same()
         raise InvalidInputError(f"{file} cannot be read as a Parquet file: {reason(error)}.") from error
-    file.require_same()  # an object is read in parts, and no open file keeps what it was
+    file.require_same()  # an object is read with several requests, and an open file may be overwritten
 
 
-def _metadata(file: TableFile) -> "pq.FileMetaData":
-    """Read the footer of a file, whose length the file states."""
-    with BoundedReader(open_unbuffered(file.location, file.bytes), _MAX_FOOTER) as source:
-        found = pq.read_metadata(source)
+def _read_metadata(file: TableFile) -> "pq.FileMetaData":
+    """Read the footer of a file, with a limit on the size that the file declares."""
+    with BoundedReader(open_unbuffered(file.location, file.bytes), _MAX_FOOTER_BYTES) as source:
+        metadata = pq.read_metadata(source)
     file.require_same()
-    return found
+    return metadata
 
 
-_kept_metadata = lru_cache(maxsize=_KEPT)(_metadata)
+_cached_metadata = lru_cache(maxsize=_CACHED_FOOTERS)(_read_metadata)
 
 
 def read_footers(
-    path: Location, wanted: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
+    path: Location, requested: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
 ) -> tuple[str, Footers]:
-    """Read the footers of a table, and return its stamp too.
+    """Return the stamp and the footers of a table.
 
     Parameters
     ----------
     path : Path or Remote
-    wanted : sequence of str or int, optional
-        Columns, by name or by their place in the first file; by default all of it but ids and index.
+        Location of a file, or of a folder of files.
+    requested : sequence of str or int, optional
+        Columns, by name or by index in the first file; by default all of that file but ids and index.
     id_column : str, optional
+        Name of the column of ids.
     expected : str, optional
-        The stamp that the table must have.
+        Stamp that the table must have.
 
     Raises
     ------
     InvalidInputError
-        Files, columns or rows that are not those of a table of numbers.
+        The table changed, or its files, columns or rows are not those of a table of numbers.
     """
-    found, files = parquet_files.list_files(path)
-    if expected not in (None, found):
+    stamp, files = parquet_files.list_files(path)
+    if expected not in (None, stamp):
         raise InvalidInputError(f"{path} changed since it was opened; open it again.")
-    first, *_ = _described(files[0])
-    if wanted is None:
-        columns = _natural(first, id_column)
+    first, *_ = _read_footer(files[0])
+    if requested is None:
+        columns = _default_columns(first, id_column)
     else:
-        columns = tuple(first.names[column] if isinstance(column, int) else column for column in wanted)
+        columns = tuple(first.names[column] if isinstance(column, int) else column for column in requested)
     if not columns:
         raise InvalidInputError(f"{path} needs at least one column of numbers, and none is asked for or there.")
     counts: list[int] = []
     owners: list[int] = []
     numbers: list[int] = []
     all_float32, largest = True, 0
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-footers") as pool:
-        for owner, (file, (schema, rows, size)) in enumerate(zip(files, pool.map(_described, files), strict=True)):
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
+        for owner, (file, (schema, rows, size)) in enumerate(zip(files, pool.map(_read_footer, files), strict=True)):
             largest = max(largest, size)
             if owner == 0 or not schema.equals(first):
                 all_float32 &= _require_numbers(schema, columns, file.location)
                 require_ids(schema, first, id_column, file.location)
-                if wanted is None and (more := sorted(set(_natural(schema, id_column)) - set(columns))):
+                if requested is None and (more := sorted(set(_default_columns(schema, id_column)) - set(columns))):
                     raise InvalidInputError(f"{file} has {format_names(more)}, which {files[0]} has not; name columns.")
-            held = [number for number, count in enumerate(rows) if count]
-            counts += [rows[number] for number in held]
-            owners += [owner] * len(held)
-            numbers += held
+            nonempty = [number for number, count in enumerate(rows) if count]
+            counts += [rows[number] for number in nonempty]
+            owners += [owner] * len(nonempty)
+            numbers += nonempty
     if not 0 < sum(counts) <= _MAX_ROWS:
         raise InvalidInputError(f"{path} needs at least one row, and at most 2**48, and has {sum(counts)}.")
     first_rows = np.array([*accumulate(counts, initial=0)], np.int64)
-    places = None if wanted is None else _compact([first.names.index(name) for name in columns])
-    at = np.array(owners, np.intp), np.array(numbers, np.intp)
+    places = None if requested is None else _compact_indices([first.names.index(name) for name in columns])
+    groups = np.array(owners, np.intp), np.array(numbers, np.intp)
     id_type = None if id_column is None else first.field(id_column).type
-    footer_bytes = _FOOTER_COPIES * largest * min(_KEPT, len(files))
-    return found, Footers(files, first_rows, *at, columns, places, all_float32, id_type, footer_bytes)
+    footer_bytes = _FOOTER_COPIES * largest * min(_CACHED_FOOTERS, len(files))
+    return stamp, Footers(files, first_rows, *groups, columns, places, all_float32, id_type, footer_bytes)
 
 
-def _described(file: TableFile) -> tuple["pa.Schema", list[int], int]:
-    """Return the columns of a file, the rows of its row groups, and the bytes of its footer."""
-    with open_parquet(file, again=False) as parquet:
+def _read_footer(file: TableFile) -> tuple["pa.Schema", list[int], int]:
+    """Return the schema of a file, the numbers of rows of its row groups, and the bytes of its footer."""
+    with open_parquet(file, cached=False) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata
-        _ = schema.names  # those that are no text fail here
+        _ = schema.names  # raises an error if a name is not text
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-    said, found = metadata.num_rows, sum(rows)
-    if min(rows, default=0) < 0 or said != found:
-        raise InvalidInputError(f"{file} is damaged: it says {said} rows, its row groups {found}.")
+    declared, total = metadata.num_rows, sum(rows)
+    if min(rows, default=0) < 0 or declared != total:
+        raise InvalidInputError(f"{file} is damaged: it says {declared} rows, its row groups {total}.")
     return schema, rows, int(metadata.serialized_size)
 
 
 def declared_bytes(metadata: "pq.FileMetaData", number: int, columns: Sequence[str]) -> int:
-    """Return how many bytes some columns of a row group are without compression, by the footer; -1 for nonsense."""
-    group, wanted = metadata.row_group(number), set(columns)
-    found = (group.column(place) for place in range(group.num_columns))
-    sizes = [column.total_uncompressed_size for column in found if column.path_in_schema in wanted]
+    """Return the uncompressed bytes that a footer declares for columns of a row group; -1 if one is negative."""
+    group, requested = metadata.row_group(number), set(columns)
+    chunks = (group.column(index) for index in range(group.num_columns))
+    sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in requested]
     return -1 if min(sizes, default=0) < 0 else sum(sizes)
 
 
-def _compact(places: list[int]) -> tuple[int, ...] | range:
-    run = range(places[0], places[0] + len(places))
-    return run if list(run) == places else tuple(places)
+def _compact_indices(indices: list[int]) -> tuple[int, ...] | range:
+    consecutive = range(indices[0], indices[0] + len(indices))
+    return consecutive if list(consecutive) == indices else tuple(indices)
 
 
-def _natural(schema: "pa.Schema", id_column: str | None) -> tuple[str, ...]:
-    """Return all columns but the ids, and but the index of a data frame, which pandas does not count as one either."""
-    left_out = {id_column, *_index_columns(schema)}
-    return tuple(name for name in schema.names if name not in left_out)
+def _default_columns(schema: "pa.Schema", id_column: str | None) -> tuple[str, ...]:
+    """Return all columns but the ids and the index of a data frame, which pandas does not count as a column."""
+    excluded = {id_column, *_index_columns(schema)}
+    return tuple(name for name in schema.names if name not in excluded)
 
 
 def _index_columns(schema: "pa.Schema") -> list[str]:
     try:
-        kept = schema.pandas_metadata["index_columns"]
+        index_columns = schema.pandas_metadata["index_columns"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return []  # not of pandas, or what it says of itself is no JSON
-    return [name for name in kept if isinstance(name, str)] if isinstance(kept, list) else []
+        return []  # not written by pandas, or its metadata are not valid JSON
+    return [name for name in index_columns if isinstance(name, str)] if isinstance(index_columns, list) else []
 
 
 def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Location) -> bool:
-    """Raise unless every column is there, once, and holds numbers; return whether all are float32."""
+    """Raise an InvalidInputError unless each column occurs once and has numbers; return whether all are float32."""
     require_unique_names(schema.names, f"{path} has")
-    there = {field.name: field.type for field in schema}
-    if missing := [name for name in columns if name not in there]:
+    column_types = {field.name: field.type for field in schema}
+    if missing := [name for name in columns if name not in column_types]:
         raise InvalidInputError(f"{path} has no {format_names(missing)}; it has {format_names(schema.names)}.")
     for name in columns:
-        if not _is_number(there[name]):
+        if not _is_number(column_types[name]):
             raise InvalidInputError(
-                f"The column {name!r} of {path} holds {there[name]!s:.100}, and must hold numbers or booleans; "
+                f"The column {name!r} of {path} holds {column_types[name]!s:.100}, and must hold numbers or booleans; "
                 "convert it, leave it out with columns=, or make it the id_column."
             )
-    return all(types.is_float32(there[name]) for name in columns)
+    return all(types.is_float32(column_types[name]) for name in columns)
 
 
-def _is_number(kind: "pa.DataType") -> bool:
-    return any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
+def _is_number(dtype: "pa.DataType") -> bool:
+    return any(is_type(dtype) for is_type in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
 def require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Location | str) -> None:
-    """Raise unless the ids are there, of a type without parts, the same in every file."""
+    """Raise an InvalidInputError unless the id column, if any, exists and has one plain type in all files."""
     if id_column is None:
         return
     if id_column not in schema.names:
         raise InvalidInputError(
             f"{path} has no {format_names([id_column])} for ids; it has {format_names(schema.names)}."
         )
-    kind, expected = schema.field(id_column).type, first.field(id_column).type
-    if types.is_nested(kind) or types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
+    dtype, expected = schema.field(id_column).type, first.field(id_column).type
+    if types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType):
         raise InvalidInputError(
-            f"The ids {id_column!r} of {path} are {kind!s:.100}, and must be plain numbers, text or times."
+            f"The ids {id_column!r} of {path} are {dtype!s:.100}, and must be plain numbers, text or times."
         )
-    if kind != expected:
+    if dtype != expected:
         raise InvalidInputError(
-            f"The ids {id_column!r} of {path} are {kind!s:.100} and those of the first file {expected!s:.100}; "
+            f"The ids {id_column!r} of {path} are {dtype!s:.100} and those of the first file {expected!s:.100}; "
             "store one type in all files."
         )

@@ -1,4 +1,4 @@
-"""CSR rows in a store of dkfm's, which a driver writes for its workers."""
+"""Read CSR rows from a store that the driver writes for its workers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +11,15 @@ from dkfm.storage import csr
 
 @dataclass(frozen=True)
 class StoredCsr(CsrRows):
-    """CSR rows in a store: three arrays with a common name."""
+    """CSR rows in a store, as three arrays with a common name."""
 
     array: str
+    """Common name of the three arrays."""
 
     def read(self, rows: slice) -> Rows:
         """Return some rows."""
         return csr.read_csr(cast("Path", self.location), self.array, self.shape[1], rows)
 
-    def is_of(self, stamp: str) -> bool:  # the store is the driver's own
-        """Return True: nobody else writes there."""
+    def is_of(self, stamp: str) -> bool:  # only the driver writes this store
+        """Return True: no other process writes the store."""
         return True

@@ -1,1 +1,1 @@
-"""The stores of dkfm: their schema, their checks, models and CSR rows in Zarr."""
+"""Read, write and check the stores of dkfm: models, CSR rows, Gram matrices and outputs."""

@@ -1,6 +1,6 @@
-"""Rows of a stranger's Zarr array, none of whose chunks takes more memory than its metadata say.
+"""Read rows of an untrusted Zarr array; no chunk takes more memory than its metadata state.
 
-Every file that a read touches is looked at first: a plain one, within the array, no larger than such a chunk can be.
+Before a read, each chunk file is checked: it must be a plain file within the array, no larger than a chunk can be.
 """
 
 import asyncio
@@ -30,60 +30,63 @@ from dkfm.storage import zarr_codecs, zarr_schema
 from dkfm.storage.zarr_codecs import CRC_BYTES
 
 _COMPRESSORS = ("zstd", "blosc", "gzip")
-_SLACK = 2**8
-"""What a compressor may add to values that it cannot make smaller, beside as many bytes again."""
+_OVERHEAD_BYTES = 2**8
+"""Bytes that a compressor may add to values that it cannot compress, beyond twice their size."""
 
-_INDEX_BYTES, _EMPTY = 16, 2**64 - 1
-"""Of the index of a shard for each of its chunks; and where it has none."""
+_ENTRY_BYTES = 16
+"""Bytes of a shard's index for each inner chunk."""
+
+_NO_CHUNK = 2**64 - 1
+"""Offset in a shard's index of an inner chunk that is not stored."""
 
 
 def read_bounded(path: Path, rows: slice) -> npt.NDArray[np.generic]:
-    """Return some rows of an array (n, d) of a user's input, as they are stored.
+    """Return rows of an array (n, d) of a user's input in their stored dtype.
 
     Raises
     ------
     StoreError
-        What its metadata, or its files before they are read, say.
+        The metadata are refused, or a chunk file is not plain, outside the array, or too large.
     Exception
-        Whatever a decoder makes of a stranger's bytes.
+        A decoder refuses the content of a chunk.
     """
     document, info = zarr_schema.read_source(path)
-    chain, metadata = document["codecs"], bounded_metadata(document)
+    codecs, metadata = document["codecs"], bounded_metadata(document)
     first, end = rows.start // info.chunks[0], count_tiles(min(rows.stop, info.shape[0]), info.chunks[0])
-    for place in product(range(first, end), range(info.grid[1])):
-        _require_sound(path, path / metadata.encode_chunk_key(place), info, chain)
+    for index in product(range(first, end), range(info.grid[1])):
+        _require_bounded_file(path, path / metadata.encode_chunk_key(index), info, codecs)
     array = zarr.Array(zarr.AsyncArray(metadata, StorePath(LocalStore(path, read_only=True))))
     return np.asarray(array[rows])
 
 
 def bounded_metadata(document: Mapping[str, object]) -> ArrayV3Metadata:
-    """Return an array's metadata for Zarr, with codecs that decode a chunk to its own bytes, or not at all."""
-    made = {**document, "codecs": _bounded(document["codecs"])}
-    return ArrayV3Metadata.from_dict(made)  # type: ignore[arg-type]  # a codec may be there already
+    """Return Zarr's metadata of an array, with codecs that raise if a chunk does not decode to its exact size."""
+    bounded = {**document, "codecs": _bound_codecs(document["codecs"])}
+    return ArrayV3Metadata.from_dict(bounded)  # type: ignore[arg-type]  # it accepts codec objects too
 
 
-def _require_sound(root: Path, file: Path, info: zarr_schema.ArrayInfo, chain: object) -> None:
-    """Raise where a chunk's file is what no chunk's is; without one, the chunk is of the fill value."""
+def _require_bounded_file(root: Path, file: Path, info: zarr_schema.ArrayInfo, codecs: object) -> None:
+    """Raise if a chunk file cannot be a chunk of the array; a chunk without a file consists of the fill value."""
     status = zarr_schema.status_within(root, file)
     if status is None:
         return
-    inner, item = zarr_codecs.inner_chunks(chain), np.dtype(info.dtype).itemsize
-    chunks = prod(info.chunks) // prod(inner or info.chunks)
-    each = 2 * prod(inner or info.chunks) * item + _SLACK
-    most = chunks * (each + _INDEX_BYTES)
-    if status.st_size > most:
-        raise DamagedStoreError(f"{file} has {status.st_size} bytes, and a chunk of its array at most {most}.")
+    inner, itemsize = zarr_codecs.inner_chunks(codecs), np.dtype(info.dtype).itemsize
+    count = prod(info.chunks) // prod(inner or info.chunks)
+    max_length = 2 * prod(inner or info.chunks) * itemsize + _OVERHEAD_BYTES
+    max_size = count * (max_length + _ENTRY_BYTES)
+    if status.st_size > max_size:
+        raise DamagedStoreError(f"{file} has {status.st_size} bytes, and a chunk of its array at most {max_size}.")
     if inner is None:
         return
-    index = _index(file, status.st_size, chunks, zarr_codecs.codec_configuration(chain, 0))
-    starts, lengths = index[index[:, 0] != _EMPTY].T
-    if (lengths > each).any() or (starts > status.st_size).any() or (starts + lengths > status.st_size).any():
-        raise DamagedStoreError(f"The index of the shard {file} tells of bytes that it does not have.")
+    index = _read_shard_index(file, status.st_size, count, zarr_codecs.codec_configuration(codecs, 0))
+    offsets, lengths = index[index[:, 0] != _NO_CHUNK].T
+    if (lengths > max_length).any() or (offsets > status.st_size).any() or (offsets + lengths > status.st_size).any():
+        raise DamagedStoreError(f"The index of the shard {file} refers to bytes that it does not have.")
 
 
-def _index(file: Path, size: int, chunks: int, shard: Mapping[str, object]) -> npt.NDArray[np.uint64]:
-    """Return where the chunks of a shard lie: start and length of each."""
-    index_bytes = _INDEX_BYTES * chunks
+def _read_shard_index(file: Path, size: int, count: int, shard: Mapping[str, object]) -> npt.NDArray[np.uint64]:
+    """Return the offset and the length of each inner chunk of a shard, (count, 2), in bytes."""
+    index_bytes = _ENTRY_BYTES * count
     checksum = CRC_BYTES * (zarr_codecs.codec_names(shard.get("index_codecs")) or []).count("crc32c")
     if size < index_bytes + checksum:
         raise DamagedStoreError(f"{file} has {size} bytes, and the index of its chunks alone has {index_bytes}.")
@@ -92,63 +95,63 @@ def _index(file: Path, size: int, chunks: int, shard: Mapping[str, object]) -> n
         return np.frombuffer(opened.read(index_bytes), "<u8").reshape(-1, 2)
 
 
-def _bounded(chain: object) -> list[object]:
-    """Return codecs in which those that decompress are bounded."""
-    names = zarr_codecs.codec_names(chain) or []
-    made: list[object] = list(chain) if isinstance(chain, list) else []
-    for at, name in enumerate(names):
+def _bound_codecs(codecs: object) -> list[object]:
+    """Return codecs with each compressor replaced by a bounded one."""
+    names = zarr_codecs.codec_names(codecs) or []
+    bounded: list[object] = list(codecs) if isinstance(codecs, list) else []
+    for position, name in enumerate(names):
         if name in _COMPRESSORS:
-            made[at] = _Bounded(name, names[:at].count("crc32c"))
+            bounded[position] = _BoundedCodec(name, names[:position].count("crc32c"))
         elif name == "sharding_indexed":
-            shard = zarr_codecs.codec_configuration(chain, at)
-            made[at] = ShardingCodec(**{**shard, "codecs": _bounded(shard["codecs"])})  # type: ignore[arg-type]  # its fields, as seen
-    return made
+            shard = zarr_codecs.codec_configuration(codecs, position)
+            bounded[position] = ShardingCodec(**{**shard, "codecs": _bound_codecs(shard["codecs"])})  # type: ignore[arg-type]  # its fields, as checked
+    return bounded
 
 
 @dataclass(frozen=True)
-class _Bounded(BytesBytesCodec):
-    """A compressor that decodes to the bytes of a chunk, or not at all."""
+class _BoundedCodec(BytesBytesCodec):
+    """Compressor that raises if a chunk does not decode to its exact size."""
 
     compressor: str
     checksums: int
-    """How many lie between the values and the compressor."""
+    """Number of checksums between the values and the compressor."""
     is_fixed_size = False
 
     def _decode_sync(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> Buffer:
         size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize + CRC_BYTES * self.checksums
         data = np.ascontiguousarray(chunk_bytes.as_numpy_array())
-        return chunk_spec.prototype.buffer.from_bytes(_decoded(self.compressor, data, size))
+        return chunk_spec.prototype.buffer.from_bytes(_decode(self.compressor, data, size))
 
     async def _decode_single(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> Buffer:
         return await asyncio.to_thread(self._decode_sync, chunk_bytes, chunk_spec)
 
     def compute_encoded_size(self, _input_byte_length: int, _chunk_spec: ArraySpec) -> int:
-        """Raise: nobody knows it before."""
+        """Raise: the size of a compressed chunk is not known beforehand."""
         raise AssertionError("Chunks of sources are not written.")
 
 
-def _decoded(compressor: str, data: npt.NDArray[np.generic], size: int) -> bytes | memoryview:
-    """Return what was compressed, `size` bytes; what has another size is not decoded, or no further than that."""
+def _decode(compressor: str, data: npt.NDArray[np.generic], size: int) -> bytes | memoryview:
+    """Decompress `size` bytes; raise if there are more or fewer, without decoding more than about `size` bytes."""
     if compressor == "gzip":
         with gzip.GzipFile(fileobj=io.BytesIO(data.tobytes())) as file:
-            found = file.read(size + 1)
-        _require_size(len(found), size)
-        return found
+            decoded = file.read(size + 1)
+        _require_size(len(decoded), size)
+        return decoded
     stated = _zstd_size(data[:18].tobytes()) if compressor == "zstd" else int.from_bytes(data[4:8].tobytes(), "little")
     if stated is not None:
         _require_size(stated, size)
     out, codec = np.empty(size, np.uint8), numcodecs.Zstd() if compressor == "zstd" else numcodecs.Blosc()
-    codec.decode(data, out)  # raises where it is more; and where it is less, but for a size that was stated
+    codec.decode(data, out)  # raises for more bytes, and for fewer unless a size is stated, which is checked above
     return out.data
 
 
-def _require_size(found: int, size: int) -> None:
-    if found != size:
-        raise ValueError(f"a chunk of {size} bytes decodes to {'more' if found > size else found}")
+def _require_size(decoded: int, size: int) -> None:
+    if decoded != size:
+        raise ValueError(f"a chunk of {size} bytes decodes to {'more' if decoded > size else decoded}")
 
 
 def _zstd_size(head: bytes) -> int | None:
-    """Return the bytes that a frame says it decodes to (RFC 8878, 3.1.1.1), None where it does not say."""
+    """Return the decoded size in the header of a frame (RFC 8878, 3.1.1.1), in bytes; None if it is not stated."""
     descriptor = head[4] if len(head) > 4 else 0
     single = descriptor >> 5 & 1
     width = (single, 2, 4, 8)[descriptor >> 6]

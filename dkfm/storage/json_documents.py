@@ -1,4 +1,4 @@
-"""JSON of stores: read from plain files alone, of a size that is small, without anything that readers take two ways."""
+"""Read JSON objects of stores: only plain, small files without duplicate names, which parsers read differently."""
 
 import errno
 import json
@@ -7,12 +7,18 @@ from pathlib import Path
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError, reason
 from dkfm.files import local
 
-MAX_JSON, _MAX_DEPTH, _MAX_PARTS = 2**24, 64, 2**21
-"""Bytes of metadata, objects within objects, and lists and objects in all, at most: each takes 30 times its text."""
+MAX_JSON = 2**24
+"""Largest size of metadata, in bytes."""
+
+_MAX_DEPTH = 64
+"""Largest depth of nested lists and objects."""
+
+_MAX_CONTAINERS = 2**21
+"""Largest number of lists and objects: in memory, each takes 30 times the bytes of its text."""
 
 
 def read_json(path: Path, most: int = MAX_JSON) -> dict[str, object]:
-    """Read a JSON object from a plain file of at most so many bytes."""
+    """Read a JSON object from a plain file of at most `most` bytes."""
     try:
         return parse_json(local.read_plain(path, most), path)
     except FileNotFoundError:
@@ -20,16 +26,16 @@ def read_json(path: Path, most: int = MAX_JSON) -> dict[str, object]:
     except MemoryError as error:
         raise DamagedStoreError(f"{path} is not valid JSON ({reason(error)}).") from None
     except OSError as error:
-        refused = UnsupportedStoreError if error.errno in (errno.EINVAL, errno.EFBIG) else StoreError
-        raise refused(f"{path} cannot be read: {error.strerror}.") from None
+        error_type = UnsupportedStoreError if error.errno in (errno.EINVAL, errno.EFBIG) else StoreError
+        raise error_type(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def parse_json(data: bytes, name: object) -> dict[str, object]:
-    """Return the JSON object that some bytes are; `name` is what messages call them."""
-    if data.count(b"[") + data.count(b"{") > _MAX_PARTS:
-        raise DamagedStoreError(f"{name} is not valid JSON (it has more than {_MAX_PARTS} lists and objects).")
+    """Parse a JSON object; `name` stands for it in messages."""
+    if data.count(b"[") + data.count(b"{") > _MAX_CONTAINERS:
+        raise DamagedStoreError(f"{name} is not valid JSON (it has more than {_MAX_CONTAINERS} lists and objects).")
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_unique)
+        value = json.loads(data.decode(), object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError, MemoryError) as error:
         raise DamagedStoreError(f"{name} is not valid JSON ({reason(error)}).") from None
     if not isinstance(value, dict):
@@ -39,11 +45,11 @@ def parse_json(data: bytes, name: object) -> dict[str, object]:
     return value
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError("a name stands twice in an object")
-    return found
+    return members
 
 
 def _is_shallow(value: object) -> bool:

@@ -1,6 +1,6 @@
-"""A fitted estimator to a store and back, without pickle.
+"""Write a fitted estimator to a store and read it back, without pickle.
 
-The marker lists the SHA-256 of every file, so one changed byte anywhere is found.
+The marker lists the SHA-256 checksum of every file, so that a change of any byte is detected.
 """
 
 import hashlib
@@ -24,25 +24,34 @@ from dkfm.numerics.model import Head, Model
 from dkfm.storage import csr, json_documents, zarr_schema, zarr_store
 from dkfm.storage.stored_weights import count_columns_within, open_weights
 
-_CHUNK_BYTES, _AT_ONCE, _FEW_BYTES = 2**22, 4, 2**24
-"""Of an array in a store; how many files are read at a time; and bytes that one thread has read before others start."""
+_CHUNK_BYTES = 2**22
+"""Largest chunk of an array, in bytes, unless one row or one column is larger."""
+
+_PARALLEL_FILES = 4
+"""Files whose checksums are computed at a time."""
+
+_MAX_SERIAL_BYTES = 2**24
+"""Largest size of all files for which one thread is done before several have started."""
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What a model store holds: the model, and what the estimator that made it needs to come back.
+    """Content of a model store: the model, and the parameters and attributes that restore its estimator.
 
     Attributes
     ----------
     estimator : str
-        Its name in the closed registry of estimators.
-    parameters, fitted : mapping
-        Plain JSON values.
+        Name of the estimator in the closed registry.
+    parameters : mapping
+        Parameters of the estimator, as plain JSON values.
+    fitted : mapping
+        Fitted attributes of the estimator, as plain JSON values.
     arrays : mapping of str to ndarray
-        Fitted arrays beside the model's.
+        Fitted arrays that are not part of the model.
     model : Model
+        Kernel, landmarks and heads.
     digest : str
-        Of every byte of the store; empty before it is saved.
+        Digest of every byte of the store; empty before it is saved.
     """
 
     estimator: str
@@ -54,31 +63,31 @@ class Record:
 
     @property
     def classes(self) -> tuple[str | int | float, ...]:
-        """What the codes of a classifier stand for, ascending, of one type; none of another model."""
-        given, heads = self.fitted.get("classes"), self.model.heads.values()
+        """Class labels of a classifier, ascending and of one type; empty for other models."""
+        classes, heads = self.fitted.get("classes"), self.model.heads.values()
         counts = {links.count_classes(head.columns) for head in heads if links.returns_codes(head.link)}
-        if given is None and not counts:
+        if classes is None and not counts:
             return ()
-        if not isinstance(given, list) or not _are_labels(given):
+        if not isinstance(classes, list) or not _are_labels(classes):
             raise UnsupportedStoreError("The classes of this model are not what dkfm writes.")
-        if counts - {len(given)}:
-            raise UnsupportedStoreError(f"This model decides between {counts.pop()} classes, and names {len(given)}.")
-        return tuple(given)
+        if counts - {len(classes)}:
+            raise UnsupportedStoreError(f"This model decides between {counts.pop()} classes, and names {len(classes)}.")
+        return tuple(classes)
 
     @property
     def feature_names(self) -> list[str] | None:
-        """The names of the columns that it was fitted with; None where they had none."""
+        """Column names of the training rows; None if they had none."""
         names = self.fitted.get("feature_names")
         return [str(name) for name in names] if isinstance(names, list) and names else None
 
 
 def _are_labels(values: list[Any]) -> bool:
-    """Whether values are ascending labels of one type, which NumPy holds too."""
+    """Return whether values are ascending labels of one type that NumPy can represent."""
     kinds = {type(value) for value in values}
     if len(kinds) != 1 or not kinds <= {bool, int, float, str}:
         return False
-    held = kinds != {int} or -(2**63) <= values[0] <= values[-1] < 2**64
-    return held and all(before < after for before, after in pairwise(values))
+    fits = kinds != {int} or -(2**63) <= values[0] <= values[-1] < 2**64
+    return fits and all(before < after for before, after in pairwise(values))
 
 
 def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
@@ -87,9 +96,9 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
     Raises
     ------
     StoreExistsError
-        Something is there.
+        Something exists at the path.
     KernelError
-        A kernel that is code, not a value of dkfm's registry.
+        The kernel is code, not a value of dkfm's registry.
     """
     arrays, landmarks = dict(record.arrays), record.model.landmarks
     if isinstance(landmarks, np.ndarray):
@@ -129,13 +138,13 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         if not isinstance(landmarks, np.ndarray):
             csr.write_csr(group, "landmarks", landmarks)
         for name, values in arrays.items():
-            weights = name.startswith("head.") and values.ndim == 2
-            chunks = _column_chunks(values) if weights else _row_chunks(values)
+            is_weights = name.startswith("head.") and values.ndim == 2
+            chunks = _column_chunks(values) if is_weights else _row_chunks(values)
             zarr_store.add_array(group, name, values.shape, chunks, str(values.dtype))[...] = values
-        made = Path(group.store.root)  # type: ignore[attr-defined]  # a store on the local file system has one
-        sums = _sums(made, sorted(zarr_schema.list_files(made)))
-        digest = _manifest_digest(sums)
-        zarr_store.write_marker(made, {"files": sums, "digest": digest})
+        root = Path(group.store.root)  # type: ignore[attr-defined]  # a local store has this attribute
+        checksums = _compute_checksums(root, sorted(zarr_schema.list_files(root)))
+        digest = _manifest_digest(checksums)
+        zarr_store.write_marker(root, {"files": checksums, "digest": digest})
     return digest
 
 
@@ -149,15 +158,15 @@ def _row_chunks(values: Array) -> tuple[int, ...]:
     return (rows, *(max(1, length) for length in values.shape[1:]))
 
 
-def _sums(root: Path, names: list[str]) -> dict[str, str]:
-    """Return the checksum of each file; some at a time where they are large, for every job begins with them."""
+def _compute_checksums(root: Path, names: list[str]) -> dict[str, str]:
+    """Return the checksum of each file; large files in parallel, because every job begins with checksums."""
     try:
-        few = sum((root / name).stat().st_size for name in names) <= _FEW_BYTES
+        small = sum((root / name).stat().st_size for name in names) <= _MAX_SERIAL_BYTES
     except OSError:
-        few = True  # `_sha256` says of which file, and why
-    if few:
+        small = True  # `_sha256` raises with the name of the file and the reason
+    if small:
         return {name: _sha256(root / name) for name in names}
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dkfm-sums") as pool:
+    with ThreadPoolExecutor(_PARALLEL_FILES, thread_name_prefix="dkfm-sums") as pool:
         return dict(zip(names, pool.map(lambda name: _sha256(root / name), names), strict=True))
 
 
@@ -169,73 +178,74 @@ def _sha256(path: Path) -> str:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _manifest_digest(sums: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+def _manifest_digest(checksums: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
 
 
 def load_record(
     path: Path, digest: str | None = None, trusted: Collection[str] = (), *, streamed: bool = False
 ) -> Record:
-    """Read a model store, once every byte of it has been checked.
+    """Read a model store after the checksums of all files were verified.
 
     Parameters
     ----------
     path : Path
+        Folder of the store.
     digest : str, optional
-        What it must be: the digest of the model that the caller means.
+        Expected digest of the model; any by default.
     trusted : collection of str
-        Functions, as ``module:function``, that may be imported and run as its kernel.
+        Functions, as ``module:function``, that may be imported and run as the kernel.
     streamed : bool
         Whether the weights of heads stay in the store, and are read from there whenever they are needed.
 
     Raises
     ------
     StoreError
-        No store, unfinished, damaged, newer, not of dkfm's format, or with a function that is not trusted; the
-        subclass tells.
+        There is no store, or it is incomplete, damaged, of another format, or has a function that is not trusted; the
+        subclass tells which.
     """
     attributes = zarr_schema.read_group(path, "model")
-    found = _require_intact(path)
-    if digest is not None and found != digest:
+    stored_digest = _require_intact(path)
+    if digest is not None and stored_digest != digest:
         raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
     try:
-        return _read(path, attributes, found, trusted, streamed)
+        return _read_record(path, attributes, stored_digest, trusted, streamed)
     except (StoreError, BudgetError):
         raise
     except MemoryError as error:
         size = sum((path / name).stat().st_size for name in zarr_schema.list_files(path))
         raise BudgetError(f"{path} has {size} bytes, and this process has no memory for them.") from error
-    except Exception as error:  # whatever a constructor makes of a stranger's values
+    except Exception as error:  # constructors may raise anything for untrusted values
         raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {reason(error)}.") from error
 
 
 def _require_intact(path: Path) -> str:
-    """Compare every file with the marker's list; return the digest of the list."""
+    """Verify the checksum of every file against the marker; return the digest of the checksums."""
     marker = zarr_schema.read_marker(path)
-    sums = marker.get("files")
-    if not isinstance(sums, dict) or _manifest_digest(sums) != marker.get("digest"):
+    checksums = marker.get("files")
+    if not isinstance(checksums, dict) or _manifest_digest(checksums) != marker.get("digest"):
         raise DamagedStoreError(f"The marker {path / zarr_schema.MARKER} is damaged.")
     present = set(zarr_schema.list_files(path)) - {zarr_schema.MARKER}
-    different = present.symmetric_difference(sums)
+    different = present.symmetric_difference(checksums)
     if different:
         raise DamagedStoreError(f"{path} has lost or gained {min(different)} since it was written.")
-    described = {name for name in present if name.rpartition("/")[2] == "zarr.json"}
-    _require_sums(path, described, sums)
-    for name in described - {"zarr.json"}:  # a file that was made longer may be read for days
+    metadata = {name for name in present if name.rpartition("/")[2] == "zarr.json"}
+    _require_checksums(path, metadata, checksums)
+    for name in metadata - {"zarr.json"}:  # before hashing, which could take days for a file that somebody extended
         array = (path / name).parent
         if (array / "c").exists():
             zarr_schema.require_chunks(array, zarr_schema.read_array(array))
-    _require_sums(path, present - described, sums)
+    _require_checksums(path, present - metadata, checksums)
     return str(marker["digest"])
 
 
-def _require_sums(path: Path, names: Iterable[str], sums: Mapping[str, object]) -> None:
-    for name, found in _sums(path, sorted(names)).items():
-        if found != sums[name]:
+def _require_checksums(path: Path, names: Iterable[str], checksums: Mapping[str, object]) -> None:
+    for name, checksum in _compute_checksums(path, sorted(names)).items():
+        if checksum != checksums[name]:
             raise DamagedStoreError(f"{path / name} is not what dkfm wrote: a byte of it changed.")
 
 
-def _read(
+def _read_record(
     path: Path, attributes: dict[str, object], digest: str, trusted: Collection[str], streamed: bool = False
 ) -> Record:
     kernel = serialization.from_config(attributes["kernel"], trusted)
@@ -255,35 +265,35 @@ def _read(
                 stored[key] = np.asarray(zarr_store.open_array(path, name)[...])
         return stored[key]
 
-    landmarks = _landmarks(path, attributes, array)
+    landmarks = _read_landmarks(path, attributes, array)
     n = landmarks.shape[0]
     heads = {
-        str(name): _head(array(h["weights"], h["triangular"]), array(h["offset"]), array(h["rotation"]), h, n)
-        for name, h in _items(attributes["heads"])
+        str(name): _build_head(array(h["weights"], h["triangular"]), array(h["offset"]), array(h["rotation"]), h, n)
+        for name, h in _require_items(attributes["heads"])
     }
     if not heads:
         raise UnsupportedStoreError(f"{path} has no output.")
-    extra = {str(name): _present(array(name)) for name in _list(attributes["extra"])}
+    extra = {str(name): _require_array(array(name)) for name in _require_list(attributes["extra"])}
     return Record(
         estimator=str(attributes["estimator"]),
-        parameters=dict(_items(attributes["parameters"])),
-        fitted=dict(_items(attributes["fitted"])),
+        parameters=dict(_require_items(attributes["parameters"])),
+        fitted=dict(_require_items(attributes["fitted"])),
         arrays=extra,
-        model=_model(kernel, landmarks, heads, array(attributes["shift"])),
+        model=_build_model(kernel, landmarks, heads, array(attributes["shift"])),
         digest=digest,
     )
 
 
-def _model(kernel: Kernel, landmarks: Rows, heads: dict[str, Head], shift: Array | None) -> Model:
+def _build_model(kernel: Kernel, landmarks: Rows, heads: dict[str, Head], shift: Array | None) -> Model:
     if any(head.weights.dtype != landmarks.dtype for head in heads.values()):
         raise UnsupportedStoreError("A head's weights are not of the precision of the landmarks.")
-    shifted = shift is not None and isinstance(landmarks, np.ndarray) and kernel.translation_invariant
-    if shift is not None and not (shifted and shift.shape == landmarks.shape[1:] and np.isfinite(shift).all()):
+    allowed = shift is not None and isinstance(landmarks, np.ndarray) and kernel.translation_invariant
+    if shift is not None and not (allowed and shift.shape == landmarks.shape[1:] and np.isfinite(shift).all()):
         raise UnsupportedStoreError("A model has a shift that does not fit its landmarks or its kernel.")
     return Model(kernel, landmarks, heads, shift)
 
 
-def _landmarks(path: Path, attributes: dict[str, object], array: Callable[[object], Array | None]) -> Rows:
+def _read_landmarks(path: Path, attributes: dict[str, object], array: Callable[[object], Array | None]) -> Rows:
     columns = attributes.get("sparse_columns")
     if columns is None:
         return as_rows(array("landmarks"), "landmarks")
@@ -293,42 +303,42 @@ def _landmarks(path: Path, attributes: dict[str, object], array: Callable[[objec
     return as_rows(csr.read_csr(path, "landmarks", columns), "landmarks")
 
 
-def _head(weights: Array | None, offset: Array | None, rotation: Array | None, h: dict[str, Any], n: int) -> Head:
+def _build_head(weights: Array | None, offset: Array | None, rotation: Array | None, h: dict[str, Any], n: int) -> Head:
     links.link_by_name(h["link"])
-    weights = _present(weights)
+    weights = _require_array(weights)
     vectors = [v for v in (offset, rotation) if v is not None]
-    held = [weights, *vectors] if isinstance(weights, np.ndarray) else vectors
-    if not all(np.isfinite(array).all() for array in held):
+    in_memory = [weights, *vectors] if isinstance(weights, np.ndarray) else vectors
+    if not all(np.isfinite(array).all() for array in in_memory):
         raise UnsupportedStoreError("A head has weights that are not finite.")
     if any(v.dtype != weights.dtype or v.dtype.kind != "f" for v in (weights, *vectors)):
         raise UnsupportedStoreError("A head's arrays are not of one precision.")
     triangular, first = h["triangular"], h["first"]
-    used = (first,) if type(first) is int and rotation is None else weights.shape[1:]
-    if weights.ndim != 2 or weights.shape[0] != n or any(v.shape != used for v in vectors):
+    expected = (first,) if type(first) is int and rotation is None else weights.shape[1:]
+    if weights.ndim != 2 or weights.shape[0] != n or any(v.shape != expected for v in vectors):
         raise UnsupportedStoreError("A head's weights, offset and rotation do not fit the landmarks or each other.")
     square = weights.shape == (n, n)
     below = triangular and square and isinstance(weights, np.ndarray) and any(weights[i, :i].any() for i in range(n))
     if not isinstance(triangular, bool) or (triangular and (not square or below)):
         raise UnsupportedStoreError("A head's weights are said to be triangular, and are not.")
-    part = type(first) is int and 0 <= first <= weights.shape[1] and not triangular and rotation is None
-    if first is not None and not part:
+    valid = type(first) is int and 0 <= first <= weights.shape[1] and not triangular and rotation is None
+    if first is not None and not valid:
         raise UnsupportedStoreError("A head uses columns of its weights that are not there.")
     return Head(weights, offset, rotation, str(h["link"]), triangular, first)
 
 
-def _present(array: Array | None) -> Array:
+def _require_array(array: Array | None) -> Array:
     if array is None:
         raise UnsupportedStoreError("An array that every model has is missing.")
     return array
 
 
-def _items(value: object) -> list[tuple[str, Any]]:
+def _require_items(value: object) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
         raise UnsupportedStoreError("A model's attributes are not what dkfm writes.")
     return list(value.items())
 
 
-def _list(value: object) -> list[object]:
+def _require_list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise UnsupportedStoreError("A model's attributes are not what dkfm writes.")
     return value

@@ -1,6 +1,6 @@
-"""What in a store is dkfm's own: files and folders of exact names, which its attributes tell; nothing else is removed.
+"""Identify dkfm's own files in a store by their exact names, which the attributes of the store determine.
 
-Whoever writes beside them, under whatever name, keeps it.
+Only dkfm's own files and folders are removed. Files that others write beside them are kept, whatever their names are.
 """
 
 import os
@@ -15,62 +15,62 @@ from dkfm.errors import StoreExistsError
 from dkfm.files.local import translate_write_errors
 from dkfm.storage import zarr_schema
 
-_INNER = re.compile(r"zarr\.json|c(/[0-9]+)*")
-_INNER_FOLDER = re.compile(r"(c(/[0-9]+)*)?")
-_HIDDEN = re.compile(r"\.?(.+)\.[0-9a-f]{32}\.partial")
-"""A file that dkfm (with a dot before it) or Zarr (without its suffix) is writing."""
+_ARRAY_FILE = re.compile(r"zarr\.json|c(/[0-9]+)*")
+_ARRAY_FOLDER = re.compile(r"(c(/[0-9]+)*)?")
+_PARTIAL_NAME = re.compile(r"\.?(.+)\.[0-9a-f]{32}\.partial")
+"""Name of a partial file: dkfm adds a dot in front of the name, and Zarr leaves out its suffix."""
 
-_WORKERS = "workers"
-"""What a mark for the workers of a build is called, beside its 32 digits."""
+_PROBE = "workers"
+"""Name, without its 32 digits, of the file by which workers of a Gram build prove that they see the store."""
 
 Own = Mapping[str, object]
-"""Attributes of a store."""
+"""Attributes of a store, which name its kind and its arrays."""
 
 
-def foreign_name(names: Iterable[str], own: Own) -> str | None:
-    """Return the first name that is not of a file which a store's own attributes tell of, if any."""
-    return next((name for name in names if not _is_own(name, own)), None)
+def foreign_name(names: Iterable[str], attrs: Own) -> str | None:
+    """Return the first name that is not one of dkfm's files in a store; None if all are."""
+    return next((name for name in names if not _is_own(name, attrs)), None)
 
 
-def foreign_entry(root: Path, own: Own) -> str | None:
-    """Return a file, link or folder of a store that is not dkfm's, if any; what killed writers left is dkfm's."""
-    for name, is_folder in _entries(root):
-        if not (_is_own_folder(name, own) if is_folder else _is_own(name, own) or _is_own_hidden(name, own)):
+def foreign_entry(root: Path, attrs: Own) -> str | None:
+    """Return a file, link or folder in a store that is not dkfm's; None if all are. Partial files count as dkfm's."""
+    for name, is_folder in _walk(root):
+        if not (_is_own_folder(name, attrs) if is_folder else _is_own(name, attrs) or _is_own_partial(name, attrs)):
             return name
         if (root / name).is_symlink():
             return name
     return None
 
 
-def refuse_inside_store(location: object, above: object, own: Own) -> NoReturn:
-    """Raise a StoreExistsError: a location lies inside a store of dkfm."""
-    raise StoreExistsError(f"{location} lies inside a dkfm {own['kind']} store, {above}, which it would damage.")
+def refuse_inside_store(location: object, above: object, attrs: Own) -> NoReturn:
+    """Raise a StoreExistsError for a location inside a store of dkfm."""
+    raise StoreExistsError(f"{location} lies inside a dkfm {attrs['kind']} store, {above}, which it would damage.")
 
 
 def require_own_kind(
-    location: object, own: Own, kind: str, *, overwrite: bool, is_complete: Callable[[], bool]
+    location: object, attrs: Own, kind: str, *, overwrite: bool, is_complete: Callable[[], bool]
 ) -> None:
-    """Raise a StoreExistsError unless the store at a location may be replaced, and by one of this kind."""
-    if overwrite and own["kind"] == kind:
+    """Raise a StoreExistsError unless `overwrite` is set and the store at a location is of the same kind."""
+    if overwrite and attrs["kind"] == kind:
         return
     state = "a complete" if is_complete() else "an unfinished"
-    remedy = " or replace it with overwrite=True (--overwrite)" if own["kind"] == kind else ""
-    raise StoreExistsError(f"{location} holds {state} dkfm {own['kind']} store; choose another path{remedy}.")
+    remedy = " or replace it with overwrite=True (--overwrite)" if attrs["kind"] == kind else ""
+    raise StoreExistsError(f"{location} holds {state} dkfm {attrs['kind']} store; choose another path{remedy}.")
 
 
 def require_only_own(location: object, foreign: str | None) -> None:
-    """Raise a StoreExistsError where a store holds a file that dkfm did not write."""
+    """Raise a StoreExistsError if a store contains a file that dkfm did not write."""
     if foreign is not None:
         raise StoreExistsError(f"{location} holds {foreign}, which dkfm did not write; it was left untouched.")
 
 
-def remove_own_files(root: Path, own: Own) -> bool:
-    """Remove what is dkfm's in a store, and its folder; return whether it is gone, or holds something else."""
-    for name, is_folder in _entries(root):
-        if is_folder and _is_own_folder(name, own):
+def remove_own_files(root: Path, attrs: Own) -> bool:
+    """Remove dkfm's files in a store, and its folder if it is empty then; return whether the folder is gone."""
+    for name, is_folder in _walk(root):
+        if is_folder and _is_own_folder(name, attrs):
             with suppress(OSError):  # not empty
                 (root / name).rmdir()
-        elif not is_folder and (_is_own(name, own) or _is_own_hidden(name, own)):
+        elif not is_folder and (_is_own(name, attrs) or _is_own_partial(name, attrs)):
             with suppress(OSError):
                 (root / name).unlink()
     with suppress(OSError):
@@ -78,51 +78,51 @@ def remove_own_files(root: Path, own: Own) -> bool:
     return not root.exists()
 
 
-def remove_partial_files(root: Path, own: Own, seconds: float = 0.0) -> None:
-    """Remove what killed writers left in a store, where nothing was written to it for so long."""
-    before = time.time() - seconds
+def remove_partial_files(root: Path, attrs: Own, seconds: float = 0.0) -> None:
+    """Remove partial files of killed writers to which nothing was written for `seconds`."""
+    cutoff = time.time() - seconds
     with translate_write_errors(root):
-        for name, is_folder in _entries(root):
-            if not is_folder and not _is_own(name, own) and _is_own_hidden(name, own):
+        for name, is_folder in _walk(root):
+            if not is_folder and not _is_own(name, attrs) and _is_own_partial(name, attrs):
                 with suppress(FileNotFoundError):
-                    if (root / name).lstat().st_mtime <= before:
+                    if (root / name).lstat().st_mtime <= cutoff:
                         (root / name).unlink()
 
 
-def _entries(root: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the names of all that is below a folder, and whether it is a folder and no link; the inner ones first."""
+def _walk(root: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the name of each entry below a folder, and whether it is a folder and not a link; inner entries first."""
     for folder, folders, names in os.walk(root, topdown=False):
-        within = Path(folder).relative_to(root)
+        relative = Path(folder).relative_to(root)
         for name in names:
-            yield (within / name).as_posix(), False
+            yield (relative / name).as_posix(), False
         for name in folders:
-            yield (within / name).as_posix(), not Path(folder, name).is_symlink()
+            yield (relative / name).as_posix(), not Path(folder, name).is_symlink()
 
 
-def _arrays(own: Own) -> set[str]:
-    named = own.get("arrays")
-    return {str(name) for name in named} if isinstance(named, list) else set()
+def _array_names(attrs: Own) -> set[str]:
+    names = attrs.get("arrays")
+    return {str(name) for name in names} if isinstance(names, list) else set()
 
 
-def _is_own(name: str, own: Own) -> bool:
+def _is_own(name: str, attrs: Own) -> bool:
     array, _, inner = name.partition("/")
-    of_zarr = name == "zarr.json" or (array in _arrays(own) and _INNER.fullmatch(inner))
-    of_table = own.get("form") == "parquet" and (name == zarr_schema.TABLE or zarr_schema.is_table_file_name(name))
-    of_job = own.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_segment_name(inner)
-    return bool(name == zarr_schema.MARKER or of_zarr or of_table or of_job)
+    in_zarr = name == "zarr.json" or (array in _array_names(attrs) and _ARRAY_FILE.fullmatch(inner))
+    in_table = attrs.get("form") == "parquet" and (name == zarr_schema.TABLE or zarr_schema.is_table_file_name(name))
+    in_journal = attrs.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_segment_name(inner)
+    return bool(name == zarr_schema.MARKER or in_zarr or in_table or in_journal)
 
 
-def _is_own_folder(name: str, own: Own) -> bool:
+def _is_own_folder(name: str, attrs: Own) -> bool:
     array, _, inner = name.partition("/")
-    of_zarr = array in _arrays(own) and _INNER_FOLDER.fullmatch(inner)
-    return bool(of_zarr or (own.get("kind") == "scores" and name == zarr_schema.JOURNAL))
+    in_zarr = array in _array_names(attrs) and _ARRAY_FOLDER.fullmatch(inner)
+    return bool(in_zarr or (attrs.get("kind") == "scores" and name == zarr_schema.JOURNAL))
 
 
-def _is_own_hidden(name: str, own: Own) -> bool:
+def _is_own_partial(name: str, attrs: Own) -> bool:
     folder, slash, last = name.rpartition("/")
-    found = _HIDDEN.fullmatch(last)
-    if found is None:
+    partial = _PARTIAL_NAME.fullmatch(last)
+    if partial is None:
         return False
-    meant = f"{folder}{slash}{found[1]}"
-    mark = own.get("kind") == "gram" and meant == _WORKERS
-    return mark or _is_own(meant, own) or _is_own(f"{meant}.json", own) or _is_own_hidden(meant, own)
+    final = f"{folder}{slash}{partial[1]}"
+    is_probe = attrs.get("kind") == "gram" and final == _PROBE
+    return is_probe or _is_own(final, attrs) or _is_own(f"{final}.json", attrs) or _is_own_partial(final, attrs)

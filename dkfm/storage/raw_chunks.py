@@ -1,6 +1,6 @@
-"""Rows of Zarr arrays whose chunks are stored as they are in memory, read without Zarr, which takes ten times as long.
+"""Read rows of Zarr arrays with uncompressed chunks directly from their files, ten times faster than Zarr does.
 
-What is not plain, and what is missing, is left to Zarr.
+Arrays with other codecs, and rows with missing chunks, are left to Zarr.
 """
 
 from dataclasses import dataclass
@@ -20,31 +20,32 @@ from dkfm.storage.zarr_store import view_bytes
 
 @dataclass(frozen=True)
 class RawArray:
-    """An array (n, d) of chunks of whole rows."""
+    """An array (n, d) whose chunks are whole rows of uncompressed values."""
 
     path: Path
     info: zarr_schema.ArrayInfo
 
     @classmethod
     def of(cls, path: Path, info: zarr_schema.ArrayInfo) -> "RawArray | None":
-        """Return the array at a path, None where its chunk files are anything but whole rows of values."""
+        """Return the array at a path; None if its chunks are not whole rows of uncompressed values."""
         whole_rows = len(info.shape) == 2 and info.chunks[1] == info.shape[1]
         return cls(path, info) if info.trailer is not None and whole_rows else None
 
     def read(self, rows: slice) -> npt.NDArray[np.generic] | None:
-        """Return some rows as they are stored; None where that takes Zarr: a chunk without a file is its fill value.
+        """Return rows in their stored dtype; None if the metadata changed or a chunk has no file, which Zarr must fill.
 
         Raises
         ------
         ValueError
-            A chunk of another size, or with another checksum, than it must have.
+            A chunk has a wrong size or a wrong checksum.
         """
         if zarr_schema.read_source(self.path)[1] != self.info:
             return None
         n, d = self.info.shape
-        each, stop = self.info.chunks[0], min(rows.stop, n)
+        chunk_rows, stop = self.info.chunks[0], min(rows.stop, n)
         files = {
-            number: self.path / "c" / str(number) / "0" for number in range(rows.start // each, count_tiles(stop, each))
+            number: self.path / "c" / str(number) / "0"
+            for number in range(rows.start // chunk_rows, count_tiles(stop, chunk_rows))
         }
         for file in files.values():
             status = zarr_schema.status_within(self.path, file)
@@ -54,12 +55,12 @@ class RawArray:
                 raise ValueError(f"{file} has {status.st_size} bytes and must have {self._file_bytes}.")
         values = np.empty((stop - rows.start, d), np.dtype(self.info.dtype).newbyteorder("<"))
         for number, file in files.items():
-            first, last = max(rows.start, number * each), min(stop, (number + 1) * each)
+            first, last = max(rows.start, number * chunk_rows), min(stop, (number + 1) * chunk_rows)
             part = values[first - rows.start : last - rows.start]
-            chunk = part if len(part) == each else np.empty(self.info.chunks, values.dtype)
+            chunk = part if len(part) == chunk_rows else np.empty(self.info.chunks, values.dtype)
             read_chunk(chunk, file, checked=bool(self.info.trailer))
             if chunk is not part:
-                part[...] = chunk[first - number * each : last - number * each]
+                part[...] = chunk[first - number * chunk_rows : last - number * chunk_rows]
         return values
 
     @property
@@ -68,15 +69,15 @@ class RawArray:
 
 
 def read_chunk(chunk: npt.NDArray[np.generic], file: Path, checked: bool) -> None:
-    """Fill a chunk, in memory's order, from its file, which ends with the checksum of its values if it is `checked`.
+    """Read a chunk file into a C-contiguous array; if `checked`, the file ends with a crc32c of the values.
 
     Raises
     ------
     ValueError
-        The file has another size, or another checksum, than it must have.
+        The file has a wrong size or a wrong checksum.
     """
     with open_plain(file) as opened:
-        size, rest = opened.readinto(view_bytes(chunk).data), opened.read(CRC_BYTES + 1)
+        size, trailer = opened.readinto(view_bytes(chunk).data), opened.read(CRC_BYTES + 1)
     checksum = google_crc32c.value(view_bytes(chunk)).to_bytes(CRC_BYTES, "little") if checked else b""
-    if size != chunk.nbytes or rest != checksum:
+    if size != chunk.nbytes or trailer != checksum:
         raise ValueError(f"{file} has another size or another checksum than it must have.")

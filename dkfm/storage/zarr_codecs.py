@@ -1,37 +1,37 @@
-"""Which codecs the chunks of a source may have, as its metadata state them."""
+"""Check which codecs the metadata of a source state: only some may be used to decode its chunks."""
 
 import re
 from collections.abc import Mapping
 from math import prod
 
-_KNOWN = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
-_CHAIN = re.compile(r"(transpose )*bytes (crc32c )*((zstd|blosc|gzip) )?(crc32c )*")
-_LONGEST = 8
-"""A chain of more codecs than this is nobody's."""
+_CODECS = {"bytes", "crc32c", "zstd", "blosc", "gzip", "transpose", "sharding_indexed"}
+_CODEC_ORDER = re.compile(r"(transpose )*bytes (crc32c )*((zstd|blosc|gzip) )?(crc32c )*")
+_MAX_CODECS = 8
+"""Longest chain of codecs; no real array has more."""
 
-_INNER_CHUNKS = 2**18
-"""Of a shard: its index, 16 bytes for each, is read whole."""
+_MAX_INNER_CHUNKS = 2**18
+"""Most inner chunks of a shard: its index, 16 bytes for each, is read at once."""
 
 CRC_BYTES = 4
-"""The codec's checksum at the end of a chunk."""
+"""Bytes of the checksum that the crc32c codec appends to a chunk."""
 
 
 def axis_lengths(value: object) -> tuple[int, ...] | None:
-    """Return lengths of axes, None where they are not whole numbers that an array can have."""
+    """Return the lengths of axes; None unless they are 1 to 4 nonnegative integers that an array can have."""
     if not isinstance(value, list) or not 0 < len(value) <= 4:
         return None
     return tuple(value) if all(type(v) is int and 0 <= v < 2**48 for v in value) else None
 
 
 def is_supported(codecs: object, chunks: tuple[int, ...]) -> bool:
-    """Whether the chunks of a source may have these codecs: no two compressors, no shards within shards."""
-    found = codec_names(codecs)
-    if found == ["sharding_indexed"]:
-        return _is_shard_read(codec_configuration(codecs, 0), chunks)
-    return found is not None and _CHAIN.fullmatch("".join(f"{name} " for name in found)) is not None
+    """Return whether a source may have these codecs: no two compressors, and no shards within shards."""
+    names = codec_names(codecs)
+    if names == ["sharding_indexed"]:
+        return _is_supported_shard(codec_configuration(codecs, 0), chunks)
+    return names is not None and _CODEC_ORDER.fullmatch("".join(f"{name} " for name in names)) is not None
 
 
-def _is_shard_read(shard: Mapping[str, object], chunks: tuple[int, ...]) -> bool:
+def _is_supported_shard(shard: Mapping[str, object], chunks: tuple[int, ...]) -> bool:
     inner, index, codecs = axis_lengths(shard.get("chunk_shape")), shard.get("index_codecs"), shard.get("codecs")
     if inner is None or 0 in inner or len(inner) != len(chunks):
         return False
@@ -39,7 +39,7 @@ def _is_shard_read(shard: Mapping[str, object], chunks: tuple[int, ...]) -> bool
         set(shard) <= {"chunk_shape", "codecs", "index_codecs", "index_location"}
         and shard.get("index_location", "end") in ("start", "end")
         and all(chunk % length == 0 for chunk, length in zip(chunks, inner, strict=True))
-        and prod(chunks) // prod(inner) <= _INNER_CHUNKS
+        and prod(chunks) // prod(inner) <= _MAX_INNER_CHUNKS
         and codec_names(codecs) != ["sharding_indexed"]
         and is_supported(codecs, inner)
         and codec_names(index) in (["bytes"], ["bytes", "crc32c"])
@@ -48,7 +48,7 @@ def _is_shard_read(shard: Mapping[str, object], chunks: tuple[int, ...]) -> bool
 
 
 def inner_chunks(codecs: object) -> tuple[int, ...] | None:
-    """Return the shape of the chunks within a shard, None where a chunk is none; of codecs that are read."""
+    """Return the shape of the inner chunks of a shard; None without sharding. The codecs must be supported."""
     return (
         axis_lengths(codec_configuration(codecs, 0).get("chunk_shape"))
         if codec_names(codecs) == ["sharding_indexed"]
@@ -57,15 +57,15 @@ def inner_chunks(codecs: object) -> tuple[int, ...] | None:
 
 
 def codec_names(codecs: object) -> list[str] | None:
-    """Return the names of codecs, None where these are not a short list of known ones."""
-    if not isinstance(codecs, list) or len(codecs) > _LONGEST:
+    """Return the names of codecs; None unless they are a short list of known codecs."""
+    if not isinstance(codecs, list) or len(codecs) > _MAX_CODECS:
         return None
-    found = [codec.get("name") if isinstance(codec, Mapping) else None for codec in codecs]
-    return [str(name) for name in found] if all(isinstance(n, str) and n in _KNOWN for n in found) else None
+    names = [codec.get("name") if isinstance(codec, Mapping) else None for codec in codecs]
+    return [str(name) for name in names] if all(isinstance(n, str) and n in _CODECS for n in names) else None
 
 
-def codec_configuration(codecs: object, at: int) -> Mapping[str, object]:
-    """Return what one codec of a list of `codec_names` is configured with."""
-    codec = codecs[at] if isinstance(codecs, list) else None
-    found = codec.get("configuration") if isinstance(codec, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+def codec_configuration(codecs: object, position: int) -> Mapping[str, object]:
+    """Return the configuration of one codec of a list; empty if it has none."""
+    codec = codecs[position] if isinstance(codecs, list) else None
+    configuration = codec.get("configuration") if isinstance(codec, Mapping) else None
+    return configuration if isinstance(configuration, Mapping) else {}

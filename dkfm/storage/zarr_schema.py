@@ -1,7 +1,7 @@
-"""What dkfm accepts from a store, decided from its metadata alone, before anything of it is opened or read.
+"""Check the metadata of a store before its data are opened or read.
 
-Promises: nothing is unpickled, no codec outside the list runs; in a store of dkfm's own format no link is followed and
-no array is larger than its files. A stranger's store is data, not code.
+Nothing is unpickled, and only known codecs run. In a store of dkfm's own format, no link is followed and no array is
+larger than its files. An untrusted store is data, not code.
 """
 
 import os
@@ -20,28 +20,34 @@ from dkfm.storage import json_documents, zarr_codecs
 from dkfm.storage.zarr_codecs import CRC_BYTES, axis_lengths
 
 VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 3}
-"""The newest layout of each kind of store; this version reads these and writes these."""
+"""Format version of each kind of store, the only one that this version of dkfm reads and writes."""
 
 MARKER = "_COMPLETE"
-"""Written last: a store without it is not finished."""
+"""Name of the marker file, which is written last: a store without it is not complete."""
 
-_MAX_MARKER = 2**26
-_MAX_BYTES, _MAX_CHUNK_BYTES, _MAX_ROW_CHUNKS = 2**50, 2**33, 2**14
-"""Of a user's input: all of it, one chunk or one row of it, and chunks side by side."""
+_MAX_MARKER_BYTES = 2**26
+_MAX_SOURCE_BYTES = 2**50
+"""Largest array of a user's input, in bytes."""
+
+_MAX_CHUNK_BYTES = 2**33
+"""Largest chunk, and largest row, of a user's input, in bytes."""
+
+_MAX_ROW_CHUNKS = 2**14
+"""Most chunks that contain a part of one row of a user's input."""
 
 JOURNAL = "_journal"
-"""The folder of an output's receipts while it is made."""
+"""Folder of the receipts of an unfinished output."""
 
 TABLE = "_dkfm.json"
-"""What dkfm says of an output that is a folder of Parquet, whose readers pass over names like that."""
+"""File of dkfm's attributes in a Parquet output; Parquet readers ignore names that begin with an underscore."""
 
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
-_TYPES = {"float64": 8, "float32": 4, "int64": 8}
-_FILLS: dict[str, object] = {"float64": "NaN", "float32": "NaN", "int64": -1}
-"""What no value of dkfm's is: a lost chunk never reads as data."""
+_ITEMSIZES = {"float64": 8, "float32": 4, "int64": 8}
+_FILL_VALUES: dict[str, object] = {"float64": "NaN", "float32": "NaN", "int64": -1}
+"""Fill values: no valid value of dkfm equals one, so that a lost chunk never reads as data."""
 
-_SOURCE_TYPES = {
-    **_TYPES,
+_SOURCE_ITEMSIZES = {
+    **_ITEMSIZES,
     "int8": 1,
     "uint8": 1,
     "int16": 2,
@@ -51,48 +57,48 @@ _SOURCE_TYPES = {
     "uint64": 8,
     "bool": 1,
 }
-_FIELDS = {
+_METADATA_KEYS = {
     *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"),
     *("attributes", "storage_transformers", "dimension_names"),
 }
-_SEGMENT = re.compile(r"[0-9a-f]{32}-[0-9]{6,}\.json")
-_PART = re.compile(r"part-[0-9]{5,}\.parquet")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_SEGMENT_NAME = re.compile(r"[0-9a-f]{32}-[0-9]{6,}\.json")
+_PART_NAME = re.compile(r"part-[0-9]{5,}\.parquet")
+_ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """Shape, chunk shape and dtype of an array, as its metadata states them."""
+    """Shape, chunk shape and dtype in the metadata of an array."""
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: str
     trailer: int | None = CRC_BYTES
-    """Bytes of a checksum after the values of a chunk in its file, or 0; None where a file is not plain values."""
+    """Bytes of the checksum at the end of a chunk file, or 0; None if chunk files are not uncompressed values."""
 
     @property
     def chunk_file_bytes(self) -> int:
-        """Bytes of every chunk file of an array that dkfm wrote: chunks are whole and not compressed."""
-        return prod(self.chunks) * _TYPES[self.dtype] + CRC_BYTES
+        """Bytes of each chunk file of an array that dkfm wrote: chunks are padded to full size and not compressed."""
+        return prod(self.chunks) * _ITEMSIZES[self.dtype] + CRC_BYTES
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Chunks along each axis."""
+        """Number of chunks along each axis."""
         return tuple(count_tiles(length, chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
 
     def chunk_names(self) -> Iterator[str]:
         """Yield the file name of every chunk, relative to the array."""
-        return ("/".join(["c", *map(str, place)]) for place in product(*map(range, self.grid)))
+        return ("/".join(["c", *map(str, index)]) for index in product(*map(range, self.grid)))
 
 
 def list_files(root: Path) -> Iterator[str]:
-    """Yield the path of each file below `root`, relative to it; refuse links and whatever is not a plain file."""
+    """Yield the path of each file below `root`, relative to it; raise for a link or another file that is not plain."""
     folders = [""]
     while folders:
         folder = folders.pop()
-        for entry in _entries(root / folder):
+        for entry in _scan_folder(root / folder):
             if is_partial(entry.name):
-                continue  # what a writer is at, or a killed one left; no reader sees it
+                continue  # it belongs to a running or a killed writer, and is not part of the store
             relative = folder + entry.name
             if entry.is_dir(follow_symlinks=False):
                 folders.append(f"{relative}/")
@@ -102,7 +108,7 @@ def list_files(root: Path) -> Iterator[str]:
                 yield relative
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -111,12 +117,12 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def status_within(root: Path, file: Path) -> os.stat_result | None:
-    """Return what the file system says of a file of a user's input, None where there is nothing.
+    """Return the status of a file of a user's input; None if it does not exist.
 
     Raises
     ------
     StoreError
-        It is not a plain file, or links lead out of the input, or to nothing.
+        It is a broken link, a link to a file outside the input, or not a plain file.
     """
     try:
         status = file.stat()
@@ -134,44 +140,45 @@ def status_within(root: Path, file: Path) -> os.stat_result | None:
 
 
 def is_segment_name(name: str) -> bool:
-    """Whether a file has the name of a segment of a journal."""
-    return _SEGMENT.fullmatch(name) is not None
+    """Return whether a name is that of a segment of a journal."""
+    return _SEGMENT_NAME.fullmatch(name) is not None
 
 
 def is_chunk_name(name: str) -> bool:
-    """Whether a file has the name of a chunk's, of an array or of a table."""
+    """Return whether a name is that of a chunk of an array or of a table."""
     return "/c/" in name or is_table_file_name(name)
 
 
 def is_table_file_name(name: str) -> bool:
-    """Whether a file has the name of a chunk of a table."""
-    return _PART.fullmatch(name) is not None
+    """Return whether a name is that of a chunk of a table, a Parquet file."""
+    return _PART_NAME.fullmatch(name) is not None
 
 
 def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
-    """Return dkfm's own attributes of a store, checked for kind and version.
+    """Return dkfm's own attributes of a store, after its kind and version were checked.
 
     Parameters
     ----------
     root : Path
+        Folder of the store.
     kind : str, optional
-        "gram", "model", "rows" or "scores"; any of them without it.
+        Expected kind: "gram", "model", "rows" or "scores"; any of them by default.
 
     Raises
     ------
     UnsupportedStoreError
-        Not a store of dkfm's, of another kind, or newer than this version.
+        dkfm did not write the store, or it is of another kind or format version.
     """
     if not root.is_dir():
         raise StoreError(f"{root} is not a store: {'a file' if root.exists() else 'nothing'} is there.")
-    described = root / TABLE if (root / TABLE).is_file() and not (root / "zarr.json").exists() else root / "zarr.json"
-    if _is_link(described):
+    file = root / TABLE if (root / TABLE).is_file() and not (root / "zarr.json").exists() else root / "zarr.json"
+    if _is_link(file):
         raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
-    return group_attributes(json_documents.read_json(described), root, kind)
+    return group_attributes(json_documents.read_json(file), root, kind)
 
 
 def group_attributes(metadata: Mapping[str, object], root: object, kind: str | None = None) -> dict[str, object]:
-    """Return dkfm's own attributes in a group's metadata, checked as `read_group` does; `root` is for messages."""
+    """Return dkfm's own attributes in the metadata of a group, checked as in `read_group`; `root` is for messages."""
     attributes = metadata.get("attributes")
     own = attributes.get("dkfm") if isinstance(attributes, Mapping) else None
     if (
@@ -196,14 +203,19 @@ def group_attributes(metadata: Mapping[str, object], root: object, kind: str | N
 
 
 def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
-    """Return what an array's metadata state, once every field of them is one that dkfm accepts.
+    """Return shape, chunk shape and dtype of an array, after all of its metadata were checked.
 
     Parameters
     ----------
     path : Path
-        The array's folder.
+        Folder of the array.
     source : bool
         Whether it is a user's input, for which compressed chunks and more dtypes are accepted.
+
+    Raises
+    ------
+    UnsupportedStoreError
+        A part of the metadata is not one that dkfm accepts.
     """
     if not source and (_is_link(path) or _is_link(path / "zarr.json")):
         raise UnsupportedStoreError(f"The array {path} is refused: it is a link.")
@@ -211,77 +223,78 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
 
 
 def read_source(path: Path) -> tuple[dict[str, object], ArrayInfo]:
-    """Return the metadata of an array of a user's input, and what they state, as `read_array` does."""
+    """Return the metadata of an array of a user's input, and the result of `read_array` for it."""
     status_within(path, path / "zarr.json")
     metadata = json_documents.read_json(path / "zarr.json")
     return metadata, array_info(metadata, path, source=True)
 
 
 def array_info(metadata: dict[str, object], path: object, *, source: bool = False) -> ArrayInfo:
-    """Return what an array's metadata state, checked as `read_array` does; `path` is for messages."""
-    shape, chunks = axis_lengths(metadata.get("shape")), axis_lengths(_inner(metadata, "chunk_grid", "chunk_shape"))
-    known, dtype = _SOURCE_TYPES if source else _TYPES, metadata.get("data_type")
-    refusal = None
+    """Return shape, chunk shape and dtype in metadata, checked as in `read_array`; `path` is for messages."""
+    shape, chunks = axis_lengths(metadata.get("shape")), axis_lengths(_setting(metadata, "chunk_grid", "chunk_shape"))
+    known, dtype = _SOURCE_ITEMSIZES if source else _ITEMSIZES, metadata.get("data_type")
+    fault = None
     if type(metadata.get("zarr_format")) is not int or (metadata["zarr_format"], metadata.get("node_type")) != (
         3,
         "array",
     ):
-        refusal = "it is not a Zarr version 3 array"
+        fault = "it is not a Zarr version 3 array"
     elif not isinstance(dtype, str) or dtype not in known:
-        refusal = f"its data type is {dtype!r:.100}"
+        fault = f"its data type is {dtype!r:.100}"
     elif shape is None or chunks is None or len(shape) != len(chunks) or 0 in chunks:
-        refusal = "its shape and chunks are not those of a regular grid"
+        fault = "its shape and chunks are not those of a regular grid"
     elif metadata.get("storage_transformers") not in (None, []):
-        refusal = "it has storage transformers"
-    elif not (zarr_codecs.is_supported(metadata.get("codecs"), chunks) if source else _named(metadata) == _OWN_CODECS):
-        refusal = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
+        fault = "it has storage transformers"
+    elif not (zarr_codecs.is_supported(metadata.get("codecs"), chunks) if source else _codecs(metadata) == _OWN_CODECS):
+        fault = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
     elif source:
-        refusal = _too_large(shape, chunks, known[dtype]) or _unknown_keys(metadata)
+        fault = _find_size_fault(shape, chunks, known[dtype]) or _find_key_fault(metadata)
     elif not _is_own_layout(metadata, shape, chunks):
-        refusal = "its fill value, chunks or chunk keys are not those that dkfm writes"
-    if refusal is not None:
-        raise UnsupportedStoreError(f"The array {path} is refused: {refusal}.")
+        fault = "its fill value, chunks or chunk keys are not those that dkfm writes"
+    if fault is not None:
+        raise UnsupportedStoreError(f"The array {path} is refused: {fault}.")
     assert shape is not None and chunks is not None  # noqa: S101, PT018  # checked above; this tells the type checker
-    return ArrayInfo(shape, chunks, str(dtype), _trailer(metadata))
+    return ArrayInfo(shape, chunks, str(dtype), _trailer_bytes(metadata))
 
 
-def _too_large(shape: tuple[int, ...], chunks: tuple[int, ...], item: int) -> str | None:
-    """Say which part of a user's input is more than anybody has, with both numbers."""
-    across = prod(count_tiles(length, chunk) for length, chunk in zip(shape[1:], chunks[1:], strict=True))
-    for what, size, most in (
-        ("it has", item * prod(shape), _MAX_BYTES),
-        ("one chunk of it has", item * prod(chunks), _MAX_CHUNK_BYTES),
+def _find_size_fault(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> str | None:
+    """Return which part of a user's input exceeds a limit, with both numbers; None if none does."""
+    row_chunks = prod(count_tiles(length, chunk) for length, chunk in zip(shape[1:], chunks[1:], strict=True))
+    for what, size, limit in (
+        ("it has", itemsize * prod(shape), _MAX_SOURCE_BYTES),
+        ("one chunk of it has", itemsize * prod(chunks), _MAX_CHUNK_BYTES),
         ("one row of it has", 8 * prod(shape[1:]), _MAX_CHUNK_BYTES),
     ):
-        if size > most:
-            return f"{what} {size} bytes, and at most {most} are read"
+        if size > limit:
+            return f"{what} {size} bytes, and at most {limit} are read"
     return (
         None
-        if across <= _MAX_ROW_CHUNKS
-        else f"one row of it lies in {across} chunks, and at most {_MAX_ROW_CHUNKS} are read"
+        if row_chunks <= _MAX_ROW_CHUNKS
+        else f"one row of it lies in {row_chunks} chunks, and at most {_MAX_ROW_CHUNKS} are read"
     )
 
 
-def _unknown_keys(metadata: Mapping[str, object]) -> str | None:
+def _find_key_fault(metadata: Mapping[str, object]) -> str | None:
     encoding = metadata.get("chunk_key_encoding")
     known = isinstance(encoding, Mapping) and encoding.get("name") in ("default", "v2")
     separator = zarr_codecs.codec_configuration([encoding], 0).get("separator", "/")
     return None if known and separator in ("/", ".") else "its chunk keys are not those of Zarr"
 
 
-def _trailer(metadata: Mapping[str, object]) -> int | None:
+def _trailer_bytes(metadata: Mapping[str, object]) -> int | None:
+    """Return the bytes of the checksum at the end of a chunk file; None if `raw_chunks` cannot read the chunks."""
     fill = metadata.get("fill_value")
     number = isinstance(fill, int | float) or fill in ("NaN", "Infinity", "-Infinity")
-    usual = set(metadata) <= _FIELDS and number and metadata.get("dimension_names") is None
-    by_folders = usual and _inner(metadata, "chunk_key_encoding", "separator") == "/"
-    plain = next((n for n in (1, 2) if by_folders and _named(metadata) == _OWN_CODECS[:n]), None)
-    return None if plain is None else CRC_BYTES * (plain - 1)
+    standard = set(metadata) <= _METADATA_KEYS and number and metadata.get("dimension_names") is None
+    nested = standard and _setting(metadata, "chunk_key_encoding", "separator") == "/"
+    codecs = next((n for n in (1, 2) if nested and _codecs(metadata) == _OWN_CODECS[:n]), None)
+    return None if codecs is None else CRC_BYTES * (codecs - 1)
 
 
 def _is_own_layout(metadata: Mapping[str, object], shape: tuple[int, ...], chunks: tuple[int, ...]) -> bool:
     return (
-        set(metadata) <= _FIELDS
-        and metadata.get("fill_value") == _FILLS[str(metadata["data_type"])]
+        set(metadata) <= _METADATA_KEYS
+        and metadata.get("fill_value") == _FILL_VALUES[str(metadata["data_type"])]
         and metadata.get("chunk_grid") == {"name": "regular", "configuration": {"chunk_shape": list(chunks)}}
         and metadata.get("chunk_key_encoding") == {"name": "default", "configuration": {"separator": "/"}}
         and metadata.get("attributes") in (None, {})
@@ -294,35 +307,36 @@ def _is_link(path: Path) -> bool:
     try:
         return path.is_symlink()
     except OSError:
-        return False  # nothing that can be opened either, which is told then
+        return False  # opening it fails too, with a message
 
 
-def _inner(metadata: Mapping[str, object], key: str, inner: str) -> object:
-    part = metadata.get(key)
-    expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[key]
-    named = isinstance(part, Mapping) and part.get("name") == expected
-    return zarr_codecs.codec_configuration([part], 0).get(inner) if named else None
+def _setting(metadata: Mapping[str, object], field: str, key: str) -> object:
+    """Return a setting of a regular chunk grid or of default chunk keys; None for other grids and keys."""
+    extension = metadata.get(field)
+    expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[field]
+    known = isinstance(extension, Mapping) and extension.get("name") == expected
+    return zarr_codecs.codec_configuration([extension], 0).get(key) if known else None
 
 
-def _named(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
-    chain = metadata.get("codecs")
+def _codecs(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
+    codecs = metadata.get("codecs")
     return [
-        (name, zarr_codecs.codec_configuration(chain, at))
-        for at, name in enumerate(zarr_codecs.codec_names(chain) or [])
+        (name, zarr_codecs.codec_configuration(codecs, position))
+        for position, name in enumerate(zarr_codecs.codec_names(codecs) or [])
     ]
 
 
 def require_name(root: Path, name: object) -> str:
-    """Return the name of an array within a store, or raise where it may lead elsewhere."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    """Return the name of an array in a store; raise if it could lead out of the store."""
+    if not isinstance(name, str) or not _ARRAY_NAME.fullmatch(name):
         raise UnsupportedStoreError(f"{root} names an array {name!r:.100}.")
     return name
 
 
 def require_chunks(path: Path, info: ArrayInfo) -> None:
-    """Raise unless every chunk file of one of dkfm's own arrays is there with its exact size."""
+    """Raise a DamagedStoreError unless every chunk of an array of dkfm exists and has its exact size."""
     present = sum(1 for name in list_files(path) if name != "zarr.json")
-    if present != prod(info.grid):  # told first: a stranger's shape may have more chunks than there are numbers
+    if present != prod(info.grid):  # first: an untrusted shape may have too many chunks to loop over
         raise DamagedStoreError(f"{path} has {present} chunks and must have {prod(info.grid)}.")
     for name in info.chunk_names():
         try:
@@ -336,7 +350,7 @@ def require_chunks(path: Path, info: ArrayInfo) -> None:
 
 
 def read_marker(root: Path) -> dict[str, object]:
-    """Return the content of the completion marker."""
+    """Return the content of the completion marker; raise an IncompleteStoreError if there is none."""
     if _is_link(root / MARKER) or not (root / MARKER).is_file():
         raise IncompleteStoreError(f"{root} has no {MARKER} marker: whatever wrote it did not finish.")
-    return json_documents.read_json(root / MARKER, _MAX_MARKER)
+    return json_documents.read_json(root / MARKER, _MAX_MARKER_BYTES)

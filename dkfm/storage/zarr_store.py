@@ -1,6 +1,6 @@
-"""Stores on disk: made beside their place and moved there whole, completed by a marker that is written last.
+"""Create stores atomically: each is written to a hidden folder beside its path and renamed; the marker is written last.
 
-Every array is chunked Zarr version 3 with a checksum in each chunk and a fill value that cannot pass for data.
+Every array is chunked Zarr version 3 with a checksum in each chunk and a fill value that no valid value equals.
 """
 
 import errno
@@ -35,98 +35,98 @@ ZarrArray: TypeAlias = "zarr.Array[ArrayV3Metadata]"
 def new_store(
     path: Path, kind: str, attributes: Json, arrays: Iterable[str], *, overwrite: bool = False
 ) -> Iterator[zarr.Group]:
-    """Make a store beside its place and move it there whole and durable.
+    """Create a store beside its path, sync it to disk, and rename it to the path when the context ends.
 
-    A failure leaves what was there before. A kill does too, or leaves the new store, or, in the one moment between two
-    renames, both of them whole beside the path under hidden names. What a kill left unfinished beside the path goes
-    when the next store is made there.
+    After a failure, the earlier content is still at the path. After a kill, the path has the earlier content or the new
+    store; or, after a kill between the two renames, both are complete beside the path under hidden names. Unfinished
+    files that a kill leaves beside the path are removed when the next store is created there.
 
     Parameters
     ----------
     path : Path
-        Where it goes; nothing may be there, unless it may be overwritten and all of it is dkfm's.
+        Path of the store; nothing may exist there, except with `overwrite` a store with only dkfm's files.
     kind : str
-        A kind of `dkfm.storage.zarr_schema`.
+        Kind of the store: a key of `dkfm.storage.zarr_schema.VERSIONS`.
     attributes : mapping
-        Plain JSON values.
+        Attributes of the store, as plain JSON values.
     arrays : iterable of str
-        Names of all arrays that the store will ever hold: what else lies there is not dkfm's.
+        Names of all arrays that the store will ever contain: other files in it are not dkfm's.
+    overwrite : bool
+        Whether to replace a store of the same kind.
 
     Raises
     ------
     StoreExistsError
-        Something is there; it is left untouched.
+        Something exists at the path; it is left untouched.
     StoreError
-        The file system will not.
+        The file system refuses to write.
     """
     own = {**attributes, "kind": kind, "version": zarr_schema.VERSIONS[kind], "arrays": sorted(arrays)}
-    json.dumps(own)  # what cannot be written is told before anything is touched
-    with new_store_folder(path, kind, overwrite=overwrite) as beside:
-        yield zarr.create_group(beside, zarr_format=3, attributes={"dkfm": own})
+    json.dumps(own)  # raises before anything is changed if it cannot be written
+    with new_store_folder(path, kind, overwrite=overwrite) as partial:
+        yield zarr.create_group(partial, zarr_format=3, attributes={"dkfm": own})
 
 
 @contextmanager
 def new_store_folder(path: Path, kind: str, *, overwrite: bool = False) -> Iterator[Path]:
-    """Make the folder of a store, as `new_store` does; yield where its files go meanwhile."""
+    """Create the folder of a store as `new_store` does; yield the path below which to write its files."""
     with translate_write_errors(path):
         _require_outside_stores(path)
         _require_replaceable(path, kind, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.temporary_folder("partial", path.parent, hidden=True) as folder:
-            beside = folder / local.hidden_sibling(path, "partial").name
-            yield beside
-            local.sync_tree(beside)
+            partial = folder / local.hidden_sibling(path, "partial").name
+            yield partial
+            local.sync_tree(partial)
             if overwrite and is_taken(path):
-                temporary.keep_after_exit(
-                    folder
-                )  # between two renames the new store is the only one that can be opened
-                _exchange(beside, path, kind)
+                temporary.keep_after_exit(folder)  # between the two renames, no other store can be opened
+                _replace_store(partial, path, kind)
             else:
-                _move(beside, path)
+                _rename_new_store(partial, path)
             sync_folder(path.parent)
 
 
-def _exchange(beside: Path, path: Path, kind: str) -> None:
-    own = _require_replaceable(path, kind, overwrite=True)
+def _replace_store(partial: Path, path: Path, kind: str) -> None:
+    attrs = _require_replaceable(path, kind, overwrite=True)
     aside = local.hidden_sibling(path, "old")
     try:
         path.rename(aside)
-        beside.rename(path)
+        partial.rename(path)
     except BaseException as error:  # Ctrl-C too
-        if aside.exists() and (beside.exists() or not path.exists()):
-            _bring_back(aside, path, error)
+        if aside.exists() and (partial.exists() or not path.exists()):
+            _restore(aside, path, error)
         raise
     finally:
-        if path.exists() and not beside.exists():
-            _remove(aside, own)
+        if path.exists() and not partial.exists():
+            _remove(aside, attrs)
 
 
-def _bring_back(aside: Path, path: Path, why: BaseException) -> None:
+def _restore(aside: Path, path: Path, cause: BaseException) -> None:
     try:
         aside.rename(path)
     except OSError:
-        told = getattr(why, "strerror", None) or reason(why)
-        raise StoreError(f"{path} could not be replaced ({told}); what was there is {aside}.") from why
+        message = getattr(cause, "strerror", None) or reason(cause)
+        raise StoreError(f"{path} could not be replaced ({message}); the earlier store is {aside}.") from cause
 
 
-def _move(beside: Path, path: Path) -> None:
+def _rename_new_store(partial: Path, path: Path) -> None:
     try:
-        beside.rename(path)
+        partial.rename(path)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise StoreExistsError(f"{path} came to hold something meanwhile; it was left untouched.") from None
+            raise StoreExistsError(f"Something was written to {path} meanwhile; it was left untouched.") from None
         raise
 
 
 def is_taken(path: Path) -> bool:
-    """Whether there is anything at a path; an empty folder is nothing."""
+    """Return whether anything except an empty folder exists at a path."""
     if path.is_dir() and not path.is_symlink():
         return any(path.iterdir())
     return path.exists() or path.is_symlink()
 
 
 def require_free(path: Path) -> None:
-    """Raise a StoreExistsError where there is something already: known before hours of work, not after."""
+    """Raise a StoreExistsError if something exists at a path: this is checked before hours of work, not after."""
     if is_taken(path):
         raise StoreExistsError(f"{path} holds something already; it was left untouched.")
 
@@ -134,62 +134,62 @@ def require_free(path: Path) -> None:
 def _require_outside_stores(path: Path) -> None:
     for parent in path.resolve().parents:
         try:
-            own = zarr_schema.read_group(parent)
+            attrs = zarr_schema.read_group(parent)
         except StoreError:
             continue
-        ownership.refuse_inside_store(path, parent, own)
+        ownership.refuse_inside_store(path, parent, attrs)
 
 
 def require_own_store(path: Path) -> dict[str, object]:
-    """Return the attributes of the store at a path; raise a StoreExistsError where dkfm did not write one."""
+    """Return the attributes of the store at a path; raise a StoreExistsError if dkfm did not write one there."""
     try:
-        own = zarr_schema.read_group(path)
+        attrs = zarr_schema.read_group(path)
     except StoreError:
-        own = {}
-    if not own or path.is_symlink():
+        attrs = {}
+    if not attrs or path.is_symlink():
         raise StoreExistsError(f"{path} holds something that dkfm did not write there; it was left untouched.")
-    return own
+    return attrs
 
 
 def _require_replaceable(path: Path, kind: str, overwrite: bool) -> dict[str, object]:
-    """Return the attributes of the store that is to be replaced, none where nothing is there."""
+    """Return the attributes of the store to replace; none if nothing exists. Raise if it may not be replaced."""
     if not is_taken(path):
         return {}
-    own = require_own_store(path)
+    attrs = require_own_store(path)
     marker = path / zarr_schema.MARKER
-    ownership.require_own_kind(path, own, kind, overwrite=overwrite, is_complete=marker.exists)
-    ownership.require_only_own(path, ownership.foreign_entry(path, own))
-    return own
+    ownership.require_own_kind(path, attrs, kind, overwrite=overwrite, is_complete=marker.exists)
+    ownership.require_only_own(path, ownership.foreign_entry(path, attrs))
+    return attrs
 
 
 def remove_own_store(path: Path, kind: str) -> None:
-    """Remove a store of a kind, in one step for its readers; refuse where anything in it is not dkfm's."""
+    """Remove a store of a kind, atomically for its readers; raise if it contains files that are not dkfm's."""
     with translate_write_errors(path):
-        own = _require_replaceable(path, kind, overwrite=True)
+        attrs = _require_replaceable(path, kind, overwrite=True)
         aside = local.hidden_sibling(path, "old")
         try:
             path.rename(aside)
         finally:
-            _remove(aside, own)
+            _remove(aside, attrs)
 
 
-def _remove(aside: Path, own: Json) -> None:
-    """Remove a store that was moved aside, if it was, by Ctrl-C too: nothing else would look for it there."""
+def _remove(aside: Path, attrs: Json) -> None:
+    """Remove a store that was renamed, even after Ctrl-C: no later run would find it under its hidden name."""
     try:
-        _remove_aside(aside, own)
+        _remove_once(aside, attrs)
     except BaseException:
-        _remove_aside(aside, own)
+        _remove_once(aside, attrs)
         raise
 
 
-def _remove_aside(aside: Path, own: Json) -> None:
-    """Remove a store that was moved aside; what somebody else has put into it meanwhile stays."""
+def _remove_once(aside: Path, attrs: Json) -> None:
+    """Remove a store that was renamed, if it exists; files that others have written to it meanwhile are kept."""
     if not aside.exists():
         return
-    if ownership.foreign_entry(aside, own) is None:
+    if ownership.foreign_entry(aside, attrs) is None:
         with suppress(OSError, StoreError), temporary.temporary_folder("old", aside.parent, hidden=True) as folder:
-            aside.rename(folder / "store")  # a kill meanwhile leaves nothing for ever
-    elif not ownership.remove_own_files(aside, own):
+            aside.rename(folder / "store")  # a folder that a kill leaves is swept later
+    elif not ownership.remove_own_files(aside, attrs):
         message = f"{aside} is what is left of a store that was replaced: it came to hold something that is not dkfm's."
         warnings.warn(message, DkfmWarning, stacklevel=5)
 
@@ -197,7 +197,7 @@ def _remove_aside(aside: Path, own: Json) -> None:
 def add_array(
     group: zarr.Group, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
 ) -> ZarrArray:
-    """Add an array in dkfm's one layout: crc32c, no compression, every chunk written, missing ones NaN, or -1."""
+    """Add an array in dkfm's layout: crc32c, no compression, every chunk written, and the fill value NaN or -1."""
     array: ZarrArray = group.create_array(
         name,
         shape=shape,
@@ -213,48 +213,49 @@ def add_array(
 
 
 def array_metadata(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> bytes:
-    """Return the ``zarr.json`` of an array of `add_array`."""
+    """Return the content of ``zarr.json`` for an array of `add_array`."""
     memory: dict[str, Buffer] = {}
     add_array(zarr.create_group(MemoryStore(memory), zarr_format=3), "array", shape, chunks, dtype)
     return memory["array/zarr.json"].to_bytes()
 
 
 def fill_value(dtype: str) -> float:
-    """Return what missing chunks of an array of `add_array` read as: NaN, of integers -1."""
+    """Return the fill value of an array of `add_array`: NaN, or -1 for integers."""
     return -1 if dtype == "int64" else np.nan
 
 
 def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
-    """Open one array of a store whose metadata have been accepted; writing keeps chunks of zeros."""
+    """Open an array of a store after its metadata were checked; chunks of fill values are written too."""
     zarr_schema.read_array(path / name)
     array: ZarrArray = zarr.open_array(path / name, mode="r" if mode == "r" else "r+", zarr_format=3)
-    # What Array.with_config does, which only later versions of Zarr have.
+    # The same as Array.with_config, which only later versions of Zarr have.
     metadata = cast("ArrayV3Metadata", array.metadata)
     return zarr.Array(zarr.AsyncArray(metadata, array.store_path, {"write_empty_chunks": True, "order": "C"}))
 
 
 def write_marker(path: Path, content: Json) -> None:
-    """Write the completion marker: durable before it has its name."""
+    """Write the completion marker durably and atomically."""
     with new_file(path / zarr_schema.MARKER, path) as new:
         new.file.write(json.dumps(content).encode())
         new.commit()
 
 
 def view_bytes(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a C-contiguous array, not copied."""
+    """Return the bytes of a C-contiguous array as a view."""
     return values.reshape(-1).view(np.uint8)
 
 
-def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.generic]) -> int:
+def write_chunk(array: Path, index: tuple[int, ...], values: npt.NDArray[np.generic]) -> int:
     """Write one chunk of an array of `add_array`, durably.
 
     Parameters
     ----------
     array : Path
-    place : tuple of int
-        Of the chunk in the grid.
+        Folder of the array.
+    index : tuple of int
+        Position of the chunk in the grid.
     values : ndarray
-        Of the array's dtype; a chunk at an end of the array is filled up with what missing ones are.
+        Values in the array's dtype; a chunk at the end of the array is padded with the fill value.
 
     Returns
     -------
@@ -262,13 +263,13 @@ def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.gene
         The crc32c of the chunk's values.
     """
     info = zarr_schema.read_array(array)
-    require_chunk_shape(array, info, place, values.shape)
+    require_chunk_shape(array, info, index, values.shape)
     data = np.ascontiguousarray(values, np.dtype(info.dtype).newbyteorder("<"))
     if data.shape != info.chunks:
         data = missing_values(info, info.chunks)
         data[tuple(map(slice, values.shape))] = values
     checksum = int(google_crc32c.value(view_bytes(data)))
-    with new_file(array.joinpath("c", *map(str, place)), array) as new:
+    with new_file(array.joinpath("c", *map(str, index)), array) as new:
         new.file.write(view_bytes(data).data)
         new.file.write(checksum.to_bytes(zarr_codecs.CRC_BYTES, "little"))
         new.commit()
@@ -276,22 +277,22 @@ def write_chunk(array: Path, place: tuple[int, ...], values: npt.NDArray[np.gene
 
 
 def require_chunk_shape(
-    array: Path, info: zarr_schema.ArrayInfo, place: tuple[int, ...], shape: tuple[int, ...]
+    array: Path, info: zarr_schema.ArrayInfo, index: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """Raise unless the values of a chunk at a place of the grid have that shape."""
-    rest = [n - at * chunk for n, at, chunk in zip(info.shape, place, info.chunks, strict=True)]
+    """Raise an AssertionError unless values of this shape are the chunk at a position of the grid."""
+    rest = [n - i * chunk for n, i, chunk in zip(info.shape, index, info.chunks, strict=True)]
     if shape != tuple(map(min, info.chunks, rest)):
-        raise AssertionError(f"Values of shape {shape} are not chunk {place} of {array}.")
+        raise AssertionError(f"Values of shape {shape} are not chunk {index} of {array}.")
 
 
 def missing_values(info: zarr_schema.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
-    """Return values that stand for missing ones of an array."""
+    """Return an array of fill values, with the dtype of a stored array."""
     return np.full(shape, fill_value(info.dtype), np.dtype(info.dtype).newbyteorder("<"))
 
 
-def sync_chunk(array: Path, place: tuple[int, ...]) -> None:
-    """Make a chunk durable that was written by whoever, and the names that lead to it."""
-    file = Path("c", *map(str, place))
+def sync_chunk(array: Path, index: tuple[int, ...]) -> None:
+    """Sync a chunk that any process has written, and the names of its folders, to disk."""
+    file = Path("c", *map(str, index))
     local.sync_file(array / file)
     for folder in file.parents:
         sync_folder(array / folder)

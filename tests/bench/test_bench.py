@@ -93,7 +93,7 @@ def measured(cluster, scratch):
 @pytest.fixture
 def site(cluster, tmp_path):
     """The place of a benchmark, whose client is not the current one."""
-    with bench._site(cluster.scheduler_address, tmp_path, TINY) as found:
+    with bench._open_site(cluster.scheduler_address, tmp_path, TINY) as found:
         yield found
 
 
@@ -152,7 +152,7 @@ def test_features_of_low_rank_are_fewer_and_errors_are_those_of_the_same_pairs(m
     assert low["features"] < 300
     assert max(full["error"], low["error"]) < 1e-12 < single["error"] < 1e-5
     kernel = workloads.Gaussian(math.sqrt(2.5))
-    X = workloads._normal(300, 5)
+    X = workloads._normal_rows(300, 5)
     features = sklearn_peers.sklearn_nystroem(1 / 5, 300).fit(X).transform(X)
     expected = np.abs(features @ features.T - kernel(X, X)).max()
     assert full["Nystroem's"] == pytest.approx(expected, rel=0.1)
@@ -181,7 +181,7 @@ def test_scores_of_the_other_sign_agree_and_nan_does_not():
 
 def test_a_job_that_leaves_nan_is_not_timed(site):
     def write(value, source, destination):
-        competitors._create(destination, (4, 2), 4)[...] = value
+        competitors._create_array(destination, (4, 2), 4)[...] = value
 
     jobs = [lambda *paths, value=value: write(value, *paths) for value in (1.0, math.nan)]
     rows = np.ones((4, 2))
@@ -192,12 +192,12 @@ def test_a_job_that_leaves_nan_is_not_timed(site):
 
 def test_the_best_chunk_size_is_the_one_compared_with():
     times = Times({"ours": [1.0, 1.0, 1.0], "50": [3.0, 3.0, 9.0], "100": [2.0, 8.0, 2.0], "400": [4.0, 1.0, 4.0]})
-    row = workloads._beside(times, "ours", {"50": None, "100": None, "400": None})
+    row = workloads._compare(times, "ours", {"50": None, "100": None, "400": None})
     assert (row["chunk_rows"], row["scikit-learn"], row["times_less"]) == ("100", 2.0, Ratio(2.0, 2.0, 8.0, 3))
 
 
 def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and_every_time(site):
-    X = workloads._normal(60, 5)
+    X = workloads._normal_rows(60, 5)
     fitted = sklearn_peers.sklearn_components(1 / 5, 3, "dense").fit(X)
     source = site.rows(430, 5)
     expected = fitted.transform(zarr.open_array(source)[:])
@@ -213,7 +213,7 @@ def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and
 
 
 def test_a_chunk_size_that_a_worker_cannot_hold_is_not_tried(site, monkeypatch):
-    fitted = sklearn_peers.sklearn_components(1 / 5, 3, "dense").fit(workloads._normal(60, 5))
+    fitted = sklearn_peers.sklearn_components(1 / 5, 3, "dense").fit(workloads._normal_rows(60, 5))
     monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
     assert list(site.jobs(fitted, 60, 3)) == ["50", "100"]
     monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 0)
@@ -239,7 +239,7 @@ def test_rivals_run_in_turn_each_round_begun_by_another_and_each_where_nothing_i
 
 def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monkeypatch):
     counted = []
-    original = arithmetic_limits._Thread.run
+    original = arithmetic_limits._ThreadWork.run
 
     def run(self, count):
         original(self, count)
@@ -249,7 +249,7 @@ def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monk
         np.testing.assert_allclose(self.out[:1], np.exp(products[:1]) @ self.weights, rtol=1e-4)
         assert {a.dtype.name for a in (self.rows, self.landmarks, self.weights, self.values, self.out)} == {"float32"}
 
-    monkeypatch.setattr(arithmetic_limits._Thread, "run", run)
+    monkeypatch.setattr(arithmetic_limits._ThreadWork, "run", run)
     arithmetic_limits.bare_arithmetic(1001, 5, 60, 3, "float32", 256, 2)(Path())
     assert sorted(counted) == [500, 501]
 
@@ -270,13 +270,13 @@ def test_each_growth_is_measured_on_a_cluster_of_its_own(cluster, monkeypatch, t
         yield cluster
 
     monkeypatch.setattr(bench, "local_cluster", local_cluster)
-    assert len(bench._growth(None, tmp_path, TINY).rows) == 2
+    assert len(bench._measure_growth(None, tmp_path, TINY).rows) == 2
     assert len(started) == 2 * TINY.rounds
 
 
 @pytest.mark.slow
 def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
-    with bench._site(None, tmp_path, TINY) as site:
+    with bench._open_site(None, tmp_path, TINY) as site:
         assert site.client.scheduler.address.startswith("tcp://127.0.0.1:")
         assert bench.find_client(None) is None
         score, share = workloads.bench_scoring(site, 60, 3, 5, 400).scores

@@ -73,7 +73,7 @@ def test_of_many_rows_some_are_taken_and_the_words_say_so(rows, monkeypatch, tmp
     t = np.array([f"digit {label}" for label in t])
     monkeypatch.setattr(labelled_rows, "TEST_ROWS", 40)
     monkeypatch.setattr(labelled_rows, "SAMPLE", 30)
-    monkeypatch.setattr(labelled_rows, "_PIECE", 33)
+    monkeypatch.setattr(labelled_rows, "_READ_ROWS", 33)
     np.save(tmp_path / "test.npy", Z)
     kept = [
         dkfm.compare_kernels([K1], X, y, test=test, test_labels=t, embedding=True)

@@ -118,7 +118,7 @@ def test_the_kernels_of_the_table_are_those_that_have_a_name():
 
 
 def is_named(kernel):
-    return isinstance(kernel, type) and kernel in serialization._PLAIN.values()
+    return isinstance(kernel, type) and kernel in serialization._NUMERIC.values()
 
 
 def test_the_table_of_limits_is_what_the_budget_predicts():

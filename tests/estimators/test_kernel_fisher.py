@@ -226,7 +226,7 @@ def test_bools_and_objects_that_are_words_are_classes_too(data, tmp_path):
 )
 def test_a_strangers_classes_are_refused(change, data, tmp_path):
     fda = KernelFisher(kernel="rbf").fit(*data)
-    record = fda._record()
+    record = fda._to_record()
     fitted = {**record.fitted, **change}
     with pytest.raises(UnsupportedStoreError):
         KernelFisher._from_record(

@@ -338,10 +338,10 @@ def test_the_linear_kernel_gives_the_worked_example_of_pca_digit_for_digit():
     scores = pca.transform(EXAMPLE)
     signs = np.sign((scores * SCORES).sum(axis=0))
     np.testing.assert_allclose(scores * signs, SCORES, rtol=0, atol=0.5001e-4)
-    axes = EXAMPLE.T @ pca._weights * signs
+    axes = EXAMPLE.T @ pca._head_weights * signs
     np.testing.assert_allclose(axes, LOADINGS, rtol=0, atol=0.5001e-4)
     three = KernelPCA(3).fit(EXAMPLE)
-    rebuilt = EXAMPLE.mean(axis=0) + three.transform(EXAMPLE) @ (EXAMPLE.T @ three._weights).T
+    rebuilt = EXAMPLE.mean(axis=0) + three.transform(EXAMPLE) @ (EXAMPLE.T @ three._head_weights).T
     np.testing.assert_array_equal(np.round(rebuilt, 1), REBUILT)
     assert round(float(np.sqrt(three.reconstruction_error(EXAMPLE).sum())), 4) == 1.2074
     np.testing.assert_allclose(PCA().fit(EXAMPLE).explained_variance_[:4] * 4, pca.eigenvalues_, rtol=1e-12)

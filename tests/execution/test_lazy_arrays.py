@@ -81,7 +81,7 @@ def test_a_large_model_is_opened_by_path_and_its_tasks_are_small(large, rng):
 def test_a_large_model_lives_as_long_as_its_last_lazy_result(large, rng, tmp_path):
     found = large.transform(da.from_array(rng.normal(size=(20, 3)), chunks=(5, 3)))
     (folder,) = (tmp_path / "w").glob("dkfm-model-*")
-    assert pickle.loads(pickle.dumps(large))._serving.carried is None
+    assert pickle.loads(pickle.dumps(large))._model_cache.graph_model is None
     large.__dict__.clear()
     gc.collect()
     assert found.compute(scheduler="synchronous").shape == (20, 1000)

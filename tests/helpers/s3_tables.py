@@ -13,8 +13,8 @@ def fresh():
     """Make this process one that has read nothing yet."""
     npz.clear_unpacked()
     chunk_cache.clear_chunks()
-    parquet._tables.remove()
-    parquet_footers._kept_metadata.cache_clear()
+    parquet._cached_footers.remove()
+    parquet_footers._cached_metadata.cache_clear()
 
 
 def table(rows, names="abc"):

@@ -222,7 +222,7 @@ def test_a_large_model_with_a_function_is_spilled_and_read_back_in_a_worker(modu
 
     X = rng.uniform(size=(900, 3))
     fitted = dkfm.ExactFeatureMap(kernels.Function(module.least), basis="spectral").fit(X)
-    carried = fitted._carried()
+    carried = fitted._graph_model()
     assert type(carried).__name__ == "StoredModel"
     assert len(pickle.dumps(carried)) < 1000
     lazy = fitted.transform(da.from_array(X, chunks=(300, 3)))

@@ -105,14 +105,14 @@ def test_a_row_that_was_rejected_once_is_not_looked_at_again(rng, monkeypatch):
     k, X = kernels.Gaussian(20.0), rng.normal(size=(150, 3))
     evaluate, chosen = k.make_evaluator(X), []
     other = int(np.setdiff1d(np.arange(150), both(k, X)[1].numbers)[0])
-    plain = pivoted_cholesky._left
+    plain = pivoted_cholesky._compute_residuals
 
     def disagreeing(*arguments):
         left = plain(*arguments)
         left[other] = 1e-13
         return left
 
-    monkeypatch.setattr(pivoted_cholesky, "_left", disagreeing)
+    monkeypatch.setattr(pivoted_cholesky, "_compute_residuals", disagreeing)
 
     def choose(left):
         chosen.append(int(left.argmax()))

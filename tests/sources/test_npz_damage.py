@@ -76,7 +76,7 @@ def test_headers_that_lie_are_refused_before_anything_is_unpacked(lie, matrix, t
     path = archive(tmp_path / "x.npz", members(matrix))
     np.testing.assert_array_equal(open_source(path).read(slice(0, 200)).toarray(), matrix.toarray())
     npz.clear_unpacked()
-    monkeypatch.setattr(npz, "_mapped", lambda *_: unpacked.append(1))
+    monkeypatch.setattr(npz, "_map_on_disk", lambda *_: unpacked.append(1))
     refusal(archive(path, members(matrix, **LIES[lie])))
     assert not unpacked
 
@@ -93,7 +93,7 @@ def test_a_member_whose_header_claims_terabytes_is_refused_before_anything_is_un
             opened.writestr(name, content)
         for name, part in [("data", matrix.data), ("indices", matrix.indices)] if directory else []:
             opened.getinfo(f"{name}.npy").file_size += (10**13 - 600) * part.itemsize
-    monkeypatch.setattr(npz, "_mapped", lambda *_: pytest.fail("unpacked"))
+    monkeypatch.setattr(npz, "_map_on_disk", lambda *_: pytest.fail("unpacked"))
     tracemalloc.start()
     try:
         with pytest.raises(InvalidInputError, match=message) as caught:
@@ -134,14 +134,14 @@ def test_a_member_that_gives_more_than_it_declares_is_refused_and_not_unpacked_f
     bomb = npy(matrix.data) + bytes(50_000_000 if method == zipfile.ZIP_DEFLATED else 5000)
     path = archive(tmp_path / "x.npz", members(matrix, data=bomb), method)
     assert "is damaged" in refusal(path)  # the directory is honest, and the header is not
-    honest, written, pieces = npy(matrix.data), [], npz._pieces
+    honest, written, pieces = npy(matrix.data), [], npz._read_buffers
 
     def counted(*arguments):
         for piece in pieces(*arguments):
             written.append(len(piece))
             yield piece
 
-    monkeypatch.setattr(npz, "_pieces", counted)
+    monkeypatch.setattr(npz, "_read_buffers", counted)
     for sum_of, message in [(honest, "data.npy"), (bomb[: len(honest) + 1], "more or fewer bytes than it declares")]:
         patched(path, "data.npy", size=len(honest), crc=zipfile.crc32(sum_of))
         source = open_source(path)
@@ -192,8 +192,8 @@ def test_names_of_members_are_never_paths(matrix, tmp_path, monkeypatch):
 def test_a_process_unpacks_a_file_once_whatever_threads_read_it_until_it_forgets(matrix, tmp_path, monkeypatch):
     from concurrent.futures import ThreadPoolExecutor
 
-    unpacked, mapped = [], npz._mapped
-    monkeypatch.setattr(npz, "_mapped", lambda *arguments: unpacked.append(1) or mapped(*arguments))
+    unpacked, mapped = [], npz._map_on_disk
+    monkeypatch.setattr(npz, "_map_on_disk", lambda *arguments: unpacked.append(1) or mapped(*arguments))
     path = save(tmp_path / "x.npz", matrix)
     source = pickle.loads(pickle.dumps(open_source(path)))
     with ThreadPoolExecutor(8) as pool:
@@ -255,7 +255,7 @@ def test_memory_is_that_of_the_rows_asked_for_and_a_task_is_small(tmp_path, rng)
     finally:
         tracemalloc.stop()
     assert read.nnz > 9900
-    assert peak < 3 * 8 * source.row_values * 1000 + 3 * npz._PIECE < wide.data.nbytes / 3
+    assert peak < 3 * 8 * source.row_values * 1000 + 3 * npz._BUFFER_BYTES < wide.data.nbytes / 3
 
 
 def test_a_matrix_without_a_value_is_read(tmp_path):

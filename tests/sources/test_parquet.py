@@ -24,7 +24,7 @@ from helpers.parquet_files import refusal, table, write
 
 def in_another_process(source):
     """A source as a task of a fresh process has it."""
-    parquet._tables.remove()
+    parquet._cached_footers.remove()
     return pickle.loads(pickle.dumps(source))
 
 

@@ -338,7 +338,7 @@ def test_an_exchange_that_cannot_be_undone_says_where_the_old_store_lies(saved, 
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(StoreError, match="could not be replaced") as caught:
         model.save(saved, overwrite=True)
-    aside = str(caught.value).split("what was there is ")[1].rstrip(".")
+    aside = str(caught.value).split("the earlier store is ")[1].rstrip(".")
     np.testing.assert_array_equal(dkfm.load(aside).transform(rows), before)
 
 

@@ -1,1 +1,1 @@
-"""How each estimator is fitted. No class of scikit-learn's is known here but those that prepare data."""
+"""Functions that fit the estimators. Of scikit-learn's classes they use only `StandardScaler` and `KMeans`."""

@@ -1,4 +1,4 @@
-"""Labels of classes: from what a user gives to codes, and into a store without pickle."""
+"""Check class labels, and convert classes to JSON values and back, without pickle."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -16,64 +16,66 @@ if TYPE_CHECKING:
 
 Labels = npt.NDArray[np.generic]
 
-_KINDS = {"b": bool, "i": int, "u": int, "f": float, "U": str, "O": str}
-"""Of NumPy's kinds of labels, what one is in JSON."""
+_JSON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "U": str, "O": str}
+"""Python type of a label in JSON, by the kind of its NumPy dtype."""
 
 
 def check_labels(y: object, n: int, name: str) -> Labels:
-    """Return the labels (n,) of n training rows, or raise.
+    """Check the class labels of n training rows, and return them as an array (n,).
 
     Parameters
     ----------
     y : array-like, or dask array or series, of shape (n,)
+        Class label of each row; a dask collection is computed.
     n : int
+        Number of training rows.
     name : str
-        Of the estimator.
+        Name of the estimator, for error messages.
     """
     if y is None:
         raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a label a row.")
     try:
-        found = column_or_1d(cast("da.Array", y).compute() if is_dask_collection(y) else y, warn=True)
-        assert_all_finite(found, input_name="y")
+        labels = column_or_1d(cast("da.Array", y).compute() if is_dask_collection(y) else y, warn=True)
+        assert_all_finite(labels, input_name="y")
     except TypeError as error:
         raise InvalidTypeError(f"y must be a label a row: {reason(error)}.") from None
     except ValueError as error:
         raise InvalidInputError(f"y must be a label a row: {reason(error)}.") from None
-    require_storable(cast("Labels", found))
+    require_storable(cast("Labels", labels))
     try:
-        check_classification_targets(found)
+        check_classification_targets(labels)
     except ValueError as error:
         raise InvalidInputError(f"y must be a label a row: {reason(error)}.") from None
-    if len(found) != n:
-        raise InvalidInputError(f"y has {len(found)} labels and X has {n} rows; each row has one.")
-    return cast("Labels", found)
+    if len(labels) != n:
+        raise InvalidInputError(f"y has {len(labels)} labels and X has {n} rows; each row has one.")
+    return cast("Labels", labels)
 
 
-def require_storable(found: Labels) -> Labels:
-    """Return labels, or raise where a store has no place for them."""
-    kind = found.dtype.kind
-    wide = kind == "f" and found.dtype.itemsize > np.dtype(np.float64).itemsize
-    if kind not in _KINDS or wide or (kind == "O" and not all(isinstance(value, str) for value in found)):
-        raise InvalidTypeError(f"Unknown label type: {found.dtype}; labels are whole numbers, bools or words.")
-    return found
+def require_storable(labels: Labels) -> Labels:
+    """Return the labels; raise an InvalidTypeError if a store cannot hold labels of their dtype."""
+    kind = labels.dtype.kind
+    too_wide = kind == "f" and labels.dtype.itemsize > np.dtype(np.float64).itemsize
+    if kind not in _JSON_TYPES or too_wide or (kind == "O" and not all(isinstance(value, str) for value in labels)):
+        raise InvalidTypeError(f"Unknown label type: {labels.dtype}; labels are whole numbers, bools or words.")
+    return labels
 
 
 def classes_to_json(classes: Labels) -> dict[str, object]:
-    """Return what a store keeps of the classes, as plain JSON values."""
-    words = classes.dtype.kind in "UO"
-    return {"classes": classes.tolist(), "classes_dtype": classes.dtype.kind if words else classes.dtype.name}
+    """Return the classes and their dtype as JSON values."""
+    is_text = classes.dtype.kind in "UO"
+    return {"classes": classes.tolist(), "classes_dtype": classes.dtype.kind if is_text else classes.dtype.name}
 
 
 def classes_from_json(record: Record) -> Labels:
-    """Return the classes (C,) of a record in the dtype that it states, or raise."""
+    """Return the classes (C,) of a record, in the dtype that the record states."""
     values = record.classes
     try:
-        kind = np.dtype(str(record.fitted.get("classes_dtype")))
-        if not values or _KINDS[kind.kind] is not type(values[0]):
+        dtype = np.dtype(str(record.fitted.get("classes_dtype")))
+        if not values or _JSON_TYPES[dtype.kind] is not type(values[0]):
             raise UnsupportedStoreError("The classes of this model are not of the type that it states.")
-        found = np.array(values, kind if kind.kind != "U" else None)
+        classes = np.array(values, dtype if dtype.kind != "U" else None)
     except (TypeError, ValueError, KeyError, OverflowError):
         raise UnsupportedStoreError("The classes of this model are not what dkfm writes.") from None
-    if not np.array_equal(found.astype(object), np.array(values, object)):
+    if not np.array_equal(classes.astype(object), np.array(values, object)):
         raise UnsupportedStoreError("The classes of this model are not of the type that it states.")
-    return found
+    return classes

@@ -1,4 +1,4 @@
-"""How the components of training rows are found: which solver, and where the Gram matrix is meanwhile."""
+"""Fit kernel principal components: choose the solver, and keep the Gram matrix in memory or in its store."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -39,19 +39,22 @@ from dkfm.numerics.scorer import prepare_scorer
 
 SOLVERS = ("auto", "dense", "arpack", "randomized")
 
-_MOST_ASKED = 1000
-"""Products, where Lanczos was asked for."""
+_MAX_ARPACK_PRODUCTS = 1000
+"""Default maximum number of products with the Gram matrix for eigen_solver="arpack"."""
 
-_POWERS = 7, 4
-"""Of scikit-learn's randomized solver, for few components and for more than a tenth of all."""
+_FEW_POWERS = 7
+"""scikit-learn's iterated_power="auto" for fewer than a tenth of all components."""
 
-_SYMMETRY = 1e-8
-"""Of a product of two vectors: more than rounding does."""
+_MANY_POWERS = 4
+"""scikit-learn's iterated_power="auto" for a tenth of all components or more."""
+
+_SYMMETRY_TOLERANCE = 1e-8
+"""Relative difference of u'Kv and v'Ku above which K is not symmetric; rounding stays below it."""
 
 
 @dataclass(frozen=True)
 class SolverOptions:
-    """The parameters of `KernelPCA` of these names."""
+    """The parameters of `KernelPCA` of the same names."""
 
     eigen_solver: str
     tol: float
@@ -64,12 +67,12 @@ class SolverOptions:
     progress: bool
 
     def require(self) -> None:
-        """Raise unless all of them are what they can be."""
+        """Raise an InvalidInputError unless all parameters are valid."""
         if self.eigen_solver not in SOLVERS:
             raise InvalidInputError(f"eigen_solver must be one of {', '.join(SOLVERS)}, and is {self.eigen_solver!r}.")
         if self.formulation not in pca.FORMULATIONS:
-            forms = ", ".join(pca.FORMULATIONS)
-            raise InvalidInputError(f"formulation must be one of {forms}, and is {self.formulation!r}.")
+            choices = ", ".join(pca.FORMULATIONS)
+            raise InvalidInputError(f"formulation must be one of {choices}, and is {self.formulation!r}.")
         if self.formulation == "primal" and self.eigen_solver not in ("auto", "dense"):
             raise InvalidInputError('formulation="primal" has a root of the Gram matrix; use eigen_solver="dense".')
         if isinstance(self.tol, bool) or not isinstance(self.tol, int | float | np.number) or not self.tol >= 0:
@@ -84,18 +87,17 @@ class SolverOptions:
             require_count(self.iterated_power, "iterated_power")
 
     def products(self, q: int, n: int) -> int:
-        """Return how many products with the Gram matrix are made at most."""
+        """Return the maximum number of products with the Gram matrix, for q components of n rows."""
         if self.eigen_solver == "randomized":
-            few, many = _POWERS
-            auto = few if q < 0.1 * n else many
+            auto = _FEW_POWERS if q < 0.1 * n else _MANY_POWERS
             return 1 + (auto if self.iterated_power == "auto" else int(self.iterated_power))
         if self.max_iter is not None:
             return int(self.max_iter)
-        return lanczos.MAX_PRODUCTS if self.eigen_solver == "auto" else _MOST_ASKED
+        return lanczos.MAX_PRODUCTS if self.eigen_solver == "auto" else _MAX_ARPACK_PRODUCTS
 
 
 def check_n_components(n_components: object) -> int | float | None:
-    """Return what `n_components` means: a number, a share of the variance, or all."""
+    """Check `n_components`; return a number, a share of the variance below 1, or None for all components."""
     if isinstance(n_components, float | np.floating) and 0 < n_components < 1:
         return float(n_components)
     if isinstance(n_components, float | np.floating):
@@ -112,185 +114,193 @@ def resolve_kernel(
     coef0: float,
     kernel_params: Mapping[str, object] | None,
 ) -> tuple[Kernel, float | None]:
-    """Return the kernel that the parameters of `KernelPCA` of these names mean, and gamma as given there or there."""
+    """Return the kernel that these parameters of `KernelPCA` specify, and gamma, which may be in `kernel_params`."""
     if gamma is not None and isinstance(kernel, Kernel):
         raise KernelError(f"gamma belongs to the name of a kernel, and kernel is {kernel!r}.")
-    more = kernel_params if isinstance(kernel, str) and isinstance(kernel_params, Mapping) else {}
-    if gamma is not None and "gamma" in more:
+    extra = kernel_params if isinstance(kernel, str) and isinstance(kernel_params, Mapping) else {}
+    if gamma is not None and "gamma" in extra:
         raise KernelError("gamma is given twice, by itself and in kernel_params.")
-    gamma = cast("float | None", more.get("gamma", gamma))
+    gamma = cast("float | None", extra.get("gamma", gamma))
     parameters = given_parameters(kernel, gamma=gamma, degree=degree, coef0=coef0)
-    return as_kernel(kernel, {**parameters, **more} if isinstance(kernel, str) else kernel_params), gamma
+    return as_kernel(kernel, {**parameters, **extra} if isinstance(kernel, str) else kernel_params), gamma
 
 
 def fit_components(
-    given: TrainingData, wanted: ComponentOptions, weighting: Weighting, solver: SolverOptions
+    data: TrainingData, options: ComponentOptions, weighting: Weighting, solver: SolverOptions
 ) -> Components:
-    """Find the components of training rows, by all eigenvectors of the Gram matrix or by the first ones alone.
+    """Compute the components of training rows by block Lanczos or by a full eigendecomposition of the Gram matrix.
+
+    With eigen_solver="auto", the full eigendecomposition, if it fits in memory, is the fallback for Lanczos.
 
     Raises
     ------
-    NotPSDError, KernelError, BudgetError
+    NotPSDError, KernelError
+        The centred Gram matrix is not positive semi-definite, or a kernel value is not finite.
+    BudgetError
+        The computation does not fit in memory.
     ConvergenceError
-        The first ones were not found in `max_iter` products.
+        Lanczos did not converge within `max_iter` products.
     """
-    n, q, kernel = given.landmarks.shape[0], wanted.count, given.kernel
-    dense = budget.fit_bytes(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
-    fits = n <= budget.LARGEST_DENSE_N and dense <= memory.available_memory()
-    if isinstance(q, int) and _by_lanczos(n, q, solver, fits):
+    n, q, kernel = data.landmarks.shape[0], options.count, data.kernel
+    dense_bytes = budget.fit_bytes(n, data.width, kernel.peak_blocks, kernel.landmark_copies)
+    dense_fits = n <= budget.LARGEST_DENSE_N and dense_bytes <= memory.available_memory()
+    if isinstance(q, int) and _uses_lanczos(n, q, solver, dense_fits):
         try:
-            return _leading(given, replace(wanted, count=min(q, n)), weighting, solver)
+            return _fit_few(data, replace(options, count=min(q, n)), weighting, solver)
         except ConvergenceError:
-            if solver.eigen_solver != "auto" or not fits:
+            if solver.eigen_solver != "auto" or not dense_fits:
                 raise
-    memory.require_driver_memory(n, given.width, kernel.peak_blocks, kernel.landmark_copies)
-    # Popped, so that nothing here keeps N^2 values alive.
-    held = [given.gram(solver.tile_rows, solver.workspace, solver.progress)]
+    memory.require_driver_memory(n, data.width, kernel.peak_blocks, kernel.landmark_copies)
+    # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
+    gram_holder = [data.gram(solver.tile_rows, solver.workspace, solver.progress)]
     with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n), solver.progress):
-        return pca.solve_components(held.pop(), wanted, weighting, solver.formulation)
+        return pca.solve_components(gram_holder.pop(), options, weighting, solver.formulation)
 
 
-def _by_lanczos(n: int, q: int, solver: SolverOptions, fits: bool) -> bool:
+def _uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bool:
+    """Return whether to use Lanczos; `dense_fits` says whether a full eigendecomposition fits in memory."""
     possible = 2 * (q + lanczos.block_columns(n, q)) <= min(n // 2, lanczos.held_columns(n, q))
     if solver.eigen_solver == "dense" or solver.formulation == "primal" or not possible:
         return False
-    return solver.eigen_solver != "auto" or not fits or lanczos.is_faster_than_dense(n, q)
+    return solver.eigen_solver != "auto" or not dense_fits or lanczos.is_faster_than_dense(n, q)
 
 
-def _leading(given: TrainingData, wanted: ComponentOptions, weighting: Weighting, solver: SolverOptions) -> Components:
-    n, q = given.landmarks.shape[0], int(wanted.count or 0)
-    # What it begins with only rounds the outcome: without a wish it is always the same.
+def _fit_few(data: TrainingData, options: ComponentOptions, weighting: Weighting, solver: SolverOptions) -> Components:
+    n, q = data.landmarks.shape[0], int(options.count or 0)
+    # The start only changes the rounding of the result, so a fixed seed is the default.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.block_columns(n, q)))
-    most = solver.products(q, n)
+    limit = solver.products(q, n)
     with (
-        _problem(given, q, weighting, solver) as problem,
+        _open_problem(data, q, weighting, solver) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
     ):
 
-        def counted(V: Array) -> Array:
+        def multiply_and_count(V: Array) -> Array:
             bar.update()
             return problem.multiply(V)
 
-        shown = replace(problem, multiply=counted)
-        found, pairs = pca.solve_leading_components(shown, start, wanted, weighting, float(solver.tol), most)
+        counted = replace(problem, multiply=multiply_and_count)
+        components, pairs = pca.solve_leading_components(counted, start, options, weighting, float(solver.tol), limit)
     if not pairs.converged and solver.eigen_solver != "randomized":
         raise ConvergenceError(
             f"After {pairs.products} products with the Gram matrix {q} components have residuals up to "
             f'{pairs.residuals.max():.1e}; raise max_iter or tol, or use eigen_solver="dense".'
         )
-    return found
+    return components
 
 
 @contextmanager
-def _problem(given: TrainingData, q: int, weighting: Weighting, solver: SolverOptions) -> Iterator[Problem]:
-    """Lend the problem, its Gram matrix in memory where it fits, else in its store."""
-    n, d, kernel, have = given.landmarks.shape[0], given.width, given.kernel, memory.available_memory()
-    held, columns = lanczos.held_columns(n, q), lanczos.block_columns(n, q)
-    if budget.lanczos_bytes(n, d, held, columns, kernel.peak_blocks, kernel.landmark_copies) <= have:
-        yield pca.dense_problem(given.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
+def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions) -> Iterator[Problem]:
+    """Yield the eigenproblem, with the Gram matrix in memory if it fits, else in its store or source."""
+    n, d, kernel, free = data.landmarks.shape[0], data.width, data.kernel, memory.available_memory()
+    basis_columns, columns = lanczos.held_columns(n, q), lanczos.block_columns(n, q)
+    if budget.lanczos_bytes(n, d, basis_columns, columns, kernel.peak_blocks, kernel.landmark_copies) <= free:
+        yield pca.dense_problem(data.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
         return
-    whose = isinstance(given, PrecomputedGram)
-    tile_rows, threads = (min(n, isqrt(TILE_VALUES)), 1) if whose else (solver.tile_rows or build.TILE_ROWS, CPU_COUNT)
-    need = budget.lanczos_stored_bytes(n, d, held, columns, min(n, tile_rows), threads, kernel.landmark_copies)
-    budget.require_fits(need, have, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
-    if isinstance(given, PrecomputedGram):
-        _require_symmetric(given)
-        yield pca.product_problem(partial(_by_rows, given), given.diagonal(), weighting)
+    is_precomputed = isinstance(data, PrecomputedGram)
+    tile_rows, threads = (
+        (min(n, isqrt(TILE_VALUES)), 1) if is_precomputed else (solver.tile_rows or build.TILE_ROWS, CPU_COUNT)
+    )
+    need = budget.lanczos_stored_bytes(n, d, basis_columns, columns, min(n, tile_rows), threads, kernel.landmark_copies)
+    budget.require_fits(need, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
+    if isinstance(data, PrecomputedGram):
+        _require_symmetric(data)
+        yield pca.product_problem(partial(_multiply_by_tiles, data), data.diagonal(), weighting)
     else:
         with build.open_stored_gram(
             kernel,
-            given.landmarks,
+            data.landmarks,
             tile_rows=solver.tile_rows,
             workspace=solver.workspace,
             progress=solver.progress,
-        ) as stored:
-            yield pca.product_problem(stored.__matmul__, given.diagonal(), weighting)
+        ) as stored_gram:
+            yield pca.product_problem(stored_gram.__matmul__, data.diagonal(), weighting)
 
 
-def _require_symmetric(given: PrecomputedGram) -> None:
-    """Raise unless ``u'Kv`` is ``v'Ku`` for two random vectors: one more reading of the matrix."""
-    V = np.random.default_rng(0).normal(size=(len(given.numbers), 2))
-    found = V.T @ _by_rows(given, V)
-    if abs(found[0, 1] - found[1, 0]) > _SYMMETRY * np.abs(found).max():
+def _require_symmetric(data: PrecomputedGram) -> None:
+    """Raise unless ``u'Kv = v'Ku`` for two random vectors; this reads the matrix once more."""
+    V = np.random.default_rng(0).normal(size=(len(data.numbers), 2))
+    products = V.T @ _multiply_by_tiles(data, V)
+    if abs(products[0, 1] - products[1, 0]) > _SYMMETRY_TOLERANCE * np.abs(products).max():
         raise InvalidInputError("The Gram matrix is not symmetric.")
 
 
-def _by_rows(given: PrecomputedGram, V: Array) -> Array:
-    product, start = np.empty((len(given.numbers), V.shape[1])), 0
-    whole = len(given.numbers) == given.source.shape[1]
-    for tile in given.tiles():
-        product[start : start + len(tile)] = (tile if whole else tile[:, given.numbers]) @ V
+def _multiply_by_tiles(data: PrecomputedGram, V: Array) -> Array:
+    product, start = np.empty((len(data.numbers), V.shape[1])), 0
+    all_columns = len(data.numbers) == data.source.shape[1]
+    for tile in data.tiles():
+        product[start : start + len(tile)] = (tile if all_columns else tile[:, data.numbers]) @ V
         start += len(tile)
     return product
 
 
 def components_model(
-    kernel: Kernel, landmarks: Rows, found: Components, centered: bool, dtype: np.dtype[np.floating]
+    kernel: Kernel, landmarks: Rows, components: Components, centered: bool, dtype: np.dtype[np.floating]
 ) -> Model:
-    """Return the model of components."""
-    return cast_model(Model(kernel, landmarks, pca.component_heads(found, centered)), dtype)
+    """Return the model that scores the components, in the precision `dtype`."""
+    return cast_model(Model(kernel, landmarks, pca.component_heads(components, centered)), dtype)
 
 
 def warn_of_rounding(measured: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:
-    """Warn where rounding is too large a part of the scores of the training rows."""
+    """Warn if rounding is too large a part of the scores of the training rows."""
     remedy = "the mean of the features hides their variance: centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these scores: fit with dtype="float64"'
     certificate.warn_above(measured.error, dtype, f"The certificate of these scores is {measured}", remedy)
 
 
-def fitted_statistics(found: Components, weight: float) -> dict[str, object]:
-    """Return what a fit keeps of components of rows that weigh so much together."""
-    return {"eigenvalues": found.eigenvalues, "total_variance": found.total / weight, "total_weight": weight}
+def fitted_statistics(components: Components, weight: float) -> dict[str, object]:
+    """Return the fitted values of components by name; `weight` is the sum of the sample weights."""
+    return {"eigenvalues": components.eigenvalues, "total_variance": components.total / weight, "total_weight": weight}
 
 
 def variance_ratios(variances: Array, total: float) -> Array:
-    """Return the shares of variances (q,) in a total: 0 of nothing, and NaN, with a warning, of what is not known."""
+    """Return the ratios (q,) of variances to a total: 0 if the total is 0, and NaN with a warning if it is NaN."""
     if np.isnan(total):
         message = (
-            "The shares of variance are NaN, for the first eigenvalues of a kernel that is not positive semi-definite "
-            'do not tell the sum of all positive ones; fit with eigen_solver="dense" for them.'
+            "The shares of variance are NaN: the first eigenvalues of a kernel that is not positive semi-definite do "
+            'not determine the sum of all positive ones; fit with eigen_solver="dense" for them.'
         )
         warnings.warn(message, DkfmWarning, stacklevel=3)
     return np.zeros(len(variances)) if total <= 0 else variances / total
 
 
 def fit_in_map(
-    feature_map: FittedMap, wanted: ComponentOptions, centered: bool, X: object, sample_weight: object
+    feature_map: FittedMap, options: ComponentOptions, centered: bool, X: object, sample_weight: object
 ) -> tuple[Model, dict[str, object], bool]:
-    """Return the model of the components in the features of a map, what is fitted, and whether of landmarks alone.
+    """Return the model of components in the features of a map, the fitted values by name, and whether X is None.
 
-    See `KernelPCA.from_map`.
+    Without X, the landmarks are the training rows. See `KernelPCA.from_map`.
     """
     model, head = feature_map.model, feature_map.model.head("residual")
     W = head.weights.astype(np.float64)
-    score = prepare_scorer(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
-    own = X is None
+    map_scorer = prepare_scorer(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
+    landmarks_only = X is None
     landmarks: TrainingData = TrainingRows(model.kernel, model.points, 0)
-    if own:
+    if landmarks_only:
         moments = landmark_moments(feature_map, W, sample_weight)
     else:
-        every = as_training_data(model.kernel, X, copy=False)
-        given, weights = apply_weights(every, sample_weight)
-        moments = training_reductions.feature_moments(score, given.tiles(), given.diagonal(), weights)
+        all_rows = as_training_data(model.kernel, X, copy=False)
+        data, weights = apply_weights(all_rows, sample_weight)
+        moments = training_reductions.feature_moments(map_scorer, data.tiles(), data.diagonal(), weights)
         if is_clipped(feature_map.error_bounds):
             moments = replace(moments, similarity=float(np.trace(moments.second)))
         if model.kernel.is_precomputed:
-            landmarks = every.subset(np.asarray(model.points)[:, 0].astype(np.intp))
-    found = pca.solve_components_of_map(W, moments, wanted, centered)
-    made = components_model(model.kernel, model.points, found, centered, model.dtype)
-    scorer = prepare_scorer(made)
-    if own:
-        measured = certificate.certify_components(scorer, found.eigenvalues, landmarks.tiles())
+            landmarks = all_rows.subset(np.asarray(model.points)[:, 0].astype(np.intp))
+    components = pca.solve_components_of_map(W, moments, options, centered)
+    fitted_model = components_model(model.kernel, model.points, components, centered, model.dtype)
+    scorer = prepare_scorer(fitted_model)
+    if landmarks_only:
+        measured = certificate.certify_components(scorer, components.eigenvalues, landmarks.tiles())
     else:
-        measured = certificate.certify_axes(scorer, found.eigenvalues, landmarks.tiles(), moments.weight)
+        measured = certificate.certify_axes(scorer, components.eigenvalues, landmarks.tiles(), moments.weight)
     warn_of_rounding(measured, model.dtype)
-    return made, {**fitted_statistics(found, moments.weight), "certificate": measured}, own
+    return fitted_model, {**fitted_statistics(components, moments.weight), "certificate": measured}, landmarks_only
 
 
 def landmark_moments(feature_map: FittedMap, W: Array, sample_weight: object) -> Moments:
-    """Return the moments of the landmarks, where these are all training rows."""
+    """Return the moments of the landmarks' features; raise unless the landmarks are all training rows."""
     values, kernel, points = feature_map.eigenvalues, feature_map.model.kernel, feature_map.model.points
     if not feature_map.holds_training_rows or values is None or kernel.is_precomputed or sample_weight is not None:
         raise InvalidInputError(

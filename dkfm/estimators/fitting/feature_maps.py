@@ -1,4 +1,4 @@
-"""What a feature map fits: its model, its error bounds, and what is measured of it."""
+"""Fit feature maps: their models, error bounds and certificates."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -20,22 +20,24 @@ from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
 
-_ROUNDING = 1e-3
-"""Share of a column's width that its middle may be off."""
+_MEAN_TOLERANCE = 1e-3
+"""Largest rounding error of the float32 mean of a column, relative to the largest distance from the mean."""
 
 
 @dataclass(frozen=True, eq=False)
 class FittedMap:
-    """What components and discriminants in the features of a map take from the fitted map.
+    """The parts of a fitted map from which components and discriminants in its features are fitted.
 
-    Parameters
+    Attributes
     ----------
     model : Model
+        Model of the map.
     eigenvalues : ndarray of shape (r,), optional
-        Of the Gram matrix of the landmarks, descending; a map in the Cholesky basis has none.
+        Eigenvalues of the Gram matrix of the landmarks, descending; None in the Cholesky basis.
     error_bounds : ndarray of shape (r + 1,)
+        Error bounds for 0, 1, .. r features.
     holds_training_rows : bool
-        Whether the landmarks are all training rows, in their order.
+        Whether the landmarks are all training rows, in the same order.
     """
 
     model: Model
@@ -45,118 +47,118 @@ class FittedMap:
 
 
 def fit_map(
-    given: TrainingData, weights: Array | None, chosen: ChosenLandmarks, settings: MapOptions
+    data: TrainingData, weights: Array | None, chosen: ChosenLandmarks, options: MapOptions
 ) -> tuple[Model, dict[str, object]]:
-    """Return the model of some landmarks, and what is fitted beside it, by name.
+    """Return the model of a feature map, and the fitted values by name.
 
     Parameters
     ----------
-    given : Training
+    data : TrainingData
         All training rows.
     weights : ndarray of shape (N,), optional
-        Of the training rows in the mean that the features are centred with; without them they are not.
-    chosen : Chosen
-    settings : Settings
+        Weights of the training rows in the mean of the features; without weights the features are not centred.
+    chosen : ChosenLandmarks
+        Landmarks of the map.
+    options : MapOptions
+        Parameters of the map.
     """
-    landmarks, found, remaining = factor_landmarks(chosen, settings)
-    diagonal, dtype = given.diagonal(), np.dtype(settings.dtype)
-    largest, lowest = float(diagonal.max()), _lowest(found) if settings.basis == "cholesky" else 0.0
-    whole = _is_whole(landmarks, given)
-    # What is measured over all training rows is measured in float64.
-    score = _of_root(given, landmarks, found)
+    landmarks, root, remaining = factor_landmarks(chosen, options)
+    diagonal, dtype = data.diagonal(), np.dtype(options.dtype)
+    max_similarity, lowest = float(diagonal.max()), _lowest_dropped(root) if options.basis == "cholesky" else 0.0
+    all_rows = _uses_all(landmarks, data)
+    # Residuals and means over all training rows are computed in float64.
+    scorer = _root_scorer(data, landmarks, root)
     if remaining is None:
-        remaining, lowest = training_reductions.largest_residuals(score, given.tiles(), diagonal)
-    if settings.on_indefinite != "clip" and not whole:
-        _require_psd(score, given, lowest, found)
-    bounds, kept = roots.error_bounds(remaining, found.values, largest, dtype), len(found.values)
+        remaining, lowest = training_reductions.largest_residuals(scorer, data.tiles(), diagonal)
+    if options.on_indefinite != "clip" and not all_rows:
+        _require_psd(scorer, data, lowest, root)
+    bounds, rank = roots.error_bounds(remaining, root.values, max_similarity, dtype), len(root.values)
     if dtype == np.float32:
-        kept = roots.rank_in_float32(found, _values(given, landmarks), landmarks.diagonal())
-    if settings.on_indefinite == "clip":
-        negative = is_indefinite(_lowest(found), float(found.values.max(initial=0.0)), len(found.weights))
-        bounds = np.full(len(bounds), np.inf) if negative or lowest < -roots.UNEXPLAINED * largest else bounds
-    if settings.tol is not None:
-        kept = roots.rank_within(bounds[: kept + 1], settings.tol)
-        _warn_of_tolerance(float(bounds[kept]), settings.tol)
-    if kept < len(found.values):
-        found = found.first(kept)
-        landmarks = landmarks.subset(np.arange(len(found.weights))) if found.triangular else landmarks
-        score = _of_root(given, landmarks, found)
-    mean = None if weights is None else training_reductions.mean_kernel_values(score, given.tiles(), weights)
-    with np.errstate(over="ignore"):  # what float32 does not hold is refused below
-        model = _model(score.model, found, mean, settings.basis, dtype)
-    del score
-    fitted = {**_arrays(found, settings.basis), "error_bounds": bounds[: kept + 1], "max_similarity": largest}
+        rank = roots.rank_in_float32(root, _sample_values(data, landmarks), landmarks.diagonal())
+    if options.on_indefinite == "clip":
+        negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))
+        bounds = np.full(len(bounds), np.inf) if negative or lowest < -roots.UNEXPLAINED * max_similarity else bounds
+    if options.tol is not None:
+        rank = roots.rank_within(bounds[: rank + 1], options.tol)
+        _warn_of_tolerance(float(bounds[rank]), options.tol)
+    if rank < len(root.values):
+        root = root.first(rank)
+        landmarks = landmarks.subset(np.arange(len(root.weights))) if root.triangular else landmarks
+        scorer = _root_scorer(data, landmarks, root)
+    mean = None if weights is None else training_reductions.mean_kernel_values(scorer, data.tiles(), weights)
+    with np.errstate(over="ignore"):  # values that float32 cannot hold raise below
+        model = _make_model(scorer.model, root, mean, options.basis, dtype)
+    del scorer
+    fitted = {**_root_arrays(root, options.basis), "error_bounds": bounds[: rank + 1], "max_similarity": max_similarity}
     fitted |= {} if mean is None else {"mean": mean}
-    if landmarks.numbers is not None and not (landmarks is given and landmarks.numbers[-1] == len(diagonal) - 1):
+    if landmarks.numbers is not None and not (landmarks is data and landmarks.numbers[-1] == len(diagonal) - 1):
         fitted["landmark_indices"] = landmarks.numbers
-    certificates = _certificates(prepare_scorer(model), given, landmarks, mean)
+    certificates = _certify(prepare_scorer(model), data, landmarks, mean)
     if not np.isfinite(certificates["certificate"].error):
-        raise KernelError(f"{settings.dtype} does not hold the values of {given.kernel!r} on these rows.")
-    shrunk = 1.0 if mean is None else _shrunk(prepare_scorer(model), landmarks, largest)
-    accepted = _accepted(settings, float(bounds[kept]), largest, landmarks)
-    _warn_of_rounding(certificates["certificate"], dtype, shrunk, accepted)
+        raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
+    ratio = 1.0 if mean is None else _centring_ratio(prepare_scorer(model), landmarks, max_similarity)
+    accepted_error = _accepted_error(options, float(bounds[rank]), max_similarity, landmarks)
+    _warn_of_rounding(certificates["certificate"], dtype, ratio, accepted_error)
     return model, {**fitted, **certificates}
 
 
-def _certificates(
-    scorer: Scorer, given: TrainingData, landmarks: TrainingData, mean: Array | None
-) -> dict[str, Certificate]:
-    found = certify_fit(scorer, landmarks, mean)
-    of_all = found if _is_whole(landmarks, given) else certificate.certify_map(scorer, *_sample(given), mean=mean)
-    return {"certificate": found, "training_certificate": of_all}
+def _certify(scorer: Scorer, data: TrainingData, landmarks: TrainingData, mean: Array | None) -> dict[str, Certificate]:
+    measured = certify_fit(scorer, landmarks, mean)
+    on_training = measured if _uses_all(landmarks, data) else certificate.certify_map(scorer, *_sample(data), mean=mean)
+    return {"certificate": measured, "training_certificate": on_training}
 
 
-def _is_whole(landmarks: TrainingData, given: TrainingData) -> bool:
-    """Whether all training rows are landmarks, in whatever order."""
-    own = landmarks is given or landmarks.numbers is not None
-    return own and landmarks.landmarks.shape[0] == given.landmarks.shape[0]
+def _uses_all(landmarks: TrainingData, data: TrainingData) -> bool:
+    """Return whether the landmarks are all training rows, in any order."""
+    are_rows = landmarks is data or landmarks.numbers is not None
+    return are_rows and landmarks.landmarks.shape[0] == data.landmarks.shape[0]
 
 
 def is_clipped(error_bounds: Array) -> bool:
-    """Whether a map with these bounds has lost the negative part of its kernel, so that nothing bounds its errors."""
+    """Return whether the kernel was clipped: its negative part was dropped, so the error bounds are infinite."""
     return bool(np.isinf(error_bounds).any())
 
 
-def _lowest(found: Root) -> float:
-    return float(found.dropped.min(initial=0.0))
+def _lowest_dropped(root: Root) -> float:
+    return float(root.dropped.min(initial=0.0))
 
 
-def _of_root(given: TrainingData, landmarks: TrainingData, found: Root) -> Scorer:
-    head = Head(found.weights, triangular=found.triangular)
-    return prepare_scorer(Model(given.kernel, landmarks.landmarks, {"features": head}))
+def _root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -> Scorer:
+    head = Head(root.weights, triangular=root.triangular)
+    return prepare_scorer(Model(data.kernel, landmarks.landmarks, {"features": head}))
 
 
-def _values(given: TrainingData, landmarks: TrainingData) -> Array:
-    """Return the kernel values of some training rows with the landmarks."""
-    return given.kernel.make_evaluator(landmarks.landmarks)(_sample(given)[0])
+def _sample_values(data: TrainingData, landmarks: TrainingData) -> Array:
+    """Return the kernel values (s, m) of a sample of the training rows with the m landmarks."""
+    return data.kernel.make_evaluator(landmarks.landmarks)(_sample(data)[0])
 
 
-def _accepted(settings: MapOptions, bound: float, largest: float, landmarks: TrainingData) -> float:
-    """Return the error that was asked for by `tol` or `rcond`, or that a clipped kernel leaves, which has its warning.
+def _accepted_error(options: MapOptions, bound: float, max_similarity: float, landmarks: TrainingData) -> float:
+    """Return the error that the user accepts with `tol` or `rcond`, or by clipping (which has its own warning), else 0.
 
-    The bound is of ``sqrt(largest k(z, z))``, and a certificate is relative to the largest value that it compares.
+    The bound is in units of ``sqrt(max_similarity k(z, z))``; a certificate is relative to the largest value compared.
     """
-    if settings.tol is None and settings.rcond is None and not np.isinf(bound):
+    if options.tol is None and options.rcond is None and not np.isinf(bound):
         return 0.0
-    compared = float(landmarks.diagonal()[sample_evenly(landmarks.landmarks.shape[0])].max())
-    return bound * float(np.sqrt(largest / compared)) if compared > 0 else bound
+    max_compared = float(landmarks.diagonal()[sample_evenly(landmarks.landmarks.shape[0])].max())
+    return bound * float(np.sqrt(max_similarity / max_compared)) if max_compared > 0 else bound
 
 
-def _shrunk(scorer: Scorer, landmarks: TrainingData, largest: float) -> float:
-    """Return how many times as large as the largest centred square length the largest k(x, x) is; 1 where it is 0."""
-    square = float(np.square(scorer("features", _sample(landmarks)[0]).astype(np.float64)).sum(axis=1).max())
-    return max(1.0, largest / max(square, roots.EPS * largest)) if largest > 0 else 1.0
+def _centring_ratio(scorer: Scorer, landmarks: TrainingData, max_similarity: float) -> float:
+    """Return the ratio of the largest k(x, x) to the largest squared length of sampled centred features, at least 1."""
+    max_square = float(np.square(scorer("features", _sample(landmarks)[0]).astype(np.float64)).sum(axis=1).max())
+    return max(1.0, max_similarity / max(max_square, roots.EPS * max_similarity)) if max_similarity > 0 else 1.0
 
 
-def _warn_of_rounding(measured: Certificate, dtype: np.dtype[np.floating], shrunk: float, accepted: float) -> None:
-    """Warn where rounding is too large a part of the features, which may have become small as they were centred."""
-    told, remedy = f"The certificate of this map is {measured}", "choose another kernel, or scale the columns of X"
-    if shrunk > 1:
-        told += f", {measured.error * shrunk:.1e} of the largest after the mean was taken away"
+def _warn_of_rounding(measured: Certificate, dtype: np.dtype[np.floating], ratio: float, accepted_error: float) -> None:
+    """Warn if rounding is too large a part of the features, which centring may have made small."""
+    message, remedy = f"The certificate of this map is {measured}", "choose another kernel, or scale the columns of X"
+    if ratio > 1:
+        message += f", {measured.error * ratio:.1e} of the largest after the mean was taken away"
         remedy = "centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these features: fit with dtype="float64"'
-    certificate.warn_above(measured.error * shrunk, dtype, told, remedy, accepted)
+    certificate.warn_above(measured.error * ratio, dtype, message, remedy, accepted_error)
 
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:
@@ -168,144 +170,146 @@ def _warn_of_tolerance(bound: float, tol: float) -> None:
 def truncate_map(
     model: Model, arrays: dict[str, Array], r: int, dtype: np.dtype[np.floating], basis: str
 ) -> tuple[Model, dict[str, object]]:
-    """Return the model of rank r of one of a higher rank, and what is fitted beside it, from what was for the other.
+    """Truncate a map to rank r; return its model and its fitted values, from the `arrays` of the larger map.
 
     Raises
     ------
     NotSupportedError
-        A precomputed kernel was clipped: its Gram matrix, which the certificate is measured against, is lost.
+        A precomputed kernel was clipped: the Gram matrix, which the certificate needs, was not kept.
     """
     if model.kernel.is_precomputed and is_clipped(arrays["error_bounds"]):
         raise NotSupportedError(
-            "A map of a clipped precomputed kernel cannot be truncated, for what was dropped of the Gram matrix is not "
-            "kept to measure it against; fit again with rcond=."
+            "A map of a clipped precomputed kernel cannot be truncated: the certificate needs the whole Gram matrix, "
+            "and the map does not keep the part that was dropped; fit again with rcond=."
         )
     head = model.head("residual")
-    whole = Root(head.weights, arrays[values_name(basis)], arrays["dropped"], head.triangular)
-    found = whole.first(r)
-    kept = len(found.weights)
-    fitted = {**arrays, **_arrays(found, basis), "error_bounds": arrays["error_bounds"][: r + 1]}
-    fitted |= {name: arrays[name][:kept] for name in ("mean", "landmark_indices") if name in arrays}
+    full = Root(head.weights, arrays[values_name(basis)], arrays["dropped"], head.triangular)
+    root = full.first(r)
+    count = len(root.weights)
+    fitted = {**arrays, **_root_arrays(root, basis), "error_bounds": arrays["error_bounds"][: r + 1]}
+    fitted |= {name: arrays[name][:count] for name in ("mean", "landmark_indices") if name in arrays}
     mean = cast("Array | None", fitted.get("mean"))
-    points = model.points[:kept]
-    short = _model(Model(model.kernel, points, {}), found, mean, basis, dtype)
+    points = model.points[:count]
+    truncated = _make_model(Model(model.kernel, points, {}), root, mean, basis, dtype)
     landmarks: TrainingData = TrainingRows(model.kernel, points, 0)
     if model.kernel.is_precomputed:
-        landmarks = PrecomputedGram(model.kernel, _explained(model, whole), cast("Array", points)[:, 0].astype(np.intp))
-    return short, {**fitted, "certificate": certify_fit(prepare_scorer(short), landmarks, mean)}
+        landmarks = PrecomputedGram(model.kernel, _form_gram(model, full), cast("Array", points)[:, 0].astype(np.intp))
+    return truncated, {**fitted, "certificate": certify_fit(prepare_scorer(truncated), landmarks, mean)}
 
 
-def _explained(model: Model, found: Root) -> Source:
-    """Return the Gram matrix (N, N) of a precomputed kernel as its root has it, zero where no landmark is."""
-    W = found.weights.astype(np.float64)
+def _form_gram(model: Model, root: Root) -> Source:
+    """Return the Gram matrix (N, N) of a precomputed kernel, computed from its root; 0 except between landmarks."""
+    W = root.weights.astype(np.float64)
     # K = R R' with W = R'^(-1), or K = V L V' with W = V L^(-1/2).
-    factor_landmarks = solve_triangular(W, np.eye(len(W))).T if found.triangular else W * found.values
-    numbers = cast("Array", model.landmarks)[:, 0].astype(np.intp)
+    factor = solve_triangular(W, np.eye(len(W))).T if root.triangular else W * root.values
+    indices = cast("Array", model.landmarks)[:, 0].astype(np.intp)
     K = np.zeros((model.columns, model.columns))
-    K[np.ix_(numbers, numbers)] = factor_landmarks @ factor_landmarks.T
+    K[np.ix_(indices, indices)] = factor @ factor.T
     return MemorySource(K, "The Gram matrix")
 
 
-def _arrays(found: Root, basis: str) -> dict[str, object]:
-    return {"dropped": found.dropped, values_name(basis): found.values}
+def _root_arrays(root: Root, basis: str) -> dict[str, object]:
+    return {"dropped": root.dropped, values_name(basis): root.values}
 
 
 def values_name(basis: str) -> str:
-    """Return what the values of a basis are called."""
+    """Return the name under which the values of a root are fitted."""
     return "pivots" if basis == "cholesky" else "eigenvalues"
 
 
-def _model(like: Model, found: Root, mean: Array | None, basis: str, dtype: np.dtype[np.floating]) -> Model:
-    """Return the model of a root in a precision, with the kernel and the landmarks of another."""
-    return cast_model(Model(like.kernel, like.points, roots.map_heads(found, basis, mean)), dtype)
+def _make_model(template: Model, root: Root, mean: Array | None, basis: str, dtype: np.dtype[np.floating]) -> Model:
+    """Return the model of a root in the precision `dtype`, with the kernel and the landmarks of another model."""
+    return cast_model(Model(template.kernel, template.points, roots.map_heads(root, basis, mean)), dtype)
 
 
 def cast_model(model: Model, dtype: np.dtype[np.floating]) -> Model:
-    """Return a float64 model in another precision, moved to where its landmarks lose least."""
+    """Cast a float64 model to another precision; shift its landmarks if the kernel permits and they round less so."""
     kernel, points, heads = model.kernel, model.points, roots.cast_heads(model.heads, dtype)
-    plain = Model(kernel, points.astype(dtype, copy=False), heads)
+    unshifted = Model(kernel, points.astype(dtype, copy=False), heads)
     if dtype == np.float64 or not kernel.translation_invariant or not isinstance(points, np.ndarray):
-        return plain
-    shift = _middle(points)
-    moved = Model(kernel, (points - shift).astype(dtype), heads, shift)
-    # Rows that came in float32 are exact where they are; rows far from 0 lose less where their mean is 0.
-    return min(plain, moved, key=lambda model: float(np.abs(np.asarray(model.points) - points).max()))
+        return unshifted
+    shift = _column_means(points)
+    shifted = Model(kernel, (points - shift).astype(dtype), heads, shift)
+    # Rows passed in float32 are exact without a shift; rows far from 0 round less if their mean is 0.
+    return min(unshifted, shifted, key=lambda model: float(np.abs(np.asarray(model.points) - points).max()))
 
 
-def _middle(points: Array) -> Array:
-    """Return the mean of points, in float64, but as float32 has it in columns that are wide beside that rounding."""
+def _column_means(points: Array) -> Array:
+    """Return the mean (d,) in float64, rounded to float32 in columns whose width is large beside that rounding."""
     mean: Array = points.mean(axis=0)
     with np.errstate(over="ignore"):
         rounded = mean.astype(np.float32).astype(np.float64)
-    close = np.abs(rounded - mean) <= _ROUNDING * np.abs(points - mean).max(axis=0)
-    return np.where(close, rounded, mean)
+    accurate = np.abs(rounded - mean) <= _MEAN_TOLERANCE * np.abs(points - mean).max(axis=0)
+    return np.where(accurate, rounded, mean)
 
 
 def certify_fit(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> Certificate:
-    """Return the certificate of pairs of landmarks: of the features, and of those that residuals are made of."""
+    """Certify pairs of landmarks: return the worse certificate of the features and of the residuals' features."""
     rows, points = _sample(landmarks)
     model = scorer.model
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        found = certificate.certify_map(scorer, rows, points, tiles=landmarks.tiles(), mean=mean)
-        residual = model.heads["residual"]
-        if not np.array_equal(residual.weights, model.heads["features"].weights):
-            others = Model(
-                model.kernel, model.landmarks, {"features": replace(residual, link=links.IDENTITY)}, model.shift
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises in `fit_map`
+        measured = certificate.certify_map(scorer, rows, points, tiles=landmarks.tiles(), mean=mean)
+        residual_head = model.heads["residual"]
+        if not np.array_equal(residual_head.weights, model.heads["features"].weights):
+            residual_model = Model(
+                model.kernel, model.landmarks, {"features": replace(residual_head, link=links.IDENTITY)}, model.shift
             )
-            of_others = certificate.certify_map(Scorer(others, scorer.block), rows, points, tiles=landmarks.tiles())
-            found = found.worse(of_others)
-    return found
+            other = certificate.certify_map(Scorer(residual_model, scorer.block), rows, points, tiles=landmarks.tiles())
+            measured = measured.worse(other)
+    return measured
 
 
 def verify_points(
-    scorer: Scorer, measured: Certificate, Z: Rows, mean: Array | None, bound: float, largest: float
+    scorer: Scorer, measured: Certificate, Z: Rows, mean: Array | None, bound: float, max_similarity: float
 ) -> Verification:
-    """Return the verification of a map on new points, once they are within its bounds.
+    """Verify a map on new points.
 
     Parameters
     ----------
     measured : Certificate
-        Of its landmarks.
+        Certificate of the landmarks.
     Z : ndarray or csr_array of shape (m, d)
+        New points; at most 512 of them are used, evenly spread.
     mean : ndarray of shape (N,), optional
-        Of a centred map.
+        Mean kernel values of a centred map.
     bound : float
-        Of the error of pairs with a training point, in units of ``sqrt(largest k(z, z))``. Where it is infinite, as
-        that of a clipped kernel, the errors are measured and not judged.
-    largest : float
-        The largest k(x, x) of a training point.
+        Error bound of pairs with a training point, in units of ``sqrt(max_similarity k(z, z))``. If it is infinite, as
+        for a clipped kernel, the errors are measured but not compared with it.
+    max_similarity : float
+        Largest k(x, x) of a training point.
 
     Raises
     ------
     CertificateError
+        The errors are larger than the bounds.
     """
-    model, some = scorer.model, Z[sample_evenly(Z.shape[0])]
+    model, sample = scorer.model, Z[sample_evenly(Z.shape[0])]
     landmarks = model.points[sample_evenly(model.landmarks.shape[0])]
-    own = float(model.kernel.evaluate_diagonal(landmarks).max())
-    most = float(model.kernel.evaluate_diagonal(some).max())
-    against = certificate.certify_map(scorer, landmarks, Z=some, mean=mean)
-    between = certificate.certify_map(scorer, some, mean=mean)
-    residuals = scorer("residual", some)[:, 0]
-    if np.isinf(bound):  # nor do residuals bound anything
+    max_landmark = float(model.kernel.evaluate_diagonal(landmarks).max())
+    max_new = float(model.kernel.evaluate_diagonal(sample).max())
+    against = certificate.certify_map(scorer, landmarks, Z=sample, mean=mean)
+    between = certificate.certify_map(scorer, sample, mean=mean)
+    residuals = scorer("residual", sample)[:, 0]
+    if np.isinf(bound):  # residuals of a clipped kernel are no bounds either
         return Verification(measured, against, between, residuals, np.inf)
-    # A certificate is a share of the largest value that was compared.
-    compared = max(own, most)
-    against.require_below(bound * np.sqrt(most * largest) / compared if compared > 0 else 0.0)
-    of_two = float(residuals.max()) / most if most > 0 else 0.0
+    # A certificate is relative to the largest value compared.
+    max_compared = max(max_landmark, max_new)
+    against.require_below(bound * np.sqrt(max_new * max_similarity) / max_compared if max_compared > 0 else 0.0)
+    pair_bound = float(residuals.max()) / max_new if max_new > 0 else 0.0
     rounding = 1e-8 if model.heads["residual"].triangular else roots.UNEXPLAINED
-    between.require_below(of_two + max(rounding, bound * np.sqrt(largest / most) if most > 0 else 0.0))
-    return Verification(measured, against, between, residuals, of_two)
+    between.require_below(pair_bound + max(rounding, bound * np.sqrt(max_similarity / max_new) if max_new > 0 else 0.0))
+    return Verification(measured, against, between, residuals, pair_bound)
 
 
 def _sample(rows: TrainingData) -> tuple[Rows, Rows]:
-    """Return rows to measure, as they are scored and as the kernel compares them."""
-    some = sample_evenly(rows.landmarks.shape[0])
-    return rows.some(some), rows.landmarks[some]
+    """Return a sample of the rows, as the model scores them and as the kernel compares them."""
+    numbers = sample_evenly(rows.landmarks.shape[0])
+    return rows.some(numbers), rows.landmarks[numbers]
 
 
-def _require_psd(score: Scorer, given: TrainingData, lowest: float, found: Root) -> None:
-    rows, points = _sample(given)
-    values = given.kernel.make_evaluator(points)(rows)
-    features = score.image("features", score.values(rows))
-    what = f"The Gram matrix of {given.kernel!r}"
-    pivoted_cholesky.require_psd_residual(values, features, lowest, found, given.landmarks.shape[0], what)
+def _require_psd(scorer: Scorer, data: TrainingData, lowest: float, root: Root) -> None:
+    rows, points = _sample(data)
+    values = data.kernel.make_evaluator(points)(rows)
+    features = scorer.image("features", scorer.values(rows))
+    what = f"The Gram matrix of {data.kernel!r}"
+    pivoted_cholesky.require_psd_residual(values, features, lowest, root, data.landmarks.shape[0], what)

@@ -1,4 +1,4 @@
-"""Which rows a map is built on, and their root: all of them, the user's, or those that a selector picks."""
+"""Choose the landmarks of a map (all rows, those of the user, or those of a selector), and compute their root."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ BUILDS = ("auto", "gram", "columns")
 
 @dataclass(frozen=True)
 class MapOptions:
-    """How a map is made: the parameters of `ExactFeatureMap` of these names."""
+    """The parameters of `ExactFeatureMap` of the same names."""
 
     basis: str
     dtype: str
@@ -45,15 +45,16 @@ class MapOptions:
 
 @dataclass(frozen=True, eq=False)
 class ChosenLandmarks:
-    """Landmarks, and what finding them has told.
+    """Landmarks, and how they were chosen.
 
     Attributes
     ----------
-    landmarks : Training
+    landmarks : TrainingData
+        The landmarks.
     whole : bool
-        Whether they are all training rows.
+        Whether the landmarks are all training rows.
     pivots : Pivots, optional
-        Where they were found as pivots of the training rows.
+        Pivots of the training rows, if a selector of pivots chose the landmarks.
     """
 
     landmarks: TrainingData
@@ -62,26 +63,26 @@ class ChosenLandmarks:
 
 
 def choose_landmarks(
-    given: TrainingData, landmarks: object, n_landmarks: int | None, random_state: object, settings: MapOptions
+    data: TrainingData, landmarks: object, n_landmarks: int | None, random_state: object, options: MapOptions
 ) -> ChosenLandmarks:
-    """Return the landmarks that are meant: see `ExactFeatureMap`.
+    """Return the landmarks that the parameters of `ExactFeatureMap` specify.
 
     Raises
     ------
     InvalidInputError
-        A selector that does not exist, numbers that are no rows, or too many or too few of them.
+        The selector is unknown, an index is not that of a row, or there are too many or too few landmarks.
     """
-    n = given.landmarks.shape[0]
+    n = data.landmarks.shape[0]
     if isinstance(landmarks, int | np.integer):
         raise InvalidInputError("landmarks= takes landmarks themselves, or a selector; their number is n_landmarks.")
     if landmarks is None:
         if n_landmarks is not None:
             raise InvalidInputError(f"n_landmarks needs landmarks=, one of {', '.join(SELECTORS)}.")
-        return ChosenLandmarks(given, whole=True)
+        return ChosenLandmarks(data, whole=True)
     if not isinstance(landmarks, str):
         if n_landmarks is not None:
             raise InvalidInputError("n_landmarks belongs to a selector; the landmarks that are given are all taken.")
-        return ChosenLandmarks(_given_landmarks(given, landmarks))
+        return ChosenLandmarks(_use_given(data, landmarks))
     if landmarks not in SELECTORS:
         raise InvalidInputError(
             f"landmarks must be numbers of rows, points, or one of {', '.join(SELECTORS)}, and is {landmarks!r}."
@@ -97,189 +98,193 @@ def choose_landmarks(
     except ValueError as error:
         raise InvalidInputError(f"random_state: {error}.") from None
     if landmarks == "uniform":
-        return ChosenLandmarks(given.subset(np.sort(rng.choice(n, count, replace=False))))
+        return ChosenLandmarks(data.subset(np.sort(rng.choice(n, count, replace=False))))
     if landmarks == "kmeans":
-        return ChosenLandmarks(_centres(given, count, rng))
+        return ChosenLandmarks(_find_centres(data, count, rng))
     random = landmarks == "random_pivots"
-    found = _pivots(given, settings, count, _by_chance(rng) if random else pivoted_cholesky.choose_largest, random)
-    return ChosenLandmarks(_subset(given, found), pivots=found)
+    pivots = _find_pivots(data, options, count, _draw_with(rng) if random else pivoted_cholesky.choose_largest, random)
+    return ChosenLandmarks(_take_pivots(data, pivots), pivots=pivots)
 
 
-def _given_landmarks(given: TrainingData, landmarks: object) -> TrainingData:
-    array = np.asarray(landmarks) if not hasattr(landmarks, "tocsr") else None
-    if array is not None and array.ndim == 1 and given.numbers is not None:
-        array = np.flatnonzero(array) if array.dtype == np.bool_ else array
-        if array.dtype.kind not in "iu" or not len(array):
+def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
+    indices = np.asarray(landmarks) if not hasattr(landmarks, "tocsr") else None
+    if indices is not None and indices.ndim == 1 and data.numbers is not None:
+        indices = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
+        if indices.dtype.kind not in "iu" or not len(indices):
             raise InvalidInputError("landmarks in one dimension are the numbers of training rows: some integers.")
-        # Rows of weight 0 are left out, and the others keep their numbers.
-        if not np.isin(array, given.numbers).all() or len(np.unique(array)) != len(array):
-            last = int(given.numbers[-1])
+        # Rows of weight 0 were removed, but users pass the original indices.
+        if not np.isin(indices, data.numbers).all() or len(np.unique(indices)) != len(indices):
+            last = int(data.numbers[-1])
             raise InvalidInputError(f"landmarks must be different numbers of rows of some weight, from 0 to {last}.")
-        return given.subset(np.searchsorted(given.numbers, array))
-    if not isinstance(given, TrainingRows):
+        return data.subset(np.searchsorted(data.numbers, indices))
+    if not isinstance(data, TrainingRows):
         raise InvalidInputError("The landmarks of a precomputed kernel are numbers of rows, for it has no points.")
     rows = as_float64(as_rows(landmarks, "landmarks"))
-    if rows.shape[1] != given.landmarks.shape[1]:
-        raise InvalidInputError(f"landmarks have {rows.shape[1]} columns and X has {given.landmarks.shape[1]}.")
-    return TrainingRows(given.kernel, rows.copy(), given.width)
+    if rows.shape[1] != data.landmarks.shape[1]:
+        raise InvalidInputError(f"landmarks have {rows.shape[1]} columns and X has {data.landmarks.shape[1]}.")
+    return TrainingRows(data.kernel, rows.copy(), data.width)
 
 
-def _centres(given: TrainingData, count: int, rng: np.random.RandomState) -> TrainingData:
+def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) -> TrainingData:
     from sklearn.cluster import KMeans
 
-    if not isinstance(given, TrainingRows):
+    if not isinstance(data, TrainingRows):
         raise InvalidInputError('landmarks="kmeans" needs points, and a precomputed kernel has none.')
-    centres = KMeans(count, n_init=1, random_state=rng).fit(given.landmarks).cluster_centers_
-    return TrainingRows(given.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
+    centres = KMeans(count, n_init=1, random_state=rng).fit(data.landmarks).cluster_centers_
+    return TrainingRows(data.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
 
 
-def _by_chance(rng: np.random.RandomState) -> pivoted_cholesky.Choose:
-    """Choose rows with a chance that grows with what the pivots do not explain of them (randomly pivoted Cholesky)."""
+def _draw_with(rng: np.random.RandomState) -> pivoted_cholesky.Choose:
+    """Return a function that draws a row with probability proportional to its residual (randomly pivoted Cholesky)."""
 
-    def choose(left: Array) -> int:
-        sums = np.cumsum(np.maximum(left, 0.0))
-        return min(len(sums) - 1, int(np.searchsorted(sums, rng.uniform(high=sums[-1]), side="right")))
+    def choose(residuals: Array) -> int:
+        totals = np.cumsum(np.maximum(residuals, 0.0))
+        return min(len(totals) - 1, int(np.searchsorted(totals, rng.uniform(high=totals[-1]), side="right")))
 
     return choose
 
 
-def factor_landmarks(chosen: ChosenLandmarks, settings: MapOptions) -> tuple[TrainingData, Root, Array | None]:
-    """Return the landmarks of a map, their root, and what it leaves of training rows, (r + 1,), where that is known.
+def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[TrainingData, Root, Array | None]:
+    """Return the landmarks of a map, their root, and the largest residuals of training rows (r + 1,) if known.
 
-    In the cholesky basis the landmarks are the pivots alone.
+    The residuals are those after 0, 1, .. r columns of the root. In the cholesky basis the pivots are the landmarks.
 
     Raises
     ------
-    NotPSDError, BudgetError
+    NotPSDError
+        The Gram matrix of the landmarks is not positive semi-definite, and `on_indefinite` is "raise".
+    BudgetError
+        The Gram matrix or its root does not fit in memory.
     """
-    landmarks, found = chosen.landmarks, chosen.pivots
-    if settings.basis == "cholesky":
-        if found is not None:
-            return landmarks, _of(found), found.remaining
-        # Of some rows a tolerance is one of all rows, which are looked at later.
-        found = _pivots(
-            landmarks, settings if chosen.whole else replace(settings, tol=None), None, pivoted_cholesky.choose_largest
+    landmarks, pivots = chosen.landmarks, chosen.pivots
+    if options.basis == "cholesky":
+        if pivots is not None:
+            return landmarks, _root_of_pivots(pivots), pivots.remaining
+        # `tol` bounds the error of all training rows; with only some of them here, `fit_map` applies it.
+        pivots = _find_pivots(
+            landmarks, options if chosen.whole else replace(options, tol=None), None, pivoted_cholesky.choose_largest
         )
-        return _subset(landmarks, found), _of(found), found.remaining if chosen.whole else None
-    _require_square(landmarks, budget.EIGENVECTOR_SQUARES)
-    # Popped, so that nothing here keeps N^2 values.
-    held = [landmarks.gram(settings.tile_rows, settings.workspace, settings.progress)]
-    what = _gram_of(landmarks.kernel)
+        return _take_pivots(landmarks, pivots), _root_of_pivots(pivots), pivots.remaining if chosen.whole else None
+    _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
+    # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
+    gram_holder = [landmarks.gram(options.tile_rows, options.workspace, options.progress)]
+    what = _describe_gram(landmarks.kernel)
     with progress.call_bar(
-        "dkfm-root", budget.eigendecomposition_seconds(landmarks.landmarks.shape[0]), settings.progress
+        "dkfm-root", budget.eigendecomposition_seconds(landmarks.landmarks.shape[0]), options.progress
     ):
-        root = roots.inverse_root(held.pop(), settings.rcond, settings.on_indefinite, what)
+        root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what)
     return landmarks, root, remaining_after_eigenvectors(root, landmarks.diagonal()) if chosen.whole else None
 
 
-def _subset(given: TrainingData, found: pivoted_cholesky.Pivots) -> TrainingData:
-    """Return the rows that are pivots; where the kernel is zero there are none, and a model still needs a landmark."""
-    return given.subset(found.numbers if len(found.numbers) else np.zeros(1, np.intp))
+def _take_pivots(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
+    """Return the pivots as landmarks, or the first row if there are none (a zero kernel): a model needs a landmark."""
+    return data.subset(pivots.numbers if len(pivots.numbers) else np.zeros(1, np.intp))
 
 
-def _of(found: pivoted_cholesky.Pivots) -> Root:
-    nothing = Root(np.zeros((1, 0)), found.root.values, found.root.dropped)
-    return found.root if len(found.numbers) else nothing
+def _root_of_pivots(pivots: pivoted_cholesky.Pivots) -> Root:
+    """Return the root of the pivots, or a root of rank 0 for one landmark if there are none."""
+    empty = Root(np.zeros((1, 0)), pivots.root.values, pivots.root.dropped)
+    return pivots.root if len(pivots.numbers) else empty
 
 
-def _pivots(
-    given: TrainingData,
-    settings: MapOptions,
+def _find_pivots(
+    data: TrainingData,
+    options: MapOptions,
     limit: int | None,
     choose: pivoted_cholesky.Choose,
-    by_chance: bool = False,
+    is_random: bool = False,
 ) -> pivoted_cholesky.Pivots:
-    """Find pivots in the Gram matrix or column by column, whichever was asked for or is predicted to cost less."""
-    n, d, build = given.landmarks.shape[0], given.width, settings.build
-    most = limit or n
-    if by_chance and build == "gram":
+    """Find pivots in the Gram matrix or column by column, as requested, or as is predicted to be faster."""
+    n, d, build = data.landmarks.shape[0], data.width, options.build
+    max_pivots = limit or n
+    if is_random and build == "gram":
         raise InvalidInputError('build="gram" takes the largest pivots; random ones are taken by columns.')
-    if by_chance:
+    if is_random:
         build = "columns"
-        if given.kernel.is_precomputed:
-            _require_square(given, budget.PIVOT_SQUARES)
-    elif given.kernel.is_precomputed:
-        build = "gram"  # which is there
-    elif build == "auto" and budget.pivots_seconds(n, d, most) <= budget.pivot_columns_seconds(
-        n, d, min(most, pivoted_cholesky.BLOCK_COLUMNS)
+        if data.kernel.is_precomputed:
+            _require_gram_memory(data, budget.PIVOT_SQUARES)
+    elif data.kernel.is_precomputed:
+        build = "gram"  # the matrix already exists
+    elif build == "auto" and budget.pivots_seconds(n, d, max_pivots) <= budget.pivot_columns_seconds(
+        n, d, min(max_pivots, pivoted_cholesky.BLOCK_COLUMNS)
     ):
         build = "gram"
     if build != "gram":
-        diagonal = given.diagonal()
-        with progress.step_bar("dkfm-root", None, "pivot", settings.progress) as bar:
-            go_on = _Columns(
-                given, pivoted_cholesky.pivot_threshold(diagonal, settings.tol), most, build == "columns", bar
+        diagonal = data.diagonal()
+        with progress.step_bar("dkfm-root", None, "pivot", options.progress) as bar:
+            monitor = _ColumnMonitor(
+                data, pivoted_cholesky.pivot_threshold(diagonal, options.tol), max_pivots, build == "columns", bar
             )
-            found = pivoted_cholesky.factor_columns(diagonal, given.columns(), settings.tol, limit, choose, go_on)
-            bar.total = bar.n if found is None else len(found.numbers)
+            pivots = pivoted_cholesky.factor_columns(diagonal, data.columns(), options.tol, limit, choose, monitor)
+            bar.total = bar.n if pivots is None else len(pivots.numbers)
             bar.update(bar.total - bar.n)
-        if found is not None:
-            return found
-    _require_square(given, budget.PIVOT_SQUARES)
-    held = [given.gram(settings.tile_rows, settings.workspace, settings.progress)]
-    with progress.call_bar("dkfm-root", budget.pivots_seconds(n, 0, n), settings.progress):
-        return pivoted_cholesky.factor_gram(held.pop(), settings.tol, limit)
+        if pivots is not None:
+            return pivots
+    _require_gram_memory(data, budget.PIVOT_SQUARES)
+    gram_holder = [data.gram(options.tile_rows, options.workspace, options.progress)]
+    with progress.call_bar("dkfm-root", budget.pivots_seconds(n, 0, n), options.progress):
+        return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """Whether to go on column by column: while memory lasts, and the Gram matrix would not cost less.
+class _ColumnMonitor:
+    """Decide whether to continue column by column: while memory suffices and the Gram matrix would not be faster.
 
-    It is asked every some columns, and moves the bar.
+    `factor_columns` calls it before each block of columns. It also updates the progress bar.
     """
 
-    given: TrainingData
-    stop: float
-    limit: int
+    data: TrainingData
+    threshold: float
+    max_pivots: int
     forced: bool
     bar: "tqdm[Never]"
 
-    def __call__(self, taken: int, remaining: Array) -> bool:
-        n, d, copies = self.given.landmarks.shape[0], self.given.width, self.given.kernel.landmark_copies
-        rank = min(self.limit, forecast_rank(remaining, self.stop, n))
-        self.bar.total = rank if taken else None
-        self.bar.update(taken - self.bar.n)
-        have = memory.available_memory() + 8 * n * taken
-        more_columns = min(self.limit, taken + pivoted_cholesky.BLOCK_COLUMNS)
-        need = budget.pivot_columns_bytes(n, d, more_columns, copies)
-        if taken and not self.forced and self._square_fits():
-            more = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, taken)
-            if more > budget.pivots_seconds(n, d, rank) or need > have:
+    def __call__(self, count: int, remaining: Array) -> bool:
+        n, d, copies = self.data.landmarks.shape[0], self.data.width, self.data.kernel.landmark_copies
+        rank = min(self.max_pivots, forecast_rank(remaining, self.threshold, n))
+        self.bar.total = rank if count else None
+        self.bar.update(count - self.bar.n)
+        available = memory.available_memory() + 8 * n * count
+        next_columns = min(self.max_pivots, count + pivoted_cholesky.BLOCK_COLUMNS)
+        need = budget.pivot_columns_bytes(n, d, next_columns, copies)
+        if count and not self.forced and self._gram_fits():
+            seconds_left = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, count)
+            if seconds_left > budget.pivots_seconds(n, d, rank) or need > available:
                 return False
-        reached = float(np.sqrt(remaining[-1] / remaining[0])) if remaining[0] > 0 else 0.0
-        remedy = f"after {taken} of them the error bound is {reached:.1e}: use tol= or n_landmarks=, or fewer rows"
-        budget.require_fits(need, have, f"A root of {more_columns} pivots of N = {n} rows", remedy)
+        error_bound = float(np.sqrt(remaining[-1] / remaining[0])) if remaining[0] > 0 else 0.0
+        remedy = f"after {count} of them the error bound is {error_bound:.1e}: use tol= or n_landmarks=, or fewer rows"
+        budget.require_fits(need, available, f"A root of {next_columns} pivots of N = {n} rows", remedy)
         return True
 
-    def _square_fits(self) -> bool:
+    def _gram_fits(self) -> bool:
         try:
-            _require_square(self.given, budget.PIVOT_SQUARES)
+            _require_gram_memory(self.data, budget.PIVOT_SQUARES)
         except BudgetError:
             return False
         return True
 
 
-def forecast_rank(remaining: Array, stop: float, n: int) -> int:
-    """Forecast the rank: what remains after 0, 1, .. r pivots goes on falling as it did from r / 2 to r.
+def forecast_rank(remaining: Array, threshold: float, n: int) -> int:
+    """Forecast the rank: assume that the residual continues to fall at the rate from r / 2 to r pivots.
 
     >>> forecast_rank(np.array([1.0, 1e-1, 1e-2]), 1e-6, 100)
     6
     """
     r = len(remaining) - 1
     half = r // 2
-    if r == 0 or remaining[-1] <= stop:
+    if r == 0 or remaining[-1] <= threshold:
         return n if r == 0 else r
     fall = np.log(remaining[half] / remaining[-1]) / (r - half)
-    return n if fall <= 0 else min(n, int(np.ceil(r + np.log(remaining[-1] / stop) / fall - 1e-9)))
+    return n if fall <= 0 else min(n, int(np.ceil(r + np.log(remaining[-1] / threshold) / fall - 1e-9)))
 
 
-def _require_square(given: TrainingData, squares: int) -> None:
-    n, kernel = given.landmarks.shape[0], given.kernel
-    memory.require_driver_memory(n, given.width, kernel.peak_blocks, kernel.landmark_copies, squares)
+def _require_gram_memory(data: TrainingData, squares: int) -> None:
+    n, kernel = data.landmarks.shape[0], data.kernel
+    memory.require_driver_memory(n, data.width, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 
-def _gram_of(kernel: Kernel) -> str:
-    """Say what is decomposed, and of a kernel that is not known to have a root what has one."""
+def _describe_gram(kernel: Kernel) -> str:
+    """Name the Gram matrix in error messages; for a conditionally definite kernel, name what supports it."""
     if kernel.definiteness is Definiteness.CONDITIONAL:
         return f"The Gram matrix of {kernel!r} (only conditionally so: KernelPCA takes it, and Exp(k) has a map)"
     return f"The Gram matrix of {kernel!r}"

@@ -1,4 +1,4 @@
-"""What predictors return, of arrays, dask arrays and dask data frames: labels for codes, one column as a vector."""
+"""Convert predictions in arrays, dask arrays and dask data frames: codes to labels, a single column to a vector."""
 
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -15,38 +15,38 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = "npt.NDArray[np.generic] | da.Array | dd.DataFrame | dd.Series"
 
-_TASKS = "dkfm-labels"
-"""What the dashboard calls the tasks that find labels."""
+_TASK_NAME = "dkfm-labels"
+"""Name on the dashboard of the tasks that convert codes to labels."""
 
 
-def flatten_column(found: Outcome) -> Outcome:
-    """Return an outcome of one column (n, 1) as a vector (n,), of a data frame as a series; a wider one as it is."""
-    if found.shape[1] != 1:
-        return found
-    column: Outcome = cast("dd.DataFrame", found).iloc[:, 0] if hasattr(found, "columns") else found[:, 0]
+def flatten_column(outcome: Outcome) -> Outcome:
+    """Return a single column (n, 1) as a vector (n,) or a series, and several columns (n, q) unchanged."""
+    if outcome.shape[1] != 1:
+        return outcome
+    column: Outcome = cast("dd.DataFrame", outcome).iloc[:, 0] if hasattr(outcome, "columns") else outcome[:, 0]
     return column
 
 
-def codes_to_labels(found: Outcome, classes: Labels) -> Outcome:
-    """Return the labels (n,) of codes (n, 1) of classes (C,)."""
-    codes = flatten_column(found)
+def codes_to_labels(outcome: Outcome, classes: Labels) -> Outcome:
+    """Return the labels (n,) of class codes (n, 1), which are indices into `classes` (C,)."""
+    codes = flatten_column(outcome)
     if hasattr(codes, "map_partitions"):
         series = cast("dd.Series", codes)
         meta = (series.name, classes.dtype)
-        labels: dd.Series = series.map_partitions(_series_of, classes, meta=meta, token=_TASKS)
+        labels: dd.Series = series.map_partitions(_convert_series, classes, meta=meta, token=_TASK_NAME)
         return labels
     if hasattr(codes, "map_blocks"):
-        lazily: da.Array = codes.map_blocks(_labels_of, classes, dtype=classes.dtype, meta=classes[:0])  # type: ignore[arg-type]  # dask has half of its types
-        return lazily
-    return _labels_of(codes, classes)
+        array: da.Array = codes.map_blocks(_convert_array, classes, dtype=classes.dtype, meta=classes[:0])  # type: ignore[arg-type]  # dask's annotations are incomplete
+        return array
+    return _convert_array(codes, classes)
 
 
-@dashboard_name(_TASKS)
-def _labels_of(codes: Labels, classes: Labels) -> Labels:
+@dashboard_name(_TASK_NAME)
+def _convert_array(codes: Labels, classes: Labels) -> Labels:
     return classes[codes.astype(np.intp)]
 
 
-def _series_of(codes: "pd.Series", classes: Labels) -> "pd.Series":
+def _convert_series(codes: "pd.Series", classes: Labels) -> "pd.Series":
     import pandas as pd
 
-    return pd.Series(_labels_of(codes.to_numpy(), classes), index=codes.index, name=codes.name)
+    return pd.Series(_convert_array(codes.to_numpy(), classes), index=codes.index, name=codes.name)

@@ -1,4 +1,4 @@
-"""Points whose features are nearest to given ones: pre-images, of ridge regression and by a fixed point."""
+"""Compute pre-images, the rows whose features are nearest to given ones, by ridge regression or fixed point."""
 
 from dataclasses import dataclass
 
@@ -14,21 +14,23 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.stationary import Gaussian
 from dkfm.kernels.transformed import Affine, Warped
 
-_VANISHED = 1e-12
-"""Of the sum of the magnitudes: a smaller sum of weights is rounding."""
+_ZERO_SHARE = 1e-12
+"""A sum of weights below this share of the sum of their magnitudes is rounding error."""
 
 
 def ridge_coefficients(kernel: Kernel, scores: Array, X: Array, alpha: Array) -> Array:
-    """Return the coefficients A (N, d) with which ``k(s, scores) A`` is nearest to the rows X that have these scores.
+    """Return the coefficients A (N, d) of a kernel ridge regression of rows on their scores: ``k(s, scores) A``.
 
     Parameters
     ----------
     kernel : Kernel
-        Of scores.
+        Kernel that compares scores.
     scores : ndarray of shape (N, q)
+        Scores of the training rows.
     X : ndarray of shape (N, d)
+        Training rows.
     alpha : ndarray of shape (N,)
-        The ridge: for a row of weight w, which is as good as w rows, a w-th of what it is for one.
+        Ridge of each row; a row of weight w counts as w rows, so its ridge is divided by w.
 
     Notes
     -----
@@ -37,30 +39,30 @@ def ridge_coefficients(kernel: Kernel, scores: Array, X: Array, alpha: Array) ->
     K = np.asfortranarray(kernel(scores))
     K.flat[:: len(K) + 1] += alpha
     try:
-        found: Array = solve(K, X, assume_a="pos", overwrite_a=True, check_finite=False)
+        coefficients: Array = solve(K, X, assume_a="pos", overwrite_a=True, check_finite=False)
     except LinAlgError:
         raise InvalidInputError(
             f"{kernel!r} of the scores is not positive definite with alpha = {alpha.max():g}; raise alpha."
         ) from None
-    return found
+    return coefficients
 
 
 def nearest_scores(scores: Array, known: Array) -> npt.NDArray[np.intp]:
-    """Return, for rows of scores (n, q), the numbers of the nearest of those known (N, q)."""
+    """Return the indices (n,) of the known scores (N, q) that are nearest to each row of scores (n, q)."""
     tiles = row_slices(len(scores), choose_tile_rows(len(known)))
     return np.concatenate([cdist(scores[tile], known, "sqeuclidean").argmin(axis=1) for tile in tiles])
 
 
 @dataclass(frozen=True, eq=False)
 class ComponentSpan:
-    """Of components, through the mean: the point of scores s is ``sum_i (s b' + e)_i phi(x_i)``.
+    """Affine span of components through the mean: scores s have the point ``sum_i (s b' + e)_i phi(x_i)``.
 
     Attributes
     ----------
     weights : ndarray of shape (N, q)
-        b.
+        Weights b of the components.
     mean : ndarray of shape (N,)
-        e; zero where the components are not centred.
+        Weights e of the mean; zero if the components are not centred.
     """
 
     weights: Array
@@ -69,57 +71,61 @@ class ComponentSpan:
 
 @dataclass(frozen=True, eq=False)
 class PreimageResult:
-    """Pre-images (n, d), and which of them no longer moved."""
+    """Pre-images `points` (n, d), and whether the iteration converged for each of them, `settled` (n,)."""
 
     points: Array
     settled: npt.NDArray[np.bool_]
 
 
 def has_fixed_point(kernel: Kernel) -> bool:
-    """Whether it is a Gaussian, of whatever scales, or one of rows that are scaled and shifted."""
+    """Return whether the kernel is a Gaussian with any scales, or a Gaussian of scaled and shifted rows."""
     return isinstance(kernel, Gaussian) or (
         isinstance(kernel, Warped) and isinstance(kernel.h, Affine) and isinstance(kernel.kernel, Gaussian)
     )
 
 
 def fixed_point_preimages(
-    kernel: Kernel, X: Array, span: ComponentSpan, scores: Array, start: Array, tol: float, most: int
+    kernel: Kernel, X: Array, span: ComponentSpan, scores: Array, start: Array, tol: float, max_iter: int
 ) -> PreimageResult:
-    """Return rows z whose features are nearest to the points of a span that have these scores.
+    """Return the rows z whose features are nearest to the points of a span that have given scores.
 
     Parameters
     ----------
     kernel : Kernel
-        See `has_fixed_point`.
+        A kernel for which `has_fixed_point` is true.
     X : ndarray of shape (N, d)
-    span : Span
+        Training rows.
+    span : ComponentSpan
+        Affine span of the components.
     scores : ndarray of shape (n, q)
+        Scores of the points.
     start : ndarray of shape (n, d)
+        Start of the iteration for each point.
     tol : float
-        A step that is shorter than this share of the spread of X ends it.
-    most : int
-        Steps.
+        The iteration has converged when a step is at most this share of the spread of X.
+    max_iter : int
+        Maximum number of steps.
 
     Notes
     -----
     ``z <- sum_i c_i k(z, x_i) x_i / sum_i c_i k(z, x_i)`` with ``c = scores b' + e``: Mika et al., "Kernel PCA and
-    de-noising in feature spaces" (1999), eq. (10). Where the denominator vanishes z stays, unsettled.
+    de-noising in feature spaces" (1999), eq. (10). If the denominator vanishes, z stays and has not converged.
     """
     values, points = kernel.make_evaluator(X), start.astype(np.float64)
-    least = tol * float(np.sqrt(X.var(axis=0).sum()))
+    step_tolerance = tol * float(np.sqrt(X.var(axis=0).sum()))
     settled = np.zeros(len(points), np.bool_)
     for tile in row_slices(len(points), choose_tile_rows(len(X))):
         moving, coefficients = np.arange(tile.start, tile.stop), scores[tile] @ span.weights.T + span.mean
-        for _ in range(most):
-            shares = values(points[moving]) * coefficients[moving - tile.start]
-            sums = shares.sum(axis=1)
-            going = np.abs(sums) > _VANISHED * np.abs(shares).sum(axis=1)
-            moving, shares = moving[going], shares[going]
-            steps = shares @ X / sums[going, np.newaxis] - points[moving]
+        for _ in range(max_iter):
+            terms = values(points[moving]) * coefficients[moving - tile.start]
+            sums = terms.sum(axis=1)
+            nonzero = np.abs(sums) > _ZERO_SHARE * np.abs(terms).sum(axis=1)
+            moving, terms = moving[nonzero], terms[nonzero]
+            steps = terms @ X / sums[nonzero, np.newaxis] - points[moving]
             points[moving] += steps
-            there = np.sqrt(np.einsum("ij,ij->i", steps, steps)) <= least
-            settled[moving[there]] = True
-            moving = moving[~there]
+            converged = np.sqrt(np.einsum("ij,ij->i", steps, steps)) <= step_tolerance
+            settled[moving[converged]] = True
+            moving = moving[~converged]
             if not len(moving):
                 break
     return PreimageResult(points, settled)

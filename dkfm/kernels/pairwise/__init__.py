@@ -1,1 +1,1 @@
-"""Blocks of values from two arrays of rows: inner products, distances, sums over columns. No kernel is known here."""
+"""Compute inner products, distances and sums over columns for all pairs of rows, independently of any kernel."""

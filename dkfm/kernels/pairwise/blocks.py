@@ -1,4 +1,4 @@
-"""What is done to whole blocks of kernel values: the checks that each passes, functions without large temporaries."""
+"""Types of functions that return blocks of kernel values, and functions that change a block in place."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows
 
 _VALUES_AT_ONCE = 2**15
+"""Values of a block that are mapped at a time, so that temporaries stay in the processor cache."""
 
 PreparedBlock = Callable[..., Array]
-"""Rows Z (n, d), such as the kernel's hooks take, in, the block k(Z, landmarks) (n, m) out."""
+"""A function from rows Z (n, d), in the form that the kernel's hooks take, to the block k(Z, landmarks) (n, m)."""
 
 
 class Evaluator(Protocol):
-    """Any rows Z (n, d) in, the block k(Z, landmarks) (n, m) out: in the memory given, if the kernel can."""
+    """A function from any rows Z (n, d) to the block k(Z, landmarks) (n, m), in `out` if the kernel supports that."""
 
     def __call__(self, Z: Rows, out: Array | None = None, /) -> Array:
-        """Return the block; what was given as `out` is lost."""
+        """Return the block; the content of `out` is overwritten."""
 
 
 def map_rows(values: Array, function: Callable[[Array], Array]) -> Array:
-    """Replace the rows of a block, some at a time, by a function of them, whose temporaries stay near the processor."""
+    """Apply a function to the rows of a block in place, some at a time; return the block."""
     width = values.shape[1] if values.ndim == 2 else 1
     for part in row_slices(len(values), max(1, _VALUES_AT_ONCE // width)):
         values[part] = function(values[part])
@@ -32,7 +33,7 @@ def map_rows(values: Array, function: Callable[[Array], Array]) -> Array:
 
 
 def mirror_lower(K: Array) -> None:
-    """Copy the lower triangle of a square matrix onto its upper one, in place, by tiles."""
+    """Copy the lower triangle of a square matrix onto its upper triangle, in place, tile by tile."""
     step = 512
     for a in range(0, len(K), step):
         corner = K[a : a + step, a : a + step]

@@ -1,7 +1,7 @@
-"""Sums over columns compiled by numba, the extra "fast".
+"""Compile sums over columns with numba, the extra "fast".
 
-numba's cache is code, so it belongs into a folder that only this user writes; without one every process compiles anew,
-in about a second for each sum.
+The cache of numba contains code, so it must be in a folder that only this user can write. Without such a folder every
+process compiles again, which takes about a second for each sum.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined"
 # numba compiles these functions for the types they are called with.
@@ -17,23 +17,23 @@ import numpy as np
 
 from dkfm.core.rows import Array
 
-_COLUMNS = 1024
-"""Columns added up in the rows' own precision, by many accumulators, before their sum goes to float64."""
+_COLUMNS_AT_ONCE = 1024
+"""Columns that many accumulators add up in the precision of the rows before that sum is added in float64."""
 
-_ROWS = 64
-"""Landmarks that stay near the processor while rows pass."""
+_LANDMARKS_AT_ONCE = 64
+"""Landmarks that stay in the processor cache while all rows are compared with them."""
 
-_FEW = 128
-"""Columns up to which landmarks, and not columns, fill the processor's vectors."""
+_NARROW = 128
+"""Largest number of columns for which the loop over landmarks is vectorized, and not the loop over columns."""
 
-_TURNED = 192
-"""Landmarks that do so then, of 96 to 256 the quickest of both precisions."""
+_NARROW_LANDMARKS = 192
+"""Landmarks in a pass of the loop for narrow rows; the fastest number of 96 to 256 in both precisions."""
 
 _FLAGS = {"reassoc", "nsz", "contract"}
-"""What lets a sum be vectorised; NaN and infinity keep their meaning."""
+"""Flags of LLVM that allow a sum to be vectorized; NaN and infinity keep their meaning."""
 
-_settings = threading.Lock()
-"""numba reads where it keeps things from a setting of the process."""
+_config_lock = threading.Lock()
+"""Guards the setting of the process from which numba reads its cache folder."""
 
 
 @cache
@@ -41,23 +41,23 @@ def compile_sum(name: str, folder: Path | None) -> Callable[[Array, Array, Array
     """Return a function that fills a block (n, m) with a sum over the columns of rows (n, d) and (m, d).
 
     "absolute": ``|x - y|``; "minimum": ``min(x, y)``; "chi_squared": ``(x - y)^2 / (x + y)``; "mixture":
-    ``-x log(x / (x + y)) - y log(y / (x + y))``; terms of 0 are 0. A pair's sum does not depend on the rows beside it.
-    `folder` keeps what is compiled.
+    ``-x log(x / (x + y)) - y log(y / (x + y))``, with 0 log 0 = 0/0 = 0. The sum of a pair does not depend on other
+    rows. `folder` is the cache for compiled code; with None nothing is cached.
     """
     function: Callable[[Array, Array, Array], None]
-    with _settings:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = before if folder is None else str(folder)
+    with _config_lock:
+        previous = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = previous if folder is None else str(folder)
         try:
-            decorate = numba.njit(fastmath=_FLAGS, error_model="numpy", nogil=True, cache=folder is not None)
-            function = decorate(_SUMS[name])
+            compile_function = numba.njit(fastmath=_FLAGS, error_model="numpy", nogil=True, cache=folder is not None)
+            function = compile_function(_SUMS[name])
         finally:
-            numba.config.CACHE_DIR = before
+            numba.config.CACHE_DIR = previous
     return function
 
 
 @numba.njit(fastmath=_FLAGS)
-def _four(x, y0, y1, y2, y3, zero):
+def _sum_four_landmarks(x, y0, y1, y2, y3, zero):
     a, b, c, d = zero, zero, zero, zero
     for k in range(x.size):
         a += abs(x[k] - y0[k])
@@ -68,21 +68,21 @@ def _four(x, y0, y1, y2, y3, zero):
 
 
 @numba.njit(fastmath=_FLAGS - {"reassoc"})
-def _absolute_of_few(X, Y, block):
-    """Add up column by column, over many landmarks at once: no sum of so few terms is long enough for a vector.
+def _absolute_narrow(X, Y, block):
+    """Add up column by column over many landmarks at once, because a sum of so few terms does not fill a vector.
 
-    Vectors hold sums, not terms, so that nothing need be added in another order, which might differ from row to row.
+    Vectors hold sums, not terms, so the terms are added in the same order for every row.
     """
     n, columns = X.shape
-    # Two columns at a time, and four rows for each landmark that is loaded; beyond the last column there are zeros on
-    # both sides, beyond the last row it is taken again.
-    turned = np.zeros((columns + 1, _TURNED), X.dtype)
-    rows, total = np.zeros((4, columns + 1), X.dtype), np.zeros((4, _TURNED), X.dtype)
-    for start in range(0, Y.shape[0], _TURNED):
-        stop = min(start + _TURNED, Y.shape[0])
+    # Each step takes two columns, and four rows for each landmark that is loaded. An odd number of columns is padded
+    # with zeros on both sides; beyond the last row, that row is repeated.
+    transposed = np.zeros((columns + 1, _NARROW_LANDMARKS), X.dtype)
+    rows, total = np.zeros((4, columns + 1), X.dtype), np.zeros((4, _NARROW_LANDMARKS), X.dtype)
+    for start in range(0, Y.shape[0], _NARROW_LANDMARKS):
+        stop = min(start + _NARROW_LANDMARKS, Y.shape[0])
         for j in range(start, stop):
             for k in range(columns):
-                turned[k, j - start] = Y[j, k]
+                transposed[k, j - start] = Y[j, k]
         for i in range(0, n, 4):
             for r in range(4):
                 rows[r, :columns] = X[min(i + r, n - 1)]
@@ -90,8 +90,8 @@ def _absolute_of_few(X, Y, block):
             for k in range(0, columns, 2):
                 a, b, c, d = rows[0, k], rows[1, k], rows[2, k], rows[3, k]
                 p, q, s, t = rows[0, k + 1], rows[1, k + 1], rows[2, k + 1], rows[3, k + 1]
-                for j in range(_TURNED):
-                    x, y = turned[k, j], turned[k + 1, j]
+                for j in range(_NARROW_LANDMARKS):
+                    x, y = transposed[k, j], transposed[k + 1, j]
                     total[0, j] += abs(a - x) + abs(p - y)
                     total[1, j] += abs(b - x) + abs(q - y)
                     total[2, j] += abs(c - x) + abs(s - y)
@@ -102,19 +102,19 @@ def _absolute_of_few(X, Y, block):
 
 
 def _absolute(X, Y, block):
-    if X.shape[1] <= _FEW:
-        _absolute_of_few(X, Y, block)
+    if X.shape[1] <= _NARROW:
+        _absolute_narrow(X, Y, block)
         return
     zero, last = X.dtype.type(0), Y.shape[0] - 1
-    for start in range(0, Y.shape[0], _ROWS):
+    for start in range(0, Y.shape[0], _LANDMARKS_AT_ONCE):
         for i in range(X.shape[0]):
-            for j in range(start, min(start + _ROWS, Y.shape[0]), 4):
-                # Beyond the last landmark the last one is taken again.
+            for j in range(start, min(start + _LANDMARKS_AT_ONCE, Y.shape[0]), 4):
+                # Beyond the last landmark, that landmark is repeated.
                 j1, j2, j3 = min(j + 1, last), min(j + 2, last), min(j + 3, last)
                 p, q, r, s = 0.0, 0.0, 0.0, 0.0
-                for k in range(0, X.shape[1], _COLUMNS):
-                    e = k + _COLUMNS
-                    a, b, c, d = _four(X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero)
+                for k in range(0, X.shape[1], _COLUMNS_AT_ONCE):
+                    e = k + _COLUMNS_AT_ONCE
+                    a, b, c, d = _sum_four_landmarks(X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero)
                     p, q, r, s = p + a, q + b, r + c, s + d
                 block[i, j], block[i, j1], block[i, j2], block[i, j3] = p, q, r, s
 
@@ -133,8 +133,8 @@ def _chi_squared(X, Y, block):
         for j in range(Y.shape[0]):
             total = 0.0
             for k in range(X.shape[1]):
-                gap, both = X[i, k] - Y[j, k], X[i, k] + Y[j, k]
-                total += gap * (gap / both) if both > 0 else both
+                difference, total_mass = X[i, k] - Y[j, k], X[i, k] + Y[j, k]
+                total += difference * (difference / total_mass) if total_mass > 0 else total_mass
             block[i, j] = total
 
 
@@ -143,12 +143,12 @@ def _mixture(X, Y, block):
         for j in range(Y.shape[0]):
             total = 0.0
             for k in range(X.shape[1]):
-                small, large = min(X[i, k], Y[j, k]), max(X[i, k], Y[j, k])
-                share = small / large if small > 0 else 0.0
-                if share >= 1e-290:  # below it a share may have lost digits
-                    total += (large + small) * log1p(share) - small * log(share)
-                elif small > 0:
-                    total += small * (1 + log(large) - log(small))
+                smaller, larger = min(X[i, k], Y[j, k]), max(X[i, k], Y[j, k])
+                ratio = smaller / larger if smaller > 0 else 0.0
+                if ratio >= 1e-290:  # a smaller ratio may have lost digits
+                    total += (larger + smaller) * log1p(ratio) - smaller * log(ratio)
+                elif smaller > 0:
+                    total += smaller * (1 + log(larger) - log(smaller))
             block[i, j] = total
 
 

@@ -1,6 +1,6 @@
-"""Sums over columns that no matrix product gives: of absolute differences, minima, chi-squared terms, entropies.
+"""Sum absolute differences, minima, chi-squared terms and entropies over columns, which no matrix product can do.
 
-With the extra "fast" they are compiled; without it they are SciPy's or NumPy's, slower and the same to rounding.
+With the extra "fast" the sums are compiled. Without it SciPy or NumPy compute them: slower, and equal up to rounding.
 """
 
 from collections.abc import Callable
@@ -14,83 +14,83 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 
 _ROWS_AT_ONCE = 64
-_folder: Path | None = None
+_cache_folder: Path | None = None
 _VALUES_AT_ONCE = 2**16
 
 
 def set_compile_cache(folder: Path) -> None:
-    """Keep what is compiled from now on in a folder that only this user writes."""
-    global _folder  # noqa: PLW0603  # one place a process is what a cache has
-    _folder = folder
+    """Set the cache folder for code that is compiled from now on; only this user may have write access to it."""
+    global _cache_folder  # noqa: PLW0603  # a process has one cache folder
+    _cache_folder = folder
 
 
 def absolute_differences(X: Array, Y: Array, out: Array | None = None) -> Array:
-    """Return ``sum_j |x_j - y_j|`` of all pairs, (n, m), in the precision of the rows, in the memory given if any."""
+    """Return ``sum_j |x_j - y_j|`` of all pairs, (n, m), in the precision of the rows, and in `out` if it fits."""
 
-    def plain(rows: Array) -> Array:
+    def fallback(rows: Array) -> Array:
         from scipy.spatial.distance import cdist
 
         return cdist(rows, Y, "cityblock")
 
-    return _sums("absolute", X, Y, plain, out)
+    return _fill_block("absolute", X, Y, fallback, out)
 
 
 def minima(X: Array, Y: Array) -> Array:
-    """Return ``sum_j min(x_j, y_j)`` of all pairs."""
-    return _sums("minimum", X, Y, lambda rows: _by_rows(np.minimum, rows, Y))
+    """Return ``sum_j min(x_j, y_j)`` of all pairs, (n, m)."""
+    return _fill_block("minimum", X, Y, lambda rows: _sum_by_rows(np.minimum, rows, Y))
 
 
 def chi_squared_terms(X: Array, Y: Array) -> Array:
-    """Return ``sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0, of all pairs of non-negative rows."""
+    """Return ``sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0, of all pairs of non-negative rows, (n, m)."""
 
     def terms(x: Array, y: Array) -> Array:
-        gap, both = x - y, x + y
-        np.divide(gap, both, out=both, where=both > 0)
-        both *= gap
-        return both
+        difference, values = x - y, x + y
+        np.divide(difference, values, out=values, where=values > 0)
+        values *= difference
+        return values
 
-    return _sums("chi_squared", X, Y, lambda rows: _by_rows(terms, rows, Y))
+    return _fill_block("chi_squared", X, Y, lambda rows: _sum_by_rows(terms, rows, Y))
 
 
 def mixture_entropies(X: Array, Y: Array) -> Array:
     """Return ``-sum_j x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j))``, with 0 log 0 = 0, of all pairs."""
 
     def terms(x: Array, y: Array) -> Array:
-        # With s <= l: (l + s) log(1 + s / l) - s log(s / l), of which nothing cancels.
-        small, large = np.minimum(x, y), np.maximum(x, y)
-        shares = np.divide(small, large, out=np.zeros_like(large), where=large > 0)
-        # Below 1e-290 a share may have lost digits, and the first term is s.
-        tiny = shares < 1e-290
-        found: Array = np.where(tiny, small, (large + small) * np.log1p(shares))
-        found -= small * np.log(np.where(tiny, 1.0, shares))
-        tiny &= small > 0
+        # With s <= l, a term is (l + s) log(1 + s / l) - s log(s / l), a sum without cancellation.
+        smaller, larger = np.minimum(x, y), np.maximum(x, y)
+        ratios = np.divide(smaller, larger, out=np.zeros_like(larger), where=larger > 0)
+        # A ratio below 1e-290 may have lost digits; the first summand is then s.
+        tiny = ratios < 1e-290
+        values: Array = np.where(tiny, smaller, (larger + smaller) * np.log1p(ratios))
+        values -= smaller * np.log(np.where(tiny, 1.0, ratios))
+        tiny &= smaller > 0
         if tiny.any():
-            found[tiny] += small[tiny] * (np.log(large[tiny]) - np.log(small[tiny]))
-        return found
+            values[tiny] += smaller[tiny] * (np.log(larger[tiny]) - np.log(smaller[tiny]))
+        return values
 
-    return _sums("mixture", X, Y, lambda rows: _by_rows(terms, rows, Y))
+    return _fill_block("mixture", X, Y, lambda rows: _sum_by_rows(terms, rows, Y))
 
 
-def _sums(name: str, X: Array, Y: Array, plain: Callable[[Array], Array], out: Array | None = None) -> Array:
+def _fill_block(name: str, X: Array, Y: Array, fallback: Callable[[Array], Array], out: Array | None = None) -> Array:
     block = np.empty((len(X), len(Y)), X.dtype) if out is None or out.dtype != X.dtype else out
     if _has_numba():
         from dkfm.kernels.pairwise.columnwise_numba import compile_sum
 
-        compile_sum(name, _folder)(_read_only(X), _read_only(Y), block)
+        compile_sum(name, _cache_folder)(_read_only(X), _read_only(Y), block)
         return block
     for part in row_slices(len(X), _ROWS_AT_ONCE):
-        block[part] = plain(X[part])
+        block[part] = fallback(X[part])
     return block
 
 
 def _read_only(rows: Array) -> Array:
-    """Return rows in one layout that is not written to: numba compiles anew for every other."""
+    """Return rows in one read-only layout, because numba compiles again for each other layout."""
     view = np.ascontiguousarray(rows).view()
     view.flags.writeable = False
     return view
 
 
-def _by_rows(terms: Callable[[Array, Array], Array], X: Array, Y: Array) -> Array:
+def _sum_by_rows(terms: Callable[[Array, Array], Array], X: Array, Y: Array) -> Array:
     sums = np.empty((len(X), len(Y)))
     for i, x in enumerate(X.astype(np.float64)):
         for part in row_slices(len(Y), max(1, _VALUES_AT_ONCE // Y.shape[1])):

@@ -1,10 +1,10 @@
-"""Squared Euclidean distances of all pairs, as exact as one GEMM allows, and exact where rows are near each other.
+"""Compute squared Euclidean distances of all pairs with one GEMM, and those of near pairs from differences.
 
-One GEMM of centred, augmented rows gives ``-|x - y|^2``; its error is at most ``8 eps (|x-c|^2 + |y-c|^2)`` with ``c``
-the mean of the landmarks (0 where that is next to nothing, and for sparse rows, whose products stay as they are). Where
-the distance is so small that this would cost digits, it is computed again from differences, so equal rows give exactly
-0 in any tile; so is, of rows so wide that 1e-12 is too little for that error, what an exponential does not make
-nothing of. Rows whose error in float32 would exceed what the caller can bear are computed in float64.
+One GEMM of centred, augmented rows gives ``-|x - y|^2``; its error is at most ``8 eps (|x-c|^2 + |y-c|^2)``. Here ``c``
+is the mean of the landmarks, or 0 if the mean is close to 0 or rows are sparse. If this error would cost digits of a
+small distance, the distance is computed again from differences, so equal rows give exactly 0 in any tile. For rows of
+large norms, distances whose exponential is not negligible are computed again, too. Rows whose error in float32 would
+exceed `FLOAT32_LIMIT` are computed in float64.
 """
 
 from collections.abc import Callable
@@ -20,38 +20,38 @@ from dkfm.kernels.pairwise.blocks import Evaluator, PreparedBlock
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 
 FLOAT32_LIMIT = 1e-5
-"""An exponent that float32 cannot hold to this is computed in float64."""
+"""Largest absolute error of an exponent in float32; beyond it, the exponent is computed in float64."""
 
 FLOAT32_ERROR = 8 * float(np.finfo(np.float32).eps)
-"""Of a product in float32, as a share of the norms of its two rows."""
+"""Error of a product in float32, relative to the sum of the squared norms of its two rows."""
 
 _FEW_COLUMNS = 4
-"""Up to here differences cost no more than a GEMM."""
+"""Largest number of columns for which differences cost no more than a GEMM."""
 
-_NEAR = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
-"""Below this share of |x-c|^2 + |y-c|^2 a distance is computed again from differences."""
+_NEAR_SHARES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
+"""Share of |x-c|^2 + |y-c|^2 below which a squared distance is computed again from differences."""
 
-_WIDE = 64.0
-"""Squared norms of two rows, together, from which the error of a product is too large for an exponent."""
+_LARGE_NORMS = 64.0
+"""Sum of the squared norms of two rows above which the error of a product is too large for an exponent."""
 
-_EXPONENT = 5e-16
-"""What the error of an exponential may be, of rows that are wide: its share is that of the exponent."""
+_EXPONENTIAL_ERROR = 5e-16
+"""Largest absolute error of an exponential for large norms; its relative error is the error of the exponent."""
 
 _ROWS_AT_ONCE = 64
-"""Rows whose near landmarks are looked up at a time."""
+"""Rows whose near landmarks are searched at a time."""
 
 _NARROW = 256
-"""Columns of landmarks that BLAS takes sooner by columns; with more, its copying them is little beside the product."""
+"""Largest number of columns for which landmarks are stored by columns; with more, BLAS copies them at little cost."""
 
-_AROUND_ZERO = 1e-3
-"""Share of the scaled landmarks' mean squared distance from their mean that this mean may have to be taken for 0."""
+_SMALL_MEAN = 1e-3
+"""Squared norm of the mean, relative to the mean squared distance from it, up to which the mean counts as 0."""
 
 _VALUES_AT_ONCE = 2**18
-"""Differences that are there at a time."""
+"""Differences in memory at a time."""
 
 _EPS = float(np.finfo(np.float64).eps)
 
-_Pairs = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Array]
+_Squares = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Array]
 
 
 def prepare_negative_squared_distances(landmarks: Rows, scale: float | Array, near: float = 0.0) -> Evaluator:
@@ -60,23 +60,28 @@ def prepare_negative_squared_distances(landmarks: Rows, scale: float | Array, ne
     Parameters
     ----------
     landmarks : ndarray or csr_array of shape (m, d)
-        The rows x; Z has their dtype.
+        The rows x; Z has the same dtype.
     scale : float or ndarray of shape (d,)
-        What columns are divided by.
+        Divisor of all columns, or of each column.
     near : float
-        The least share of the norms below which differences are taken; what takes roots needs more than the default.
+        Least share of the squared norms below which differences are used; kernels that take roots need a larger one.
+
+    Returns
+    -------
+    Evaluator
+        Function of rows Z and optionally an array `out` (n, m), which only dense rows use.
     """
-    near = max(near, _NEAR[landmarks.dtype])
+    near = max(near, _NEAR_SHARES[landmarks.dtype])
     sparse = _Sparse(landmarks, scale, near)
     if not isinstance(landmarks, np.ndarray):
         return sparse
-    few = landmarks.shape[1] <= _FEW_COLUMNS
-    dense: PreparedBlock = _Differences(landmarks, scale) if few else _Centred(landmarks, scale, near)
+    narrow = landmarks.shape[1] <= _FEW_COLUMNS
+    dense: PreparedBlock = _Differences(landmarks, scale) if narrow else _Centred(landmarks, scale, near)
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
 
 
 class _Differences:
-    """Of a few columns."""
+    """Compute distances of rows with a few columns from differences."""
 
     def __init__(self, landmarks: Array, scale: float | Array) -> None:
         self.landmarks = landmarks
@@ -92,7 +97,7 @@ class _Differences:
 
 
 class _Products:
-    """What the dense and the sparse way through products share."""
+    """Base class for distances of dense and of sparse rows that are computed from products."""
 
     norms: Array
 
@@ -101,43 +106,43 @@ class _Products:
         self.factors = 1 / scale
 
     @cached_property
-    def in_double(self) -> Evaluator:
-        """The same in float64, made when the first rows ask for it."""
+    def float64_distances(self) -> Evaluator:
+        """The function in float64, prepared when the first rows need it."""
         return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale)
 
-    def mended(self, block: Array, Z: Rows, norms: Array) -> Array:
-        """Recompute, in place, what is near from differences, and what float32 cannot hold in float64.
+    def refine(self, block: Array, Z: Rows, norms: Array) -> Array:
+        """Recompute in place near pairs from differences, and rows in float64 for which float32 is not enough.
 
-        What is not near is well below 0.
+        Other pairs are far apart, so rounding cannot make their value positive.
         """
-        widest = float(norms.max(initial=0.0)) + float(self.norms.max(initial=0.0))
-        double_wide = block.dtype == np.float64 and _WIDE < widest < np.inf  # float32 has its own way, below
-        least = float(np.log(8 * _EPS * widest / _EXPONENT)) if double_wide else 0.0
-        _recompute_near(block, norms, self.norms, (self.near, least), lambda i, j: self._squares(Z, i, j))
+        largest = float(norms.max(initial=0.0)) + float(self.norms.max(initial=0.0))
+        large_float64 = block.dtype == np.float64 and _LARGE_NORMS < largest < np.inf  # float32 is handled below
+        square_limit = float(np.log(8 * _EPS * largest / _EXPONENTIAL_ERROR)) if large_float64 else 0.0
+        _recompute_near(block, norms, self.norms, (self.near, square_limit), lambda i, j: self._squares(Z, i, j))
         if block.dtype == np.float32:
-            wide = np.flatnonzero(FLOAT32_ERROR * (norms + self.norms.max()) > FLOAT32_LIMIT)
-            for part in row_slices(len(wide), 256):
-                block[wide[part]] = self.in_double(as_float64(Z[wide[part]]))
+            inexact = np.flatnonzero(FLOAT32_ERROR * (norms + self.norms.max()) > FLOAT32_LIMIT)
+            for part in row_slices(len(inexact), 256):
+                block[inexact[part]] = self.float64_distances(as_float64(Z[inexact[part]]))
         return block
 
     def _squares(self, Z: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Array:
-        """Return the squared distances of pairs, from the differences of their rows as they came."""
+        """Return the scaled squared distances (k,) of pairs of rows Z[i] and landmarks j, from their differences."""
         squares = np.empty(len(i))
         dense = isinstance(Z, np.ndarray) or isinstance(self.landmarks, np.ndarray)
-        width = Z.shape[1] if dense else _longest(Z, i) + _longest(self.landmarks, j)
+        width = Z.shape[1] if dense else _longest_row_values(Z, i) + _longest_row_values(self.landmarks, j)
         for part in row_slices(len(i), max(1, _VALUES_AT_ONCE // width)):
             difference = as_float64(Z[i[part]]) - self.landmarks[j[part]]
-            squares[part] = squared_norms(scale_columns(_rows(difference), self.factors))
+            squares[part] = squared_norms(scale_columns(_as_ndarray(difference), self.factors))
         return squares
 
 
-def _longest(X: Rows, rows: npt.NDArray[np.intp]) -> int:
-    """Return how many dense float64 values take the memory of the longest of some rows."""
-    return 2 * int(np.diff(X.indptr)[rows].max(initial=0)) + 1  # type: ignore[union-attr]  # of CSR rows, as the caller saw
+def _longest_row_values(X: Rows, rows: npt.NDArray[np.intp]) -> int:
+    """Return the memory of the longest of some CSR rows, in dense float64 values."""
+    return 2 * int(np.diff(X.indptr)[rows].max(initial=0)) + 1  # type: ignore[union-attr]  # the caller has checked that X is CSR
 
 
-def _rows(difference: Rows) -> Rows:
-    """Return the difference of dense and sparse rows, a matrix to NumPy's eyes, as an array."""
+def _as_ndarray(difference: Rows) -> Rows:
+    """Return a difference of rows as a plain array if it is dense: dense minus sparse rows may give a numpy.matrix."""
     return np.asarray(difference) if isinstance(difference, np.ndarray) else difference
 
 
@@ -145,25 +150,27 @@ _augmented_rows = ThreadBuffer()
 
 
 class _Centred(_Products):
+    """Compute distances of dense rows from products of centred rows."""
+
     def __init__(self, landmarks: Array, scale: float | Array, near: float) -> None:
         super().__init__(landmarks, scale, near)
         self.centre: Array | None = None
         m, d = landmarks.shape
-        # A product whose right side lies by columns is the quicker one, as long as the landmarks are narrow.
-        turned = d <= _NARROW
-        augmented: Array = np.empty((d + 2, m), landmarks.dtype).T if turned else np.empty((m, d + 2), landmarks.dtype)
-        self.norms = self._augmented(landmarks, augmented)
-        if not _around_zero(augmented[:, :-2], self.norms):
-            # Any common point would do: one in their own precision leaves rows of float32 what they are.
+        # For narrow landmarks the product is faster if they are stored by columns.
+        fortran = d <= _NARROW
+        augmented: Array = np.empty((d + 2, m), landmarks.dtype).T if fortran else np.empty((m, d + 2), landmarks.dtype)
+        self.norms = self._fill_centred(landmarks, augmented)
+        if not _is_mean_small(augmented[:, :-2], self.norms):
+            # Any common point is valid; one in the precision of the landmarks keeps float32 rows in float32.
             self.centre = landmarks.mean(axis=0, dtype=np.float64).astype(landmarks.dtype)
-            self.norms = self._augmented(landmarks, augmented)
+            self.norms = self._fill_centred(landmarks, augmented)
         augmented[:, :-2] *= 2
         augmented[:, -2] = -self.norms
         augmented[:, -1] = 1.0
         self.right: Array = augmented.T
 
-    def _augmented(self, rows: Array, out: Array) -> Array:
-        """Fill all but two columns with ``(x - c) / scale`` of each row, and return its squared norm."""
+    def _fill_centred(self, rows: Array, out: Array) -> Array:
+        """Write ``(x - c) / scale`` of each row to all but two columns of `out`; return its squared norm, (n,)."""
         centred = out[:, :-2]
         if self.centre is None:
             np.multiply(rows, self.factors, out=centred)
@@ -174,21 +181,23 @@ class _Centred(_Products):
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
         with _augmented_rows.borrow(Z.shape[0], Z.shape[1] + 2, Z.dtype) as left:
-            norms = self._augmented(Z, left)
+            norms = self._fill_centred(Z, left)
             left[:, -2] = 1.0
             left[:, -1] = -norms
             block = np.matmul(left, self.right, out=out)
-        return self.mended(block, Z, norms)
+        return self.refine(block, Z, norms)
 
 
-def _around_zero(rows: Array, norms: Array) -> bool:
-    """Whether the squared norms of rows would be no smaller, to speak of, if the rows were centred."""
+def _is_mean_small(rows: Array, norms: Array) -> bool:
+    """Return whether centring rows would hardly reduce their squared norms, whose values are `norms`."""
     centre = rows.mean(axis=0, dtype=np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is centred
-        return bool(centre @ centre <= _AROUND_ZERO * (norms.mean() - centre @ centre))
+    with np.errstate(over="ignore", invalid="ignore"):  # rows that overflow are centred
+        return bool(centre @ centre <= _SMALL_MEAN * (norms.mean() - centre @ centre))
 
 
 class _Sparse(_Products):
+    """Compute distances of rows of which either side is sparse, from products without centring."""
+
     @cached_property
     def scaled(self) -> Rows:
         return scale_columns(self.landmarks, self.factors)
@@ -198,7 +207,7 @@ class _Sparse(_Products):
         return prepare_inner_products(self.scaled)
 
     @cached_property
-    def norms(self) -> Array:  # type: ignore[override]  # computed when sparse rows come, if ever
+    def norms(self) -> Array:  # type: ignore[override]  # computed only if sparse rows are given
         return squared_norms(self.scaled)
 
     def __call__(self, Z: Rows, out: Array | None = None) -> Array:
@@ -208,19 +217,20 @@ class _Sparse(_Products):
         block *= 2
         block -= norms.astype(block.dtype)[:, np.newaxis]
         block -= self.norms.astype(block.dtype)
-        return self.mended(block, Z, norms)
+        return self.refine(block, Z, norms)
 
 
-def _recompute_near(block: Array, left: Array, right: Array, limits: tuple[float, float], squares: _Pairs) -> None:
-    """Replace, in place, near pairs by minus their squares.
+def _recompute_near(block: Array, left: Array, right: Array, limits: tuple[float, float], squares: _Squares) -> None:
+    """Replace the values of near pairs in place by minus their squared distances, computed from differences.
 
-    Near is what is within a share of the squared norms of both sides, and of wide rows what is within a number.
+    A pair is near if its squared distance is at most a share, `limits[0]`, of the sum of both squared norms; or, for
+    large norms, at most `limits[1]`.
     """
-    near, least = limits
-    # One pass finds the rows that have a near landmark at all.
-    candidates = np.flatnonzero(block.max(axis=1) >= -np.maximum(near * (left + right.max()), least))
+    near, square_limit = limits
+    # One pass finds the rows that have any near landmark.
+    candidates = np.flatnonzero(block.max(axis=1) >= -np.maximum(near * (left + right.max()), square_limit))
     for part in row_slices(len(candidates), _ROWS_AT_ONCE):
         rows = candidates[part]
         sums = left[rows, np.newaxis] + right
-        i, j = np.nonzero((block[rows] >= -near * sums) | ((block[rows] >= -least) & (sums > _WIDE)))
+        i, j = np.nonzero((block[rows] >= -near * sums) | ((block[rows] >= -square_limit) & (sums > _LARGE_NORMS)))
         block[rows[i], j] = -squares(rows[i], j)

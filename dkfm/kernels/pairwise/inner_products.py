@@ -1,4 +1,4 @@
-"""Inner products of all pairs of rows, dense or CSR, without ever making sparse rows dense."""
+"""Compute inner products of all pairs of rows, dense or CSR, without converting sparse rows to dense ones."""
 
 from typing import Any
 
@@ -9,54 +9,54 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, Sparse, csr_rows
 from dkfm.kernels.pairwise.blocks import Evaluator
 
-_TILE = 64
-"""Sparse rows that are multiplied at a time: their product may have an index beside every value."""
+_ROWS_BY_SPARSE = 64
+"""Sparse rows multiplied by sparse ones at a time: their sparse product may store an index with every value."""
 
-_MANY = 1024
-"""Sparse rows that are multiplied by a few dense ones at a time."""
+_ROWS_BY_DENSE = 1024
+"""Sparse rows multiplied by dense ones at a time."""
 
-_FEW = 64
-"""Dense rows that are transposed at a time beside sparse ones."""
+_DENSE_ROWS = 64
+"""Dense rows transposed and multiplied by sparse ones at a time."""
 
 
 def prepare_inner_products(Y: Rows) -> Evaluator:
-    """Return a function from rows X (n, d) to <x, y> of all pairs, (n, m); dense ones into the memory given.
+    """Return a function from rows X (n, d) to <x, y> of all pairs, (n, m), in `out` if X and Y are dense.
 
-    Beside the block only some rows of it are ever there; nothing is densified, and nothing is as long as d where both
-    sides are sparse.
+    Temporaries hold only some rows of the block. Sparse rows are not converted to dense ones, and no array has length d
+    if both sides are sparse.
     """
     if isinstance(Y, np.ndarray):
         dense = Y
         return lambda X, out=None, /: (
-            np.matmul(X, dense.T, out=out) if isinstance(X, np.ndarray) else _sparse_by_dense(X, dense)
+            np.matmul(X, dense.T, out=out) if isinstance(X, np.ndarray) else _multiply_sparse_by_dense(X, dense)
         )
-    used, places = np.unique(Y.indices, return_inverse=True)
-    # Any: which overload of @ the stubs give for two sparse sides differs from one run of mypy to the next.
-    right: Any = csr_rows(Y.data, places, Y.indptr, max(1, len(used))).T.tocsr()
+    used, columns = np.unique(Y.indices, return_inverse=True)
+    # Any, because the overload of @ that mypy picks for two sparse arrays differs from run to run.
+    right: Any = csr_rows(Y.data, columns, Y.indptr, max(1, len(used))).T.tocsr()
 
-    def block(X: Rows, out: Array | None = None, /) -> Array:
+    def multiply(X: Rows, out: Array | None = None, /) -> Array:
         if isinstance(X, np.ndarray):
-            return _sparse_by_dense(Y, X).T
+            return _multiply_sparse_by_dense(Y, X).T
         values = np.empty((X.shape[0], Y.shape[0]), np.result_type(X.dtype, Y.dtype))
-        for part in row_slices(X.shape[0], _TILE):
-            values[part] = (_renumbered(X[part], used) @ right).toarray()
+        for part in row_slices(X.shape[0], _ROWS_BY_SPARSE):
+            values[part] = (_select_columns(X[part], used) @ right).toarray()
         return values
 
-    return block
+    return multiply
 
 
-def _sparse_by_dense(X: Sparse, Y: Array) -> Array:
+def _multiply_sparse_by_dense(X: Sparse, Y: Array) -> Array:
     block = np.empty((X.shape[0], len(Y)), np.result_type(X.dtype, Y.dtype))
-    for few in row_slices(len(Y), _FEW):
-        right = np.ascontiguousarray(Y[few].T)
-        for part in row_slices(X.shape[0], _MANY):
-            block[part, few] = X[part] @ right
+    for columns in row_slices(len(Y), _DENSE_ROWS):
+        right = np.ascontiguousarray(Y[columns].T)
+        for part in row_slices(X.shape[0], _ROWS_BY_DENSE):
+            block[part, columns] = X[part] @ right
     return block
 
 
-def _renumbered(X: Sparse, used: npt.NDArray[np.integer]) -> Sparse:
-    """Return rows with the used columns alone, which are given ascending."""
-    places = np.minimum(np.searchsorted(used, X.indices), max(0, len(used) - 1))
-    kept = used[places] == X.indices if len(used) else np.zeros(len(places), np.bool_)
-    ends = np.concatenate([[0], np.cumsum(kept)])[X.indptr]
-    return csr_rows(X.data[kept], places[kept], ends, max(1, len(used)))
+def _select_columns(X: Sparse, used: npt.NDArray[np.integer]) -> Sparse:
+    """Return CSR rows with only the columns `used`, which are sorted; column ``used[i]`` becomes column i."""
+    columns = np.minimum(np.searchsorted(used, X.indices), max(0, len(used) - 1))
+    selected = used[columns] == X.indices if len(used) else np.zeros(len(columns), np.bool_)
+    ends = np.concatenate([[0], np.cumsum(selected)])[X.indptr]
+    return csr_rows(X.data[selected], columns[selected], ends, max(1, len(used)))

@@ -1,1 +1,1 @@
-"""Certificates: what a model returns is measured against what it promises."""
+"""Measure the error of fitted models against their definitions."""

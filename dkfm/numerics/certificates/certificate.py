@@ -1,6 +1,6 @@
-"""Measured exactness: what a model returns, held against what it promises.
+"""Certify models: compare what a model returns with the kernel values or eigenvalues that define it.
 
-Both sides go through the model itself, so damaged weights, landmarks or offsets show.
+Both sides are computed with the model itself, so that damaged weights, landmarks or offsets show.
 """
 
 import warnings
@@ -22,24 +22,24 @@ from dkfm.numerics.scorer import Scorer
 SAMPLE = 512
 
 _LIMITS = {"float64": 1e-6, "float32": 1e-2}
-"""What an error relative to the largest value may be at fit without a warning, by the precision of the model."""
+"""Largest error, relative to the largest value, without a warning at the fit, by the dtype of the model."""
 
-_OF_MAP = 4 * EPS
-"""Of the squared length of the mean: below it a map drops eigenvalues, and so the variance that they have."""
+_DROPPED_SHARE = 4 * EPS
+"""Share of the squared length of the mean below which a map drops eigenvalues, and their variance with them."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Two numbers that are 0 for exact arithmetic.
+    """Measured errors of a model; both are 0 in exact arithmetic.
 
     Attributes
     ----------
     error : float
-        The largest ``|err| / max |k|``.
+        Largest ``|err| / max |k|``.
     relative_error : float
-        The largest ``|err| / sqrt(k(x, x) k(z, z))``: pairs of small self-similarity count as much as large ones.
+        Largest ``|err| / sqrt(k(x, x) k(z, z))``: pairs of small self-similarity count as much as large ones.
     pairs : int
-        How many pairs were compared.
+        Number of pairs that were compared.
     """
 
     error: float
@@ -48,7 +48,7 @@ class Certificate:
 
     @classmethod
     def of(cls, stored: object) -> "Certificate":
-        """Return the certificate of a stored dictionary."""
+        """Return the certificate in a stored dictionary; raise an error if it is invalid."""
         if not isinstance(stored, dict) or set(stored) != {"error", "relative_error", "pairs"}:
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
         error, relative, pairs = stored["error"], stored["relative_error"], stored["pairs"]
@@ -57,18 +57,18 @@ class Certificate:
         return cls(error, relative, pairs)
 
     def worse(self, other: "Certificate") -> "Certificate":
-        """Return the larger numbers of two, over the pairs of both; what is no number is worst."""
+        """Return the larger errors of two certificates, with the pairs of both; NaN counts as the largest."""
         error, relative = np.maximum([self.error, self.relative_error], [other.error, other.relative_error])
         return Certificate(float(error), float(relative), self.pairs + other.pairs)
 
     def require(self, fitted: "Certificate") -> None:
-        """Raise a CertificateError where this, measured anew, is worse than rounding differs between machines."""
+        """Raise a CertificateError if this new measurement exceeds that of the fit by more than machines differ."""
         same = self.error <= 10 * fitted.error + 1e-14 and self.relative_error <= 10 * fitted.relative_error + 1e-14
         if not same:  # a NaN is not
             raise CertificateError(f"The model measures {self}, and measured {fitted} when it was fitted.")
 
     def require_below(self, bound: float) -> None:
-        """Raise a CertificateError where the first number is above what the numerical rank explains."""
+        """Raise a CertificateError if `error` exceeds the bound that the numerical rank explains."""
         if not self.error <= bound:
             raise CertificateError(f"The model measures {self} on these points, and its rank explains {bound:.1e}.")
 
@@ -80,21 +80,21 @@ class Certificate:
 
 @dataclass(frozen=True, repr=False)
 class Verification:
-    """What a model measures anew.
+    """Errors of a model that are measured again after the fit.
 
     Attributes
     ----------
     certificate : Certificate
-        Of what every model carries with it: a map's landmarks, or the training rows of components.
+        Errors for the rows that every model keeps: the landmarks of a map, or the training rows of components.
     against : Certificate, optional
-        Of the landmarks paired with the points that were given.
+        Errors for the landmarks paired with the given points.
     between : Certificate, optional
-        Of these points paired with each other, which both may be new.
+        Errors for the given points paired with each other; both may be new.
     residuals : ndarray of shape (m,), optional
         ``k(z, z) - |phi(z)|^2`` of the points, at most 512 of them, clipped at 0.
     bound : float, optional
-        Of the error between two of the points: the largest residual as a share of the largest k(z, z). Infinite where
-        the kernel was clipped.
+        Bound of the error between two of the points: the largest residual as a share of the largest k(z, z). It is
+        infinite if the kernel was clipped.
     """
 
     certificate: Certificate
@@ -106,37 +106,38 @@ class Verification:
     def __str__(self) -> str:
         if self.residuals is None:
             return f"certificate {self.certificate}"
-        median, most = float(np.median(self.residuals)), float(self.residuals.max())
+        median, largest = float(np.median(self.residuals)), float(self.residuals.max())
         return (
             f"certificate {self.certificate}\nwith the landmarks: {self.against}\nwith each other: {self.between}, and "
-            f"at most {self.bound:.1e} by their residuals\nresiduals: {median:.1e} in the middle, {most:.1e} at most"
+            f"at most {self.bound:.1e} by their residuals\nresiduals: {median:.1e} in the middle, {largest:.1e} at most"
         )
 
     __repr__ = __str__
 
 
-def warn_above(error: float, dtype: np.dtype[np.floating], told: str, remedy: str, accepted: float = 0.0) -> None:
-    """Warn where a fitted model errs by more than 1e-6 of the largest value, or 1e-2 in float32.
+def warn_above(error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted: float = 0.0) -> None:
+    """Warn if the error of a fitted model exceeds 1e-6 of the largest value, or 1e-2 in float32.
 
     Parameters
     ----------
     error : float
-        Relative to the largest value: `Certificate.error`. Errors relative to each pair's own scale are not judged:
-        those of the smallest components and of rows of small k(x, x) are large in models that are right.
+        `Certificate.error`. `relative_error` is not judged, because it is large for the smallest components and for
+        rows of small k(x, x) even in correct models.
     dtype : dtype
-        Of the model.
-    told, remedy : str
-        The sentence up to its remedy, with the number; and the remedy.
+        Dtype of the model.
+    finding, remedy : str
+        Parts of the warning: the finding with the number, and the remedy.
     accepted : float
-        A larger error that the parameters of the fit accept.
+        Larger error that the parameters of the fit accept.
 
     Warns
     -----
     DkfmWarning
+        The error exceeds the limit.
     """
     limit = max(_LIMITS[dtype.name], accepted)
     if not error <= limit:  # a NaN is not
-        warnings.warn(f"{told}, and at most {limit:.0e} is expected; {remedy}.", DkfmWarning, stacklevel=4)
+        warnings.warn(f"{finding}, and at most {limit:.0e} is expected; {remedy}.", DkfmWarning, stacklevel=4)
 
 
 def certify_map(
@@ -154,40 +155,35 @@ def certify_map(
     score : Scorer
         A prepared model with a head "features".
     X : ndarray or csr_array of shape (s, d)
-        Rows whose features are taken.
+        Rows x.
     points : ndarray or csr_array of shape (s, d), optional
-        The same rows as a kernel compares them: of a precomputed kernel the numbers of their columns. By default X.
+        The same rows as the kernel compares them: for a precomputed kernel the numbers of their columns. By default X.
     Z : ndarray or csr_array of shape (m, d), optional
-        Points to pair with them; by default X again. At most 512 are taken, evenly spread.
+        Points z, of which at most 512 are used, evenly spread; by default X.
     tiles : iterable of ndarray or csr_array, optional
-        All landmarks, in tiles, where X are some of them. The rows are then also paired with one fixed combination of
-        all landmarks, with random signs: so every weight counts, and not those of the rows X alone.
+        Tiles of all landmarks, if X are some of them. The rows are then also paired with one fixed combination of all
+        landmarks with random signs, so that the certificate depends on all weights.
     mean : ndarray of shape (N,), optional
-        What the features are centred with, as `root.heads` takes it; what it maps to is added to them again.
+        Mean that the features are centred with, as in `roots.map_heads`; its image is added back to the features.
 
     Returns
     -------
     Certificate
-        Of features in the model's precision, multiplied in float64.
+        Errors of features in the model's dtype, whose products are computed in float64.
     """
-    return compare_blocks(*_sides(score, X, X if points is None else points, Z, tiles, mean))
+    return compare_blocks(*_both_sides(score, X, X if points is None else points, Z, tiles, mean))
 
 
 def relative_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
-    """Return the errors that `certify_map` takes the largest of, ``|err| / sqrt(k(x, x) k(z, z))``, of all pairs.
-
-    Returns
-    -------
-    ndarray of shape (s, m)
-    """
-    found, expected, left, right = _sides(score, X, X, Z, (), mean)
-    return _relative(np.abs(found - expected), left, right)
+    """Return the errors ``|err| / sqrt(k(x, x) k(z, z))`` of all pairs, (s, m); `certify_map` returns the largest."""
+    found, expected, left, right = _both_sides(score, X, X, Z, (), mean)
+    return _scale_errors(np.abs(found - expected), left, right)
 
 
-def _sides(
+def _both_sides(
     score: Scorer, X: Rows, points: Rows, Z: Rows | None, tiles: Iterable[Rows], mean: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the products of features, the values of the kernel, and the self-similarities of both sides."""
+    """Return the products of features, the kernel values, and the k(x, x) and k(z, z) of both sides."""
     model = score.model
     Z = X if Z is None else Z[sample_evenly(Z.shape[0])]
     if Z.shape[1] != model.columns:
@@ -196,17 +192,17 @@ def _sides(
     expected = checked_block(model.kernel, Z, points).T
     left = score("features", X) + centre
     right = left if Z is X else score("features", Z) + centre
-    if model.kernel.is_precomputed:  # only training rows have a k(z, z) that is known
-        sizes = expected.diagonal(), expected.diagonal()
+    if model.kernel.is_precomputed:  # k(z, z) is known only for training rows
+        diagonals = expected.diagonal(), expected.diagonal()
     else:
-        sizes = model.kernel.evaluate_diagonal(X), model.kernel.evaluate_diagonal(Z)
-    combined = training_reductions.fixed_combination(score, tiles, float(sizes[0].max()))
+        diagonals = model.kernel.evaluate_diagonal(X), model.kernel.evaluate_diagonal(Z)
+    combined = training_reductions.fixed_combination(score, tiles, float(diagonals[0].max()))
     if len(combined):
-        some = sample_evenly(len(combined))
-        expected = np.column_stack([expected, combined[some]])
+        sampled = sample_evenly(len(combined))
+        expected = np.column_stack([expected, combined[sampled]])
         right = np.concatenate([right, score.image("features", combined[np.newaxis])])
-        sizes = sizes[0], np.append(sizes[1], sizes[0].max())
-    return left.astype(np.float64) @ right.astype(np.float64).T, expected, *sizes
+        diagonals = diagonals[0], np.append(diagonals[1], diagonals[0].max())
+    return left.astype(np.float64) @ right.astype(np.float64).T, expected, *diagonals
 
 
 def certify_components(
@@ -217,29 +213,29 @@ def certify_components(
     Parameters
     ----------
     score : Scorer
-        A prepared model with a head "scores", which has an offset where the components are centred.
+        A prepared model with a head "scores", which has an offset if the components are centred.
     eigenvalues : ndarray of shape (q,)
-        mu. The pairs are pairs of components, at most 512 of them, evenly spread, over all training rows.
+        mu. The pairs are those of at most 512 components, evenly spread, over all training rows.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All training rows, as the model scores them.
     sample_weight : ndarray of shape (N,), optional
-        The diagonal of D.
+        Diagonal of D; by default 1.
 
     Returns
     -------
     Certificate
-        Also of what the mean that was taken away can hide: see `_cancelled`. It is 0 where all rows are equal.
+        Errors, including those that centring can hide, see `_certify_centring`; 0 if all rows are equal.
     """
     if _is_one_point(score.model.landmarks):
         return Certificate(0.0, 0.0, 0)
     weights = np.ones(score.model.landmarks.shape[0]) if sample_weight is None else sample_weight
-    hidden = _cancelled(score, eigenvalues, float(weights.sum()))
+    hidden = _certify_centring(score, eigenvalues, float(weights.sum()))
     if not len(eigenvalues):
         return hidden
-    some, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
-    sampled, mu = _some_scores(score, some), eigenvalues[some]
+    selected, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
+    sampled, mu = _select_components(score, selected), eigenvalues[selected]
     constant = 0.0 if head.offset is None else np.sqrt(eigenvalues[0] / weights.sum())
-    # One more component that does not vary: the means show as plainly as the products.
+    # A further constant component makes the means part of the products.
     mu = np.append(mu, 0.0 if head.offset is None else eigenvalues[0])
     products, start = np.zeros((len(mu), len(mu))), 0
     for tile in tiles:
@@ -251,31 +247,31 @@ def certify_components(
 
 
 def certify_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float) -> Certificate:
-    """Compare ``b'Kb`` with 1, and ``b'Km`` with the offset, each as large as the eigenvalues: of any landmarks.
+    """Compare ``b'Kb`` with 1, and ``b'Km`` with the offset, scaled by the eigenvalues, for any landmarks.
 
     Parameters
     ----------
     score, eigenvalues
-        As `certify_components` takes them.
+        As in `certify_components`.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
     total_weight : float
-        Sum of the weights of the training rows: an offset is measured beside the scores, ``sqrt(mu / total_weight)``.
+        Sum of the weights of the training rows: an offset is compared with the scores, ``sqrt(mu / total_weight)``.
 
     Returns
     -------
     Certificate
-        Also of what the mean that was taken away can hide: see `_cancelled`.
+        Errors, including those that centring can hide, see `_certify_centring`.
     """
-    hidden = _cancelled(score, eigenvalues, total_weight)
+    hidden = _certify_centring(score, eigenvalues, total_weight)
     if not len(eigenvalues):
         return hidden
-    some, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
-    sampled, mu = _some_scores(score, some), eigenvalues[some]
+    selected, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
+    sampled, mu = _select_components(score, selected), eigenvalues[selected]
     W = sampled.model.head("scores").weights.astype(np.float64)
-    offset = np.zeros(len(some)) if head.offset is None else head.offset[some].astype(np.float64)
+    offset = np.zeros(len(selected)) if head.offset is None else head.offset[selected].astype(np.float64)
     mean = np.zeros((len(W), 1)) if head.offset is None else head.weights[:, -1:].astype(np.float64) / 2
-    left, products, start = np.hstack([W, mean]), np.zeros((len(some) + 1, len(some))), 0
+    left, products, start = np.hstack([W, mean]), np.zeros((len(selected) + 1, len(selected))), 0
     for tile in tiles:
         S = sampled("scores", tile).astype(np.float64) + offset
         products += left[start : start + len(S)].T @ S
@@ -286,23 +282,23 @@ def certify_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total
     return compare_blocks(error, np.zeros_like(error), np.append(mu, mu[0]), mu).worse(hidden)
 
 
-def _cancelled(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
-    """Hold the largest eigenvalue against the rounding of the mean that was taken away, which every axis has.
+def _certify_centring(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
+    """Compare the rounding error of the mean, which centring adds to every axis, with the largest eigenvalue.
 
-    That is ``4 eps`` of the mean's squared length, as large as what a map drops; where it is all that is left, the
-    certificate is 1, also of axes that were not kept.
+    This error is ``4 eps`` of the squared length of the mean, as much as a map drops. If nothing else is left, the
+    certificate is 1, even if no axis was kept.
     """
     head = score.model.heads.get("reconstruction_error")
     if head is None or head.offset is None:
         return Certificate(0.0, 0.0, 0)
-    rounding = _OF_MAP * total_weight * abs(float(head.offset[-1]))
-    most = max(rounding, float(eigenvalues.max(initial=0.0)))
-    share = rounding / most if most > 0 else 0.0
+    rounding = _DROPPED_SHARE * total_weight * abs(float(head.offset[-1]))
+    largest = max(rounding, float(eigenvalues.max(initial=0.0)))
+    share = rounding / largest if largest > 0 else 0.0
     return Certificate(share, share, 0)
 
 
 def _is_one_point(rows: Rows) -> bool:
-    """Whether all rows are equal, so that nothing varies and nothing is lost."""
+    """Return whether all rows are equal, so that nothing varies and nothing is lost."""
     if isinstance(rows, np.ndarray):
         return bool((rows == rows[:1]).all())
     n, stored = rows.shape[0], np.diff(rows.indptr)
@@ -311,28 +307,28 @@ def _is_one_point(rows: Rows) -> bool:
     return all(bool((part.reshape(n, -1) == part[: stored[0]]).all()) for part in (rows.indices, rows.data))
 
 
-def _some_scores(score: Scorer, some: npt.NDArray[np.intp]) -> Scorer:
-    """Return the scorer of some of the components."""
+def _select_components(score: Scorer, numbers: npt.NDArray[np.intp]) -> Scorer:
+    """Return a scorer of some of the components."""
     head = score.model.head("scores")
-    offset = None if head.offset is None else head.offset[some]
-    heads = {"scores": Head(np.ascontiguousarray(head.weights[:, some]), offset)}
+    offset = None if head.offset is None else head.offset[numbers]
+    heads = {"scores": Head(np.ascontiguousarray(head.weights[:, numbers]), offset)}
     return Scorer(replace(score.model, heads=heads), score.block)
 
 
 def sample_evenly(n: int) -> npt.NDArray[np.intp]:
-    """Return the numbers of at most 512 of n rows, evenly spread: those that are measured."""
+    """Return the numbers of at most 512 of n rows, evenly spread."""
     return np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.intp)
 
 
 def compare_blocks(found: Array, expected: Array, left: Array, right: Array) -> Certificate:
-    """Return the certificate of a block (s, m) beside what it should be, of rows whose k(x, x) are (s,) and (m,)."""
+    """Return the certificate of a block (s, m); `left` (s,) and `right` (m,) are the k(x, x) of its two sides."""
     error = np.abs(found - expected)
     largest = max(float(np.abs(values).max()) for values in (expected, left, right))
-    relative = float(_relative(error, left, right).max())
+    relative = float(_scale_errors(error, left, right).max())
     return Certificate(_ratio(float(error.max()), largest), relative, found.size)
 
 
-def _relative(error: Array, left: Array, right: Array) -> Array:
+def _scale_errors(error: Array, left: Array, right: Array) -> Array:
     scale = np.sqrt(np.abs(np.outer(left, right)))
     # 0 / 0 is an exact zero; anything else over 0 is an infinite error.
     return np.divide(error, scale, out=np.where(error > 0, np.inf, 0.0), where=scale > 0)

@@ -1,4 +1,4 @@
-"""Measured exactness of discriminants: the covariance and the means of outputs, held against what they promise."""
+"""Certify discriminants: compare the covariances and the means of their outputs with those that define them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,23 +21,25 @@ def certify_discriminants(
     expected: tuple[Array, Array],
     ridge: float,
 ) -> Certificate:
-    """Compare the covariance within the classes, and the class means, of outputs for the training rows with T'T and M.
+    """Compare the covariance within the classes, and the class means, of the training outputs with T'T and M.
 
     Parameters
     ----------
     score : Scorer
+        A prepared model.
     name : str
-        Of a head of combinations T (q, p) of discriminants; its link is left out.
+        Name of a head of combinations T (q, p) of discriminants; its link is left out.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All training rows, as the model scores them.
     indicators : ndarray of shape (N, C)
-        The weight of a row in the column of its class, else 0.
-    expected : ndarrays of shape (p, p), (C, p)
-        T'T, which is the covariance and the ridge of the weights b, ``ridge b'Kb``, together; and M.
+        Weight of each row in the column of its class, and 0 elsewhere.
+    expected : tuple of ndarray of shape (p, p), ndarray of shape (C, p)
+        T'T, which is the sum of the covariance and of ``ridge b'Kb`` for the weights b; and the class means M.
     ridge : float
+        Ridge ``lambda`` of the discriminants.
     """
-    head, (products, class_means), start = _plain(score, name), expected, 0
-    offset, p = _offset(head), head.columns
+    head, (products, class_means), start = _without_link(score, name), expected, 0
+    offset, p = _get_offset(head), head.columns
     if not p:
         return Certificate(0.0, 0.0, 0)
     sums, second, squares = np.zeros_like(class_means), np.zeros((p, p)), np.zeros((p, p))
@@ -61,25 +63,26 @@ def certify_discriminants(
 def certify_combinations(
     score: Scorer, name: str, tiles: Iterable[Rows], products: Array, mean: Array, constants: Array, longest: float
 ) -> Certificate:
-    """Compare ``b'Kb`` of the weights b of a head with what it is, and ``b'Km`` with the offset: of any landmarks.
+    """Compare ``b'Kb`` of a head's weights b with its expected value, and ``b'Km`` with the offset, for any landmarks.
 
     Parameters
     ----------
     score, name
-        As `certify_discriminants` takes them.
+        As in `certify_discriminants`.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
     products : ndarray of shape (p, p)
+        Expected ``b'Kb``.
     mean : ndarray of shape (N,)
-        m, what the mean of the training rows is made of.
+        Coefficients m of the mean of the training rows.
     constants : ndarray of shape (p,)
-        What the offset has beside ``b'Km``.
+        Part of the offset beside ``b'Km``.
     longest : float
-        Squared length of the longest direction, of those along which the training rows have the variance 1: the
-        rounding of the mean, ``eps m'Km``, is added to that variance this many times.
+        Largest squared length of a direction along which the training rows have the variance 1: the rounding error of
+        the mean, ``eps m'Km``, times this number is an error of that variance.
     """
-    head, start = _plain(score, name), 0
-    offset, p = _offset(head), head.columns
+    head, start = _without_link(score, name), 0
+    offset, p = _get_offset(head), head.columns
     if not p:
         return Certificate(0.0, 0.0, 0)
     left, found = np.column_stack([head.weights[:, :p].astype(np.float64), mean]), np.zeros((p + 1, p + 1))
@@ -98,9 +101,9 @@ def certify_combinations(
     return measured.worse(Certificate(hidden, hidden, 0))
 
 
-def _plain(score: Scorer, name: str) -> Head:
+def _without_link(score: Scorer, name: str) -> Head:
     return replace(score.model.head(name), link=links.IDENTITY)
 
 
-def _offset(head: Head) -> Array:
+def _get_offset(head: Head) -> Array:
     return np.zeros(head.columns) if head.offset is None else head.offset.astype(np.float64)

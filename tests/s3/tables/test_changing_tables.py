@@ -38,7 +38,7 @@ MEANWHILE = {
     "ids": lambda source: source.read_ids(slice(400, 500)),
     "ids of the first batch": lambda source: source.read_ids(slice(400, 410)),
     "a footer that is not kept": lambda source: (
-        parquet_footers._kept_metadata.cache_clear() or source.read(slice(400, 500))
+        parquet_footers._cached_metadata.cache_clear() or source.read(slice(400, 500))
     ),
     "a table that is not kept": lambda source: fresh() or source.read(slice(400, 500)),
     "an opening": lambda source: open_source(source.name, id_column="id"),

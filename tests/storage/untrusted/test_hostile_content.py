@@ -111,7 +111,7 @@ def test_a_column_that_says_it_has_more_than_its_rows_is_refused(tmp_path, monke
 
 def test_a_footer_of_any_length_is_not_read(tmp_path, monkeypatch):
     ids_of(tmp_path, ["a"] * 100, pa.string(), False)
-    monkeypatch.setattr(parquet_footers, "_MAX_FOOTER", 100)
+    monkeypatch.setattr(parquet_footers, "_MAX_FOOTER_BYTES", 100)
     with pytest.raises(InvalidInputError, match="a part of it is longer than 100 bytes"):
         ParquetSource.open(tmp_path / "x.parquet")
 
