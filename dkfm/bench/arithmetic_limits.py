@@ -34,7 +34,7 @@ class _ThreadWork:
             np.matmul(values, self.weights, out=self.out[:n])
 
 
-def bare_arithmetic(
+def prepare_bare_arithmetic(
     rows: int, columns: int, n: int, width: int, dtype: str, tile: int, threads: int
 ) -> Callable[[Path], None]:
     """Return a job that runs only the arithmetic of Gaussian scores, without checks or allocations.
@@ -72,7 +72,7 @@ def bare_arithmetic(
     return run
 
 
-def bare_tile_loop(model: Model, Z: Array, threads: int) -> Callable[[Path], None]:
+def prepare_bare_tile_loop(model: Model, Z: Array, threads: int) -> Callable[[Path], None]:
     """Return a job that scores rows in memory with the tile loop of dkfm, without Dask and without files."""
     score, shares = scorer.prepare_scorer(model), list(row_slices(len(Z), -(-len(Z) // threads)))
 

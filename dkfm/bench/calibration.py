@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm.bench.competitors import FEW, BenchSite
+from dkfm.bench.competitors import AGREEMENT_ROWS, BenchSite
 from dkfm.bench.timing import Ratio
 from dkfm.bench.workloads import default_gaussian, random_components
 from dkfm.core.sizing import Constants
@@ -89,7 +89,7 @@ def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved: int
     products = [(b - a) / (_MANY_COLUMNS - _FEW_COLUMNS) for a, b in zip(few, many, strict=True)]
     values = [a - product * (_FEW_COLUMNS + _OUTPUTS) for a, product in zip(few, products, strict=True)]
     read, written = _measure_transfers(site, moved)
-    scheduler = [run_nothing(site, tasks) for _ in range(site.rounds)]
+    scheduler = [time_empty_tasks(site, tasks) for _ in range(site.rounds)]
     measured = values, products, scheduler, read, written
     return MeasuredConstants(dict(zip(_UNITS, measured, strict=True)))
 
@@ -114,7 +114,7 @@ def _time_scoring(n: int, columns: int, rows: int) -> float:
     score = scorer.prepare_scorer(Model(default_gaussian(columns), rng.normal(size=(n, columns)), {"scores": head}))
     Z = rng.normal(size=(rows, columns))
     with single_blas_thread():
-        score("scores", Z[:FEW])
+        score("scores", Z[:AGREEMENT_ROWS])
         start = time.thread_time()  # not wall time: its noise would exceed the differences measured here
         score("scores", Z)
         return time.thread_time() - start
@@ -136,7 +136,7 @@ def _score_rows(client: "Client", model: Path, source: Path, chunk_rows: int, de
     batch_score(model, source, destination, client=client, chunk_rows=chunk_rows, progress=False)
 
 
-def run_nothing(site: BenchSite, tasks: int) -> float:
+def time_empty_tasks(site: BenchSite, tasks: int) -> float:
     """Run empty tasks with the arguments of a job's tasks; return the seconds of the scheduler for one task."""
     model, source = site.saved(random_components(2, 1, 1)), site.rows(tasks, 1)
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())

@@ -22,10 +22,10 @@ from dkfm.storage import zarr_store
 if TYPE_CHECKING:
     from distributed import Client
 
-DTYPES = {"float64": 1e-6, "float32": 1e-3}
+DTYPE_TOLERANCES = {"float64": 1e-6, "float32": 1e-3}
 """Precisions of scores, and the largest difference between rivals, relative to the largest score."""
 
-FEW = 50
+AGREEMENT_ROWS = 50
 """Number of rows on which rivals must agree."""
 
 Job: TypeAlias = Callable[[Path, Path], object]
@@ -76,7 +76,7 @@ class BenchSite:
     def jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
         """Return scikit-learn jobs by chunk size: sizes whose blocks with n points fit into a worker, or the first."""
         budget = memory.task_budget(self.client, self.threads)
-        peer = sklearn_peers.PeerOnWorkers.of(self.client, fitted, width)
+        peer = sklearn_peers.ScatteredPeer.of(self.client, fitted, width)
         fitting = [rows for rows in self.chunks if 3 * 8 * rows * n <= budget] or self.chunks[:1]
         return {f"{rows:,}": partial(peer.score, chunk_rows=rows) for rows in fitting}
 
@@ -129,10 +129,11 @@ def require_agreement(
         for peer in theirs:
             left, right = make_comparable(scores[name], scores[peer])
             error, scale = float(np.abs(left - right).max()), float(np.abs(right).max())
-            if not error <= DTYPES[name] * scale:  # also true for NaN
+            if not error <= DTYPE_TOLERANCES[name] * scale:  # also true for NaN
                 raise DisagreementError(
                     f"dkfm's {name} scores of {rows.shape[1]} columns differ from scikit-learn's by {error:.1e}, where "
-                    f"the largest is {scale:.1e} and {DTYPES[name] * scale:.1e} is allowed; nothing was timed."
+                    f"the largest is {scale:.1e} and {DTYPE_TOLERANCES[name] * scale:.1e} is allowed; "
+                    "nothing was timed."
                 )
 
 
@@ -142,5 +143,5 @@ def align_signs(scores: Array, others: Array) -> tuple[Array, Array]:
 
 
 def sample_inner_products(features: Array, others: Array) -> tuple[Array, Array]:
-    """Return inner products of the first `FEW` rows with all: exact maps agree on them if these are training rows."""
-    return features[:FEW] @ features.T, others[:FEW] @ others.T
+    """Return inner products of the first `AGREEMENT_ROWS` rows with all; exact maps agree on training rows."""
+    return features[:AGREEMENT_ROWS] @ features.T, others[:AGREEMENT_ROWS] @ others.T

@@ -12,7 +12,7 @@ from math import sqrt
 from pathlib import Path
 
 from dkfm.bench import calibration, workloads
-from dkfm.bench.competitors import DTYPES, BenchSite
+from dkfm.bench.competitors import DTYPE_TOLERANCES, BenchSite
 from dkfm.bench.machine import describe_machine
 from dkfm.core.text_tables import Row, Table
 from dkfm.errors import ClusterError
@@ -221,7 +221,7 @@ def _measure_tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, T
 
 def _measure_features(site: BenchSite, sizes: BenchSizes) -> Iterator[Row]:
     n, columns, rows = sizes.mapped_n, sizes.mapped_columns, sizes.mapped_rows
-    yield from workloads.bench_features(site, sqrt(columns / 2), n, columns, rows, tuple(DTYPES))
+    yield from workloads.bench_features(site, sqrt(columns / 2), n, columns, rows, tuple(DTYPE_TOLERANCES))
     yield from workloads.bench_features(site, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
 
 

@@ -65,7 +65,7 @@ class LaplacianComponents:
 
 
 @dataclass(frozen=True)
-class PeerOnWorkers:
+class ScatteredPeer:
     """A fitted estimator that is scattered to the workers once, so that tasks do not carry it."""
 
     client: "Client"
@@ -73,7 +73,7 @@ class PeerOnWorkers:
     width: int
 
     @classmethod
-    def of(cls, client: "Client", fitted: Transformer, width: int) -> "PeerOnWorkers":
+    def of(cls, client: "Client", fitted: Transformer, width: int) -> "ScatteredPeer":
         """Scatter a fitted estimator to all workers."""
         return cls(client, client.scatter(fitted, broadcast=True, hash=False), width)
 

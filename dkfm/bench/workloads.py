@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from dkfm.bench import arithmetic_limits, sklearn_peers
-from dkfm.bench.competitors import DTYPES, FEW, BenchSite, Job, align_signs, require_agreement, sample_inner_products
+from dkfm.bench.competitors import (
+    AGREEMENT_ROWS,
+    DTYPE_TOLERANCES,
+    BenchSite,
+    Job,
+    align_signs,
+    require_agreement,
+    sample_inner_products,
+)
 from dkfm.bench.timing import Ratio, Times
 from dkfm.core.rows import Array
 from dkfm.core.text_tables import Row
@@ -58,23 +66,28 @@ def default_gaussian(columns: int) -> Gaussian:
 def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> ScoringResult:
     """Compare the scoring of rows with q components of n landmarks."""
     X = _normal_rows(n, columns)
-    models = {dtype: _fit_components(site, q, X, dtype) for dtype in DTYPES}
+    models = {dtype: _fit_components(site, q, X, dtype) for dtype in DTYPE_TOLERANCES}
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(model)) for dtype, model in models.items()}
     # Lanczos components are exact, so that the scores of the rivals agree.
     theirs = site.jobs(sklearn_peers.sklearn_components(1 / columns, q, "arpack").fit(X), n, q)
-    require_agreement(site, ours, theirs, _normal_rows(FEW, columns), align_signs)
+    require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, columns), align_signs)
     source = site.rows(rows, columns)
     rivals = _bind_rows(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
-        rivals[f"loop {dtype}"] = arithmetic_limits.bare_tile_loop(model.model_, Z, site.threads)
+        rivals[f"loop {dtype}"] = arithmetic_limits.prepare_bare_tile_loop(model.model_, Z, site.threads)
         for tile in _TILE_ROWS:
-            rivals[f"{dtype} {tile}"] = arithmetic_limits.bare_arithmetic(
+            rivals[f"{dtype} {tile}"] = arithmetic_limits.prepare_bare_arithmetic(
                 rows, columns, n, q, dtype, tile, site.threads
             )
     times = site.timed(rivals)
-    scores = [{"columns": columns, "rows": rows, "dtype": dtype, **_compare(times, dtype, theirs)} for dtype in DTYPES]
-    return ScoringResult(scores, [{"columns": columns, "dtype": dtype, **_shares(times, dtype)} for dtype in DTYPES])
+    scores = [
+        {"columns": columns, "rows": rows, "dtype": dtype, **_compare(times, dtype, theirs)}
+        for dtype in DTYPE_TOLERANCES
+    ]
+    return ScoringResult(
+        scores, [{"columns": columns, "dtype": dtype, **_shares(times, dtype)} for dtype in DTYPE_TOLERANCES]
+    )
 
 
 def _bind_rows(site: BenchSite, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
@@ -114,7 +127,7 @@ def bench_laplacian(site: BenchSite, n: int, q: int, rows: int) -> Row:
     model = site.saved(KernelPCA(q, kernel=kernel, workspace=site.folder).fit(X))
     ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
     theirs = site.jobs(sklearn_peers.LaplacianComponents(1 / _COLUMNS, q).fit(X), n, q)
-    require_agreement(site, ours, theirs, _normal_rows(FEW, _COLUMNS), align_signs)
+    require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, _COLUMNS), align_signs)
     times = site.timed(_bind_rows(site, ours, theirs, rows, _COLUMNS))
     return {"columns": _COLUMNS, "N": n, "rows": rows, **_compare(times, "float64", theirs)}
 
@@ -149,7 +162,13 @@ def bench_features(
     maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=dtype).fit(X) for dtype in dtypes}
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(phi)) for dtype, phi in maps.items()}
     theirs = site.jobs(sklearn_peers.sklearn_nystroem(gamma, n).fit(X), n, n)
-    require_agreement(site, ours, theirs, np.vstack([X[:FEW], _normal_rows(FEW, columns)]), sample_inner_products)
+    require_agreement(
+        site,
+        ours,
+        theirs,
+        np.vstack([X[:AGREEMENT_ROWS], _normal_rows(AGREEMENT_ROWS, columns)]),
+        sample_inner_products,
+    )
     times = site.timed(_bind_rows(site, ours, theirs, rows, columns))
     for dtype, phi in maps.items():
         yield {
@@ -215,7 +234,7 @@ def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult
     before = max(site.client.run(model_cache.baseline_memory).values())
     pca, source = random_components(n, q, _COLUMNS), site.rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.saved(pca))
-    site.timed({"imports": partial(job, site.rows(FEW, _COLUMNS))}, 1)
+    site.timed({"imports": partial(job, site.rows(AGREEMENT_ROWS, _COLUMNS))}, 1)
     times = site.timed({"job": partial(job, source)}, 1)
     peak = max(site.client.run(memory.peak_memory).values())
     job_plan = plan_in_memory(pca.model_, ["scores"], open_source(source), threads=site.threads)
@@ -244,7 +263,7 @@ def _fit_components(site: BenchSite, q: int, X: Array, dtype: str = "float64") -
 def random_components(n: int, q: int, columns: int) -> KernelPCA:
     """Return components with random weights, on which time and memory do not depend; a fit to many rows takes long."""
     X, weights = _normal_rows(n, columns), np.random.default_rng(n).normal(size=(n, q))
-    pca = KernelPCA(1, kernel=default_gaussian(columns)).fit(_normal_rows(FEW, columns))
+    pca = KernelPCA(1, kernel=default_gaussian(columns)).fit(_normal_rows(AGREEMENT_ROWS, columns))
     pca.model_ = replace(pca.model_, landmarks=X, heads={"scores": Head(weights, np.zeros(q))})
     return pca
 

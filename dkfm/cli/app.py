@@ -293,7 +293,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
     from dkfm.storage import model_transfer
 
     options.add_working_directory(*trusted)
-    if model_transfer.store_kind(path) == "scores":
+    if model_transfer.read_store_kind(path) == "scores":
         from dkfm.scoring.verification import verify_scores
 
         result = verify_scores(path, against, sample=sample, model=model, trusted=trusted)

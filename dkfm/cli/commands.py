@@ -63,15 +63,15 @@ def compare(
     from dkfm.comparison import html_page
     from dkfm.comparison.compare import compare_kernels
     from dkfm.files.location import locate, require_apart
-    from dkfm.plotting.axes import pyplot
-    from dkfm.sources.base import Named
+    from dkfm.plotting.axes import import_pyplot
+    from dkfm.sources.base import NamedColumns
     from dkfm.sources.opening import open_source
 
     kernels = [options.parse_kernel(word) for word in words]
     if html is not None:
-        pyplot()
+        import_pyplot()
         options.require_writable_folder(html)
-        html_page.require_replaceable(Path(html).resolve())
+        html_page.require_replaceable_page(Path(html).resolve())
     y = options.read_labels(labels, "--labels")
     t = None if test_labels is None else options.read_labels(test_labels, "--test-labels")
     rows = open_source(train, columns=options.parse_list(columns), id_column=id_column)
@@ -82,7 +82,7 @@ def compare(
             None if test_labels is None else Path(test_labels),
         ]
         require_apart(Path(html).absolute(), "page", [rows.location, *inputs])
-    names = list(rows.columns) if isinstance(rows, Named) else None
+    names = list(rows.columns) if isinstance(rows, NamedColumns) else None
     held_out = None if test is None else open_source(test, "test", columns=names)
     result = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)
     print_result(*(result.to_json() if as_json else str(result)).splitlines())

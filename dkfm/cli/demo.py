@@ -18,7 +18,7 @@ from dkfm.execution import memory
 from dkfm.execution.clusters.local import local_cluster
 from dkfm.gram.build import build_gram, workspace_path
 from dkfm.kernels import Gaussian
-from dkfm.plotting.figures import require_own_picture
+from dkfm.plotting.figures import require_replaceable_picture
 from dkfm.scoring.readers import open_scores
 from dkfm.scoring.run import batch_score
 from dkfm.storage import zarr_store
@@ -127,7 +127,7 @@ def _prepare_folder(folder: Path) -> None:
         if not marker.is_file():
             raise StoreExistsError(f"{folder} holds something that no demo wrote; choose another with --dir.")
         for name in _PICTURES:
-            require_own_picture(folder / name)
+            require_replaceable_picture(folder / name)
         gram = workspace_path(KERNEL, Digits.load().train, folder).name
         for name, kind in {**_STORES, gram: "gram"}.items():
             if zarr_store.is_taken(folder / name):

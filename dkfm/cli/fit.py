@@ -18,7 +18,7 @@ from dkfm.files.local import local_path
 from dkfm.files.location import locate, require_apart, require_outside
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
-from dkfm.sources.base import Named, Source
+from dkfm.sources.base import NamedColumns, Source
 from dkfm.sources.opening import open_source
 from dkfm.storage import model_transfer
 
@@ -96,7 +96,7 @@ def run_fit(train: str, model: str, options: FitOptions, cluster: AbstractContex
         watch.require_same("read", "fit again")
     with cluster:
         estimator.fit(rows, labels)
-    if isinstance(source, Named):
+    if isinstance(source, NamedColumns):
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
     estimator.save(model)
     return estimator
@@ -117,7 +117,7 @@ def _split_labels(source: Source, train: str, options: FitOptions) -> "tuple[Sou
     ids, label = options.id_column, options.label_column
     if label is None:
         return source, None if options.labels is None else arguments.read_labels(options.labels, "--labels")
-    if not isinstance(source, Named):
+    if not isinstance(source, NamedColumns):
         raise InvalidInputError(f"--label-column names a column of a table, and {train} is none; use --labels.")
     label_source = open_source(train, columns=[label], id_column=ids)
     values = cast("Array", label_source.read(slice(0, label_source.shape[0])))[:, 0]

@@ -19,7 +19,7 @@ def describe_store(path: str | Path) -> dict[str, object]:
         There is no store of dkfm; or, at a URL, it is neither a model nor an output.
     """
     root = locate(path)
-    kind = model_transfer.store_kind(path)
+    kind = model_transfer.read_store_kind(path)
     if kind == "scores":
         return {"kind": kind, "path": str(root), "format": zarr_schema.VERSIONS[kind]} | _describe_scores(root)
     with model_transfer.fetch_model(path) as folder:

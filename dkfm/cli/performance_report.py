@@ -60,7 +60,7 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
     path = Path(page).resolve()
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{page} cannot be written: it is no file.")
-    pages.require_replaceable(path)
+    pages.require_replaceable_page(path)
     require_apart(path, "report", [locate(name) for name in used])
     with local.translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

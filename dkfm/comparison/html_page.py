@@ -70,7 +70,7 @@ def draw_picture(draw: "Callable[[Axes], object]", alt: str, caption: str) -> Pi
     return Picture(buffer.getvalue(), alt, caption)
 
 
-def require_replaceable(path: Path) -> None:
+def require_replaceable_page(path: Path) -> None:
     """Raise if a path holds a file that is not a page of dkfm.
 
     Raises
@@ -84,7 +84,7 @@ def require_replaceable(path: Path) -> None:
 def write_page(path: str | Path, text: str) -> None:
     """Write a page atomically; replace an earlier page of dkfm. `text` must contain the line `GENERATOR`."""
     target = Path(path).resolve()  # write to the target of a symbolic link, and keep the link
-    require_replaceable(target)
+    require_replaceable_page(target)
     with local.new_file(target, target.parent) as output:
         output.file.write(text.encode("utf-8"))
         output.commit()

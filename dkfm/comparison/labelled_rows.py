@@ -6,22 +6,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.comparison.result import ClassificationMarks
+from dkfm.comparison.result import LabelArray
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
 from dkfm.errors import InvalidInputError, reason
 from dkfm.estimators.fitting.class_labels import check_labels
-from dkfm.estimators.fitting.training_data import load_lazy_frame
+from dkfm.estimators.fitting.training_data import compute_lazy_frame
 from dkfm.execution import memory
-from dkfm.plotting.data import concatenate_labels, require_length, require_matrix, sample_numbers
-from dkfm.sources.base import Named, read_finite
+from dkfm.plotting.data import concatenate_labels, require_length, require_matrix, sample_row_numbers
+from dkfm.sources.base import NamedColumns, read_finite
 from dkfm.sources.opening import open_source
 
-TEST_ROWS = 10_000
+MAX_TEST_ROWS = 10_000
 """Largest number of test rows that are measured; more are sampled."""
 
-SAMPLE = 2000
+MAX_SAMPLE_ROWS = 2000
 """Largest number of rows of a silhouette or a plot."""
 
 _TEST_SIZE = 0.25
@@ -38,9 +38,9 @@ class LabelledRows:
     """
 
     train: Rows
-    labels: ClassificationMarks
+    labels: LabelArray
     test: Rows
-    test_labels: ClassificationMarks
+    test_labels: LabelArray
     some: npt.NDArray[np.intp]
     some_of_test: npt.NDArray[np.intp]
     held_out: str
@@ -51,7 +51,7 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
     if (test is None) != (test_labels is None):
         raise InvalidInputError("Test rows and their labels belong together; give both or none.")
     source = _open_rows(X, "X")
-    names = list(source.columns) if isinstance(source, Named) else None
+    names = list(source.columns) if isinstance(source, NamedColumns) else None
     n = source.shape[0]
     # Check the memory of the fit before any row is read.
     memory.require_driver_memory(n if test is not None else n - int(_TEST_SIZE * n), getattr(source, "row_values", 1))
@@ -76,14 +76,14 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
 
 def _load_test_rows(
     test: object, test_labels: object, columns: int, names: list[str] | None, seed: int
-) -> tuple[Rows, ClassificationMarks, str]:
+) -> tuple[Rows, LabelArray, str]:
     """Return the test rows to measure, their labels, and the clause of `LabelledRows.held_out`."""
     source = _open_rows(test, "test", names)
     n, d = (int(size) for size in source.shape)
     if d != columns:
         raise InvalidInputError(f"The test rows have {d} columns, and the training rows have {columns}.")
     require_length(test_labels, n, "test_labels")
-    labels, numbers = check_labels(test_labels, n, "The comparison"), sample_numbers(n, TEST_ROWS, seed)
+    labels, numbers = check_labels(test_labels, n, "The comparison"), sample_row_numbers(n, MAX_TEST_ROWS, seed)
     if numbers is None:
         return _read_rows(source, "test", None), labels, ""
     return _read_rows(source, "test", numbers), labels[numbers], f", taken of {n:,} at random with the seed {seed}"
@@ -91,7 +91,7 @@ def _load_test_rows(
 
 def _open_rows(data: object, name: str, names: list[str] | None = None) -> Any:
     """Return a dask array unchanged, and open other data as a source, whose columns are matched by `names`."""
-    data = load_lazy_frame(data)
+    data = compute_lazy_frame(data)
     if is_dask_collection(data):
         require_matrix(data, name)
         return data
@@ -115,11 +115,11 @@ def _read_rows(data: object, name: str, numbers: npt.NDArray[np.intp] | None) ->
 
 
 def _sample(n: int, seed: int) -> npt.NDArray[np.intp]:
-    numbers = sample_numbers(n, SAMPLE, seed)
+    numbers = sample_row_numbers(n, MAX_SAMPLE_ROWS, seed)
     return np.arange(n) if numbers is None else numbers
 
 
-def _split_rows(labels: ClassificationMarks, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _split_rows(labels: LabelArray, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """Return the ascending numbers of the training rows and of the test rows, stratified by label."""
     from sklearn.model_selection import train_test_split
 

@@ -20,7 +20,7 @@ from dkfm.kernels import Kernel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ClassificationMarks: TypeAlias = npt.NDArray[np.generic]
+LabelArray: TypeAlias = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +100,8 @@ class Comparison:
     compared: tuple[KernelComparison, ...]
     refused: Mapping[str, str]
     words: tuple[str, ...]
-    _labels: ClassificationMarks
-    _test_labels: ClassificationMarks
+    _labels: LabelArray
+    _test_labels: LabelArray
     _tsne_problem: str
 
     @property
@@ -145,7 +145,7 @@ class Comparison:
 
 
 def _draw_pictures(
-    result: KernelComparison, labels: ClassificationMarks, test_labels: ClassificationMarks
+    result: KernelComparison, labels: LabelArray, test_labels: LabelArray
 ) -> Iterator[html_page.Picture]:
     """Yield the plots of one kernel: t-SNE if it was computed, discriminants if there are any, and the spectrum."""
     if result.embedding is not None:
@@ -171,7 +171,7 @@ def _draw_pictures(
     )
 
 
-def _plot(points: Array, labels: ClassificationMarks, title: str, axis: str, ax: "Axes") -> None:
+def _plot(points: Array, labels: LabelArray, title: str, axis: str, ax: "Axes") -> None:
     plotting.components(points, labels, ax=ax)
     ax.set_title(title)
     ax.set_xlabel(ax.get_xlabel().replace("component", axis))

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dkfm.core.frames import column_names, require_unique_names
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, reason
-from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows, as_training_data, load_lazy_frame
+from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows, as_training_data, compute_lazy_frame
 from dkfm.estimators.serving import ScoringMixin
 from dkfm.estimators.transformer import ModelTransformerMixin
 from dkfm.kernels import KernelSpec
@@ -177,7 +177,7 @@ class KernelEstimator(ModelTransformerMixin):
         measured.require(self.certificate_)
         if X is None or model.kernel.is_precomputed:
             return Verification(measured)
-        return self._verify_points(scorer, measured, self._check_rows(load_lazy_frame(X)))
+        return self._verify_points(scorer, measured, self._check_rows(compute_lazy_frame(X)))
 
     def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         """Measure the certificate of a model with fitted arrays, which may come from a fit in progress."""
@@ -192,7 +192,7 @@ class KernelEstimator(ModelTransformerMixin):
     def _load_rows(self, X: object) -> object:
         """Load rows, if any, into memory; raise unless their columns are those of the fit."""
         if X is not None:
-            X = load_lazy_frame(X)
+            X = compute_lazy_frame(X)
             self._require_fitted_columns(X)
         return X
 

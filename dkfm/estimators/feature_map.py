@@ -18,7 +18,7 @@ from dkfm.errors import InvalidInputError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.fitting import feature_maps, landmarks
 from dkfm.estimators.fitting.landmarks import BUILDS, MapOptions
-from dkfm.estimators.fitting.training_data import TrainingData, apply_weights, load_lazy_frame
+from dkfm.estimators.fitting.training_data import TrainingData, apply_weights, compute_lazy_frame
 from dkfm.execution import lazy_arrays
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.kernels import KernelSpec, as_kernel
@@ -204,7 +204,7 @@ class ExactFeatureMap(KernelEstimator):
             are those of a fit in which a row of weight w occurs w times.
         """
         self._require_parameters()
-        X = load_lazy_frame(X)
+        X = compute_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
         rows, weights = apply_weights(self._check_data(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
@@ -228,7 +228,7 @@ class ExactFeatureMap(KernelEstimator):
     @property
     def _root_values(self) -> Array:
         check_is_fitted(self, "model_")
-        values: Array = vars(self)[f"{feature_maps.values_name(str(self._fitted_parameters['basis']))}_"]
+        values: Array = vars(self)[f"{feature_maps.root_values_name(str(self._fitted_parameters['basis']))}_"]
         return values
 
     @property
@@ -289,7 +289,11 @@ class ExactFeatureMap(KernelEstimator):
         if (rank is None) == (tol is None):
             raise InvalidInputError("truncate takes a rank or a tol, one of them.")
         roots.require_parameters("spectral", None, tol)
-        r = roots.rank_within(self.error_bounds_, cast("float", tol)) if rank is None else require_count(rank, "rank")
+        r = (
+            roots.find_rank_within(self.error_bounds_, cast("float", tol))
+            if rank is None
+            else require_count(rank, "rank")
+        )
         if r > self.rank_:
             raise InvalidInputError(f"The rank of this map is {self.rank_}, and {r} is more.")
         basis = str(self._fitted_parameters["basis"])
@@ -357,10 +361,10 @@ class ExactFeatureMap(KernelEstimator):
         if is_dask_collection(X):
             lazy_rows = cast("da.Array", X) if is_dask_array(X) else self._select_frame_columns(X).to_dask_array()
             return lazy_arrays.lazy_distances(
-                self.kernel_, lazy_rows, self._check_rows(load_lazy_frame(lazy_rows if Y is None else Y), "Y")
+                self.kernel_, lazy_rows, self._check_rows(compute_lazy_frame(lazy_rows if Y is None else Y), "Y")
             )
         rows = self._check_rows(X)
-        return kernel_distances(self.kernel_, rows, rows if Y is None else self._check_rows(load_lazy_frame(Y), "Y"))
+        return kernel_distances(self.kernel_, rows, rows if Y is None else self._check_rows(compute_lazy_frame(Y), "Y"))
 
     def _fitted_map(self) -> feature_maps.FittedMap:
         """Return the parts that fits of components and discriminants in the features of this map need."""
@@ -379,7 +383,7 @@ class ExactFeatureMap(KernelEstimator):
     def _from_record(cls, record: Record) -> KernelEstimator:
         head, arrays = record.model.head("residual"), record.arrays
         n, r = head.weights.shape
-        shapes = {feature_maps.values_name(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
+        shapes = {feature_maps.root_values_name(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
         shapes |= {"mean": (n,)} if record.parameters["centered"] else {}
         if any(arrays[name].shape != shape for name, shape in shapes.items()) or arrays["dropped"].ndim != 1:
             raise UnsupportedStoreError("The fitted arrays of a feature map do not fit its model.")

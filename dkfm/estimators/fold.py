@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError
-from dkfm.estimators.feature_names import require_column_order, select_fitted_columns
+from dkfm.estimators.feature_names import add_fitted_names, require_column_order
 from dkfm.estimators.fitting import class_labels, linear_models
 from dkfm.estimators.fitting.linear_models import PREDICT, TRANSFORM, LinearModel
 from dkfm.estimators.folded_model import Folded, FoldedTransformer, sample_landmarks
@@ -138,14 +138,14 @@ def _require_affine_outputs(model: object, linear: LinearModel, F: Array) -> Non
         product = F64 @ step.matrix - step.offset
         error = 64 * eps * (np.abs(F64) @ np.abs(step.matrix) + np.abs(step.offset))
         expected = links.link_by_name(link)(product, _no_diagonal)
-        returned = np.asarray(getattr(model, name)(select_fitted_columns(model, F)))
+        returned = np.asarray(getattr(model, name)(add_fitted_names(model, F)))
         if linear.classes is not None and name == PREDICT and returned.ndim == 1:
             returned = np.searchsorted(linear.classes, returned)
         returned = returned.reshape(len(F), -1)
         same_shape = returned.shape == expected.shape
         if (
             not same_shape
-            or not (np.abs(returned - expected) <= reference.error_through_link(link, product, error, eps)).all()
+            or not (np.abs(returned - expected) <= reference.propagate_error(link, product, error, eps)).all()
         ):
             raise NotSupportedError(
                 f"The {name} of {type(model).__name__} is not what its coefficients say, so that it cannot be folded; "
@@ -174,7 +174,7 @@ def _check_rounding(rounding: float, dtype: np.dtype[np.floating]) -> None:
     )
     if not rounding <= _MAX_ROUNDING:
         raise NotSupportedError(f"{message}: {remedy}.")
-    certificate.warn_above(rounding, dtype, message, remedy)
+    certificate.warn_of_error(rounding, dtype, message, remedy)
 
 
 def _no_diagonal() -> Array:

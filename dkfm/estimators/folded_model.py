@@ -14,7 +14,7 @@ from dkfm.errors import CertificateError, NotSupportedError, UnsupportedStoreErr
 from dkfm.estimators.fitting import class_labels
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.linear_models import DECISION, PREDICT, PROBABILITIES, TRANSFORM
-from dkfm.estimators.fitting.predictions import Outcome, codes_to_labels, flatten_column
+from dkfm.estimators.fitting.predictions import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.serving import ScoringMixin
 from dkfm.estimators.transformer import ModelTransformerMixin
 from dkfm.numerics import links
@@ -95,7 +95,7 @@ class Folded(ScoringMixin):
         return self
 
     @_available_with(PREDICT)
-    def predict(self, X: object) -> Outcome:
+    def predict(self, X: object) -> Predictions:
         """Return the label or value of each row of X (n, d), lazily for dask arrays and data frames.
 
         The shape is (n,), or (n, q) for q > 1 targets.
@@ -104,12 +104,12 @@ class Folded(ScoringMixin):
         return codes_to_labels(output, self.classes_) if self._has_classes else flatten_column(output)
 
     @_available_with(DECISION)
-    def decision_function(self, X: object) -> Outcome:
+    def decision_function(self, X: object) -> Predictions:
         """Return the decision values of rows X, (n, C), or (n,) for two classes."""
         return flatten_column(self._compute_output(DECISION, X))
 
     @_available_with(PROBABILITIES)
-    def predict_proba(self, X: object) -> Outcome:
+    def predict_proba(self, X: object) -> Predictions:
         """Return the probabilities (n, C) of the classes for rows X."""
         return self._compute_output(PROBABILITIES, X)
 

@@ -109,7 +109,7 @@ class InverseTransformMixin(KernelEstimator):
         if not tol >= 0:
             raise InvalidInputError(f"tol must be a number >= 0, and is {tol!r}.")
         points, scores = self.model_.points, self._check_scores(X)
-        if not preimages.has_fixed_point(self.kernel_) or not isinstance(points, np.ndarray):
+        if not preimages.has_fixed_point_iteration(self.kernel_) or not isinstance(points, np.ndarray):
             raise NotSupportedError(f"The fixed point is of Gaussian kernels of dense rows; this is {self.kernel_!r}.")
         start = self._nearest_training_rows(scores) if init is None else as_float64(as_rows(init, "init"))
         if start.shape != (len(scores), points.shape[1]) or not isinstance(start, np.ndarray):
@@ -120,7 +120,7 @@ class InverseTransformMixin(KernelEstimator):
         weights = head.weights[:, : head.columns].astype(np.float64)
         mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
         with limit_blas_threads_in_worker():
-            result = preimages.fixed_point_preimages(
+            result = preimages.find_fixed_point_preimages(
                 self.kernel_, points, preimages.ComponentSpan(weights, mean), scores, start, tol, max_iter
             )
         if not result.settled.all():
@@ -142,7 +142,7 @@ class InverseTransformMixin(KernelEstimator):
             training_scores = scorer.compute_finite_scores(
                 self._get_scorer(), "scores", points, "The training rows"
             ).astype(np.float64)
-        return cast("Array", points)[preimages.nearest_scores(scores, training_scores)]
+        return cast("Array", points)[preimages.find_nearest_scores(scores, training_scores)]
 
     def _require_invertible(self, rows: TrainingData, standardized: bool) -> None:
         """Raise before the fit if `inverse_transform` cannot be fitted to the training rows."""
@@ -168,7 +168,7 @@ class InverseTransformMixin(KernelEstimator):
         X = cast("Array", rows.landmarks)
         return {
             "X_transformed_fit": scores,
-            "dual_coef": preimages.ridge_coefficients(kernel, scores, X, self.alpha / weights),
+            "dual_coef": preimages.solve_ridge_regression(kernel, scores, X, self.alpha / weights),
         }
 
 

@@ -19,8 +19,8 @@ from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import class_labels, components, discriminants
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
-from dkfm.estimators.fitting.predictions import Outcome, codes_to_labels, flatten_column
-from dkfm.estimators.fitting.training_data import Numbers, TrainingData, apply_weights, is_float32, load_lazy_frame
+from dkfm.estimators.fitting.predictions import Predictions, codes_to_labels, flatten_column
+from dkfm.estimators.fitting.training_data import Indices, TrainingData, apply_weights, compute_lazy_frame, is_float32
 from dkfm.execution.blas_threads import limit_blas_threads_in_worker
 from dkfm.execution.lazy_arrays import dashboard_name
 from dkfm.kernels import KernelSpec
@@ -188,11 +188,11 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         """
         kernel, _ = components.resolve_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         dtype = check_dtype(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
-        options, X = self._discriminant_options(), load_lazy_frame(X)
+        options, X = self._discriminant_options(), compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
         y = class_labels.check_labels(y, all_rows.landmarks.shape[0], type(self).__name__)
         rows, weights = apply_weights(all_rows, sample_weight)
-        labels = y if rows is all_rows else y[cast("Numbers", rows.numbers)]
+        labels = y if rows is all_rows else y[cast("Indices", rows.numbers)]
         classes, codes = np.unique(labels, return_inverse=True)
         row_classes = options.classes(codes, weights, classes)
         with limit_blas_threads_in_worker():
@@ -289,7 +289,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         shares: Array = self.ratios_ / self.ratios_.sum()
         return shares[: self._n_features_out]
 
-    def decision_function(self, X: object) -> Outcome:
+    def decision_function(self, X: object) -> Predictions:
         """Return the decision values of rows X.
 
         Parameters
@@ -305,15 +305,15 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         """
         return flatten_column(self._compute_output("decision_function", X))
 
-    def predict(self, X: object) -> Outcome:
+    def predict(self, X: object) -> Predictions:
         """Return the class labels (n,) of rows X, by the largest decision value; lazily for dask collections."""
         return codes_to_labels(self._compute_output("predict", X), self.classes_)
 
-    def predict_proba(self, X: object) -> Outcome:
+    def predict_proba(self, X: object) -> Predictions:
         """Return the probabilities (n, C) of the classes for rows X; lazily for dask collections."""
         return self._compute_output("predict_proba", X)
 
-    def predict_log_proba(self, X: object) -> Outcome:
+    def predict_log_proba(self, X: object) -> Predictions:
         """Return the log-probabilities (n, C) of the classes, without underflow; lazily for dask arrays."""
         decision = self._compute_output("decision_function", X)
         if isinstance(decision, np.ndarray):

@@ -225,9 +225,9 @@ class KernelPCA(InverseTransformMixin):
         """
         kernel, gamma = components.resolve_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         columns: dict[str, object] = {}
-        options, X = self._component_options(X, kernel), training_data.load_lazy_frame(X)
+        options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
-            kernel, columns = training_data.standardize_columns(kernel, X, sample_weight)
+            kernel, columns = training_data.make_standardizing_kernel(kernel, X, sample_weight)
         rows, weights = training_data.apply_weights(self._check_data(X, kernel, copy=bool(self.copy_X)), sample_weight)
         weighting = pca.Weighting(weights, bool(self.centered))
         if self.fit_inverse_transform:
@@ -236,10 +236,12 @@ class KernelPCA(InverseTransformMixin):
             result = components.fit_components(rows, options, weighting, self._get_options(components.SolverOptions))
             if self.remove_zero_eig:
                 result = result.first(int((result.eigenvalues > 0).sum()))
-            model = components.components_model(rows.kernel, rows.landmarks, result, weighting.centered, options.dtype)
+            model = components.make_components_model(
+                rows.kernel, rows.landmarks, result, weighting.centered, options.dtype
+            )
             measured = certificate.certify_components(prepare_scorer(model), result.eigenvalues, rows.tiles(), weights)
             components.warn_of_rounding(measured, options.dtype)
-            fitted = {**columns, **components.fitted_statistics(result, weighting.total), "certificate": measured}
+            fitted = {**columns, **components.collect_fitted(result, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.columns if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
@@ -316,7 +318,7 @@ class KernelPCA(InverseTransformMixin):
         weights = vars(self).get("sample_weight_")
         if weights is not None:
             # The entries of rows of small weight are small, too, and may be mostly rounding error.
-            too_light = weights.min() < pca.LIGHTEST_WEIGHT * weights.max()
+            too_light = weights.min() < pca.MIN_WEIGHT_SHARE * weights.max()
             if too_light or len(weights) != as_rows(X).shape[0]:
                 return super()._transform_training_rows(X)
         scores: Array = self._head_weights * self.eigenvalues_ / (1.0 if weights is None else weights[:, np.newaxis])

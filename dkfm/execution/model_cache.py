@@ -7,7 +7,7 @@ from dkfm.execution.clusters.client import worker_folder
 from dkfm.execution.memory import peak_memory
 from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
-from dkfm.storage.model_transfer import local_copy
+from dkfm.storage.model_transfer import get_local_copy
 
 _CACHE_BYTES = 2**28
 """Total size of the cached models, in bytes, above which the least recently used are dropped."""
@@ -55,7 +55,7 @@ def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stre
 
     def read() -> Scorer:
         return prepare_compact_scorer(
-            load_record(local_copy(path, digest, worker_folder()), digest, trusted, streamed=streamed).model
+            load_record(get_local_copy(path, digest, worker_folder()), digest, trusted, streamed=streamed).model
         )
 
     # A streamed model is read from its path again and again; a copy at another path may live longer.

@@ -36,8 +36,8 @@ from dkfm.files.local import local_path
 from dkfm.files.location import require_apart
 from dkfm.gram.stored_gram import StoredGram
 from dkfm.kernels import KernelSpec, as_kernel, serialization
-from dkfm.kernels.base import Kernel, checked_block
-from dkfm.sources.base import Named, Source, read_finite
+from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.sources.base import NamedColumns, Source, read_finite
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.sources.stored_csr import StoredCsr
@@ -167,7 +167,7 @@ def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[
 def _requirements(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
     """Return what tile tasks need of a worker: the store, the rows unless they are in the store, and memory."""
     probe, stamp = local.hidden_sibling(root / "workers", "partial").name, "" if source is None else source.stamp()
-    versions = worker_checks.local_versions(tables=isinstance(source, Named))
+    versions = worker_checks.local_versions(tables=isinstance(source, NamedColumns))
     return WorkerRequirements(LocalOutput(root), probe, probe.encode(), versions, task_bytes, 0, source, stamp)
 
 
@@ -179,7 +179,7 @@ def _resolve_kernel(spec: KernelSpec, source: Source) -> Kernel:
     if isinstance(source, MemorySource):
         return kernel.resolve(source.array)
     first = read_finite(source, slice(0, 1))
-    checked_block(kernel, first, first)  # raises before a store is created
+    evaluate_block(kernel, first, first)  # raises before a store is created
     return kernel
 
 
@@ -300,7 +300,7 @@ def write_tile(
         X = read_finite(source, row)
         Y = X if i == j else read_finite(source, column)
         with single_blas_thread():
-            block = checked_block(kernel, X, Y, (row.start, column.start))
+            block = evaluate_block(kernel, X, Y, (row.start, column.start))
         for image, _, _ in missing:
             zarr_store.write_chunk(Path(root) / "gram", image, block if image == pair else block.T)
     with local.translate_write_errors(Path(root)):
@@ -335,7 +335,7 @@ def driver_gram(
     finds it. Without a workspace, or if the kernel is code, the store is temporary.
     """
     if X.shape[0] <= _checked_tile_rows(tile_rows):
-        return checked_block(kernel, X, X).T
+        return evaluate_block(kernel, X, X).T
     if find_client(client) is None and (workspace is None or not serialization.is_code_free(kernel)):
         return _compute_in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
     with open_stored_gram(
@@ -374,7 +374,7 @@ def _fill_tile(K: Array, kernel: Kernel, X: Rows, pair: tuple[int, int], rows: i
     Y = X[column]
     with single_blas_thread():
         # The transpose of a tile has the memory order of K.
-        K.T[column, row] = checked_block(kernel, Y, Y if row == column else X[row], (column.start, row.start))
+        K.T[column, row] = evaluate_block(kernel, Y, Y if row == column else X[row], (column.start, row.start))
 
 
 def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:

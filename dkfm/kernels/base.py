@@ -189,7 +189,7 @@ class Kernel(ABC):
         KernelError
             A value of the block is not finite.
         """
-        return checked_block(self, *as_row_pair(X, Y))
+        return evaluate_block(self, *as_row_pair(X, Y))
 
     def diag(self, X: object) -> Array:
         """Return the self-similarities k(x, x), shape (n,), of the rows of X (n, d)."""
@@ -258,7 +258,7 @@ def _as_kernel(value: object) -> Kernel | None:
     return _COMBINATIONS["Constant"](value) if isinstance(value, _NUMBER) else None
 
 
-def checked_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
+def evaluate_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
     """Return k(X, Y), exactly symmetric if X is Y; raise a KernelError if a value is not finite.
 
     `first` holds the offsets of X and of Y in the data set, for the row numbers in the message.

@@ -123,7 +123,7 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
     @property
     def supports_float32(self) -> bool:
         """Whether the degree is small enough: a power multiplies the relative error of an inner product."""
-        return float32_power(self.degree)
+        return power_fits_float32(self.degree)
 
     def _map_values(self, inner: Array) -> Array:
         return integer_power(inner, self.degree)
@@ -189,7 +189,7 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
         return np.tanh(inner, out=inner)
 
 
-def float32_power(exponent: int) -> bool:
+def power_fits_float32(exponent: int) -> bool:
     """Return whether float32 holds a power of an inner product; a feature map doubles the error of the power."""
     return 2 * exponent * FLOAT32_ERROR <= FLOAT32_LIMIT
 

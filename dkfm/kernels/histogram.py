@@ -61,7 +61,7 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
         right = self._require_non_negative(landmarks)
 
         def block(Z: Array) -> Array:
-            exponent = columnwise_sums.chi_squared_terms(self._require_non_negative(Z), right)
+            exponent = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right)
             exponent *= -self.gamma
             return np.exp(exponent, out=exponent)
 
@@ -93,7 +93,7 @@ class AdditiveChiSquared(_HistogramKernel):
         right = self._require_non_negative(landmarks)
 
         def block(Z: Array) -> Array:
-            values = columnwise_sums.chi_squared_terms(self._require_non_negative(Z), right)
+            values = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right)
             return np.negative(values, out=values)
 
         return block
@@ -126,7 +126,7 @@ class HistogramIntersection(_HistogramKernel):
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""
         right = self._require_non_negative(landmarks)
-        return lambda Z: columnwise_sums.minima(self._require_non_negative(Z), right)
+        return lambda Z: columnwise_sums.sum_minima(self._require_non_negative(Z), right)
 
     def diagonal(self, X: Array) -> Array:
         """Return the sum of each row."""
@@ -156,7 +156,7 @@ class JensenShannon(_HistogramKernel):
         right = self._require_non_negative(landmarks)
 
         def block(Z: Array) -> Array:
-            values = columnwise_sums.mixture_entropies(self._require_non_negative(Z), right)
+            values = columnwise_sums.sum_mixture_entropies(self._require_non_negative(Z), right)
             values /= 2 * log(2)
             return values
 

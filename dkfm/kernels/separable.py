@@ -43,13 +43,15 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
         return float(d) if self.sigma is None else super()._column_scales(d)
 
     def _pairwise_distances(self, X: Array) -> Array:
-        return columnwise_sums.absolute_differences(X, X)
+        return columnwise_sums.sum_absolute_differences(X, X)
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Divide the landmarks by their length scales once, in float64, if there is one for each column."""
         scale = self._column_scales(landmarks.shape[1])
         if isinstance(scale, float):
-            return lambda Z, out=None, /: _exp_scaled(columnwise_sums.absolute_differences(Z, landmarks, out), scale)
+            return lambda Z, out=None, /: _exp_scaled(
+                columnwise_sums.sum_absolute_differences(Z, landmarks, out), scale
+            )
         centre = landmarks.mean(axis=0, dtype=np.float64)
 
         def scale_rows(rows: Array) -> Array:
@@ -57,7 +59,9 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
             return scaled
 
         right = scale_rows(landmarks)
-        return lambda Z, out=None, /: _exp_scaled(columnwise_sums.absolute_differences(scale_rows(Z), right, out), 1.0)
+        return lambda Z, out=None, /: _exp_scaled(
+            columnwise_sums.sum_absolute_differences(scale_rows(Z), right, out), 1.0
+        )
 
     def diagonal(self, X: Array) -> Array:
         """Return ones."""

@@ -114,7 +114,7 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
         return _from_gaussian_process(kernel)
     if kernel not in _FACTORIES:
         near = get_close_matches(kernel, _FACTORIES) or sorted(_FACTORIES)
-        own = serialization.kernel_class(kernel)
+        own = serialization.find_class_name(kernel)
         hint = f"; dkfm's own is the class kernels.{own}" if own else ""
         raise KernelError(f"scikit-learn has no kernel named {kernel!r:.50}; near it: {', '.join(near)}{hint}.")
     known = _PARAMETERS.get(kernel, ())
@@ -164,7 +164,7 @@ _CONVERTERS: dict[str, Callable[[Any], Kernel]] = {
 """Functions that convert the Gaussian process kernels of scikit-learn, by class name."""
 
 
-def given_parameters(spec: object, **parameters: object) -> dict[str, object]:
+def select_parameters(spec: object, **parameters: object) -> dict[str, object]:
     """Return the parameters that are not None and that the kernel of a name takes; none if `spec` is not a name.
 
     >>> given_parameters("rbf", gamma=0.5, degree=3), given_parameters("linear", gamma=1.0)

@@ -16,10 +16,10 @@ from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
 from dkfm.numerics.model import Head
 from dkfm.numerics.pca import Weighting, center_gram
-from dkfm.numerics.roots import EPS, NOISE, eigh_in_place, fix_signs, require_psd
+from dkfm.numerics.roots import EPS, ROUNDING_SHARE, eigh_in_place, fix_signs, require_psd
 
 Codes = npt.NDArray[np.int64]
-Numbers = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 
 _MIN_BETWEEN = 1e-10
 """Share of a direction's variance between the classes below which it comes from rounding."""
@@ -86,7 +86,7 @@ class Classes:
         roots = np.sqrt(self.weights)[:, np.newaxis]
         return self.indicators() / roots - roots * self.shares
 
-    def subset(self, numbers: Numbers) -> "Classes":
+    def subset(self, numbers: Indices) -> "Classes":
         """Return the classes of some rows."""
         return replace(self, codes=self.codes[numbers], weights=self.weights[numbers])
 
@@ -167,7 +167,7 @@ def solve_discriminants(
     else:
         C = _solve_by_cholesky(K, Y, ridge, rounding)
         residual = ridge / classes.total * (Y.T @ C)
-    directions = directions_of_residual(residual, classes)
+    directions = solve_directions(residual, classes)
     b = weighting.inner(C @ directions.combinations)
     return Discriminants(b, means @ b, directions.ratios, directions.means, ridge / classes.total)
 
@@ -214,7 +214,7 @@ def solve_discriminants_of_map(
     return Discriminants(W @ U, mean @ U, directions.ratios, directions.means, ridge, U.T @ U)
 
 
-def discriminant_heads(found: Discriminants, classes: Classes, count: int | None) -> dict[str, Head]:
+def make_discriminant_heads(found: Discriminants, classes: Classes, count: int | None) -> dict[str, Head]:
     """Return the heads of discriminants: "scores" has the first `count`, and the decisions use all of them."""
     offset, (T, constants) = found.offset, decision_functions(found.means, classes.chances)
     decision = Head(found.weights @ T, offset @ T + constants)
@@ -311,7 +311,7 @@ def _estimate_rounding(G: Array, means: Array, weighting: Weighting) -> float:
 def _solve_by_cholesky(G: Array, Y: Array, ridge: float, rounding: float) -> Array:
     """Return ``(G + ridge)^(-1) Y`` (N, C); G is overwritten."""
     total = float(np.trace(G))
-    if ridge <= max(NOISE * total, 4 * rounding):
+    if ridge <= max(ROUNDING_SHARE * total, 4 * rounding):
         raise InvalidInputError(
             f"A ridge of {ridge:.1e} is nothing beside the rounding of kernel values whose variance is {total:.1e}; "
             "raise shrinkage, or centre the columns of X."
@@ -337,7 +337,7 @@ class _Directions:
     ratios: Array
 
 
-def directions_of_residual(residual: Array, classes: Classes) -> _Directions:
+def solve_directions(residual: Array, classes: Classes) -> _Directions:
     """Return the directions of the residual E (C, C), as combinations of the columns of ``R Y``."""
     roots = np.sqrt(classes.shares)
     theta, g = _eigh_orthogonal_to(roots, residual / np.outer(roots, roots))

@@ -78,7 +78,7 @@ class EigenPairs:
     converged: bool
 
 
-def block_columns(n: int, q: int) -> int:
+def choose_block_columns(n: int, q: int) -> int:
     """Return the number of columns of a block for finding q eigenvectors of a matrix (n, n).
 
     >>> block_columns(4000, 20), block_columns(4000, 1), block_columns(4000, 100)
@@ -96,13 +96,13 @@ def is_faster_than_dense(n: int, q: int) -> bool:
     return n >= _MIN_ROWS and _MIN_ROWS_PER_EIGENVECTOR * q <= n
 
 
-def held_columns(n: int, q: int) -> int:
+def choose_basis_columns(n: int, q: int) -> int:
     """Return the capacity of the basis in columns; together with one more block it has at most n columns.
 
     >>> held_columns(4000, 20), held_columns(10**6, 200), held_columns(400, 20)
     (720, 1648, 352)
     """
-    p = block_columns(n, q)
+    p = choose_block_columns(n, q)
     return min((n // p - 1) * p, 4 * q + max(_BASIS_COLUMNS, _BASIS_BLOCKS * p))
 
 
@@ -190,14 +190,14 @@ def largest_eigenpairs(
     noise : float
         Error that rounding adds to a product with a vector of length 1; residuals up to it are accepted.
     held : int, optional
-        Capacity of the basis in columns, at least 2 (q + p); `held_columns` by default.
+        Capacity of the basis in columns, at least 2 (q + p); `choose_basis_columns` by default.
 
     Notes
     -----
     Golub and Van Loan, "Matrix Computations", 10.3.6; Wu and Simon, "Thick-restart Lanczos method" (2000).
     """
     n, p = start.shape
-    capacity = held_columns(n, q) if held is None else held
+    capacity = choose_basis_columns(n, q) if held is None else held
     space = _KrylovSpace(n, capacity)
     block, _ = np.linalg.qr(start)
     lowest, next_test = np.inf, _FIRST_TEST

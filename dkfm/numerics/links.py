@@ -8,13 +8,13 @@ import numpy.typing as npt
 from dkfm.core.rows import Array
 from dkfm.errors import UnsupportedStoreError
 
-Diagonal = Callable[[], Array]
+ComputeDiagonal = Callable[[], Array]
 """Function that computes the diagonal k(z, z), (n,); only some links call it."""
 
 Codes = npt.NDArray[np.int64]
 """Codes of classes: 0, 1, .. in the order of the classes."""
 
-Link = Callable[[Array, Diagonal], Array | Codes]
+Link = Callable[[Array, ComputeDiagonal], Array | Codes]
 """Function of a product (n, q) and a diagonal that returns the output (n, width)."""
 
 IDENTITY = "identity"
@@ -30,18 +30,18 @@ NO_CODE = -1
 """Code of a row whose product is not finite, and so has no class; links that return floats give NaN."""
 
 
-def _identity(product: Array, diagonal: Diagonal) -> Array:
+def _identity(product: Array, diagonal: ComputeDiagonal) -> Array:
     return product
 
 
-def _residual(product: Array, diagonal: Diagonal) -> Array:
+def _residual(product: Array, diagonal: ComputeDiagonal) -> Array:
     """Return ``k(z, z) - |phi(z)|^2``, clipped at 0: the squared distance of z from the span of the landmarks."""
     difference: Array = diagonal() - np.einsum("ij,ij->i", product, product, dtype=np.float64)
     np.maximum(difference, 0.0, out=difference)
     return difference[:, np.newaxis]
 
 
-def _centred_residual(product: Array, diagonal: Diagonal) -> Array:
+def _centred_residual(product: Array, diagonal: ComputeDiagonal) -> Array:
     """Return the squared distance of z from an affine span through the mean m, clipped at 0.
 
     The last column of the product is ``2 <phi(z), m> - |m|^2``. It is subtracted, and so are the squares of the others.
@@ -52,21 +52,21 @@ def _centred_residual(product: Array, diagonal: Diagonal) -> Array:
     return difference[:, np.newaxis]
 
 
-def _argmax(product: Array, diagonal: Diagonal) -> Codes:
+def _argmax(product: Array, diagonal: ComputeDiagonal) -> Codes:
     """Return the class with the largest column; with a single column return 1 if it is positive, else 0."""
     codes: Codes = product.argmax(axis=1) if product.shape[1] > 1 else (product[:, 0] > 0).astype(np.int64)
     codes[_find_nonfinite_rows(product)] = NO_CODE
     return codes[:, np.newaxis]
 
 
-def _not_negative(product: Array, diagonal: Diagonal) -> Codes:
+def _not_negative(product: Array, diagonal: ComputeDiagonal) -> Codes:
     """Return 1 if the single column is 0 or more, else 0, as scikit-learn's outlier detectors decide."""
     codes = (product >= 0).astype(np.int64)
     codes[_find_nonfinite_rows(product)] = NO_CODE
     return codes
 
 
-def _sigmoid(product: Array, diagonal: Diagonal) -> Array:
+def _sigmoid(product: Array, diagonal: ComputeDiagonal) -> Array:
     """Return probabilities from ``1 / (1 + exp(-product))``.
 
     A single column gives the probabilities of both classes; more columns are divided by their sum.
@@ -81,7 +81,7 @@ def _sigmoid(product: Array, diagonal: Diagonal) -> Array:
     return probabilities
 
 
-def _softmax(product: Array, diagonal: Diagonal) -> Array:
+def _softmax(product: Array, diagonal: ComputeDiagonal) -> Array:
     from scipy.special import softmax
 
     probabilities: Array = softmax(product, axis=1)
@@ -89,7 +89,7 @@ def _softmax(product: Array, diagonal: Diagonal) -> Array:
     return probabilities
 
 
-def _modified_huber(product: Array, diagonal: Diagonal) -> Array:
+def _modified_huber(product: Array, diagonal: ComputeDiagonal) -> Array:
     """Return probabilities from ``(clip(product, -1, 1) + 1) / 2``, for one column and for more as `_sigmoid` does.
 
     If this is 0 for all classes, they all have the same probability.

@@ -19,7 +19,7 @@ from dkfm.numerics.roots import eigh_in_place, fix_signs, inverse_root, require_
 
 FORMULATIONS = ("combined", "primal", "dual")
 
-LIGHTEST_WEIGHT = 1e-6
+MIN_WEIGHT_SHARE = 1e-6
 """Share of the largest weight below which the entries of eigenvectors for a row are mostly rounding."""
 
 _DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
@@ -198,14 +198,14 @@ class Problem:
     noise: float = 0.0
 
 
-def dense_problem(K: Array, weighting: Weighting) -> Problem:
+def make_dense_problem(K: Array, weighting: Weighting) -> Problem:
     """Return the problem of a Fortran-contiguous Gram matrix (N, N), which is overwritten from its lower triangle."""
     means = center_gram(K, weighting)
     # K.T is in C order, and multiplying it from the left takes four fifths of the time of K @ C.
     return Problem(lambda C: (C.T @ K.T).T, means, float(np.trace(K)))
 
 
-def product_problem(multiply: Multiply, diagonal: Array, weighting: Weighting) -> Problem:
+def make_product_problem(multiply: Multiply, diagonal: Array, weighting: Weighting) -> Problem:
     """Return the problem of a Gram matrix from products with it and its diagonal (N,); the matrix is not changed."""
     means = multiply(weighting.shares[:, np.newaxis])[:, 0]
     total, size = float(weighting.weights @ diagonal), weighting.total * abs(float(means @ weighting.shares))
@@ -299,7 +299,7 @@ def _scale_pairs(
     lengths = np.sqrt(np.einsum("ij,ij->j", b[:, :kept], b[:, :kept]))
     b *= weighting.roots[:, np.newaxis]
     # Signs of the training scores: they do not change if a row of weight 2 is given twice instead.
-    signs = fix_signs(b[:, :kept], np.maximum(weighting.weights, LIGHTEST_WEIGHT * weighting.weights.max()))
+    signs = fix_signs(b[:, :kept], np.maximum(weighting.weights, MIN_WEIGHT_SHARE * weighting.weights.max()))
     b[:, :kept] *= signs / (lengths * np.sqrt(mu[:kept]))
     if not weighting.centered:
         return Components(mu, b, np.zeros(len(mu)), np.zeros(len(means)), 0.0, total)
@@ -361,7 +361,7 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
             product = moments.second[:, np.newaxis] * V if diagonal else moments.second @ V
             return product - moments.weight * np.outer(mean, mean @ V)
 
-        start = np.random.default_rng(0).normal(size=(r, lanczos.block_columns(r, options.count)))
+        start = np.random.default_rng(0).normal(size=(r, lanczos.choose_block_columns(r, options.count)))
         found = lanczos.largest_eigenpairs(multiply, start, options.count, most=lanczos.MAX_PRODUCTS)
     if found is not None and found.converged:
         values, V = found.values, found.vectors
@@ -389,7 +389,7 @@ def _solve_primal(K: Array, options: ComponentOptions, weighting: Weighting) -> 
     return solve_components_of_map(root.weights, moments, options, weighting.centered)
 
 
-def component_heads(found: Components, centered: bool) -> dict[str, Head]:
+def make_component_heads(found: Components, centered: bool) -> dict[str, Head]:
     """Return the heads "scores" and "reconstruction_error" of components; they share their weights."""
     if not centered:
         scores = Head(found.weights)

@@ -15,13 +15,13 @@ from scipy.linalg import lapack
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import NotPSDError
-from dkfm.numerics.roots import EPS, LEAST_BOUND, NOISE, UNEXPLAINED, Root, condition_number
+from dkfm.numerics.roots import EIGENVECTOR_ERROR_SHARE, EPS, MIN_ERROR_BOUND, ROUNDING_SHARE, Root, condition_number
 
 BLOCK_COLUMNS = 256
 """Number of columns by which the memory of a factor grows."""
 
-Numbers = npt.NDArray[np.intp]
-Choose = Callable[[Array], int]
+Indices = npt.NDArray[np.intp]
+ChoosePivot = Callable[[Array], int]
 """Function of the residuals of all rows, (N,), that returns the number of the next pivot."""
 
 
@@ -39,7 +39,7 @@ class Pivots:
         Largest diagonal entry of ``K - L L'`` after 0, 1, .. r pivots.
     """
 
-    numbers: Numbers
+    numbers: Indices
     root: Root
     remaining: Array
 
@@ -50,8 +50,8 @@ def pivot_threshold(diagonal: Array, tol: float | None) -> float:
     With ``4 eps``, 500 points that were given twice had a rank of 590 and negative residuals. `tol` is reduced by the
     rounding that the error bound includes.
     """
-    share = 0.0 if tol is None else max(0.0, tol - 2 * LEAST_BOUND) ** 2
-    return max(NOISE, share) * float(diagonal.max())
+    share = 0.0 if tol is None else max(0.0, tol - 2 * MIN_ERROR_BOUND) ** 2
+    return max(ROUNDING_SHARE, share) * float(diagonal.max())
 
 
 def choose_largest(residuals: Array) -> int:
@@ -100,7 +100,7 @@ def factor_columns(
     column: Callable[[int], Array],
     tol: float | None = None,
     limit: int | None = None,
-    choose: Choose = choose_largest,
+    choose: ChoosePivot = choose_largest,
     should_continue: Callable[[int, Array], bool] = lambda count, remaining: True,
 ) -> Pivots | None:
     """Factor a Gram matrix from the columns of its pivots alone: N r values in memory, 2 N r^2 operations.
@@ -195,7 +195,11 @@ def require_psd_residual(K: Array, features: Array, lowest: float, root: Root, n
         allow.
     """
     rest = K - features @ features.T
-    share = (max(1000, n) + 64 + 8 * condition_number(root.values) ** 0.5) * EPS if root.triangular else UNEXPLAINED
+    share = (
+        (max(1000, n) + 64 + 8 * condition_number(root.values) ** 0.5) * EPS
+        if root.triangular
+        else EIGENVECTOR_ERROR_SHARE
+    )
     # The relative error of a feature is about ``eps top / value``.
     top = float(root.values.max(initial=0.0))
     rounding = share * float(np.abs(K).max()) + 16 * EPS * top * (np.square(features) @ (1 / root.values))
@@ -230,7 +234,7 @@ def _sum_squares(rows: Array) -> Array:
     return squares
 
 
-def _make_pivots(numbers: Numbers, R: Array, values: Array, residuals: Array, remaining: Array | None = None) -> Pivots:
+def _make_pivots(numbers: Indices, R: Array, values: Array, residuals: Array, remaining: Array | None = None) -> Pivots:
     """Return the pivots with the root ``R'^(-1)``; `residuals` are those of all other rows."""
     inverse, _ = lapack.dtrtri(R, lower=1, overwrite_c=1) if len(R) else (R, 0)
     dropped = np.sort(residuals)[::-1]

@@ -20,16 +20,16 @@ from dkfm.numerics.model import Head
 BASES = ("symmetric", "spectral", "cholesky")
 
 EPS = float(np.finfo(np.float64).eps)
-NOISE = 64 * EPS
+ROUNDING_SHARE = 64 * EPS
 """Share of the largest eigenvalue or diagonal entry below which values may be rounding, of the kernel or of LAPACK."""
 
-LEAST_BOUND = 1e-12
+MIN_ERROR_BOUND = 1e-12
 """Smallest error bound in float64."""
 
-LEAST_BOUND_32 = 1e-4
+MIN_ERROR_BOUND_FLOAT32 = 1e-4
 """Smallest error bound in float32."""
 
-UNEXPLAINED = 1e-4
+EIGENVECTOR_ERROR_SHARE = 1e-4
 """Error, as a share of the largest value, that the last eigenvectors may make between two other points."""
 
 DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
@@ -134,15 +134,15 @@ def error_bounds(remaining: Array, values: Array, largest: float, dtype: np.dtyp
         return np.zeros(len(remaining))
     bounds = np.sqrt(np.clip(np.minimum.accumulate(remaining) / largest, 0.0, 1.0))
     if dtype == np.float32:
-        bounds += LEAST_BOUND_32
+        bounds += MIN_ERROR_BOUND_FLOAT32
         return bounds
     top = float(values.max(initial=0.0))
     smallest = np.minimum.accumulate(np.concatenate([[max(top, largest)], values]))
-    bounds += np.maximum(LEAST_BOUND, 4 * EPS * max(top, largest) / np.sqrt(smallest * largest))
+    bounds += np.maximum(MIN_ERROR_BOUND, 4 * EPS * max(top, largest) / np.sqrt(smallest * largest))
     return bounds
 
 
-def remaining_after_eigenvectors(root: Root, diagonal: Array) -> Array:
+def bound_residuals(root: Root, diagonal: Array) -> Array:
     """Bound the largest ``k(x, x) - |phi(x)|^2`` of the landmarks x after 0, 1, .. r eigenvectors, (r + 1,).
 
     It is at most the next eigenvalue. It is also computed from the features of the landmarks, ``L^(1/2) V'``.
@@ -153,17 +153,17 @@ def remaining_after_eigenvectors(root: Root, diagonal: Array) -> Array:
     for rows in row_slices(len(diagonal), 256):
         explained = np.cumsum(np.square(root.weights[rows] * root.values), axis=1)
         np.maximum(residuals[1:], (diagonal[rows, np.newaxis] - explained).max(axis=0), out=residuals[1:])
-    np.minimum(bounds, np.maximum(residuals, 0.0) + NOISE * max(float(diagonal.max()), 0.0), out=bounds)
+    np.minimum(bounds, np.maximum(residuals, 0.0) + ROUNDING_SHARE * max(float(diagonal.max()), 0.0), out=bounds)
     return bounds
 
 
-def rank_within(bounds: Array, tol: float) -> int:
+def find_rank_within(bounds: Array, tol: float) -> int:
     """Return the smallest number of columns whose error bound is at most tol; all columns if there is none."""
     within = bounds <= tol
     return int(within.argmax()) if within.any() else len(bounds) - 1
 
 
-def map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, Head]:
+def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, Head]:
     """Return the heads "features" and "residual" of a map in a basis.
 
     Parameters
@@ -182,7 +182,7 @@ def map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, He
     ``phi(z) - M`` with M the mean of the features (eqs. 8 and 9). The symmetric root is explicit if that loses no
     digits and takes no more work than its factors. Residuals are those of uncentred features, and never use that root.
     """
-    W, n, residual = root.weights, len(root.weights), residual_head(root)
+    W, n, residual = root.weights, len(root.weights), make_residual_head(root)
     offset = None if mean is None else mean @ W
     if basis != "symmetric":
         return {"features": Head(W, offset, triangular=root.triangular), "residual": residual}
@@ -193,7 +193,7 @@ def map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, He
     return {"features": Head(explicit, None if mean is None else mean @ explicit), "residual": residual}
 
 
-def residual_head(root: Root) -> Head:
+def make_residual_head(root: Root) -> Head:
     """Return the head of residuals.
 
     The length of an eigenvector in the metric of K is 1 up to ``eps lambda_max / lambda``, which is a quarter at
@@ -203,7 +203,7 @@ def residual_head(root: Root) -> Head:
     """
     values = root.values
     scale = max(float(values.max(initial=0.0)), -float(root.dropped.min(initial=0.0)))
-    accurate = None if root.triangular else int((values > NOISE * scale).sum())
+    accurate = None if root.triangular else int((values > ROUNDING_SHARE * scale).sum())
     return Head(root.weights, link=links.RESIDUAL, triangular=root.triangular, first=accurate)
 
 
@@ -343,7 +343,7 @@ def inverse_root(
     rank = int((values > cut).sum()) if highest > 0 else 0
     kept, dropped = values[n - rank :][::-1].copy(), values[: n - rank][::-1].copy()
     if not rounding:
-        _warn_of_noise(dropped, max(requested_cut, NOISE * highest), lowest, highest, what)
+        _warn_of_noise(dropped, max(requested_cut, ROUNDING_SHARE * highest), lowest, highest, what)
     vectors = vectors[:, n - rank :][:, ::-1]
     weights = np.multiply(vectors, fix_signs(vectors) / np.sqrt(kept), order="C")
     return Root(weights, kept, dropped)

@@ -142,7 +142,7 @@ def _group_by_weights(heads: dict[str, Head]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Diagonal) -> None:
+def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.ComputeDiagonal) -> None:
     """Fill the outputs of heads that share their weights, from one product with these."""
     (first, target), alone = heads[0], len(heads) == 1
     columns = max(head.columns for head, _ in heads)
@@ -188,7 +188,7 @@ def _add_rotated(product: Array, head: Head, rotation: Array, part: slice, W: Ar
     add(1.0, W, rotated.T, 1.0, out.T, overwrite_c=1)
 
 
-def _apply_link(product: Array, head: Head, diagonal: links.Diagonal, out: Array) -> None:
+def _apply_link(product: Array, head: Head, diagonal: links.ComputeDiagonal, out: Array) -> None:
     """Subtract the offset from a product, apply the link, and fill the output, which may be the product itself."""
     if head.offset is not None:
         product = np.subtract(product, head.offset, out=out if head.link == links.IDENTITY else None)

@@ -12,7 +12,7 @@ from dkfm.numerics import fisher
 from dkfm.numerics.fisher import Classes, Codes
 from dkfm.numerics.pca import Weighting, center_gram
 
-GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
+SHRINKAGE_GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 """Values that a shrinkage is chosen from: 1e-6 to 100, two for each power of ten."""
 
 _FOLDS = 5
@@ -20,7 +20,7 @@ _FOLDS = 5
 
 
 def choose_shrinkage(K: Array, classes: Classes, on_indefinite: str = "raise") -> float:
-    """Return the shrinkage of `GRID` with the largest weight of correct predictions; the largest one if several tie.
+    """Return the shrinkage of `SHRINKAGE_GRID` that predicts the largest weight of rows; of several, the largest.
 
     The rows of each class are dealt in order to five folds, and each fold is predicted from the other four. The row of
     a class of one row is in no fold, and is always trained on.
@@ -35,33 +35,33 @@ def choose_shrinkage(K: Array, classes: Classes, on_indefinite: str = "raise") -
         As in `fisher.solve_discriminants`.
     """
     mirror_lower(K)
-    folds, correct = _assign_folds(classes), np.zeros(len(GRID))
+    folds, correct = _assign_folds(classes), np.zeros(len(SHRINKAGE_GRID))
     for fold in range(folds.max() + 1):
         correct += _weigh_correct(K, classes, folds == fold, on_indefinite)
     if not correct.any():
         raise InvalidInputError('shrinkage="auto" finds no row that the others predict right; give it a number.')
-    return GRID[int(np.flatnonzero(correct >= correct.max() * (1 - 1e-12))[-1])]
+    return SHRINKAGE_GRID[int(np.flatnonzero(correct >= correct.max() * (1 - 1e-12))[-1])]
 
 
 def _weigh_correct(K: Array, classes: Classes, in_fold: npt.NDArray[np.bool_], on_indefinite: str) -> Array:
-    """Return the weight of the correctly predicted rows of one fold for each shrinkage of `GRID`, (len(GRID),)."""
+    """Return the weight of the correctly predicted rows of one fold, for each shrinkage of `SHRINKAGE_GRID`."""
     test, train = np.flatnonzero(in_fold), np.flatnonzero(~in_fold)
     training = classes.subset(train)
     weighting, Y = Weighting(training.weights), training.centred()
     G = np.array(K[np.ix_(train, train)], order="F")
     means = center_gram(G, weighting)
     spectral = fisher.decompose(G, Y, on_indefinite, means, weighting)
-    expected, weights, correct = classes.codes[test], classes.weights[test], np.zeros(len(GRID))
+    expected, weights, correct = classes.codes[test], classes.weights[test], np.zeros(len(SHRINKAGE_GRID))
     try:
         spread = spectral.within(training)
     except InvalidInputError:
         return correct  # the training rows do not vary within their classes
     V = weighting.inner(spectral.vectors)
     coordinates = K[np.ix_(test, train)] @ V - means @ V
-    for number, shrinkage in enumerate(GRID):
+    for number, shrinkage in enumerate(SHRINKAGE_GRID):
         ridge = shrinkage * spread / training.total
         with suppress(InvalidInputError):  # a shrinkage that is too small for these rows scores 0
-            directions = fisher.directions_of_residual(spectral.residual(ridge) / training.total, training)
+            directions = fisher.solve_directions(spectral.residual(ridge) / training.total, training)
             T, constants = fisher.decision_functions(directions.means, training.chances)
             decisions = coordinates @ (spectral.scaled(ridge) @ directions.combinations) @ T - constants
             codes = decisions.argmax(axis=1) if training.count > 2 else decisions[:, 0] > 0

@@ -61,7 +61,7 @@ def feature_sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[
     return first, second
 
 
-def fixed_combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:
+def kernel_values_of_combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:
     """Return the kernel values (N,) of the landmarks with a fixed combination of them, of squared length `size`.
 
     The coefficients of the combination have random signs from a fixed seed. `tiles` are the tiles of the landmarks; the

@@ -18,7 +18,7 @@ _MAX_LEGEND_LABELS = 20
 """Largest number of labels that get a legend; more labels get a colour bar."""
 
 
-def pyplot() -> ModuleType:
+def import_pyplot() -> ModuleType:
     """Return `matplotlib.pyplot`; if it is missing, raise a MissingExtraError that says how to install it."""
     try:
         from matplotlib import pyplot as plt
@@ -29,7 +29,7 @@ def pyplot() -> ModuleType:
 
 def ensure_axes(ax: "Axes | None") -> "Axes":
     """Return `ax`, or the axes of a new figure if it is None."""
-    return pyplot().figure(layout="constrained").add_subplot() if ax is None else ax
+    return import_pyplot().figure(layout="constrained").add_subplot() if ax is None else ax
 
 
 def make_panels(count: int, ax: "Axes | Sequence[Axes] | None") -> "list[Axes]":
@@ -41,17 +41,17 @@ def make_panels(count: int, ax: "Axes | Sequence[Axes] | None") -> "list[Axes]":
         return axes
     columns = min(count, 4)
     rows = -(-count // columns)
-    figure = pyplot().figure(figsize=(2.6 * columns, 2.6 * rows), layout="constrained")
+    figure = import_pyplot().figure(figsize=(2.6 * columns, 2.6 * rows), layout="constrained")
     return [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
 
 
-def require_column(number: object, q: int) -> None:
+def require_component(number: object, q: int) -> None:
     """Raise an InvalidInputError unless `number` is an integer from 0 to q - 1."""
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < q:
         raise InvalidInputError(f"There are {q} components, with numbers from 0, and {number!r:.50} is none of them.")
 
 
-def label_color(code: int, count: int) -> tuple[float, float, float, float]:
+def choose_label_color(code: int, count: int) -> tuple[float, float, float, float]:
     """Return the RGBA colour of label number `code` of `count` labels."""
     from matplotlib import colormaps
 
@@ -67,7 +67,7 @@ def scatter(ax: "Axes", points: Array, labels: npt.NDArray[np.generic] | None) -
     values = np.empty(0) if labels is None else np.unique(labels)
     if len(values) <= _MAX_LEGEND_LABELS:
         for code, (name, mask) in enumerate(group_by_label(labels, len(points))):
-            colour = label_color(code, len(values))
+            colour = choose_label_color(code, len(values))
             ax.scatter(points[mask, 0], points[mask, 1], s=8, color=colour, label=name, alpha=0.8)
         return
     shades = np.asarray(labels)

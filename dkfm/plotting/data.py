@@ -13,7 +13,7 @@ from dkfm.errors import InvalidInputError
 if TYPE_CHECKING:
     import dask.array as da
 
-SAMPLE = 5000
+MAX_PLOT_ROWS = 5000
 """Largest number of rows that are drawn."""
 
 Values: TypeAlias = Union[npt.ArrayLike, "da.Array"]
@@ -24,7 +24,7 @@ _MARGIN = 0.1
 
 
 def sample_for_plot(
-    values: Values, name: str, labels: Labels | None, most: int = SAMPLE, ndim: int = 2
+    values: Values, name: str, labels: Labels | None, most: int = MAX_PLOT_ROWS, ndim: int = 2
 ) -> tuple[Array, npt.NDArray[np.generic] | None, str]:
     """Return the rows to draw, their labels, and a note if they are a sample.
 
@@ -58,12 +58,12 @@ def sample_for_plot(
     n = require_matrix(values, name)[0] if ndim == 2 else _require_vector(values, name)
     if labels is not None:
         require_length(labels, n, "labels")
-    arrays = _load_rows([values] if labels is None else [values, labels], sample_numbers(n, most))
+    arrays = _load_rows([values] if labels is None else [values, labels], sample_row_numbers(n, most))
     rows, row_labels = _require_finite(arrays[0], name), None if labels is None else _require_sortable(arrays[1])
     return rows, row_labels, f"{most:,} of {n:,} rows, drawn at random" if n > most else ""
 
 
-def sample_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | None:
+def sample_row_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | None:
     """Return the ascending numbers of `most` of n rows, drawn with a seed; None if there are no more than `most`.
 
     >>> sample_numbers(10, 3).tolist(), sample_numbers(3, 3)
@@ -91,7 +91,7 @@ def require_matrix(values: object, name: str) -> tuple[int, int]:
     return shape
 
 
-def require_column_values(values: Values, name: str, least: int = 1) -> Array:
+def require_finite_vector(values: Values, name: str, least: int = 1) -> Array:
     """Return values (n,) as float64; raise unless they are finite and at least `least` in number."""
     if _require_vector(values, name) < least:
         raise InvalidInputError(f"{name} must have a value, and is empty.")
@@ -169,10 +169,10 @@ def group_by_label(
         yield None, np.ones(n, bool)
         return
     for value in np.unique(labels):
-        yield plain_label(value), labels == value
+        yield escape_label(value), labels == value
 
 
-def plain_label(label: object) -> str:
+def escape_label(label: object) -> str:
     r"""Return a label as text that Matplotlib draws verbatim, and does not hide from the legend.
 
     >>> print(plain_label("$x$"), plain_label("_hidden"))

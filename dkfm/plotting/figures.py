@@ -20,8 +20,8 @@ from dkfm.estimators import ExactFeatureMap
 from dkfm.files import local
 from dkfm.numerics import scorer
 from dkfm.numerics.certificates import certificate
-from dkfm.plotting.axes import add_legend, ensure_axes, pyplot, require_column, scatter, write_note
-from dkfm.plotting.data import Labels, Values, group_by_label, require_column_values, require_matrix, sample_for_plot
+from dkfm.plotting.axes import add_legend, ensure_axes, import_pyplot, require_component, scatter, write_note
+from dkfm.plotting.data import Labels, Values, group_by_label, require_finite_vector, require_matrix, sample_for_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -248,7 +248,7 @@ def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error
     samples, notes = [], []
     for values, name in ((known, "known"), (new, "new")):
         sample, _, note = sample_for_plot(values, name, None, ndim=1)
-        samples.append(require_column_values(sample, name))
+        samples.append(require_finite_vector(sample, name))
         notes.append(f"{name}: {note}" if note else "")
     ax = ensure_axes(ax)
     cut = float(np.quantile(samples[0], _QUANTILE))
@@ -267,7 +267,7 @@ def _prepare_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
     Z = unwrap(Z)  # type: ignore[assignment]  # the wrapped array
     if is_dask_collection(Z):
         Z = np.asarray(Z[certificate.sample_evenly(require_matrix(Z, "Z")[0])])  # type: ignore[index]  # a dask array, checked above
-    return feature_map._rows(Z, "Z")
+    return feature_map._check_rows(Z, "Z")
 
 
 def save_picture(ax: "Axes", path: Path) -> None:
@@ -278,14 +278,14 @@ def save_picture(ax: "Axes", path: Path) -> None:
     StoreExistsError
         The path holds another file, which is left unchanged.
     """
-    require_own_picture(path)
+    require_replaceable_picture(path)
     figure = ax.get_figure(root=True)
     assert figure is not None  # noqa: S101  # for the type checker: axes that were drawn on have a figure
     figure.savefig(path, format="png", dpi=120, metadata={"Software": "dkfm"})
-    pyplot().close(figure)
+    import_pyplot().close(figure)
 
 
-def require_own_picture(path: Path) -> None:
+def require_replaceable_picture(path: Path) -> None:
     """Raise a StoreExistsError if a path holds a file that `save_picture` did not write."""
     local.require_signature(path, _SIGNATURE, "picture")
 
@@ -305,7 +305,7 @@ def _read_spectrum(spectrum: Values | BaseEstimator, dropped: Values | None) -> 
         fitted, zero = np.asarray(fitted), np.asarray(fitted) <= 0
         values = fitted[~zero]
         dropped = np.concatenate([fitted[zero], vars(spectrum).get("dropped_", ())]) if dropped is None else dropped
-    return require_column_values(values, "eigenvalues"), require_column_values(
+    return require_finite_vector(values, "eigenvalues"), require_finite_vector(
         () if dropped is None else dropped, "dropped", least=0
     )
 
@@ -316,5 +316,5 @@ def _require_pair(pair: tuple[int, int], q: int) -> tuple[int, int]:
         raise InvalidInputError(f"pair takes the numbers of two columns, from 0, and got {pair!r:.50}.")
     if q > 1:
         for number in pair:
-            require_column(number, q)
+            require_component(number, q)
     return int(pair[0]), int(pair[1])

@@ -7,13 +7,21 @@ import numpy as np
 
 from dkfm.core.frames import column_names, unwrap
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.feature_names import require_fitted_columns, select_fitted_columns
-from dkfm.plotting.axes import add_legend, ensure_axes, label_color, make_panels, require_column, scatter, write_note
+from dkfm.estimators.feature_names import add_fitted_names, require_fitted_columns
+from dkfm.plotting.axes import (
+    add_legend,
+    choose_label_color,
+    ensure_axes,
+    make_panels,
+    require_component,
+    scatter,
+    write_note,
+)
 from dkfm.plotting.data import (
     Labels,
     Values,
     concatenate_labels,
-    plain_label,
+    escape_label,
     plane_corners,
     plane_grid,
     sample_for_plot,
@@ -81,7 +89,7 @@ def decision_regions(
     X = _require_estimator(estimator, "predict", X)
     rows, row_labels, note = sample_for_plot(X, "X", labels)
     horizontal, vertical, points = plane_grid(plane_corners(rows))
-    predicted = np.asarray(estimator.predict(select_fitted_columns(estimator, points)))
+    predicted = np.asarray(estimator.predict(add_fitted_names(estimator, points)))
     if predicted.shape != (len(points),):
         raise InvalidInputError(
             f"decision_regions draws one label a row, and {type(estimator).__name__}.predict returned "
@@ -90,7 +98,7 @@ def decision_regions(
     seen = predicted if row_labels is None else concatenate_labels(predicted, row_labels, "Predictions and labels")
     ax = ensure_axes(ax)
     classes, codes = np.unique(seen, return_inverse=True)
-    colours = [label_color(code, len(classes)) for code in range(len(classes))]
+    colours = [choose_label_color(code, len(classes)) for code in range(len(classes))]
     regions = codes[: len(points)].reshape(len(vertical), len(horizontal))
     from matplotlib.colors import ListedColormap
 
@@ -108,7 +116,7 @@ def decision_regions(
             color=colours[code],
             edgecolors="black",
             linewidths=0.3,
-            label=plain_label(value),
+            label=escape_label(value),
         )
     if row_labels is not None:
         add_legend(ax, len(classes))
@@ -169,7 +177,7 @@ def contours(
     X = _require_estimator(estimator, "transform", X)
     rows, row_labels, note = sample_for_plot(X, "X", labels)
     horizontal, vertical, points = plane_grid(plane_corners(rows))
-    values = np.asarray(estimator.transform(select_fitted_columns(estimator, points)))
+    values = np.asarray(estimator.transform(add_fitted_names(estimator, points)))
     if values.ndim != 2 or len(values) != len(points):
         raise InvalidInputError(
             f"contours draws components (n, q), and {type(estimator).__name__}.transform returned {values.shape} for "
@@ -181,7 +189,7 @@ def contours(
     if not requested:
         raise InvalidInputError("contours draws one component or more, and numbers names none.")
     for number in requested:
-        require_column(number, values.shape[1])
+        require_component(number, values.shape[1])
     axes = make_panels(len(requested), ax)
     for number, panel in zip(requested, axes, strict=True):
         heights = values[:, number].reshape(len(vertical), len(horizontal))

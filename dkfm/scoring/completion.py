@@ -186,7 +186,7 @@ def require_no_extra_files(output: Output) -> None:
         "form": output.settings.get("form"),
     }
     for name in output.location.list_files():
-        if ownership.foreign_name([name], own) or (zarr_schema.is_chunk_name(name) and name not in expected):
+        if ownership.find_foreign_name([name], own) or (zarr_schema.is_chunk_name(name) and name not in expected):
             raise DamagedStoreError(
                 f"{output.root} has gained {name}, which is of none of its chunks; move it out of the output."
             )

@@ -131,7 +131,7 @@ def create_output(output: Output, overwrite: bool) -> Output:
     if output.is_table:
         own["form"] = PARQUET
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
-    first_file = zarr_schema.TABLE if output.is_table else "zarr.json"
+    first_file = zarr_schema.TABLE_ATTRIBUTES if output.is_table else "zarr.json"
     with output.location.create(first_file, group, overwrite) as location:
         write_array_metadata(output, location)
     return output

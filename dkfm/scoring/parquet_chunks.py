@@ -131,7 +131,7 @@ class _TableFile:
     """The Parquet file of a chunk that is being written."""
 
     def __init__(self, chunk_format: ParquetChunks, chunk: Chunk, file: CheckedFile) -> None:
-        self._formatat, self._chunk, self._file = chunk_format, chunk, file
+        self._format, self._chunk, self._file = chunk_format, chunk, file
         self._writer: ParquetWriter | None = None
         self._invalid: list[npt.NDArray[np.bool_]] = []
 

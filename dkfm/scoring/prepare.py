@@ -32,7 +32,7 @@ from dkfm.scoring.parquet_chunks import require_pyarrow
 from dkfm.scoring.planning import Plan, WriteBuffers
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.tasks import HasIds
-from dkfm.sources.base import Named, Source
+from dkfm.sources.base import NamedColumns, Source
 from dkfm.sources.memory import FrameSource, MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.sources.stored_csr import StoredCsr
@@ -140,7 +140,7 @@ def prepare_job(
         record = load_record(path, trusted=trusted, streamed=True)
         names, columns = _output_names(request.output, record.model), _input_columns(request, record)
         given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted=record.feature_names)
-        if isinstance(given, Named) and columns is None and record.feature_names is None:
+        if isinstance(given, NamedColumns) and columns is None and record.feature_names is None:
             _warn_about_column_order(given)
         require_apart(target, "output", [path, given.location])
         existing = None if request.overwrite else outputs.find_output(target)
@@ -168,7 +168,7 @@ def _stamp(given: Source) -> str:
     return stamp
 
 
-def _warn_about_column_order(given: Named) -> None:
+def _warn_about_column_order(given: NamedColumns) -> None:
     names = ", ".join(given.columns[:5]) + (", ..." if len(given.columns) > 5 else "")
     warnings.warn(
         f"The model was fitted without names of columns; they are taken in the order of the table: {names}. Say which "
@@ -240,7 +240,7 @@ def _describe_output(
         input={"name": given.name, "stamp": stamp},
         settings={
             "on_invalid": request.on_invalid,
-            "columns": json.dumps(given.columns) if isinstance(given, Named) else None,
+            "columns": json.dumps(given.columns) if isinstance(given, NamedColumns) else None,
             "id_column": request.id_column,
             "form": outputs.PARQUET if is_table else None,
             "chunk_rows": str(plan.chunk_rows),

@@ -36,7 +36,7 @@ from dkfm.scoring.receipts import Journal, Receipt, empty_segment
 from dkfm.scoring.report import ScoreReport, slowest_chunks
 from dkfm.scoring.tasks import ChunkWork, check_chunks, score_chunk
 from dkfm.sources import chunk_cache, npz
-from dkfm.sources.base import Named
+from dkfm.sources.base import NamedColumns
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -189,7 +189,7 @@ def _requirements(job: ScoringJob, probe: str, text: bytes) -> WorkerRequirement
         location=job.output.location,
         probe=probe,
         probe_text=text,
-        versions=worker_checks.local_versions(tables=job.output.is_table or isinstance(job.source, Named)),
+        versions=worker_checks.local_versions(tables=job.output.is_table or isinstance(job.source, NamedColumns)),
         task_bytes=job.plan.task_bytes,
         shared_bytes=job.plan.model_bytes,
         source=job.source,

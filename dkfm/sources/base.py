@@ -63,7 +63,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class Named(Protocol):
+class NamedColumns(Protocol):
     """A source whose columns have names."""
 
     @property
@@ -133,7 +133,7 @@ class CsrRows(_Located):
 
     def values_of(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        return csr.values_in_rows(self.runs, rows)
+        return csr.float64_equivalent(self.runs, rows)
 
     def with_float32(self) -> Self:
         """Return the source itself: sparse rows are always float64."""

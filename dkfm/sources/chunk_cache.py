@@ -20,13 +20,13 @@ _chunks: LruCache[Array] = LruCache(1)
 """At most two chunks, because concurrent threads may read on both sides of a chunk boundary."""
 
 
-def widen(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
+def as_float(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
     """Return values as float64, or float32 values as float32 if `keep_float32`."""
     keep = keep_float32 and values.dtype.kind == "f" and values.dtype.itemsize == np.dtype(np.float32).itemsize
     return np.asarray(values, np.float32 if keep else np.float64)
 
 
-def chunk_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:
+def estimate_decoding_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:
     """Return the bytes of the chunks that Zarr decodes concurrently, both stored and decoded, from shape (n, d).
 
     >>> chunk_bytes((1000, 10), 100, 3)
@@ -43,11 +43,11 @@ def read_by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read
     for chunk in range(rows.start // chunk_rows, (rows.stop - 1) // chunk_rows + 1):
         first = chunk * chunk_rows
         part = slice(max(0, rows.start - first), min(chunk_rows, rows.stop - first))
-        parts.append(cached_part((*key, chunk), partial(read, slice(first, first + chunk_rows)), part))
+        parts.append(read_cached_part((*key, chunk), partial(read, slice(first, first + chunk_rows)), part))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def cached_part(key: Hashable, decode: Callable[[], Array], rows: slice) -> Array:
+def read_cached_part(key: Hashable, decode: Callable[[], Array], rows: slice) -> Array:
     """Return a copy of some rows of a chunk; decode the chunk if it is not cached."""
     return _chunks.get(key, decode)[rows].copy()  # a view would keep the chunk alive
 

@@ -45,11 +45,11 @@ class MemorySource:
     @property
     def runs(self) -> tuple[int, ...]:
         """Largest numbers of stored values in 1, 2, 4, .. consecutive CSR rows; empty if rows are dense."""
-        return () if isinstance(self.array, np.ndarray) else csr.longest_runs(self.array)
+        return () if isinstance(self.array, np.ndarray) else csr.max_values_of_runs(self.array)
 
     def values_of(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.values_in_rows(self.runs, rows)
+        return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.float64_equivalent(self.runs, rows)
 
     def decoding_bytes(self, chunks: int) -> int:
         """Return 0: rows are in memory already."""

@@ -25,7 +25,7 @@ from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
 from dkfm.sources.base import DenseRows
 
-MAX_HEADER = 2**14
+MAX_HEADER_BYTES = 2**14
 """Bytes at the beginning of a .npy file that contain any header that NumPy reads by default."""
 
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -50,7 +50,7 @@ class Header:
 
 @lru_cache(maxsize=16)
 def parse_header(data: bytes, name: str, size: int) -> Header:
-    """Return the header of a file of `size` bytes from its first `MAX_HEADER` bytes.
+    """Return the header of a file of `size` bytes from its first `MAX_HEADER_BYTES` bytes.
 
     Raises
     ------
@@ -132,7 +132,7 @@ class RemoteNpySource(DenseRows):
         size = remote.size()
         if size is None:
             raise InvalidInputError(f"There is no {remote}.")
-        header = parse_header(remote.read("", 0, min(size, MAX_HEADER)), remote.name, size)
+        header = parse_header(remote.read("", 0, min(size, MAX_HEADER_BYTES)), remote.name, size)
         require_two_dimensions(header.shape, header.dtype, remote.name)
         if header.by_columns:
             raise InvalidInputError(
@@ -160,7 +160,7 @@ class RemoteNpySource(DenseRows):
         data = remote.read("", self.offset + start * self._row_bytes, self.offset + stop * self._row_bytes)
         if len(data) != (stop - start) * self._row_bytes:
             raise InvalidInputError(f"Rows {start} to {stop} of {remote} cannot be read: the file was cut short.")
-        return chunk_cache.widen(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.keep_float32)
+        return chunk_cache.as_float(np.frombuffer(data, self.dtype).reshape(-1, self.shape[1]), self.keep_float32)
 
 
 def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
@@ -192,7 +192,7 @@ def _open(path: str | Path) -> BufferedReader:
 
 def _read_header(file: BufferedReader, path: str | Path) -> Header:
     try:
-        data, size = os.pread(file.fileno(), MAX_HEADER, 0), os.fstat(file.fileno()).st_size
+        data, size = os.pread(file.fileno(), MAX_HEADER_BYTES, 0), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read as a .npy file: {error.strerror}.") from None
     return parse_header(data[: _header_size(data)], str(path), size)
@@ -207,7 +207,7 @@ def _header_size(data: bytes) -> int:
 def _read_rows(file: BufferedReader, header: Header, start: int, stop: int, keep_float32: bool) -> Array:
     columns, itemsize = header.shape[1], header.dtype.itemsize
     file.seek(header.offset + start * columns * itemsize)
-    dtype = chunk_cache.widen(np.empty(0, header.dtype), keep_float32).dtype
+    dtype = chunk_cache.as_float(np.empty(0, header.dtype), keep_float32).dtype
     values: Array = np.empty((stop - start, columns), dtype)
     if dtype == header.dtype:
         _fill(file, values)
@@ -225,7 +225,7 @@ def _read_columns(file: BufferedReader, header: Header, start: int, stop: int, k
     """Return some rows of an array in Fortran order: read a part of each column."""
     n, columns = header.shape
     itemsize, descriptor = header.dtype.itemsize, file.fileno()
-    dtype = chunk_cache.widen(np.empty(0, header.dtype), keep_float32).dtype
+    dtype = chunk_cache.as_float(np.empty(0, header.dtype), keep_float32).dtype
     values: Array = np.empty((columns, stop - start), dtype)
     stored = np.empty(stop - start, header.dtype)
     for column in range(columns):

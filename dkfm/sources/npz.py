@@ -106,7 +106,7 @@ class NpzSource(CsrRows):
         start, stop, _ = rows.indices(self.shape[0])
         try:
             pointers = indptr[start : max(start, stop) + 1].astype(np.int64)
-            values = csr.value_span(pointers, data.shape[0])
+            values = csr.value_slice(pointers, data.shape[0])
             # Copy, because duplicates are added up in place, and a view would keep the disk space in use.
             part = csr.join_csr(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
         except ValueError as error:

@@ -113,7 +113,7 @@ class ParquetSource(DenseRows):
 
     def state(self) -> str:
         """Return a digest of the files that includes times of status change; on an object store the stamp."""
-        return parquet_files.files_state(self.location)
+        return parquet_files.digest_state(self.location)
 
     def is_of(self, stamp: str) -> bool:
         """Return whether `stamp` is that of the files when they were opened."""
@@ -137,7 +137,7 @@ class ParquetSource(DenseRows):
                 self._decode(group, out)
             else:
                 table.file_of(group).require_same()
-                out[...] = chunk_cache.cached_part(
+                out[...] = chunk_cache.read_cached_part(
                     (self.opened, self.keep_float32, group), partial(self._decode_group, group), part
                 )
         return values
@@ -242,7 +242,7 @@ def _read_checked_batches(
     """Yield batches of a row group; raise if rows are missing or added, or the footer declares over `max_bytes`."""
     file, number, group_rows = table.file_of(group), int(table.numbers[group]), table.rows_of(group)
     rows, first = group_rows.stop - group_rows.start, 0
-    declared = parquet_footers.declared_bytes(parquet.metadata, number, columns)
+    declared = parquet_footers.sum_declared_bytes(parquet.metadata, number, columns)
     _require_max_bytes(declared, table, group, max_bytes)
     for batch in parquet.iter_batches(
         batch_size=batch_rows,
@@ -261,7 +261,7 @@ def _read_checked_batches(
 
 
 def _is_text(dtype: "pa.DataType | None") -> bool:
-    return dtype is not None and any(is_type(dtype) for is_type in parquet_footers.TEXTS)
+    return dtype is not None and any(is_type(dtype) for is_type in parquet_footers.TEXT_PREDICATES)
 
 
 def _is_dictionary(ids: "pa.Array") -> bool:

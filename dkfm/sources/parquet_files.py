@@ -62,7 +62,7 @@ def list_files(location: Location) -> tuple[str, tuple[TableFile, ...]]:
     return change_detection.digest_files(listed), tuple(files)
 
 
-def files_state(location: Location) -> str:
+def digest_state(location: Location) -> str:
     """Return the state of the files that `list_files` lists; on an object store their stamp."""
     return change_detection.digest_files(
         _list_local(location, exact=True) if isinstance(location, Path) else _list_remote(location)

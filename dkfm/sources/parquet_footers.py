@@ -28,9 +28,9 @@ except ImportError as error:
     raise MissingExtraError("Parquet files need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
 
 # Listed, because `parquet` imports pyarrow from here.
-__all__ = ["Footers", "compute", "declared_bytes", "open_parquet", "pa", "pq", "read_footers", "require_ids"]
+__all__ = ["Footers", "compute", "open_parquet", "pa", "pq", "read_footers", "require_ids", "sum_declared_bytes"]
 
-TEXTS = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+TEXT_PREDICATES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
 """Predicates for the types of columns whose values may have any length."""
 
 _MAX_ROWS = 2**48
@@ -216,7 +216,7 @@ def _read_footer(file: TableFile) -> tuple["pa.Schema", list[int], int]:
     return schema, rows, int(metadata.serialized_size)
 
 
-def declared_bytes(metadata: "pq.FileMetaData", number: int, columns: Sequence[str]) -> int:
+def sum_declared_bytes(metadata: "pq.FileMetaData", number: int, columns: Sequence[str]) -> int:
     """Return the uncompressed bytes that a footer declares for columns of a row group; -1 if one is negative."""
     group, requested = metadata.row_group(number), set(columns)
     chunks = (group.column(index) for index in range(group.num_columns))

@@ -41,7 +41,7 @@ class _ZarrRows(DenseRows):
 
     def decoding_bytes(self, chunks: int) -> int:
         """Return the bytes of concurrently decoded chunks, both stored and decoded."""
-        return chunk_cache.chunk_bytes(self.shape, self.chunk_rows, chunks)
+        return chunk_cache.estimate_decoding_bytes(self.shape, self.chunk_rows, chunks)
 
     def is_of(self, stamp: str) -> bool:  # only the metadata were kept
         """Return whether the metadata, read again, give an equal source."""
@@ -78,7 +78,7 @@ class ZarrSource(_ZarrRows):
         path = cast("Path", self.location)
         try:
             values = None if self.plain is None else self.plain.read(rows)
-            return chunk_cache.widen(
+            return chunk_cache.as_float(
                 bounded_chunks.read_bounded(path, rows) if values is None else values, self.keep_float32
             )
         except DkfmError:
@@ -100,16 +100,16 @@ class RemoteZarrSource(_ZarrRows):
         array = cast("Remote", _locate(remote, metadata, lambda: _list_remote_arrays(remote)))
         if array != remote:
             metadata = _read_remote_metadata(array)
-        info = zarr_schema.array_info(metadata, array, source=True)
+        info = zarr_schema.parse_array(metadata, array, source=True)
         return cls(array, _checked_shape(info, array), info.chunks[0])
 
     def _read(self, rows: slice) -> Array:
         remote = cast("Remote", self.location)
         metadata = _read_remote_metadata(remote)
-        info = zarr_schema.array_info(metadata, remote, source=True)
+        info = zarr_schema.parse_array(metadata, remote, source=True)
         if info.shape != self.shape or info.chunks[0] != self.chunk_rows:
             raise InvalidInputError(f"{remote} was replaced by an array of shape {info.shape} while it was read.")
-        return chunk_cache.widen(_read_remote_rows(remote, metadata, rows), self.keep_float32)
+        return chunk_cache.as_float(_read_remote_rows(remote, metadata, rows), self.keep_float32)
 
 
 def _locate(location: Location, metadata: dict[str, object], list_arrays: Callable[[], Sequence[str]]) -> Location:

@@ -70,7 +70,7 @@ def _require_bounded_file(root: Path, file: Path, info: zarr_schema.ArrayInfo, c
     status = zarr_schema.status_within(root, file)
     if status is None:
         return
-    inner, itemsize = zarr_codecs.inner_chunks(codecs), np.dtype(info.dtype).itemsize
+    inner, itemsize = zarr_codecs.inner_chunk_shape(codecs), np.dtype(info.dtype).itemsize
     count = prod(info.chunks) // prod(inner or info.chunks)
     max_length = 2 * prod(inner or info.chunks) * itemsize + _OVERHEAD_BYTES
     max_size = count * (max_length + _ENTRY_BYTES)

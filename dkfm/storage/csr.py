@@ -45,13 +45,13 @@ def read_csr(root: Path, name: str, columns: int, rows: slice | None = None) -> 
         pointers = np.asarray(indptr[selected.start : selected.stop + 1], dtype=np.int64)
         if len(pointers) != selected.stop - selected.start + 1:
             raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
-        span = value_span(pointers, data.shape[0])
+        span = value_slice(pointers, data.shape[0])
         return join_csr(pointers, np.asarray(data[span]), np.asarray(indices[span]), columns)
     except (ValueError, RuntimeError, OSError) as error:
         raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {reason(error)}.") from None
 
 
-def value_span(pointers: npt.NDArray[np.int64], stored: int) -> slice:
+def value_slice(pointers: npt.NDArray[np.int64], stored: int) -> slice:
     """Return the slice of the stored values that belong to consecutive rows, from their row pointers.
 
     Raises
@@ -66,7 +66,7 @@ def value_span(pointers: npt.NDArray[np.int64], stored: int) -> slice:
 
 
 def join_csr(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np.integer], columns: int) -> Sparse:
-    """Return the rows with these pointers, from the values and column indices of their `value_span`.
+    """Return the rows with these pointers, from the values and column indices of their `value_slice`.
 
     Raises
     ------
@@ -132,7 +132,7 @@ class PointerCheck:
         return tuple(self._stored if 2**power >= self._rows else largest for power, largest in enumerate(self._runs))
 
 
-def longest_runs(rows: Sparse) -> tuple[int, ...]:
+def max_values_of_runs(rows: Sparse) -> tuple[int, ...]:
     """Return the largest number of stored values in 1, 2, 4, .. consecutive rows."""
     pointers = PointerCheck(int(rows.indptr[-1]))
     for start in range(0, len(rows.indptr), _CHUNK_LENGTH):
@@ -140,7 +140,7 @@ def longest_runs(rows: Sparse) -> tuple[int, ...]:
     return pointers.runs()
 
 
-def values_in_rows(runs: tuple[int, ...], rows: int) -> int:
+def float64_equivalent(runs: tuple[int, ...], rows: int) -> int:
     """Return the largest memory of `rows` consecutive CSR rows, as a number of float64 values.
 
     Each stored value counts twice, with its column index, and each row once, for its pointer.

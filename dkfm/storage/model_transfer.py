@@ -58,10 +58,12 @@ def load_model(path: str | Path, *, trusted: Collection[str] = ()) -> Record:
         return load_record(folder, trusted=trusted)
 
 
-def store_kind(path: str | Path) -> str:
+def read_store_kind(path: str | Path) -> str:
     """Return the kind of the store at a path or a URL; raise a StoreError if dkfm did not write it."""
     remote = at_url(path)
-    attrs = zarr_schema.read_group(local.local_path(path).absolute()) if remote is None else remote_attributes(remote)
+    attrs = (
+        zarr_schema.read_group(local.local_path(path).absolute()) if remote is None else read_remote_attributes(remote)
+    )
     return str(attrs["kind"])
 
 
@@ -86,7 +88,7 @@ def fetch_model(path: str | Path) -> Iterator[Path]:
         yield folder
 
 
-def local_copy(path: str | Path, digest: str, within: Path | None = None) -> Path:
+def get_local_copy(path: str | Path, digest: str, within: Path | None = None) -> Path:
     """Return the folder of a model; for a URL, that of a copy that this process downloads once.
 
     Parameters
@@ -136,11 +138,11 @@ def is_taken_at(remote: Remote) -> bool:
     return remote.size() is not None or next(remote.list_objects(), None) is not None
 
 
-def remote_attributes(remote: Remote, kind: str | None = None) -> dict[str, object]:
+def read_remote_attributes(remote: Remote, kind: str | None = None) -> dict[str, object]:
     """Return dkfm's own attributes of a store; raise as `zarr_schema.read_group` does."""
     metadata = _read_metadata(remote)
     if metadata is not None:
-        return zarr_schema.group_attributes(metadata, remote, kind)
+        return zarr_schema.parse_group(metadata, remote, kind)
     if is_taken_at(remote):
         raise UnsupportedStoreError(f"{remote}/{_METADATA} is missing, so {remote} is not a store that dkfm reads.")
     raise StoreError(f"{remote} is not a store: nothing is there.")
@@ -148,7 +150,7 @@ def remote_attributes(remote: Remote, kind: str | None = None) -> dict[str, obje
 
 def _read_metadata(remote: Remote) -> dict[str, object] | None:
     metadata = _read_json(remote, _METADATA)
-    return _read_json(remote, zarr_schema.TABLE) if metadata is None else metadata
+    return _read_json(remote, zarr_schema.TABLE_ATTRIBUTES) if metadata is None else metadata
 
 
 def _read_json(remote: Remote, name: str) -> dict[str, object] | None:
@@ -165,16 +167,16 @@ def _require_outside_stores(remote: Remote) -> None:
     parts = path.split("/")
     for count in range(1, len(parts)):
         above = Remote(f"{scheme}://{'/'.join(parts[:count])}")
-        attrs = own_attributes_at(above)
+        attrs = find_own_attributes_at(above)
         if attrs:
             ownership.refuse_inside_store(remote, above, attrs)
 
 
-def own_attributes_at(remote: Remote) -> dict[str, object]:
+def find_own_attributes_at(remote: Remote) -> dict[str, object]:
     """Return dkfm's own attributes of a store; empty if dkfm did not write one there."""
     try:
         metadata = _read_metadata(remote)
-        return {} if metadata is None else zarr_schema.group_attributes(metadata, remote)
+        return {} if metadata is None else zarr_schema.parse_group(metadata, remote)
     except UnreachableError:
         raise
     except StoreError:
@@ -185,14 +187,14 @@ def _require_replaceable(remote: Remote, kind: str, overwrite: bool) -> list[str
     """Return the names of the files to replace; none if nothing exists there. Raise if they may not be replaced."""
     if not is_taken_at(remote):
         return []
-    attrs = own_attributes_at(remote)
+    attrs = find_own_attributes_at(remote)
     if not attrs or remote.size() is not None:
         raise StoreExistsError(f"{remote} holds something that dkfm did not write there; it was left untouched.")
-    ownership.require_own_kind(
+    ownership.require_overwritable(
         remote, attrs, kind, overwrite=overwrite, is_complete=lambda: remote.size(zarr_schema.MARKER) is not None
     )
     names = [name for name, _, _ in remote.list_objects()]
-    ownership.require_only_own(remote, ownership.foreign_name(names, attrs))
+    ownership.require_no_foreign_file(remote, ownership.find_foreign_name(names, attrs))
     return names
 
 
@@ -216,11 +218,11 @@ def claim(remote: Remote, kind: str, name: str, metadata: bytes, overwrite: bool
     _require_outside_stores(remote)
     replaced = _require_replaceable(remote, kind, overwrite)
     if replaced:
-        reserved = (zarr_schema.MARKER, _METADATA, zarr_schema.TABLE)
+        reserved = (zarr_schema.MARKER, _METADATA, zarr_schema.TABLE_ATTRIBUTES)
         remote.remove(zarr_schema.MARKER)
         remote.remove(*(other for other in replaced if other not in reserved))
         # last, because they identify the other files as dkfm's
-        remote.remove(*(other for other in replaced if other in (_METADATA, zarr_schema.TABLE)))
+        remote.remove(*(other for other in replaced if other in (_METADATA, zarr_schema.TABLE_ATTRIBUTES)))
     _create_object(remote, name, metadata)
 
 
@@ -231,7 +233,7 @@ def _create_object(remote: Remote, name: str, data: bytes) -> None:
 
 def _download(remote: Remote, folder: Path, digest: str | None = None) -> None:
     """Download a model, after a check that the store has exactly the files that its marker lists."""
-    remote_attributes(remote, "model")
+    read_remote_attributes(remote, "model")
     marker = _read_json(remote, zarr_schema.MARKER)
     if marker is None:
         raise IncompleteStoreError(f"{remote} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish.")

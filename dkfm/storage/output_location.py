@@ -217,11 +217,11 @@ class RemoteOutput:
 
     def own_attributes(self) -> dict[str, object] | None:
         """Return the attributes of dkfm's store here."""
-        return model_transfer.own_attributes_at(self.root) if model_transfer.is_taken_at(self.root) else None
+        return model_transfer.find_own_attributes_at(self.root) if model_transfer.is_taken_at(self.root) else None
 
     def read_attributes(self) -> dict[str, object]:
         """Return dkfm's attributes of the output here."""
-        return model_transfer.remote_attributes(self.root, "scores")
+        return model_transfer.read_remote_attributes(self.root, "scores")
 
     def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
         """Return shape, chunks and dtype in the metadata of an array."""
@@ -229,7 +229,7 @@ class RemoteOutput:
         if self.root.size(path) is None:
             return None
         data = self.root.read(path, 0, json_documents.MAX_JSON + 1)
-        return zarr_schema.array_info(json_documents.parse_json(data, f"{self.root}/{path}"), f"{self.root}/{name}")
+        return zarr_schema.parse_array(json_documents.parse_json(data, f"{self.root}/{path}"), f"{self.root}/{name}")
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""

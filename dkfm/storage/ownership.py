@@ -23,16 +23,16 @@ _PARTIAL_NAME = re.compile(r"\.?(.+)\.[0-9a-f]{32}\.partial")
 _PROBE = "workers"
 """Name, without its 32 digits, of the file by which workers of a Gram build prove that they see the store."""
 
-Own = Mapping[str, object]
+Attributes = Mapping[str, object]
 """Attributes of a store, which name its kind and its arrays."""
 
 
-def foreign_name(names: Iterable[str], attrs: Own) -> str | None:
+def find_foreign_name(names: Iterable[str], attrs: Attributes) -> str | None:
     """Return the first name that is not one of dkfm's files in a store; None if all are."""
     return next((name for name in names if not _is_own(name, attrs)), None)
 
 
-def foreign_entry(root: Path, attrs: Own) -> str | None:
+def find_foreign_entry(root: Path, attrs: Attributes) -> str | None:
     """Return a file, link or folder in a store that is not dkfm's; None if all are. Partial files count as dkfm's."""
     for name, is_folder in _walk(root):
         if not (_is_own_folder(name, attrs) if is_folder else _is_own(name, attrs) or _is_own_partial(name, attrs)):
@@ -42,13 +42,13 @@ def foreign_entry(root: Path, attrs: Own) -> str | None:
     return None
 
 
-def refuse_inside_store(location: object, above: object, attrs: Own) -> NoReturn:
+def refuse_inside_store(location: object, above: object, attrs: Attributes) -> NoReturn:
     """Raise a StoreExistsError for a location inside a store of dkfm."""
     raise StoreExistsError(f"{location} lies inside a dkfm {attrs['kind']} store, {above}, which it would damage.")
 
 
-def require_own_kind(
-    location: object, attrs: Own, kind: str, *, overwrite: bool, is_complete: Callable[[], bool]
+def require_overwritable(
+    location: object, attrs: Attributes, kind: str, *, overwrite: bool, is_complete: Callable[[], bool]
 ) -> None:
     """Raise a StoreExistsError unless `overwrite` is set and the store at a location is of the same kind."""
     if overwrite and attrs["kind"] == kind:
@@ -58,13 +58,13 @@ def require_own_kind(
     raise StoreExistsError(f"{location} holds {state} dkfm {attrs['kind']} store; choose another path{remedy}.")
 
 
-def require_only_own(location: object, foreign: str | None) -> None:
+def require_no_foreign_file(location: object, foreign: str | None) -> None:
     """Raise a StoreExistsError if a store contains a file that dkfm did not write."""
     if foreign is not None:
         raise StoreExistsError(f"{location} holds {foreign}, which dkfm did not write; it was left untouched.")
 
 
-def remove_own_files(root: Path, attrs: Own) -> bool:
+def remove_own_files(root: Path, attrs: Attributes) -> bool:
     """Remove dkfm's files in a store, and its folder if it is empty then; return whether the folder is gone."""
     for name, is_folder in _walk(root):
         if is_folder and _is_own_folder(name, attrs):
@@ -78,7 +78,7 @@ def remove_own_files(root: Path, attrs: Own) -> bool:
     return not root.exists()
 
 
-def remove_partial_files(root: Path, attrs: Own, seconds: float = 0.0) -> None:
+def remove_partial_files(root: Path, attrs: Attributes, seconds: float = 0.0) -> None:
     """Remove partial files of killed writers to which nothing was written for `seconds`."""
     cutoff = time.time() - seconds
     with translate_write_errors(root):
@@ -99,26 +99,28 @@ def _walk(root: Path) -> Iterator[tuple[str, bool]]:
             yield (relative / name).as_posix(), not Path(folder, name).is_symlink()
 
 
-def _array_names(attrs: Own) -> set[str]:
+def _array_names(attrs: Attributes) -> set[str]:
     names = attrs.get("arrays")
     return {str(name) for name in names} if isinstance(names, list) else set()
 
 
-def _is_own(name: str, attrs: Own) -> bool:
+def _is_own(name: str, attrs: Attributes) -> bool:
     array, _, inner = name.partition("/")
     in_zarr = name == "zarr.json" or (array in _array_names(attrs) and _ARRAY_FILE.fullmatch(inner))
-    in_table = attrs.get("form") == "parquet" and (name == zarr_schema.TABLE or zarr_schema.is_table_file_name(name))
+    in_table = attrs.get("form") == "parquet" and (
+        name == zarr_schema.TABLE_ATTRIBUTES or zarr_schema.is_table_file_name(name)
+    )
     in_journal = attrs.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_segment_name(inner)
     return bool(name == zarr_schema.MARKER or in_zarr or in_table or in_journal)
 
 
-def _is_own_folder(name: str, attrs: Own) -> bool:
+def _is_own_folder(name: str, attrs: Attributes) -> bool:
     array, _, inner = name.partition("/")
     in_zarr = array in _array_names(attrs) and _ARRAY_FOLDER.fullmatch(inner)
     return bool(in_zarr or (attrs.get("kind") == "scores" and name == zarr_schema.JOURNAL))
 
 
-def _is_own_partial(name: str, attrs: Own) -> bool:
+def _is_own_partial(name: str, attrs: Attributes) -> bool:
     folder, slash, last = name.rpartition("/")
     partial = _PARTIAL_NAME.fullmatch(last)
     if partial is None:

@@ -16,7 +16,7 @@ CRC_BYTES = 4
 """Bytes of the checksum that the crc32c codec appends to a chunk."""
 
 
-def axis_lengths(value: object) -> tuple[int, ...] | None:
+def parse_axis_lengths(value: object) -> tuple[int, ...] | None:
     """Return the lengths of axes; None unless they are 1 to 4 nonnegative integers that an array can have."""
     if not isinstance(value, list) or not 0 < len(value) <= 4:
         return None
@@ -32,7 +32,7 @@ def is_supported(codecs: object, chunks: tuple[int, ...]) -> bool:
 
 
 def _is_supported_shard(shard: Mapping[str, object], chunks: tuple[int, ...]) -> bool:
-    inner, index, codecs = axis_lengths(shard.get("chunk_shape")), shard.get("index_codecs"), shard.get("codecs")
+    inner, index, codecs = parse_axis_lengths(shard.get("chunk_shape")), shard.get("index_codecs"), shard.get("codecs")
     if inner is None or 0 in inner or len(inner) != len(chunks):
         return False
     return (
@@ -47,10 +47,10 @@ def _is_supported_shard(shard: Mapping[str, object], chunks: tuple[int, ...]) ->
     )
 
 
-def inner_chunks(codecs: object) -> tuple[int, ...] | None:
+def inner_chunk_shape(codecs: object) -> tuple[int, ...] | None:
     """Return the shape of the inner chunks of a shard; None without sharding. The codecs must be supported."""
     return (
-        axis_lengths(codec_configuration(codecs, 0).get("chunk_shape"))
+        parse_axis_lengths(codec_configuration(codecs, 0).get("chunk_shape"))
         if codec_names(codecs) == ["sharding_indexed"]
         else None
     )

@@ -17,7 +17,7 @@ from dkfm.core.chunking import count_tiles
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, UnsupportedStoreError
 from dkfm.files.local import is_partial
 from dkfm.storage import json_documents, zarr_codecs
-from dkfm.storage.zarr_codecs import CRC_BYTES, axis_lengths
+from dkfm.storage.zarr_codecs import CRC_BYTES, parse_axis_lengths
 
 VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 3}
 """Format version of each kind of store, the only one that this version of dkfm reads and writes."""
@@ -38,7 +38,7 @@ _MAX_ROW_CHUNKS = 2**14
 JOURNAL = "_journal"
 """Folder of the receipts of an unfinished output."""
 
-TABLE = "_dkfm.json"
+TABLE_ATTRIBUTES = "_dkfm.json"
 """File of dkfm's attributes in a Parquet output; Parquet readers ignore names that begin with an underscore."""
 
 _OWN_CODECS = [("bytes", {"endian": "little"}), ("crc32c", {})]
@@ -171,13 +171,17 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
     """
     if not root.is_dir():
         raise StoreError(f"{root} is not a store: {'a file' if root.exists() else 'nothing'} is there.")
-    file = root / TABLE if (root / TABLE).is_file() and not (root / "zarr.json").exists() else root / "zarr.json"
+    file = (
+        root / TABLE_ATTRIBUTES
+        if (root / TABLE_ATTRIBUTES).is_file() and not (root / "zarr.json").exists()
+        else root / "zarr.json"
+    )
     if _is_link(file):
         raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
-    return group_attributes(json_documents.read_json(file), root, kind)
+    return parse_group(json_documents.read_json(file), root, kind)
 
 
-def group_attributes(metadata: Mapping[str, object], root: object, kind: str | None = None) -> dict[str, object]:
+def parse_group(metadata: Mapping[str, object], root: object, kind: str | None = None) -> dict[str, object]:
     """Return dkfm's own attributes in the metadata of a group, checked as in `read_group`; `root` is for messages."""
     attributes = metadata.get("attributes")
     own = attributes.get("dkfm") if isinstance(attributes, Mapping) else None
@@ -219,19 +223,22 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
     """
     if not source and (_is_link(path) or _is_link(path / "zarr.json")):
         raise UnsupportedStoreError(f"The array {path} is refused: it is a link.")
-    return array_info(json_documents.read_json(path / "zarr.json"), path, source=source)
+    return parse_array(json_documents.read_json(path / "zarr.json"), path, source=source)
 
 
 def read_source(path: Path) -> tuple[dict[str, object], ArrayInfo]:
     """Return the metadata of an array of a user's input, and the result of `read_array` for it."""
     status_within(path, path / "zarr.json")
     metadata = json_documents.read_json(path / "zarr.json")
-    return metadata, array_info(metadata, path, source=True)
+    return metadata, parse_array(metadata, path, source=True)
 
 
-def array_info(metadata: dict[str, object], path: object, *, source: bool = False) -> ArrayInfo:
+def parse_array(metadata: dict[str, object], path: object, *, source: bool = False) -> ArrayInfo:
     """Return shape, chunk shape and dtype in metadata, checked as in `read_array`; `path` is for messages."""
-    shape, chunks = axis_lengths(metadata.get("shape")), axis_lengths(_setting(metadata, "chunk_grid", "chunk_shape"))
+    shape, chunks = (
+        parse_axis_lengths(metadata.get("shape")),
+        parse_axis_lengths(_setting(metadata, "chunk_grid", "chunk_shape")),
+    )
     known, dtype = _SOURCE_ITEMSIZES if source else _ITEMSIZES, metadata.get("data_type")
     fault = None
     if type(metadata.get("zarr_format")) is not int or (metadata["zarr_format"], metadata.get("node_type")) != (

@@ -157,8 +157,8 @@ def _require_replaceable(path: Path, kind: str, overwrite: bool) -> dict[str, ob
         return {}
     attrs = require_own_store(path)
     marker = path / zarr_schema.MARKER
-    ownership.require_own_kind(path, attrs, kind, overwrite=overwrite, is_complete=marker.exists)
-    ownership.require_only_own(path, ownership.foreign_entry(path, attrs))
+    ownership.require_overwritable(path, attrs, kind, overwrite=overwrite, is_complete=marker.exists)
+    ownership.require_no_foreign_file(path, ownership.find_foreign_entry(path, attrs))
     return attrs
 
 
@@ -186,7 +186,7 @@ def _remove_once(aside: Path, attrs: Json) -> None:
     """Remove a store that was renamed, if it exists; files that others have written to it meanwhile are kept."""
     if not aside.exists():
         return
-    if ownership.foreign_entry(aside, attrs) is None:
+    if ownership.find_foreign_entry(aside, attrs) is None:
         with suppress(OSError, StoreError), temporary.temporary_folder("old", aside.parent, hidden=True) as folder:
             aside.rename(folder / "store")  # a folder that a kill leaves is swept later
     elif not ownership.remove_own_files(aside, attrs):

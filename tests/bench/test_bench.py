@@ -250,7 +250,7 @@ def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monk
         assert {a.dtype.name for a in (self.rows, self.landmarks, self.weights, self.values, self.out)} == {"float32"}
 
     monkeypatch.setattr(arithmetic_limits._ThreadWork, "run", run)
-    arithmetic_limits.bare_arithmetic(1001, 5, 60, 3, "float32", 256, 2)(Path())
+    arithmetic_limits.prepare_bare_arithmetic(1001, 5, 60, 3, "float32", 256, 2)(Path())
     assert sorted(counted) == [500, 501]
 
 

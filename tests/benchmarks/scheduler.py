@@ -25,7 +25,7 @@ from pathlib import Path
 import dask
 import distributed
 
-from dkfm.bench.calibration import run_nothing
+from dkfm.bench.calibration import time_empty_tasks
 from dkfm.bench.competitors import BenchSite
 from dkfm.core.text_tables import Table
 from dkfm.execution.clusters.client import worker_facts
@@ -99,11 +99,11 @@ def measured(count, tasks, profile):
         client.wait_for_workers(count, timeout=ARRIVAL)
         empty = client.run_on_scheduler(peak_memory)
         site = BenchSite(client, Path(folder), (1000,), 1)
-        run_nothing(site, 10)
+        time_empty_tasks(site, 10)
         start, worked = time.perf_counter(), time.process_time()
         if profile:
             profiler.enable()
-        seconds = run_nothing(site, tasks)
+        seconds = time_empty_tasks(site, tasks)
         profiler.disable()
         wall, driver = time.perf_counter() - start, time.process_time() - worked
         peak = client.run_on_scheduler(peak_memory)

@@ -71,8 +71,8 @@ def test_rows_are_the_same_in_memory_in_dask_in_a_file_or_sparse(rows, tmp_path)
 def test_of_many_rows_some_are_taken_and_the_words_say_so(rows, monkeypatch, tmp_path):
     X, y, Z, t = rows
     t = np.array([f"digit {label}" for label in t])
-    monkeypatch.setattr(labelled_rows, "TEST_ROWS", 40)
-    monkeypatch.setattr(labelled_rows, "SAMPLE", 30)
+    monkeypatch.setattr(labelled_rows, "MAX_TEST_ROWS", 40)
+    monkeypatch.setattr(labelled_rows, "MAX_SAMPLE_ROWS", 30)
     monkeypatch.setattr(labelled_rows, "_READ_ROWS", 33)
     np.save(tmp_path / "test.npy", Z)
     kept = [

@@ -109,7 +109,7 @@ def test_a_tolerance_takes_no_positive_eigenvalue_of_a_clipped_kernel(name):
 
 def test_residuals_leave_out_eigenvectors_by_the_rounding_of_the_whole_spectrum():
     found = roots.Root(np.eye(3), np.array([1.0, 1e-3, 1e-8]), np.array([-1e6]))
-    assert roots.residual_head(found).first == 2
+    assert roots.make_residual_head(found).first == 2
 
 
 @pytest.mark.parametrize("name", list(KERNELS)[:3])
@@ -196,10 +196,10 @@ def test_components_of_a_clipped_map_of_landmarks_share_the_variance_of_its_feat
 def test_lanczos_does_not_know_the_shares_of_a_clipped_kernel_and_says_so(name, stored, tmp_path):
     _, _, K = case(name)
     weighting = pca.Weighting(np.ones(len(K)))
-    problem = pca.product_problem(K.__matmul__, np.diagonal(K), weighting)
+    problem = pca.make_product_problem(K.__matmul__, np.diagonal(K), weighting)
     if not stored:
-        problem = pca.dense_problem(np.asfortranarray(K), weighting)
-    start = np.random.default_rng(0).normal(size=(len(K), lanczos.block_columns(len(K), 2)))
+        problem = pca.make_dense_problem(np.asfortranarray(K), weighting)
+    start = np.random.default_rng(0).normal(size=(len(K), lanczos.choose_block_columns(len(K), 2)))
     found, _ = pca.solve_leading_components(problem, start, pca.ComponentOptions(2, on_indefinite="auto"), weighting)
     assert np.isnan(found.total)
     kernel, X, _ = case(name)

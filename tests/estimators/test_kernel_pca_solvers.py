@@ -177,7 +177,7 @@ def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, 
     from dkfm.core import budget
     from dkfm.numerics import lanczos
 
-    held = budget.lanczos_bytes(1200, 5, lanczos.held_columns(1200, q), lanczos.block_columns(1200, q))
+    held = budget.lanczos_bytes(1200, 5, lanczos.choose_basis_columns(1200, q), lanczos.choose_block_columns(1200, q))
     monkeypatch.setattr(memory, "available_memory", lambda: held - 5_000_000)
     found = KernelPCA(q, kernel="rbf", tile_rows=300, workspace=tmp_path / "w").fit(X)
     require_same(found, truth, X, Z, 1e-9)

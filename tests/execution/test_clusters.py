@@ -114,7 +114,7 @@ def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_p
         monkeypatch.setattr(module, name, watched)
 
     for module, name in (
-        (gram, "checked_block"),
+        (gram, "evaluate_block"),
         (roots, "eigh"),
         (lapack, "dpstrf"),
         (serving, "compute_finite_scores"),

@@ -16,7 +16,7 @@ KERNEL = kernels.Gaussian(1.5)
 @pytest.fixture
 def fitted(rng):
     X = rng.normal(size=(120, 4))
-    return Model(KERNEL, X, roots.map_heads(roots.inverse_root(np.asfortranarray(KERNEL(X))), "spectral"))
+    return Model(KERNEL, X, roots.make_map_heads(roots.inverse_root(np.asfortranarray(KERNEL(X))), "spectral"))
 
 
 def damaged(model, weights=None, landmarks=None, kernel=None):

@@ -101,7 +101,7 @@ def test_classes_with_equal_means_have_no_discriminant_and_their_priors_decide()
     x = np.array([[-1.0], [1.0], [-2.0], [0.0], [2.0]])
     classes = Classes(np.array([0, 0, 1, 1, 1]), np.ones(5), 2)
     found = fisher.solve_discriminants(np.asfortranarray(x @ x.T), classes, 1.0)
-    heads = fisher.discriminant_heads(found, classes, None)
+    heads = fisher.make_discriminant_heads(found, classes, None)
     assert heads["scores"].width == 0
     assert heads["decision_function"].offset == pytest.approx(-np.log(1.5))
 
@@ -164,8 +164,8 @@ def test_the_shrinkage_that_is_chosen_is_the_largest_of_those_that_predict_best(
     rng = np.random.default_rng(seed)
     y, kernel = rng.choice(4, 73, p=[0.4, 0.3, 0.2, 0.1]), kernels.Gaussian(1.0)
     X = rng.normal(size=(73, 3)) + np.eye(4)[y][:, :3]
-    right = [cross_validated(kernel, X, y, share) for share in shrinkage.GRID]
-    best = max(share for share, count in zip(shrinkage.GRID, right, strict=True) if count == max(right))
+    right = [cross_validated(kernel, X, y, share) for share in shrinkage.SHRINKAGE_GRID]
+    best = max(share for share, count in zip(shrinkage.SHRINKAGE_GRID, right, strict=True) if count == max(right))
     assert len(set(right)) > 3
     assert shrinkage.choose_shrinkage(np.asfortranarray(kernel(X, X)), Classes(y, np.ones(73), 4)) == best
 
@@ -173,10 +173,13 @@ def test_the_shrinkage_that_is_chosen_is_the_largest_of_those_that_predict_best(
 def test_where_every_shrinkage_is_right_the_largest_is_chosen(rng):
     y = np.repeat([0, 1], 20)
     x = rng.normal(size=(40, 1)) + 100 * y[:, None]
-    assert shrinkage.choose_shrinkage(np.asfortranarray(x @ x.T), Classes(y, np.ones(40), 2)) == shrinkage.GRID[-1]
+    assert (
+        shrinkage.choose_shrinkage(np.asfortranarray(x @ x.T), Classes(y, np.ones(40), 2))
+        == shrinkage.SHRINKAGE_GRID[-1]
+    )
 
 
 def test_a_row_that_is_alone_in_its_class_is_never_left_out(rows):
     X, y = rows[0][:41], np.append(np.arange(40) % 2, 2)
     found = shrinkage.choose_shrinkage(np.asfortranarray(X @ X.T), Classes(y, np.ones(41), 3))
-    assert found in shrinkage.GRID
+    assert found in shrinkage.SHRINKAGE_GRID

@@ -33,7 +33,7 @@ def test_k1_on_mnist_is_exact_to_thirteen_digits(mnist_247, basis):
     k = kernels.Polynomial(9, scale=1 / 784)
     found = roots.inverse_root(gram(k, mnist_247))
     certificate = certify_map(
-        scorer.prepare_scorer(Model(k, mnist_247, roots.map_heads(found, basis))),
+        scorer.prepare_scorer(Model(k, mnist_247, roots.make_map_heads(found, basis))),
         mnist_247[sample_evenly(len(mnist_247))],
     )
     assert len(found.values) == 1500
@@ -47,7 +47,7 @@ def test_k1_on_doubled_mnist_has_half_the_rank(mnist_247, basis):
     k, X = kernels.Polynomial(9, scale=1 / 784), np.repeat(mnist_247, 2, axis=0)
     found = roots.inverse_root(gram(k, X))
     certificate = certify_map(
-        scorer.prepare_scorer(Model(k, X, roots.map_heads(found, basis))), X[sample_evenly(len(X))]
+        scorer.prepare_scorer(Model(k, X, roots.make_map_heads(found, basis))), X[sample_evenly(len(X))]
     )
     assert len(found.values) == 1500
     assert certificate.error < 1e-12
@@ -70,7 +70,7 @@ def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
     assert len(found.dropped) == len(X) - rank
     for basis in ["symmetric", "spectral"]:
         certificate = certify_map(
-            scorer.prepare_scorer(Model(kernel, X, roots.map_heads(found, basis))), X[sample_evenly(len(X))]
+            scorer.prepare_scorer(Model(kernel, X, roots.make_map_heads(found, basis))), X[sample_evenly(len(X))]
         )
         assert certificate.error < 1e-13
 
@@ -80,7 +80,7 @@ def test_the_symmetric_map_is_the_dense_formula_in_both_of_its_forms(rng):
     for sigma, explicit in ((0.2, True), (1.0, False)):
         X = rng.normal(size=(100, 3))
         k = kernels.Gaussian(sigma)
-        heads = roots.map_heads(roots.inverse_root(gram(k, X)), "symmetric")
+        heads = roots.make_map_heads(roots.inverse_root(gram(k, X)), "symmetric")
         assert (heads["features"].rotation is None) == explicit
         found = scorer.prepare_scorer(Model(k, X, heads))("features", Z)
         truth = oracles.symmetric_map(oracles.gaussian(X, X, sigma), oracles.gaussian(X, Z, sigma))

@@ -16,7 +16,7 @@ def with_spectrum(values, seed=0):
 
 
 def largest(A, q, held=None, columns=None, **options):
-    p = lanczos.block_columns(len(A), q) if columns is None else columns
+    p = lanczos.choose_block_columns(len(A), q) if columns is None else columns
     start = np.random.default_rng(1).normal(size=(len(A), p))
     return lanczos.largest_eigenpairs(lambda V: A @ V, start, q, held=held, **options)
 

@@ -24,7 +24,7 @@ def test_bounds_are_what_remains_and_what_rounding_may_add(values, largest):
     rounding = 4 * roots.EPS * top / np.sqrt(np.append(top, values) * largest)
     np.testing.assert_allclose(bounds, parts + np.maximum(1e-12, rounding), rtol=1e-9)
     for tol in (0.0, 1e-3, 1.0):
-        r = roots.rank_within(bounds, tol)
+        r = roots.find_rank_within(bounds, tol)
         assert bounds[r] <= tol or (r == len(bounds) - 1 and (bounds > tol).all())
         assert (bounds[:r] > tol).all()
     np.testing.assert_allclose(roots.error_bounds(remaining, values, largest, np.dtype(np.float32)), parts + 1e-4)
@@ -36,7 +36,7 @@ def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_
     X = np.random.default_rng(seed).normal(size=(40, 2))
     k = kernels.Gaussian(sigma)
     found = fitted(k, X)
-    bounds = roots.remaining_after_eigenvectors(found, k.diag(X))
+    bounds = roots.bound_residuals(found, k.diag(X))
     features = k(X) @ found.weights
     for r in (0, len(found.values) // 2, len(found.values)):
         truth = (1 - np.square(features[:, :r]).sum(axis=1)).max()
@@ -71,19 +71,19 @@ def test_a_landmark_that_is_not_among_the_sampled_rows_counts(rng):
 def test_heads_share_their_arrays_in_any_precision(rng):
     found = fitted(kernels.Gaussian(3.0), rng.normal(size=(60, 2)))
     for dtype in (np.float64, np.float32):
-        heads = roots.cast_heads(roots.map_heads(found, "spectral"), np.dtype(dtype))
+        heads = roots.cast_heads(roots.make_map_heads(found, "spectral"), np.dtype(dtype))
         assert heads["features"].weights is heads["residual"].weights
         assert heads["features"].weights.dtype == dtype
-    same = roots.map_heads(found, "spectral")
+    same = roots.make_map_heads(found, "spectral")
     assert roots.cast_heads(same, np.dtype(np.float64))["features"].weights is same["features"].weights
 
 
 def test_residuals_leave_out_what_rounding_made_of_the_last_eigenvectors(rng):
     found = fitted(kernels.Gaussian(3.0), rng.normal(size=(300, 2)))
-    head = roots.map_heads(found, "symmetric")["residual"]
+    head = roots.make_map_heads(found, "symmetric")["residual"]
     assert 0 < head.first < len(found.values)
     assert found.values[head.first - 1] > 64 * roots.EPS * found.values[0] >= found.values[head.first]
-    assert roots.map_heads(found, "symmetric")["features"].first is None
+    assert roots.make_map_heads(found, "symmetric")["features"].first is None
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_of_many_rows_a_seeded_sample_is_drawn_and_the_picture_says_so(rng):
     lazily = da.from_array(scores, chunks=(3000, 2)), da.from_array(labels, chunks=7000)
     pictures = [plotting.components(scores, labels), plotting.components(*lazily), plotting.components(scores, labels)]
     points = [np.concatenate([p.get_offsets() for p in ax.collections]) for ax in pictures]
-    assert len(points[0]) == data.SAMPLE
+    assert len(points[0]) == data.MAX_PLOT_ROWS
     np.testing.assert_array_equal(points[0], points[1])
     np.testing.assert_array_equal(points[0], points[2])
     assert all(notes_of(ax) == ["5,000 of 20,000 rows, drawn at random"] for ax in pictures)

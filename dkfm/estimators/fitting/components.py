@@ -30,7 +30,7 @@ from dkfm.execution import memory, progress
 from dkfm.gram import build
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.sklearn_names import given_parameters
+from dkfm.kernels.sklearn_names import select_parameters
 from dkfm.numerics import lanczos, pca, training_reductions
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.model import Head, Model
@@ -121,7 +121,7 @@ def resolve_kernel(
     if gamma is not None and "gamma" in extra:
         raise KernelError("gamma is given twice, by itself and in kernel_params.")
     gamma = cast("float | None", extra.get("gamma", gamma))
-    parameters = given_parameters(kernel, gamma=gamma, degree=degree, coef0=coef0)
+    parameters = select_parameters(kernel, gamma=gamma, degree=degree, coef0=coef0)
     return as_kernel(kernel, {**parameters, **extra} if isinstance(kernel, str) else kernel_params), gamma
 
 
@@ -159,7 +159,7 @@ def fit_components(
 
 def _uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bool:
     """Return whether to use Lanczos; `dense_fits` says whether a full eigendecomposition fits in memory."""
-    possible = 2 * (q + lanczos.block_columns(n, q)) <= min(n // 2, lanczos.held_columns(n, q))
+    possible = 2 * (q + lanczos.choose_block_columns(n, q)) <= min(n // 2, lanczos.choose_basis_columns(n, q))
     if solver.eigen_solver == "dense" or solver.formulation == "primal" or not possible:
         return False
     return solver.eigen_solver != "auto" or not dense_fits or lanczos.is_faster_than_dense(n, q)
@@ -169,7 +169,7 @@ def _fit_few(data: TrainingData, options: ComponentOptions, weighting: Weighting
     n, q = data.landmarks.shape[0], int(options.count or 0)
     # The start only changes the rounding of the result, so a fixed seed is the default.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
-    start = rng.normal(size=(n, lanczos.block_columns(n, q)))
+    start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
     limit = solver.products(q, n)
     with (
         _open_problem(data, q, weighting, solver) as problem,
@@ -194,9 +194,9 @@ def _fit_few(data: TrainingData, options: ComponentOptions, weighting: Weighting
 def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions) -> Iterator[Problem]:
     """Yield the eigenproblem, with the Gram matrix in memory if it fits, else in its store or source."""
     n, d, kernel, free = data.landmarks.shape[0], data.width, data.kernel, memory.available_memory()
-    basis_columns, columns = lanczos.held_columns(n, q), lanczos.block_columns(n, q)
+    basis_columns, columns = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
     if budget.lanczos_bytes(n, d, basis_columns, columns, kernel.peak_blocks, kernel.landmark_copies) <= free:
-        yield pca.dense_problem(data.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
+        yield pca.make_dense_problem(data.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
         return
     is_precomputed = isinstance(data, PrecomputedGram)
     tile_rows, threads = (
@@ -206,7 +206,7 @@ def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: Solv
     budget.require_fits(need, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
     if isinstance(data, PrecomputedGram):
         _require_symmetric(data)
-        yield pca.product_problem(partial(_multiply_by_tiles, data), data.diagonal(), weighting)
+        yield pca.make_product_problem(partial(_multiply_by_tiles, data), data.diagonal(), weighting)
     else:
         with build.open_stored_gram(
             kernel,
@@ -215,7 +215,7 @@ def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: Solv
             workspace=solver.workspace,
             progress=solver.progress,
         ) as stored_gram:
-            yield pca.product_problem(stored_gram.__matmul__, data.diagonal(), weighting)
+            yield pca.make_product_problem(stored_gram.__matmul__, data.diagonal(), weighting)
 
 
 def _require_symmetric(data: PrecomputedGram) -> None:
@@ -235,11 +235,11 @@ def _multiply_by_tiles(data: PrecomputedGram, V: Array) -> Array:
     return product
 
 
-def components_model(
+def make_components_model(
     kernel: Kernel, landmarks: Rows, components: Components, centered: bool, dtype: np.dtype[np.floating]
 ) -> Model:
     """Return the model that scores the components, in the precision `dtype`."""
-    return cast_model(Model(kernel, landmarks, pca.component_heads(components, centered)), dtype)
+    return cast_model(Model(kernel, landmarks, pca.make_component_heads(components, centered)), dtype)
 
 
 def warn_of_rounding(measured: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:
@@ -247,10 +247,10 @@ def warn_of_rounding(measured: certificate.Certificate, dtype: np.dtype[np.float
     remedy = "the mean of the features hides their variance: centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these scores: fit with dtype="float64"'
-    certificate.warn_above(measured.error, dtype, f"The certificate of these scores is {measured}", remedy)
+    certificate.warn_of_error(measured.error, dtype, f"The certificate of these scores is {measured}", remedy)
 
 
-def fitted_statistics(components: Components, weight: float) -> dict[str, object]:
+def collect_fitted(components: Components, weight: float) -> dict[str, object]:
     """Return the fitted values of components by name; `weight` is the sum of the sample weights."""
     return {"eigenvalues": components.eigenvalues, "total_variance": components.total / weight, "total_weight": weight}
 
@@ -279,7 +279,7 @@ def fit_in_map(
     landmarks_only = X is None
     landmarks: TrainingData = TrainingRows(model.kernel, model.points, 0)
     if landmarks_only:
-        moments = landmark_moments(feature_map, W, sample_weight)
+        moments = compute_landmark_moments(feature_map, W, sample_weight)
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
         data, weights = apply_weights(all_rows, sample_weight)
@@ -289,17 +289,17 @@ def fit_in_map(
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.points)[:, 0].astype(np.intp))
     components = pca.solve_components_of_map(W, moments, options, centered)
-    fitted_model = components_model(model.kernel, model.points, components, centered, model.dtype)
+    fitted_model = make_components_model(model.kernel, model.points, components, centered, model.dtype)
     scorer = prepare_scorer(fitted_model)
     if landmarks_only:
         measured = certificate.certify_components(scorer, components.eigenvalues, landmarks.tiles())
     else:
         measured = certificate.certify_axes(scorer, components.eigenvalues, landmarks.tiles(), moments.weight)
     warn_of_rounding(measured, model.dtype)
-    return fitted_model, {**fitted_statistics(components, moments.weight), "certificate": measured}, landmarks_only
+    return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
 
 
-def landmark_moments(feature_map: FittedMap, W: Array, sample_weight: object) -> Moments:
+def compute_landmark_moments(feature_map: FittedMap, W: Array, sample_weight: object) -> Moments:
     """Return the moments of the landmarks' features; raise unless the landmarks are all training rows."""
     values, kernel, points = feature_map.eigenvalues, feature_map.model.kernel, feature_map.model.points
     if not feature_map.holds_training_rows or values is None or kernel.is_precomputed or sample_weight is not None:

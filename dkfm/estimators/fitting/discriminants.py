@@ -12,9 +12,9 @@ from dkfm.core import budget
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting.class_labels import Labels
-from dkfm.estimators.fitting.components import landmark_moments, warn_of_rounding
+from dkfm.estimators.fitting.components import compute_landmark_moments, warn_of_rounding
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
-from dkfm.estimators.fitting.training_data import Numbers, TrainingData, TrainingRows, apply_weights, as_training_data
+from dkfm.estimators.fitting.training_data import Indices, TrainingData, TrainingRows, apply_weights, as_training_data
 from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
@@ -41,7 +41,7 @@ class DiscriminantOptions:
     workspace: str | Path | None
     progress: bool
 
-    def classes(self, codes: Numbers, weights: Array, labels: Labels) -> Classes:
+    def classes(self, codes: Indices, weights: Array, labels: Labels) -> Classes:
         """Return the classes of the training rows; raise unless there are two or more, and the parameters fit them."""
         count = len(labels)
         if count < 2:
@@ -69,7 +69,7 @@ def fit_discriminants(
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and the fitted values by name."""
     kernel, n = data.kernel, data.landmarks.shape[0]
-    small_shrinkage = options.shrinkage is not None and options.shrinkage < shrinkage.GRID[0]
+    small_shrinkage = options.shrinkage is not None and options.shrinkage < shrinkage.SHRINKAGE_GRID[0]
     by_eigenvalues = small_shrinkage or options.on_indefinite == "clip" or not _is_known_psd(kernel)
     decomposes = by_eigenvalues or options.shrinkage is None
     _require_memory(n, data.width, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
@@ -87,7 +87,7 @@ def fit_discriminants(
         )
     del K
     model = cast_model(
-        Model(kernel, data.landmarks, fisher.discriminant_heads(result, classes, options.n_components)), dtype
+        Model(kernel, data.landmarks, fisher.make_discriminant_heads(result, classes, options.n_components)), dtype
     )
     values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
@@ -107,7 +107,7 @@ def fit_in_map(
     map_scorer = prepare_scorer(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
     landmarks: TrainingData = TrainingRows(model.kernel, model.points, 0)
     if X is None:
-        moments = landmark_moments(feature_map, W, sample_weight)
+        moments = compute_landmark_moments(feature_map, W, sample_weight)
         labels, codes = np.unique(y, return_inverse=True)
         classes = options.classes(codes, np.ones(len(y)), labels)
         sums: Array = classes.indicators().T @ (W * moments.second)
@@ -115,14 +115,15 @@ def fit_in_map(
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
         data, weights = apply_weights(all_rows, sample_weight)
-        labels, codes = np.unique(y if data is all_rows else y[cast("Numbers", data.numbers)], return_inverse=True)
+        labels, codes = np.unique(y if data is all_rows else y[cast("Indices", data.numbers)], return_inverse=True)
         classes = options.classes(codes, weights, labels)
         sums, second = training_reductions.feature_sums(map_scorer, data.tiles(), classes.indicators())
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.points)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
     fitted_model = cast_model(
-        Model(model.kernel, model.points, fisher.discriminant_heads(result, classes, options.n_components)), model.dtype
+        Model(model.kernel, model.points, fisher.make_discriminant_heads(result, classes, options.n_components)),
+        model.dtype,
     )
     mean = sums.sum(axis=0) / classes.total
     values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.squares, "mean": W @ mean}
@@ -147,7 +148,7 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, ob
         ("decision_function", combinations, constants),
     ):
         if "codes" in fitted:
-            codes = cast("Numbers", fitted["codes"])
+            codes = cast("Indices", fitted["codes"])
             weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
             indicators = Classes(codes.astype(np.int64), weights, len(priors)).indicators()
             expected = T.T @ T, means @ T - b

@@ -77,9 +77,13 @@ def fit_map(
         rank = roots.rank_in_float32(root, _sample_values(data, landmarks), landmarks.diagonal())
     if options.on_indefinite == "clip":
         negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))
-        bounds = np.full(len(bounds), np.inf) if negative or lowest < -roots.UNEXPLAINED * max_similarity else bounds
+        bounds = (
+            np.full(len(bounds), np.inf)
+            if negative or lowest < -roots.EIGENVECTOR_ERROR_SHARE * max_similarity
+            else bounds
+        )
     if options.tol is not None:
-        rank = roots.rank_within(bounds[: rank + 1], options.tol)
+        rank = roots.find_rank_within(bounds[: rank + 1], options.tol)
         _warn_of_tolerance(float(bounds[rank]), options.tol)
     if rank < len(root.values):
         root = root.first(rank)
@@ -158,7 +162,7 @@ def _warn_of_rounding(measured: Certificate, dtype: np.dtype[np.floating], ratio
         remedy = "centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these features: fit with dtype="float64"'
-    certificate.warn_above(measured.error * ratio, dtype, message, remedy, accepted_error)
+    certificate.warn_of_error(measured.error * ratio, dtype, message, remedy, accepted_error)
 
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:
@@ -183,7 +187,7 @@ def truncate_map(
             "and the map does not keep the part that was dropped; fit again with rcond=."
         )
     head = model.head("residual")
-    full = Root(head.weights, arrays[values_name(basis)], arrays["dropped"], head.triangular)
+    full = Root(head.weights, arrays[root_values_name(basis)], arrays["dropped"], head.triangular)
     root = full.first(r)
     count = len(root.weights)
     fitted = {**arrays, **_root_arrays(root, basis), "error_bounds": arrays["error_bounds"][: r + 1]}
@@ -209,17 +213,17 @@ def _form_gram(model: Model, root: Root) -> Source:
 
 
 def _root_arrays(root: Root, basis: str) -> dict[str, object]:
-    return {"dropped": root.dropped, values_name(basis): root.values}
+    return {"dropped": root.dropped, root_values_name(basis): root.values}
 
 
-def values_name(basis: str) -> str:
+def root_values_name(basis: str) -> str:
     """Return the name under which the values of a root are fitted."""
     return "pivots" if basis == "cholesky" else "eigenvalues"
 
 
 def _make_model(template: Model, root: Root, mean: Array | None, basis: str, dtype: np.dtype[np.floating]) -> Model:
     """Return the model of a root in the precision `dtype`, with the kernel and the landmarks of another model."""
-    return cast_model(Model(template.kernel, template.points, roots.map_heads(root, basis, mean)), dtype)
+    return cast_model(Model(template.kernel, template.points, roots.make_map_heads(root, basis, mean)), dtype)
 
 
 def cast_model(model: Model, dtype: np.dtype[np.floating]) -> Model:
@@ -296,7 +300,7 @@ def verify_points(
     max_compared = max(max_landmark, max_new)
     against.require_below(bound * np.sqrt(max_new * max_similarity) / max_compared if max_compared > 0 else 0.0)
     pair_bound = float(residuals.max()) / max_new if max_new > 0 else 0.0
-    rounding = 1e-8 if model.heads["residual"].triangular else roots.UNEXPLAINED
+    rounding = 1e-8 if model.heads["residual"].triangular else roots.EIGENVECTOR_ERROR_SHARE
     between.require_below(pair_bound + max(rounding, bound * np.sqrt(max_similarity / max_new) if max_new > 0 else 0.0))
     return Verification(measured, against, between, residuals, pair_bound)
 

@@ -17,7 +17,7 @@ from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots
-from dkfm.numerics.roots import Root, remaining_after_eigenvectors
+from dkfm.numerics.roots import Root, bound_residuals
 
 if TYPE_CHECKING:
     from typing import Never
@@ -134,7 +134,7 @@ def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) ->
     return TrainingRows(data.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
 
 
-def _draw_with(rng: np.random.RandomState) -> pivoted_cholesky.Choose:
+def _draw_with(rng: np.random.RandomState) -> pivoted_cholesky.ChoosePivot:
     """Return a function that draws a row with probability proportional to its residual (randomly pivoted Cholesky)."""
 
     def choose(residuals: Array) -> int:
@@ -173,7 +173,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         "dkfm-root", budget.eigendecomposition_seconds(landmarks.landmarks.shape[0]), options.progress
     ):
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what)
-    return landmarks, root, remaining_after_eigenvectors(root, landmarks.diagonal()) if chosen.whole else None
+    return landmarks, root, bound_residuals(root, landmarks.diagonal()) if chosen.whole else None
 
 
 def _take_pivots(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
@@ -191,7 +191,7 @@ def _find_pivots(
     data: TrainingData,
     options: MapOptions,
     limit: int | None,
-    choose: pivoted_cholesky.Choose,
+    choose: pivoted_cholesky.ChoosePivot,
     is_random: bool = False,
 ) -> pivoted_cholesky.Pivots:
     """Find pivots in the Gram matrix or column by column, as requested, or as is predicted to be faster."""

@@ -94,7 +94,7 @@ def compose_head(head: Head, affine: AffineStep) -> tuple[Array, Array]:
     return W @ matrix, b @ matrix + affine.offset
 
 
-def sum_of_magnitudes(head: Head, affine: AffineStep, K: Array) -> Array:
+def sum_magnitudes(head: Head, affine: AffineStep, K: Array) -> Array:
     """Return ``sum |k| |W| |A| + |b|`` (n, q) for kernel values (n, N): the scale of rounding in head and map."""
     W = np.abs(np.asarray(head.weights[:, : head.columns], np.float64))
     sums = np.abs(K) @ W

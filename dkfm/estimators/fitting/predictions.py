@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
     import pandas as pd
 
-Outcome: TypeAlias = "npt.NDArray[np.generic] | da.Array | dd.DataFrame | dd.Series"
+Predictions: TypeAlias = "npt.NDArray[np.generic] | da.Array | dd.DataFrame | dd.Series"
 
 _TASK_NAME = "dkfm-labels"
 """Name on the dashboard of the tasks that convert codes to labels."""
 
 
-def flatten_column(outcome: Outcome) -> Outcome:
+def flatten_column(outcome: Predictions) -> Predictions:
     """Return a single column (n, 1) as a vector (n,) or a series, and several columns (n, q) unchanged."""
     if outcome.shape[1] != 1:
         return outcome
-    column: Outcome = cast("dd.DataFrame", outcome).iloc[:, 0] if hasattr(outcome, "columns") else outcome[:, 0]
+    column: Predictions = cast("dd.DataFrame", outcome).iloc[:, 0] if hasattr(outcome, "columns") else outcome[:, 0]
     return column
 
 
-def codes_to_labels(outcome: Outcome, classes: Labels) -> Outcome:
+def codes_to_labels(outcome: Predictions, classes: Labels) -> Predictions:
     """Return the labels (n,) of class codes (n, 1), which are indices into `classes` (C,)."""
     codes = flatten_column(outcome)
     if hasattr(codes, "map_partitions"):

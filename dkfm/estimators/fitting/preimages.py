@@ -18,7 +18,7 @@ _ZERO_SHARE = 1e-12
 """A sum of weights below this share of the sum of their magnitudes is rounding error."""
 
 
-def ridge_coefficients(kernel: Kernel, scores: Array, X: Array, alpha: Array) -> Array:
+def solve_ridge_regression(kernel: Kernel, scores: Array, X: Array, alpha: Array) -> Array:
     """Return the coefficients A (N, d) of a kernel ridge regression of rows on their scores: ``k(s, scores) A``.
 
     Parameters
@@ -47,7 +47,7 @@ def ridge_coefficients(kernel: Kernel, scores: Array, X: Array, alpha: Array) ->
     return coefficients
 
 
-def nearest_scores(scores: Array, known: Array) -> npt.NDArray[np.intp]:
+def find_nearest_scores(scores: Array, known: Array) -> npt.NDArray[np.intp]:
     """Return the indices (n,) of the known scores (N, q) that are nearest to each row of scores (n, q)."""
     tiles = row_slices(len(scores), choose_tile_rows(len(known)))
     return np.concatenate([cdist(scores[tile], known, "sqeuclidean").argmin(axis=1) for tile in tiles])
@@ -77,14 +77,14 @@ class PreimageResult:
     settled: npt.NDArray[np.bool_]
 
 
-def has_fixed_point(kernel: Kernel) -> bool:
+def has_fixed_point_iteration(kernel: Kernel) -> bool:
     """Return whether the kernel is a Gaussian with any scales, or a Gaussian of scaled and shifted rows."""
     return isinstance(kernel, Gaussian) or (
         isinstance(kernel, Warped) and isinstance(kernel.h, Affine) and isinstance(kernel.kernel, Gaussian)
     )
 
 
-def fixed_point_preimages(
+def find_fixed_point_preimages(
     kernel: Kernel, X: Array, span: ComponentSpan, scores: Array, start: Array, tol: float, max_iter: int
 ) -> PreimageResult:
     """Return the rows z whose features are nearest to the points of a span that have given scores.
@@ -92,7 +92,7 @@ def fixed_point_preimages(
     Parameters
     ----------
     kernel : Kernel
-        A kernel for which `has_fixed_point` is true.
+        A kernel for which `has_fixed_point_iteration` is true.
     X : ndarray of shape (N, d)
         Training rows.
     span : ComponentSpan

@@ -38,7 +38,7 @@ _SYMMETRY_TOLERANCE = 1e-8
 _MIN_MAX_WEIGHT = float(np.finfo(np.float64).tiny / np.finfo(np.float64).eps)
 """Lower limit of the largest sample weight: its products with kernel values down to eps keep all their digits."""
 
-Numbers = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 
 
 class TrainingData(Protocol):
@@ -57,7 +57,7 @@ class TrainingData(Protocol):
         """Number of float64 values in a landmark."""
 
     @property
-    def numbers(self) -> "Numbers | None":
+    def numbers(self) -> "Indices | None":
         """Indices (N,) of these rows among the rows passed to the fit; None if they are other points."""
 
     def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
@@ -66,7 +66,7 @@ class TrainingData(Protocol):
     def tiles(self) -> Iterator[Rows]:
         """Yield all rows in tiles."""
 
-    def some(self, numbers: Numbers) -> Rows:
+    def some(self, numbers: Indices) -> Rows:
         """Return the rows of the given indices."""
 
     def diagonal(self) -> Array:
@@ -75,7 +75,7 @@ class TrainingData(Protocol):
     def columns(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
 
-    def subset(self, numbers: Numbers) -> "TrainingData":
+    def subset(self, numbers: Indices) -> "TrainingData":
         """Return the training data of the given rows."""
 
 
@@ -86,7 +86,7 @@ class TrainingRows:
     kernel: Kernel
     landmarks: Rows
     width: int
-    numbers: Numbers | None = None
+    numbers: Indices | None = None
 
     def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return k(X, X), computed on the current Dask client or on threads of this process."""
@@ -98,7 +98,7 @@ class TrainingRows:
         """Yield all rows at once; a model splits rows in memory into tiles itself."""
         yield self.landmarks
 
-    def some(self, numbers: Numbers) -> Rows:
+    def some(self, numbers: Indices) -> Rows:
         """Return the rows of the given indices."""
         return self.landmarks[numbers]
 
@@ -111,7 +111,7 @@ class TrainingRows:
             raise KernelError(f"{self.kernel!r} returned {diagonal[row]} for rows {row} and {row}.")
         return diagonal
 
-    def subset(self, numbers: Numbers) -> "TrainingRows":
+    def subset(self, numbers: Indices) -> "TrainingRows":
         """Return the training data of the given rows."""
         original_numbers = None if self.numbers is None else self.numbers[numbers]
         return TrainingRows(self.kernel, self.landmarks[numbers], self.width, original_numbers)
@@ -137,7 +137,7 @@ class PrecomputedGram:
 
     kernel: Kernel
     source: Source
-    numbers: Numbers
+    numbers: Indices
 
     @property
     def landmarks(self) -> Array:
@@ -162,7 +162,7 @@ class PrecomputedGram:
         for tile in row_slices(len(self.numbers), tile_rows):
             yield self._read_rows(self.numbers[tile])
 
-    def some(self, numbers: Numbers) -> Rows:
+    def some(self, numbers: Indices) -> Rows:
         """Return the rows of the given indices; each row has all columns of the matrix."""
         return self._read_rows(self.numbers[numbers])
 
@@ -180,11 +180,11 @@ class PrecomputedGram:
         K = self.gram(None, None)
         return lambda number: K[:, number].copy()
 
-    def subset(self, numbers: Numbers) -> "PrecomputedGram":
+    def subset(self, numbers: Indices) -> "PrecomputedGram":
         """Return the part of the matrix with the given rows and columns."""
         return PrecomputedGram(self.kernel, self.source, self.numbers[numbers])
 
-    def _read_rows(self, numbers: Numbers) -> Array:
+    def _read_rows(self, numbers: Indices) -> Array:
         """Return rows of the matrix; consecutive rows are read together."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
         runs = np.split(ascending, np.flatnonzero(np.diff(ascending) > 1) + 1)
@@ -192,7 +192,7 @@ class PrecomputedGram:
         return rows if len(inverse) == len(ascending) and (np.diff(inverse) == 1).all() else rows[inverse]
 
 
-def load_lazy_frame(X: object) -> object:
+def compute_lazy_frame(X: object) -> object:
     """Return a dask data frame as a data frame in memory, and any other X as `unwrap` returns it."""
     X = unwrap(X)
     lazy_frame = hasattr(X, "map_partitions") and hasattr(X, "compute") and not is_dask_array(X)
@@ -219,7 +219,7 @@ def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> Trainin
     return TrainingRows(resolved, owned, rows.shape[1], np.arange(len(owned)))
 
 
-def standardize_columns(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, object]]:
+def make_standardizing_kernel(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, object]]:
     """Return the kernel of rows standardized to mean 0 and variance 1 over X, and the mean and scale of each column."""
     if kernel.is_precomputed:
         raise InvalidInputError("A precomputed kernel has no rows to standardize.")

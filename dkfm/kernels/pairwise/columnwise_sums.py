@@ -24,7 +24,7 @@ def set_compile_cache(folder: Path) -> None:
     _cache_folder = folder
 
 
-def absolute_differences(X: Array, Y: Array, out: Array | None = None) -> Array:
+def sum_absolute_differences(X: Array, Y: Array, out: Array | None = None) -> Array:
     """Return ``sum_j |x_j - y_j|`` of all pairs, (n, m), in the precision of the rows, and in `out` if it fits."""
 
     def fallback(rows: Array) -> Array:
@@ -35,12 +35,12 @@ def absolute_differences(X: Array, Y: Array, out: Array | None = None) -> Array:
     return _fill_block("absolute", X, Y, fallback, out)
 
 
-def minima(X: Array, Y: Array) -> Array:
+def sum_minima(X: Array, Y: Array) -> Array:
     """Return ``sum_j min(x_j, y_j)`` of all pairs, (n, m)."""
     return _fill_block("minimum", X, Y, lambda rows: _sum_by_rows(np.minimum, rows, Y))
 
 
-def chi_squared_terms(X: Array, Y: Array) -> Array:
+def sum_chi_squared_terms(X: Array, Y: Array) -> Array:
     """Return ``sum_j (x_j - y_j)^2 / (x_j + y_j)``, with 0/0 = 0, of all pairs of non-negative rows, (n, m)."""
 
     def terms(x: Array, y: Array) -> Array:
@@ -52,7 +52,7 @@ def chi_squared_terms(X: Array, Y: Array) -> Array:
     return _fill_block("chi_squared", X, Y, lambda rows: _sum_by_rows(terms, rows, Y))
 
 
-def mixture_entropies(X: Array, Y: Array) -> Array:
+def sum_mixture_entropies(X: Array, Y: Array) -> Array:
     """Return ``-sum_j x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j))``, with 0 log 0 = 0, of all pairs."""
 
     def terms(x: Array, y: Array) -> Array:

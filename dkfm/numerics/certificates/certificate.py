@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, UnsupportedStoreError
-from dkfm.kernels.base import checked_block
+from dkfm.kernels.base import evaluate_block
 from dkfm.numerics import training_reductions
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
 
-SAMPLE = 512
+MAX_SAMPLED_ROWS = 512
 
 _LIMITS = {"float64": 1e-6, "float32": 1e-2}
 """Largest error, relative to the largest value, without a warning at the fit, by the dtype of the model."""
@@ -115,7 +115,7 @@ class Verification:
     __repr__ = __str__
 
 
-def warn_above(error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted: float = 0.0) -> None:
+def warn_of_error(error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted: float = 0.0) -> None:
     """Warn if the error of a fitted model exceeds 1e-6 of the largest value, or 1e-2 in float32.
 
     Parameters
@@ -189,14 +189,14 @@ def _both_sides(
     if Z.shape[1] != model.columns:
         raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {model.columns}.")
     centre = 0.0 if mean is None else score.image("features", mean[np.newaxis]).astype(np.float64)
-    expected = checked_block(model.kernel, Z, points).T
+    expected = evaluate_block(model.kernel, Z, points).T
     left = score("features", X) + centre
     right = left if Z is X else score("features", Z) + centre
     if model.kernel.is_precomputed:  # k(z, z) is known only for training rows
         diagonals = expected.diagonal(), expected.diagonal()
     else:
         diagonals = model.kernel.evaluate_diagonal(X), model.kernel.evaluate_diagonal(Z)
-    combined = training_reductions.fixed_combination(score, tiles, float(diagonals[0].max()))
+    combined = training_reductions.kernel_values_of_combination(score, tiles, float(diagonals[0].max()))
     if len(combined):
         sampled = sample_evenly(len(combined))
         expected = np.column_stack([expected, combined[sampled]])
@@ -317,7 +317,7 @@ def _select_components(score: Scorer, numbers: npt.NDArray[np.intp]) -> Scorer:
 
 def sample_evenly(n: int) -> npt.NDArray[np.intp]:
     """Return the numbers of at most 512 of n rows, evenly spread."""
-    return np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.intp)
+    return np.linspace(0, n - 1, min(n, MAX_SAMPLED_ROWS)).astype(np.intp)
 
 
 def compare_blocks(found: Array, expected: Array, left: Array, right: Array) -> Certificate:

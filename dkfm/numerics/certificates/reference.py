@@ -52,14 +52,14 @@ def reference_scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     output = links.link_by_name(head.link)(product, lambda: diagonal)
     values = np.where(links.valid_rows(output)[:, np.newaxis], output, np.nan).astype(np.float64)
     if not links.needs_diagonal(head.link):
-        return values, error_through_link(head.link, product, error, eps)
+        return values, propagate_error(head.link, product, error, eps)
     # The error of a square is twice the value times its error, and the square of the error, and rounding.
     squares: Array = (2 * np.abs(product) * error + error**2 + _ROUNDING * eps * product**2).sum(axis=1)
     squares += error.sum(axis=1) + _ROUNDING * eps * np.abs(diagonal)
     return values, squares[:, np.newaxis]
 
 
-def error_through_link(link: str, product: Array, error: Array, eps: float) -> Array:
+def propagate_error(link: str, product: Array, error: Array, eps: float) -> Array:
     """Return the errors (n, width) of a link's output that errors of its product (n, q) cause.
 
     Parameters
