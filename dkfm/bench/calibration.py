@@ -125,9 +125,12 @@ def _measure_transfers(site: BenchSite, moved: int) -> tuple[list[float], list[f
     thread_rows = moved // (8 * _WIDE_COLUMNS)
     jobs = {}
     for name, columns, width in (("read", _WIDE_COLUMNS, 1), ("write", 1, _WIDE_COLUMNS)):
-        model, source = site.saved(random_components(2, width, columns)), site.rows(thread_rows * site.threads, columns)
+        model, source = (
+            site.save_model(random_components(2, width, columns)),
+            site.store_rows(thread_rows * site.threads, columns),
+        )
         jobs[name] = partial(_score_rows, site.client, model, source, max(1, thread_rows // _CHUNKS_PER_THREAD))
-    times = site.timed(jobs)
+    times = site.time_jobs(jobs)
     read, written = ([8 * _WIDE_COLUMNS * thread_rows / seconds for seconds in times.seconds[name]] for name in jobs)
     return read, written
 
@@ -138,7 +141,7 @@ def _score_rows(client: "Client", model: Path, source: Path, chunk_rows: int, de
 
 def time_empty_tasks(site: BenchSite, tasks: int) -> float:
     """Run empty tasks with the arguments of a job's tasks; return the seconds of the scheduler for one task."""
-    model, source = site.saved(random_components(2, 1, 1)), site.rows(tasks, 1)
+    model, source = site.save_model(random_components(2, 1, 1)), site.store_rows(tasks, 1)
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
     with prepare_job(model, source, request, site.client) as job:
         digest, plan = job.record.digest, job.plan

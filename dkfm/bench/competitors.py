@@ -58,7 +58,7 @@ class BenchSite:
         """Number of threads of all workers."""
         return sum(self.client.nthreads().values())
 
-    def rows(self, rows: int, columns: int, dtype: str = "float64") -> Path:
+    def store_rows(self, rows: int, columns: int, dtype: str = "float64") -> Path:
         """Return the path of a stored array of standard normal rows; write the array on the first call."""
         path = self.folder / f"rows-{rows}-{columns}-{dtype}"
         if not path.exists():
@@ -67,20 +67,20 @@ class BenchSite:
                 array[part] = np.random.default_rng(part.start).normal(size=(part.stop - part.start, columns))
         return path / "rows"
 
-    def saved(self, estimator: KernelEstimator) -> Path:
+    def save_model(self, estimator: KernelEstimator) -> Path:
         """Save an estimator in a new folder, and return its path."""
         path = Path(tempfile.mkdtemp(prefix="model-", dir=self.folder))
         estimator.save(path)
         return path
 
-    def jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
+    def make_peer_jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
         """Return scikit-learn jobs by chunk size: sizes whose blocks with n points fit into a worker, or the first."""
         budget = memory.task_budget(self.client, self.threads)
         peer = sklearn_peers.ScatteredPeer.of(self.client, fitted, width)
         fitting = [rows for rows in self.chunks if 3 * 8 * rows * n <= budget] or self.chunks[:1]
         return {f"{rows:,}": partial(peer.score, chunk_rows=rows) for rows in fitting}
 
-    def timed(self, rivals: Mapping[str, Callable[[Path], object]], rounds: int | None = None) -> Times:
+    def time_jobs(self, rivals: Mapping[str, Callable[[Path], object]], rounds: int | None = None) -> Times:
         """Time rivals in turn; see `time_in_turn`."""
         return time_in_turn(rivals, rounds or self.rounds, self.folder / "out")
 

@@ -203,9 +203,9 @@ def _measure_tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, T
     n, q = sizes.scored_n, sizes.components
     cases = [workloads.bench_scoring(site, n, q, columns, rows) for columns, rows in sizes.scored]
     title = f"KernelPCA, N = {n:,}, {q} components, Zarr to Zarr: times less than scikit-learn's float64"
-    yield "scoring", Table(title, [row for case in cases for row in case.scores])
+    yield "scoring", Table(title, [row for case in cases for row in case.precision_rows])
     title = "Those jobs beside their limit, the bare products and exponentials: its share of the loop and of the job"
-    yield "limits", Table(title, [row for case in cases for row in case.shares])
+    yield "limits", Table(title, [row for case in cases for row in case.limit_rows])
     odd = workloads.bench_odd_shapes(site, sizes.odd, sizes.friendly, sizes.odd_rows)
     yield "odd", Table("Unfriendly numbers beside friendly ones: time per kernel value", [odd])
     laplacian = workloads.bench_laplacian(site, sizes.laplacian_n, q, sizes.laplacian_rows)

@@ -49,7 +49,7 @@ class Times:
         """Return the median seconds of a rival."""
         return statistics.median(self.seconds[name])
 
-    def best(self, names: Collection[str]) -> str:
+    def fastest(self, names: Collection[str]) -> str:
         """Return the name with the smallest median."""
         return min(names, key=self.median)
 

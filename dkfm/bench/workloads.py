@@ -45,8 +45,8 @@ Rivals: TypeAlias = dict[str, Callable[[Path], object]]
 class ScoringResult:
     """Comparison of a scoring job with scikit-learn, and with its lower bound: one row for each precision."""
 
-    scores: Sequence[Row]
-    shares: Sequence[Row]
+    precision_rows: Sequence[Row]
+    limit_rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class GrowthResult:
     """Seconds of a job, peak memory of the largest worker process in bytes, and the prediction of this peak."""
 
     seconds: float
-    peak: int
-    predicted: int
+    peak_bytes: int
+    predicted_bytes: int
 
 
 def default_gaussian(columns: int) -> Gaussian:
@@ -67,11 +67,13 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
     """Compare the scoring of rows with q components of n landmarks."""
     X = _normal_rows(n, columns)
     models = {dtype: _fit_components(site, q, X, dtype) for dtype in DTYPE_TOLERANCES}
-    ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(model)) for dtype, model in models.items()}
+    ours: dict[str, Job] = {
+        dtype: partial(_score, site.client, site.save_model(model)) for dtype, model in models.items()
+    }
     # Lanczos components are exact, so that the scores of the rivals agree.
-    theirs = site.jobs(sklearn_peers.sklearn_components(1 / columns, q, "arpack").fit(X), n, q)
+    theirs = site.make_peer_jobs(sklearn_peers.sklearn_components(1 / columns, q, "arpack").fit(X), n, q)
     require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, columns), align_signs)
-    source = site.rows(rows, columns)
+    source = site.store_rows(rows, columns)
     rivals = _bind_rows(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
@@ -80,7 +82,7 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
             rivals[f"{dtype} {tile}"] = arithmetic_limits.prepare_bare_arithmetic(
                 rows, columns, n, q, dtype, tile, site.threads
             )
-    times = site.timed(rivals)
+    times = site.time_jobs(rivals)
     scores = [
         {"columns": columns, "rows": rows, "dtype": dtype, **_compare(times, dtype, theirs)}
         for dtype in DTYPE_TOLERANCES
@@ -92,8 +94,8 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
 
 def _bind_rows(site: BenchSite, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
     """Bind each job to its stored rows: dkfm reads rows of its precision, scikit-learn reads float64."""
-    bound = {name: partial(job, site.rows(rows, columns, name)) for name, job in ours.items()}
-    return {**bound, **{name: partial(job, site.rows(rows, columns)) for name, job in theirs.items()}}
+    bound = {name: partial(job, site.store_rows(rows, columns, name)) for name, job in ours.items()}
+    return {**bound, **{name: partial(job, site.store_rows(rows, columns)) for name, job in theirs.items()}}
 
 
 def _score(client: "Client | None", model: Path, source: Path, destination: Path) -> None:
@@ -101,7 +103,7 @@ def _score(client: "Client | None", model: Path, source: Path, destination: Path
 
 
 def _compare(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
-    best = times.best(theirs)
+    best = times.fastest(theirs)
     return {
         "seconds": times.median(ours),
         "scikit-learn": times.median(best),
@@ -112,7 +114,7 @@ def _compare(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
 
 def _shares(times: Times, dtype: str) -> Row:
     """Return table cells that compare the tile loop and the job with the fastest bare arithmetic, the limit."""
-    limit = times.best([f"{dtype} {tile}" for tile in _TILE_ROWS])
+    limit = times.fastest([f"{dtype} {tile}" for tile in _TILE_ROWS])
     return {
         "limit_seconds": times.median(limit),
         "loop_seconds": times.median(f"loop {dtype}"),
@@ -124,11 +126,11 @@ def _shares(times: Times, dtype: str) -> Row:
 def bench_laplacian(site: BenchSite, n: int, q: int, rows: int) -> Row:
     """Compare scoring with a Laplacian kernel, whose values are no function of matrix products."""
     X, kernel = _normal_rows(n, _COLUMNS), Laplacian(float(_COLUMNS))
-    model = site.saved(KernelPCA(q, kernel=kernel, workspace=site.folder).fit(X))
+    model = site.save_model(KernelPCA(q, kernel=kernel, workspace=site.folder).fit(X))
     ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
-    theirs = site.jobs(sklearn_peers.LaplacianComponents(1 / _COLUMNS, q).fit(X), n, q)
+    theirs = site.make_peer_jobs(sklearn_peers.LaplacianComponents(1 / _COLUMNS, q).fit(X), n, q)
     require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, _COLUMNS), align_signs)
-    times = site.timed(_bind_rows(site, ours, theirs, rows, _COLUMNS))
+    times = site.time_jobs(_bind_rows(site, ours, theirs, rows, _COLUMNS))
     return {"columns": _COLUMNS, "N": n, "rows": rows, **_compare(times, "float64", theirs)}
 
 
@@ -138,9 +140,9 @@ def bench_odd_shapes(
     """Compare models whose (landmarks, columns, components) fit no block size with models of powers of 2."""
     rivals: Rivals = {}
     for name, (n, columns, q) in (("odd", unfriendly), ("friendly", friendly)):
-        model = site.saved(_fit_components(site, q, _normal_rows(n, columns)))
-        rivals[name] = partial(_score, site.client, model, site.rows(rows, columns))
-    times = site.timed(rivals)
+        model = site.save_model(_fit_components(site, q, _normal_rows(n, columns)))
+        rivals[name] = partial(_score, site.client, model, site.store_rows(rows, columns))
+    times = site.time_jobs(rivals)
     per_value = [
         [t / (rows * n) for t in times.seconds[s]] for s, (n, _, _) in zip(rivals, (unfriendly, friendly), strict=True)
     ]
@@ -160,8 +162,8 @@ def bench_features(
     """Compare feature maps of n landmarks, in the cholesky basis, for each precision."""
     X, kernel, gamma = _normal_rows(n, columns), Gaussian(sigma), 0.5 / sigma**2
     maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=dtype).fit(X) for dtype in dtypes}
-    ours: dict[str, Job] = {dtype: partial(_score, site.client, site.saved(phi)) for dtype, phi in maps.items()}
-    theirs = site.jobs(sklearn_peers.sklearn_nystroem(gamma, n).fit(X), n, n)
+    ours: dict[str, Job] = {dtype: partial(_score, site.client, site.save_model(phi)) for dtype, phi in maps.items()}
+    theirs = site.make_peer_jobs(sklearn_peers.sklearn_nystroem(gamma, n).fit(X), n, n)
     require_agreement(
         site,
         ours,
@@ -169,7 +171,7 @@ def bench_features(
         np.vstack([X[:AGREEMENT_ROWS], _normal_rows(AGREEMENT_ROWS, columns)]),
         sample_inner_products,
     )
-    times = site.timed(_bind_rows(site, ours, theirs, rows, columns))
+    times = site.time_jobs(_bind_rows(site, ours, theirs, rows, columns))
     for dtype, phi in maps.items():
         yield {
             "columns": columns,
@@ -193,7 +195,7 @@ def bench_fits(site: BenchSite, n: int, columns: int, q: int, rounds: int) -> It
         (ExactFeatureMap(kernel, basis="cholesky"), sklearn_peers.sklearn_nystroem(gamma, n)),
     ]
     for ours, theirs in pairs:
-        times = site.timed({"ours": _prepare_fit(ours, X), "theirs": _prepare_fit(theirs, X)}, rounds)
+        times = site.time_jobs({"ours": _prepare_fit(ours, X), "theirs": _prepare_fit(theirs, X)}, rounds)
         yield {
             "fit": type(ours).__name__,
             "scikit-learn's": type(theirs).__name__,
@@ -213,8 +215,11 @@ def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
     """Compare scoring on the cluster with scoring on threads of this process."""
     from dask.system import CPU_COUNT
 
-    model, source = site.saved(_fit_components(site, q, _normal_rows(n, _COLUMNS))), site.rows(rows, _COLUMNS)
-    times = site.timed(
+    model, source = (
+        site.save_model(_fit_components(site, q, _normal_rows(n, _COLUMNS))),
+        site.store_rows(rows, _COLUMNS),
+    )
+    times = site.time_jobs(
         {"cluster": partial(_score, site.client, model, source), "threads": partial(_score, None, model, source)}
     )
     return {
@@ -232,10 +237,10 @@ def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
 def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult:
     """Score rows once; the cluster must be new, because the result has the peak memory of its workers."""
     before = max(site.client.run(model_cache.baseline_memory).values())
-    pca, source = random_components(n, q, _COLUMNS), site.rows(rows, _COLUMNS)
-    job = partial(_score, site.client, site.saved(pca))
-    site.timed({"imports": partial(job, site.rows(AGREEMENT_ROWS, _COLUMNS))}, 1)
-    times = site.timed({"job": partial(job, source)}, 1)
+    pca, source = random_components(n, q, _COLUMNS), site.store_rows(rows, _COLUMNS)
+    job = partial(_score, site.client, site.save_model(pca))
+    site.time_jobs({"imports": partial(job, site.store_rows(AGREEMENT_ROWS, _COLUMNS))}, 1)
+    times = site.time_jobs({"job": partial(job, source)}, 1)
     peak = max(site.client.run(memory.peak_memory).values())
     job_plan = plan_in_memory(pca.model_, ["scores"], open_source(source), threads=site.threads)
     predicted = job_plan.worker_bytes(max(site.client.nthreads().values()), before)
@@ -244,15 +249,15 @@ def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult
 
 def summarize_growth(jobs: Sequence[GrowthResult], n: int, rows: int) -> Row:
     """Return the medians of jobs of the same size that ran on separate clusters."""
-    seconds, peak = [job.seconds for job in jobs], median(job.peak for job in jobs)
+    seconds, peak = [job.seconds for job in jobs], median(job.peak_bytes for job in jobs)
     return {
         "rows": rows,
         "N": n,
         "seconds": median(seconds),
         "microseconds_a_row": Ratio.of(seconds, [rows / 1e6] * len(jobs)),
         "peak_MB": peak / 1e6,
-        "predicted_MB": median(job.predicted for job in jobs) / 1e6,
-        "peak_of_predicted": median(job.peak / job.predicted for job in jobs),
+        "predicted_MB": median(job.predicted_bytes for job in jobs) / 1e6,
+        "peak_of_predicted": median(job.peak_bytes / job.predicted_bytes for job in jobs),
     }
 
 

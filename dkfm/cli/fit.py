@@ -91,7 +91,9 @@ def run_fit(train: str, model: str, options: FitOptions, cluster: AbstractContex
     with change_detection.watch(table) as watch:
         source, labels = _split_labels(table, train, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
-            memory.require_driver_memory(source.shape[0], source.row_values, kernel.peak_blocks, kernel.landmark_copies)
+            memory.require_driver_memory(
+                source.shape[0], source.values_per_row, kernel.peak_blocks, kernel.landmark_copies
+            )
         rows = source.read(slice(0, source.shape[0]))
         watch.require_same("read", "fit again")
     with cluster:

@@ -41,9 +41,9 @@ class LabelledRows:
     labels: LabelArray
     test: Rows
     test_labels: LabelArray
-    some: npt.NDArray[np.intp]
-    some_of_test: npt.NDArray[np.intp]
-    held_out: str
+    sample: npt.NDArray[np.intp]
+    test_sample: npt.NDArray[np.intp]
+    test_origin: str
 
 
 def load_labelled_rows(X: object, y: object, test: object, test_labels: object, seed: int) -> LabelledRows:

@@ -172,9 +172,9 @@ class KernelEstimator(ModelTransformerMixin):
             indices = cast("Array", model.landmarks)[:, 0].astype(np.intp)
             landmarks = as_training_data(model.kernel, X).subset(indices)
         else:
-            landmarks = TrainingRows(model.kernel, model.points, 0)
+            landmarks = TrainingRows(model.kernel, model.original_landmarks, 0)
         measured = self._certify(scorer, landmarks, self._fitted_arrays())
-        measured.require(self.certificate_)
+        measured.require_close_to(self.certificate_)
         if X is None or model.kernel.is_precomputed:
             return Verification(measured)
         return self._verify_points(scorer, measured, self._check_rows(compute_lazy_frame(X)))
@@ -214,7 +214,7 @@ class KernelEstimator(ModelTransformerMixin):
         estimator = cls(kernel=record.model.kernel, **{name: record.parameters[name] for name in cls._stored_params})
         record.model.head(cls._output)
         stored = cast("dict[str, object]", record.fitted["certificates"])
-        certificates = {name: Certificate.of(stored[name]) for name in cls._certificates if name in stored}
+        certificates = {name: Certificate.from_dict(stored[name]) for name in cls._certificates if name in stored}
         certificates["certificate"]  # raises if it is missing
         arrays = {name: record.arrays[name] for name in cls._required_arrays}
         arrays |= {name: record.arrays[name] for name in cls._optional_arrays if name in record.arrays}

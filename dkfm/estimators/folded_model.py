@@ -44,7 +44,7 @@ _ALLOWED_LINKS: dict[str, dict[str, set[str]]] = {
 
 def sample_landmarks(model: Model) -> Rows:
     """Return the landmarks, at most 512, on which a folded model is measured."""
-    return model.points[sample_evenly(model.landmarks.shape[0])]
+    return model.original_landmarks[sample_evenly(model.landmarks.shape[0])]
 
 
 _Method = TypeVar("_Method", bound="Callable[..., object]")
@@ -138,7 +138,7 @@ class Folded(ScoringMixin):
             raise NotSupportedError("A folded model of a precomputed kernel has no points to measure it on.")
         points = sample_landmarks(model)
         ratios = [0.0]
-        for name, computed in self._get_scorer().several(list(model.heads), points).items():
+        for name, computed in self._get_scorer().score_heads(list(model.heads), points).items():
             expected, allowed = reference.reference_scores(model, name, points)
             difference = np.abs(computed - expected)
             ratios.append(float(np.divide(difference, allowed, out=difference, where=difference != 0).max()))

@@ -108,7 +108,7 @@ class InverseTransformMixin(KernelEstimator):
         require_count(max_iter, "max_iter")
         if not tol >= 0:
             raise InvalidInputError(f"tol must be a number >= 0, and is {tol!r}.")
-        points, scores = self.model_.points, self._check_scores(X)
+        points, scores = self.model_.original_landmarks, self._check_scores(X)
         if not preimages.has_fixed_point_iteration(self.kernel_) or not isinstance(points, np.ndarray):
             raise NotSupportedError(f"The fixed point is of Gaussian kernels of dense rows; this is {self.kernel_!r}.")
         start = self._nearest_training_rows(scores) if init is None else as_float64(as_rows(init, "init"))
@@ -123,8 +123,8 @@ class InverseTransformMixin(KernelEstimator):
             result = preimages.find_fixed_point_preimages(
                 self.kernel_, points, preimages.ComponentSpan(weights, mean), scores, start, tol, max_iter
             )
-        if not result.settled.all():
-            moving = int((~result.settled).sum())
+        if not result.converged.all():
+            moving = int((~result.converged).sum())
             warnings.warn(f"{moving} of {len(scores)} pre-images have not settled.", DkfmWarning, stacklevel=2)
         return result.points.astype(self.model_.dtype, copy=False)
 
@@ -137,7 +137,7 @@ class InverseTransformMixin(KernelEstimator):
 
     def _nearest_training_rows(self, scores: Array) -> Array:
         """Return, for each row of scores, the training row with the nearest scores."""
-        points = self.model_.points
+        points = self.model_.original_landmarks
         with limit_blas_threads_in_worker():
             training_scores = scorer.compute_finite_scores(
                 self._get_scorer(), "scores", points, "The training rows"
@@ -164,7 +164,7 @@ class InverseTransformMixin(KernelEstimator):
         if not scores.shape[1]:
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
         n, kernel = len(scores), _kernel_of_scores(rows.kernel, standardized)
-        memory.require_driver_memory(n, rows.width, kernel.peak_blocks, kernel.landmark_copies, squares=1)
+        memory.require_driver_memory(n, rows.values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1)
         X = cast("Array", rows.landmarks)
         return {
             "X_transformed_fit": scores,

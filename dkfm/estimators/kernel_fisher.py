@@ -192,9 +192,9 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         all_rows = self._check_data(X, kernel)
         y = class_labels.check_labels(y, all_rows.landmarks.shape[0], type(self).__name__)
         rows, weights = apply_weights(all_rows, sample_weight)
-        labels = y if rows is all_rows else y[cast("Indices", rows.numbers)]
+        labels = y if rows is all_rows else y[cast("Indices", rows.row_indices)]
         classes, codes = np.unique(labels, return_inverse=True)
-        row_classes = options.classes(codes, weights, classes)
+        row_classes = options.make_classes(codes, weights, classes)
         with limit_blas_threads_in_worker():
             model, fitted = discriminants.fit_discriminants(rows, row_classes, options, dtype)
         fitted |= {"classes": classes} | ({} if sample_weight is None else {"sample_weight": weights})

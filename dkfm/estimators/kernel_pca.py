@@ -235,7 +235,7 @@ class KernelPCA(InverseTransformMixin):
         with limit_blas_threads_in_worker():
             result = components.fit_components(rows, options, weighting, self._get_options(components.SolverOptions))
             if self.remove_zero_eig:
-                result = result.first(int((result.eigenvalues > 0).sum()))
+                result = result.truncate(int((result.eigenvalues > 0).sum()))
             model = components.make_components_model(
                 rows.kernel, rows.landmarks, result, weighting.centered, options.dtype
             )
@@ -308,7 +308,7 @@ class KernelPCA(InverseTransformMixin):
                 raise InvalidInputError(f"{name} must be True or False, and is {getattr(self, name)!r}.")
         if self.fit_inverse_transform and kernel.is_precomputed:
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
-        self._get_options(components.SolverOptions).require()
+        self._get_options(components.SolverOptions).validate()
         default = "float32" if self.dtype is None and training_data.is_float32(X) else "float64"
         count = components.check_n_components(self.n_components)
         return ComponentOptions(count, check_dtype(default if self.dtype is None else self.dtype), self.on_indefinite)
@@ -357,7 +357,7 @@ class KernelPCA(InverseTransformMixin):
         check_is_fitted(self, "model_")
         if self.kernel_.is_precomputed:
             raise AttributeError("A model of a precomputed kernel keeps no Gram matrix.")
-        return self.model_.points
+        return self.model_.original_landmarks
 
     def reconstruction_error(self, X: object, diag: object = None) -> Array | da.Array:
         """Return the squared distance of rows, in feature space, from the span of the components through the mean.

@@ -71,7 +71,7 @@ class Classes:
         return self.sizes / self.total
 
     @property
-    def chances(self) -> Array:
+    def class_probabilities(self) -> Array:
         """Prior probabilities of the classes, or their shares if none are given, (C,)."""
         return self.shares if self.priors is None else self.priors
 
@@ -81,7 +81,7 @@ class Classes:
         indicators[np.arange(len(self.codes)), self.codes] = self.weights
         return indicators
 
-    def centred(self) -> Array:
+    def centred_indicators(self) -> Array:
         """Return the weighted, centred class indicators ``D^(1/2) (Y - 1 shares')``, (N, C)."""
         roots = np.sqrt(self.weights)[:, np.newaxis]
         return self.indicators() / roots - roots * self.shares
@@ -107,7 +107,7 @@ class Discriminants:
         Scores of the class means.
     ridge : float
         Ridge ``lambda``.
-    squares : ndarray of shape (q, q), optional
+    inner_products : ndarray of shape (q, q), optional
         Inner products u'u of the discriminants of a map.
     """
 
@@ -116,7 +116,7 @@ class Discriminants:
     ratios: Array
     means: Array
     ridge: float
-    squares: Array | None = None
+    inner_products: Array | None = None
 
 
 def solve_discriminants(
@@ -154,7 +154,7 @@ def solve_discriminants(
     scores ``a sqrt(ratio)`` of the class means. No nearly equal numbers are subtracted, and no root of K is needed.
     Hastie, Buja and Tibshirani, "Penalized discriminant analysis" (1995), for the regression.
     """
-    weighting, Y = Weighting(classes.weights), classes.centred()
+    weighting, Y = Weighting(classes.weights), classes.centred_indicators()
     means = center_gram(K, weighting)
     ridge = rounding = 0.0
     if not by_eigenvalues:
@@ -162,7 +162,7 @@ def solve_discriminants(
         by_eigenvalues = by_eigenvalues is None and rounding > _MAX_ROUNDING * ridge
     if by_eigenvalues:
         spectral = decompose(K, Y, on_indefinite, means, weighting)
-        ridge = shrinkage * spectral.within(classes) / classes.total  # N lambda
+        ridge = shrinkage * spectral.spread_within(classes) / classes.total  # N lambda
         C, residual = spectral.combination(ridge), spectral.residual(ridge) / classes.total
     else:
         C = _solve_by_cholesky(K, Y, ridge, rounding)
@@ -216,7 +216,7 @@ def solve_discriminants_of_map(
 
 def make_discriminant_heads(found: Discriminants, classes: Classes, count: int | None) -> dict[str, Head]:
     """Return the heads of discriminants: "scores" has the first `count`, and the decisions use all of them."""
-    offset, (T, constants) = found.offset, decision_functions(found.means, classes.chances)
+    offset, (T, constants) = found.offset, decision_functions(found.means, classes.class_probabilities)
     decision = Head(found.weights @ T, offset @ T + constants)
     probability_link = links.SIGMOID if classes.count == 2 else links.SOFTMAX
     return {
@@ -262,7 +262,7 @@ class SpectralGram:
     unexplained: Array
     """Y'Y of the part of Y that is orthogonal to the eigenvectors."""
 
-    def within(self, classes: Classes) -> float:
+    def spread_within(self, classes: Classes) -> float:
         """Return ``N tr(S_w)``; raise an error if it is not above rounding."""
         between = (self.coordinates**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.sizes
         return _spread_within(float(self.values.sum()), between)

@@ -62,7 +62,7 @@ class EigenPairs:
         Orthonormal eigenvectors, in columns.
     residuals : ndarray of shape (q,)
         ``|A v - value v|`` of each pair.
-    lowest : float
+    lowest_ritz_value : float
         Smallest Ritz value of all convergence tests: an upper bound of the smallest eigenvalue.
     products : int
         Number of blocks that were multiplied.
@@ -73,7 +73,7 @@ class EigenPairs:
     values: Array
     vectors: Array
     residuals: Array
-    lowest: float
+    lowest_ritz_value: float
     products: int
     converged: bool
 

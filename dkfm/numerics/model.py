@@ -28,7 +28,7 @@ class StoredWeights(Protocol):
 
     shape: tuple[int, int]
     dtype: np.dtype[np.floating]
-    panel: int
+    panel_columns: int
     """Number of columns that are read at a time."""
 
     def __getitem__(self, slices: tuple[slice, slice], /) -> Array:
@@ -114,11 +114,11 @@ class Model:
         return self.landmarks.dtype
 
     @property
-    def points(self) -> Rows:
+    def original_landmarks(self) -> Rows:
         """Landmarks in float64, with the shift added back."""
         return as_float64(self.landmarks) if self.shift is None else self.landmarks + self.shift
 
-    def rows(self, Z: Rows) -> Rows:
+    def prepare_rows(self, Z: Rows) -> Rows:
         """Return rows shifted and cast like the landmarks, as the kernel compares them."""
         if self.shift is not None:
             Z = Z - (self.shift if self._narrow_shift is None or Z.dtype != self.dtype else self._narrow_shift)
@@ -139,15 +139,15 @@ class Model:
         """Bytes of all arrays in memory; arrays that heads share are counted once."""
         X = self.landmarks
         landmark_bytes = X.nbytes if isinstance(X, np.ndarray) else X.data.nbytes + X.indices.nbytes + X.indptr.nbytes
-        return landmark_bytes + self.dtype.itemsize * (self.head_values - self.stored_values)
+        return landmark_bytes + self.dtype.itemsize * (self.n_head_values - self.n_stored_values)
 
     @property
-    def head_values(self) -> int:
+    def n_head_values(self) -> int:
         """Number of values of all head arrays; arrays that heads share are counted once."""
         return sum(prod(array.shape) for array in self._unique_head_arrays())
 
     @property
-    def stored_values(self) -> int:
+    def n_stored_values(self) -> int:
         """Number of values of the head arrays that stay in a store."""
         return sum(prod(array.shape) for array in self._unique_head_arrays() if isinstance(array, StoredWeights))
 

@@ -96,22 +96,22 @@ class Components:
         Coefficients b, with mean 0 if centred; zero for a component whose mu is zero.
     offset : ndarray of shape (q,)
         ``e'K b`` with e the shares of the rows; 0 if not centred.
-    mean : ndarray of shape (N,)
+    mean_coefficients : ndarray of shape (N,)
         Coefficients e of the mean of the training rows; 0 if not centred.
-    square : float
+    mean_squared_length : float
         Squared length of that mean, ``e'Ke``.
-    total : float
+    eigenvalue_sum : float
         Sum of all eigenvalues, or of the positive ones if a negative part is dropped; NaN if that is not known.
     """
 
     eigenvalues: Array
     weights: Array
     offset: Array
-    mean: Array
-    square: float
-    total: float
+    mean_coefficients: Array
+    mean_squared_length: float
+    eigenvalue_sum: float
 
-    def first(self, q: int) -> "Components":
+    def truncate(self, q: int) -> "Components":
         """Return the first q components."""
         return replace(self, eigenvalues=self.eigenvalues[:q], weights=self.weights[:, :q], offset=self.offset[:q])
 
@@ -244,7 +244,7 @@ def solve_leading_components(
     pairs = lanczos.largest_eigenpairs(problem.multiply, start, int(options.count or 0), tol, most, problem.noise)
     # The lowest eigenvalue is at most the mean of the eigenvalues that were not computed.
     rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
-    ends = np.array([min(pairs.lowest, rest), pairs.values[0]])
+    ends = np.array([min(pairs.lowest_ritz_value, rest), pairs.values[0]])
     rounding = _rounding_threshold(ends, problem.means, options, weighting)
     total = float("nan") if rounding else problem.total
     return _scale_pairs(pairs.values, pairs.vectors, problem.means, total, options, weighting, rounding), pairs
@@ -318,7 +318,7 @@ class Moments:
         Weighted mean of the features.
     weight : float
         Sum of the weights.
-    similarity : float
+    trace : float
         ``sum w k(x, x)``; for a clipped kernel ``sum w |phi(x)|^2``, because the rest of its trace is unknown.
     rows : int
         Number of rows.
@@ -327,7 +327,7 @@ class Moments:
     second: Array
     mean: Array
     weight: float
-    similarity: float
+    trace: float
     rows: int
 
 
@@ -353,7 +353,7 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
     r = len(moments.mean)
     mean = moments.mean if centered else np.zeros(r)
     diagonal = moments.second.ndim == 1
-    total = moments.similarity - moments.weight * float(mean @ mean)
+    total = moments.trace - moments.weight * float(mean @ mean)
     found = None
     if isinstance(options.count, int) and lanczos.is_faster_than_dense(r, options.count):
 
@@ -395,6 +395,6 @@ def make_component_heads(found: Components, centered: bool) -> dict[str, Head]:
         scores = Head(found.weights)
         return {"scores": scores, "reconstruction_error": replace(scores, link=links.RESIDUAL)}
     q = found.weights.shape[1]
-    W = np.column_stack([found.weights, 2 * found.mean])
-    error = Head(W, np.append(found.offset, found.square), link=links.CENTRED_RESIDUAL)
+    W = np.column_stack([found.weights, 2 * found.mean_coefficients])
+    error = Head(W, np.append(found.offset, found.mean_squared_length), link=links.CENTRED_RESIDUAL)
     return {"scores": Head(W, found.offset, first=q), "reconstruction_error": error}

@@ -31,7 +31,7 @@ class Pivots:
 
     Attributes
     ----------
-    numbers : ndarray of shape (r,)
+    row_indices : ndarray of shape (r,)
         Numbers of the rows that are pivots.
     root : Root
         Triangular root of the Gram matrix of the pivots.
@@ -39,7 +39,7 @@ class Pivots:
         Largest diagonal entry of ``K - L L'`` after 0, 1, .. r pivots.
     """
 
-    numbers: Indices
+    row_indices: Indices
     root: Root
     remaining: Array
 

@@ -62,7 +62,7 @@ class Root:
     dropped: Array
     triangular: bool = False
 
-    def first(self, r: int) -> "Root":
+    def truncate(self, r: int) -> "Root":
         """Return the root of rank r: the first r columns, and for pivots also only the first r rows."""
         weights = self.weights[: r if self.triangular else None, :r]
         dropped = np.concatenate([self.values[r:], self.dropped])

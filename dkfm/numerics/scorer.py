@@ -30,13 +30,13 @@ class Scorer:
     """A model with prepared landmarks; it is immutable, and the threads of a process share it."""
 
     model: Model
-    block: Evaluator
+    evaluator: Evaluator
 
     def __call__(self, name: str, Z: Rows, rows: int | None = None, diagonal: Array | None = None) -> Array:
         """Return the output of one head for checked rows; see `several`."""
-        return self.several([name], Z, rows, diagonal)[name]
+        return self.score_heads([name], Z, rows, diagonal)[name]
 
-    def several(
+    def score_heads(
         self, names: Collection[str], Z: Rows, rows: int | None = None, diagonal: Array | None = None
     ) -> dict[str, Array]:
         """Return the outputs of several heads for checked rows, from one kernel block.
@@ -68,18 +68,18 @@ class Scorer:
             _value_buffer.borrow(rows, model.landmarks.shape[0], model.dtype) as buffer,
         ):
             for tile in row_slices(n, rows):
-                values = self.values(Z[tile], buffer[: tile.stop - tile.start])
+                values = self.kernel_values(Z[tile], buffer[: tile.stop - tile.start])
                 tile_diagonal = cache(partial(self._diagonal, Z, tile, diagonal))
                 for group in _group_by_weights(heads):
                     _project(values, [(heads[name], out[name][tile]) for name in group], tile_diagonal)
                 del values  # if it is not the buffer, free it before the next one is allocated
         return out
 
-    def values(self, Z: Rows, out: Array | None = None) -> Array:
+    def kernel_values(self, Z: Rows, out: Array | None = None) -> Array:
         """Return the kernel values k(Z, landmarks) (n, N) of rows, in the model's dtype."""
-        return self.block(self.model.rows(Z), out)
+        return self.evaluator(self.model.prepare_rows(Z), out)
 
-    def image(self, name: str, values: Array) -> Array:
+    def apply_weights(self, name: str, values: Array) -> Array:
         """Apply the weights and the rotation of a head to kernel values (n, N), without its offset and link."""
         head = replace(self.model.head(name), offset=None, link=links.IDENTITY)
         out = np.empty((len(values), head.width), self.model.dtype)

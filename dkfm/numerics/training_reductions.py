@@ -20,7 +20,7 @@ def largest_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> 
     largest = np.full(score.model.head("features").width + 1, -np.inf)
     largest[0], lowest = diagonal.max(), float(diagonal.min())
     for positions, rows in _iter_tiles(score, tiles):
-        features = score.image("features", score.values(rows)).astype(np.float64)
+        features = score.apply_weights("features", score.kernel_values(rows)).astype(np.float64)
         residuals = diagonal[positions, np.newaxis] - np.cumsum(np.square(features, out=features), axis=1, out=features)
         np.maximum(largest[1:], residuals.max(axis=0), out=largest[1:])
         lowest = min(lowest, float(residuals.min(initial=lowest)))
@@ -31,7 +31,7 @@ def largest_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> 
 
 def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
     """Return the weighted mean of ``k(x, landmarks)`` over the training rows x, (N,)."""
-    evaluate = score.model.kernel.make_evaluator(score.model.points)
+    evaluate = score.model.kernel.make_evaluator(score.model.original_landmarks)
     total, shares = np.zeros(score.model.landmarks.shape[0]), weights / weights.max()
     for positions, rows in _iter_tiles(score, tiles):
         total += shares[positions] @ evaluate(rows)
@@ -55,7 +55,7 @@ def feature_sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[
     r = score.model.head("features").width
     second, first = np.zeros((r, r)), np.zeros((weights.shape[1], r))
     for positions, rows in _iter_tiles(score, tiles):
-        features = score.image("features", score.values(rows))
+        features = score.apply_weights("features", score.kernel_values(rows))
         second += (features * weights[positions].sum(axis=1, keepdims=True)).T @ features
         first += weights[positions].T @ features
     return first, second
@@ -67,7 +67,7 @@ def kernel_values_of_combination(score: Scorer, tiles: Iterable[Rows], size: flo
     The coefficients of the combination have random signs from a fixed seed. `tiles` are the tiles of the landmarks; the
     result is empty if there are none.
     """
-    evaluate = score.model.kernel.make_evaluator(score.model.points)
+    evaluate = score.model.kernel.make_evaluator(score.model.original_landmarks)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], score.model.landmarks.shape[0])
     parts = [signs[positions] @ evaluate(rows) for positions, rows in _iter_tiles(score, tiles)]
     if not parts:

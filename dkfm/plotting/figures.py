@@ -188,7 +188,7 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
         raise InvalidInputError("A map of a precomputed kernel has no points that could be measured anew.")
     model = feature_map.model_
     points = None if Z is None else _prepare_points(feature_map, Z)
-    landmarks = model.points[certificate.sample_evenly(model.landmarks.shape[0])]
+    landmarks = model.original_landmarks[certificate.sample_evenly(model.landmarks.shape[0])]
     mean = vars(feature_map).get("mean_")
     errors = certificate.relative_errors(scorer.prepare_compact_scorer(model), landmarks, points, mean).ravel()
     shown = errors[errors > 0]

@@ -163,7 +163,7 @@ def plan_in_memory(
     chunk_rows = min(chunk_rows, rows)
     wide = max(max(head.width, head.columns) for head in heads)
     tile = chunking.choose_tile_rows(n, _dense_columns(model), wide, size)
-    piece_rows = chunking.choose_piece_rows(chunk_rows, source.row_values, source.chunk_rows, size)
+    piece_rows = chunking.choose_piece_rows(chunk_rows, source.values_per_row, source.chunk_rows, size)
     return _plan(model, heads, source, chunk_rows, piece_rows, tile, threads, writing)
 
 
@@ -212,7 +212,7 @@ def plan_streamed(
 
 def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
     width = sum(head.width for head in heads)
-    return budget.score_seconds(model.landmarks.shape[0], source.row_values, width, model.dtype.itemsize)
+    return budget.score_seconds(model.landmarks.shape[0], source.values_per_row, width, model.dtype.itemsize)
 
 
 def _rows_within(plan_rows: Callable[[int], Plan], source: Source, have: Callable[[int], int]) -> int:
@@ -256,7 +256,7 @@ def _plan(
     streamed: bool = False,
 ) -> Plan:
     n, rows, kernel, tile = model.landmarks.shape[0], source.shape[0], model.kernel, min(tile, piece_rows)
-    values = chunking.count_tiles(source.values_of(piece_rows), piece_rows)
+    values = chunking.count_tiles(source.max_values(piece_rows), piece_rows)
     chunks, size = chunking.count_tiles(rows, chunk_rows), model.dtype.itemsize
     row_bytes = sum(head.width * head.dtype.itemsize for head in heads)
     width = chunking.count_tiles(row_bytes, size)  # an int64 code is as large as two float32 values
@@ -275,10 +275,10 @@ def _plan(
     if streamed:
         extra += 3 * size * n * max(map(_panel_columns, heads))
     extra += row_bytes * (writing.pieces * piece_rows + writing.chunks * chunk_rows)
-    extra += 3 * size * max(0, source.values_of(tile) - tile * values)  # one tile may have more values than others
+    extra += 3 * size * max(0, source.max_values(tile) - tile * values)  # one tile may have more values than others
     task = budget.score_task_bytes(piece_rows, values, n, width, tile, blocks, product, size, extra)
     landmark_values = row_values(model.landmarks)
-    weight_values = model.head_values - (model.stored_values if streamed else 0)
+    weight_values = model.n_head_values - (model.n_stored_values if streamed else 0)
     return Plan(
         rows=rows,
         columns=source.shape[1],

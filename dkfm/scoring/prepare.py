@@ -163,7 +163,7 @@ def prepare_job(
 def _stamp(given: Source) -> str:
     """Return the stamp of the input; raise an InvalidInputError if it changed since it was opened."""
     stamp = given.stamp()
-    if not given.is_of(stamp):
+    if not given.is_unchanged(stamp):
         raise InvalidInputError(f"{given.name} changed since it was opened; run the job again.")
     return stamp
 
@@ -273,7 +273,7 @@ def _plan(
         return memory.task_budget(client, threads, shared)
 
     plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, writing)
-    if plan.task_bytes > have(plan.model_bytes) and model.stored_values:
+    if plan.task_bytes > have(plan.model_bytes) and model.n_stored_values:
         plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, writing)
     available, worker = (
         (have(plan.model_bytes), "") if client is None else memory.smallest_worker_budget(client, plan.model_bytes)
@@ -327,7 +327,7 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
             return
         with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
             csr.write_csr(group, "rows", array)
-        yield StoredCsr(folder / "rows.zarr", rows.shape, rows.row_values, rows.runs, "rows")
+        yield StoredCsr(folder / "rows.zarr", rows.shape, rows.values_per_row, rows.runs, "rows")
 
 
 def _save_npy(path: Path, array: Array) -> None:

@@ -141,7 +141,7 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
 
 def _score_all(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
     """Return the scores of rows; raise if any is not finite, and name the file and the rows."""
-    scores = scorer.several(names, Z)
+    scores = scorer.score_heads(names, Z)
     bad = np.flatnonzero(~_finite_rows(scores.values()))
     if len(bad):
         (file, rows), contain = _describe_rows(source, bad + first)
@@ -156,7 +156,7 @@ def _score_valid(scorer: Scorer, names: list[str], Z: Rows, source: Source, firs
     """Return the scores of rows; rows without scores get NaN, or no class."""
     valid, rows = mask_invalid_rows(Z)
     with np.errstate(over="ignore", invalid="ignore"):
-        scores = scorer.several(names, rows)
+        scores = scorer.score_heads(names, rows)
     valid &= _finite_rows(scores.values())
     for values in scores.values():
         values[~valid] = links.NO_CODE if values.dtype.kind == "i" else np.nan
@@ -171,7 +171,7 @@ def _finite_rows(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
 
 def _describe_rows(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
     """Return the file of the first bad row and the rows in it, and the verb of a sentence about them."""
-    locations = [source.where(int(row)) for row in bad[:_MAX_NAMED_ROWS]]
+    locations = [source.locate_row(int(row)) for row in bad[:_MAX_NAMED_ROWS]]
     file = locations[0][0]
     numbers = [str(row) for name, row in locations if name == file]
     more = len(bad) - len(numbers)

@@ -34,10 +34,10 @@ class Source(Protocol):
         """Rows that are always read together, however few are requested; 1 if any rows can be read alone."""
 
     @property
-    def row_values(self) -> int:
+    def values_per_row(self) -> int:
         """Average memory of a row, in float64 values; less than the number of columns if rows are sparse."""
 
-    def values_of(self, rows: int) -> int:
+    def max_values(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
 
     def decoding_bytes(self, chunks: int) -> int:
@@ -55,10 +55,10 @@ class Source(Protocol):
     def state(self) -> str:
         """Return a digest that changes when anything is written to the rows, even if times of change are set back."""
 
-    def is_of(self, stamp: str) -> bool:
+    def is_unchanged(self, stamp: str) -> bool:
         """Return whether the rows are still those that were opened, given a later `stamp`."""
 
-    def where(self, row: int) -> tuple[str, int]:
+    def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the file that contains a row, and the row number in that file."""
 
 
@@ -95,7 +95,7 @@ class _Located:
         """Return a digest that also includes times of status change; on an object store the stamp."""
         return locations.state(self.location)
 
-    def where(self, row: int) -> tuple[str, int]:
+    def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the source, and the row."""
         return self.name, row
 
@@ -109,11 +109,11 @@ class DenseRows(_Located):
     """Whether float32 rows are read as float32."""
 
     @property
-    def row_values(self) -> int:
+    def values_per_row(self) -> int:
         """Number of columns."""
         return self.shape[1]
 
-    def values_of(self, rows: int) -> int:
+    def max_values(self, rows: int) -> int:
         """Return the memory of `rows` rows, in float64 values."""
         return rows * self.shape[1]
 
@@ -126,12 +126,12 @@ class DenseRows(_Located):
 class CsrRows(_Located):
     """CSR rows of one file or store."""
 
-    row_values: int
+    values_per_row: int
     runs: tuple[int, ...]
     """Largest numbers of stored values in 1, 2, 4, .. consecutive rows."""
     chunk_rows = 1
 
-    def values_of(self, rows: int) -> int:
+    def max_values(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
         return csr.float64_equivalent(self.runs, rows)
 

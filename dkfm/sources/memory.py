@@ -38,7 +38,7 @@ class MemorySource:
         return (self.array.shape[0], self.array.shape[1])
 
     @property
-    def row_values(self) -> int:
+    def values_per_row(self) -> int:
         """Average memory of a row, in float64 values."""
         return row_values(self.array)
 
@@ -47,7 +47,7 @@ class MemorySource:
         """Largest numbers of stored values in 1, 2, 4, .. consecutive CSR rows; empty if rows are dense."""
         return () if isinstance(self.array, np.ndarray) else csr.max_values_of_runs(self.array)
 
-    def values_of(self, rows: int) -> int:
+    def max_values(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
         return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.float64_equivalent(self.runs, rows)
 
@@ -73,11 +73,11 @@ class MemorySource:
         """Return the stamp, which changes when values are written to."""
         return self.stamp()
 
-    def is_of(self, stamp: str) -> bool:  # nothing is cached when an array is opened
+    def is_unchanged(self, stamp: str) -> bool:  # nothing is cached when an array is opened
         """Return True: the source is the array itself."""
         return True
 
-    def where(self, row: int) -> tuple[str, int]:
+    def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the source, and the row."""
         return self.name, row
 

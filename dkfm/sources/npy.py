@@ -38,7 +38,7 @@ class Header:
     """Header of a .npy file, and the offset of the values in bytes."""
 
     shape: tuple[int, ...]
-    by_columns: bool
+    fortran_order: bool
     dtype: np.dtype[np.generic]
     offset: int
 
@@ -91,7 +91,7 @@ class NpySource(DenseRows):
         require_two_dimensions(header.shape, header.dtype, str(path))
         return cls(path, (header.shape[0], header.shape[1]))
 
-    def is_of(self, stamp: str) -> bool:  # only the shape was kept
+    def is_unchanged(self, stamp: str) -> bool:  # only the shape was kept
         """Return whether the header, read again, gives an equal source."""
         return open_npy(self.location) == self
 
@@ -110,7 +110,7 @@ class NpySource(DenseRows):
             if header.shape != self.shape:
                 raise InvalidInputError(f"{path} changed since it was opened; open it again.")
             try:
-                return (_read_columns if header.by_columns else _read_rows)(
+                return (_read_columns if header.fortran_order else _read_rows)(
                     file, header, start, stop, self.keep_float32
                 )
             except (EOFError, OSError) as error:
@@ -134,14 +134,14 @@ class RemoteNpySource(DenseRows):
             raise InvalidInputError(f"There is no {remote}.")
         header = parse_header(remote.read("", 0, min(size, MAX_HEADER_BYTES)), remote.name, size)
         require_two_dimensions(header.shape, header.dtype, remote.name)
-        if header.by_columns:
+        if header.fortran_order:
             raise InvalidInputError(
                 f"{remote} is stored by columns (Fortran order), so that no row can be read alone; "
                 "save numpy.ascontiguousarray(X) instead."
             )
         return cls(remote, (header.shape[0], header.shape[1]), dtype=header.dtype.str, offset=header.offset)
 
-    def is_of(self, stamp: str) -> bool:  # only the header was kept
+    def is_unchanged(self, stamp: str) -> bool:  # only the header was kept
         """Return whether the header, read again, gives an equal source."""
         return open_npy(self.location) == self
 
@@ -174,13 +174,13 @@ def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
     with _open(path) as file:
         header = _read_header(file, path)
         try:
-            values = np.empty(header.shape[::-1] if header.by_columns else header.shape, header.dtype)
+            values = np.empty(header.shape[::-1] if header.fortran_order else header.shape, header.dtype)
             file.seek(header.offset)
             _fill(file, values)
         except (EOFError, OSError, ValueError, MemoryError) as error:
             cause = "it was cut short" if isinstance(error, EOFError) else reason(error)
             raise InvalidInputError(f"{path} cannot be read as a .npy file: {cause}.") from None
-    return values.T if header.by_columns else values
+    return values.T if header.fortran_order else values
 
 
 def _open(path: str | Path) -> BufferedReader:

@@ -71,7 +71,7 @@ class _Header:
 class NpzSource(CsrRows):
     """CSR rows of a .npz file, compressed or not; unpacked arrays are stored on disk."""
 
-    opened: str
+    opened_stamp: str
     """Stamp of the file when it was opened."""
 
     @classmethod
@@ -96,9 +96,9 @@ class NpzSource(CsrRows):
         """Return a digest that also includes the time of status change; on an object store the stamp."""
         return _stamp(self.location, exact=True)
 
-    def is_of(self, stamp: str) -> bool:
+    def is_unchanged(self, stamp: str) -> bool:
         """Return whether `stamp` is that of the file when it was opened."""
-        return stamp == self.opened
+        return stamp == self.opened_stamp
 
     def read(self, rows: slice) -> Sparse:
         """Return some rows with sorted columns and without duplicates."""
@@ -116,13 +116,13 @@ class NpzSource(CsrRows):
 
     def _load_arrays(self) -> tuple[_Values, ...]:
         """Return the unpacked arrays; unpack them if they are not cached in this process."""
-        _require_same(self.location, self.opened)
-        return _unpacked.get((self.location, self.opened), self._unpack)
+        _require_same(self.location, self.opened_stamp)
+        return _unpacked.get((self.location, self.opened_stamp), self._unpack)
 
     def _unpack(self) -> tuple[_Values, ...]:
         with _open_archive(self.location) as (archive, stamp):
             shape, headers = _read_headers(archive, self.location)
-            if (stamp, shape) != (self.opened, self.shape):
+            if (stamp, shape) != (self.opened_stamp, self.shape):
                 raise InvalidInputError(f"{self.location} changed since it was opened; open it again.")
             _require_room(self.location, sum(header.bytes for header in headers))
             data, indices, indptr = headers
@@ -200,7 +200,7 @@ def _check_pointers(buffers: Iterable[bytes], header: _Header, stored: int, path
     try:
         for buffer in buffers:
             pointers.add(np.frombuffer(buffer, header.dtype))
-        return pointers.runs()
+        return pointers.max_values_of_runs()
     except ValueError as error:
         raise InvalidInputError(f"The arrays of {path} do not make rows: {error}.") from None
 

@@ -62,12 +62,12 @@ class ParquetSource(DenseRows):
     row group, because the rows of a group are decoded together.
     """
 
-    listing: str
+    opened_stamp: str
     """Stamp of the files when they were opened."""
-    places: tuple[int, ...] | range | None
+    column_indices: tuple[int, ...] | range | None
     """Indices of the columns in the first file; None for the default columns."""
     id_column: str | None = None
-    opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
+    opening_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     """Random id of this opening, a key of cached chunks: chunks cached for an earlier opening may be outdated."""
 
     @classmethod
@@ -93,9 +93,11 @@ class ParquetSource(DenseRows):
         """
         stamp, table = parquet_footers.read_footers(location, check_column_names(columns), id_column)
         largest_group = int(np.diff(table.first_rows).max())
-        _cached_footers.get((location, stamp, table.places, id_column), lambda: table)
+        _cached_footers.get((location, stamp, table.column_indices, id_column), lambda: table)
         shape = int(table.first_rows[-1]), len(table.columns)
-        return cls(location, shape, largest_group, listing=stamp, places=table.places, id_column=id_column)
+        return cls(
+            location, shape, largest_group, opened_stamp=stamp, column_indices=table.column_indices, id_column=id_column
+        )
 
     def decoding_bytes(self, chunks: int) -> int:
         """Return the bytes that Arrow holds of one row group and of footers, whatever the number of chunks."""
@@ -115,15 +117,15 @@ class ParquetSource(DenseRows):
         """Return a digest of the files that includes times of status change; on an object store the stamp."""
         return parquet_files.digest_state(self.location)
 
-    def is_of(self, stamp: str) -> bool:
+    def is_unchanged(self, stamp: str) -> bool:
         """Return whether `stamp` is that of the files when they were opened."""
-        return stamp == self.listing
+        return stamp == self.opened_stamp
 
-    def where(self, row: int) -> tuple[str, int]:
+    def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the file that contains a row, and the row number in that file."""
         table = self._table
-        group = table.group_of(row)
-        return str(table.file_of(group)), row - table.first_row_of_file(group)
+        group = table.find_group(row)
+        return str(table.group_file(group)), row - table.first_row_in_file(group)
 
     def read(self, rows: slice) -> Array:
         """Return some rows; cache a row group that is read in part."""
@@ -131,14 +133,14 @@ class ParquetSource(DenseRows):
         start, stop, _ = rows.indices(self.shape[0])
         values = np.empty((max(0, stop - start), self.shape[1]), self._dtype(table))
         for group, part in _split_by_group(table, start, stop):
-            group_rows = table.rows_of(group)
+            group_rows = table.group_rows(group)
             out = values[group_rows.start + part.start - start : group_rows.start + part.stop - start]
             if len(out) == group_rows.stop - group_rows.start:
                 self._decode(group, out)
             else:
-                table.file_of(group).require_same()
+                table.group_file(group).require_same()
                 out[...] = chunk_cache.read_cached_part(
-                    (self.opened, self.keep_float32, group), partial(self._decode_group, group), part
+                    (self.opening_id, self.keep_float32, group), partial(self._decode_group, group), part
                 )
         return values
 
@@ -164,19 +166,22 @@ class ParquetSource(DenseRows):
                 remaining -= _decoded_bytes(ids)
                 if remaining < 0:
                     raise InvalidInputError(
-                        f"The ids {self.id_column!r} of {table.file_of(group)} are longer than texts that name a "
+                        f"The ids {self.id_column!r} of {table.group_file(group)} are longer than texts that name a "
                         f"row: those of rows {start} to {stop} have more than {_ID_BYTES} bytes each; choose others."
                     )
                 parts.append((ids.dictionary_decode() if _is_dictionary(ids) else ids).cast(table.id_type))
-            table.file_of(group).require_same()  # if the loop ends early, the check after the last batch is skipped
+            table.group_file(group).require_same()  # if the loop ends early, the check after the last batch is skipped
         return pa.concat_arrays(parts) if parts else pa.array([], table.id_type)
 
     @property
     def _table(self) -> Footers:
-        key = (self.location, self.listing, self.places, self.id_column)
-        expected = self.listing
+        key = (self.location, self.opened_stamp, self.column_indices, self.id_column)
+        expected = self.opened_stamp
         return _cached_footers.get(
-            key, lambda: parquet_footers.read_footers(self.location, self.places, self.id_column, expected=expected)[1]
+            key,
+            lambda: parquet_footers.read_footers(self.location, self.column_indices, self.id_column, expected=expected)[
+                1
+            ],
         )
 
     def _dtype(self, table: Footers) -> np.dtype[np.floating]:
@@ -184,7 +189,7 @@ class ParquetSource(DenseRows):
 
     def _decode_group(self, group: int) -> Array:
         table = self._table
-        group_rows = table.rows_of(group)
+        group_rows = table.group_rows(group)
         _require_max_bytes(8 * (group_rows.stop - group_rows.start) * self.shape[1], table, group)
         values = np.empty((group_rows.stop - group_rows.start, self.shape[1]), self._dtype(table))
         self._decode(group, values)
@@ -194,7 +199,7 @@ class ParquetSource(DenseRows):
         """Fill an array with the rows of a row group, some columns at a time."""
         table = self._table
         dtype = pa.from_numpy_dtype(values.dtype)
-        with parquet_footers.open_parquet(table.file_of(group)) as parquet:
+        with parquet_footers.open_parquet(table.group_file(group)) as parquet:
             for columns in row_slices(len(table.columns), _pass_columns(len(values))):
                 for first, batch in _read_batches(parquet, table, group, table.columns[columns]):
                     part = values[first : first + batch.num_rows, columns]
@@ -210,8 +215,8 @@ def _pass_columns(rows: int) -> int:
 def _split_by_group(table: Footers, start: int, stop: int) -> Iterator[tuple[int, slice]]:
     """Yield the row groups that contain the rows from `start` to `stop`, each with its part of them as a slice."""
     while start < stop:
-        group = table.group_of(start)
-        group_rows = table.rows_of(group)
+        group = table.find_group(start)
+        group_rows = table.group_rows(group)
         yield group, slice(start - group_rows.start, min(stop, group_rows.stop) - group_rows.start)
         start = group_rows.stop
 
@@ -220,7 +225,7 @@ def _read_batches(
     parquet: "pq.ParquetFile", table: Footers, group: int, columns: tuple[str, ...]
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of columns of a row group, each with the number of its first row in the group."""
-    group_rows = table.rows_of(group)
+    group_rows = table.group_rows(group)
     max_bytes = len(columns) * (_COLUMN_BYTES + _VALUE_BYTES * (group_rows.stop - group_rows.start))
     for first, batch in _read_checked_batches(
         parquet, table, group, columns, max(1, _BATCH_VALUES // len(table.columns)), max_bytes
@@ -230,8 +235,10 @@ def _read_batches(
 
 def _read_id_batches(table: Footers, group: int, column: str) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield ids of a row group as `_read_batches` does; text ids are dictionary arrays."""
-    group_rows = table.rows_of(group)
-    with parquet_footers.open_parquet(table.file_of(group), ids=column if _is_text(table.id_type) else None) as parquet:
+    group_rows = table.group_rows(group)
+    with parquet_footers.open_parquet(
+        table.group_file(group), ids=column if _is_text(table.id_type) else None
+    ) as parquet:
         max_bytes = _IDS_BYTES + _ID_BYTES * (group_rows.stop - group_rows.start)
         yield from _read_checked_batches(parquet, table, group, (column,), _ID_ROWS, max_bytes)
 
@@ -240,7 +247,7 @@ def _read_checked_batches(
     parquet: "pq.ParquetFile", table: Footers, group: int, columns: tuple[str, ...], batch_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of a row group; raise if rows are missing or added, or the footer declares over `max_bytes`."""
-    file, number, group_rows = table.file_of(group), int(table.numbers[group]), table.rows_of(group)
+    file, number, group_rows = table.group_file(group), int(table.group_indices[group]), table.group_rows(group)
     rows, first = group_rows.stop - group_rows.start, 0
     declared = parquet_footers.sum_declared_bytes(parquet.metadata, number, columns)
     _require_max_bytes(declared, table, group, max_bytes)
@@ -280,6 +287,6 @@ def _require_max_bytes(bytes_: int, table: Footers, group: int, limit: int | Non
     limit = _MAX_GROUP_BYTES if limit is None else min(limit, _MAX_GROUP_BYTES)
     if not 0 <= bytes_ <= limit:
         raise InvalidInputError(
-            f"The row group {table.numbers[group]} of {table.file_of(group)} takes {bytes_} bytes, and at most "
+            f"The row group {table.group_indices[group]} of {table.group_file(group)} takes {bytes_} bytes, and at most "
             f"{limit} are read at a time: write it in smaller row groups, or read fewer columns."
         )

@@ -18,7 +18,7 @@ class TableFile:
     """A file with its size and time of change when it was listed."""
 
     location: Location
-    bytes: int
+    size: int
     """Size of the file, in bytes."""
     changed: int | str
     """Time of change in ns; on an object store, the stamp of the object."""
@@ -27,18 +27,18 @@ class TableFile:
         return str(self.location)
 
     @property
-    def far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether the file is on an object store, where each read is a request."""
         return is_remote(self.location)
 
     def open(self) -> io.RawIOBase | io.BufferedReader:
         """Open the file for reading; of an object only the bytes that are read are requested."""
-        return open_location(self.location, self.bytes)
+        return open_location(self.location, self.size)
 
     def require_same(self) -> None:
         """Raise an InvalidInputError if the size or the time of change of the file differ from those listed."""
         try:
-            same = status(self.location) == (self.bytes, self.changed)
+            same = status(self.location) == (self.size, self.changed)
         except (OSError, InvalidInputError):
             same = False
         if not same:

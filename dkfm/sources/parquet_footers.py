@@ -63,7 +63,7 @@ class Footers:
         Index in `files` of the file of each row group, and index of the row group in that file.
     columns : tuple of str
         Names of the columns that are read.
-    places : tuple of int, range or None
+    column_indices : tuple of int, range or None
         Indices of these columns in the first file; None for the default columns.
     all_float32 : bool
         Whether all these columns are float32 in all files.
@@ -75,29 +75,29 @@ class Footers:
 
     files: tuple[TableFile, ...]
     first_rows: npt.NDArray[np.int64]
-    owners: npt.NDArray[np.intp]
-    numbers: npt.NDArray[np.intp]
+    file_indices: npt.NDArray[np.intp]
+    group_indices: npt.NDArray[np.intp]
     columns: tuple[str, ...]
-    places: tuple[int, ...] | range | None
+    column_indices: tuple[int, ...] | range | None
     all_float32: bool
     id_type: "pa.DataType | None"
     footer_bytes: int
 
-    def group_of(self, row: int) -> int:
+    def find_group(self, row: int) -> int:
         """Return the index of the row group that contains a row."""
         return int(np.searchsorted(self.first_rows, row, side="right")) - 1
 
-    def rows_of(self, group: int) -> slice:
+    def group_rows(self, group: int) -> slice:
         """Return the rows of a row group, as a slice of the table."""
         return slice(int(self.first_rows[group]), int(self.first_rows[group + 1]))
 
-    def file_of(self, group: int) -> TableFile:
+    def group_file(self, group: int) -> TableFile:
         """Return the file that contains a row group."""
-        return self.files[int(self.owners[group])]
+        return self.files[int(self.file_indices[group])]
 
-    def first_row_of_file(self, group: int) -> int:
+    def first_row_in_file(self, group: int) -> int:
         """Return the first row of the file that contains a row group."""
-        return int(self.first_rows[np.searchsorted(self.owners, self.owners[group])])
+        return int(self.first_rows[np.searchsorted(self.file_indices, self.file_indices[group])])
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def open_parquet(file: TableFile, *, cached: bool = True, ids: str | None = None
                 metadata=metadata,
                 read_dictionary=None if ids is None else [ids],
                 page_checksum_verification=True,
-                pre_buffer=file.far,  # fewer requests; on a disk, read a row group only while it is decoded
+                pre_buffer=file.is_remote,  # fewer requests; on a disk, read a row group only while it is decoded
                 memory_map=False,  # if a mapped file is truncated, access to it kills the process
             ) as parquet,
         ):
@@ -138,7 +138,7 @@ def open_parquet(file: TableFile, *, cached: bool = True, ids: str | None = None
 
 def _read_metadata(file: TableFile) -> "pq.FileMetaData":
     """Read the footer of a file, with a limit on the size that the file declares."""
-    with BoundedReader(open_unbuffered(file.location, file.bytes), _MAX_FOOTER_BYTES) as source:
+    with BoundedReader(open_unbuffered(file.location, file.size), _MAX_FOOTER_BYTES) as source:
         metadata = pq.read_metadata(source)
     file.require_same()
     return metadata

@@ -20,6 +20,6 @@ class StoredCsr(CsrRows):
         """Return some rows."""
         return csr.read_csr(cast("Path", self.location), self.array, self.shape[1], rows)
 
-    def is_of(self, stamp: str) -> bool:  # only the driver writes this store
+    def is_unchanged(self, stamp: str) -> bool:  # only the driver writes this store
         """Return True: no other process writes the store."""
         return True

@@ -36,20 +36,20 @@ def open_zarr(location: Location) -> "ZarrSource | RemoteZarrSource":
 class _ZarrRows(DenseRows):
     """Rows of an array; a chunk that is much larger than the requested rows is cached for later reads."""
 
-    opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, kw_only=True)
+    opening_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, kw_only=True)
     """Random id of this opening, a key of cached chunks: chunks cached for an earlier opening may be outdated."""
 
     def decoding_bytes(self, chunks: int) -> int:
         """Return the bytes of concurrently decoded chunks, both stored and decoded."""
         return chunk_cache.estimate_decoding_bytes(self.shape, self.chunk_rows, chunks)
 
-    def is_of(self, stamp: str) -> bool:  # only the metadata were kept
+    def is_unchanged(self, stamp: str) -> bool:  # only the metadata were kept
         """Return whether the metadata, read again, give an equal source."""
         return open_zarr(self.location) == self
 
     def read(self, rows: slice) -> Array:
         """Return some rows; cache a chunk that is much larger than they are."""
-        return chunk_cache.read_by_chunks((self.opened, self.keep_float32), rows, self.chunk_rows, self._read)
+        return chunk_cache.read_by_chunks((self.opening_id, self.keep_float32), rows, self.chunk_rows, self._read)
 
     def _read(self, rows: slice) -> Array:
         raise NotImplementedError
@@ -59,7 +59,7 @@ class _ZarrRows(DenseRows):
 class ZarrSource(_ZarrRows):
     """Rows of an array in a store on this file system."""
 
-    plain: RawArray | None = None
+    raw_array: RawArray | None = None
     """Reader that needs no Zarr, if the chunks are stored as in memory."""
 
     @classmethod
@@ -72,12 +72,12 @@ class ZarrSource(_ZarrRows):
         if array != path:
             zarr_schema.status_within(path, array / _METADATA)
         _, info = zarr_schema.read_source(array)
-        return cls(array, _checked_shape(info, array), info.chunks[0], plain=RawArray.of(array, info))
+        return cls(array, _checked_shape(info, array), info.chunks[0], raw_array=RawArray.of(array, info))
 
     def _read(self, rows: slice) -> Array:
         path = cast("Path", self.location)
         try:
-            values = None if self.plain is None else self.plain.read(rows)
+            values = None if self.raw_array is None else self.raw_array.read(rows)
             return chunk_cache.as_float(
                 bounded_chunks.read_bounded(path, rows) if values is None else values, self.keep_float32
             )

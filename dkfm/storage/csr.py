@@ -118,7 +118,7 @@ class PointerCheck:
         self._last = pointers[-(2**_MAX_POWER) :]
         self._rows += len(part)
 
-    def runs(self) -> tuple[int, ...]:
+    def max_values_of_runs(self) -> tuple[int, ...]:
         """Return the largest number of values in 1, 2, 4, .. consecutive rows, after the last pointer was added.
 
         Raises
@@ -137,7 +137,7 @@ def max_values_of_runs(rows: Sparse) -> tuple[int, ...]:
     pointers = PointerCheck(int(rows.indptr[-1]))
     for start in range(0, len(rows.indptr), _CHUNK_LENGTH):
         pointers.add(rows.indptr[start : start + _CHUNK_LENGTH])
-    return pointers.runs()
+    return pointers.max_values_of_runs()
 
 
 def float64_equivalent(runs: tuple[int, ...], rows: int) -> int:

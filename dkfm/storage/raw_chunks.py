@@ -29,7 +29,7 @@ class RawArray:
     def of(cls, path: Path, info: zarr_schema.ArrayInfo) -> "RawArray | None":
         """Return the array at a path; None if its chunks are not whole rows of uncompressed values."""
         whole_rows = len(info.shape) == 2 and info.chunks[1] == info.shape[1]
-        return cls(path, info) if info.trailer is not None and whole_rows else None
+        return cls(path, info) if info.checksum_bytes is not None and whole_rows else None
 
     def read(self, rows: slice) -> npt.NDArray[np.generic] | None:
         """Return rows in their stored dtype; None if the metadata changed or a chunk has no file, which Zarr must fill.
@@ -58,14 +58,14 @@ class RawArray:
             first, last = max(rows.start, number * chunk_rows), min(stop, (number + 1) * chunk_rows)
             part = values[first - rows.start : last - rows.start]
             chunk = part if len(part) == chunk_rows else np.empty(self.info.chunks, values.dtype)
-            read_chunk(chunk, file, checked=bool(self.info.trailer))
+            read_chunk(chunk, file, checked=bool(self.info.checksum_bytes))
             if chunk is not part:
                 part[...] = chunk[first - number * chunk_rows : last - number * chunk_rows]
         return values
 
     @property
     def _file_bytes(self) -> int:
-        return prod(self.info.chunks) * np.dtype(self.info.dtype).itemsize + (self.info.trailer or 0)
+        return prod(self.info.chunks) * np.dtype(self.info.dtype).itemsize + (self.info.checksum_bytes or 0)
 
 
 def read_chunk(chunk: npt.NDArray[np.generic], file: Path, checked: bool) -> None:

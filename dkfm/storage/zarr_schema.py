@@ -73,7 +73,7 @@ class ArrayInfo:
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: str
-    trailer: int | None = CRC_BYTES
+    checksum_bytes: int | None = CRC_BYTES
     """Bytes of the checksum at the end of a chunk file, or 0; None if chunk files are not uncompressed values."""
 
     @property

@@ -66,7 +66,7 @@ class SolverOptions:
     workspace: str | Path | None
     progress: bool
 
-    def require(self) -> None:
+    def validate(self) -> None:
         """Raise an InvalidInputError unless all parameters are valid."""
         if self.eigen_solver not in SOLVERS:
             raise InvalidInputError(f"eigen_solver must be one of {', '.join(SOLVERS)}, and is {self.eigen_solver!r}.")
@@ -86,7 +86,7 @@ class SolverOptions:
         if self.iterated_power != "auto" and (self.iterated_power != 0 or isinstance(self.iterated_power, bool)):
             require_count(self.iterated_power, "iterated_power")
 
-    def products(self, q: int, n: int) -> int:
+    def max_products(self, q: int, n: int) -> int:
         """Return the maximum number of products with the Gram matrix, for q components of n rows."""
         if self.eigen_solver == "randomized":
             auto = _FEW_POWERS if q < 0.1 * n else _MANY_POWERS
@@ -142,7 +142,7 @@ def fit_components(
         Lanczos did not converge within `max_iter` products.
     """
     n, q, kernel = data.landmarks.shape[0], options.count, data.kernel
-    dense_bytes = budget.fit_bytes(n, data.width, kernel.peak_blocks, kernel.landmark_copies)
+    dense_bytes = budget.fit_bytes(n, data.values_per_row, kernel.peak_blocks, kernel.landmark_copies)
     dense_fits = n <= budget.LARGEST_DENSE_N and dense_bytes <= memory.available_memory()
     if isinstance(q, int) and _uses_lanczos(n, q, solver, dense_fits):
         try:
@@ -150,7 +150,7 @@ def fit_components(
         except ConvergenceError:
             if solver.eigen_solver != "auto" or not dense_fits:
                 raise
-    memory.require_driver_memory(n, data.width, kernel.peak_blocks, kernel.landmark_copies)
+    memory.require_driver_memory(n, data.values_per_row, kernel.peak_blocks, kernel.landmark_copies)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [data.gram(solver.tile_rows, solver.workspace, solver.progress)]
     with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n), solver.progress):
@@ -170,7 +170,7 @@ def _fit_few(data: TrainingData, options: ComponentOptions, weighting: Weighting
     # The start only changes the rounding of the result, so a fixed seed is the default.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
-    limit = solver.products(q, n)
+    limit = solver.max_products(q, n)
     with (
         _open_problem(data, q, weighting, solver) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
@@ -193,7 +193,7 @@ def _fit_few(data: TrainingData, options: ComponentOptions, weighting: Weighting
 @contextmanager
 def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions) -> Iterator[Problem]:
     """Yield the eigenproblem, with the Gram matrix in memory if it fits, else in its store or source."""
-    n, d, kernel, free = data.landmarks.shape[0], data.width, data.kernel, memory.available_memory()
+    n, d, kernel, free = data.landmarks.shape[0], data.values_per_row, data.kernel, memory.available_memory()
     basis_columns, columns = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
     if budget.lanczos_bytes(n, d, basis_columns, columns, kernel.peak_blocks, kernel.landmark_copies) <= free:
         yield pca.make_dense_problem(data.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
@@ -220,17 +220,17 @@ def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: Solv
 
 def _require_symmetric(data: PrecomputedGram) -> None:
     """Raise unless ``u'Kv = v'Ku`` for two random vectors; this reads the matrix once more."""
-    V = np.random.default_rng(0).normal(size=(len(data.numbers), 2))
+    V = np.random.default_rng(0).normal(size=(len(data.row_indices), 2))
     products = V.T @ _multiply_by_tiles(data, V)
     if abs(products[0, 1] - products[1, 0]) > _SYMMETRY_TOLERANCE * np.abs(products).max():
         raise InvalidInputError("The Gram matrix is not symmetric.")
 
 
 def _multiply_by_tiles(data: PrecomputedGram, V: Array) -> Array:
-    product, start = np.empty((len(data.numbers), V.shape[1])), 0
-    all_columns = len(data.numbers) == data.source.shape[1]
+    product, start = np.empty((len(data.row_indices), V.shape[1])), 0
+    all_columns = len(data.row_indices) == data.source.shape[1]
     for tile in data.tiles():
-        product[start : start + len(tile)] = (tile if all_columns else tile[:, data.numbers]) @ V
+        product[start : start + len(tile)] = (tile if all_columns else tile[:, data.row_indices]) @ V
         start += len(tile)
     return product
 
@@ -252,7 +252,11 @@ def warn_of_rounding(measured: certificate.Certificate, dtype: np.dtype[np.float
 
 def collect_fitted(components: Components, weight: float) -> dict[str, object]:
     """Return the fitted values of components by name; `weight` is the sum of the sample weights."""
-    return {"eigenvalues": components.eigenvalues, "total_variance": components.total / weight, "total_weight": weight}
+    return {
+        "eigenvalues": components.eigenvalues,
+        "total_variance": components.eigenvalue_sum / weight,
+        "total_weight": weight,
+    }
 
 
 def variance_ratios(variances: Array, total: float) -> Array:
@@ -275,9 +279,11 @@ def fit_in_map(
     """
     model, head = feature_map.model, feature_map.model.head("residual")
     W = head.weights.astype(np.float64)
-    map_scorer = prepare_scorer(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
+    map_scorer = prepare_scorer(
+        Model(model.kernel, model.original_landmarks, {"features": Head(W, triangular=head.triangular)})
+    )
     landmarks_only = X is None
-    landmarks: TrainingData = TrainingRows(model.kernel, model.points, 0)
+    landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if landmarks_only:
         moments = compute_landmark_moments(feature_map, W, sample_weight)
     else:
@@ -285,11 +291,11 @@ def fit_in_map(
         data, weights = apply_weights(all_rows, sample_weight)
         moments = training_reductions.feature_moments(map_scorer, data.tiles(), data.diagonal(), weights)
         if is_clipped(feature_map.error_bounds):
-            moments = replace(moments, similarity=float(np.trace(moments.second)))
+            moments = replace(moments, trace=float(np.trace(moments.second)))
         if model.kernel.is_precomputed:
-            landmarks = all_rows.subset(np.asarray(model.points)[:, 0].astype(np.intp))
+            landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     components = pca.solve_components_of_map(W, moments, options, centered)
-    fitted_model = make_components_model(model.kernel, model.points, components, centered, model.dtype)
+    fitted_model = make_components_model(model.kernel, model.original_landmarks, components, centered, model.dtype)
     scorer = prepare_scorer(fitted_model)
     if landmarks_only:
         measured = certificate.certify_components(scorer, components.eigenvalues, landmarks.tiles())
@@ -301,7 +307,7 @@ def fit_in_map(
 
 def compute_landmark_moments(feature_map: FittedMap, W: Array, sample_weight: object) -> Moments:
     """Return the moments of the landmarks' features; raise unless the landmarks are all training rows."""
-    values, kernel, points = feature_map.eigenvalues, feature_map.model.kernel, feature_map.model.points
+    values, kernel, points = feature_map.eigenvalues, feature_map.model.kernel, feature_map.model.original_landmarks
     if not feature_map.holds_training_rows or values is None or kernel.is_precomputed or sample_weight is not None:
         raise InvalidInputError(
             "X, the training rows, is needed: this map does not keep them (it has fewer landmarks, or pivots, or a "

@@ -41,7 +41,7 @@ class DiscriminantOptions:
     workspace: str | Path | None
     progress: bool
 
-    def classes(self, codes: Indices, weights: Array, labels: Labels) -> Classes:
+    def make_classes(self, codes: Indices, weights: Array, labels: Labels) -> Classes:
         """Return the classes of the training rows; raise unless there are two or more, and the parameters fit them."""
         count = len(labels)
         if count < 2:
@@ -72,8 +72,10 @@ def fit_discriminants(
     small_shrinkage = options.shrinkage is not None and options.shrinkage < shrinkage.SHRINKAGE_GRID[0]
     by_eigenvalues = small_shrinkage or options.on_indefinite == "clip" or not _is_known_psd(kernel)
     decomposes = by_eigenvalues or options.shrinkage is None
-    _require_memory(n, data.width, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
-    has_room = decomposes or memory.has_driver_memory(n, data.width, kernel.peak_blocks, kernel.landmark_copies)
+    _require_memory(n, data.values_per_row, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
+    has_room = decomposes or memory.has_driver_memory(
+        n, data.values_per_row, kernel.peak_blocks, kernel.landmark_copies
+    )
     K = data.gram(options.tile_rows, options.workspace, options.progress)
     with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n) if decomposes else 0.0, options.progress):
         chosen = (
@@ -104,29 +106,35 @@ def fit_in_map(
         raise NotSupportedError('shrinkage="auto" needs a Gram matrix, which fit has; give from_map a number.')
     model, head = feature_map.model, feature_map.model.head("residual")
     W = head.weights.astype(np.float64)
-    map_scorer = prepare_scorer(Model(model.kernel, model.points, {"features": Head(W, triangular=head.triangular)}))
-    landmarks: TrainingData = TrainingRows(model.kernel, model.points, 0)
+    map_scorer = prepare_scorer(
+        Model(model.kernel, model.original_landmarks, {"features": Head(W, triangular=head.triangular)})
+    )
+    landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if X is None:
         moments = compute_landmark_moments(feature_map, W, sample_weight)
         labels, codes = np.unique(y, return_inverse=True)
-        classes = options.classes(codes, np.ones(len(y)), labels)
+        classes = options.make_classes(codes, np.ones(len(y)), labels)
         sums: Array = classes.indicators().T @ (W * moments.second)
         second: Array = np.diag(moments.second)
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
         data, weights = apply_weights(all_rows, sample_weight)
-        labels, codes = np.unique(y if data is all_rows else y[cast("Indices", data.numbers)], return_inverse=True)
-        classes = options.classes(codes, weights, labels)
+        labels, codes = np.unique(y if data is all_rows else y[cast("Indices", data.row_indices)], return_inverse=True)
+        classes = options.make_classes(codes, weights, labels)
         sums, second = training_reductions.feature_sums(map_scorer, data.tiles(), classes.indicators())
         if model.kernel.is_precomputed:
-            landmarks = all_rows.subset(np.asarray(model.points)[:, 0].astype(np.intp))
+            landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
     fitted_model = cast_model(
-        Model(model.kernel, model.points, fisher.make_discriminant_heads(result, classes, options.n_components)),
+        Model(
+            model.kernel,
+            model.original_landmarks,
+            fisher.make_discriminant_heads(result, classes, options.n_components),
+        ),
         model.dtype,
     )
     mean = sums.sum(axis=0) / classes.total
-    values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.squares, "mean": W @ mean}
+    values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.inner_products, "mean": W @ mean}
     measured = certify_fit(prepare_scorer(fitted_model), landmarks, values, result.ridge)
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
@@ -157,7 +165,7 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, ob
             products = T.T @ cast("Array", fitted["squares"]) @ T
             mean = cast("Array", fitted["mean"])
             measured = discriminants.certify_combinations(scorer, name, landmarks.tiles(), products, mean, b, longest)
-        worst = worst.worse(measured)
+        worst = worst.combine(measured)
     return worst
 
 
@@ -166,7 +174,7 @@ def _collect_fitted(result: Discriminants, classes: Classes, shrinkage_used: flo
         message = f"Beside a ridge of {result.ridge:.1e} the classes have one mean: the priors alone decide."
         warnings.warn(message, DkfmWarning, stacklevel=4)
     return {
-        "priors": classes.chances,
+        "priors": classes.class_probabilities,
         "ratios": result.ratios,
         "means": result.means,
         "shrinkage": shrinkage_used,

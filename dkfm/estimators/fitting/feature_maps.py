@@ -86,7 +86,7 @@ def fit_map(
         rank = roots.find_rank_within(bounds[: rank + 1], options.tol)
         _warn_of_tolerance(float(bounds[rank]), options.tol)
     if rank < len(root.values):
-        root = root.first(rank)
+        root = root.truncate(rank)
         landmarks = landmarks.subset(np.arange(len(root.weights))) if root.triangular else landmarks
         scorer = _root_scorer(data, landmarks, root)
     mean = None if weights is None else training_reductions.mean_kernel_values(scorer, data.tiles(), weights)
@@ -95,8 +95,8 @@ def fit_map(
     del scorer
     fitted = {**_root_arrays(root, options.basis), "error_bounds": bounds[: rank + 1], "max_similarity": max_similarity}
     fitted |= {} if mean is None else {"mean": mean}
-    if landmarks.numbers is not None and not (landmarks is data and landmarks.numbers[-1] == len(diagonal) - 1):
-        fitted["landmark_indices"] = landmarks.numbers
+    if landmarks.row_indices is not None and not (landmarks is data and landmarks.row_indices[-1] == len(diagonal) - 1):
+        fitted["landmark_indices"] = landmarks.row_indices
     certificates = _certify(prepare_scorer(model), data, landmarks, mean)
     if not np.isfinite(certificates["certificate"].error):
         raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
@@ -114,7 +114,7 @@ def _certify(scorer: Scorer, data: TrainingData, landmarks: TrainingData, mean: 
 
 def _uses_all(landmarks: TrainingData, data: TrainingData) -> bool:
     """Return whether the landmarks are all training rows, in any order."""
-    are_rows = landmarks is data or landmarks.numbers is not None
+    are_rows = landmarks is data or landmarks.row_indices is not None
     return are_rows and landmarks.landmarks.shape[0] == data.landmarks.shape[0]
 
 
@@ -188,12 +188,12 @@ def truncate_map(
         )
     head = model.head("residual")
     full = Root(head.weights, arrays[root_values_name(basis)], arrays["dropped"], head.triangular)
-    root = full.first(r)
+    root = full.truncate(r)
     count = len(root.weights)
     fitted = {**arrays, **_root_arrays(root, basis), "error_bounds": arrays["error_bounds"][: r + 1]}
     fitted |= {name: arrays[name][:count] for name in ("mean", "landmark_indices") if name in arrays}
     mean = cast("Array | None", fitted.get("mean"))
-    points = model.points[:count]
+    points = model.original_landmarks[:count]
     truncated = _make_model(Model(model.kernel, points, {}), root, mean, basis, dtype)
     landmarks: TrainingData = TrainingRows(model.kernel, points, 0)
     if model.kernel.is_precomputed:
@@ -223,19 +223,21 @@ def root_values_name(basis: str) -> str:
 
 def _make_model(template: Model, root: Root, mean: Array | None, basis: str, dtype: np.dtype[np.floating]) -> Model:
     """Return the model of a root in the precision `dtype`, with the kernel and the landmarks of another model."""
-    return cast_model(Model(template.kernel, template.points, roots.make_map_heads(root, basis, mean)), dtype)
+    return cast_model(
+        Model(template.kernel, template.original_landmarks, roots.make_map_heads(root, basis, mean)), dtype
+    )
 
 
 def cast_model(model: Model, dtype: np.dtype[np.floating]) -> Model:
     """Cast a float64 model to another precision; shift its landmarks if the kernel permits and they round less so."""
-    kernel, points, heads = model.kernel, model.points, roots.cast_heads(model.heads, dtype)
+    kernel, points, heads = model.kernel, model.original_landmarks, roots.cast_heads(model.heads, dtype)
     unshifted = Model(kernel, points.astype(dtype, copy=False), heads)
     if dtype == np.float64 or not kernel.translation_invariant or not isinstance(points, np.ndarray):
         return unshifted
     shift = _column_means(points)
     shifted = Model(kernel, (points - shift).astype(dtype), heads, shift)
     # Rows passed in float32 are exact without a shift; rows far from 0 round less if their mean is 0.
-    return min(unshifted, shifted, key=lambda model: float(np.abs(np.asarray(model.points) - points).max()))
+    return min(unshifted, shifted, key=lambda model: float(np.abs(np.asarray(model.original_landmarks) - points).max()))
 
 
 def _column_means(points: Array) -> Array:
@@ -258,8 +260,10 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> 
             residual_model = Model(
                 model.kernel, model.landmarks, {"features": replace(residual_head, link=links.IDENTITY)}, model.shift
             )
-            other = certificate.certify_map(Scorer(residual_model, scorer.block), rows, points, tiles=landmarks.tiles())
-            measured = measured.worse(other)
+            other = certificate.certify_map(
+                Scorer(residual_model, scorer.evaluator), rows, points, tiles=landmarks.tiles()
+            )
+            measured = measured.combine(other)
     return measured
 
 
@@ -288,7 +292,7 @@ def verify_points(
         The errors are larger than the bounds.
     """
     model, sample = scorer.model, Z[sample_evenly(Z.shape[0])]
-    landmarks = model.points[sample_evenly(model.landmarks.shape[0])]
+    landmarks = model.original_landmarks[sample_evenly(model.landmarks.shape[0])]
     max_landmark = float(model.kernel.evaluate_diagonal(landmarks).max())
     max_new = float(model.kernel.evaluate_diagonal(sample).max())
     against = certificate.certify_map(scorer, landmarks, Z=sample, mean=mean)
@@ -308,12 +312,12 @@ def verify_points(
 def _sample(rows: TrainingData) -> tuple[Rows, Rows]:
     """Return a sample of the rows, as the model scores them and as the kernel compares them."""
     numbers = sample_evenly(rows.landmarks.shape[0])
-    return rows.some(numbers), rows.landmarks[numbers]
+    return rows.take_rows(numbers), rows.landmarks[numbers]
 
 
 def _require_psd(scorer: Scorer, data: TrainingData, lowest: float, root: Root) -> None:
     rows, points = _sample(data)
     values = data.kernel.make_evaluator(points)(rows)
-    features = scorer.image("features", scorer.values(rows))
+    features = scorer.apply_weights("features", scorer.kernel_values(rows))
     what = f"The Gram matrix of {data.kernel!r}"
     pivoted_cholesky.require_psd_residual(values, features, lowest, root, data.landmarks.shape[0], what)

@@ -51,14 +51,14 @@ class ChosenLandmarks:
     ----------
     landmarks : TrainingData
         The landmarks.
-    whole : bool
+    all_rows : bool
         Whether the landmarks are all training rows.
     pivots : Pivots, optional
         Pivots of the training rows, if a selector of pivots chose the landmarks.
     """
 
     landmarks: TrainingData
-    whole: bool = False
+    all_rows: bool = False
     pivots: pivoted_cholesky.Pivots | None = None
 
 
@@ -78,7 +78,7 @@ def choose_landmarks(
     if landmarks is None:
         if n_landmarks is not None:
             raise InvalidInputError(f"n_landmarks needs landmarks=, one of {', '.join(SELECTORS)}.")
-        return ChosenLandmarks(data, whole=True)
+        return ChosenLandmarks(data, all_rows=True)
     if not isinstance(landmarks, str):
         if n_landmarks is not None:
             raise InvalidInputError("n_landmarks belongs to a selector; the landmarks that are given are all taken.")
@@ -108,21 +108,21 @@ def choose_landmarks(
 
 def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
     indices = np.asarray(landmarks) if not hasattr(landmarks, "tocsr") else None
-    if indices is not None and indices.ndim == 1 and data.numbers is not None:
+    if indices is not None and indices.ndim == 1 and data.row_indices is not None:
         indices = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
         if indices.dtype.kind not in "iu" or not len(indices):
             raise InvalidInputError("landmarks in one dimension are the numbers of training rows: some integers.")
         # Rows of weight 0 were removed, but users pass the original indices.
-        if not np.isin(indices, data.numbers).all() or len(np.unique(indices)) != len(indices):
-            last = int(data.numbers[-1])
+        if not np.isin(indices, data.row_indices).all() or len(np.unique(indices)) != len(indices):
+            last = int(data.row_indices[-1])
             raise InvalidInputError(f"landmarks must be different numbers of rows of some weight, from 0 to {last}.")
-        return data.subset(np.searchsorted(data.numbers, indices))
+        return data.subset(np.searchsorted(data.row_indices, indices))
     if not isinstance(data, TrainingRows):
         raise InvalidInputError("The landmarks of a precomputed kernel are numbers of rows, for it has no points.")
     rows = as_float64(as_rows(landmarks, "landmarks"))
     if rows.shape[1] != data.landmarks.shape[1]:
         raise InvalidInputError(f"landmarks have {rows.shape[1]} columns and X has {data.landmarks.shape[1]}.")
-    return TrainingRows(data.kernel, rows.copy(), data.width)
+    return TrainingRows(data.kernel, rows.copy(), data.values_per_row)
 
 
 def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) -> TrainingData:
@@ -162,9 +162,9 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
             return landmarks, _root_of_pivots(pivots), pivots.remaining
         # `tol` bounds the error of all training rows; with only some of them here, `fit_map` applies it.
         pivots = _find_pivots(
-            landmarks, options if chosen.whole else replace(options, tol=None), None, pivoted_cholesky.choose_largest
+            landmarks, options if chosen.all_rows else replace(options, tol=None), None, pivoted_cholesky.choose_largest
         )
-        return _take_pivots(landmarks, pivots), _root_of_pivots(pivots), pivots.remaining if chosen.whole else None
+        return _take_pivots(landmarks, pivots), _root_of_pivots(pivots), pivots.remaining if chosen.all_rows else None
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [landmarks.gram(options.tile_rows, options.workspace, options.progress)]
@@ -173,18 +173,18 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         "dkfm-root", budget.eigendecomposition_seconds(landmarks.landmarks.shape[0]), options.progress
     ):
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what)
-    return landmarks, root, bound_residuals(root, landmarks.diagonal()) if chosen.whole else None
+    return landmarks, root, bound_residuals(root, landmarks.diagonal()) if chosen.all_rows else None
 
 
 def _take_pivots(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
     """Return the pivots as landmarks, or the first row if there are none (a zero kernel): a model needs a landmark."""
-    return data.subset(pivots.numbers if len(pivots.numbers) else np.zeros(1, np.intp))
+    return data.subset(pivots.row_indices if len(pivots.row_indices) else np.zeros(1, np.intp))
 
 
 def _root_of_pivots(pivots: pivoted_cholesky.Pivots) -> Root:
     """Return the root of the pivots, or a root of rank 0 for one landmark if there are none."""
     empty = Root(np.zeros((1, 0)), pivots.root.values, pivots.root.dropped)
-    return pivots.root if len(pivots.numbers) else empty
+    return pivots.root if len(pivots.row_indices) else empty
 
 
 def _find_pivots(
@@ -195,7 +195,7 @@ def _find_pivots(
     is_random: bool = False,
 ) -> pivoted_cholesky.Pivots:
     """Find pivots in the Gram matrix or column by column, as requested, or as is predicted to be faster."""
-    n, d, build = data.landmarks.shape[0], data.width, options.build
+    n, d, build = data.landmarks.shape[0], data.values_per_row, options.build
     max_pivots = limit or n
     if is_random and build == "gram":
         raise InvalidInputError('build="gram" takes the largest pivots; random ones are taken by columns.')
@@ -215,8 +215,10 @@ def _find_pivots(
             monitor = _ColumnMonitor(
                 data, pivoted_cholesky.pivot_threshold(diagonal, options.tol), max_pivots, build == "columns", bar
             )
-            pivots = pivoted_cholesky.factor_columns(diagonal, data.columns(), options.tol, limit, choose, monitor)
-            bar.total = bar.n if pivots is None else len(pivots.numbers)
+            pivots = pivoted_cholesky.factor_columns(
+                diagonal, data.make_column_evaluator(), options.tol, limit, choose, monitor
+            )
+            bar.total = bar.n if pivots is None else len(pivots.row_indices)
             bar.update(bar.total - bar.n)
         if pivots is not None:
             return pivots
@@ -240,7 +242,7 @@ class _ColumnMonitor:
     bar: "tqdm[Never]"
 
     def __call__(self, count: int, remaining: Array) -> bool:
-        n, d, copies = self.data.landmarks.shape[0], self.data.width, self.data.kernel.landmark_copies
+        n, d, copies = self.data.landmarks.shape[0], self.data.values_per_row, self.data.kernel.landmark_copies
         rank = min(self.max_pivots, forecast_rank(remaining, self.threshold, n))
         self.bar.total = rank if count else None
         self.bar.update(count - self.bar.n)
@@ -280,7 +282,7 @@ def forecast_rank(remaining: Array, threshold: float, n: int) -> int:
 
 def _require_gram_memory(data: TrainingData, squares: int) -> None:
     n, kernel = data.landmarks.shape[0], data.kernel
-    memory.require_driver_memory(n, data.width, kernel.peak_blocks, kernel.landmark_copies, squares)
+    memory.require_driver_memory(n, data.values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 
 def _describe_gram(kernel: Kernel) -> str:

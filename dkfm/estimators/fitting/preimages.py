@@ -74,7 +74,7 @@ class PreimageResult:
     """Pre-images `points` (n, d), and whether the iteration converged for each of them, `settled` (n,)."""
 
     points: Array
-    settled: npt.NDArray[np.bool_]
+    converged: npt.NDArray[np.bool_]
 
 
 def has_fixed_point_iteration(kernel: Kernel) -> bool:

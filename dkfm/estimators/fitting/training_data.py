@@ -53,11 +53,11 @@ class TrainingData(Protocol):
         """Landmarks of a model: the rows (N, d), or the row indices (N, 1) of a precomputed kernel."""
 
     @property
-    def width(self) -> int:
+    def values_per_row(self) -> int:
         """Number of float64 values in a landmark."""
 
     @property
-    def numbers(self) -> "Indices | None":
+    def row_indices(self) -> "Indices | None":
         """Indices (N,) of these rows among the rows passed to the fit; None if they are other points."""
 
     def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
@@ -66,13 +66,13 @@ class TrainingData(Protocol):
     def tiles(self) -> Iterator[Rows]:
         """Yield all rows in tiles."""
 
-    def some(self, numbers: Indices) -> Rows:
+    def take_rows(self, numbers: Indices) -> Rows:
         """Return the rows of the given indices."""
 
     def diagonal(self) -> Array:
         """Return k(x, x) of all rows, (N,)."""
 
-    def columns(self) -> Callable[[int], Array]:
+    def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
 
     def subset(self, numbers: Indices) -> "TrainingData":
@@ -85,8 +85,8 @@ class TrainingRows:
 
     kernel: Kernel
     landmarks: Rows
-    width: int
-    numbers: Indices | None = None
+    values_per_row: int
+    row_indices: Indices | None = None
 
     def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return k(X, X), computed on the current Dask client or on threads of this process."""
@@ -98,7 +98,7 @@ class TrainingRows:
         """Yield all rows at once; a model splits rows in memory into tiles itself."""
         yield self.landmarks
 
-    def some(self, numbers: Indices) -> Rows:
+    def take_rows(self, numbers: Indices) -> Rows:
         """Return the rows of the given indices."""
         return self.landmarks[numbers]
 
@@ -113,10 +113,10 @@ class TrainingRows:
 
     def subset(self, numbers: Indices) -> "TrainingRows":
         """Return the training data of the given rows."""
-        original_numbers = None if self.numbers is None else self.numbers[numbers]
-        return TrainingRows(self.kernel, self.landmarks[numbers], self.width, original_numbers)
+        original_numbers = None if self.row_indices is None else self.row_indices[numbers]
+        return TrainingRows(self.kernel, self.landmarks[numbers], self.values_per_row, original_numbers)
 
-    def columns(self) -> Callable[[int], Array]:
+    def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
         evaluator = self.kernel.make_evaluator(self.landmarks)
 
@@ -137,21 +137,21 @@ class PrecomputedGram:
 
     kernel: Kernel
     source: Source
-    numbers: Indices
+    row_indices: Indices
 
     @property
     def landmarks(self) -> Array:
         """Indices of the columns, (N, 1)."""
-        return self.numbers.astype(np.float64)[:, np.newaxis]
+        return self.row_indices.astype(np.float64)[:, np.newaxis]
 
-    width = 1
+    values_per_row = 1
 
     def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return a copy of the landmarks' rows and columns; raise an InvalidInputError unless it is symmetric."""
-        n = len(self.numbers)
+        n = len(self.row_indices)
         K, start = np.empty((n, n), order="F"), 0
         for tile in self.tiles():
-            K.T[start : start + len(tile)] = tile[:, self.numbers]
+            K.T[start : start + len(tile)] = tile[:, self.row_indices]
             start += len(tile)
         _require_symmetric(K)
         return K
@@ -159,30 +159,30 @@ class PrecomputedGram:
     def tiles(self) -> Iterator[Array]:
         """Yield the landmarks' rows of the matrix in tiles; each row has all columns."""
         tile_rows = max(1, TILE_VALUES // self.source.shape[1])
-        for tile in row_slices(len(self.numbers), tile_rows):
-            yield self._read_rows(self.numbers[tile])
+        for tile in row_slices(len(self.row_indices), tile_rows):
+            yield self._read_rows(self.row_indices[tile])
 
-    def some(self, numbers: Indices) -> Rows:
+    def take_rows(self, numbers: Indices) -> Rows:
         """Return the rows of the given indices; each row has all columns of the matrix."""
-        return self._read_rows(self.numbers[numbers])
+        return self._read_rows(self.row_indices[numbers])
 
     def diagonal(self) -> Array:
         """Return k(x, x) of the landmarks, (N,)."""
-        diagonal, start = np.empty(len(self.numbers)), 0
+        diagonal, start = np.empty(len(self.row_indices)), 0
         for tile in self.tiles():
             rows = slice(start, start + len(tile))
-            diagonal[rows] = tile[np.arange(len(tile)), self.numbers[rows]]
+            diagonal[rows] = tile[np.arange(len(tile)), self.row_indices[rows]]
             start = rows.stop
         return diagonal
 
-    def columns(self) -> Callable[[int], Array]:
+    def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
         K = self.gram(None, None)
         return lambda number: K[:, number].copy()
 
     def subset(self, numbers: Indices) -> "PrecomputedGram":
         """Return the part of the matrix with the given rows and columns."""
-        return PrecomputedGram(self.kernel, self.source, self.numbers[numbers])
+        return PrecomputedGram(self.kernel, self.source, self.row_indices[numbers])
 
     def _read_rows(self, numbers: Indices) -> Array:
         """Return rows of the matrix; consecutive rows are read together."""
@@ -213,7 +213,7 @@ def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> Trainin
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):
         owned_rows = rows.copy() if copy else rows
-        return TrainingRows(resolved, owned_rows, MemorySource(rows).row_values, np.arange(rows.shape[0]))
+        return TrainingRows(resolved, owned_rows, MemorySource(rows).values_per_row, np.arange(rows.shape[0]))
     # The model owns its landmarks, because the user may change X later.
     owned = rows.copy() if copy and np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
     return TrainingRows(resolved, owned, rows.shape[1], np.arange(len(owned)))

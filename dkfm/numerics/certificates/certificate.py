@@ -47,7 +47,7 @@ class Certificate:
     pairs: int
 
     @classmethod
-    def of(cls, stored: object) -> "Certificate":
+    def from_dict(cls, stored: object) -> "Certificate":
         """Return the certificate in a stored dictionary; raise an error if it is invalid."""
         if not isinstance(stored, dict) or set(stored) != {"error", "relative_error", "pairs"}:
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
@@ -56,12 +56,12 @@ class Certificate:
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
         return cls(error, relative, pairs)
 
-    def worse(self, other: "Certificate") -> "Certificate":
+    def combine(self, other: "Certificate") -> "Certificate":
         """Return the larger errors of two certificates, with the pairs of both; NaN counts as the largest."""
         error, relative = np.maximum([self.error, self.relative_error], [other.error, other.relative_error])
         return Certificate(float(error), float(relative), self.pairs + other.pairs)
 
-    def require(self, fitted: "Certificate") -> None:
+    def require_close_to(self, fitted: "Certificate") -> None:
         """Raise a CertificateError if this new measurement exceeds that of the fit by more than machines differ."""
         same = self.error <= 10 * fitted.error + 1e-14 and self.relative_error <= 10 * fitted.relative_error + 1e-14
         if not same:  # a NaN is not
@@ -188,7 +188,7 @@ def _both_sides(
     Z = X if Z is None else Z[sample_evenly(Z.shape[0])]
     if Z.shape[1] != model.columns:
         raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {model.columns}.")
-    centre = 0.0 if mean is None else score.image("features", mean[np.newaxis]).astype(np.float64)
+    centre = 0.0 if mean is None else score.apply_weights("features", mean[np.newaxis]).astype(np.float64)
     expected = evaluate_block(model.kernel, Z, points).T
     left = score("features", X) + centre
     right = left if Z is X else score("features", Z) + centre
@@ -200,7 +200,7 @@ def _both_sides(
     if len(combined):
         sampled = sample_evenly(len(combined))
         expected = np.column_stack([expected, combined[sampled]])
-        right = np.concatenate([right, score.image("features", combined[np.newaxis])])
+        right = np.concatenate([right, score.apply_weights("features", combined[np.newaxis])])
         diagonals = diagonals[0], np.append(diagonals[1], diagonals[0].max())
     return left.astype(np.float64) @ right.astype(np.float64).T, expected, *diagonals
 
@@ -243,7 +243,7 @@ def certify_components(
         S = np.pad(S, ((0, 0), (0, 1)), constant_values=constant)
         products += (weights[start : start + len(S)] * S.T) @ S
         start += len(S)
-    return compare_blocks(products, np.diag(mu), mu, mu).worse(hidden)
+    return compare_blocks(products, np.diag(mu), mu, mu).combine(hidden)
 
 
 def certify_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float) -> Certificate:
@@ -279,7 +279,7 @@ def certify_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total
     expected, sizes = np.vstack([np.diag((mu > 0).astype(np.float64)), offset]), np.sqrt(mu)
     error = (products - expected) * np.outer(np.append(sizes, 0.0), sizes)
     error[-1] = np.where(mu > 0, (products - expected)[-1] * np.sqrt(mu[0] * total_weight), 0.0)
-    return compare_blocks(error, np.zeros_like(error), np.append(mu, mu[0]), mu).worse(hidden)
+    return compare_blocks(error, np.zeros_like(error), np.append(mu, mu[0]), mu).combine(hidden)
 
 
 def _certify_centring(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
@@ -312,7 +312,7 @@ def _select_components(score: Scorer, numbers: npt.NDArray[np.intp]) -> Scorer:
     head = score.model.head("scores")
     offset = None if head.offset is None else head.offset[numbers]
     heads = {"scores": Head(np.ascontiguousarray(head.weights[:, numbers]), offset)}
-    return Scorer(replace(score.model, heads=heads), score.block)
+    return Scorer(replace(score.model, heads=heads), score.evaluator)
 
 
 def sample_evenly(n: int) -> npt.NDArray[np.intp]:

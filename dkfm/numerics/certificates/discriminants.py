@@ -43,7 +43,7 @@ def certify_discriminants(
     if not p:
         return Certificate(0.0, 0.0, 0)
     sums, second, squares = np.zeros_like(class_means), np.zeros((p, p)), np.zeros((p, p))
-    scored = Scorer(replace(score.model, heads={name: head}), score.block)
+    scored = Scorer(replace(score.model, heads={name: head}), score.evaluator)
     for tile in tiles:
         S = scored(name, tile).astype(np.float64)
         rows = slice(start, start + len(S))
@@ -57,7 +57,7 @@ def certify_discriminants(
     lengths = np.square(class_means).max(axis=0) + products.diagonal()
     found = compare_blocks(within + ridge * squares, products, lengths, lengths)
     unit = float(np.sqrt(lengths.max()))
-    return found.worse(compare_blocks(unit * means, unit * class_means, np.full(len(sizes), unit**2), lengths))
+    return found.combine(compare_blocks(unit * means, unit * class_means, np.full(len(sizes), unit**2), lengths))
 
 
 def certify_combinations(
@@ -87,7 +87,7 @@ def certify_combinations(
         return Certificate(0.0, 0.0, 0)
     left, found = np.column_stack([head.weights[:, :p].astype(np.float64), mean]), np.zeros((p + 1, p + 1))
     with_mean = Head(left.astype(head.weights.dtype), np.append(offset, 0.0).astype(head.weights.dtype))
-    scored = Scorer(replace(score.model, heads={name: with_mean}), score.block)
+    scored = Scorer(replace(score.model, heads={name: with_mean}), score.evaluator)
     for tile in tiles:
         S = scored(name, tile).astype(np.float64) + np.append(offset, 0.0)
         found += left[start : start + len(S)].T @ S
@@ -98,7 +98,7 @@ def certify_combinations(
     unit = float(np.sqrt(lengths.max()))
     found[-1] *= unit
     measured = compare_blocks(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit**2), lengths)
-    return measured.worse(Certificate(hidden, hidden, 0))
+    return measured.combine(Certificate(hidden, hidden, 0))
 
 
 def _without_link(score: Scorer, name: str) -> Head:

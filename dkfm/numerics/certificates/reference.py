@@ -36,14 +36,16 @@ def reference_scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
         ``64 eps (sum |k| |W| + |b|)``, carried through the link; in float32 with the error of a kernel value added.
     """
     head, eps = model.head(name), float(np.finfo(model.dtype).eps)
-    K = np.asarray(model.kernel.make_evaluator(model.points)(Z), np.float64)
+    K = np.asarray(model.kernel.make_evaluator(model.original_landmarks)(Z), np.float64)
     W = np.asarray(head.weights[:, : head.columns], np.float64)
     b = np.zeros(head.columns) if head.offset is None else np.asarray(head.offset, np.float64)
     diagonal = np.asarray(model.kernel.evaluate_diagonal(as_float64(Z)), np.float64)
     error = _ROUNDING * eps * (np.abs(K) @ np.abs(W) + np.abs(b))
     error += float(np.finfo(model.dtype).tiny) * (1 + np.abs(W).sum(axis=0))  # for underflow
     if model.dtype == np.float32:
-        largest = max(float(np.abs(diagonal).max()), float(np.abs(model.kernel.evaluate_diagonal(model.points)).max()))
+        largest = max(
+            float(np.abs(diagonal).max()), float(np.abs(model.kernel.evaluate_diagonal(model.original_landmarks)).max())
+        )
         error += _FLOAT32_KERNEL_ERROR * largest * np.abs(W).sum(axis=0)
     product = K @ W - b
     if head.rotation is not None:
