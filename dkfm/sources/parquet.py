@@ -287,6 +287,6 @@ def _require_max_bytes(bytes_: int, table: Footers, group: int, limit: int | Non
     limit = _MAX_GROUP_BYTES if limit is None else min(limit, _MAX_GROUP_BYTES)
     if not 0 <= bytes_ <= limit:
         raise InvalidInputError(
-            f"The row group {table.group_indices[group]} of {table.group_file(group)} takes {bytes_} bytes, and at most "
-            f"{limit} are read at a time: write it in smaller row groups, or read fewer columns."
+            f"The row group {table.group_indices[group]} of {table.group_file(group)} takes {bytes_} bytes, and at "
+            f"most {limit} are read at a time: write it in smaller row groups, or read fewer columns."
         )

@@ -199,9 +199,9 @@ def test_the_best_chunk_size_is_the_one_compared_with():
 def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and_every_time(site):
     X = workloads._normal_rows(60, 5)
     fitted = sklearn_peers.sklearn_components(1 / 5, 3, "dense").fit(X)
-    source = site.rows(430, 5)
+    source = site.store_rows(430, 5)
     expected = fitted.transform(zarr.open_array(source)[:])
-    jobs = site.jobs(fitted, 60, 3)
+    jobs = site.make_peer_jobs(fitted, 60, 3)
     assert list(jobs) == ["50", "100", "400"]
     for turn in range(2):
         for name, job in jobs.items():
@@ -215,9 +215,9 @@ def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and
 def test_a_chunk_size_that_a_worker_cannot_hold_is_not_tried(site, monkeypatch):
     fitted = sklearn_peers.sklearn_components(1 / 5, 3, "dense").fit(workloads._normal_rows(60, 5))
     monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
-    assert list(site.jobs(fitted, 60, 3)) == ["50", "100"]
+    assert list(site.make_peer_jobs(fitted, 60, 3)) == ["50", "100"]
     monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 0)
-    assert list(site.jobs(fitted, 60, 3)) == ["50"]
+    assert list(site.make_peer_jobs(fitted, 60, 3)) == ["50"]
 
 
 def test_rivals_run_in_turn_each_round_begun_by_another_and_each_where_nothing_is(tmp_path):
@@ -282,8 +282,8 @@ def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
         score, share = workloads.bench_scoring(site, 60, 3, 5, 400).scores
         assert (score["rows"], share["dtype"]) == (400, "float32")
         grown = workloads.bench_growth_job(site, 60, 3, 400)
-        assert grown.peak == pytest.approx(max(site.client.run(workloads.memory.peak_memory).values()), rel=0.01)
-        assert workloads.summarize_growth([grown] * 3, 60, 400)["peak_MB"] == grown.peak / 1e6
+        assert grown.peak_bytes == pytest.approx(max(site.client.run(workloads.memory.peak_memory).values()), rel=0.01)
+        assert workloads.summarize_growth([grown] * 3, 60, 400)["peak_MB"] == grown.peak_bytes / 1e6
 
 
 def test_the_command_prints_what_run_says_and_with_json_nothing_but_what_it_returns(monkeypatch):

@@ -110,7 +110,7 @@ def measure(line, n):
 def explained(phi, rows):
     """Return the |phi(z)|^2 that residuals are made of, (n,)."""
     score = scorer.prepare_scorer(phi.model_)
-    return np.square(score.image("residual", score.values(rows)).astype(np.float64)).sum(axis=1)
+    return np.square(score.apply_weights("residual", score.kernel_values(rows)).astype(np.float64)).sum(axis=1)
 
 
 def compared(F, G, about, images, truths):

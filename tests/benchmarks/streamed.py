@@ -45,7 +45,7 @@ def main():
             report = dkfm.batch_score(model, Z, out, client=client, progress=False)
             peak = max(client.run(memory.peak_memory).values())
         found = dkfm.open_scores(out).compute(scheduler="synchronous")
-    values, W = np.abs(phi.kernel_(Z, phi.model_.points)), np.abs(phi.model_.heads["features"].weights)
+    values, W = np.abs(phi.kernel_(Z, phi.model_.original_landmarks)), np.abs(phi.model_.heads["features"].weights)
     allowed = 64 * np.finfo(float).eps * (values @ W)
     print(f"{report.rows:,} rows in {report.chunks} tasks: {report.seconds:.0f} s beside {here:.0f} s in this process")
     print(f"differences are {np.max(np.abs(found - expected) / allowed):.3f} of what rounding allows, at most")

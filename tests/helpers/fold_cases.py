@@ -33,7 +33,7 @@ def allowed(phi, model, Z, output):
     """Return what rounding allows the pair and its fold to differ by: 64 eps (sum |k| |W_map| |A| + |b|)."""
     after = linear_models.read_linear_model(model).outputs[output][0]
     head, eps = phi.model_.head(phi._output), np.finfo(phi.model_.dtype).eps
-    K = np.asarray(phi.model_.kernel(Z, phi.model_.points), np.float64)
+    K = np.asarray(phi.model_.kernel(Z, phi.model_.original_landmarks), np.float64)
     return 64 * eps * linear_models.sum_magnitudes(head, after, K).max(axis=1)
 
 

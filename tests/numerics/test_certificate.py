@@ -43,9 +43,9 @@ def test_one_weight_changed_by_a_millionth_fails(fitted):
     i, j = np.unravel_index(np.argmax(np.abs(weights)), weights.shape)
     weights[i, j] *= 1 + 1e-6
     good, bad = measured(scorer.prepare_scorer(fitted)), measured(scorer.prepare_scorer(damaged(fitted, weights)))
-    good.require(good)
+    good.require_close_to(good)
     with pytest.raises(CertificateError, match="when it was fitted"):
-        bad.require(good)
+        bad.require_close_to(good)
 
 
 def test_moved_landmarks_or_another_kernel_fail(fitted):
@@ -54,7 +54,7 @@ def test_moved_landmarks_or_another_kernel_fail(fitted):
     moved[3] += 1e-6
     for bad in (damaged(fitted, landmarks=moved), damaged(fitted, kernel=kernels.Gaussian(1.5 + 1e-6))):
         with pytest.raises(CertificateError):
-            measured(scorer.prepare_scorer(bad)).require(good)
+            measured(scorer.prepare_scorer(bad)).require_close_to(good)
 
 
 def test_components_with_a_damaged_offset_or_weight_fail(rng):
@@ -68,7 +68,7 @@ def test_components_with_a_damaged_offset_or_weight_fail(rng):
     assert good.error < 1e-13
     for bad in (model(found.weights, found.offset + 1e-9), model(found.weights * (1 + 1e-6), found.offset)):
         with pytest.raises(CertificateError):
-            certify_components(bad, found.eigenvalues, [X]).require(good)
+            certify_components(bad, found.eigenvalues, [X]).require_close_to(good)
 
 
 def test_small_self_similarities_count_in_the_second_number(rng):
@@ -85,14 +85,14 @@ def test_a_zero_kernel_is_exact_and_a_nonzero_answer_to_it_is_not():
     wrong = Model(kernels.Linear() + 0.0, np.zeros((3, 2)), {"features": Head(np.ones((3, 1)), np.ones(1))})
     assert measured(scorer.prepare_scorer(wrong)).relative_error == np.inf
     with pytest.raises(CertificateError):
-        measured(scorer.prepare_scorer(wrong)).require(Certificate(0.0, 0.0, 9))
+        measured(scorer.prepare_scorer(wrong)).require_close_to(Certificate(0.0, 0.0, 9))
 
 
 def test_a_certificate_that_is_not_a_number_passes_nothing(fitted):
     good = measured(scorer.prepare_scorer(fitted))
     bad = measured(scorer.prepare_scorer(damaged(fitted, fitted.heads["features"].weights * np.nan)))
     with pytest.raises(CertificateError):
-        bad.require(good)
+        bad.require_close_to(good)
     with pytest.raises(CertificateError):
         bad.require_below(1.0)
 

@@ -43,7 +43,7 @@ def rows(rng):
 
 def outputs(K, found, classes):
     scores = K @ found.weights - found.offset
-    T, constants = fisher.decision_functions(found.means, classes.chances)
+    T, constants = fisher.decision_functions(found.means, classes.class_probabilities)
     return scores, scores @ T - constants
 
 

@@ -68,7 +68,7 @@ def test_pairs_of_any_spectrum_and_block_are_those_of_lapack(seed, q, columns):
 def test_the_lowest_value_that_was_seen_is_no_lower_than_the_lowest_there_is():
     A = with_spectrum(np.linspace(-2, 1, 400))
     found = largest(A, 3)
-    assert -2 - 1e-12 <= found.lowest <= -1.9
+    assert -2 - 1e-12 <= found.lowest_ritz_value <= -1.9
 
 
 def test_products_are_counted_and_end_where_they_are_told_to():

@@ -26,13 +26,13 @@ def both(kernel, X, **options):
 
 def pivot_laws(found, kernel, X, tol=None):
     """What pivots obey, however they were found."""
-    K, r = kernel(X), len(found.numbers)
+    K, r = kernel(X), len(found.row_indices)
     diagonal, size = K.diagonal(), max(float(K.diagonal().max()), 1e-300)
-    assert len(set(found.numbers.tolist())) == r == len(found.root.values)
+    assert len(set(found.row_indices.tolist())) == r == len(found.root.values)
     assert found.root.weights.shape == (r, r)
     assert not np.tril(found.root.weights, -1).any()
     assert found.root.weights.flags.c_contiguous
-    F = K[:, found.numbers] @ found.root.weights
+    F = K[:, found.row_indices] @ found.root.weights
     left = diagonal - np.square(F).sum(axis=1)
     stop = max(64 * EPS, (tol or 0) ** 2) * size
     assert left.max() <= stop * (1 + 1e-9) + 64 * EPS * size  # the features round, too
@@ -41,12 +41,12 @@ def pivot_laws(found, kernel, X, tol=None):
     assert (found.root.values > stop).all()
     assert len(found.remaining) == r + 1
     for j in {0, r // 2, r}:  # nested: the first pivots are the factor of lower rank, and what remains is known
-        short = found.root.first(j).weights
-        features = K[:, found.numbers[:j]] @ short
+        short = found.root.truncate(j).weights
+        features = K[:, found.row_indices[:j]] @ short
         most = (diagonal - np.square(features).sum(axis=1)).max()
         assert most <= found.remaining[j] * (1 + 1e-6) + 1e-12 * size
     assert len(found.root.dropped) == len(X) - r
-    np.testing.assert_allclose(np.sort(np.delete(left, found.numbers))[::-1], found.root.dropped, atol=1e-12 * size)
+    np.testing.assert_allclose(np.sort(np.delete(left, found.row_indices))[::-1], found.root.dropped, atol=1e-12 * size)
 
 
 @given(strategies.rows(1, 40), strategies.expressions, st.sampled_from([None, 1e-3, 0.3]))
@@ -82,7 +82,7 @@ def test_more_pivots_than_one_block_of_columns_are_the_same_both_ways(sigma, rng
 )
 def test_the_rank_is_exact_where_it_is_known(kernel, X, rank):
     for found in both(kernel, X):
-        assert len(found.numbers) == rank
+        assert len(found.row_indices) == rank
         pivot_laws(found, kernel, X)
     for basis in ("symmetric", "spectral", "cholesky"):
         assert dkfm.ExactFeatureMap(kernel, basis=basis).fit(X).rank_ == rank
@@ -96,7 +96,7 @@ def test_a_pivot_that_is_only_rounding_is_discarded(rng, monkeypatch):
         pivoted_cholesky.lapack, "dpstrf", lambda K, tol, **options: dpstrf(K, tol=tol / 1000, **options)
     )
     found = pivoted_cholesky.factor_gram(np.asfortranarray(k(X)))
-    np.testing.assert_array_equal(found.numbers, plain.numbers)
+    np.testing.assert_array_equal(found.row_indices, plain.row_indices)
     pivot_laws(found, k, X)
 
 
@@ -121,13 +121,13 @@ def test_a_row_that_was_rejected_once_is_not_looked_at_again(rng, monkeypatch):
 
     found = pivoted_cholesky.factor_columns(np.ones(150), lambda p: evaluate(X[p : p + 1])[0], choose=choose)
     assert other in chosen
-    assert other not in found.numbers
+    assert other not in found.row_indices
 
 
 def test_a_limit_takes_the_first_pivots(rng):
     k, X = kernels.Gaussian(1.0), rng.normal(size=(300, 2))
     for found, short in zip(both(k, X), both(k, X, limit=20), strict=True):
-        np.testing.assert_array_equal(short.numbers, found.numbers[:20])
+        np.testing.assert_array_equal(short.row_indices, found.row_indices[:20])
         np.testing.assert_allclose(short.root.weights, found.root.weights[:20, :20], rtol=1e-6, atol=1e-9)
         np.testing.assert_allclose(short.remaining, found.remaining[:21], rtol=1e-6)
 
@@ -136,7 +136,7 @@ def test_a_build_by_columns_computes_only_the_columns_of_its_pivots(rng):
     k, X, asked = kernels.Gaussian(2.0), rng.normal(size=(2000, 2)), []
     evaluate = k.make_evaluator(X)
     found = pivoted_cholesky.factor_columns(np.ones(2000), lambda p: asked.append(p) or evaluate(X[p : p + 1])[0])
-    assert asked == found.numbers.tolist()
+    assert asked == found.row_indices.tolist()
     assert len(asked) < 200
 
 

@@ -47,7 +47,7 @@ def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_
 
 def test_the_first_columns_are_the_root_of_that_rank(rng):
     found = fitted(kernels.Gaussian(1.0), rng.normal(size=(50, 2)))
-    short = found.first(7)
+    short = found.truncate(7)
     np.testing.assert_array_equal(short.weights, found.weights[:, :7])
     np.testing.assert_array_equal(short.dropped, [*found.values[7:], *found.dropped])
     assert short.weights.flags.c_contiguous

@@ -22,7 +22,7 @@ class Kept:
     """Weights as a store has them: read by panels."""
 
     def __init__(self, weights, panel):
-        self.weights, self.panel = weights, panel
+        self.weights, self.panel_columns = weights, panel
         self.shape, self.dtype = weights.shape, weights.dtype
 
     def __getitem__(self, places):
@@ -84,7 +84,7 @@ def test_any_tile_chunks_threads_and_set_of_heads_agree_within_the_rounding_boun
     model, Z = make(rng, n, d, q, offset, dtype, panel), rng.normal(size=(m, d))
     score = scorer.prepare_scorer(model)
     with ThreadPoolExecutor(threads) as pool:
-        parts = list(pool.map(lambda part: score.several(names, Z[part], rows), row_slices(m, chunk)))
+        parts = list(pool.map(lambda part: score.score_heads(names, Z[part], rows), row_slices(m, chunk)))
     for name in names:
         found = np.concatenate([part[name] for part in parts])
         assert found.dtype == dtype
@@ -103,7 +103,7 @@ def test_heads_together_share_one_kernel_block(rng):
     model = make(rng, 40, 3, 4, True)
     model = replace(model, kernel=kernels.Function(block))
     score, Z = scorer.prepare_scorer(model), rng.normal(size=(100, 3))
-    both = score.several(["scores", "features", "triangular"], Z, 30)
+    both = score.score_heads(["scores", "features", "triangular"], Z, 30)
     assert calls == [25, 25, 25, 25]  # tiles of one size, none above what was asked for
     for name, found in both.items():
         np.testing.assert_array_equal(found, score(name, Z, 30))

@@ -49,7 +49,11 @@ def test_sources_at_urls_read_what_local_ones_read(place, rows, tmp_path):
         local, remote = open_source(tmp_path / name), open_source(f"{place.url}/{name}")
         assert len(pickle.dumps(remote)) < 400
         assert pickle.loads(pickle.dumps(remote)) == remote
-        assert (remote.shape, remote.chunk_rows, remote.row_values) == (local.shape, local.chunk_rows, local.row_values)
+        assert (remote.shape, remote.chunk_rows, remote.values_per_row) == (
+            local.shape,
+            local.chunk_rows,
+            local.values_per_row,
+        )
         assert remote.where(7) == (remote.name, 7)
         assert remote.name.startswith(place.url)
         for first, second in ((local, remote), (local.with_float32(), remote.with_float32())):

@@ -67,7 +67,7 @@ def measured(model, names, folder, rng, monkeypatch):
     job = planning.plan_in_memory(model, names, source, 1500)
     with single_blas_thread():
         model.kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
-        prepare_scorer(model).several(names, np.ones((1, d)))
+        prepare_scorer(model).score_heads(names, np.ones((1, d)))
     columns = tuple(OutputColumns(name, model.head(name).width, name, model.head(name).dtype.name) for name in names)
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
     output = outputs.create_output(
@@ -152,7 +152,7 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
     fitted.save(tmp_path / "model")
     job = planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 800)
     assert (job.chunks, job.piece_rows) == (1, 200)
-    events, read, several = [], ZarrSource.read, Scorer.several
+    events, read, several = [], ZarrSource.read, Scorer.score_heads
     reading = threading.Event()
 
     def slowly(self, rows):
@@ -168,7 +168,7 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
         return several(*arguments)
 
     monkeypatch.setattr(ZarrSource, "read", slowly)
-    monkeypatch.setattr(Scorer, "several", after_the_next_read)
+    monkeypatch.setattr(Scorer, "score_heads", after_the_next_read)
     dkfm.batch_score(tmp_path / "model", tmp_path / "z.zarr", tmp_path / "out", chunk_rows=800, progress=False)
     assert events.count("read") == events.count("scored") == 4
     assert events.index("scored") >= 1
@@ -205,7 +205,7 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     expected = phi.transform(Z) if output == "features" else phi.residual(Z)[:, np.newaxis]
     assert found.dtype == expected.dtype == dtype
     head = model.heads[output]
-    values, W = np.abs(phi.kernel_(Z, model.points)), np.abs(head.weights[:, : head.first])
+    values, W = np.abs(phi.kernel_(Z, model.original_landmarks)), np.abs(head.weights[:, : head.first])
     error = 64 * np.finfo(dtype).eps * (values @ W + (0 if head.offset is None else np.abs(head.offset)))
     bound = error if head.rotation is None else (error * head.rotation) @ W.T
     if output == "residual":

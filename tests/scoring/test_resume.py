@@ -117,8 +117,8 @@ def test_an_input_with_other_values_is_refused(made, tmp_path):
 def test_several_outputs_come_from_one_pass_over_the_kernel(made, tmp_path, monkeypatch):
     from dkfm.numerics import scorer
 
-    passes, block = [], scorer.Scorer.values
-    monkeypatch.setattr(scorer.Scorer, "values", lambda self, *a: passes.append(1) or block(self, *a))
+    passes, block = [], scorer.Scorer.kernel_values
+    monkeypatch.setattr(scorer.Scorer, "kernel_values", lambda self, *a: passes.append(1) or block(self, *a))
     monkeypatch.setattr("dask.system.CPU_COUNT", 1)
     score(made, tmp_path / "one")
     alone = len(passes)

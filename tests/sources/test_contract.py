@@ -77,4 +77,4 @@ def test_rows_that_a_driver_stores_for_its_workers_obey_the_contract(tmp_path):
     memory = open_source(sp.csr_array(ROWS))
     with new_store(tmp_path / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
         csr.write_csr(group, "rows", memory.array)
-    check_source(StoredCsr(tmp_path / "rows.zarr", ROWS.shape, memory.row_values, memory.runs, "rows"), ROWS)
+    check_source(StoredCsr(tmp_path / "rows.zarr", ROWS.shape, memory.values_per_row, memory.runs, "rows"), ROWS)

@@ -53,14 +53,18 @@ def test_any_rows_of_any_matrix_are_read(n, d, density, compressed, dtype, data)
 @pytest.mark.parametrize("compressed", [True, False])
 def test_a_file_reads_as_the_matrix_in_memory(compressed, matrix, tmp_path):
     source, memory = open_source(save(tmp_path / "x.npz", matrix, compressed)), MemorySource(matrix)
-    assert (source.shape, source.row_values) == (memory.shape, memory.row_values) == ((200, 30), row_values(matrix))
+    assert (
+        (source.shape, source.values_per_row)
+        == (memory.shape, memory.values_per_row)
+        == ((200, 30), row_values(matrix))
+    )
     read, expected = source.read(slice(20, 90)), memory.read(slice(20, 90))
     for part in ("data", "indices", "indptr"):
         np.testing.assert_array_equal(getattr(read, part), getattr(expected, part))
         assert getattr(read, part).dtype == getattr(expected, part).dtype
     read.data[:] = 0  # rows of one's own
     np.testing.assert_array_equal(source.read(slice(20, 90)).toarray(), expected.toarray())
-    assert source.where(7) == (str(tmp_path / "x.npz"), 7)
+    assert source.locate_row(7) == (str(tmp_path / "x.npz"), 7)
     np.testing.assert_array_equal(
         open_source(save(tmp_path / "m.npz", sp.csr_matrix(matrix))).read(slice(0, 200)).toarray(), matrix.toarray()
     )

@@ -56,7 +56,7 @@ def test_any_slices_of_any_layout_of_files_and_row_groups_give_the_rows_of_the_t
             read = source.read(slice(first, last))
             assert read.dtype == np.float64
             np.testing.assert_array_equal(read, rows[first:last, places])
-        assert [source.where(row) for row in range(len(rows))] == owners
+        assert [source.locate_row(row) for row in range(len(rows))] == owners
 
 
 @given(st.permutations("abcdefgh"), st.permutations("abcdefgh"))
@@ -79,7 +79,7 @@ def test_files_are_read_in_the_order_of_their_relative_names(rows, tmp_path):
         (tmp_path / name).write_text("not looked at")
     source = open_source(tmp_path)
     np.testing.assert_array_equal(source.read(slice(0, 1000)), rows)
-    assert source.where(600) == (str(tmp_path / "b/2.parquet"), 100)
+    assert source.locate_row(600) == (str(tmp_path / "b/2.parquet"), 100)
     assert source.name == str(tmp_path)
 
 
@@ -249,10 +249,10 @@ def test_a_file_that_changed_has_another_stamp_and_is_refused(rows, tmp_path):
     source = ParquetSource.open(tmp_path)
     source.read(slice(1000, 1010))
     (tmp_path / "_SUCCESS").write_text("no row of the table")
-    assert source.stamp() == source.listing
+    assert source.stamp() == source.opened_stamp
     status = (tmp_path / "b.parquet").stat()
     os.utime(tmp_path / "b.parquet", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    assert source.stamp() != source.listing
+    assert source.stamp() != source.opened_stamp
     for part in (slice(1000, 1010), slice(1000, 1100), slice(0, 2000)):
         with pytest.raises(InvalidInputError, match=r"b\.parquet changed since it was opened"):
             source.read(part)

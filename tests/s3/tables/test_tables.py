@@ -79,7 +79,7 @@ def test_sparse_rows_at_a_url_are_those_on_a_disk(compressed, place, matrix, tmp
     local, remote = open_source(tmp_path / "x.npz"), open_source(f"{place.url}/x.npz")
     assert len(pickle.dumps(remote)) < 500
     assert pickle.loads(pickle.dumps(remote)) == remote
-    assert (remote.shape, remote.chunk_rows, remote.row_values) == (local.shape, 1, local.row_values)
+    assert (remote.shape, remote.chunk_rows, remote.values_per_row) == (local.shape, 1, local.values_per_row)
     assert (remote.name, remote.where(7)) == (f"{place.url}/x.npz", (f"{place.url}/x.npz", 7))
     for part in PARTS:
         ours, theirs = remote.read(part), local.read(part)
@@ -129,7 +129,7 @@ def test_footers_of_a_folder_are_read_once_by_a_process(place, rows, tmp_path, p
     proxy.seen.clear()
     assert again.columns == source.columns
     first = len(proxy.seen)
-    assert (again.columns, again.where(700)) == (source.columns, (f"{place.url}/b/2.parquet", 200))
+    assert (again.columns, again.locate_row(700)) == (source.columns, (f"{place.url}/b/2.parquet", 200))
     assert len(proxy.seen) == first
 
 
@@ -139,7 +139,7 @@ def test_an_object_that_changed_is_refused_and_has_another_stamp(place, rows, ma
     place.replace("x.npz", npz_bytes(matrix))
     table_, sparse = open_source(place.url, columns=["a", "b", "c"]), open_source(f"{place.url}/x.npz")
     stamps = table_.stamp(), sparse.stamp()
-    assert stamps == (table_.listing, sparse.opened)
+    assert stamps == (table_.opened_stamp, sparse.opened_stamp)
     for source in (table_, sparse):
         np.testing.assert_array_equal(dense(source.read(slice(500, 510))), dense(source.read(slice(500, 1000)))[:10])
     place.replace("_SUCCESS", b"no row of the table")
