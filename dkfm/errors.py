@@ -2,38 +2,6 @@
 
 import reprlib
 
-__all__ = [
-    "BudgetError",
-    "CertificateError",
-    "ClusterError",
-    "ConvergenceError",
-    "DamagedStoreError",
-    "DisagreementError",
-    "DkfmError",
-    "DkfmWarning",
-    "IncompleteStoreError",
-    "InvalidInputError",
-    "InvalidTypeError",
-    "KernelError",
-    "MissingExtraError",
-    "NotPSDError",
-    "NotSupportedError",
-    "OutputError",
-    "ResourceError",
-    "StalledError",
-    "StoreError",
-    "StoreExistsError",
-    "TemporaryStoreWarning",
-    "UnfitWorkerError",
-    "UnreachableError",
-    "UnsupportedStoreError",
-    "UntrustedError",
-    "WorkerDiedError",
-    "reason",
-    "shortened",
-    "shown",
-]
-
 _MAX_MESSAGE = 2000
 """Longest message, in characters, even if it repeats long values."""
 

@@ -34,24 +34,16 @@ Job: TypeAlias = Callable[[Path, Path], object]
 
 @dataclass(frozen=True)
 class BenchSite:
-    """Cluster and folder of the timed jobs.
-
-    Attributes
-    ----------
-    client : distributed.Client
-        Client of the cluster.
-    folder : Path
-        Folder for all files.
-    chunks : tuple of int
-        Rows of a scikit-learn task, ascending; stored rows have chunks of the first size.
-    rounds : int
-        Number of times that each job is timed.
-    """
+    """Cluster and folder of the timed jobs."""
 
     client: "Client"
+    """Client of the cluster."""
     folder: Path
+    """Folder for all files."""
     chunks: tuple[int, ...]
+    """Rows of a scikit-learn task, ascending; stored rows have chunks of the first size."""
     rounds: int
+    """Number of times that each job is timed."""
 
     @property
     def threads(self) -> int:

@@ -48,28 +48,19 @@ class FinishedTask:
 
 @dataclass(frozen=True)
 class ExecutorHealth:
-    """State of the workers behind an executor.
-
-    Attributes
-    ----------
-    answers : bool
-        Whether the scheduler answers.
-    running : tuple of str
-        Addresses of workers that take tasks.
-    paused : tuple of str
-        Addresses of workers that Dask paused for lack of memory.
-    silent : tuple of str
-        Addresses of workers whose heartbeats stopped.
-    stuck : tuple of Key
-        Tasks that paused or silent workers hold, that finished there without a result arriving, or that may only run
-        on workers that are gone.
-    """
+    """State of the workers behind an executor."""
 
     answers: bool = True
+    """Whether the scheduler answers."""
     running: tuple[str, ...] = ()
+    """Addresses of workers that take tasks."""
     paused: tuple[str, ...] = ()
+    """Addresses of workers that Dask paused for lack of memory."""
     silent: tuple[str, ...] = ()
+    """Addresses of workers whose heartbeats stopped."""
     stuck: tuple[Key, ...] = ()
+    """Tasks that paused or silent workers hold, that finished there without a result arriving, or that may only run on
+    workers that are gone."""
 
 
 class Executor(Protocol):

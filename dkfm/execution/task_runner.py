@@ -37,21 +37,14 @@ _MAX_ATTEMPTS = 4
 
 @dataclass
 class Tally:
-    """Count retries and failures of a run.
-
-    Attributes
-    ----------
-    retries : int
-        Tasks that were started again.
-    duplicates : int
-        Results of copies of a task that was done already.
-    killers : list of int
-        Numbers of tasks that killed their workers each time they ran alone.
-    """
+    """Count retries and failures of a run."""
 
     retries: int = 0
+    """Tasks that were started again."""
     duplicates: int = 0
+    """Results of copies of a task that was done already."""
     killers: list[int] = field(default_factory=list)
+    """Numbers of tasks that killed their workers each time they ran alone."""
 
 
 def run_tasks(

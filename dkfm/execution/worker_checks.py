@@ -47,38 +47,26 @@ class WorkerRequirements:
     """What the tasks of a job need from the worker that runs them.
 
     Two are equal if their probe files have the same name, which is unique to a job.
-
-    Attributes
-    ----------
-    location : OutputLocation
-        Where tasks write.
-    probe : str
-        Name of a file that the driver writes at `location` for as long as the job runs; empty if nothing is written.
-    probe_text : bytes
-        Content of the probe file.
-    versions : mapping of str to str or None
-        Versions of Python and of packages on the driver; None for a package that the driver does not have.
-    task_bytes : int
-        Bytes of memory that one task takes.
-    shared_bytes : int
-        Bytes of memory that all tasks of a process share.
-    source : Source, optional
-        Input that tasks read, unless it lies at `location`.
-    stamp : str
-        Stamp of `source` on the driver.
-    model : str
-        Path of a model on this file system; empty if there is none.
     """
 
     location: OutputLocation
+    """Where tasks write."""
     probe: str
+    """Name of a file that the driver writes at `location` for as long as the job runs; empty if nothing is written."""
     probe_text: bytes
+    """Content of the probe file."""
     versions: Mapping[str, str | None]
+    """Versions of Python and of packages on the driver; None for a package that the driver does not have."""
     task_bytes: int
+    """Bytes of memory that one task takes."""
     shared_bytes: int
+    """Bytes of memory that all tasks of a process share."""
     source: Source | None
+    """Input that tasks read, unless it lies at `location`."""
     stamp: str
+    """Stamp of `source` on the driver."""
     model: str = ""
+    """Path of a model on this file system; empty if there is none."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WorkerRequirements) and self.probe == other.probe

@@ -75,24 +75,16 @@ class Stamped(Protocol):
 
 @dataclass(frozen=True)
 class Watch:
-    """An input and its state when the watch began.
-
-    Attributes
-    ----------
-    source : Stamped
-        The input.
-    state : str
-        State of the input at the beginning.
-    path : Path or None
-        Path of the input, if it is on this file system.
-    descriptor : int or None
-        Open descriptor of the file or folder that was at `path` at the beginning.
-    """
+    """An input and its state when the watch began."""
 
     source: Stamped
+    """The input."""
     state: str
+    """State of the input at the beginning."""
     path: Path | None
+    """Path of the input, if it is on this file system."""
     descriptor: int | None
+    """Open descriptor of the file or folder that was at `path` at the beginning."""
 
     def require_same(self, verb: str, remedy: str) -> None:
         """Raise an InvalidInputError if the input was written to or replaced since the beginning."""

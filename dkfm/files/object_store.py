@@ -37,14 +37,10 @@ class Remote:
 
     It holds only a URL, so it can be sent with a task, and connects where it is used. Credentials, endpoints and other
     options come from fsspec's configuration and the environment there.
-
-    Attributes
-    ----------
-    url : str
-        URL with a scheme that fsspec knows.
     """
 
     url: str
+    """URL with a scheme that fsspec knows."""
 
     def __post_init__(self) -> None:
         scheme = self.url.partition("://")[0]

@@ -24,18 +24,12 @@ _Products = tuple[slice, Array, slice, Array | None]
 
 @dataclass(frozen=True)
 class StoredGram:
-    """Gram matrix in a finished store of `build_gram`; every product reads it again.
-
-    Parameters
-    ----------
-    root : Path
-        Folder of the store.
-    threads : int
-        Threads, each of which holds one tile; by default the cores of this machine, and one inside a Dask worker.
-    """
+    """Gram matrix in a finished store of `build_gram`; every product reads it again."""
 
     root: Path
+    """Folder of the store."""
     threads: int = field(default_factory=lambda: 1 if is_inside_worker() else CPU_COUNT)
+    """Threads, each of which holds one tile; by default the cores of this machine, and one inside a Dask worker."""
 
     def read_lower(self) -> Array:
         """Read the lower triangle into a matrix (N, N) in Fortran order, for LAPACK; the upper one is not set.

@@ -35,24 +35,16 @@ _MATRIX = "The centred Gram matrix of this kernel"
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Classes of the training rows.
-
-    Attributes
-    ----------
-    codes : ndarray of shape (N,)
-        Class of each row, 0 to C - 1.
-    weights : ndarray of shape (N,)
-        Weight w of each row.
-    count : int
-        Number of classes C.
-    priors : ndarray of shape (C,), optional
-        Prior probabilities of the classes; by default their shares of the weights.
-    """
+    """Classes of the training rows."""
 
     codes: Codes
+    """Class of each row, 0 to C - 1. Shape (N,)."""
     weights: Array
+    """Weight w of each row. Shape (N,)."""
     count: int
+    """Number of classes C."""
     priors: Array | None = None
+    """Prior probabilities of the classes; by default their shares of the weights. Shape (C,)."""
 
     @cached_property
     def sizes(self) -> Array:
@@ -93,30 +85,21 @@ class Classes:
 
 @dataclass(frozen=True, eq=False)
 class Discriminants:
-    """Discriminants of C classes: ``scores = k(Z, X) weights - offset``.
-
-    Attributes
-    ----------
-    weights : ndarray of shape (N, q)
-        Coefficients b of each direction ``u = sum_n b_n phi(x_n)``; ``u_i' (S_w + lambda) u_j`` is 1 if i = j, else 0.
-    offset : ndarray of shape (q,)
-        Offset that makes the mean of the training scores 0.
-    ratios : ndarray of shape (q,)
-        Variance between the classes along each direction, weighted by the priors; descending.
-    means : ndarray of shape (C, q)
-        Scores of the class means.
-    ridge : float
-        Ridge ``lambda``.
-    inner_products : ndarray of shape (q, q), optional
-        Inner products u'u of the discriminants of a map.
-    """
+    """Discriminants of C classes: ``scores = k(Z, X) weights - offset``."""
 
     weights: Array
+    """Coefficients b of each direction ``u = sum_n b_n phi(x_n)``; ``u_i' (S_w + lambda) u_j`` is 1 if i = j, else 0.
+    Shape (N, q)."""
     offset: Array
+    """Offset that makes the mean of the training scores 0. Shape (q,)."""
     ratios: Array
+    """Variance between the classes along each direction, weighted by the priors; descending. Shape (q,)."""
     means: Array
+    """Scores of the class means. Shape (C, q)."""
     ridge: float
+    """Ridge ``lambda``."""
     inner_products: Array | None = None
+    """Inner products u'u of the discriminants of a map. Shape (q, q)."""
 
 
 def solve_discriminants(

@@ -52,30 +52,20 @@ MAX_PRODUCTS = 200
 
 @dataclass(frozen=True, eq=False)
 class EigenPairs:
-    """Eigenpairs of a symmetric matrix A (n, n).
-
-    Attributes
-    ----------
-    values : ndarray of shape (q,)
-        Eigenvalues, descending.
-    vectors : ndarray of shape (n, q)
-        Orthonormal eigenvectors, in columns.
-    residuals : ndarray of shape (q,)
-        ``|A v - value v|`` of each pair.
-    lowest_ritz_value : float
-        Smallest Ritz value of all convergence tests: an upper bound of the smallest eigenvalue.
-    products : int
-        Number of blocks that were multiplied.
-    converged : bool
-        Whether all q residuals are small enough.
-    """
+    """Eigenpairs of a symmetric matrix A (n, n)."""
 
     values: Array
+    """Eigenvalues, descending. Shape (q,)."""
     vectors: Array
+    """Orthonormal eigenvectors, in columns. Shape (n, q)."""
     residuals: Array
+    """``|A v - value v|`` of each pair. Shape (q,)."""
     lowest_ritz_value: float
+    """Smallest Ritz value of all convergence tests: an upper bound of the smallest eigenvalue."""
     products: int
+    """Number of blocks that were multiplied."""
     converged: bool
+    """Whether all q residuals are small enough."""
 
 
 def choose_block_columns(n: int, q: int) -> int:

@@ -37,31 +37,22 @@ class StoredWeights(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One output of a model: ``link(k(Z, X) W - b)``.
-
-    Attributes
-    ----------
-    weights : ndarray or StoredWeights of shape (N, r)
-        W.
-    offset : ndarray of shape (r,), optional
-        b; zero by default.
-    rotation : ndarray of shape (r,), optional
-        s, for a symmetric root that is kept as factors: with ``W = V L^(-1/2)`` and ``s = L^(1/2)`` the output is
-        ``((k(Z, X) W) s) W'``. This is ``K^(-1/2) k(X, z)`` without the rounding of an explicit ``K^(-1/2)``.
-    link : str
-        Name of the last step, from `dkfm.numerics.links`.
-    triangular : bool
-        Whether W is square and upper triangular, so that a triangular product can be used.
-    first : int, optional
-        Number of leading columns of W that are used; all by default.
-    """
+    """One output of a model: ``link(k(Z, X) W - b)``."""
 
     weights: Array
+    """W. Shape (N, r)."""
     offset: Array | None = None
+    """b; zero by default. Shape (r,)."""
     rotation: Array | None = None
+    """s, for a symmetric root that is kept as factors: with ``W = V L^(-1/2)`` and ``s = L^(1/2)`` the output is
+    ``((k(Z, X) W) s) W'``. This is ``K^(-1/2) k(X, z)`` without the rounding of an explicit ``K^(-1/2)``. Shape
+    (r,)."""
     link: str = links.IDENTITY
+    """Name of the last step, from `dkfm.numerics.links`."""
     triangular: bool = False
+    """Whether W is square and upper triangular, so that a triangular product can be used."""
     first: int | None = None
+    """Number of leading columns of W that are used; all by default."""
 
     @property
     def columns(self) -> int:
@@ -82,25 +73,18 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A kernel, its landmarks, and heads by name.
-
-    Attributes
-    ----------
-    kernel : Kernel
-        Kernel function k.
-    landmarks : ndarray or csr_array of shape (N, d)
-        Rows X that a scored row is compared with. Their dtype, float64 or float32, is that of the heads and of all
-        computations.
-    heads : mapping of str to Head
-        Outputs by name.
-    shift : ndarray of shape (d,), optional
-        Vector that is subtracted from each row before it is rounded to float32; `landmarks` have it subtracted already.
-    """
+    """A kernel, its landmarks, and heads by name."""
 
     kernel: Kernel
+    """Kernel function k."""
     landmarks: Rows
+    """Rows X that a scored row is compared with. Their dtype, float64 or float32, is that of the heads and of all
+    computations. Shape (N, d)."""
     heads: Mapping[str, Head]
+    """Outputs by name."""
     shift: Array | None = None
+    """Vector that is subtracted from each row before it is rounded to float32; `landmarks` have it subtracted already.
+    Shape (d,)."""
 
     def head(self, name: str) -> Head:
         """Return a head by name; raise an error that lists the heads if there is none of that name."""

@@ -66,50 +66,35 @@ class Weighting:
 
 @dataclass(frozen=True)
 class ComponentOptions:
-    """Number and dtype of the components to compute.
-
-    Attributes
-    ----------
-    count : int or float, optional
-        Number of components, or, below 1, the smallest share of the variance to explain; by default all above zero.
-    dtype : dtype
-        Dtype of the scores.
-    on_indefinite : {"auto", "raise", "clip"}
-        What to do if the matrix has an eigenvalue more negative than rounding explains. "auto" means "raise" if the
-        requested components exist only for a positive semi-definite matrix, and "clip" otherwise.
-    """
+    """Number and dtype of the components to compute."""
 
     count: int | float | None = None
+    """Number of components, or, below 1, the smallest share of the variance to explain; by default all above zero."""
     dtype: np.dtype[np.floating] = _DOUBLE
+    """Dtype of the scores."""
     on_indefinite: str = "raise"
+    """What to do if the matrix has an eigenvalue more negative than rounding explains. "auto" means "raise" if the
+    requested components exist only for a positive semi-definite matrix, and "clip" otherwise. One of "auto",
+    "raise", "clip"."""
 
 
 @dataclass(frozen=True, eq=False)
 class Components:
-    """Kernel principal components: ``scores = k(Z, X) weights - offset``.
-
-    Attributes
-    ----------
-    eigenvalues : ndarray of shape (q,)
-        Eigenvalues mu of the problem matrix, descending: the sum of the weights times the variance of each component.
-    weights : ndarray of shape (N, q)
-        Coefficients b, with mean 0 if centred; zero for a component whose mu is zero.
-    offset : ndarray of shape (q,)
-        ``e'K b`` with e the shares of the rows; 0 if not centred.
-    mean_coefficients : ndarray of shape (N,)
-        Coefficients e of the mean of the training rows; 0 if not centred.
-    mean_squared_length : float
-        Squared length of that mean, ``e'Ke``.
-    eigenvalue_sum : float
-        Sum of all eigenvalues, or of the positive ones if a negative part is dropped; NaN if that is not known.
-    """
+    """Kernel principal components: ``scores = k(Z, X) weights - offset``."""
 
     eigenvalues: Array
+    """Eigenvalues mu of the problem matrix, descending: the sum of the weights times the variance of each component.
+    Shape (q,)."""
     weights: Array
+    """Coefficients b, with mean 0 if centred; zero for a component whose mu is zero. Shape (N, q)."""
     offset: Array
+    """``e'K b`` with e the shares of the rows; 0 if not centred. Shape (q,)."""
     mean_coefficients: Array
+    """Coefficients e of the mean of the training rows; 0 if not centred. Shape (N,)."""
     mean_squared_length: float
+    """Squared length of that mean, ``e'Ke``."""
     eigenvalue_sum: float
+    """Sum of all eigenvalues, or of the positive ones if a negative part is dropped; NaN if that is not known."""
 
     def truncate(self, q: int) -> "Components":
         """Return the first q components."""
@@ -178,24 +163,16 @@ def solve_components(
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The problem matrix, available only through products.
-
-    Attributes
-    ----------
-    multiply : callable
-        Function that returns the product of the problem matrix and C (N, p).
-    means : ndarray of shape (N,)
-        Means of the rows of K.
-    total : float
-        Sum of all eigenvalues.
-    noise : float
-        Error that rounding adds to a product with a vector of length 1.
-    """
+    """The problem matrix, available only through products."""
 
     multiply: Multiply
+    """Function that returns the product of the problem matrix and C (N, p)."""
     means: Array
+    """Means of the rows of K. Shape (N,)."""
     total: float
+    """Sum of all eigenvalues."""
     noise: float = 0.0
+    """Error that rounding adds to a product with a vector of length 1."""
 
 
 def make_dense_problem(K: Array, weighting: Weighting) -> Problem:
@@ -308,27 +285,18 @@ def _scale_pairs(
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Moments of the features phi of weighted rows.
-
-    Attributes
-    ----------
-    second : ndarray of shape (r, r), or (r,)
-        ``sum w phi phi'``, or its diagonal if it is a diagonal matrix.
-    mean : ndarray of shape (r,)
-        Weighted mean of the features.
-    weight : float
-        Sum of the weights.
-    trace : float
-        ``sum w k(x, x)``; for a clipped kernel ``sum w |phi(x)|^2``, because the rest of its trace is unknown.
-    rows : int
-        Number of rows.
-    """
+    """Moments of the features phi of weighted rows."""
 
     second: Array
+    """``sum w phi phi'``, or its diagonal if it is a diagonal matrix. Shape (r, r)."""
     mean: Array
+    """Weighted mean of the features. Shape (r,)."""
     weight: float
+    """Sum of the weights."""
     trace: float
+    """``sum w k(x, x)``; for a clipped kernel ``sum w |phi(x)|^2``, because the rest of its trace is unknown."""
     rows: int
+    """Number of rows."""
 
 
 def solve_components_of_map(W: Array, moments: Moments, options: ComponentOptions, centered: bool = True) -> Components:

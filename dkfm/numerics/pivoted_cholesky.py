@@ -27,21 +27,14 @@ ChoosePivot = Callable[[Array], int]
 
 @dataclass(frozen=True, eq=False)
 class Pivots:
-    """Pivots in the order of their choice, and the root of their Gram matrix.
-
-    Attributes
-    ----------
-    row_indices : ndarray of shape (r,)
-        Numbers of the rows that are pivots.
-    root : Root
-        Triangular root of the Gram matrix of the pivots.
-    remaining : ndarray of shape (r + 1,)
-        Largest diagonal entry of ``K - L L'`` after 0, 1, .. r pivots.
-    """
+    """Pivots in the order of their choice, and the root of their Gram matrix."""
 
     row_indices: Indices
+    """Numbers of the rows that are pivots. Shape (r,)."""
     root: Root
+    """Triangular root of the Gram matrix of the pivots."""
     remaining: Array
+    """Largest diagonal entry of ``K - L L'`` after 0, 1, .. r pivots. Shape (r + 1,)."""
 
 
 def pivot_threshold(diagonal: Array, tol: float | None) -> float:

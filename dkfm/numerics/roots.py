@@ -42,25 +42,17 @@ _WELL_CONDITIONED = 2000.0
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """A root W, whose columns are in descending order of what each explains.
-
-    Attributes
-    ----------
-    weights : ndarray of shape (N, r)
-        W: ``V L^(-1/2)`` of the eigenvectors V and eigenvalues L, or the upper triangular ``R'^(-1)`` of the pivots,
-        with ``R R' = K``.
-    values : ndarray of shape (r,)
-        The eigenvalues, or the pivots: the diagonal entry that each had when it was chosen.
-    dropped : ndarray
-        Values that were treated as zero: the other eigenvalues, or the residuals of the rows that are no pivots.
-    triangular : bool
-        Whether the root is that of pivots.
-    """
+    """A root W, whose columns are in descending order of what each explains."""
 
     weights: Array
+    """W: ``V L^(-1/2)`` of the eigenvectors V and eigenvalues L, or the upper triangular ``R'^(-1)`` of the pivots,
+    with ``R R' = K``. Shape (N, r)."""
     values: Array
+    """The eigenvalues, or the pivots: the diagonal entry that each had when it was chosen. Shape (r,)."""
     dropped: Array
+    """Values that were treated as zero: the other eigenvalues, or the residuals of the rows that are no pivots."""
     triangular: bool = False
+    """Whether the root is that of pivots."""
 
     def truncate(self, r: int) -> "Root":
         """Return the root of rank r: the first r columns, and for pivots also only the first r rows."""

@@ -32,24 +32,16 @@ _SYNC_BYTES = 2**20
 
 @dataclass(frozen=True)
 class OutputColumns:
-    """Columns of one output of a model.
-
-    Attributes
-    ----------
-    output : str
-        Name of the output.
-    width : int
-        Number of columns.
-    prefix : str
-        Beginning of the names of the columns in a table.
-    dtype : str
-        Dtype of the columns.
-    """
+    """Columns of one output of a model."""
 
     output: str
+    """Name of the output."""
     width: int
+    """Number of columns."""
     prefix: str
+    """Beginning of the names of the columns in a table."""
     dtype: str
+    """Dtype of the columns."""
 
     @property
     def names(self) -> list[str]:
@@ -76,21 +68,14 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class ChunkContents:
-    """Summary of one file of a chunk.
-
-    Attributes
-    ----------
-    crc32c : int
-        Checksum of the content.
-    bytes : int
-        Size of the file.
-    invalid : ndarray of bool, shape (rows,)
-        Rows with NaN, or without a class, in any column.
-    """
+    """Summary of one file of a chunk."""
 
     crc32c: int
+    """Checksum of the content."""
     bytes: int
+    """Size of the file."""
     invalid: npt.NDArray[np.bool_]
+    """Rows with NaN, or without a class, in any column."""
 
 
 def summarize(contents: Sequence[ChunkContents]) -> tuple[int, tuple[int, ...], int]:

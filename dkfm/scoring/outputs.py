@@ -33,42 +33,28 @@ _MAX_LABEL = 2**64
 
 @dataclass(frozen=True)
 class Output:
-    """Description of an output, as in its attributes.
-
-    Attributes
-    ----------
-    root : Path or Remote
-        Folder or prefix of the output.
-    columns : tuple of OutputColumns
-        Columns of each head that is scored.
-    rows : int
-        Number of rows.
-    chunk_rows : int
-        Rows of a chunk.
-    dtype : str
-        Dtype in which the model computes.
-    model : mapping of str to str
-        Path and digest of the model.
-    input : mapping of str to str
-        Name and stamp of the input.
-    settings : mapping of str to str or None
-        All other settings that decide the scores.
-    classes : tuple of str, int, float or bool
-        Labels of the classes, in the order of their codes; empty unless the model is a classifier.
-    run : str
-        Unique id, given when the output is created; an output that replaces this one has another.
-    """
+    """Description of an output, as in its attributes."""
 
     root: Location
+    """Folder or prefix of the output."""
     columns: tuple[OutputColumns, ...]
+    """Columns of each head that is scored."""
     rows: int
+    """Number of rows."""
     chunk_rows: int
+    """Rows of a chunk."""
     dtype: str
+    """Dtype in which the model computes."""
     model: Mapping[str, str]
+    """Path and digest of the model."""
     input: Mapping[str, str]
+    """Name and stamp of the input."""
     settings: Mapping[str, str | None]
+    """All other settings that decide the scores."""
     classes: tuple[Label, ...] = ()
+    """Labels of the classes, in the order of their codes; empty unless the model is a classifier."""
     run: str = ""
+    """Unique id, given when the output is created; an output that replaces this one has another."""
 
     @property
     def location(self) -> OutputLocation:

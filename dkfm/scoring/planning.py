@@ -27,18 +27,12 @@ _LINK_COPIES = 6
 
 @dataclass(frozen=True)
 class WriteBuffers:
-    """Copies of scores that a task holds while it writes them.
-
-    Attributes
-    ----------
-    pieces : int
-        Copies of a piece.
-    chunks : int
-        Copies of a chunk.
-    """
+    """Copies of scores that a task holds while it writes them."""
 
     pieces: int = 0
+    """Copies of a piece."""
     chunks: int = 0
+    """Copies of a chunk."""
 
 
 @dataclass(frozen=True)

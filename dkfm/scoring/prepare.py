@@ -82,42 +82,28 @@ class JobRequest:
 
 @dataclass(frozen=True, eq=False)
 class ScoringJob:
-    """A scoring job that is ready to run.
-
-    Attributes
-    ----------
-    model : str
-        Path or URL of the model for workers.
-    record : Record
-        The model.
-    trusted : tuple of str
-        User functions that the kernel may import.
-    watch : Watch
-        Detects changes of the user's input.
-    source : Source
-        Rows where workers can read them.
-    plan : Plan
-        Chunks and memory.
-    output : Output
-        Description of the requested output.
-    existing : Output or None
-        Output at the destination that the job resumes.
-    overwrite : bool
-        Whether to replace what is at the destination.
-    executor : Executor
-        Runs the tasks.
-    """
+    """A scoring job that is ready to run."""
 
     model: str
+    """Path or URL of the model for workers."""
     record: Record
+    """The model."""
     trusted: tuple[str, ...]
+    """User functions that the kernel may import."""
     watch: Watch
+    """Detects changes of the user's input."""
     source: Source
+    """Rows where workers can read them."""
     plan: Plan
+    """Chunks and memory."""
     output: Output
+    """Description of the requested output."""
     existing: Output | None
+    """Output at the destination that the job resumes."""
     overwrite: bool
+    """Whether to replace what is at the destination."""
     executor: Executor
+    """Runs the tasks."""
 
 
 @contextmanager

@@ -37,36 +37,24 @@ _MAX_NUMBER = 2**63
 
 @dataclass(frozen=True)
 class Receipt:
-    """Record of a chunk that a task wrote and read back.
-
-    Attributes
-    ----------
-    chunk : int
-        Number of the chunk.
-    rows : int
-        Rows of the chunk.
-    invalid_rows : int
-        Rows that scored NaN, or have no class.
-    crc32c : tuple of int
-        Checksum of each file.
-    bytes : int
-        Size of all files.
-    seconds : float
-        Seconds that the task took.
-    worker : str
-        Address of the worker.
-    found : bool
-        Whether the chunk existed already.
-    """
+    """Record of a chunk that a task wrote and read back."""
 
     chunk: int
+    """Number of the chunk."""
     rows: int
+    """Rows of the chunk."""
     invalid_rows: int
+    """Rows that scored NaN, or have no class."""
     crc32c: tuple[int, ...]
+    """Checksum of each file."""
     bytes: int
+    """Size of all files."""
     seconds: float = 0.0
+    """Seconds that the task took."""
     worker: str = ""
+    """Address of the worker."""
     found: bool = False
+    """Whether the chunk existed already."""
 
     @classmethod
     def checked(cls, *values: Any) -> "Receipt":  # values of JSON

@@ -45,42 +45,28 @@ class HasIds(Protocol):
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """Arguments that the tasks of a job share.
-
-    Attributes
-    ----------
-    model : str
-        Path or URL of the model.
-    digest : str
-        Digest of the model.
-    trusted : tuple of str
-        User functions that the kernel may import.
-    streamed : bool
-        Whether weights stay in the store.
-    source : Source
-        Rows to score.
-    piece_rows : int
-        Rows to read and score at a time.
-    output : Output
-        Where scores are written.
-    on_invalid : {"raise", "nan"}
-        What to do with rows that are not finite.
-    requirements : WorkerRequirements, optional
-        What a worker must have.
-    doubted : bool
-        Whether existing files of a chunk may hold other scores.
-    """
+    """Arguments that the tasks of a job share."""
 
     model: str
+    """Path or URL of the model."""
     digest: str
+    """Digest of the model."""
     trusted: tuple[str, ...]
+    """User functions that the kernel may import."""
     streamed: bool
+    """Whether weights stay in the store."""
     source: Source
+    """Rows to score."""
     piece_rows: int
+    """Rows to read and score at a time."""
     output: Output
+    """Where scores are written."""
     on_invalid: str
+    """What to do with rows that are not finite. One of "raise", "nan"."""
     requirements: WorkerRequirements | None = None
+    """What a worker must have."""
     doubted: bool = False
+    """Whether existing files of a chunk may hold other scores."""
 
 
 def score_chunk(work: ChunkWork, number: int) -> Receipt:

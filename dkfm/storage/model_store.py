@@ -36,30 +36,20 @@ _MAX_SERIAL_BYTES = 2**24
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """Content of a model store: the model, and the parameters and attributes that restore its estimator.
-
-    Attributes
-    ----------
-    estimator : str
-        Name of the estimator in the closed registry.
-    parameters : mapping
-        Parameters of the estimator, as plain JSON values.
-    fitted : mapping
-        Fitted attributes of the estimator, as plain JSON values.
-    arrays : mapping of str to ndarray
-        Fitted arrays that are not part of the model.
-    model : Model
-        Kernel, landmarks and heads.
-    digest : str
-        Digest of every byte of the store; empty before it is saved.
-    """
+    """Content of a model store: the model, and the parameters and attributes that restore its estimator."""
 
     estimator: str
+    """Name of the estimator in the closed registry."""
     parameters: Mapping[str, object]
+    """Parameters of the estimator, as plain JSON values."""
     fitted: Mapping[str, object]
+    """Fitted attributes of the estimator, as plain JSON values."""
     arrays: Mapping[str, Array]
+    """Fitted arrays that are not part of the model."""
     model: Model
+    """Kernel, landmarks and heads."""
     digest: str = ""
+    """Digest of every byte of the store; empty before it is saved."""
 
     @property
     def classes(self) -> tuple[str | int | float, ...]:

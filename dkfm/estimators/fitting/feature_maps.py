@@ -26,24 +26,16 @@ _MEAN_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class FittedMap:
-    """The parts of a fitted map from which components and discriminants in its features are fitted.
-
-    Attributes
-    ----------
-    model : Model
-        Model of the map.
-    eigenvalues : ndarray of shape (r,), optional
-        Eigenvalues of the Gram matrix of the landmarks, descending; None in the Cholesky basis.
-    error_bounds : ndarray of shape (r + 1,)
-        Error bounds for 0, 1, .. r features.
-    holds_training_rows : bool
-        Whether the landmarks are all training rows, in the same order.
-    """
+    """The parts of a fitted map from which components and discriminants in its features are fitted."""
 
     model: Model
+    """Model of the map."""
     eigenvalues: Array | None
+    """Eigenvalues of the Gram matrix of the landmarks, descending; None in the Cholesky basis. Shape (r,)."""
     error_bounds: Array
+    """Error bounds for 0, 1, .. r features. Shape (r + 1,)."""
     holds_training_rows: bool
+    """Whether the landmarks are all training rows, in the same order."""
 
 
 def fit_map(

@@ -45,21 +45,14 @@ class MapOptions:
 
 @dataclass(frozen=True, eq=False)
 class ChosenLandmarks:
-    """Landmarks, and how they were chosen.
-
-    Attributes
-    ----------
-    landmarks : TrainingData
-        The landmarks.
-    all_rows : bool
-        Whether the landmarks are all training rows.
-    pivots : Pivots, optional
-        Pivots of the training rows, if a selector of pivots chose the landmarks.
-    """
+    """Landmarks, and how they were chosen."""
 
     landmarks: TrainingData
+    """The landmarks."""
     all_rows: bool = False
+    """Whether the landmarks are all training rows."""
     pivots: pivoted_cholesky.Pivots | None = None
+    """Pivots of the training rows, if a selector of pivots chose the landmarks."""
 
 
 def choose_landmarks(

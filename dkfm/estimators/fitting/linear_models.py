@@ -42,21 +42,14 @@ class AffineStep:
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """Outputs of a fitted linear model.
-
-    Attributes
-    ----------
-    kind : {"classifier", "regressor", "outlier_detector", "transformer"}
-        Kind of estimator.
-    outputs : mapping of str to (AffineStep, str)
-        Affine map and link of each output, by name; the first output is the main one.
-    classes : ndarray of shape (C,), optional
-        Labels that the codes of "predict" stand for.
-    """
+    """Outputs of a fitted linear model."""
 
     kind: str
+    """Kind of estimator. One of "classifier", "regressor", "outlier_detector", "transformer"."""
     outputs: Mapping[str, tuple[AffineStep, str]]
+    """Affine map and link of each output, by name; the first output is the main one."""
     classes: npt.NDArray[np.generic] | None = field(default=None)
+    """Labels that the codes of "predict" stand for. Shape (C,)."""
 
 
 def read_linear_model(model: object) -> LinearModel:

@@ -55,18 +55,12 @@ def find_nearest_scores(scores: Array, known: Array) -> npt.NDArray[np.intp]:
 
 @dataclass(frozen=True, eq=False)
 class ComponentSpan:
-    """Affine span of components through the mean: scores s have the point ``sum_i (s b' + e)_i phi(x_i)``.
-
-    Attributes
-    ----------
-    weights : ndarray of shape (N, q)
-        Weights b of the components.
-    mean : ndarray of shape (N,)
-        Weights e of the mean; zero if the components are not centred.
-    """
+    """Affine span of components through the mean: scores s have the point ``sum_i (s b' + e)_i phi(x_i)``."""
 
     weights: Array
+    """Weights b of the components. Shape (N, q)."""
     mean: Array
+    """Weights e of the mean; zero if the components are not centred. Shape (N,)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,27 +32,18 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True)
 class SlurmSpec:
-    """Content of a checked file.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    minimum : int
-        Smallest number of jobs.
-    maximum : int
-        Largest number of jobs.
-    wait : float
-        Seconds to wait for the first worker.
-    settings : dict
-        Dask's configuration in the file.
-    """
+    """Content of a checked file."""
 
     path: Path
+    """The file."""
     minimum: int
+    """Smallest number of jobs."""
     maximum: int
+    """Largest number of jobs."""
     wait: float
+    """Seconds to wait for the first worker."""
     settings: dict[str, Any]
+    """Dask's configuration in the file."""
 
 
 def read_slurm_file(path: str) -> SlurmSpec:
