@@ -73,16 +73,8 @@ class MeasuredConstants:
 def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved: int) -> MeasuredConstants:
     """Measure each constant once in every round.
 
-    Parameters
-    ----------
-    site : BenchSite
-        Cluster and folder.
-    n, rows : int
-        Number of landmarks, and number of rows that each thread scores against them.
-    tasks : int
-        Number of empty tasks that measure the scheduler.
-    moved : int
-        Bytes that each thread reads, and that it writes.
+    Each thread scores `rows` rows against n landmarks, and reads and writes `moved` bytes; the scheduler runs `tasks`
+    empty tasks.
     """
     with open_executor(site.client) as executor:
         few, many = (_time_values(site, executor, n, columns, rows) for columns in (_FEW_COLUMNS, _MANY_COLUMNS))

@@ -91,25 +91,10 @@ def require_agreement(
     rows: Array,
     make_comparable: Callable[[Array, Array], tuple[Array, Array]],
 ) -> None:
-    """Run every job on a few rows and compare the results; workers also import their modules in this run.
+    """Run every job on some rows (n, d), and raise a DisagreementError if scores differ; workers import modules here.
 
-    Parameters
-    ----------
-    site : BenchSite
-        Cluster and folder.
-    ours : mapping of str to Job
-        Jobs of dkfm by their precision.
-    theirs : mapping of str to Job
-        Jobs of scikit-learn by name.
-    rows : ndarray of shape (n, d)
-        Rows to score.
-    make_comparable : callable
-        Makes two arrays of scores comparable: `align_signs` or `sample_inner_products`.
-
-    Raises
-    ------
-    DisagreementError
-        Two jobs return different scores.
+    `ours` has dkfm's jobs by precision, `theirs` those of scikit-learn by name. `make_comparable` is `align_signs` or
+    `sample_inner_products`.
     """
     folder = Path(tempfile.mkdtemp(prefix="few-", dir=site.folder))
     _create_array(folder / "rows", rows.shape, site.chunks[0])[...] = rows

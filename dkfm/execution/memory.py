@@ -101,27 +101,12 @@ def smallest_worker_budget(client: "Client", shared: int) -> tuple[int, str]:
 
 
 def thread_budget(limit: int | None, threads: int, shared: int, held: int) -> int:
-    """Return the bytes that a task may allocate on a worker if every thread runs one, beside `shared` bytes.
+    """Return the bytes that a task may allocate on a worker if every thread runs one, beside `shared` bytes for all.
 
-    Imported modules may take a good part of a small limit, so the budget also leaves room below the pause limit.
-    Memory beyond the modules may be a cache of an earlier job, which is not counted. For a worker without a limit,
-    the memory available on this machine stands for that of the worker's machine.
-
-    Parameters
-    ----------
-    limit : int or None
-        Memory limit of the worker, in bytes; None or 0 for none.
-    threads : int
-        Threads of the worker.
-    shared : int
-        Bytes that all tasks of the worker share, such as the model.
-    held : int
-        Resident size of the worker before its first task, in bytes.
-
-    Returns
-    -------
-    int
-        Bytes a task; negative if even the shared bytes do not fit.
+    `limit` is the memory limit of the worker (0 or None for none), and `held` its resident size before its first task.
+    Imported modules may take a good part of a small limit, so the budget also leaves room below the pause limit. Memory
+    beyond the modules may be a cache of an earlier job, which is not counted. For a worker without a limit, the memory
+    available on this machine stands for that of the worker's machine. The result is negative if `shared` does not fit.
     """
     if not limit:
         return (int(_SPILL_SHARE * available_memory()) - shared) // threads

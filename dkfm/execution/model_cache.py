@@ -34,23 +34,9 @@ def get_scorer(digest: str, make: Callable[[], Scorer]) -> Scorer:
 
 
 def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), streamed: bool = False) -> Scorer:
-    """Read the model of a store, verify its digest and its functions, and prepare it once per process.
+    """Read the model of a store, check its digest and its user functions, and prepare it, once per process.
 
-    Parameters
-    ----------
-    path : str
-        Folder or URL of the store.
-    digest : str
-        Digest that the model must have.
-    trusted : collection of str
-        Paths of the user's functions that the kernel may import.
-    streamed : bool
-        Whether the weights stay in the store and are read block by block.
-
-    Returns
-    -------
-    Scorer
-        The prepared model.
+    The weights of a model that is `streamed` stay in the store and are read block by block.
     """
 
     def read() -> Scorer:

@@ -24,43 +24,17 @@ MIN_SECONDS = 2.0
 
 
 def step_bar(name: str, total: int | None, unit: str, shown: bool) -> "tqdm[Never]":
-    """Return a bar that moves with ``update(steps)`` and appears after two seconds.
+    """Return a bar that moves with ``update(steps)`` and appears after two seconds, if the user wants one (`shown`).
 
-    Parameters
-    ----------
-    name : str
-        Description in front of the bar.
-    total : int, optional
-        Number of steps, if known.
-    unit : str
-        Name of a step.
-    shown : bool
-        Whether the user wants a bar.
-
-    Returns
-    -------
-    tqdm
-        The bar, disabled if it is not to be seen.
+    `total` is the number of steps, if known, and `unit` the name of a step.
     """
     return _bar(name, total, unit, MIN_SECONDS, None, shown)
 
 
 def call_bar(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
-    """Return a line with the predicted duration of a call that reports no progress; at its end, with the actual one.
+    """Return a line with the predicted seconds of a call that reports no progress; at its end, with the actual time.
 
-    Parameters
-    ----------
-    name : str
-        Description in front of the times.
-    seconds : float
-        Predicted seconds. Below two seconds there is no line.
-    shown : bool
-        Whether the user wants a line.
-
-    Returns
-    -------
-    tqdm
-        The line, disabled if it is not to be seen.
+    There is no line below two seconds, or if the user does not want one (`shown`).
     """
     description = f"{name}, about {format_seconds(seconds)}"
     # LAPACK holds the interpreter's lock, so no thread could update a bar meanwhile.

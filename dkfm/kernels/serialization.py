@@ -210,7 +210,7 @@ def kernel_by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
 def find_class_name(name: str) -> str | None:
     """Return the class name of the kernel that the command line knows by a name; None if there is none.
 
-    >>> kernel_class("arc_cosine")
+    >>> find_class_name("arc_cosine")
     'ArcCosine'
     """
     kernel_type = _NUMERIC.get(name)

@@ -167,7 +167,7 @@ _CONVERTERS: dict[str, Callable[[Any], Kernel]] = {
 def select_parameters(spec: object, **parameters: object) -> dict[str, object]:
     """Return the parameters that are not None and that the kernel of a name takes; none if `spec` is not a name.
 
-    >>> given_parameters("rbf", gamma=0.5, degree=3), given_parameters("linear", gamma=1.0)
+    >>> select_parameters("rbf", gamma=0.5, degree=3), select_parameters("linear", gamma=1.0)
     ({'gamma': 0.5}, {})
     """
     known = _PARAMETERS.get(spec, ()) if isinstance(spec, str) else ()

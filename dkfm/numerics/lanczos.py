@@ -71,7 +71,7 @@ class EigenPairs:
 def choose_block_columns(n: int, q: int) -> int:
     """Return the number of columns of a block for finding q eigenvectors of a matrix (n, n).
 
-    >>> block_columns(4000, 20), block_columns(4000, 1), block_columns(4000, 100)
+    >>> choose_block_columns(4000, 20), choose_block_columns(4000, 1), choose_block_columns(4000, 100)
     (32, 16, 112)
     """
     return min(n, max(_MIN_BLOCK_COLUMNS, q + _EXTRA_COLUMNS))
@@ -89,7 +89,7 @@ def is_faster_than_dense(n: int, q: int) -> bool:
 def choose_basis_columns(n: int, q: int) -> int:
     """Return the capacity of the basis in columns; together with one more block it has at most n columns.
 
-    >>> held_columns(4000, 20), held_columns(10**6, 200), held_columns(400, 20)
+    >>> choose_basis_columns(4000, 20), choose_basis_columns(10**6, 200), choose_basis_columns(400, 20)
     (720, 1648, 352)
     """
     p = choose_block_columns(n, q)

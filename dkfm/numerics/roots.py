@@ -64,18 +64,10 @@ class Root:
 def rank_in_float32(root: Root, values: Array, diagonal: Array) -> int:
     """Return the number of columns before the first feature that is smaller than its rounding error in float32.
 
-    Rounding each of the values ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of feature j.
+    `values` are kernel values (s, N) of some training rows with the landmarks, and `diagonal` is k(x, x) of the
+    landmarks, (N,). Rounding ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of feature j.
     The columns that remain have eigenvalues above about ``eps lambda_max / sqrt(N)``, or pivots above ``eps max diag``.
     A fixed threshold would be some digits too high for one kernel and too low for another.
-
-    Parameters
-    ----------
-    root : Root
-        Root in float64.
-    values : ndarray of shape (s, N)
-        Kernel values of some training rows with the landmarks.
-    diagonal : ndarray of shape (N,)
-        k(x, x) of the landmarks.
     """
     # These rows may include no landmark, so each landmark counts with at least its own k(x, x).
     squares = np.maximum(np.square(values).mean(axis=0), np.square(diagonal) / len(diagonal))

@@ -26,29 +26,10 @@ _MARGIN = 0.1
 def sample_for_plot(
     values: Values, name: str, labels: Labels | None, most: int = MAX_PLOT_ROWS, ndim: int = 2
 ) -> tuple[Array, npt.NDArray[np.generic] | None, str]:
-    """Return the rows to draw, their labels, and a note if they are a sample.
+    """Return the rows to draw (m, q) or (m,), their labels (m,) if any, and a note for the plot if they are a sample.
 
-    Parameters
-    ----------
-    values : array-like or dask array of shape (n, q), or (n,) if `ndim` is 1
-        Rows to sample.
-    name : str
-        Name of the values in error messages.
-    labels : array-like or dask array of shape (n,), optional
-        Labels of the rows.
-    most : int
-        Largest number of rows to return; more are sampled at random with a fixed seed, and keep their order.
-    ndim : int
-        Number of dimensions that `values` must have, 1 or 2.
-
-    Returns
-    -------
-    rows : ndarray of float64
-        The sampled rows, of shape (m, q) or (m,).
-    labels : ndarray or None
-        Their labels, of shape (m,).
-    note : str
-        Sentence for the plot that gives the size of the sample; empty if all rows are drawn.
+    More than `most` rows are sampled at random with a fixed seed, and keep their order. `name` is that of the values in
+    error messages, and `ndim` the number of dimensions that they must have, 1 or 2.
 
     Raises
     ------
@@ -66,7 +47,7 @@ def sample_for_plot(
 def sample_row_numbers(n: int, most: int, seed: int = 0) -> npt.NDArray[np.intp] | None:
     """Return the ascending numbers of `most` of n rows, drawn with a seed; None if there are no more than `most`.
 
-    >>> sample_numbers(10, 3).tolist(), sample_numbers(3, 3)
+    >>> sample_row_numbers(10, 3).tolist(), sample_row_numbers(3, 3)
     ([5, 6, 9], None)
     """
     return None if n <= most else np.sort(np.random.default_rng(seed).choice(n, most, replace=False))
@@ -175,7 +156,7 @@ def group_by_label(
 def escape_label(label: object) -> str:
     r"""Return a label as text that Matplotlib draws verbatim, and does not hide from the legend.
 
-    >>> print(plain_label("$x$"), plain_label("_hidden"))
+    >>> print(escape_label("$x$"), escape_label("_hidden"))
     \$x\$  _hidden
     """
     text = str(label).replace("$", r"\$")

@@ -172,27 +172,8 @@ def plan_streamed(
 ) -> Plan:
     """Plan a job whose tasks read the weights from the store, with as many rows a task as memory allows.
 
-    Parameters
-    ----------
-    model : Model
-        Model whose weights are in a store.
-    outputs : sequence of str
-        Names of the outputs.
-    source : Source
-        Rows to score.
-    have : callable
-        Function from the bytes that the tasks of a process share to the bytes available for one task.
-    chunk_rows : int, optional
-        Rows of a chunk.
-    threads : int
-        Threads of all workers.
-    writing : WriteBuffers
-        Copies of scores that a task holds while it writes.
-
-    Returns
-    -------
-    Plan
-        A plan with ``streamed`` set.
+    `have` returns the bytes available for one task, from the bytes that the tasks of a process share. The other
+    parameters are those of `plan_in_memory`.
     """
     heads = _require_heads(model, outputs, source)
 

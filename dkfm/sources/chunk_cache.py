@@ -29,7 +29,7 @@ def as_float(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
 def estimate_decoding_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:
     """Return the bytes of the chunks that Zarr decodes concurrently, both stored and decoded, from shape (n, d).
 
-    >>> chunk_bytes((1000, 10), 100, 3)
+    >>> estimate_decoding_bytes((1000, 10), 100, 3)
     48000
     """
     return 2 * 8 * shape[1] * min(chunk_rows, shape[0]) * min(_CONCURRENT_CHUNKS, chunks)

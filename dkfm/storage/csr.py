@@ -145,7 +145,7 @@ def float64_equivalent(runs: tuple[int, ...], rows: int) -> int:
 
     Each stored value counts twice, with its column index, and each row once, for its pointer.
 
-    >>> values_in_rows((5, 9, 16), 3)
+    >>> float64_equivalent((5, 9, 16), 3)
     31
     """
     full_runs, rest = divmod(rows, 1 << len(runs) - 1)

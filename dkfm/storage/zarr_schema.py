@@ -155,19 +155,9 @@ def is_table_file_name(name: str) -> bool:
 
 
 def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
-    """Return dkfm's own attributes of a store, after its kind and version were checked.
+    """Return dkfm's own attributes of a store; raise an UnsupportedStoreError for another writer, kind or version.
 
-    Parameters
-    ----------
-    root : Path
-        Folder of the store.
-    kind : str, optional
-        Expected kind: "gram", "model", "rows" or "scores"; any of them by default.
-
-    Raises
-    ------
-    UnsupportedStoreError
-        dkfm did not write the store, or it is of another kind or format version.
+    `kind` is the expected kind, "gram", "model", "rows" or "scores"; any of them by default.
     """
     if not root.is_dir():
         raise StoreError(f"{root} is not a store: {'a file' if root.exists() else 'nothing'} is there.")

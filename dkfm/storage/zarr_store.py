@@ -246,21 +246,9 @@ def view_bytes(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 
 
 def write_chunk(array: Path, index: tuple[int, ...], values: npt.NDArray[np.generic]) -> int:
-    """Write one chunk of an array of `add_array`, durably.
+    """Write one chunk of an array of `add_array` durably, and return the crc32c of its values.
 
-    Parameters
-    ----------
-    array : Path
-        Folder of the array.
-    index : tuple of int
-        Position of the chunk in the grid.
-    values : ndarray
-        Values in the array's dtype; a chunk at the end of the array is padded with the fill value.
-
-    Returns
-    -------
-    int
-        The crc32c of the chunk's values.
+    `index` is the position of the chunk in the grid. A chunk at the end of the array is padded with the fill value.
     """
     info = zarr_schema.read_array(array)
     require_chunk_shape(array, info, index, values.shape)
