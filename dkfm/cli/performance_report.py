@@ -35,7 +35,7 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
         Path of the report; None for no report.
     scheduler : str or None
         Address of the scheduler.
-    used : str
+    *used : str
         Paths and URLs that the job reads or writes; the report must not lie in them or replace them.
 
     Raises

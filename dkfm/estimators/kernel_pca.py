@@ -20,7 +20,6 @@ from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pca
 from dkfm.numerics.certificates import certificate
-from dkfm.numerics.pca import ComponentOptions
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 
 if TYPE_CHECKING:
@@ -236,9 +235,8 @@ class KernelPCA(InverseTransformMixin):
             result = components.fit_components(rows, options, weighting, self._get_options(components.SolverOptions))
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
-            model = components.make_components_model(
-                rows.kernel, rows.landmarks, result, weighting.centered, options.dtype
-            )
+            centered = weighting.centered
+            model = components.make_components_model(rows.kernel, rows.landmarks, result, centered, options.dtype)
             measured = certificate.certify_components(prepare_scorer(model), result.eigenvalues, rows.tiles(), weights)
             components.warn_of_rounding(measured, options.dtype)
             fitted = {**columns, **components.collect_fitted(result, weighting.total), "certificate": measured}
@@ -268,8 +266,8 @@ class KernelPCA(InverseTransformMixin):
         n_components : int or float, default=None
             Number of components or share of the variance, as in the constructor.
         X : array-like or scipy.sparse array of shape (n, d), default=None
-            Training rows; their features are computed in tiles. X is required unless the landmarks of a map in the
-            symmetric or spectral basis are all training rows: other maps, as with pivots, do not keep these.
+            Training rows, of which features are computed in tiles. X may be left out only if the landmarks of a
+            symmetric or spectral map are all training rows.
         sample_weight : array-like of shape (n,), default=None
             Non-negative weights of X.
         centered : bool, default=True
@@ -294,14 +292,14 @@ class KernelPCA(InverseTransformMixin):
         X = feature_map._load_rows(X)
         kernel, dtype = feature_map.model_.kernel, feature_map.model_.dtype
         estimator = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
-        options = ComponentOptions(components.check_n_components(n_components), dtype)
+        options = pca.ComponentOptions(components.check_n_components(n_components), dtype)
         with limit_blas_threads_in_worker():
             fitted_map = feature_map._fitted_map()
             model, fitted, whole = components.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
         fitted["gamma"] = 1 / model.columns
         return estimator._set_fitted_from_map(feature_map, model, fitted, {"whole": whole})
 
-    def _component_options(self, X: object, kernel: Kernel) -> ComponentOptions:
+    def _component_options(self, X: object, kernel: Kernel) -> pca.ComponentOptions:
         """Check the parameters; return those of the components."""
         for name in ("centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"):
             if not isinstance(getattr(self, name), bool | np.bool_):
@@ -311,7 +309,9 @@ class KernelPCA(InverseTransformMixin):
         self._get_options(components.SolverOptions).validate()
         default = "float32" if self.dtype is None and training_data.is_float32(X) else "float64"
         count = components.check_n_components(self.n_components)
-        return ComponentOptions(count, check_dtype(default if self.dtype is None else self.dtype), self.on_indefinite)
+        return pca.ComponentOptions(
+            count, check_dtype(default if self.dtype is None else self.dtype), self.on_indefinite
+        )
 
     def _transform_training_rows(self, X: object) -> Array:
         # The eigenvectors save a second kernel product. They have no entries for rows of weight 0.
