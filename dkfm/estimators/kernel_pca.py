@@ -307,11 +307,9 @@ class KernelPCA(InverseTransformMixin):
         if self.fit_inverse_transform and kernel.is_precomputed:
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
         self._get_options(components.SolverOptions).validate()
-        default = "float32" if self.dtype is None and training_data.is_float32(X) else "float64"
+        dtype = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         count = components.check_n_components(self.n_components)
-        return pca.ComponentOptions(
-            count, check_dtype(default if self.dtype is None else self.dtype), self.on_indefinite
-        )
+        return pca.ComponentOptions(count, check_dtype(dtype), self.on_indefinite)
 
     def _transform_training_rows(self, X: object) -> Array:
         # The eigenvectors save a second kernel product. They have no entries for rows of weight 0.
