@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm.cli import process
-from dkfm.cli.app import _told_warning, main
+from dkfm.cli.app import _format_warning, main
 from dkfm.core.printing import escape_control_characters, print_message, print_result
 from dkfm.errors import ClusterError, DkfmWarning, OutputError, StoreError
 from dkfm.execution.clusters.connect import connect
@@ -115,7 +115,7 @@ def test_hostile_names_are_escaped_in_results_and_in_usage(run):
 
 
 def test_a_warning_of_a_command_is_escaped():
-    shown = _told_warning(f"{HOSTILE} is strange", DkfmWarning, "file", 1)
+    shown = _format_warning(f"{HOSTILE} is strange", DkfmWarning, "file", 1)
     assert shown == "DkfmWarning: a\\u001b[2Jb\\nc\\u202ed\\udcffe.npy is strange\n"
 
 

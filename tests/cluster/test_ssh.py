@@ -23,7 +23,7 @@ from helpers import harness
 
 needs("sshd", "ssh-keygen", "import asyncssh", "import cryptography")
 
-from dkfm.execution.clusters.ssh import _hosts, ssh_cluster  # noqa: E402  # after it is known to be of use
+from dkfm.execution.clusters.ssh import _read_hosts, ssh_cluster  # noqa: E402  # after it is known to be of use
 
 pytestmark = pytest.mark.cluster
 
@@ -258,4 +258,4 @@ def test_without_its_packages_the_extra_is_named(package, tmp_path, monkeypatch)
 
 def test_the_hosts_of_the_folder_are_understood():
     hosts = Path(__file__).parents[2] / "cluster" / "ssh" / "hosts"
-    assert len(_hosts(str(hosts))) >= 3
+    assert len(_read_hosts(str(hosts))) >= 3

@@ -152,7 +152,7 @@ predicted = {"pivots": budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies, 
 if sys.argv[1] == "columns":
     predicted = budget.pivot_columns_bytes(n, d, estimator.rank_, k.landmark_copies)
 if sys.argv[1] == "few":
-    predicted = budget.lanczos_bytes(n, d, lanczos.held_columns(n, 20), 32, k.peak_blocks, k.landmark_copies)
+    predicted = budget.lanczos_bytes(n, d, lanczos.choose_basis_columns(n, 20), 32, k.peak_blocks, k.landmark_copies)
 predicted = predicted or budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies)
 print(json.dumps({"peak": peak_memory() - before, "predicted": predicted}))
 """
@@ -176,7 +176,7 @@ X = np.random.default_rng(0).normal(size=(n, d))
 pca = dkfm.KernelPCA(5, kernel="rbf")
 pca.fit(X[:1500])
 before = preflight.peak_memory()
-predicted = budget.lanczos_stored_bytes(n, d, lanczos.held_columns(n, 5), 17, 2048, 2)
+predicted = budget.lanczos_stored_bytes(n, d, lanczos.choose_basis_columns(n, 5), 17, 2048, 2)
 preflight.available_memory = lambda: predicted
 pca.fit(X)
 print(json.dumps({"peak": preflight.peak_memory() - before, "predicted": predicted}))
@@ -237,7 +237,7 @@ def main():
     pca.save(folder + "/model")
     job = planning.plan_in_memory(pca.model_, ["scores"], open_source(folder + "/z.zarr"))
     with local_cluster() as cluster, Client(cluster) as client:
-        before = max(client.run(model_cache.process_bytes).values())
+        before = max(client.run(model_cache.baseline_memory).values())
         dkfm.batch_score(folder + "/model", folder + "/z.zarr", folder + "/scores", client=client, progress=False)
         peak = max(client.run(preflight.peak_memory).values())
         predicted = job.worker_bytes(max(client.nthreads().values()), before)

@@ -331,10 +331,10 @@ def test_a_plain_port_that_others_reach_brings_a_warning(address, warned):
 
 
 def test_a_warning_of_a_command_is_one_line():
-    from dkfm.cli.app import _told_warning
+    from dkfm.cli.app import _format_warning
     from dkfm.errors import DkfmWarning
 
-    assert _told_warning(DkfmWarning("Look."), DkfmWarning, "cli.py", 7) == "DkfmWarning: Look.\n"
+    assert _format_warning(DkfmWarning("Look."), DkfmWarning, "cli.py", 7) == "DkfmWarning: Look.\n"
 
 
 def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):

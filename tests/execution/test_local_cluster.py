@@ -24,4 +24,4 @@ def test_an_older_dask_is_refused_with_both_versions_before_a_cluster_is_started
     client.require_dask()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2025.2.0")
     with pytest.raises(ClusterError, match=f"needs dask {oldest} or newer, and 2025.2.0 is installed"):
-        client.local_cluster().__enter__()
+        local.local_cluster().__enter__()

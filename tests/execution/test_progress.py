@@ -150,11 +150,11 @@ def test_the_command_line_turns_bars_on_and_off(rng, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", rng.normal(size=(60, 3)))
-    asked, of_steps = {}, task_runner.of_steps
+    asked, step_bar = {}, task_runner.step_bar
 
     def seen(name, total, unit, shown):
         asked[name] = shown
-        return of_steps(name, total, unit, shown)
+        return step_bar(name, total, unit, shown)
 
     monkeypatch.setattr(task_runner, "step_bar", seen)
     for number, (option, shown) in enumerate([("", True), ("--progress", True), ("--no-progress", False)]):

@@ -230,7 +230,7 @@ def told(folder, **changes):
 def test_a_folder_is_swept_where_its_process_has_ended_for_certain(tmp_path, changes, swept):
     path = told(tmp_path, **changes)
     scratch.remove_abandoned(tmp_path)
-    expected = bool(scratch._host()["machine"]) if swept is None else swept
+    expected = bool(scratch._describe_host()["machine"]) if swept is None else swept
     assert path.exists() != expected
 
 

@@ -216,8 +216,8 @@ def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, plac
     copies.mkdir()
     code = (
         "import os, pathlib; from dkfm.sources.opening import open_source\n"
-        "from dkfm.storage.model_transfer import local_copy\n"
-        f"copy = local_copy({model.url!r}, {digest!r}, pathlib.Path({str(copies)!r}))\n"
+        "from dkfm.storage.model_transfer import get_local_copy\n"
+        f"copy = get_local_copy({model.url!r}, {digest!r}, pathlib.Path({str(copies)!r}))\n"
         f"sources = [open_source({place.url!r} + name) for name in ('/x.npy', '/x.zarr')]\n"
         "want = [source.read(slice(0, 60)).tolist() for source in sources]\n"
         "child = os.fork()\n"

@@ -98,15 +98,15 @@ def test_the_command_line_scores_verifies_and_describes_at_urls(job):
 def test_a_job_that_was_cut_short_goes_on_at_its_url(job, monkeypatch):
     _, _, place = job
     score(job, "expected")
-    run, runs = scoring.run, []
+    run_tasks, runs = scoring.run_tasks, []
 
     def dies(*arguments, **options):
         runs.append(arguments[1])
         tasks = list(arguments[3])
         if len(runs) == 1:
-            run(*arguments[:3], tasks[:2], 2, *arguments[5:], **options)
+            run_tasks(*arguments[:3], tasks[:2], 2, *arguments[5:], **options)
             raise KeyboardInterrupt
-        return run(*arguments[:3], tasks, *arguments[4:], **options)
+        return run_tasks(*arguments[:3], tasks, *arguments[4:], **options)
 
     monkeypatch.setattr(scoring, "run_tasks", dies)
     with pytest.raises(KeyboardInterrupt):

@@ -61,7 +61,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chunk_files, "_SOON", 0)
+    monkeypatch.setattr(chunk_files, "_SYNC_BYTES", 0)
     monkeypatch.setattr(chunk_files.os, "fdatasync", full)
     with pytest.raises(StoreError, match="cannot be written: No space left on device"):
         score(job)

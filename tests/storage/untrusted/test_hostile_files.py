@@ -56,7 +56,7 @@ OPENED = {
     "x.parquet": open_source,
     "labels": lambda path: options.read_labels(str(path), "--labels"),
     "scheduler.json": opened_as_scheduler,
-    "hosts": lambda path: ssh._hosts(str(path)),
+    "hosts": lambda path: ssh._read_hosts(str(path)),
     "slurm.yaml": lambda path: slurm_config.read_slurm_file(str(path)),
     "zarr.json": json_documents.read_json,
     "part-00000.parquet": lambda path: output_location.LocalOutput(path.parent).open(path.name),
@@ -151,7 +151,7 @@ ROWS = np.random.default_rng(5).integers(-99, 99, (50, 7))
 def test_npy_files_of_any_order_and_dtype_read_as_numpy_does(dtype, order, tmp_path, monkeypatch):
     stored = np.asarray(ROWS, dtype, order=order)
     np.save(tmp_path / "x.npy", stored)
-    monkeypatch.setattr(npy, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(npy, "_BUFFER_BYTES", 100)
     source = open_source(tmp_path / "x.npy")
     for part in (slice(0, 50), slice(3, 4), slice(45, 60), slice(7, 7)):
         read = source.read(part)
@@ -285,6 +285,6 @@ def test_a_directory_of_many_members_is_not_read(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         for number in range(2000):
             archive.writestr(f"{number}", b"")
-    monkeypatch.setattr(npz, "_MAX_DIRECTORY", 2**16)
+    monkeypatch.setattr(npz, "_MAX_READ_BYTES", 2**16)
     with pytest.raises(InvalidInputError, match="a part of it is longer than 65536 bytes"):
         open_source(tmp_path / "x.npz")
