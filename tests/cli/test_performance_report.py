@@ -24,7 +24,7 @@ from helpers.harness import Site, sentence
 
 OLD = f"<html><head>{pages.GENERATOR}</head></html>"
 
-FUNCTIONS = {"score_block", "block_distances", "labels_of", "series_of", "frame_of", "log_chances"}
+FUNCTIONS = {"score_block", "block_distances", "convert_array", "convert_series", "read_frame", "log_probabilities"}
 """What Dask would call tasks of ours, which says nothing to their users."""
 
 
