@@ -176,7 +176,7 @@ def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
         try:
             values = np.empty(header.shape[::-1] if header.fortran_order else header.shape, header.dtype)
             file.seek(header.offset)
-            _fill(file, values)
+            _read_into(file, values)
         except (EOFError, OSError, ValueError, MemoryError) as error:
             cause = "it was cut short" if isinstance(error, EOFError) else reason(error)
             raise InvalidInputError(f"{path} cannot be read as a .npy file: {cause}.") from None
@@ -210,13 +210,13 @@ def _read_rows(file: BufferedReader, header: Header, start: int, stop: int, keep
     dtype = chunk_cache.as_float(np.empty(0, header.dtype), keep_float32).dtype
     values: Array = np.empty((stop - start, columns), dtype)
     if dtype == header.dtype:
-        _fill(file, values)
+        _read_into(file, values)
         return values
     buffer_rows = max(1, _BUFFER_BYTES // (columns * itemsize))
     buffer = np.empty((min(buffer_rows, len(values)), columns), header.dtype)
     for part in row_slices(len(values), buffer_rows):
         stored = buffer[: part.stop - part.start]
-        _fill(file, stored)
+        _read_into(file, stored)
         values[part] = stored
     return values
 
@@ -236,7 +236,7 @@ def _read_columns(file: BufferedReader, header: Header, start: int, stop: int, k
     return values.T
 
 
-def _fill(file: BufferedReader, values: npt.NDArray[np.generic]) -> None:
+def _read_into(file: BufferedReader, values: npt.NDArray[np.generic]) -> None:
     if values.nbytes and file.readinto(values.reshape(-1).view(np.uint8).data) != values.nbytes:
         raise EOFError
 

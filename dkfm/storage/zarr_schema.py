@@ -227,7 +227,7 @@ def parse_array(metadata: dict[str, object], path: object, *, source: bool = Fal
     """Return shape, chunk shape and dtype in metadata, checked as in `read_array`; `path` is for messages."""
     shape, chunks = (
         parse_axis_lengths(metadata.get("shape")),
-        parse_axis_lengths(_setting(metadata, "chunk_grid", "chunk_shape")),
+        parse_axis_lengths(_get_configuration(metadata, "chunk_grid", "chunk_shape")),
     )
     known, dtype = _SOURCE_ITEMSIZES if source else _ITEMSIZES, metadata.get("data_type")
     fault = None
@@ -283,7 +283,7 @@ def _trailer_bytes(metadata: Mapping[str, object]) -> int | None:
     fill = metadata.get("fill_value")
     number = isinstance(fill, int | float) or fill in ("NaN", "Infinity", "-Infinity")
     standard = set(metadata) <= _METADATA_KEYS and number and metadata.get("dimension_names") is None
-    nested = standard and _setting(metadata, "chunk_key_encoding", "separator") == "/"
+    nested = standard and _get_configuration(metadata, "chunk_key_encoding", "separator") == "/"
     codecs = next((n for n in (1, 2) if nested and _codecs(metadata) == _OWN_CODECS[:n]), None)
     return None if codecs is None else CRC_BYTES * (codecs - 1)
 
@@ -307,7 +307,7 @@ def _is_link(path: Path) -> bool:
         return False  # opening it fails too, with a message
 
 
-def _setting(metadata: Mapping[str, object], field: str, key: str) -> object:
+def _get_configuration(metadata: Mapping[str, object], field: str, key: str) -> object:
     """Return a setting of a regular chunk grid or of default chunk keys; None for other grids and keys."""
     extension = metadata.get(field)
     expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[field]

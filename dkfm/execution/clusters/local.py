@@ -45,7 +45,7 @@ def local_cluster() -> Iterator["LocalCluster"]:
     from dask.system import CPU_COUNT
     from distributed import LocalCluster
 
-    from dkfm.execution.clusters.quiet_close import SilenceClosingWorker
+    from dkfm.execution.clusters.worker_plugins import SilenceClosingWorker
 
     with (
         temporary.temporary_folder("cluster") as folder,

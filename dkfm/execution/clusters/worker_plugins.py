@@ -1,4 +1,4 @@
-"""Silence the log lines that local workers print while the cluster closes."""
+"""Define the plugin that silences the log lines of local workers while their cluster closes."""
 
 import logging
 
