@@ -170,7 +170,7 @@ def _read_panels(head: Head, columns: int) -> Iterator[tuple[slice, Array]]:
     W = head.weights
     if not isinstance(W, StoredWeights):
         return iter([(slice(0, columns), W[:, :columns])] if columns else [])
-    parts = list(row_slices(columns, W.panel))
+    parts = list(row_slices(columns, W.panel_columns))
     reads = [partial(W.__getitem__, (slice(part.stop if head.triangular else None), part)) for part in parts]
     return zip(parts, prefetch(reads), strict=True)
 

@@ -281,7 +281,7 @@ def _reading_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[in
 
 def _panel_columns(head: Head) -> int:
     """Return how many columns of a head's weights are read from the store together."""
-    return head.weights.panel if isinstance(head.weights, StoredWeights) else 0
+    return head.weights.panel_columns if isinstance(head.weights, StoredWeights) else 0
 
 
 def _product_columns(head: Head) -> int:

@@ -38,7 +38,7 @@ class _ZarrWeights:
     shape: tuple[int, int]
     dtype: np.dtype[np.floating]
     triangular: bool
-    panel: int
+    panel_columns: int
     ndim: ClassVar[int] = 2
 
     def __getitem__(self, index: tuple[slice, slice]) -> Array:

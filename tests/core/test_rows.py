@@ -107,5 +107,5 @@ def test_a_spectrum_is_that_of_every_estimator_that_has_one(pca):
     fisher = dkfm.KernelFisher(kernel=K).fit(ROWS, ROWS[:, 0] > 0)
     with pytest.raises(InvalidInputError, match="a KernelFisher has none"):
         spectrum(fisher)
-    with pytest.raises(InvalidInputError, match="what predict returns, and a KernelPCA has none"):
+    with pytest.raises(InvalidInputError, match="what predict returns; KernelPCA has no predict"):
         dkfm.plotting.decision_regions(pca, ROWS[:, :2])

@@ -159,8 +159,8 @@ def test_a_script_says_in_its_first_line_what_it_shows_and_fits_a_screen(path):
     assert len(lines) <= 40 or not re.search("spectral|ridge", path.stem)
 
 
-def test_every_example_has_its_line_in_the_readme_and_its_run_here():
-    listed = re.findall(r"^\| `(\w+\.(?:py|ipynb))` \| .+ \|$", (ROOT / "README.md").read_text(), re.M)
+def test_every_example_has_its_line_in_the_documents_and_its_run_here():
+    listed = re.findall(r"^\| `(\w+\.(?:py|ipynb))` \| .+ \|$", (ROOT / "docs" / "examples.md").read_text(), re.M)
     assert listed == [path.name for path in [*SCRIPTS, *NOTEBOOKS]]
     here = Path(__file__).read_text()
     assert all(f'"{path.name}"' in here for path in [*SCRIPTS, *NOTEBOOKS])

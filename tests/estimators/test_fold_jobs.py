@@ -247,7 +247,7 @@ def test_a_store_that_is_not_one_of_a_fold_is_refused(tmp_path):
 
     X, y = rows_and_labels(14, 3)
     phi = map_of("spectral", X)
-    record = dkfm.fold(phi, LogisticRegression().fit(phi.transform(X), y))._record()
+    record = dkfm.fold(phi, LogisticRegression().fit(phi.transform(X), y))._to_record()
     changes = {
         "kind": {"kind": "oracle"},
         "regressor": {"kind": "regressor"},

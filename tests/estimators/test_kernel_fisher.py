@@ -247,7 +247,7 @@ def test_a_strangers_classes_are_refused(change, data, tmp_path):
     ],
 )
 def test_a_strangers_arrays_are_refused(array, value, data):
-    record = KernelFisher(kernel="rbf").fit(*data)._record()
+    record = KernelFisher(kernel="rbf").fit(*data)._to_record()
     arrays = {**record.arrays, array: value}
     with pytest.raises(UnsupportedStoreError):
         KernelFisher._from_record(

@@ -60,7 +60,7 @@ def test_a_worker_that_sees_another_store_is_named(threaded_client, requirements
     (tmp_path / "other").mkdir()
     for text in (None, b"texts", b"tex"):  # no probe, another one, a part of it
         if text is not None:
-            LocalOutput(tmp_path / "other").put("probe", text)
+            LocalOutput(tmp_path / "other").write_file("probe", text)
         other = changed(requirements, location=LocalOutput(tmp_path / "other"))
         with pytest.raises(
             UnfitWorkerError, match=r"^The worker inproc://\S+ does not see the same .*other as the driver"

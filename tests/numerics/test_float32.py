@@ -208,4 +208,4 @@ def test_a_shift_is_one_that_float32_holds_where_columns_are_wide_beside_its_rou
     Z = X.astype(np.float32)
     np.testing.assert_array_equal(model.prepare_rows(Z), (Z.astype(float) - model.shift).astype(np.float32))
     wide = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), dtype="float32").fit(X[:, :2]).model_
-    np.testing.assert_array_equal(wide.rows(Z[:, :2]), (Z[:, :2].astype(float) - wide.shift).astype(np.float32))
+    np.testing.assert_array_equal(wide.prepare_rows(Z[:, :2]), (Z[:, :2].astype(float) - wide.shift).astype(np.float32))

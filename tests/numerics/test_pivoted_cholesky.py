@@ -64,9 +64,9 @@ def test_more_pivots_than_one_block_of_columns_are_the_same_both_ways(sigma, rng
     of_gram, by_columns = both(k, X)
     for found in (of_gram, by_columns):
         pivot_laws(found, k, X)
-    same = of_gram.numbers[:50] == by_columns.numbers[:50]
+    same = of_gram.row_indices[:50] == by_columns.row_indices[:50]
     assert same.mean() > 0.9 or sigma < 0.1  # ties of equal diagonals may fall otherwise
-    assert abs(len(of_gram.numbers) - len(by_columns.numbers)) <= 3
+    assert abs(len(of_gram.row_indices) - len(by_columns.row_indices)) <= 3
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_row_that_was_rejected_once_is_not_looked_at_again(rng, monkeypatch):
     # Two ways to add up the same squares may disagree about a row at the stop, by the last bit: here, by more.
     k, X = kernels.Gaussian(20.0), rng.normal(size=(150, 3))
     evaluate, chosen = k.make_evaluator(X), []
-    other = int(np.setdiff1d(np.arange(150), both(k, X)[1].numbers)[0])
+    other = int(np.setdiff1d(np.arange(150), both(k, X)[1].row_indices)[0])
     plain = pivoted_cholesky._compute_residuals
 
     def disagreeing(*arguments):

@@ -54,7 +54,7 @@ def test_sources_at_urls_read_what_local_ones_read(place, rows, tmp_path):
             local.chunk_rows,
             local.values_per_row,
         )
-        assert remote.where(7) == (remote.name, 7)
+        assert remote.locate_row(7) == (remote.name, 7)
         assert remote.name.startswith(place.url)
         for first, second in ((local, remote), (local.with_float32(), remote.with_float32())):
             for part in (slice(0, 60), slice(11, 29), slice(0, 1), slice(59, 60), slice(55, 90), slice(20, 20)):

@@ -155,7 +155,7 @@ def test_segments_stay_few_however_long_a_job_is(tmp_path, monkeypatch):
     puts = []
 
     class Place:
-        def put(self, name, data):
+        def write_file(self, name, data):
             puts.append(name)
 
     book = journal.Journal(Place(), "0" * 32)

@@ -275,7 +275,7 @@ def test_numpy_scalars_are_saved_as_the_numbers_they_are(rows, tmp_path, value):
     assert dkfm.load(tmp_path / "m").n_components == value
 
 
-@pytest.mark.parametrize("moment", ["create_group", "add_array", "complete", "sync_tree", "rename"])
+@pytest.mark.parametrize("moment", ["create_group", "add_array", "write_marker", "sync_tree", "rename"])
 def test_a_save_that_fails_at_any_moment_leaves_the_model_before_it(saved, rows, tmp_path, monkeypatch, moment):
     before, model = contents(saved), dkfm.KernelPCA(1).fit(rows)
 
