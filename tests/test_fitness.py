@@ -50,6 +50,13 @@ def test_another_patch_of_python_is_the_same_python():
     assert fitness.versions_here()["python"] == ".".join(map(str, sys.version_info[:2]))
 
 
+def test_versions_are_looked_up_once_a_process(monkeypatch):
+    """Looking a version up reads its package's metadata, 2 ms each: a job on a cluster would do it at both ends."""
+    before = fitness.versions_here()
+    monkeypatch.setattr(fitness.metadata, "version", lambda name: pytest.fail(f"{name} was looked up again"))
+    assert fitness.versions_here() == before
+
+
 def test_a_worker_that_sees_another_store_is_named(threaded_client, demand, tmp_path):
     (tmp_path / "other").mkdir()
     for text in (None, b"texts", b"tex"):  # no mark, another one, a part of it
