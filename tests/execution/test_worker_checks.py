@@ -56,6 +56,13 @@ def test_another_patch_of_python_is_the_same_python():
     assert worker_checks.local_versions()["python"] == ".".join(map(str, sys.version_info[:2]))
 
 
+def test_versions_are_looked_up_once_a_process(monkeypatch):
+    """Looking up a version reads the package's metadata (2 ms each), at both ends of a job on a cluster."""
+    before = worker_checks.local_versions()
+    monkeypatch.setattr(worker_checks.metadata, "version", lambda name: pytest.fail(f"{name} was looked up again"))
+    assert worker_checks.local_versions() == before
+
+
 def test_a_worker_that_sees_another_store_is_named(threaded_client, requirements, tmp_path):
     (tmp_path / "other").mkdir()
     for text in (None, b"texts", b"tex"):  # no probe, another one, a part of it
