@@ -29,6 +29,14 @@ for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(number, default)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest drops the tests that -m does not ask for
+def pytest_collection_modifyitems(items):
+    """Mark every test of the folders that are suites of their own."""
+    for item in items:
+        if (folder := item.path.relative_to(Path(__file__).parent).parts[0]) in {"cluster", "faults", "s3"}:
+            item.add_marker(folder)
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(20)

@@ -17,7 +17,6 @@ from helpers.browser import open_page
 
 needs("chromium")
 
-pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parent.parent.parent
 STREAM = 'Bokeh.documents[0].get_model_by_name("task_stream").renderers[0].data_source.data.name'

@@ -21,7 +21,6 @@ from helpers.harness import TOTALS, Site, process, run, sentence, wait_for
 
 needs("ip", "ss", "mount", "import cryptography")
 
-pytestmark = pytest.mark.cluster
 
 WORKERS, GUEST = range(3), 3
 """Those that are always there, and one that a test may have beside them; each has a host of its own."""

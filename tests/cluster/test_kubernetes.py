@@ -25,7 +25,6 @@ from helpers import harness
 
 needs("import dask_kubernetes", "import kubernetes_validate", "hadolint", "openssl")
 
-pytestmark = pytest.mark.cluster
 
 NAME = "dkfm"
 OURS = {"dask.org/cluster-name": NAME}

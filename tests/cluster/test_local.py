@@ -18,8 +18,6 @@ import dkfm
 from cluster import sockets
 from helpers import harness
 
-pytestmark = pytest.mark.cluster
-
 LOCAL = Path(__file__).parents[2] / "cluster" / "local"
 COMMANDS = re.findall(r"^    (.*)$", (LOCAL / "README.md").read_text().partition("## As services")[0], re.M)
 UNITS = {path.stem: path for path in LOCAL.glob("*.service")}

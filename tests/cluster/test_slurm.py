@@ -19,8 +19,6 @@ needs("munged", "slurmctld", "slurmd", "sbatch", "import dask_jobqueue", "import
 
 from cluster.slurm import processes_of, slurm  # noqa: E402  # only where there is one
 
-pytestmark = pytest.mark.cluster
-
 ROOT = Path(__file__).parents[2]
 ROWS, CHUNK_ROWS = 7_200, 150
 """Of a job that lasts until Slurm has done what is asked of it, on a quick machine too."""

@@ -25,8 +25,6 @@ needs("sshd", "ssh-keygen", "import asyncssh", "import cryptography")
 
 from dkfm.execution.clusters.ssh import _read_hosts, ssh_cluster  # noqa: E402  # after it is known to be of use
 
-pytestmark = pytest.mark.cluster
-
 LOOPBACK = {"127.0.0.1"}
 
 

@@ -16,7 +16,6 @@ from helpers import harness
 
 needs("openssl")
 
-pytestmark = pytest.mark.cluster
 
 TLS = Path(__file__).parents[2] / "cluster" / "tls"
 

@@ -10,8 +10,6 @@ import pytest
 from helpers import harness
 from helpers.harness import TOTALS, Site, numbers, process, run, sentence, wait_for
 
-pytestmark = pytest.mark.faults
-
 
 @numbers(20, 200)
 def test_killed_workers_cost_time_and_no_row(job, tmp_path, faults):

@@ -18,8 +18,6 @@ from dkfm.scoring import outputs
 from helpers import harness
 from helpers.harness import TOTALS, numbers
 
-pytestmark = pytest.mark.faults
-
 EVENTS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
 
 

@@ -17,9 +17,6 @@ pytest.importorskip("s3fs", reason="the README's environment of tests has no ext
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
 
 
-pytestmark = pytest.mark.s3
-
-
 def test_an_object_is_read_measured_listed_and_removed_as_it_is_now(place):
     assert (place.size("a"), list(place.list_objects()), place.folders()) == (None, [], [])
     place.replace("a", b"0123456789")

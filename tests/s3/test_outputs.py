@@ -27,8 +27,6 @@ from dkfm.storage.output_location import output_at
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
 
-pytestmark = pytest.mark.s3
-
 
 @pytest.fixture
 def job(place, rng, tmp_path):

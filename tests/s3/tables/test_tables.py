@@ -21,9 +21,6 @@ pytest.importorskip("s3fs", reason="the README's environment of tests has no ext
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")
 
 
-pytestmark = pytest.mark.s3
-
-
 PARTS = [slice(0, 1000), slice(0, 1), slice(95, 730), slice(410, 420), slice(990, 5000), slice(20, 20)]
 
 
