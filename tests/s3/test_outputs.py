@@ -71,9 +71,9 @@ def test_a_job_at_urls_scores_what_one_here_does(job, tmp_path, name):
         chunk_rows=30,
         progress=False,
     )
-    here, there = outputs.read_output(tmp_path / name).form, outputs.read_output(place.join(name)).form
+    here, there = outputs.read_output(tmp_path / name).format, outputs.read_output(place.join(name)).format
     for number in range(4):
-        for file in here.files(number):
+        for file in here.file_names(number):
             assert (tmp_path / name / file).read_bytes() == there.location.root.read(file)
 
 

@@ -54,8 +54,8 @@ def test_tables_at_urls_are_those_on_a_disk(name, options, place, rows, tmp_path
     assert remote.name == f"{place.url}/{name}"
     for row in (0, 249, 250, 999):
         if row < local.shape[0]:
-            file, number = local.where(row)
-            assert remote.where(row) == (file.replace(str(tmp_path), place.url), number)
+            file, number = local.locate_row(row)
+            assert remote.locate_row(row) == (file.replace(str(tmp_path), place.url), number)
     for part in PARTS:
         np.testing.assert_array_equal(remote.read(part), local.read(part))
         if remote.id_column:
@@ -77,7 +77,7 @@ def test_sparse_rows_at_a_url_are_those_on_a_disk(compressed, place, matrix, tmp
     assert len(pickle.dumps(remote)) < 500
     assert pickle.loads(pickle.dumps(remote)) == remote
     assert (remote.shape, remote.chunk_rows, remote.values_per_row) == (local.shape, 1, local.values_per_row)
-    assert (remote.name, remote.where(7)) == (f"{place.url}/x.npz", (f"{place.url}/x.npz", 7))
+    assert (remote.name, remote.locate_row(7)) == (f"{place.url}/x.npz", (f"{place.url}/x.npz", 7))
     for part in PARTS:
         ours, theirs = remote.read(part), local.read(part)
         for name in ("data", "indices", "indptr"):
