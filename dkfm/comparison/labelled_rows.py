@@ -54,7 +54,9 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
     names = list(source.columns) if isinstance(source, NamedColumns) else None
     n = source.shape[0]
     # Check the memory of the fit before any row is read.
-    memory.require_driver_memory(n if test is not None else n - int(_TEST_SIZE * n), getattr(source, "row_values", 1))
+    memory.require_driver_memory(
+        n if test is not None else n - int(_TEST_SIZE * n), getattr(source, "values_per_row", 1)
+    )
     train = _read_rows(source, "X", None)
     labels = check_labels(y, train.shape[0], "The comparison")
     if test is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
+R = TypeVar("R")
 
 
 class LruCache(Generic[V]):
@@ -42,12 +43,23 @@ class LruCache(Generic[V]):
     def get(self, key: Hashable, compute: Callable[[], V]) -> V:
         """Return the value of a key; compute it if it is not there."""
         with self._lock:
-            if key not in self._values:
-                while sum(map(self._size_of, self._values.values())) > self._kept:
-                    self._values.popitem(last=False)
-                self._values[key] = compute()
-            self._values.move_to_end(key)
-            return self._values[key]
+            return self._get(key, compute)
+
+    def apply(self, function: Callable[[V], R], key: Hashable, compute: Callable[[], V]) -> R:
+        """Return a function of the value of a key, during which no value is removed or computed.
+
+        So a value that is too large to be held twice is not used after another one took its place.
+        """
+        with self._lock:
+            return function(self._get(key, compute))
+
+    def _get(self, key: Hashable, compute: Callable[[], V]) -> V:
+        if key not in self._values:
+            while sum(map(self._size_of, self._values.values())) > self._kept:
+                self._values.popitem(last=False)
+            self._values[key] = compute()
+        self._values.move_to_end(key)
+        return self._values[key]
 
     def remove(self, unwanted: Callable[[Hashable], bool] = lambda key: True) -> None:
         """Remove the values of some keys, by default all."""

@@ -49,7 +49,8 @@ def read_by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read
 
 def read_cached_part(key: Hashable, decode: Callable[[], Array], rows: slice) -> Array:
     """Return a copy of some rows of a chunk; decode the chunk if it is not cached."""
-    return _chunks.get(key, decode)[rows].copy()  # a view would keep the chunk alive
+    # Copied before another thread may decode a chunk; a view would keep the chunk alive.
+    return _chunks.apply(lambda chunk: chunk[rows].copy(), key, decode)
 
 
 def clear_chunks() -> None:

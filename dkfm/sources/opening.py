@@ -116,7 +116,7 @@ def _detect_local_format(path: Path) -> str:
     if not path.exists():
         raise InvalidInputError(f"There is no {path}.")
     if not path.is_dir():
-        return path.suffix
+        return path.suffix if path.suffix != ".zarr" else ""  # a store is a folder
     holds_tables = not (path / "zarr.json").is_file() and next(path.rglob("*.parquet"), None) is not None
     return _PARQUET if holds_tables else ".zarr"
 
@@ -125,10 +125,12 @@ def _detect_remote_format(remote: Remote) -> str:
     suffix = Path(remote.url).suffix
     if suffix in (".npy", ".npz"):
         return suffix  # without a request
-    if remote.size() is not None:
-        return suffix if suffix == _PARQUET else ""
+    if suffix == _PARQUET and remote.size() is not None:
+        return _PARQUET
     if remote.size("zarr.json") is not None:
-        return ".zarr"
+        return ".zarr"  # even beside an object of the URL itself, as which some tools mark a folder
+    if remote.size() is not None:
+        return ""
     if suffix == _PARQUET or any(name.endswith(_PARQUET) for name, _, _ in remote.list_objects()):
         return _PARQUET
     if next(remote.list_objects(), None) is None:

@@ -87,6 +87,14 @@ def test_a_stamp_is_another_once_an_object_has_changed(place, rows, tmp_path):
         assert source.stamp() != before
 
 
+def test_a_store_beside_an_object_of_its_own_url_is_opened(place, rows, tmp_path):
+    """Some tools mark a folder by an empty object of its name."""
+    zarr.create_array(tmp_path / "marked.zarr", data=rows)
+    put(place, tmp_path)
+    place.replace("marked.zarr", b"")
+    np.testing.assert_array_equal(open_source(f"{place.url}/marked.zarr").read(slice(0, 5)), rows[:5])
+
+
 def test_what_is_not_a_source_at_a_url_is_refused_in_one_sentence(place, rows, tmp_path):
     zarr.create_array(tmp_path / "codec.zarr", data=rows)
     metadata = json.loads((tmp_path / "codec.zarr/zarr.json").read_text())

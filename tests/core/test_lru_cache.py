@@ -1,0 +1,42 @@
+"""The cache of values that this process used last."""
+
+import pytest
+
+from dkfm.core.lru_cache import LruCache
+
+
+def test_values_are_computed_once_and_the_least_recently_used_are_removed():
+    cache, computed = LruCache(2), []
+    for key in "aabacdb":
+        assert cache.get(key, lambda key=key: computed.append(key) or key.upper()) == key.upper()
+    assert computed == ["a", "b", "c", "d", "b"]
+    cache.remove(lambda key: key == "b")
+    assert "b" not in cache
+    cache.remove()
+    assert len(cache) == 0
+
+
+def test_room_is_made_by_size_before_a_value_is_computed():
+    cache, kept = LruCache(10, size_of=len), []
+    for key, length in enumerate((6, 6, 20, 1)):
+        cache.get(key, lambda length=length: kept.append(len(cache)) or "x" * length)
+    assert kept == [0, 1, 1, 0]
+
+
+def test_no_value_is_computed_while_another_one_is_used():
+    cache, used = LruCache(1), []
+
+    def use(value):
+        assert not cache._lock.acquire(blocking=False)
+        used.append(value)
+        return value + 1
+
+    assert cache.apply(use, "key", lambda: 1) == 2
+    assert used == [1]
+
+
+def test_a_value_that_cannot_be_computed_leaves_the_cache_usable():
+    cache = LruCache(1)
+    with pytest.raises(ZeroDivisionError):
+        cache.get("key", lambda: 1 / 0)
+    assert cache.get("key", lambda: 3) == 3
