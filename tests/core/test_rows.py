@@ -22,7 +22,7 @@ class Tensor:
 LIKE = {
     "list": ROWS.tolist(),
     "memoryview": memoryview(ROWS),
-    "matrix": np.asmatrix(ROWS),
+    "matrix": ROWS.view(np.matrix),  # np.matrix itself warns, or not, depending on the tests before
     "masked": np.ma.array(ROWS),
     "tensor": Tensor(),
     **{kind: getattr(sparse, f"{kind}_array")(ROWS) for kind in ("csr", "csc", "coo", "bsr", "dok", "lil", "dia")},
