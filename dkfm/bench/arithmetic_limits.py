@@ -19,23 +19,23 @@ from dkfm.numerics.model import Model
 class _ThreadWork:
     """Work of one thread: its own buffers, and the landmarks and weights that all threads share."""
 
-    rows: Array
+    row_tile: Array
     landmarks: Array
     weights: Array
-    values: Array
-    out: Array
+    kernel_values: Array
+    scores: Array
 
-    def run(self, count: int) -> None:
-        """Score `count` rows by scoring the rows of one tile repeatedly."""
-        for part in row_slices(count, len(self.rows)):
+    def run(self, n_rows: int) -> None:
+        """Score `n_rows` rows by scoring the rows of one tile repeatedly."""
+        for part in row_slices(n_rows, len(self.row_tile)):
             n = part.stop - part.start
-            values = np.matmul(self.rows[:n], self.landmarks.T, out=self.values[:n])
+            values = np.matmul(self.row_tile[:n], self.landmarks.T, out=self.kernel_values[:n])
             np.exp(values, out=values)
-            np.matmul(values, self.weights, out=self.out[:n])
+            np.matmul(values, self.weights, out=self.scores[:n])
 
 
 def prepare_bare_arithmetic(
-    rows: int, columns: int, n: int, width: int, dtype: str, tile: int, threads: int
+    rows: int, columns: int, n: int, width: int, dtype: str, tile_rows: int, threads: int
 ) -> Callable[[Path], None]:
     """Return a job that runs only the arithmetic of Gaussian scores, without checks or allocations.
 
@@ -47,7 +47,7 @@ def prepare_bare_arithmetic(
         Number of landmarks and of components.
     dtype : str
         Precision, "float64" or "float32".
-    tile : int
+    tile_rows : int
         Rows of each matrix product.
     threads : int
         Number of threads; each scores an equal share of the rows with one BLAS thread.
@@ -58,9 +58,9 @@ def prepare_bare_arithmetic(
     weights = rng.normal(size=(n, width)).astype(dtype)
 
     def allocate() -> _ThreadWork:
-        Z, values = rng.uniform(size=(tile, inner)).astype(dtype), allocate_aligned(tile * n * landmarks.itemsize)
+        Z, values = rng.uniform(size=(tile_rows, inner)).astype(dtype), allocate_aligned(tile_rows * n * landmarks.itemsize)
         values[:] = 0
-        return _ThreadWork(Z, landmarks, weights, values.view(dtype).reshape(tile, n), np.zeros((tile, width), dtype))
+        return _ThreadWork(Z, landmarks, weights, values.view(dtype).reshape(tile_rows, n), np.zeros((tile_rows, width), dtype))
 
     shares = [part.stop - part.start for part in row_slices(rows, -(-rows // threads))]
     work = [allocate() for _ in shares]

@@ -51,36 +51,36 @@ _UNITS = {
 class MeasuredConstants:
     """Measured values of each constant, one for each round."""
 
-    rounds: Mapping[str, Sequence[float]]
+    values_by_round: Mapping[str, Sequence[float]]
 
     @property
     def constants(self) -> Constants:
         """Medians of all rounds; noise can make a difference negative, which counts as 0."""
-        return Constants(**{name: max(0.0, median(values)) for name, values in self.rounds.items()})
+        return Constants(**{name: max(0.0, median(values)) for name, values in self.values_by_round.items()})
 
-    def rows(self) -> list[Row]:
+    def table_rows(self) -> list[Row]:
         """Return the rows of a table, one for each constant."""
         return [
             {
                 "constant": description,
-                "measured": Ratio.of([scale * value for value in self.rounds[name]], [1.0] * rounds),
+                "measured": Ratio.of([scale * value for value in self.values_by_round[name]], [1.0] * rounds),
             }
             for name, (description, scale) in _UNITS.items()
-            if (rounds := len(self.rounds[name]))
+            if (rounds := len(self.values_by_round[name]))
         ]
 
 
-def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved: int) -> MeasuredConstants:
+def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_bytes: int) -> MeasuredConstants:
     """Measure each constant once in every round.
 
-    Each thread scores `rows` rows against n landmarks, and reads and writes `moved` bytes; the scheduler runs `tasks`
+    Each thread scores `rows` rows against n landmarks, and reads and writes `moved_bytes` bytes; the scheduler runs `tasks`
     empty tasks.
     """
     with open_executor(site.client) as executor:
         few, many = (_time_values(site, executor, n, columns, rows) for columns in (_FEW_COLUMNS, _MANY_COLUMNS))
     products = [(b - a) / (_MANY_COLUMNS - _FEW_COLUMNS) for a, b in zip(few, many, strict=True)]
     values = [a - product * (_FEW_COLUMNS + _OUTPUTS) for a, product in zip(few, products, strict=True)]
-    read, written = _measure_transfers(site, moved)
+    read, written = _measure_transfers(site, moved_bytes)
     scheduler = [time_empty_tasks(site, tasks) for _ in range(site.rounds)]
     measured = values, products, scheduler, read, written
     return MeasuredConstants(dict(zip(_UNITS, measured, strict=True)))
@@ -93,7 +93,7 @@ def _time_values(site: BenchSite, executor: Executor, n: int, columns: int, rows
         thread_seconds: list[float] = []
         tasks = [(n, columns, rows)] * site.threads
         run_tasks(
-            executor, "dkfm-bench-loop", _time_scoring, tasks, len(tasks), progress=False, done=thread_seconds.append
+            executor, "dkfm-bench-loop", _time_scoring, tasks, len(tasks), progress=False, on_result=thread_seconds.append
         )
         seconds.append(thread_seconds)
     return [median(thread_seconds) / (rows * n) for thread_seconds in seconds]
@@ -136,7 +136,7 @@ def time_empty_tasks(site: BenchSite, tasks: int) -> float:
     model, source = site.save_model(random_components(2, 1, 1)), site.store_rows(tasks, 1)
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
     with prepare_job(model, source, request, site.client) as job:
-        digest, plan = job.record.digest, job.plan
+        digest, plan = job.model_record.digest, job.plan
         work = ChunkWork(
             job.model, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"
         )

@@ -40,7 +40,7 @@ class BenchSite:
     """Client of the cluster."""
     folder: Path
     """Folder for all files."""
-    chunks: tuple[int, ...]
+    sklearn_chunk_rows: tuple[int, ...]
     """Rows of a scikit-learn task, ascending; stored rows have chunks of the first size."""
     rounds: int
     """Number of times that each job is timed."""
@@ -54,8 +54,8 @@ class BenchSite:
         """Return the path of a stored array of standard normal rows; write the array on the first call."""
         path = self.folder / f"rows-{rows}-{columns}-{dtype}"
         if not path.exists():
-            array = _create_array(path, (rows, columns), self.chunks[0], dtype)
-            for part in row_slices(rows, 16 * self.chunks[0]):
+            array = _create_array(path, (rows, columns), self.sklearn_chunk_rows[0], dtype)
+            for part in row_slices(rows, 16 * self.sklearn_chunk_rows[0]):
                 array[part] = np.random.default_rng(part.start).normal(size=(part.stop - part.start, columns))
         return path / "rows"
 
@@ -69,12 +69,12 @@ class BenchSite:
         """Return scikit-learn jobs by chunk size: sizes whose blocks with n points fit into a worker, or the first."""
         budget = memory.task_budget(self.client, self.threads)
         peer = sklearn_peers.ScatteredPeer.of(self.client, fitted, width)
-        fitting = [rows for rows in self.chunks if 3 * 8 * rows * n <= budget] or self.chunks[:1]
+        fitting = [rows for rows in self.sklearn_chunk_rows if 3 * 8 * rows * n <= budget] or self.sklearn_chunk_rows[:1]
         return {f"{rows:,}": partial(peer.score, chunk_rows=rows) for rows in fitting}
 
-    def time_jobs(self, rivals: Mapping[str, Callable[[Path], object]], rounds: int | None = None) -> Times:
+    def time_jobs(self, jobs: Mapping[str, Callable[[Path], object]], rounds: int | None = None) -> Times:
         """Time rivals in turn; see `time_in_turn`."""
-        return time_in_turn(rivals, rounds or self.rounds, self.folder / "out")
+        return time_in_turn(jobs, rounds or self.rounds, self.folder / "out")
 
 
 def _create_array(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: str = "float64") -> zarr_store.ZarrArray:
@@ -86,24 +86,24 @@ def _create_array(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: st
 
 def require_agreement(
     site: BenchSite,
-    ours: Mapping[str, Job],
-    theirs: Mapping[str, Job],
+    dkfm_jobs: Mapping[str, Job],
+    sklearn_jobs: Mapping[str, Job],
     rows: Array,
     make_comparable: Callable[[Array, Array], tuple[Array, Array]],
 ) -> None:
     """Run every job on some rows (n, d), and raise a DisagreementError if scores differ; workers import modules here.
 
-    `ours` has dkfm's jobs by precision, `theirs` those of scikit-learn by name. `make_comparable` is `align_signs` or
+    `dkfm_jobs` has dkfm's jobs by precision, `sklearn_jobs` those of scikit-learn by name. `make_comparable` is `align_signs` or
     `sample_inner_products`.
     """
     folder = Path(tempfile.mkdtemp(prefix="few-", dir=site.folder))
-    _create_array(folder / "rows", rows.shape, site.chunks[0])[...] = rows
+    _create_array(folder / "rows", rows.shape, site.sklearn_chunk_rows[0])[...] = rows
     scores: dict[str, Array] = {}
-    for name, job in {**ours, **theirs}.items():
+    for name, job in {**dkfm_jobs, **sklearn_jobs}.items():
         job(folder / "rows" / "rows", folder / name)
         scores[name] = np.asarray(open_source(folder / name).read(slice(0, len(rows))))
-    for name in ours:
-        for peer in theirs:
+    for name in dkfm_jobs:
+        for peer in sklearn_jobs:
             left, right = make_comparable(scores[name], scores[peer])
             error, scale = float(np.abs(left - right).max()), float(np.abs(right).max())
             if not error <= DTYPE_TOLERANCES[name] * scale:  # also true for NaN

@@ -174,14 +174,14 @@ def run_benchmarks(sizes: BenchSizes, address: str | None, say: Callable[[str], 
                 site, sizes.sized_n, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes
             )
             title = "Constants of a sizing, with all threads at work"
-            _report_table("sizing", Table(title, measured.rows()), report, say)
+            _report_table("sizing", Table(title, measured.table_rows()), report, say)
             report["constants"] = asdict(measured.constants)
         _report_table("growth", _measure_growth(address, folder, sizes), report, say)
     return report
 
 
 def _report_table(name: str, table: Table, report: dict[str, object], say: Callable[[str], None]) -> None:
-    report[name] = table.plain()
+    report[name] = table.to_json_rows()
     for line in ("", *table.lines()):
         say(line)
 
@@ -192,7 +192,7 @@ def _open_site(address: str | None, folder: Path, sizes: BenchSizes) -> Iterator
     from distributed import Client
 
     if address is not None:
-        with connect(address, current=False) as client:
+        with connect(address, set_as_default=False) as client:
             yield BenchSite(client, folder, sizes.chunks, sizes.rounds)
         return
     with local_cluster() as cluster, Client(cluster, set_as_default=False) as client:
@@ -203,9 +203,9 @@ def _measure_tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, T
     n, q = sizes.scored_n, sizes.components
     cases = [workloads.bench_scoring(site, n, q, columns, rows) for columns, rows in sizes.scored]
     title = f"KernelPCA, N = {n:,}, {q} components, Zarr to Zarr: times less than scikit-learn's float64"
-    yield "scoring", Table(title, [row for case in cases for row in case.precision_rows])
+    yield "scoring", Table(title, [row for case in cases for row in case.sklearn_table_rows])
     title = "Those jobs beside their limit, the bare products and exponentials: its share of the loop and of the job"
-    yield "limits", Table(title, [row for case in cases for row in case.limit_rows])
+    yield "limits", Table(title, [row for case in cases for row in case.limit_table_rows])
     odd = workloads.bench_odd_shapes(site, sizes.odd, sizes.friendly, sizes.odd_rows)
     yield "odd", Table("Unfriendly numbers beside friendly ones: time per kernel value", [odd])
     laplacian = workloads.bench_laplacian(site, sizes.laplacian_n, q, sizes.laplacian_rows)

@@ -45,8 +45,8 @@ Rivals: TypeAlias = dict[str, Callable[[Path], object]]
 class ScoringResult:
     """Comparison of a scoring job with scikit-learn, and with its lower bound: one row for each precision."""
 
-    precision_rows: Sequence[Row]
-    limit_rows: Sequence[Row]
+    sklearn_table_rows: Sequence[Row]
+    limit_table_rows: Sequence[Row]
 
 
 @dataclass(frozen=True)

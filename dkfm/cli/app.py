@@ -125,14 +125,14 @@ def _handle_termination() -> Iterator[None]:
 
 
 @contextmanager
-def _connect(address: str | None, page: str | None = None) -> "Iterator[Client | None]":
-    """Connect to a scheduler if `address` is given, and write Dask's report of the job if `page` is given."""
+def _connect(address: str | None, report_path: str | None = None) -> "Iterator[Client | None]":
+    """Connect to a scheduler if `address` is given, and write Dask's report of the job if `report_path` is given."""
     if address is None:
         yield None
         return
     from dkfm.execution.clusters.connect import connect
 
-    with _handle_termination(), connect(address) as client, performance_report.write_report(client, page):
+    with _handle_termination(), connect(address) as client, performance_report.write_report(client, report_path):
         yield client
 
 
@@ -311,10 +311,10 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
     if estimator.kernel_.is_precomputed:
         if against is None:
             raise InvalidInputError("A model of a precomputed kernel is verified --against the Gram matrix of its fit.")
-        source = open_source(against, fitted=columns)
+        source = open_source(against, fitted_columns=columns)
         points: object = source.read(slice(0, source.shape[0]))
     else:
-        points = None if against is None else sample_rows(open_source(against, fitted=columns), 512)
+        points = None if against is None else sample_rows(open_source(against, fitted_columns=columns), 512)
     print_result(*_verification_lines(path, against, estimator, points))
 
 

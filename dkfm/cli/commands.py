@@ -47,7 +47,7 @@ def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
 def compare(
     train: str,
     labels: str,
-    words: tuple[str, ...],
+    kernel_specs: tuple[str, ...],
     columns: str | None,
     id_column: str | None,
     test: str | None,
@@ -67,7 +67,7 @@ def compare(
     from dkfm.sources.base import NamedColumns
     from dkfm.sources.opening import open_source
 
-    kernels = [options.parse_kernel(word) for word in words]
+    kernels = [options.parse_kernel(word) for word in kernel_specs]
     if html is not None:
         import_pyplot()
         options.require_writable_folder(html)

@@ -64,7 +64,7 @@ class FitOptions:
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
-    def require(self) -> None:
+    def require_consistent(self) -> None:
         """Raise a usage error if options contradict each other."""
         for method, names in (("features", _FEATURE_OPTIONS), ("fisher", _FISHER_OPTIONS)):
             if self.method != method and (wrong := self.select_given(names)):
@@ -75,9 +75,9 @@ class FitOptions:
             raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
 
 
-def run_fit(train: str, model: str, options: FitOptions, cluster: AbstractContextManager[object]) -> KernelEstimator:
-    """Fit an estimator to the rows of a source and save it; the context `cluster` is entered for the fit."""
-    options.require()
+def run_fit(train: str, model: str, options: FitOptions, client_context: AbstractContextManager[object]) -> KernelEstimator:
+    """Fit an estimator to the rows of a source and save it; the context `client_context` is entered for the fit."""
+    options.require_consistent()
     arguments.add_working_directory(options.kernel)
     kernel = serialization.kernel_by_name(options.kernel, arguments.parse_parameters(options.param))
     serialization.to_config(kernel)  # raises now if the model could not be saved after hours of work
@@ -92,11 +92,11 @@ def run_fit(train: str, model: str, options: FitOptions, cluster: AbstractContex
         source, labels = _split_labels(table, train, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:
             memory.require_driver_memory(
-                source.shape[0], source.values_per_row, kernel.peak_blocks, kernel.landmark_copies
+                source.shape[0], source.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies
             )
         rows = source.read(slice(0, source.shape[0]))
         watch.require_same("read", "fit again")
-    with cluster:
+    with client_context:
         estimator.fit(rows, labels)
     if isinstance(source, NamedColumns):
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)

@@ -29,7 +29,7 @@ def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
     return parameters
 
 
-def parse_kernel(word: str) -> "Kernel":
+def parse_kernel(spec: str) -> "Kernel":
     """Return the kernel that a text names: a name with parameters after a colon, ``module:name``, or JSON.
 
     >>> parse_kernel("polynomial:degree=9,scale=1/784").degree
@@ -39,16 +39,16 @@ def parse_kernel(word: str) -> "Kernel":
     """
     from dkfm.kernels import serialization
 
-    if word.lstrip().startswith("{"):
+    if spec.lstrip().startswith("{"):
         try:
-            stored = json.loads(word)
+            stored = json.loads(spec)
         except (ValueError, RecursionError) as error:
-            raise click.UsageError(f"{word!r:.50} is no kernel in JSON: {error}.") from None
+            raise click.UsageError(f"{spec!r:.50} is no kernel in JSON: {error}.") from None
         return serialization.from_config(stored)
-    name, _, rest = word.partition(":")
+    name, _, rest = spec.partition(":")
     if "=" not in rest:
-        add_working_directory(word)
-        return serialization.kernel_by_name(word, {})
+        add_working_directory(spec)
+        return serialization.kernel_by_name(spec, {})
     return serialization.kernel_by_name(name, parse_parameters(tuple(re.split(r",(?=\s*\w+=)", rest))))
 
 

@@ -65,7 +65,7 @@ def run_command(command: Callable[[], object]) -> NoReturn:
             code = INTERRUPTED
         else:
             print_message(_describe_error(error))
-    interruption.stop()
+    interruption.stop_raising()
     if (failure := _flush()) is not None and not code:
         print_message(_OUTPUT_ERROR.format(failure))
         code = 1
@@ -102,7 +102,7 @@ class _InterruptionHandler:
             signal.signal(signal.SIGINT, self._raise)
             sys.unraisablehook = self._repeat_dropped
 
-    def stop(self) -> None:
+    def stop_raising(self) -> None:
         """Raise nothing more while Python exits; another Ctrl-C leaves an exit that hangs."""
         if signal.getsignal(signal.SIGALRM) == self._raise:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)

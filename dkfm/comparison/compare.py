@@ -99,8 +99,8 @@ def compare_kernels(
         tuple(compared),
         refused,
         tuple(_describe_measurements(rows, shrinkage)),
-        rows.labels[rows.sample],
-        rows.test_labels[rows.test_sample],
+        rows.labels[rows.sample_indices],
+        rows.test_labels[rows.test_sample_indices],
         problem,
     )
 
@@ -146,7 +146,7 @@ def _measure(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, 
     fisher = KernelFisher.from_map(phi, rows.labels, shrinkage=shrinkage)
     accuracy = float(fisher.score(rows.test, rows.test_labels))
     seconds = time.perf_counter() - start
-    drawn = rows.test[rows.test_sample]
+    drawn = rows.test[rows.test_sample_indices]
     return KernelComparison(
         name=name or repr(kernel),
         kernel=kernel,
@@ -166,7 +166,7 @@ def _measure(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, 
 
 
 def _embed(phi: ExactFeatureMap, rows: LabelledRows, drawn: Rows, seed: int) -> tsne.Embedding:
-    train, test = (np.asarray(phi.transform(part)) for part in (rows.train[rows.sample], drawn))
+    train, test = (np.asarray(phi.transform(part)) for part in (rows.train[rows.sample_indices], drawn))
     return tsne.embed(train, test, random_state=seed)
 
 
@@ -181,7 +181,7 @@ def _measure_neighbours(kernel: Kernel, rows: LabelledRows) -> float:
 def _measure_silhouette(kernel: Kernel, rows: LabelledRows) -> float:
     from sklearn.metrics import silhouette_score
 
-    points, labels = rows.train[rows.sample], rows.labels[rows.sample]
+    points, labels = rows.train[rows.sample_indices], rows.labels[rows.sample_indices]
     if not 2 <= len(np.unique(labels)) < len(labels):
         return float("nan")  # the sample may lack rare classes
     return float(silhouette_score(scorer.kernel_distances(kernel, points, points), labels, metric="precomputed"))
@@ -192,9 +192,9 @@ def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str
     n, d = rows.train.shape
     yield (
         f"{n:,} training rows of {d:,} columns in {len(np.unique(rows.labels)):,} classes; {len(rows.test_labels):,} "
-        f"test rows{rows.test_origin}."
+        f"test rows{rows.test_origin_clause}."
     )
-    sample = "the training rows" if len(rows.sample) == n else f"{len(rows.sample):,} training rows, taken at random"
+    sample = "the training rows" if len(rows.sample_indices) == n else f"{len(rows.sample_indices):,} training rows, taken at random"
     yield (
         "Rank, condition and the range of k(x,x): of the training rows. Accuracies: the share of test rows that get "
         "their label, from the nearest training row in the feature space, or from Fisher discriminants "

@@ -42,7 +42,7 @@ class Section:
     """A section of a page: its heading, paragraphs and pictures."""
 
     title: str
-    words: Sequence[str]
+    paragraphs: Sequence[str]
     pictures: Sequence[Picture]
 
 
@@ -90,14 +90,14 @@ def write_page(path: str | Path, text: str) -> None:
         output.commit()
 
 
-def render_page(title: str, words: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
+def render_page(title: str, paragraphs: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
     """Return the HTML text of a page.
 
     Parameters
     ----------
     title : str
         Title and heading.
-    words : sequence of str
+    paragraphs : sequence of str
         Paragraphs below the table.
     table : sequence of rows of str
         Cells of the table; the first row is the header.
@@ -115,4 +115,4 @@ def render_page(title: str, words: Sequence[str], table: Sequence[Sequence[str]]
     environment = Environment(
         loader=PackageLoader("dkfm.comparison", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    return environment.get_template("page.html.jinja").render(title=title, words=words, table=table, sections=sections)
+    return environment.get_template("page.html.jinja").render(title=title, words=paragraphs, table=table, sections=sections)

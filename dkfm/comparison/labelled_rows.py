@@ -41,9 +41,9 @@ class LabelledRows:
     labels: LabelArray
     test: Rows
     test_labels: LabelArray
-    sample: npt.NDArray[np.intp]
-    test_sample: npt.NDArray[np.intp]
-    test_origin: str
+    sample_indices: npt.NDArray[np.intp]
+    test_sample_indices: npt.NDArray[np.intp]
+    test_origin_clause: str
 
 
 def load_labelled_rows(X: object, y: object, test: object, test_labels: object, seed: int) -> LabelledRows:
@@ -97,7 +97,7 @@ def _open_rows(data: object, name: str, names: list[str] | None = None) -> Any:
     if is_dask_collection(data):
         require_matrix(data, name)
         return data
-    return data if hasattr(data, "read") else open_source(data, name, fitted=names)
+    return data if hasattr(data, "read") else open_source(data, name, fitted_columns=names)
 
 
 def _read_rows(data: object, name: str, numbers: npt.NDArray[np.intp] | None) -> Rows:

@@ -68,7 +68,7 @@ class KernelComparison:
     discriminants: Array
     embedding: Embedding | None = None
 
-    def row(self) -> Row:
+    def to_table_row(self) -> Row:
         """Return the row of this kernel in the table."""
         return {
             "kernel": self.name,
@@ -107,7 +107,7 @@ class Comparison:
     @property
     def table(self) -> Table:
         """The table, with a row for each kernel."""
-        return Table("Kernels", [result.row() for result in self.compared])
+        return Table("Kernels", [result.to_table_row() for result in self.compared])
 
     def __str__(self) -> str:
         refused = (f"{name} is left out: {reason}" for name, reason in self.refused.items())
@@ -115,7 +115,7 @@ class Comparison:
 
     def to_json(self) -> str:
         """Return the table, the kernels left out and the sentences about the measurements as JSON."""
-        return json.dumps({"kernels": self.table.plain(), "refused": dict(self.refused), "about": self.words})
+        return json.dumps({"kernels": self.table.to_json_rows(), "refused": dict(self.refused), "about": self.words})
 
     def to_html(self) -> str:
         """Return a self-contained HTML page with the table and the plots of each kernel.
@@ -131,7 +131,7 @@ class Comparison:
             html_page.Section(result.name, (), tuple(_draw_pictures(result, self._labels, self._test_labels)))
             for result in self.compared
         ]
-        return html_page.render_page("Kernels compared", [*self.words, *refused, *tsne], self.table.texts(), sections)
+        return html_page.render_page("Kernels compared", [*self.words, *refused, *tsne], self.table.format_cells(), sections)
 
     def save_page(self, path: str | Path) -> None:
         """Write the page of `to_html` to a file; replace an earlier page of dkfm.
@@ -171,8 +171,8 @@ def _draw_pictures(
     )
 
 
-def _plot(points: Array, labels: LabelArray, title: str, axis: str, ax: "Axes") -> None:
+def _plot(points: Array, labels: LabelArray, title: str, axis_name: str, ax: "Axes") -> None:
     plotting.components(points, labels, ax=ax)
     ax.set_title(title)
-    ax.set_xlabel(ax.get_xlabel().replace("component", axis))
-    ax.set_ylabel(ax.get_ylabel().replace("component", axis))
+    ax.set_xlabel(ax.get_xlabel().replace("component", axis_name))
+    ax.set_ylabel(ax.get_ylabel().replace("component", axis_name))

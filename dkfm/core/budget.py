@@ -75,18 +75,18 @@ def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = E
     return _VALUE * (max(squares, blocks + 1) * n * n + 6 * n + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def lanczos_bytes(n: int, d: int, held: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
+def lanczos_bytes(n: int, d: int, basis_columns: int, block_columns: int, blocks: int = 1, copies: int = 1) -> int:
     """Return the peak bytes of the driver that finds a few eigenvectors by Lanczos, with the Gram matrix in memory.
 
-    The driver holds the Gram matrix, or the kernel's temporary blocks where it is a single tile; a basis of `held`
-    columns, half as many again at a restart, and some blocks of `columns`; the rows, and what the kernel prepares from
+    The driver holds the Gram matrix, or the kernel's temporary blocks where it is a single tile; a basis of `basis_columns`
+    columns, half as many again at a restart, and some blocks of `block_columns`; the rows, and what the kernel prepares from
     them.
 
     >>> lanczos_bytes(20_000, 50, 720, 32) < fit_bytes(20_000, 50) / 2
     True
     """
     squares = blocks + 1 if n <= 2048 else 1
-    return _VALUE * (squares * n * n + _basis(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
+    return _VALUE * (squares * n * n + _basis(n, basis_columns, block_columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
 def lanczos_stored_bytes(n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1) -> int:
@@ -146,9 +146,9 @@ def largest_n_within(
     return low
 
 
-def model_bytes(n: int, d: int, weights: int, copies: int = 1, itemsize: int = _VALUE) -> int:
-    """Return the bytes of a model in a worker: landmarks, what the kernel prepares from them, and `weights` values."""
-    return itemsize * (n * d + copies * n * (d + 3) + weights)
+def model_bytes(n: int, d: int, weight_values: int, copies: int = 1, itemsize: int = _VALUE) -> int:
+    """Return the bytes of a model in a worker: landmarks, what the kernel prepares from them, and `weight_values` values."""
+    return itemsize * (n * d + copies * n * (d + 3) + weight_values)
 
 
 def score_task_bytes(
@@ -158,34 +158,34 @@ def score_task_bytes(
     width: int,
     tile_rows: int,
     blocks: int = 1,
-    product: int = 0,
+    product_columns: int = 0,
     itemsize: int = _VALUE,
-    reading: int = 0,
+    decode_bytes: int = 0,
 ) -> int:
     """Return the bytes of one scoring task beside the model.
 
-    A task holds the piece of rows that it scores, the one that it prefetches, and `reading` bytes to decode it; the
+    A task holds the piece of rows that it scores, the one that it prefetches, and `decode_bytes` bytes to decode it; the
     scores of the piece, those of the piece that is written meanwhile, and their encoded form; and one tile of `blocks`
-    kernel blocks and of a product with `product` columns.
+    kernel blocks and of a product with `product_columns` columns.
     """
-    tile = blocks * tile_rows * n + 3 * tile_rows * (d + 2) + tile_rows * product
-    return 3 * _VALUE * piece_rows * d + itemsize * (3 * piece_rows * width + tile) + reading
+    tile = blocks * tile_rows * n + 3 * tile_rows * (d + 2) + tile_rows * product_columns
+    return 3 * _VALUE * piece_rows * d + itemsize * (3 * piece_rows * width + tile) + decode_bytes
 
 
-def worker_bytes(model: int, task: int, threads: int, before: int) -> int:
-    """Return the peak bytes of a worker process: `before` the job, its model, and one task for each thread."""
-    return before + PROCESS_BYTES + model + threads * task
+def worker_bytes(model: int, task: int, threads: int, baseline_bytes: int) -> int:
+    """Return the peak bytes of a worker process: `baseline_bytes` the job, its model, and one task for each thread."""
+    return baseline_bytes + PROCESS_BYTES + model + threads * task
 
 
 def score_seconds(
-    n: int, d: int, width: int, itemsize: int = _VALUE, value: float = VALUE_SECONDS, product: float = PRODUCT_SECONDS
+    n: int, d: int, width: int, itemsize: int = _VALUE, value_seconds: float = VALUE_SECONDS, product_seconds: float = PRODUCT_SECONDS
 ) -> float:
     """Predict the seconds of one thread to score one row: n kernel values, and their product with the weights.
 
     >>> round(1e6 * score_seconds(4000, 50, 20))
     17
     """
-    return n * (value + product * (d + width)) * itemsize / _VALUE
+    return n * (value_seconds + product_seconds * (d + width)) * itemsize / _VALUE
 
 
 def require_fits(need: int, have: int, what: str, remedy: str) -> None:

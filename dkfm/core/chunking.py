@@ -33,7 +33,7 @@ _PIECES = 3
 """Number of pieces in which a task reads its rows if it can."""
 
 
-def choose_chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: int = 1, step: int = 1) -> int:
+def choose_chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: int = 1, source_chunk_rows: int = 1) -> int:
     """Choose the rows of a task, which are one chunk of the output.
 
     A task takes half a second. Its chunk is aligned to the chunks of the source, and all threads are equally busy.
@@ -48,7 +48,7 @@ def choose_chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: in
         Bytes of the scores of a row.
     threads : int
         Threads that run tasks.
-    step : int
+    source_chunk_rows : int
         Rows of a chunk of the source; 1 if it has no chunks.
 
     Returns
@@ -62,7 +62,7 @@ def choose_chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: in
     25000
     """
     wanted = min(int(_TASK_SECONDS / row_seconds), count_tiles(rows, _MIN_TASKS), _MAX_CHUNK_BYTES // row_bytes)
-    return _balanced(rows, max(1, wanted), threads, step)
+    return _balanced(rows, max(1, wanted), threads, source_chunk_rows)
 
 
 def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
@@ -94,16 +94,16 @@ def align_to_chunks(wanted: int, chunk: int) -> int:
     return count_tiles(chunk, even)
 
 
-def choose_piece_rows(chunk_rows: int, values: int, step: int = 1, itemsize: int = 8) -> int:
+def choose_piece_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: int = 1, itemsize: int = 8) -> int:
     """Choose how many rows a task reads at a time: whole chunks of the source, or parts of a cached chunk.
 
     Parameters
     ----------
     chunk_rows : int
         Rows of the task.
-    values : int
+    values_per_row : int
         Values of a row of the source.
-    step : int
+    source_chunk_rows : int
         Rows of a chunk of the source.
     itemsize : int
         Bytes of a value in the model's precision.
@@ -118,11 +118,11 @@ def choose_piece_rows(chunk_rows: int, values: int, step: int = 1, itemsize: int
     >>> choose_piece_rows(25_000, 50, 1000), choose_piece_rows(500, 784)
     (5000, 167)
     """
-    few, many = _PIECE_VALUES // values, _MAX_PIECE_BYTES // (itemsize * values)
+    few, many = _PIECE_VALUES // values_per_row, _MAX_PIECE_BYTES // (itemsize * values_per_row)
     wanted = min(count_tiles(chunk_rows, _PIECES), max(1, few, min(many, _MAX_PIECE_ROWS)))
-    if is_small_part(chunk_rows, step):
+    if is_small_part(chunk_rows, source_chunk_rows):
         return wanted
-    whole = max(1, wanted // step) * step
+    whole = max(1, wanted // source_chunk_rows) * source_chunk_rows
     return min(chunk_rows, whole)
 
 
@@ -181,7 +181,7 @@ def is_small_part(rows: int, chunk_rows: int) -> bool:
     return 2 * rows <= chunk_rows
 
 
-def choose_tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
+def choose_tile_rows(n_landmarks: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
     """Choose the rows of a tile: 128 to 1,024, or 2,048 in float32.
 
     A tile is scored against n landmarks of d columns, for `width` outputs.
@@ -192,7 +192,7 @@ def choose_tile_rows(n: int, d: int = 0, width: int = 0, itemsize: int = 8) -> i
     >>> choose_tile_rows(4000, 784), choose_tile_rows(4000, 784, itemsize=4)
     (1024, 2048)
     """
-    return min(_MAX_TILE_COLUMN_BYTES // itemsize, max(_MIN_TILE_ROWS, _TILE_BYTES // (itemsize * n), 4 * d, width))
+    return min(_MAX_TILE_COLUMN_BYTES // itemsize, max(_MIN_TILE_ROWS, _TILE_BYTES // (itemsize * n_landmarks), 4 * d, width))
 
 
 def require_count(value: object, name: str) -> int:

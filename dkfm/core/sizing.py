@@ -130,12 +130,12 @@ class Sizing:
     @property
     def hours(self) -> float:
         """Hours until the last task ends, or until the scheduler has handled all tasks, whichever is later."""
-        return max(self._working, self.tasks * self.scheduler_seconds) / _HOUR
+        return max(self._working_seconds, self.tasks * self.scheduler_seconds) / _HOUR
 
     @property
     def scheduler_share(self) -> float:
         """Share of its time that the scheduler works; above 1 it is the limit."""
-        return self.tasks * self.scheduler_seconds / self._working
+        return self.tasks * self.scheduler_seconds / self._working_seconds
 
     @property
     def scheduler_threads(self) -> float:
@@ -143,7 +143,7 @@ class Sizing:
         return self.task_seconds / self.scheduler_seconds if self.scheduler_seconds else inf
 
     @property
-    def _working(self) -> float:
+    def _working_seconds(self) -> float:
         return (
             min(self.rows, count_tiles(self.tasks, self.threads) * self.chunk_rows)
             / self.chunk_rows
@@ -211,7 +211,7 @@ def sizing(
         if size.threads >= size.tasks or size.scheduler_share >= 1:
             raise BudgetError(
                 f"{rows} rows in tasks of {size.chunk_rows} take {budget.format_seconds(size.hours * _HOUR)} on any "
-                f"number of machines, and {budget.format_seconds(hours * _HOUR)} are there: {job.remedy(size)}."
+                f"number of machines, and {budget.format_seconds(hours * _HOUR)} are there: {job.describe_remedy(size)}."
             )
         size = job.size_on(size.machines + max(1, int(size.machines * (size.hours / hours - 1))))
     return size
@@ -269,7 +269,7 @@ class _Job:
         each = self.rows / (threads * max(1, wanted, count_tiles(self.rows, chunking.MAX_CHUNKS)))
         return count_tiles(self.rows, threads * max(1, int(each)))
 
-    def remedy(self, size: Sizing) -> str:
+    def describe_remedy(self, size: Sizing) -> str:
         """Return what to do about a job that no machines finish in time."""
         if size.scheduler_share >= 1:
             rows = self._least_chunk_rows(size.threads)

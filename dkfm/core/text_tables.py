@@ -30,18 +30,18 @@ class Table:
                  4          16
                 30         900
         """
-        texts = self.texts()
+        texts = self.format_cells()
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         yield self.title
         for row in texts:
             yield "  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
 
-    def texts(self) -> list[list[str]]:
+    def format_cells(self) -> list[list[str]]:
         """Return the column names, then the cells of each row, as text."""
         header = [name.replace("_", " ") for name in self.rows[0]]
         return [header, *([_text(cell) for cell in row.values()] for row in self.rows)]
 
-    def plain(self) -> list[dict[str, object]]:
+    def to_json_rows(self) -> list[dict[str, object]]:
         """Return the rows for JSON, with None for numbers that are not finite."""
         return [{name: _plain(cell) for name, cell in row.items()} for row in self.rows]
 

@@ -63,14 +63,14 @@ class KernelEstimator(ModelTransformerMixin):
     """Names, without the last underscore, of the fitted arrays that every store has beside the model."""
     _optional_arrays: ClassVar[tuple[str, ...]] = ()
     """Names of the fitted arrays that only some fits have."""
-    _certificates: ClassVar[tuple[str, ...]] = ("certificate",)
+    _certificate_names: ClassVar[tuple[str, ...]] = ("certificate",)
     """Names of the fitted certificates; every fit has the first."""
     _scalars: ClassVar[tuple[str, ...]] = ()
     """Names of the fitted numbers."""
 
-    def _get_options(self, options: type[T]) -> T:
+    def _get_options(self, options_class: type[T]) -> T:
         """Return the parameters of the same names as the fields of a dataclass, as an instance of it."""
-        return options(**{field.name: getattr(self, field.name) for field in fields(options)})  # type: ignore[arg-type]  # a dataclass
+        return options_class(**{field.name: getattr(self, field.name) for field in fields(options_class)})  # type: ignore[arg-type]  # a dataclass
 
     def _check_data(self, X: object, kernel: Kernel, *, copy: bool = True) -> TrainingData:
         """Check everything that needs no kernel values; return the training data."""
@@ -88,32 +88,32 @@ class KernelEstimator(ModelTransformerMixin):
         return training_data
 
     def _set_fitted(
-        self, X: object, model: Model, fitted: Mapping[str, object], resolved: Mapping[str, object] | None = None
+        self, X: object, model: Model, fitted: Mapping[str, object], resolved_params: Mapping[str, object] | None = None
     ) -> Self:
         """Set all fitted attributes at once, so that a fit that fails leaves the estimator unchanged.
 
-        `resolved` holds the values that the fit has determined for parameters.
+        `resolved_params` holds the values that the fit has determined for parameters.
         """
         validate_data(self, X, reset=True, skip_check_array=True)
         parameters = {name: _to_json_value(getattr(self, name)) for name in self._stored_params}
-        self._replace_fitted(model, fitted, parameters | dict(resolved or {}))
+        self._replace_fitted(model, fitted, parameters | dict(resolved_params or {}))
         return self
 
     def _set_fitted_from_map(
-        self, feature_map: ScoringMixin, model: Model, fitted: Mapping[str, object], resolved: Mapping[str, object]
+        self, feature_map: ScoringMixin, model: Model, fitted: Mapping[str, object], resolved_params: Mapping[str, object]
     ) -> Self:
-        """Set all attributes of a fit in the features of a map; `resolved` as in `_set_fitted`."""
+        """Set all attributes of a fit in the features of a map; `resolved_params` as in `_set_fitted`."""
         parameters = {name: getattr(self, name) for name in self._stored_params}
-        self._replace_fitted(model, fitted, parameters | dict(resolved))
+        self._replace_fitted(model, fitted, parameters | dict(resolved_params))
         self._copy_column_names(feature_map)
         return self
 
-    def _replace_fitted(self, model: Model, fitted: Mapping[str, object], parameters: Mapping[str, object]) -> None:
-        for name in (*self._required_arrays, *self._optional_arrays, *self._certificates, *self._scalars):
+    def _replace_fitted(self, model: Model, fitted: Mapping[str, object], fitted_parameters: Mapping[str, object]) -> None:
+        for name in (*self._required_arrays, *self._optional_arrays, *self._certificate_names, *self._scalars):
             self.__dict__.pop(f"{name}_", None)  # left by an earlier fit
         for name, value in fitted.items():
             setattr(self, f"{name}_", value)
-        self._fitted_parameters = dict(parameters)
+        self._fitted_parameters = dict(fitted_parameters)
         self._set_model(model)
 
     def get_params(self, deep: bool = True) -> dict[str, object]:
@@ -174,7 +174,7 @@ class KernelEstimator(ModelTransformerMixin):
         else:
             landmarks = TrainingRows(model.kernel, model.original_landmarks, 0)
         measured = self._certify(scorer, landmarks, self._fitted_arrays())
-        measured.require_close_to(self.certificate_)
+        measured.require_not_worse_than(self.certificate_)
         if X is None or model.kernel.is_precomputed:
             return Verification(measured)
         return self._verify_points(scorer, measured, self._check_rows(compute_lazy_frame(X)))
@@ -183,7 +183,7 @@ class KernelEstimator(ModelTransformerMixin):
         """Measure the certificate of a model with fitted arrays, which may come from a fit in progress."""
         raise AssertionError("subclasses implement this")
 
-    def _verify_points(self, scorer: Scorer, measured: Certificate, Z: Rows) -> Verification:
+    def _verify_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
         """Measure the error of the model on new points Z."""
         raise InvalidInputError(
             f"A {type(self).__name__} is measured on its training rows alone; give no other points."
@@ -198,7 +198,7 @@ class KernelEstimator(ModelTransformerMixin):
 
     def _to_record(self) -> Record:
         fitted: dict[str, object] = {
-            "certificates": {n: asdict(vars(self)[f"{n}_"]) for n in self._certificates if f"{n}_" in vars(self)},
+            "certificates": {n: asdict(vars(self)[f"{n}_"]) for n in self._certificate_names if f"{n}_" in vars(self)},
             "numbers": {name: float(vars(self)[f"{name}_"]) for name in self._scalars},
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
         }
@@ -214,14 +214,14 @@ class KernelEstimator(ModelTransformerMixin):
         estimator = cls(kernel=record.model.kernel, **{name: record.parameters[name] for name in cls._stored_params})
         record.model.head(cls._output)
         stored = cast("dict[str, object]", record.fitted["certificates"])
-        certificates = {name: Certificate.from_dict(stored[name]) for name in cls._certificates if name in stored}
+        certificates = {name: Certificate.from_dict(stored[name]) for name in cls._certificate_names if name in stored}
         certificates["certificate"]  # raises if it is missing
-        arrays = {name: record.arrays[name] for name in cls._required_arrays}
-        arrays |= {name: record.arrays[name] for name in cls._optional_arrays if name in record.arrays}
+        arrays = {name: record.extra_arrays[name] for name in cls._required_arrays}
+        arrays |= {name: record.extra_arrays[name] for name in cls._optional_arrays if name in record.extra_arrays}
         stored_numbers = cast("dict[str, float]", record.fitted["numbers"])
         numbers = {name: float(stored_numbers[name]) for name in cls._scalars}
         estimator._replace_fitted(record.model, {**arrays, **certificates, **numbers}, record.parameters)
-        estimator.n_features_in_ = record.model.columns
+        estimator.n_features_in_ = record.model.n_features_in
         names = record.fitted["feature_names"]
         if names:
             estimator.feature_names_in_ = np.asarray(names, dtype=object)

@@ -203,7 +203,7 @@ class ExactFeatureMap(KernelEstimator):
             Non-negative weights of the rows in the mean of a centred map. Rows of weight 0 are left out. Inner products
             are those of a fit in which a row of weight w occurs w times.
         """
-        self._require_parameters()
+        self._check_parameters()
         X = compute_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
         rows, weights = apply_weights(self._check_data(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
@@ -213,7 +213,7 @@ class ExactFeatureMap(KernelEstimator):
             model, fitted = feature_maps.fit_map(rows, weights if self.centered else None, chosen, options)
         return self._set_fitted(X, model, fitted)
 
-    def _require_parameters(self) -> None:
+    def _check_parameters(self) -> None:
         roots.require_parameters(self.basis, self.rcond, self.tol)
         if not isinstance(self.centered, bool | np.bool_):
             raise InvalidInputError(f"centered must be True or False, and is {self.centered!r}.")
@@ -226,7 +226,7 @@ class ExactFeatureMap(KernelEstimator):
             )
 
     @property
-    def _root_values(self) -> Array:
+    def _eigenvalues_or_pivots(self) -> Array:
         check_is_fitted(self, "model_")
         values: Array = vars(self)[f"{feature_maps.root_values_name(str(self._fitted_parameters['basis']))}_"]
         return values
@@ -234,7 +234,7 @@ class ExactFeatureMap(KernelEstimator):
     @property
     def rank_(self) -> int:
         """Numerical rank: the number of features that the map needs."""
-        return len(self._root_values)
+        return len(self._eigenvalues_or_pivots)
 
     @property
     def n_negative_(self) -> int:
@@ -245,7 +245,7 @@ class ExactFeatureMap(KernelEstimator):
     @property
     def condition_(self) -> float:
         """Ratio of the largest to the smallest eigenvalue or pivot kept; 1 if none is kept."""
-        return roots.condition_number(self._root_values)
+        return roots.condition_number(self._eigenvalues_or_pivots)
 
     @property
     def error_bound_(self) -> float:
@@ -375,13 +375,13 @@ class ExactFeatureMap(KernelEstimator):
     def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         return feature_maps.certify_fit(scorer, landmarks, cast("Array | None", fitted.get("mean")))
 
-    def _verify_points(self, scorer: Scorer, measured: Certificate, Z: Rows) -> Verification:
+    def _verify_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
         mean = vars(self).get("mean_")
-        return feature_maps.verify_points(scorer, measured, Z, mean, self.error_bound_, self.max_similarity_)
+        return feature_maps.verify_points(scorer, landmark_certificate, Z, mean, self.error_bound_, self.max_similarity_)
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
-        head, arrays = record.model.head("residual"), record.arrays
+        head, arrays = record.model.head("residual"), record.extra_arrays
         n, r = head.weights.shape
         shapes = {feature_maps.root_values_name(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
         shapes |= {"mean": (n,)} if record.parameters["centered"] else {}

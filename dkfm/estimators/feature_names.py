@@ -18,15 +18,15 @@ def add_fitted_names(model: object, F: Array) -> object:
     return pd.DataFrame(F, columns=names)
 
 
-def require_column_order(names: Sequence[str] | None, own: Sequence[str], what: str) -> None:
-    """Raise if columns have names of a model's outputs `own`, but not all of them in order.
+def require_column_order(names: Sequence[str] | None, output_names: Sequence[str], what: str) -> None:
+    """Raise if columns have names of a model's outputs `output_names`, but not all of them in order.
 
     Names that the user chose say nothing about the order and are not compared.
     """
-    if names is None or not set(names) & set(own) or list(names) == list(own):
+    if names is None or not set(names) & set(output_names) or list(names) == list(output_names):
         return
-    first = next((i for i, (a, b) in enumerate(zip(names, own, strict=False)) if a != b), min(len(names), len(own)))
-    actual, expected = (cast("Sequence[str]", [*columns, "nothing"])[first] for columns in (names, own))
+    first = next((i for i, (a, b) in enumerate(zip(names, output_names, strict=False)) if a != b), min(len(names), len(output_names)))
+    actual, expected = (cast("Sequence[str]", [*columns, "nothing"])[first] for columns in (names, output_names))
     raise InvalidInputError(
         f"{what} must have the columns that transform returns, in order: column {first} is {expected!r:.100} there, "
         f"and here {actual!r:.100}."

@@ -85,7 +85,7 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     head = feature_map.model_.head(feature_map._output)
     check_is_fitted(model)
     linear = linear_models.read_linear_model(model)
-    width = next(iter(linear.outputs.values()))[0].matrix.shape[0]
+    width = next(iter(linear.outputs.values()))[0].dense_weights.shape[0]
     if width != head.width:
         raise InvalidInputError(f"The model was fitted to {width} features, and the map returns {head.width}.")
     require_column_order(
@@ -95,7 +95,7 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     )
     folded = (FoldedTransformer if TRANSFORM in linear.outputs else Folded)()
     folded._set_model(_compose_model(feature_map.model_, head, linear))
-    folded.model_name_, folded.kind_ = type(model).__name__, linear.kind
+    folded.model_name_, folded.kind_ = type(model).__name__, linear.estimator_type
     if linear.classes is not None:
         folded.classes_ = class_labels.require_storable(linear.classes)
     folded._copy_column_names(feature_map)
@@ -135,8 +135,8 @@ def _require_affine_outputs(model: object, linear: LinearModel, F: Array) -> Non
     """Raise unless the outputs of a model for features agree with its coefficients, up to rounding."""
     F64, eps = F.astype(np.float64), float(np.finfo(F.dtype).eps)
     for name, (step, link) in linear.outputs.items():
-        product = F64 @ step.matrix - step.offset
-        error = 64 * eps * (np.abs(F64) @ np.abs(step.matrix) + np.abs(step.offset))
+        product = F64 @ step.dense_weights - step.offset
+        error = 64 * eps * (np.abs(F64) @ np.abs(step.dense_weights) + np.abs(step.offset))
         expected = links.link_by_name(link)(product, _no_diagonal)
         returned = np.asarray(getattr(model, name)(add_fitted_names(model, F)))
         if linear.classes is not None and name == PREDICT and returned.ndim == 1:
@@ -158,7 +158,7 @@ def _measure_rounding(folded: Folded, base: Model, linear: LinearModel, F: Array
     ratios = [0.0]
     for name, (step, link) in linear.outputs.items():
         if link == links.IDENTITY:
-            unfolded = F.astype(np.float64) @ step.matrix - step.offset
+            unfolded = F.astype(np.float64) @ step.dense_weights - step.offset
             difference = np.abs(folded._get_scorer()(name, sample_landmarks(base)) - unfolded).max(axis=0)
             # The difference of an almost constant output is relative to its magnitude.
             spread = np.maximum(np.ptp(unfolded, axis=0), _CONSTANT_SPREAD * np.abs(unfolded).max(axis=0))

@@ -175,7 +175,7 @@ class Folded(ScoringMixin):
             folded.classes_ = class_labels.classes_from_json(record)
         if isinstance(rounding, float):
             folded.rounding_ = rounding
-        folded.n_features_in_ = record.model.columns
+        folded.n_features_in_ = record.model.n_features_in
         if record.feature_names:
             folded.feature_names_in_ = np.asarray(record.feature_names, dtype=object)
         return folded
@@ -211,7 +211,7 @@ class FoldedTransformer(Folded, ModelTransformerMixin):
 def _is_consistent(record: Record) -> bool:
     """Return whether class outputs have the same number of columns, and there is a probability for each class."""
     heads = record.model.heads
-    class_columns = {heads[name].columns for name in (PREDICT, DECISION) if name in heads and record.classes}
+    class_columns = {heads[name].n_columns for name in (PREDICT, DECISION) if name in heads and record.classes}
     probability_columns = {heads[PROBABILITIES].width} if PROBABILITIES in heads else set()
     return len(class_columns) <= 1 and probability_columns <= {len(record.classes)}
 

@@ -35,8 +35,8 @@ class InverseTransformMixin(KernelEstimator):
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
-        arrays, (n, _) = record.arrays, record.model.head("scores").weights.shape
-        q, d = record.model.head("scores").columns, record.model.columns
+        arrays, (n, _) = record.extra_arrays, record.model.head("scores").weights.shape
+        q, d = record.model.head("scores").n_columns, record.model.n_features_in
         shapes = {"eigenvalues": (q,), "sample_weight": (n,), "dual_coef": (n, d), "X_transformed_fit": (n, q)}
         shapes |= {"mean": (d,), "scale": (d,)}
         if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
@@ -117,7 +117,7 @@ class InverseTransformMixin(KernelEstimator):
         if init is not None:
             self._require_fitted_columns(init)
         head = self.model_.head("scores")
-        weights = head.weights[:, : head.columns].astype(np.float64)
+        weights = head.weights[:, : head.n_columns].astype(np.float64)
         mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
         with limit_blas_threads_in_worker():
             result = preimages.find_fixed_point_preimages(
@@ -149,13 +149,13 @@ class InverseTransformMixin(KernelEstimator):
         alpha = self.alpha
         if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 <= alpha < np.inf:
             raise InvalidInputError(f"alpha must be a finite number >= 0, and is {alpha!r}.")
-        if not isinstance(rows.landmarks, np.ndarray):
+        if not isinstance(rows.rows_as_landmarks, np.ndarray):
             raise NotSupportedError("The inverse transform is of dense rows, and these are sparse.")
         try:
-            _kernel_of_scores(rows.kernel, standardized)(np.ones((1, rows.landmarks.shape[1] + 1)))
+            _kernel_of_scores(rows.kernel, standardized)(np.ones((1, rows.rows_as_landmarks.shape[1] + 1)))
         except KernelError:
             raise NotSupportedError(
-                f"{rows.kernel!r} takes rows of {rows.landmarks.shape[1]} columns, and not their scores: it has no "
+                f"{rows.kernel!r} takes rows of {rows.rows_as_landmarks.shape[1]} columns, and not their scores: it has no "
                 "inverse transform."
             ) from None
 
@@ -164,8 +164,8 @@ class InverseTransformMixin(KernelEstimator):
         if not scores.shape[1]:
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
         n, kernel = len(scores), _kernel_of_scores(rows.kernel, standardized)
-        memory.require_driver_memory(n, rows.values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1)
-        X = cast("Array", rows.landmarks)
+        memory.require_driver_memory(n, rows.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1)
+        X = cast("Array", rows.rows_as_landmarks)
         return {
             "X_transformed_fit": scores,
             "dual_coef": preimages.solve_ridge_regression(kernel, scores, X, self.alpha / weights),

@@ -190,9 +190,9 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         dtype = check_dtype(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
         options, X = self._discriminant_options(), compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
-        y = class_labels.check_labels(y, all_rows.landmarks.shape[0], type(self).__name__)
+        y = class_labels.check_labels(y, all_rows.rows_as_landmarks.shape[0], type(self).__name__)
         rows, weights = apply_weights(all_rows, sample_weight)
-        labels = y if rows is all_rows else y[cast("Indices", rows.row_indices)]
+        labels = y if rows is all_rows else y[cast("Indices", rows.original_row_indices)]
         classes, codes = np.unique(labels, return_inverse=True)
         row_classes = options.make_classes(codes, weights, classes)
         with limit_blas_threads_in_worker():
@@ -335,13 +335,13 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             record.estimator,
             record.parameters,
             {**record.fitted, **class_labels.classes_to_json(self.classes_)},
-            record.arrays,
+            record.extra_arrays,
             record.model,
         )
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
-        arrays, n = record.arrays, record.model.landmarks.shape[0]
+        arrays, n = record.extra_arrays, record.model.landmarks.shape[0]
         count, q = arrays["means"].shape
         shapes = {"priors": (count,), "ratios": (q,), "codes": (n,), "sample_weight": (n,), "squares": (q, q)}
         shapes |= {"mean": (n,)}

@@ -236,11 +236,11 @@ class KernelPCA(InverseTransformMixin):
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
             centered = weighting.centered
-            model = components.make_components_model(rows.kernel, rows.landmarks, result, centered, options.dtype)
-            measured = certificate.certify_components(prepare_scorer(model), result.eigenvalues, rows.tiles(), weights)
+            model = components.make_components_model(rows.kernel, rows.rows_as_landmarks, result, centered, options.dtype)
+            measured = certificate.certify_components(prepare_scorer(model), result.eigenvalues, rows.iter_row_tiles(), weights)
             components.warn_of_rounding(measured, options.dtype)
             fitted = {**columns, **components.collect_fitted(result, weighting.total), "certificate": measured}
-            fitted["gamma"] = 1 / model.columns if gamma is None else float(gamma)
+            fitted["gamma"] = 1 / model.n_features_in if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
                 scores = result.eigenvalues * result.weights / weights[:, np.newaxis]
@@ -296,7 +296,7 @@ class KernelPCA(InverseTransformMixin):
         with limit_blas_threads_in_worker():
             fitted_map = feature_map._fitted_map()
             model, fitted, whole = components.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
-        fitted["gamma"] = 1 / model.columns
+        fitted["gamma"] = 1 / model.n_features_in
         return estimator._set_fitted_from_map(feature_map, model, fitted, {"whole": whole})
 
     def _component_options(self, X: object, kernel: Kernel) -> pca.ComponentOptions:
@@ -325,7 +325,7 @@ class KernelPCA(InverseTransformMixin):
     @property
     def _head_weights(self) -> Array:
         head = self.model_.head("scores")
-        return head.weights[:, : head.columns]
+        return head.weights[:, : head.n_columns]
 
     @property
     def eigenvectors_(self) -> Array:
@@ -390,8 +390,8 @@ class KernelPCA(InverseTransformMixin):
     def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         values, weights = cast("Array", fitted["eigenvalues"]), cast("Array | None", fitted.get("sample_weight"))
         if not self._fitted_parameters.get("whole", True):
-            return certificate.certify_axes(scorer, values, landmarks.tiles(), self.total_weight_)
-        return certificate.certify_components(scorer, values, landmarks.tiles(), weights)
+            return certificate.certify_axes(scorer, values, landmarks.iter_row_tiles(), self.total_weight_)
+        return certificate.certify_components(scorer, values, landmarks.iter_row_tiles(), weights)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

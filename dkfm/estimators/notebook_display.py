@@ -33,7 +33,7 @@ class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         if "model_" not in vars(self):
             return ""
         model = self.model_
-        rows, columns = model.landmarks.shape[0], model.columns
+        rows, columns = model.landmarks.shape[0], model.n_features_in
         sparsity = "" if isinstance(model.landmarks, np.ndarray) else ", sparse"
         attributes, fitted = vars(self), {}
         if "certificate_" in attributes:

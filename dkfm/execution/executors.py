@@ -52,13 +52,13 @@ class ExecutorHealth:
 
     answers: bool = True
     """Whether the scheduler answers."""
-    running: tuple[str, ...] = ()
+    running_workers: tuple[str, ...] = ()
     """Addresses of workers that take tasks."""
-    paused: tuple[str, ...] = ()
+    paused_workers: tuple[str, ...] = ()
     """Addresses of workers that Dask paused for lack of memory."""
-    silent: tuple[str, ...] = ()
+    silent_workers: tuple[str, ...] = ()
     """Addresses of workers whose heartbeats stopped."""
-    stuck: tuple[Key, ...] = ()
+    stuck_tasks: tuple[Key, ...] = ()
     """Tasks that paused or silent workers hold, that finished there without a result arriving, or that may only run on
     workers that are gone."""
 
@@ -80,10 +80,10 @@ class Executor(Protocol):
     def wait_for_task(self, timeout: float) -> FinishedTask | None:
         """Return the next task that finishes; None if none does within `timeout` seconds."""
 
-    def health(self) -> ExecutorHealth:
+    def update_health(self) -> ExecutorHealth:
         """Return the state of the workers."""
 
-    def exclude(self, error: UnfitWorkerError) -> bool:
+    def exclude_worker(self, error: UnfitWorkerError) -> bool:
         """Give no more tasks to the worker that an error names; return False if there is no other worker."""
 
     def cancel(self, *, wait: bool = True) -> None:
@@ -115,11 +115,11 @@ class ThreadExecutor:
         error = future.exception()
         return FinishedTask(key, None if error else future.result(), error)
 
-    def health(self) -> ExecutorHealth:
+    def update_health(self) -> ExecutorHealth:
         """Return this process as the only running worker."""
-        return ExecutorHealth(running=("this process",))
+        return ExecutorHealth(running_workers=("this process",))
 
-    def exclude(self, error: UnfitWorkerError) -> bool:
+    def exclude_worker(self, error: UnfitWorkerError) -> bool:
         """Return False: there is no other process."""
         return False
 
@@ -148,13 +148,13 @@ class ClientExecutor:
         self._allowed: dict[Key, frozenset[str]] = {}
         """Workers that may run a task, for tasks that not every worker may run."""
         self.threads = 1
-        self.health()
+        self.update_health()
 
     def submit(
         self, key: Key, function: Callable[..., R], *arguments: object, workers: Iterable[str] | None = None
     ) -> None:
         """Start a task; `workers`, if given, are the only ones that may run it."""
-        allowed = self._select(self._fit if workers is None and self._unfit else workers or ())
+        allowed = self._select_next_workers(self._fit if workers is None and self._unfit else workers or ())
         if allowed:
             self._allowed[key] = allowed
         future = self.client.submit(function, *arguments, key=key, pure=False, workers=list(allowed) or None)
@@ -178,7 +178,7 @@ class ClientExecutor:
             value = await asyncio.wait_for(future, _GATHER_TIMEOUT)
         self._done.put((future, value))
 
-    def _select(self, workers: Iterable[str]) -> frozenset[str]:
+    def _select_next_workers(self, workers: Iterable[str]) -> frozenset[str]:
         """Return a few of the workers, others at each call: to send all addresses with every task would be slow."""
         every = list(workers)
         first = next(self._turn) % max(1, len(every))
@@ -222,7 +222,7 @@ class ClientExecutor:
         self._late.discard(key)
         return FinishedTask(key, value, error)
 
-    def health(self) -> ExecutorHealth:
+    def update_health(self) -> ExecutorHealth:
         """Return the scheduler's view of its workers; a worker is silent if its last heartbeat stays the same."""
         facts = worker_facts(self.client)
         if facts is None:
@@ -238,11 +238,11 @@ class ClientExecutor:
         late = self._late if paused or silent else ()
         return ExecutorHealth(True, running, paused, silent, (*self._held_by([*paused, *silent]), *late, *deserted))
 
-    def exclude(self, error: UnfitWorkerError) -> bool:
+    def exclude_worker(self, error: UnfitWorkerError) -> bool:
         """Give a worker no more tasks if there are or were others, and warn once."""
         if error.worker not in self._unfit:
             self._unfit.add(error.worker)
-            self.health()
+            self.update_health()
             if self._fit:  # workers that are gone may come back
                 warnings.warn(f"{error} It gets no more tasks of this job.", DkfmWarning, stacklevel=2)
         return bool(self._fit)

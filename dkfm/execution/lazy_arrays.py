@@ -112,7 +112,7 @@ def model_for_graph(record: Record, workspace: str | Path | None) -> EmbeddedMod
 
 
 def transform_array(
-    shared_model: EmbeddedModel | StoredModel, model: Model, name: str, Z: "da.Array", diagonal: object = None
+    shared_model: EmbeddedModel | StoredModel, model: Model, output_name: str, Z: "da.Array", diagonal: object = None
 ) -> "da.Array":
     """Return one output of a model for a dask array of rows (n, d), as a lazy dask array (n, width).
 
@@ -121,27 +121,27 @@ def transform_array(
     """
     from dask.delayed import delayed
 
-    _require_rows(Z, model.columns)
+    _require_rows(Z, model.n_features_in)
     shared = delayed(shared_model, name=f"dkfm-model-{shared_model.token}", traverse=False)
     known = () if diagonal is None else (_align_diagonal(diagonal, Z)[:, np.newaxis],)
     scores: da.Array = Z.rechunk({1: -1}).map_blocks(
         _score_block,
         *known,
         shared_model=shared,
-        head=name,
-        chunks=(Z.chunks[0], (model.head(name).width,)),
-        meta=np.empty((0, 0), model.head(name).dtype),
+        head=output_name,
+        chunks=(Z.chunks[0], (model.head(output_name).width,)),
+        meta=np.empty((0, 0), model.head(output_name).dtype),
     )
     return scores
 
 
 def transform_frame(
-    shared_model: EmbeddedModel | StoredModel, model: Model, name: str, rows: "dd.DataFrame", columns: list[str]
+    shared_model: EmbeddedModel | StoredModel, model: Model, output_name: str, rows: "dd.DataFrame", columns: list[str]
 ) -> "dd.DataFrame":
     """Return one output of a model for a dask data frame, as a lazy frame with `columns` and the same index."""
     import dask.dataframe as dd
 
-    scores = transform_array(shared_model, model, name, rows.to_dask_array())
+    scores = transform_array(shared_model, model, output_name, rows.to_dask_array())
     frame: dd.DataFrame = dd.from_dask_array(scores, columns=columns, index=rows.index)
     return frame
 
@@ -191,13 +191,13 @@ def _align_diagonal(diagonal: object, Z: "da.Array") -> "da.Array":
 
 @dashboard_name("dkfm-transform")
 def _score_block(
-    block: Array, diagonal: Array | None = None, *, shared_model: EmbeddedModel | StoredModel, head: str
+    block: Array, diagonal: Array | None = None, *, shared_model: EmbeddedModel | StoredModel, output_name: str
 ) -> Array:
     what, scorer = "a block of rows", shared_model.scorer()
     if block.shape[0] == 0:
-        output = scorer.model.head(head)
+        output = scorer.model.head(output_name)
         return np.empty((0, output.width), output.dtype)
     rows = as_float64(as_rows(block, what))
     known = None if diagonal is None else diagonal[:, 0]
     with single_blas_thread():
-        return compute_finite_scores(scorer, head, rows, what, diagonal=known)
+        return compute_finite_scores(scorer, output_name, rows, what, diagonal=known)

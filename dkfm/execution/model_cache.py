@@ -33,19 +33,19 @@ def get_scorer(digest: str, make: Callable[[], Scorer]) -> Scorer:
     return _scorers.get(digest, make)
 
 
-def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), streamed: bool = False) -> Scorer:
+def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stream_weights: bool = False) -> Scorer:
     """Read the model of a store, check its digest and its user functions, and prepare it, once per process.
 
-    The weights of a model that is `streamed` stay in the store and are read block by block.
+    The weights of a model that is `stream_weights` stay in the store and are read block by block.
     """
 
     def read() -> Scorer:
         return prepare_compact_scorer(
-            load_record(get_local_copy(path, digest, worker_folder()), digest, trusted, streamed=streamed).model
+            load_record(get_local_copy(path, digest, worker_folder()), digest, trusted, streamed=stream_weights).model
         )
 
     # A streamed model is read from its path again and again; a copy at another path may live longer.
-    return get_scorer(f"{digest}{_STREAMED_SEPARATOR}{path}" if streamed else digest, read)
+    return get_scorer(f"{digest}{_STREAMED_SEPARATOR}{path}" if stream_weights else digest, read)
 
 
 def remove_model(digest: str) -> None:

@@ -54,12 +54,12 @@ def run_tasks(
     tasks: Iterable[tuple[object, ...]],
     total: int,
     progress: bool,
-    done: Callable[[R], object] | None = None,
+    on_result: Callable[[R], object] | None = None,
     *,
-    idle: Callable[[], object] = lambda: None,
-    stall: float | None = None,
+    on_idle: Callable[[], object] = lambda: None,
+    stall_seconds: float | None = None,
 ) -> Tally:
-    """Run ``function(*task)`` for every task, and call `done` with each result as it arrives.
+    """Run ``function(*task)`` for every task, and call `on_result` with each result as it arrives.
 
     Parameters
     ----------
@@ -75,11 +75,11 @@ def run_tasks(
         Number of tasks.
     progress : bool
         Whether to show a progress bar: see `dkfm.execution.progress`.
-    done : callable, optional
+    on_result : callable, optional
         Called once with each result, in the order in which tasks finish.
-    idle : callable
+    on_idle : callable
         Called repeatedly while no result arrives.
-    stall : float, optional
+    stall_seconds : float, optional
         Seconds without a result after which the job ends. Without it a task may take any time, and the job ends after
         `STALL_SECONDS` in which no worker was running.
 
@@ -98,11 +98,11 @@ def run_tasks(
     with step_bar(name, total, "task", progress) as bar:
 
         def finish(result: R) -> None:
-            if done is not None:
-                done(result)
+            if on_result is not None:
+                on_result(result)
             bar.update()
 
-        return _Run(executor, f"{name}-{uuid.uuid4().hex}", function, finish, idle, total, stall).run_all(tasks)
+        return _Run(executor, f"{name}-{uuid.uuid4().hex}", function, finish, on_idle, total, stall_seconds).run_all(tasks)
 
 
 class _Run(Generic[R]):
@@ -135,23 +135,23 @@ class _Run(Generic[R]):
 
     def run_all(self, tasks: Iterable[tuple[object, ...]]) -> Tally:
         """Run all tasks, then each suspected one alone."""
-        self._drain(enumerate(tasks))
+        self._run_window(enumerate(tasks))
         suspects, self._suspects = self._suspects, {}
         for number, arguments in sorted(suspects.items()):
-            if self._kills_workers(number, arguments):
+            if self._rerun_alone(number, arguments):
                 self._tally.killers.append(number)
         return self._tally
 
-    def _kills_workers(self, number: int, arguments: tuple[object, ...]) -> bool:
+    def _rerun_alone(self, number: int, arguments: tuple[object, ...]) -> bool:
         """Run a task alone, a few times if necessary; return whether its workers died each time."""
         for _ in range(_SOLO_RUNS):
             self._tally.retries += 1
-            self._drain(iter([(number, arguments)]))
+            self._run_window(iter([(number, arguments)]))
             if self._suspects.pop(number, None) is None:
                 return False
         return True
 
-    def _drain(self, numbered: Iterator[tuple[int, tuple[object, ...]]]) -> None:
+    def _run_window(self, numbered: Iterator[tuple[int, tuple[object, ...]]]) -> None:
         while True:
             window = _TASKS_PER_THREAD * self._executor.threads
             for number, arguments in islice(numbered, max(0, window - len(self._open))):
@@ -183,15 +183,15 @@ class _Run(Generic[R]):
             if not self._running[number]:
                 del self._running[number]
         elif error is None:
-            self._close(number)
+            self._pop_open_task(number)
             del self._copies[number]
             self._done += 1
             self._finish(cast("R", finished.value))
         elif self._running[number]:
             return  # another copy of the task is running
         elif isinstance(error, WorkerDiedError):
-            self._suspects[number] = self._close(number)
-        elif isinstance(error, UnfitWorkerError) and self._executor.exclude(error):
+            self._suspects[number] = self._pop_open_task(number)
+        elif isinstance(error, UnfitWorkerError) and self._executor.exclude_worker(error):
             self._start(number)
         elif isinstance(error, UnreachableError) and self._copies[number] < _MAX_ATTEMPTS:
             self._tally.retries += 1
@@ -199,20 +199,20 @@ class _Run(Generic[R]):
         else:
             raise error
 
-    def _close(self, number: int) -> tuple[object, ...]:
+    def _pop_open_task(self, number: int) -> tuple[object, ...]:
         if not self._running[number]:
             del self._running[number]
         return self._open.pop(number)
 
     def _check_health(self) -> None:
         """Start copies of stuck tasks on other workers; raise a StalledError after too long a silence."""
-        health = self._executor.health()
+        health = self._executor.update_health()
         self._last_check = time.monotonic()
-        for number in {key[1] for key in health.stuck}:
-            if health.running and number in self._open and self._running[number] == 1:
+        for number in {key[1] for key in health.stuck_tasks}:
+            if health.running_workers and number in self._open and self._running[number] == 1:
                 self._tally.retries += 1
-                self._start(number, health.running)
-        if self._stall is None and health.answers and health.running:
+                self._start(number, health.running_workers)
+        if self._stall is None and health.answers and health.running_workers:
             self._last_result = self._last_check
         silence = self._last_check - self._last_result
         if silence > (self._stall or STALL_SECONDS):
@@ -225,10 +225,10 @@ class _Run(Generic[R]):
 def _explain_stall(health: ExecutorHealth, tasks: int) -> str:
     if not health.answers:
         return "the scheduler does not answer."
-    if health.silent and not health.running:
-        return f"of {', '.join(health.silent[:3])} nothing is heard."
-    if health.paused and not health.running:
+    if health.silent_workers and not health.running_workers:
+        return f"of {', '.join(health.silent_workers[:3])} nothing is heard."
+    if health.paused_workers and not health.running_workers:
         return "every worker is paused, without memory for another task; use a smaller chunk_rows, or more memory."
-    if not health.running:
+    if not health.running_workers:
         return "there is no worker."
-    return f"{tasks} tasks are with {len(health.running)} workers that are well; give them a longer stall timeout."
+    return f"{tasks} tasks are with {len(health.running_workers)} workers that are well; give them a longer stall timeout."

@@ -65,7 +65,7 @@ class WorkerRequirements:
     """Input that tasks read, unless it lies at `location`."""
     stamp: str
     """Stamp of `source` on the driver."""
-    model: str = ""
+    model_path: str = ""
     """Path of a model on this file system; empty if there is none."""
 
     def __eq__(self, other: object) -> bool:
@@ -225,8 +225,8 @@ def _find_store_fault(requirements: WorkerRequirements) -> str:
 
 
 def _find_input_fault(requirements: WorkerRequirements) -> str:
-    if requirements.model and not Path(requirements.model).exists():
-        return f"does not see the model {requirements.model}; {_SHARED_DISK_REMEDY}."
+    if requirements.model_path and not Path(requirements.model_path).exists():
+        return f"does not see the model {requirements.model_path}; {_SHARED_DISK_REMEDY}."
     source = requirements.source
     if source is None or source.stamp() == requirements.stamp:
         return ""

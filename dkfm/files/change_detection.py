@@ -21,9 +21,9 @@ from typing import Protocol
 from dkfm.errors import InvalidInputError
 
 
-def digest_path(path: Path, *, exact: bool = False) -> str:
-    """Return the stamp, or if `exact` the state, of a file or of all files below a folder."""
-    return digest_files(sorted(_list_files(path, exact)))
+def digest_path(path: Path, *, include_ctime: bool = False) -> str:
+    """Return the stamp, or if `include_ctime` the state, of a file or of all files below a folder."""
+    return digest_files(sorted(_list_files(path, include_ctime)))
 
 
 def digest_files(files: Iterable[tuple[str, int, int | str]]) -> str:
@@ -35,15 +35,15 @@ def digest_files(files: Iterable[tuple[str, int, int | str]]) -> str:
     return digest.hexdigest()
 
 
-def time_of_change(status: os.stat_result, exact: bool) -> int | str:
-    """Return the time of change for a stamp; if `exact`, that and the time of status change for a state."""
-    return f"{status.st_mtime_ns} {status.st_ctime_ns}" if exact else status.st_mtime_ns
+def time_of_change(status: os.stat_result, include_ctime: bool) -> int | str:
+    """Return the time of change for a stamp; if `include_ctime`, that and the time of status change for a state."""
+    return f"{status.st_mtime_ns} {status.st_ctime_ns}" if include_ctime else status.st_mtime_ns
 
 
-def _list_files(path: Path, exact: bool) -> Iterator[tuple[str, int, int | str]]:
+def _list_files(path: Path, include_ctime: bool) -> Iterator[tuple[str, int, int | str]]:
     if not path.is_dir():
         status = path.stat()
-        yield "", status.st_size, time_of_change(status, exact)
+        yield "", status.st_size, time_of_change(status, include_ctime)
         return
     folders = [""]
     while folders:
@@ -55,7 +55,7 @@ def _list_files(path: Path, exact: bool) -> Iterator[tuple[str, int, int | str]]
                     folders.append(f"{name}/")
                 else:
                     status = entry.stat(follow_symlinks=entry.is_file())
-                    yield name, status.st_size, time_of_change(status, exact)
+                    yield name, status.st_size, time_of_change(status, include_ctime)
 
 
 class Stamped(Protocol):
@@ -69,7 +69,7 @@ class Stamped(Protocol):
     def location(self) -> object:
         """Path of the input, if it is on this file system."""
 
-    def state(self) -> str:
+    def stamp_with_ctime(self) -> str:
         """Return a digest that changes whenever anything is written to the input."""
 
 
@@ -79,7 +79,7 @@ class Watch:
 
     source: Stamped
     """The input."""
-    state: str
+    stamp_with_ctime: str
     """State of the input at the beginning."""
     path: Path | None
     """Path of the input, if it is on this file system."""
@@ -101,7 +101,7 @@ class Watch:
                 and self.descriptor is not None
                 and not os.path.samestat(os.fstat(self.descriptor), self.path.stat())
             )
-            return not replaced and self.source.state() == self.state
+            return not replaced and self.source.stamp_with_ctime() == self.stamp_with_ctime
         except OSError:
             return False
 
@@ -114,7 +114,7 @@ def watch(source: Stamped) -> Iterator[Watch]:
     try:
         if path is not None:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        yield Watch(source, source.state(), path, descriptor)
+        yield Watch(source, source.stamp_with_ctime(), path, descriptor)
     finally:
         if descriptor is not None:
             os.close(descriptor)

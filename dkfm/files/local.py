@@ -41,14 +41,14 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def open_plain(path: str | os.PathLike[str], most: int | None = None) -> BufferedReader:
+def open_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> BufferedReader:
     """Open a plain file for reading; refuse a pipe, a socket, a device or a folder.
 
     Parameters
     ----------
     path : str or Path
         Path of the file.
-    most : int, optional
+    max_bytes : int, optional
         Largest size of the file, in bytes.
 
     Returns
@@ -63,9 +63,9 @@ def open_plain(path: str | os.PathLike[str], most: int | None = None) -> Buffere
     """
     file = open(path, "rb", opener=_open_without_blocking)  # noqa: SIM115  # the caller closes it; Path has no opener
     size = os.fstat(file.fileno()).st_size
-    if most is not None and size > most:
+    if max_bytes is not None and size > max_bytes:
         file.close()
-        raise OSError(errno.EFBIG, f"it has {size} bytes and may have {most}", str(path))
+        raise OSError(errno.EFBIG, f"it has {size} bytes and may have {max_bytes}", str(path))
     return file
 
 
@@ -89,9 +89,9 @@ def _require_plain(mode: int, path: str) -> None:
         raise OSError(errno.EINVAL, "it is not a plain file", path)
 
 
-def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
-    """Read a plain file of at most `most` bytes; raise as `open_plain` does."""
-    with open_plain(path, most) as file:
+def read_plain(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Read a plain file of at most `max_bytes` bytes; raise as `open_plain` does."""
+    with open_plain(path, max_bytes) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1)  # read() allocates the requested size
     if len(data) != size:
@@ -151,7 +151,7 @@ class NewFile:
     file: BufferedRandom
     _root: Path
     _hidden: Path
-    durable = True
+    is_synced_on_commit = True
 
     @property
     def name(self) -> str:

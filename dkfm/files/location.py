@@ -68,8 +68,8 @@ def status(location: Location) -> tuple[int, int | str]:
     """
     if isinstance(location, Path):
         stat = location.stat()
-        return stat.st_size, change_detection.time_of_change(stat, exact=False)
-    remote = location.status()
+        return stat.st_size, change_detection.time_of_change(stat, include_ctime=False)
+    remote = location.read_size_and_stamp()
     if remote is None:
         raise InvalidInputError(f"There is no {location}.")
     return remote
@@ -82,10 +82,10 @@ def stamp(location: Location) -> str:
 
 def state(location: Location) -> str:
     """Return the state of a file or of all files below a location; on an object store, the stamp."""
-    return change_detection.digest_path(location, exact=True) if isinstance(location, Path) else location.stamp()
+    return change_detection.digest_path(location, include_ctime=True) if isinstance(location, Path) else location.stamp()
 
 
-def require_apart(written: Location, what: str, read: Iterable[Location | None]) -> None:
+def require_apart(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:
     """Raise an InvalidInputError if a location to write is the same as, contains, or lies in one that is read.
 
     Links are followed. An array of a Zarr hierarchy stands for the whole hierarchy.
@@ -96,19 +96,19 @@ def require_apart(written: Location, what: str, read: Iterable[Location | None])
         Location that will be written.
     what : str
         Name of `written` in messages, as "output".
-    read : iterable of Path, Remote or None
+    read_locations : iterable of Path, Remote or None
         Locations that are read.
     """
-    inputs = [location for location in read if location is not None]
+    inputs = [location for location in read_locations if location is not None]
     for location in inputs:
         if _is_within(location, written):
             raise InvalidInputError(f"The {what} {written} would replace {location}, which this job reads.")
     require_outside(written, what, inputs)
 
 
-def require_outside(written: Location, what: str, read: Iterable[Location | None]) -> None:
+def require_outside(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:
     """Raise an InvalidInputError if a location to write is the same as, or lies in, one that is read."""
-    for location in read:
+    for location in read_locations:
         root = None if location is None else _outermost_group(location)
         if root is not None and _is_within(written, root):
             raise InvalidInputError(f"The {what} {written} lies in {root}, which this job reads; choose another path.")

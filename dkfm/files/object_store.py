@@ -50,15 +50,15 @@ class Remote:
             raise StoreError(f"{self} is a chain of file systems; give the URL of the last one alone.")
 
     @property
-    def name(self) -> str:
+    def redacted_url(self) -> str:
         """URL without credentials, for messages."""
         return strip_credentials(self.url)
 
     def __str__(self) -> str:
-        return self.name
+        return self.redacted_url
 
     def __repr__(self) -> str:
-        return f"Remote({self.name!r})"
+        return f"Remote({self.redacted_url!r})"
 
     def join(self, name: str) -> "Remote":
         """Return the location of a name below this one."""
@@ -73,10 +73,10 @@ class Remote:
 
     def size(self, name: str = "") -> int | None:
         """Return the size of an object in bytes; None if it does not exist."""
-        status = self.join(name).status()
+        status = self.join(name).read_size_and_stamp()
         return None if status is None else status[0]
 
-    def status(self) -> tuple[int, str] | None:
+    def read_size_and_stamp(self) -> tuple[int, str] | None:
         """Return the size in bytes and the stamp of an object; None if it does not exist."""
         info = self._request("read", _read_info)
         if info is None or info["type"] != "file":
@@ -85,20 +85,20 @@ class Remote:
 
     def list_objects(self) -> Iterator[tuple[str, int, str]]:
         """Yield the name, the size in bytes and the stamp of every object below this prefix."""
-        with self.connected("listed") as (files, path):
+        with self.open_filesystem("listed") as (files, path):
             prefix = path.rstrip("/") + "/"
             for key, status in fsspec_options.list_below(files, prefix):
                 if key.startswith(prefix) and not key.endswith("/"):  # a slash at the end marks a folder
                     yield key.removeprefix(prefix), int(status["size"]), fsspec_options.object_stamp(status)
 
-    def folders(self) -> list[str]:
+    def list_folders(self) -> list[str]:
         """Return the names of the folders directly below this prefix."""
         entries = self._request("listed", _list_entries)
         return sorted(e["name"].rstrip("/").rpartition("/")[2] for e in entries if e["type"] == "directory")
 
     def stamp(self) -> str:
         """Return a digest of names, sizes and stamps of the object, or of all objects below the prefix."""
-        status = self.status()
+        status = self.read_size_and_stamp()
         return change_detection.digest_files(sorted(self.list_objects()) if status is None else [("", *status)])
 
     def create(self, name: str, data: bytes) -> bool:
@@ -144,18 +144,18 @@ class Remote:
 
     def _request(self, verb: str, request: "Callable[[AbstractFileSystem, str], T]") -> T:
         """Make a request for this path, retry transient failures, and return the answer."""
-        with self.connected(verb) as (files, path):
+        with self.open_filesystem(verb) as (files, path):
             return fsspec_options.retry(files, lambda: request(files, path))
 
     @contextmanager
-    def connected(self, verb: str) -> "Iterator[tuple[AbstractFileSystem, str]]":
+    def open_filesystem(self, verb: str) -> "Iterator[tuple[AbstractFileSystem, str]]":
         """Yield the file system and the path in it; raise a StoreError of one sentence for its exceptions."""
         try:
-            yield fsspec_options.open_filesystem(self.url, self.name)
+            yield fsspec_options.open_filesystem(self.url, self.redacted_url)
         except (DkfmError, MemoryError):
             raise
         except Exception as error:
-            raise as_store_error(self.name, verb, error, self.url) from error
+            raise as_store_error(self.redacted_url, verb, error, self.url) from error
 
 
 def _read_info(files: "AbstractFileSystem", path: str) -> Mapping[str, Any] | None:

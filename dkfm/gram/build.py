@@ -121,14 +121,14 @@ def build_gram(
             ownership.remove_partial_files(root, zarr_schema.read_group(root, "gram"), local.ABANDONED_SECONDS)
         if (root / zarr_schema.MARKER).exists():
             return _open_finished(root)
-        n, width = source.shape[0], chunking.count_tiles(source.max_values(rows), rows)
+        n, width = source.shape[0], chunking.count_tiles(source.max_value_count(rows), rows)
         with open_executor(client) as executor:
             have = memory.task_budget(client, executor.threads)
             fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
             remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
             need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
             budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
-            memory.require_disk(root, _disk_bytes(n, source.values_per_row, rows) - _existing_bytes(root))
+            memory.require_disk(root, _disk_bytes(n, source.mean_values_per_row, rows) - _existing_bytes(root))
             rows = _create_store(root, identity, source, rows)
             readable = source if client is None else _shared_source(source, root, rows)
             pairs = list(chunking.lower_triangle_tiles(n, rows))
@@ -271,7 +271,7 @@ def _shared_source(source: Source, root: Path, rows: int) -> Source:
     if not isinstance(source, MemorySource):
         return source
     if not isinstance(source.array, np.ndarray):
-        return StoredCsr(root, source.shape, source.values_per_row, source.runs, "rows")
+        return StoredCsr(root, source.shape, source.mean_values_per_row, source.max_run_nnz, "rows")
     with local.translate_write_errors(root):
         shared = zarr_store.open_array(root, "rows", "r+")
         if shared.shape != source.shape:
@@ -286,13 +286,13 @@ def write_tile(
     source: Source,
     root: str,
     pair: tuple[int, int],
-    rows: int,
+    tile_rows: int,
     requirements: WorkerRequirements | None = None,
 ) -> tuple[int, int]:
     """Compute a tile and write it and its transpose; skip those that exist and are sound."""
     check_this_worker(requirements)
     n, (i, j) = source.shape[0], pair
-    row, column = chunking.row_slice(i, n, rows), chunking.row_slice(j, n, rows)
+    row, column = chunking.row_slice(i, n, tile_rows), chunking.row_slice(j, n, tile_rows)
     array = zarr_store.open_array(Path(root), "gram")
     images = [(pair, row, column)] if i == j else [(pair, row, column), ((j, i), column, row)]
     missing = [image for image in images if not _is_sound(array, root, *image)]
@@ -389,7 +389,7 @@ def _store_path(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows
         yield workspace_path(kernel, X, workspace)
         return
     n, parent = X.shape[0], None if workspace is None else local.make_folder(local_path(workspace))
-    need = _disk_bytes(n, open_source(X).values_per_row, min(_checked_tile_rows(tile_rows), n))
+    need = _disk_bytes(n, open_source(X).mean_values_per_row, min(_checked_tile_rows(tile_rows), n))
     with temporary.temporary_folder("gram", parent, need=need, what="The Gram matrix") as folder:
         yield folder / "gram.zarr"
 

@@ -58,12 +58,12 @@ class StoredGram:
         return K
 
     @property
-    def _info(self) -> zarr_schema.ArrayInfo:
+    def _array_info(self) -> zarr_schema.ArrayInfo:
         return zarr_schema.read_array(self.root / "gram")
 
     def __matmul__(self, V: Array) -> Array:
         """Return the product (N, p) with V (N, p); it has the same bits each time."""
-        info, n = self._info, len(V)
+        info, n = self._array_info, len(V)
         product, right = np.zeros((n, V.shape[1])), np.ascontiguousarray(V)
         pairs = list(chunking.lower_triangle_tiles(n, info.chunks[0]))
         with single_blas_thread(), ThreadPoolExecutor(self.threads, thread_name_prefix="dkfm-gram") as pool:

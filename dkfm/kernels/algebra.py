@@ -144,7 +144,7 @@ class _Reduction(PreparedKernel):
         object.__setattr__(self, field, flat)
 
     @classmethod
-    def of(cls, *kernels: Kernel) -> Self:
+    def from_kernels(cls, *kernels: Kernel) -> Self:
         """Return the combination of some kernels."""
         return cls(kernels)  # type: ignore[call-arg]  # the only field
 
@@ -180,7 +180,7 @@ class _Reduction(PreparedKernel):
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve each part."""
-        return type(self).of(*(k.resolve(X) for k in self.parts))
+        return type(self).from_kernels(*(k.resolve(X) for k in self.parts))
 
     def diagonal(self, X: Rows) -> Array:
         """Combine the diagonals of the parts."""
@@ -270,7 +270,7 @@ class Power(Pointwise):
     @property
     def definiteness(self) -> Definiteness:
         """That of the kernel if it is positive semi-definite or the exponent is 1, else indefinite."""
-        return self.kernel.definiteness if self.exponent == 1 else self.kernel.definiteness.of_function()
+        return self.kernel.definiteness if self.exponent == 1 else self.kernel.definiteness.of_power_series()
 
     @property
     def supports_float32(self) -> bool:

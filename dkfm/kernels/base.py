@@ -47,15 +47,15 @@ class Definiteness(StrEnum):
         """Return the weakest of several properties: that of a sum of such kernels."""
         return max(values, key=list(cls).index)
 
-    def of_function(self) -> Definiteness:
+    def of_power_series(self) -> Definiteness:
         """Return the definiteness of a power series, with non-negative coefficients, of such a kernel."""
         return self if self is Definiteness.PSD else Definiteness.INDEFINITE
 
 
-def register_combination(kernel: _KernelType) -> _KernelType:
+def register_combination(cls: _KernelType) -> _KernelType:
     """Register a class of composed kernels for the operators of `Kernel`; a class decorator."""
-    _COMBINATIONS[kernel.__name__] = kernel
-    return kernel
+    _COMBINATIONS[cls.__name__] = cls
+    return cls
 
 
 class Kernel(ABC):
@@ -258,10 +258,10 @@ def _as_kernel(value: object) -> Kernel | None:
     return _COMBINATIONS["Constant"](value) if isinstance(value, _NUMBER) else None
 
 
-def evaluate_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0, 0)) -> Array:
+def evaluate_block(kernel: Kernel, X: Rows, Y: Rows, row_offsets: tuple[int, int] = (0, 0)) -> Array:
     """Return k(X, Y), exactly symmetric if X is Y; raise a KernelError if a value is not finite.
 
-    `first` holds the offsets of X and of Y in the data set, for the row numbers in the message.
+    `row_offsets` holds the offsets of X and of Y in the data set, for the row numbers in the message.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # values that overflow raise an error below
         block = kernel.make_evaluator(Y)(X)
@@ -270,7 +270,7 @@ def evaluate_block(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int] = (0
         finite = np.isfinite(block)
     if not finite.all():
         i, j = np.unravel_index(int(np.argmin(finite)), block.shape)
-        raise KernelError(f"{kernel!r} returned {block[i, j]} for rows {first[0] + i} and {first[1] + j}.")
+        raise KernelError(f"{kernel!r} returned {block[i, j]} for rows {row_offsets[0] + i} and {row_offsets[1] + j}.")
     return block
 
 

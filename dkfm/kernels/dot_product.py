@@ -52,25 +52,25 @@ class _DotProduct(PreparedKernel):
             require_positive(self, "scale")
 
     @abstractmethod
-    def _map_values(self, inner: Array) -> Array:
+    def _map_values(self, scaled_products: Array) -> Array:
         """Return the kernel values of scaled and shifted inner products, which may be overwritten."""
 
     def resolve(self, X: Rows) -> Kernel:
         """Fill in the scale, if it is None."""
-        return replace(self, scale=self._numeric_scale(X))  # type: ignore[type-var]  # every subclass is a dataclass
+        return replace(self, scale=self._numeric_scale(X.shape[1]))  # type: ignore[type-var]  # every subclass is a dataclass
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the inner products with the landmarks."""
         inner_products = prepare_inner_products(landmarks)
-        return lambda Z, out=None, /: self._map_products(inner_products(Z, out), Z)
+        return lambda Z, out=None, /: self._map_inner_products(inner_products(Z, out), Z.shape[1])
 
     def diagonal(self, X: Rows) -> Array:
         """Return the kernel values of the squared norms."""
-        return self._map_products(squared_norms(X), X)
+        return self._map_inner_products(squared_norms(X), X.shape[1])
 
-    def _map_products(self, inner: Array, X: Rows) -> Array:
-        """Return the kernel values of inner products with rows X, overwriting them."""
-        scale = self._numeric_scale(X)
+    def _map_inner_products(self, inner: Array, d: int) -> Array:
+        """Return the kernel values of inner products of rows with d columns, overwriting them."""
+        scale = self._numeric_scale(d)
 
         def map_part(part: Array) -> Array:
             part *= scale
@@ -79,8 +79,8 @@ class _DotProduct(PreparedKernel):
 
         return map_rows(inner, map_part)
 
-    def _numeric_scale(self, X: Rows) -> float:
-        return 1 / X.shape[1] if self.scale is None else float(self.scale)  # type: ignore[arg-type]  # checked
+    def _numeric_scale(self, d: int) -> float:
+        return 1 / d if self.scale is None else float(self.scale)  # type: ignore[arg-type]  # checked
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
         """Whether the degree is small enough: a power multiplies the relative error of an inner product."""
         return power_fits_float32(self.degree)
 
-    def _map_values(self, inner: Array) -> Array:
-        return integer_power(inner, self.degree)
+    def _map_values(self, scaled_products: Array) -> Array:
+        return integer_power(scaled_products, self.degree)
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
         self._require_scale()
         require_number(self, "offset")
 
-    def _map_values(self, inner: Array) -> Array:
-        return np.tanh(inner, out=inner)
+    def _map_values(self, scaled_products: Array) -> Array:
+        return np.tanh(scaled_products, out=scaled_products)
 
 
 def power_fits_float32(exponent: int) -> bool:

@@ -64,10 +64,10 @@ def require_non_negative(kernel: Kernel, name: str, reason: str = "") -> None:
         raise KernelError(f"{type(kernel).__name__} needs {name} >= 0, and got {getattr(kernel, name)}{reason}.")
 
 
-def require_scale(kernel: Kernel, name: str, *words: str | None, squared: bool = True) -> None:
+def require_scale(kernel: Kernel, name: str, *words: str | None, is_squared: bool = True) -> None:
     """Raise a KernelError unless a parameter is a positive number, one for each column, or one of the `words`.
 
-    If `squared`, the squares of the numbers must neither overflow nor underflow.
+    If `is_squared`, the squares of the numbers must neither overflow nor underflow.
     """
     value = as_scalar(getattr(kernel, name))
     if value is None or isinstance(value, str | bytes):
@@ -88,7 +88,7 @@ def require_scale(kernel: Kernel, name: str, *words: str | None, squared: bool =
         smallest = largest = require_number(kernel, name)
     if smallest <= 0:
         raise KernelError(f"{type(kernel).__name__} needs {name} > 0, and got {getattr(kernel, name)}.")
-    if squared and not _MIN_SCALE < smallest <= largest < _MAX_SCALE:
+    if is_squared and not _MIN_SCALE < smallest <= largest < _MAX_SCALE:
         raise KernelError(f"{type(kernel).__name__} needs a {name} whose square is a number, and got {value!r:.50}.")
 
 

@@ -37,7 +37,7 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
     supports_float32 = supports_out = True
 
     def __post_init__(self) -> None:
-        require_scale(self, "sigma", MEDIAN, None, squared=False)
+        require_scale(self, "sigma", MEDIAN, None, is_squared=False)
 
     def _column_scales(self, d: int) -> float | Array:
         return float(d) if self.sigma is None else super()._column_scales(d)

@@ -207,13 +207,13 @@ def kernel_by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
     return kernel
 
 
-def find_class_name(name: str) -> str | None:
+def find_class_name(cli_name: str) -> str | None:
     """Return the class name of the kernel that the command line knows by a name; None if there is none.
 
     >>> find_class_name("arc_cosine")
     'ArcCosine'
     """
-    kernel_type = _NUMERIC.get(name)
+    kernel_type = _NUMERIC.get(cli_name)
     return None if kernel_type is None else kernel_type.__name__
 
 

@@ -68,7 +68,7 @@ class PowerSeries(Pointwise):  # numpydoc ignore=PR02
         """That of the kernel if it is positive semi-definite or the series is linear, else indefinite."""
         if len(self.coefficients) <= 2:
             return self.kernel.definiteness
-        return self.kernel.definiteness.of_function()
+        return self.kernel.definiteness.of_power_series()
 
     def _map_values(self, values: Array) -> Array:
         return map_rows(values, self._evaluate_series)

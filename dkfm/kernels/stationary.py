@@ -64,7 +64,7 @@ class Stationary(DistanceKernel):
     """Base class of functions of the Euclidean distance; a subclass defines the function, `_map_values`."""
 
     supports_sparse = supports_out = True
-    _unit: float = 1.0
+    _length_scale_factor: float = 1.0
     """Columns are divided by the length scale times this number."""
     _near_threshold: float = 0.0
     """Least share of the squared norms below which squared distances are recomputed from differences."""
@@ -78,7 +78,7 @@ class Stationary(DistanceKernel):
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the squared distances to the landmarks."""
-        unit = self._unit * self._column_scales(landmarks.shape[1])
+        unit = self._length_scale_factor * self._column_scales(landmarks.shape[1])
         negative_squared_distances = prepare_negative_squared_distances(landmarks, unit, self._near_threshold)
         return lambda Z, out=None, /: self._map_values(negative_squared_distances(Z, out))
 
@@ -269,7 +269,7 @@ class Matern(Stationary):  # numpydoc ignore=PR02
         require_scale(self, "length_scale", MEDIAN)
 
     @property
-    def _unit(self) -> float:  # type: ignore[override]  # it depends on nu
+    def _length_scale_factor(self) -> float:  # type: ignore[override]  # it depends on nu
         return float(1 / np.sqrt(2 * self.nu))
 
     @property

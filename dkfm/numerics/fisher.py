@@ -58,29 +58,29 @@ class Classes:
         return float(self.weights.sum())
 
     @property
-    def shares(self) -> Array:
+    def class_shares(self) -> Array:
         """Share of each class in the weights, (C,)."""
         return self.sizes / self.total
 
     @property
     def class_probabilities(self) -> Array:
         """Prior probabilities of the classes, or their shares if none are given, (C,)."""
-        return self.shares if self.priors is None else self.priors
+        return self.class_shares if self.priors is None else self.priors
 
-    def indicators(self) -> Array:
+    def weighted_indicators(self) -> Array:
         """Return an array (N, C) with the weight of each row in the column of its class, and 0 elsewhere."""
         indicators = np.zeros((len(self.codes), self.count))
         indicators[np.arange(len(self.codes)), self.codes] = self.weights
         return indicators
 
-    def centred_indicators(self) -> Array:
+    def weighted_centred_indicators(self) -> Array:
         """Return the weighted, centred class indicators ``D^(1/2) (Y - 1 shares')``, (N, C)."""
         roots = np.sqrt(self.weights)[:, np.newaxis]
-        return self.indicators() / roots - roots * self.shares
+        return self.weighted_indicators() / roots - roots * self.class_shares
 
-    def subset(self, numbers: Indices) -> "Classes":
+    def subset(self, row_indices: Indices) -> "Classes":
         """Return the classes of some rows."""
-        return replace(self, codes=self.codes[numbers], weights=self.weights[numbers])
+        return replace(self, codes=self.codes[row_indices], weights=self.weights[row_indices])
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +92,13 @@ class Discriminants:
     Shape (N, q)."""
     offset: Array
     """Offset that makes the mean of the training scores 0. Shape (q,)."""
-    ratios: Array
+    between_class_variances: Array
     """Variance between the classes along each direction, weighted by the priors; descending. Shape (q,)."""
     means: Array
     """Scores of the class means. Shape (C, q)."""
     ridge: float
     """Ridge ``lambda``."""
-    inner_products: Array | None = None
+    direction_inner_products: Array | None = None
     """Inner products u'u of the discriminants of a map. Shape (q, q)."""
 
 
@@ -137,7 +137,7 @@ def solve_discriminants(
     scores ``a sqrt(ratio)`` of the class means. No nearly equal numbers are subtracted, and no root of K is needed.
     Hastie, Buja and Tibshirani, "Penalized discriminant analysis" (1995), for the regression.
     """
-    weighting, Y = Weighting(classes.weights), classes.centred_indicators()
+    weighting, Y = Weighting(classes.weights), classes.weighted_centred_indicators()
     means = center_gram(K, weighting)
     ridge = rounding = 0.0
     if not by_eigenvalues:
@@ -145,14 +145,14 @@ def solve_discriminants(
         by_eigenvalues = by_eigenvalues is None and rounding > _MAX_ROUNDING * ridge
     if by_eigenvalues:
         spectral = decompose(K, Y, on_indefinite, means, weighting)
-        ridge = shrinkage * spectral.spread_within(classes) / classes.total  # N lambda
-        C, residual = spectral.combination(ridge), spectral.residual(ridge) / classes.total
+        ridge = shrinkage * spectral.within_class_scatter_trace(classes) / classes.total  # N lambda
+        C, residual = spectral.combination(ridge), spectral.residual_cross_products(ridge) / classes.total
     else:
         C = _solve_by_cholesky(K, Y, ridge, rounding)
         residual = ridge / classes.total * (Y.T @ C)
     directions = solve_directions(residual, classes)
-    b = weighting.inner(C @ directions.combinations)
-    return Discriminants(b, means @ b, directions.ratios, directions.means, ridge / classes.total)
+    b = weighting.apply_centring_transpose(C @ directions.combinations)
+    return Discriminants(b, means @ b, directions.between_class_variances, directions.means, ridge / classes.total)
 
 
 def solve_discriminants_of_map(
@@ -173,7 +173,7 @@ def solve_discriminants_of_map(
     shrinkage : float
         As in `solve_discriminants`.
     """
-    means, shares = sums / classes.sizes[:, np.newaxis], classes.shares
+    means, shares = sums / classes.sizes[:, np.newaxis], classes.class_shares
     mean = shares @ means
     centred = means - mean
     within = np.asfortranarray(second / classes.total)
@@ -194,7 +194,7 @@ def solve_discriminants_of_map(
         raise _singular_error(1 / (1 + float(ratios[0])))
     directions = _rotate_to_priors(A * shares[:, np.newaxis] / np.sqrt(ratios), A * np.sqrt(ratios), ratios, classes)
     U = V @ directions.combinations
-    return Discriminants(W @ U, mean @ U, directions.ratios, directions.means, ridge, U.T @ U)
+    return Discriminants(W @ U, mean @ U, directions.between_class_variances, directions.means, ridge, U.T @ U)
 
 
 def make_discriminant_heads(found: Discriminants, classes: Classes, count: int | None) -> dict[str, Head]:
@@ -203,7 +203,7 @@ def make_discriminant_heads(found: Discriminants, classes: Classes, count: int |
     decision = Head(found.weights @ T, offset @ T + constants)
     probability_link = links.SIGMOID if classes.count == 2 else links.SOFTMAX
     return {
-        "scores": Head(found.weights, offset if count is None else offset[:count], first=count),
+        "scores": Head(found.weights, offset if count is None else offset[:count], n_leading_columns=count),
         "decision_function": decision,
         "predict": replace(decision, link=links.ARGMAX),
         "predict_proba": replace(decision, link=probability_link),
@@ -242,26 +242,26 @@ class SpectralGram:
     values: Array
     vectors: Array
     coordinates: Array
-    unexplained: Array
+    unexplained_cross_products: Array
     """Y'Y of the part of Y that is orthogonal to the eigenvectors."""
 
-    def spread_within(self, classes: Classes) -> float:
+    def within_class_scatter_trace(self, classes: Classes) -> float:
         """Return ``N tr(S_w)``; raise an error if it is not above rounding."""
         between = (self.coordinates**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.sizes
         return _spread_within(float(self.values.sum()), between)
 
-    def scaled(self, ridge: float) -> Array:
+    def solve_coordinates(self, ridge: float) -> Array:
         """Return the coordinates of ``R Y`` in the eigenvectors, (r, C)."""
         scaled: Array = self.coordinates / (self.values + ridge)[:, np.newaxis]
         return scaled
 
     def combination(self, ridge: float) -> Array:
         """Return ``R Y`` (N, C), without the part that is orthogonal to the eigenvectors."""
-        return self.vectors @ self.scaled(ridge)
+        return self.vectors @ self.solve_coordinates(ridge)
 
-    def residual(self, ridge: float) -> Array:
+    def residual_cross_products(self, ridge: float) -> Array:
         """Return ``ridge Y'RY`` (C, C); the ridge may be 0."""
-        return ridge * (self.coordinates.T @ self.scaled(ridge)) + self.unexplained
+        return ridge * (self.coordinates.T @ self.solve_coordinates(ridge)) + self.unexplained_cross_products
 
 
 def decompose(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> SpectralGram:
@@ -317,12 +317,12 @@ class _Directions:
 
     combinations: Array
     means: Array
-    ratios: Array
+    between_class_variances: Array
 
 
 def solve_directions(residual: Array, classes: Classes) -> _Directions:
     """Return the directions of the residual E (C, C), as combinations of the columns of ``R Y``."""
-    roots = np.sqrt(classes.shares)
+    roots = np.sqrt(classes.class_shares)
     theta, g = _eigh_orthogonal_to(roots, residual / np.outer(roots, roots))
     if theta[0] <= _MIN_WITHIN:
         raise _singular_error(float(theta[0]))

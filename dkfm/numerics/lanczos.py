@@ -104,7 +104,7 @@ class _KrylovSpace:
         self.projected = np.zeros((capacity, capacity))
         self.count = 0
 
-    def add(self, block: Array, multiply: Multiply) -> tuple[Array, Array]:
+    def run_block_step(self, block: Array, multiply: Multiply) -> tuple[Array, Array]:
         """Append a block to the basis; return the next block Q, and R, with ``Q R`` the product less its projection."""
         first, last = self.count, self.count + block.shape[1]
         self.basis[:, first:last] = block
@@ -192,7 +192,7 @@ def largest_eigenpairs(
     block, _ = np.linalg.qr(start)
     lowest, next_test = np.inf, _FIRST_TEST
     for products in range(1, most + 1):
-        block, triangle = space.add(block, multiply)
+        block, triangle = space.run_block_step(block, multiply)
         full = space.count + p > capacity
         exhausted = np.abs(triangle).max() <= _EPS * np.abs(space.projected).max()  # the basis spans the range
         if products < min(next_test, most) and not full and not exhausted:

@@ -157,8 +157,8 @@ def result_dtype(name: str, dtype: np.dtype[np.floating]) -> np.dtype[np.generic
     return np.dtype(np.int64) if returns_codes(name) else dtype
 
 
-def valid_rows(values: Array | Codes) -> npt.NDArray[np.bool_]:
+def valid_rows(output: Array | Codes) -> npt.NDArray[np.bool_]:
     """Return which rows (n,) of a link's output (n, width) come from a finite product."""
-    valid = values >= 0 if values.dtype.kind == "i" else np.isfinite(values)
+    valid = output >= 0 if output.dtype.kind == "i" else np.isfinite(output)
     valid_in_all: npt.NDArray[np.bool_] = np.logical_and.reduce(valid, axis=1)
     return valid_in_all

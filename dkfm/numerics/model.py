@@ -43,7 +43,7 @@ class Head:
     """W. Shape (N, r)."""
     offset: Array | None = None
     """b; zero by default. Shape (r,)."""
-    rotation: Array | None = None
+    sqrt_eigenvalues: Array | None = None
     """s, for a symmetric root that is kept as factors: with ``W = V L^(-1/2)`` and ``s = L^(1/2)`` the output is
     ``((k(Z, X) W) s) W'``. This is ``K^(-1/2) k(X, z)`` without the rounding of an explicit ``K^(-1/2)``. Shape
     (r,)."""
@@ -51,19 +51,19 @@ class Head:
     """Name of the last step, from `dkfm.numerics.links`."""
     triangular: bool = False
     """Whether W is square and upper triangular, so that a triangular product can be used."""
-    first: int | None = None
+    n_leading_columns: int | None = None
     """Number of leading columns of W that are used; all by default."""
 
     @property
-    def columns(self) -> int:
+    def n_columns(self) -> int:
         """Number of columns of W that are used."""
         r = int(self.weights.shape[1])
-        return r if self.first is None else min(r, self.first)
+        return r if self.n_leading_columns is None else min(r, self.n_leading_columns)
 
     @property
     def width(self) -> int:
         """Number of columns of the output."""
-        return links.output_width(self.link, self.columns if self.rotation is None else int(self.weights.shape[0]))
+        return links.output_width(self.link, self.n_columns if self.sqrt_eigenvalues is None else int(self.weights.shape[0]))
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -123,24 +123,24 @@ class Model:
         """Bytes of all arrays in memory; arrays that heads share are counted once."""
         X = self.landmarks
         landmark_bytes = X.nbytes if isinstance(X, np.ndarray) else X.data.nbytes + X.indices.nbytes + X.indptr.nbytes
-        return landmark_bytes + self.dtype.itemsize * (self.n_head_values - self.n_stored_values)
+        return landmark_bytes + self.dtype.itemsize * (self.n_head_elements - self.n_stored_head_elements)
 
     @property
-    def n_head_values(self) -> int:
+    def n_head_elements(self) -> int:
         """Number of values of all head arrays; arrays that heads share are counted once."""
         return sum(prod(array.shape) for array in self._unique_head_arrays())
 
     @property
-    def n_stored_values(self) -> int:
+    def n_stored_head_elements(self) -> int:
         """Number of values of the head arrays that stay in a store."""
         return sum(prod(array.shape) for array in self._unique_head_arrays() if isinstance(array, StoredWeights))
 
     def _unique_head_arrays(self) -> Iterable[Array]:
-        arrays = (a for h in self.heads.values() for a in (h.weights, h.offset, h.rotation) if a is not None)
+        arrays = (a for h in self.heads.values() for a in (h.weights, h.offset, h.sqrt_eigenvalues) if a is not None)
         return {id(array): array for array in arrays}.values()
 
     @property
-    def columns(self) -> int:
+    def n_features_in(self) -> int:
         """Number of columns of the rows that the model scores.
 
         It is that of the landmarks, except for a precomputed kernel, whose landmarks are numbers of columns.

@@ -54,12 +54,12 @@ class Weighting:
         """Square roots of the weights."""
         return np.sqrt(self.weights)
 
-    def inner(self, C: Array) -> Array:
+    def apply_centring_transpose(self, C: Array) -> Array:
         """Return ``S'C`` (N, p) of C (N, p)."""
         scaled = self.roots[:, np.newaxis] * C
         return scaled - np.outer(self.shares, scaled.sum(axis=0)) if self.centered else scaled
 
-    def outer(self, P: Array) -> Array:
+    def apply_centring(self, P: Array) -> Array:
         """Return ``S P`` (N, p) of P (N, p)."""
         return self.roots[:, np.newaxis] * (P - self.shares @ P if self.centered else P)
 
@@ -89,9 +89,9 @@ class Components:
     """Coefficients b, with mean 0 if centred; zero for a component whose mu is zero. Shape (N, q)."""
     offset: Array
     """``e'K b`` with e the shares of the rows; 0 if not centred. Shape (q,)."""
-    mean_coefficients: Array
+    training_mean_coefficients: Array
     """Coefficients e of the mean of the training rows; 0 if not centred. Shape (N,)."""
-    mean_squared_length: float
+    squared_norm_of_mean: float
     """Squared length of that mean, ``e'Ke``."""
     eigenvalue_sum: float
     """Sum of all eigenvalues, or of the positive ones if a negative part is dropped; NaN if that is not known."""
@@ -190,11 +190,11 @@ def make_product_problem(multiply: Multiply, diagonal: Array, weighting: Weighti
         total -= weighting.total * float(means @ weighting.shares)
     # The rounding errors of a sum of N products are random, and so are those of the mean that is subtracted.
     noise = float(np.finfo(np.float64).eps) * size / np.sqrt(len(means))
-    return Problem(lambda C: weighting.outer(multiply(weighting.inner(C))), means, total, noise)
+    return Problem(lambda C: weighting.apply_centring(multiply(weighting.apply_centring_transpose(C))), means, total, noise)
 
 
 def solve_leading_components(
-    problem: Problem, start: Array, options: ComponentOptions, weighting: Weighting, tol: float = 0.0, most: int = 1000
+    problem: Problem, start: Array, options: ComponentOptions, weighting: Weighting, tol: float = 0.0, max_products: int = 1000
 ) -> tuple[Components, lanczos.EigenPairs]:
     """Solve kernel PCA for its first components by Lanczos, from products with the problem matrix.
 
@@ -218,7 +218,7 @@ def solve_leading_components(
     pairs : EigenPairs
         Eigenpairs of the problem matrix, with their residuals.
     """
-    pairs = lanczos.largest_eigenpairs(problem.multiply, start, int(options.count or 0), tol, most, problem.noise)
+    pairs = lanczos.largest_eigenpairs(problem.multiply, start, int(options.count or 0), tol, max_products, problem.noise)
     # The lowest eigenvalue is at most the mean of the eigenvalues that were not computed.
     rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
     ends = np.array([min(pairs.lowest_ritz_value, rest), pairs.values[0]])
@@ -287,13 +287,13 @@ def _scale_pairs(
 class Moments:
     """Moments of the features phi of weighted rows."""
 
-    second: Array
+    second_moment: Array
     """``sum w phi phi'``, or its diagonal if it is a diagonal matrix. Shape (r, r)."""
     mean: Array
     """Weighted mean of the features. Shape (r,)."""
     weight: float
     """Sum of the weights."""
-    trace: float
+    kernel_trace: float
     """``sum w k(x, x)``; for a clipped kernel ``sum w |phi(x)|^2``, because the rest of its trace is unknown."""
     rows: int
     """Number of rows."""
@@ -320,13 +320,13 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
     """
     r = len(moments.mean)
     mean = moments.mean if centered else np.zeros(r)
-    diagonal = moments.second.ndim == 1
-    total = moments.trace - moments.weight * float(mean @ mean)
+    diagonal = moments.second_moment.ndim == 1
+    total = moments.kernel_trace - moments.weight * float(mean @ mean)
     found = None
     if isinstance(options.count, int) and lanczos.is_faster_than_dense(r, options.count):
 
         def multiply(V: Array) -> Array:
-            product = moments.second[:, np.newaxis] * V if diagonal else moments.second @ V
+            product = moments.second_moment[:, np.newaxis] * V if diagonal else moments.second_moment @ V
             return product - moments.weight * np.outer(mean, mean @ V)
 
         start = np.random.default_rng(0).normal(size=(r, lanczos.choose_block_columns(r, options.count)))
@@ -334,7 +334,7 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
     if found is not None and found.converged:
         values, V = found.values, found.vectors
     else:
-        C = np.asfortranarray(np.diag(moments.second) if diagonal else moments.second)
+        C = np.asfortranarray(np.diag(moments.second_moment) if diagonal else moments.second_moment)
         C -= moments.weight * np.outer(mean, mean)
         ascending, vectors = eigh_in_place(C)
         values, V = ascending[::-1], vectors[:, ::-1]
@@ -363,6 +363,6 @@ def make_component_heads(found: Components, centered: bool) -> dict[str, Head]:
         scores = Head(found.weights)
         return {"scores": scores, "reconstruction_error": replace(scores, link=links.RESIDUAL)}
     q = found.weights.shape[1]
-    W = np.column_stack([found.weights, 2 * found.mean_coefficients])
-    error = Head(W, np.append(found.offset, found.mean_squared_length), link=links.CENTRED_RESIDUAL)
-    return {"scores": Head(W, found.offset, first=q), "reconstruction_error": error}
+    W = np.column_stack([found.weights, 2 * found.training_mean_coefficients])
+    error = Head(W, np.append(found.offset, found.squared_norm_of_mean), link=links.CENTRED_RESIDUAL)
+    return {"scores": Head(W, found.offset, n_leading_columns=q), "reconstruction_error": error}

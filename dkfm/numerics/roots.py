@@ -188,15 +188,15 @@ def make_residual_head(root: Root) -> Head:
     values = root.values
     scale = max(float(values.max(initial=0.0)), -float(root.dropped.min(initial=0.0)))
     accurate = None if root.triangular else int((values > ROUNDING_SHARE * scale).sum())
-    return Head(root.weights, link=links.RESIDUAL, triangular=root.triangular, first=accurate)
+    return Head(root.weights, link=links.RESIDUAL, triangular=root.triangular, n_leading_columns=accurate)
 
 
 def cast_heads(heads: Mapping[str, Head], dtype: np.dtype[np.floating]) -> dict[str, Head]:
     """Return heads cast to another dtype; arrays that heads share stay shared."""
-    arrays = {id(a): a for h in heads.values() for a in (h.weights, h.offset, h.rotation) if a is not None}
+    arrays = {id(a): a for h in heads.values() for a in (h.weights, h.offset, h.sqrt_eigenvalues) if a is not None}
     cast = {key: array.astype(dtype, copy=False) for key, array in arrays.items()}
     return {
-        name: replace(h, weights=cast[id(h.weights)], offset=cast.get(id(h.offset)), rotation=cast.get(id(h.rotation)))
+        name: replace(h, weights=cast[id(h.weights)], offset=cast.get(id(h.offset)), sqrt_eigenvalues=cast.get(id(h.sqrt_eigenvalues)))
         for name, h in heads.items()
     }
 
@@ -279,14 +279,14 @@ def require_psd(
     return 4 * EPS * max(scale, -lowest)
 
 
-def fix_signs(vectors: Array, scale: Array | float = 1.0) -> Array:
+def fix_signs(vectors: Array, row_scale: Array | float = 1.0) -> Array:
     """Return a sign (+1 or -1) for each column that makes its first entry of nearly the largest magnitude positive.
 
-    Magnitudes are those of the entries divided by `scale`, which is positive, (N,).
+    Magnitudes are those of the entries divided by `row_scale`, which is positive, (N,).
     """
     signs = np.ones(vectors.shape[1])
     for j, column in enumerate(vectors.T):
-        magnitudes = np.abs(column) / scale
+        magnitudes = np.abs(column) / row_scale
         # Rounding may change which entry is the largest, but not which is the first of nearly that size.
         if column[int(np.argmax(magnitudes >= (1 - 1e-6) * magnitudes.max()))] < 0:
             signs[j] = -1.0

@@ -90,7 +90,7 @@ class Scorer:
         if any(isinstance(head.weights, StoredWeights) for head in heads):
             return n
         X = self.model.landmarks
-        widest = max(max(head.columns, head.width) for head in heads)
+        widest = max(max(head.n_columns, head.width) for head in heads)
         return choose_tile_rows(
             X.shape[0], X.shape[1] if isinstance(X, np.ndarray) else 0, widest, self.model.dtype.itemsize
         )
@@ -113,7 +113,7 @@ def drop_idle_landmarks(model: Model) -> Model:
     """Return the model without the landmarks whose weights are all zero, if they are at least a quarter of all."""
     heads = model.heads
     # A rotation maps back to all landmarks, and a triangular W has no row of zeros.
-    if any(h.triangular or h.rotation is not None or isinstance(h.weights, StoredWeights) for h in heads.values()):
+    if any(h.triangular or h.sqrt_eigenvalues is not None or isinstance(h.weights, StoredWeights) for h in heads.values()):
         return model
     used: npt.NDArray[np.bool_] = np.zeros(model.landmarks.shape[0], np.bool_)
     for weights in {id(head.weights): head.weights for head in heads.values()}.values():
@@ -145,8 +145,8 @@ def _group_by_weights(heads: dict[str, Head]) -> list[list[str]]:
 def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.ComputeDiagonal) -> None:
     """Fill the outputs of heads that share their weights, from one product with these."""
     (first, target), alone = heads[0], len(heads) == 1
-    columns = max(head.columns for head, _ in heads)
-    direct = alone and first.rotation is None and first.link == links.IDENTITY
+    columns = max(head.n_columns for head, _ in heads)
+    direct = alone and first.sqrt_eigenvalues is None and first.link == links.IDENTITY
     product = target if direct else np.empty((len(values), columns), values.dtype)
     in_place = first.triangular and not isinstance(first.weights, StoredWeights)
     for part, W in _read_panels(first, columns):
@@ -156,13 +156,13 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Com
         else:
             skinny_matmul(values[:, : len(W)], W, product[:, part])
         for head, out in heads:
-            if head.rotation is not None:
-                _add_rotated(product[:, part], head, head.rotation[part], part, W, out)
+            if head.sqrt_eigenvalues is not None:
+                _add_rotated(product[:, part], head, head.sqrt_eigenvalues[part], part, W, out)
     for head, out in heads:
-        if head.rotation is not None and columns == 0:
+        if head.sqrt_eigenvalues is not None and columns == 0:
             out[...] = 0.0
-        elif head.rotation is None:
-            _apply_link(product if direct else product[:, : head.columns], head, diagonal, out)
+        elif head.sqrt_eigenvalues is None:
+            _apply_link(product if direct else product[:, : head.n_columns], head, diagonal, out)
 
 
 def _read_panels(head: Head, columns: int) -> Iterator[tuple[slice, Array]]:

@@ -47,23 +47,23 @@ def _weigh_correct(K: Array, classes: Classes, in_fold: npt.NDArray[np.bool_], o
     """Return the weight of the correctly predicted rows of one fold, for each shrinkage of `SHRINKAGE_GRID`."""
     test, train = np.flatnonzero(in_fold), np.flatnonzero(~in_fold)
     training = classes.subset(train)
-    weighting, Y = Weighting(training.weights), training.centred_indicators()
+    weighting, Y = Weighting(training.weights), training.weighted_centred_indicators()
     G = np.array(K[np.ix_(train, train)], order="F")
     means = center_gram(G, weighting)
     spectral = fisher.decompose(G, Y, on_indefinite, means, weighting)
     expected, weights, correct = classes.codes[test], classes.weights[test], np.zeros(len(SHRINKAGE_GRID))
     try:
-        spread = spectral.spread_within(training)
+        spread = spectral.within_class_scatter_trace(training)
     except InvalidInputError:
         return correct  # the training rows do not vary within their classes
-    V = weighting.inner(spectral.vectors)
+    V = weighting.apply_centring_transpose(spectral.vectors)
     coordinates = K[np.ix_(test, train)] @ V - means @ V
     for number, shrinkage in enumerate(SHRINKAGE_GRID):
         ridge = shrinkage * spread / training.total
         with suppress(InvalidInputError):  # a shrinkage that is too small for these rows scores 0
-            directions = fisher.solve_directions(spectral.residual(ridge) / training.total, training)
+            directions = fisher.solve_directions(spectral.residual_cross_products(ridge) / training.total, training)
             T, constants = fisher.decision_functions(directions.means, training.class_probabilities)
-            decisions = coordinates @ (spectral.scaled(ridge) @ directions.combinations) @ T - constants
+            decisions = coordinates @ (spectral.solve_coordinates(ridge) @ directions.combinations) @ T - constants
             codes = decisions.argmax(axis=1) if training.count > 2 else decisions[:, 0] > 0
             correct[number] = weights[codes == expected].sum()
     return correct

@@ -61,8 +61,8 @@ def feature_sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[
     return first, second
 
 
-def kernel_values_of_combination(score: Scorer, tiles: Iterable[Rows], size: float) -> Array:
-    """Return the kernel values (N,) of the landmarks with a fixed combination of them, of squared length `size`.
+def kernel_values_of_combination(score: Scorer, tiles: Iterable[Rows], squared_norm: float) -> Array:
+    """Return the kernel values (N,) of the landmarks with a fixed combination of them, of squared length `squared_norm`.
 
     The coefficients of the combination have random signs from a fixed seed. `tiles` are the tiles of the landmarks; the
     result is empty if there are none.
@@ -74,7 +74,7 @@ def kernel_values_of_combination(score: Scorer, tiles: Iterable[Rows], size: flo
         return np.zeros(0)
     values: Array = np.sum(parts, axis=0)
     squared_length = float(signs @ values)
-    return values * np.sqrt(size / squared_length) if squared_length > 0 else values * 0.0
+    return values * np.sqrt(squared_norm / squared_length) if squared_length > 0 else values * 0.0
 
 
 def _iter_tiles(score: Scorer, tiles: Iterable[Rows]) -> Iterator[tuple[slice, Rows]]:

@@ -74,13 +74,13 @@ class ChunkContents:
     """Checksum of the content."""
     bytes: int
     """Size of the file."""
-    invalid: npt.NDArray[np.bool_]
+    invalid_mask: npt.NDArray[np.bool_]
     """Rows with NaN, or without a class, in any column."""
 
 
 def summarize(contents: Sequence[ChunkContents]) -> tuple[int, tuple[int, ...], int]:
     """Return the fields of a receipt: rows that are invalid in any file, the checksum of each file, and all bytes."""
-    invalid = int(np.logical_or.reduce([file.invalid for file in contents]).sum())
+    invalid = int(np.logical_or.reduce([file.invalid_mask for file in contents]).sum())
     return invalid, tuple(file.crc32c for file in contents), sum(file.bytes for file in contents)
 
 
@@ -97,7 +97,7 @@ class ChunkFile(Protocol):
         """Give the file its final name; return False, and change nothing, if `exclusive` and the name exists."""
 
     @property
-    def contents(self) -> ChunkContents:
+    def summary(self) -> ChunkContents:
         """Summary of the file, once it is finished."""
 
 
@@ -114,10 +114,10 @@ class ChunkFormat(Protocol):
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the files of a chunk; the stack removes those that were not committed."""
 
-    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
+    def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> ChunkContents | None:
         """Read a file of a chunk; return None if it is not as this format writes it."""
 
-    def file_end(self, crc32c: int) -> bytes:
+    def trailer_bytes(self, crc32c: int) -> bytes:
         """Return the last bytes of a file with a checksum."""
 
 
@@ -126,7 +126,7 @@ def write_chunk_files(
     chunk: Chunk,
     pieces: Generator[Piece],
     require_current: Callable[[], None],
-    doubted: bool = False,
+    has_unverified_files: bool = False,
 ) -> tuple[list[ChunkContents], bool]:
     """Write a chunk durably and read it back; a piece is written while the next one is computed.
 
@@ -140,7 +140,7 @@ def write_chunk_files(
         All rows of the chunk.
     require_current : callable
         Raises if another output has replaced this one; called before the first row and before files are committed.
-    doubted : bool
+    has_unverified_files : bool
         Whether existing files of this chunk may hold other scores; they are replaced if they do.
 
     Returns
@@ -151,8 +151,8 @@ def write_chunk_files(
         Whether the chunk existed already.
     """
     require_current()
-    doubted = doubted or chunk_format.location.commits_late
-    existing = None if doubted else _read_existing(chunk_format, chunk)
+    has_unverified_files = has_unverified_files or chunk_format.location.has_in_flight_writes
+    existing = None if has_unverified_files else _read_existing(chunk_format, chunk)
     if existing is not None:
         pieces.close()
         return existing, True
@@ -168,7 +168,7 @@ def write_chunk_files(
             file.finish()
         require_current()
         contents = [
-            _commit(chunk_format, chunk, number, file, require_current, doubted) for number, file in enumerate(files)
+            _commit(chunk_format, chunk, number, file, require_current, has_unverified_files) for number, file in enumerate(files)
         ]
         return contents, False
 
@@ -203,7 +203,7 @@ def _read_existing(chunk_format: ChunkFormat, chunk: Chunk) -> list[ChunkContent
 def _commit(
     chunk_format: ChunkFormat,
     chunk: Chunk,
-    number: int,
+    file_number: int,
     file: ChunkFile,
     require_current: Callable[[], None],
     doubted: bool,
@@ -213,12 +213,12 @@ def _commit(
     A doubted file, or one that may belong to an earlier output, is replaced unless its checksum is the same.
     """
     if file.commit(exclusive=True):
-        return file.contents
-    name, existing = chunk_format.file_names(chunk.number)[number], _read(chunk_format, chunk, number)
-    if doubted and (existing is None or existing.crc32c != file.contents.crc32c):
+        return file.summary
+    name, existing = chunk_format.file_names(chunk.number)[file_number], _read(chunk_format, chunk, file_number)
+    if doubted and (existing is None or existing.crc32c != file.summary.crc32c):
         require_current()
         file.commit(exclusive=False)
-        return file.contents
+        return file.summary
     if existing is None:
         raise DamagedStoreError(f"{chunk_format.location}/{name} was written by another task just now, and is damaged.")
     return existing
@@ -244,7 +244,7 @@ class CheckedFile:
                 raise DamagedStoreError(f"{self.new.name} does not read back as it was written.")
             self.checksum = google_crc32c.extend(self.checksum, written)
         self.size += len(view)
-        if self.new.durable and self.size - self._synced >= _SYNC_BYTES:
+        if self.new.is_synced_on_commit and self.size - self._synced >= _SYNC_BYTES:
             os.fdatasync(file.fileno())
             self._synced = self.size
         return len(view)
@@ -318,16 +318,16 @@ class ZarrChunks:
             return None
         return ChunkContents(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
 
-    def read_values(self, chunk: Chunk, file: int, crc32c: int) -> npt.NDArray[np.generic] | None:
+    def read_values(self, chunk: Chunk, file_number: int, crc32c: int) -> npt.NDArray[np.generic] | None:
         """Read the scores (n, width) of one output of a chunk; return None if their checksum is another."""
-        width, dtype = self.columns[file].width, np.dtype(self.columns[file].dtype)
+        width, dtype = self.columns[file_number].width, np.dtype(self.columns[file_number].dtype)
         size = self.chunk_rows * width * dtype.itemsize + CRC_BYTES
-        opened = self.location.open(self.file_names(chunk.number)[file], size)
+        opened = self.location.open(self.file_names(chunk.number)[file_number], size)
         if opened is None:
             return None
         with opened:
             raw = opened.read(size + 1)
-        if len(raw) != size or raw[-CRC_BYTES:] != self.file_end(crc32c):
+        if len(raw) != size or raw[-CRC_BYTES:] != self.trailer_bytes(crc32c):
             return None
         data = np.frombuffer(raw, np.uint8, len(raw) - CRC_BYTES)
         if google_crc32c.value(data) != crc32c:
@@ -335,7 +335,7 @@ class ZarrChunks:
         values: npt.NDArray[np.generic] = data.view(dtype.newbyteorder("<")).reshape(-1, width)[: chunk.rows]
         return values
 
-    def file_end(self, crc32c: int) -> bytes:
+    def trailer_bytes(self, crc32c: int) -> bytes:
         """Return the last bytes of a file, which are the checksum."""
         return crc32c.to_bytes(CRC_BYTES, "little")
 
@@ -376,6 +376,6 @@ class _ZarrFile:
         return self._file.new.commit(exclusive=exclusive)
 
     @property
-    def contents(self) -> ChunkContents:
+    def summary(self) -> ChunkContents:
         """Summary of the file."""
         return ChunkContents(self._checksum, self._file.size, np.concatenate(self._invalid))

@@ -32,7 +32,7 @@ def is_sound(output: Output, receipt: Receipt) -> bool:
 
 def _is_of_output(output: Output, receipt: Receipt) -> bool:
     """Return whether a receipt has the number, the rows and the files of a chunk of this output."""
-    if receipt.chunk >= output.chunks:
+    if receipt.chunk >= output.n_chunks:
         return False
     files = 1 if output.is_table else len(output.columns)
     return receipt.rows == output.chunk(receipt.chunk).rows and len(receipt.crc32c) == files
@@ -40,7 +40,7 @@ def _is_of_output(output: Output, receipt: Receipt) -> bool:
 
 def journal_receipts(output: Output, state: str | None = None) -> Iterator[Receipt]:
     """Yield the receipts in an output's journal; with `state`, only those of the input in that state."""
-    receipts = journal.read_receipts(output.location, output.run, state)
+    receipts = journal.read_receipts(output.location, output.creation_id, state)
     return (receipt for receipt in receipts if _is_of_output(output, receipt))
 
 
@@ -52,14 +52,14 @@ def missing_chunks(output: Output, receipts: Mapping[int, Receipt]) -> list[int]
     def has_size(receipt: Receipt) -> bool:
         return sum(sizes.get(name, 0) for name in chunk_format.file_names(receipt.chunk)) == receipt.bytes
 
-    lost = [number for number in range(output.chunks) if not (number in receipts and has_size(receipts[number]))]
+    lost = [number for number in range(output.n_chunks) if not (number in receipts and has_size(receipts[number]))]
     if lost or output.is_table:  # all Parquet files end with the same bytes
         return lost
-    ends = location.read_ends(sizes, CRC_BYTES)
+    ends = location.read_last_bytes(sizes, CRC_BYTES)
     return [
         number
         for number, receipt in receipts.items()
-        if [ends.get(name) for name in chunk_format.file_names(number)] != [*map(chunk_format.file_end, receipt.crc32c)]
+        if [ends.get(name) for name in chunk_format.file_names(number)] != [*map(chunk_format.trailer_bytes, receipt.crc32c)]
     ]
 
 
@@ -78,10 +78,10 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], state: str 
     StoreError
         The output was removed or replaced, or contains a link or a file that does not belong to it.
     """
-    outputs.require_run(output.root, output.run)
+    outputs.require_run(output.root, output.creation_id)
     outputs.write_array_metadata(output, output.location)
     require_readable(output)
-    ordered = [receipts[number] for number in range(output.chunks)]
+    ordered = [receipts[number] for number in range(output.n_chunks)]
     columns = [[getattr(receipt, name) for receipt in ordered] for name in _MARKER_FIELDS]
     content = {"sum": _digest(output, columns), "input": state, **dict(zip(_MARKER_FIELDS, columns, strict=True))}
     output.location.write_file(zarr_schema.MARKER, json.dumps(content).encode())
@@ -94,7 +94,7 @@ def _digest(output: Output, columns: Sequence[object]) -> str:
 
 def require_readable(output: Output) -> None:
     """Raise a StoreError unless readers would accept the output, apart from the marker."""
-    existing = outputs.find_output(output.root, plain=False)  # `require_no_extra_files` checks for plain files
+    existing = outputs.find_output(output.root, check_plain=False)  # `require_no_extra_files` checks for plain files
     if existing is None or outputs.describe_output(existing) != outputs.describe_output(output):
         raise StoreError(f"{output.root} was removed, or is another output than the one that was made.")
     require_no_extra_files(output)
@@ -121,9 +121,9 @@ def marker_receipts(output: Output) -> dict[int, Receipt]:
     marker = _read_marker(output)
     columns = [marker.get(name) for name in _MARKER_FIELDS]
     files = len(output.format.file_names(0))
-    is_complete = all(isinstance(column, list) and len(column) == output.chunks for column in columns)
+    is_complete = all(isinstance(column, list) and len(column) == output.n_chunks for column in columns)
     if not is_complete or marker.get("sum") != _digest(output, columns):
-        raise DamagedStoreError(f"The marker of {output.root} is not the one of its {output.chunks} chunks and rows.")
+        raise DamagedStoreError(f"The marker of {output.root} is not the one of its {output.n_chunks} chunks and rows.")
     try:
         return {
             number: _parse_receipt(output.chunk(number), files, *row)
@@ -157,7 +157,7 @@ def _read_marker(output: Output) -> dict[str, object]:
 def _parse_receipt(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:
     if len(crc32c) != files:
         raise ValueError("A receipt has a checksum for each file.")
-    return Receipt.checked(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
+    return Receipt.from_json_values(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
 
 
 def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
@@ -179,7 +179,7 @@ def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
 
 def require_no_extra_files(output: Output) -> None:
     """Raise a DamagedStoreError if the output contains a file that belongs to no chunk."""
-    expected = {name for number in range(output.chunks) for name in output.format.file_names(number)}
+    expected = {name for number in range(output.n_chunks) for name in output.format.file_names(number)}
     own = {
         "arrays": [columns.output for columns in output.columns],
         "kind": "scores",

@@ -43,7 +43,7 @@ class Output:
     """Number of rows."""
     chunk_rows: int
     """Rows of a chunk."""
-    dtype: str
+    compute_dtype: str
     """Dtype in which the model computes."""
     model: Mapping[str, str]
     """Path and digest of the model."""
@@ -53,7 +53,7 @@ class Output:
     """All other settings that decide the scores."""
     classes: tuple[Label, ...] = ()
     """Labels of the classes, in the order of their codes; empty unless the model is a classifier."""
-    run: str = ""
+    creation_id: str = ""
     """Unique id, given when the output is created; an output that replaces this one has another."""
 
     @property
@@ -74,7 +74,7 @@ class Output:
         return self.settings.get("form") == PARQUET
 
     @property
-    def chunks(self) -> int:
+    def n_chunks(self) -> int:
         """Number of chunks."""
         return count_tiles(self.rows, self.chunk_rows)
 
@@ -106,7 +106,7 @@ class Output:
 
 def create_output(output: Output, overwrite: bool) -> Output:
     """Create an output without chunks; return it with its new id."""
-    output = replace(output, run=uuid.uuid4().hex)
+    output = replace(output, creation_id=uuid.uuid4().hex)
     names = [] if output.is_table else [columns.output for columns in output.columns]
     own = {
         **describe_output(output),
@@ -118,7 +118,7 @@ def create_output(output: Output, overwrite: bool) -> Output:
         own["form"] = PARQUET
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
     first_file = zarr_schema.TABLE_ATTRIBUTES if output.is_table else "zarr.json"
-    with output.location.create(first_file, group, overwrite) as location:
+    with output.location.create_output(first_file, group, overwrite) as location:
         write_array_metadata(output, location)
     return output
 
@@ -139,15 +139,15 @@ def describe_output(output: Output) -> dict[str, object]:
         "classes": list(output.classes),
         "rows": output.rows,
         "chunk_rows": output.chunk_rows,
-        "dtype": output.dtype,
-        "run": output.run,
+        "dtype": output.compute_dtype,
+        "run": output.creation_id,
         "model": dict(output.model),
         "input": dict(output.input),
         "settings": dict(output.settings),
     }
 
 
-def find_output(root: Location, *, plain: bool = True) -> Output | None:
+def find_output(root: Location, *, check_plain: bool = True) -> Output | None:
     """Return the output at a path or a URL, finished or not; None if nothing is there.
 
     With ``plain=False`` the caller checks that all files are plain ones.
@@ -157,17 +157,17 @@ def find_output(root: Location, *, plain: bool = True) -> Output | None:
     StoreExistsError
         Something else is there.
     """
-    own = output_at(root).own_attributes()
+    own = output_at(root).find_own_attributes()
     if own is None:
         return None
     if not own:
         raise StoreExistsError(f"{root} holds something that dkfm did not write there; it was left untouched.")
     if own["kind"] != "scores":
         raise StoreExistsError(f"{root} holds a dkfm {own['kind']} store; choose another path.")
-    return read_output(root, plain=plain)
+    return read_output(root, check_plain=check_plain)
 
 
-def read_output(root: Location, *, plain: bool = True) -> Output:
+def read_output(root: Location, *, check_plain: bool = True) -> Output:
     """Read the description of an output, finished or not.
 
     Raises
@@ -177,7 +177,7 @@ def read_output(root: Location, *, plain: bool = True) -> Output:
     """
     location = output_at(root)
     own = location.read_attributes()
-    if plain:
+    if check_plain:
         location.require_plain()
     try:
         output = _parse_attributes(root, own)

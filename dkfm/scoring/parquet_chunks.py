@@ -70,7 +70,7 @@ class ParquetChunks:
         """Begin the file of a chunk; the stack removes it unless it was committed."""
         new = stack.enter_context(self.location.create_file(file_name(chunk.number)))
         file = _TableFile(self, chunk, CheckedFile(new))
-        stack.callback(file.release)
+        stack.callback(file.close_writer)
         return [file]
 
     def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
@@ -93,7 +93,7 @@ class ParquetChunks:
             contents = ChunkContents(checksum, size, np.concatenate(invalid))
         except (OSError, ValueError, KeyError, pa.ArrowException):
             return None
-        return contents if len(contents.invalid) == chunk.rows else None
+        return contents if len(contents.invalid_mask) == chunk.rows else None
 
     def _invalid_rows(self, table: "ParquetFile", group: int) -> npt.NDArray[np.bool_]:
         import pyarrow as pa
@@ -108,7 +108,7 @@ class ParquetChunks:
                 invalid |= invalid_rows(column.to_numpy()[:, np.newaxis])
         return invalid
 
-    def file_end(self, crc32c: int) -> bytes:
+    def trailer_bytes(self, crc32c: int) -> bytes:
         """Return the last bytes of every Parquet file."""
         return b"PAR1"
 
@@ -163,7 +163,7 @@ class _TableFile:
             raise AssertionError(f"{rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
         self._writer.close()
 
-    def release(self) -> None:
+    def close_writer(self) -> None:
         """Close the writer, even if the file is not finished."""
         if self._writer is not None:
             self._writer.close()
@@ -173,6 +173,6 @@ class _TableFile:
         return self._file.new.commit(exclusive=exclusive)
 
     @property
-    def contents(self) -> ChunkContents:
+    def summary(self) -> ChunkContents:
         """Summary of the file."""
         return ChunkContents(self._file.checksum, self._file.size, np.concatenate(self._invalid))

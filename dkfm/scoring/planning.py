@@ -29,9 +29,9 @@ _LINK_COPIES = 6
 class WriteBuffers:
     """Copies of scores that a task holds while it writes them."""
 
-    pieces: int = 0
+    piece_copies: int = 0
     """Copies of a piece."""
-    chunks: int = 0
+    chunk_copies: int = 0
     """Copies of a chunk."""
 
 
@@ -99,9 +99,9 @@ class Plan:
         """Predicted seconds for the remaining chunks."""
         return (self.chunks - self.done) * self.chunk_rows * self.row_seconds / self.threads
 
-    def worker_bytes(self, threads: int, before: int) -> int:
-        """Return the peak memory of a worker process in bytes; `before` is its memory before the first task."""
-        return budget.worker_bytes(self.model_bytes, self.task_bytes, threads, before)
+    def worker_bytes(self, threads: int, baseline_bytes: int) -> int:
+        """Return the peak memory of a worker process in bytes; `baseline_bytes` is its memory before the first task."""
+        return budget.worker_bytes(self.model_bytes, self.task_bytes, threads, baseline_bytes)
 
     def require(self) -> None:
         """Raise a BudgetError if a worker has too little memory for a task."""
@@ -135,7 +135,7 @@ def plan_in_memory(
     source: Source,
     chunk_rows: int | None = None,
     threads: int = 1,
-    writing: WriteBuffers = WriteBuffers(),
+    write_buffers: WriteBuffers = WriteBuffers(),
 ) -> Plan:
     """Plan a job with the whole model in memory.
 
@@ -155,24 +155,24 @@ def plan_in_memory(
             rows, _row_seconds(model, heads, source), size * width, threads, source.chunk_rows
         )
     chunk_rows = min(chunk_rows, rows)
-    wide = max(max(head.width, head.columns) for head in heads)
+    wide = max(max(head.width, head.n_columns) for head in heads)
     tile = chunking.choose_tile_rows(n, _dense_columns(model), wide, size)
-    piece_rows = chunking.choose_piece_rows(chunk_rows, source.values_per_row, source.chunk_rows, size)
-    return _plan(model, heads, source, chunk_rows, piece_rows, tile, threads, writing)
+    piece_rows = chunking.choose_piece_rows(chunk_rows, source.mean_values_per_row, source.chunk_rows, size)
+    return _plan(model, heads, source, chunk_rows, piece_rows, tile, threads, write_buffers)
 
 
 def plan_streamed(
     model: Model,
     outputs: Sequence[str],
     source: Source,
-    have: Callable[[int], int],
+    available_bytes: Callable[[int], int],
     chunk_rows: int | None = None,
     threads: int = 1,
     writing: WriteBuffers = WriteBuffers(),
 ) -> Plan:
     """Plan a job whose tasks read the weights from the store, with as many rows a task as memory allows.
 
-    `have` returns the bytes available for one task, from the bytes that the tasks of a process share. The other
+    `available_bytes` returns the bytes available for one task, from the bytes that the tasks of a process share. The other
     parameters are those of `plan_in_memory`.
     """
     heads = _require_heads(model, outputs, source)
@@ -181,13 +181,13 @@ def plan_streamed(
         return _plan(model, heads, source, rows, rows, rows, threads, writing, streamed=True)
 
     if chunk_rows is None:
-        chunk_rows = _rows_within(plan_rows, source, have)
+        chunk_rows = _rows_within(plan_rows, source, available_bytes)
     return plan_rows(min(chunk_rows, source.shape[0]))
 
 
 def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
     width = sum(head.width for head in heads)
-    return budget.score_seconds(model.landmarks.shape[0], source.values_per_row, width, model.dtype.itemsize)
+    return budget.score_seconds(model.landmarks.shape[0], source.mean_values_per_row, width, model.dtype.itemsize)
 
 
 def _rows_within(plan_rows: Callable[[int], Plan], source: Source, have: Callable[[int], int]) -> int:
@@ -203,9 +203,9 @@ def _rows_within(plan_rows: Callable[[int], Plan], source: Source, have: Callabl
 
 
 def _require_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
-    if source.shape[1] != model.columns:
+    if source.shape[1] != model.n_features_in:
         raise InvalidInputError(
-            f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.columns}."
+            f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.n_features_in}."
         )
     for output in outputs:
         head = model.head(output)
@@ -224,14 +224,14 @@ def _plan(
     source: Source,
     chunk_rows: int,
     piece_rows: int,
-    tile: int,
+    tile_rows: int,
     threads: int,
     writing: WriteBuffers,
     *,
     streamed: bool = False,
 ) -> Plan:
-    n, rows, kernel, tile = model.landmarks.shape[0], source.shape[0], model.kernel, min(tile, piece_rows)
-    values = chunking.count_tiles(source.max_values(piece_rows), piece_rows)
+    n, rows, kernel, tile_rows = model.landmarks.shape[0], source.shape[0], model.kernel, min(tile_rows, piece_rows)
+    values = chunking.count_tiles(source.max_value_count(piece_rows), piece_rows)
     chunks, size = chunking.count_tiles(rows, chunk_rows), model.dtype.itemsize
     row_bytes = sum(head.width * head.dtype.itemsize for head in heads)
     width = chunking.count_tiles(row_bytes, size)  # an int64 code is as large as two float32 values
@@ -246,14 +246,14 @@ def _plan(
     if values < source.shape[1] or not isinstance(model.landmarks, np.ndarray):
         blocks += 3  # sparse products need temporaries
     product = max(_product_columns(head) for head in heads)
-    extra += size * max(partial_product_values(n, head.columns) for head in heads)
+    extra += size * max(partial_product_values(n, head.n_columns) for head in heads)
     if streamed:
         extra += 3 * size * n * max(map(_panel_columns, heads))
-    extra += row_bytes * (writing.pieces * piece_rows + writing.chunks * chunk_rows)
-    extra += 3 * size * max(0, source.max_values(tile) - tile * values)  # one tile may have more values than others
-    task = budget.score_task_bytes(piece_rows, values, n, width, tile, blocks, product, size, extra)
+    extra += row_bytes * (writing.piece_copies * piece_rows + writing.chunk_copies * chunk_rows)
+    extra += 3 * size * max(0, source.max_value_count(tile_rows) - tile_rows * values)  # one tile may have more values than others
+    task = budget.score_task_bytes(piece_rows, values, n, width, tile_rows, blocks, product, size, extra)
     landmark_values = row_values(model.landmarks)
-    weight_values = model.n_head_values - (model.n_stored_values if streamed else 0)
+    weight_values = model.n_head_elements - (model.n_stored_head_elements if streamed else 0)
     return Plan(
         rows=rows,
         columns=source.shape[1],
@@ -274,9 +274,9 @@ def _reading_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[in
     """Return the memory for reading beyond the rows themselves, in bytes: shared by a process, and of one task."""
     step = source.chunk_rows
     if not chunking.is_small_part(chunk_rows, step):
-        return 0, source.decoding_bytes(chunking.count_tiles(piece_rows, step) + 1)
+        return 0, source.read_overhead_bytes(chunking.count_tiles(piece_rows, step) + 1)
     # Tasks of a process share decoded chunks: the next chunk is decoded while the previous one is still cached.
-    return 2 * 8 * source.shape[1] * min(step, source.shape[0]) + source.decoding_bytes(1), 0
+    return 2 * 8 * source.shape[1] * min(step, source.shape[0]) + source.read_overhead_bytes(1), 0
 
 
 def _panel_columns(head: Head) -> int:
@@ -287,8 +287,8 @@ def _panel_columns(head: Head) -> int:
 def _product_columns(head: Head) -> int:
     """Return the columns of the temporaries that a head needs besides its output."""
     if head.link == links.IDENTITY:
-        return head.columns if head.rotation is not None else 0
-    return head.columns * (1 if links.needs_diagonal(head.link) else _LINK_COPIES)
+        return head.n_columns if head.sqrt_eigenvalues is not None else 0
+    return head.n_columns * (1 if links.needs_diagonal(head.link) else _LINK_COPIES)
 
 
 def _dense_columns(model: Model) -> int:

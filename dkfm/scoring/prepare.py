@@ -86,11 +86,11 @@ class ScoringJob:
 
     model: str
     """Path or URL of the model for workers."""
-    record: Record
+    model_record: Record
     """The model."""
     trusted: tuple[str, ...]
     """User functions that the kernel may import."""
-    watch: Watch
+    input_watch: Watch
     """Detects changes of the user's input."""
     source: Source
     """Rows where workers can read them."""
@@ -98,7 +98,7 @@ class ScoringJob:
     """Chunks and memory."""
     output: Output
     """Description of the requested output."""
-    existing: Output | None
+    existing_output: Output | None
     """Output at the destination that the job resumes."""
     overwrite: bool
     """Whether to replace what is at the destination."""
@@ -125,7 +125,7 @@ def prepare_job(
     with _saved_model(model) as path, open_executor(client) as executor:
         record = load_record(path, trusted=trusted, streamed=True)
         names, columns = _output_names(request.output, record.model), _input_columns(request, record)
-        given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted=record.feature_names)
+        given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted_columns=record.feature_names)
         if isinstance(given, NamedColumns) and columns is None and record.feature_names is None:
             _warn_about_column_order(given)
         require_apart(target, "output", [path, given.location])
@@ -136,11 +136,11 @@ def prepare_job(
                 chunk_rows = existing.chunk_rows
             plan = _plan(record.model, names, shared, chunk_rows, client, executor.threads, _write_buffers(target))
             remote = at_url(model)
-            name = str(path) if remote is None else remote.name
+            name = str(path) if remote is None else remote.redacted_url
             output = _describe_output(target, name, record, names, given, stamp, plan, request)
             if existing is not None:
                 outputs.require_same_job(existing, output)
-                receipts = {receipt.chunk: receipt for receipt in known_receipts(existing, watch.state)[0]}
+                receipts = {receipt.chunk: receipt for receipt in known_receipts(existing, watch.stamp_with_ctime)[0]}
                 plan = replace(plan, done=plan.chunks - len(completion.missing_chunks(existing, receipts)))
             where = str(path) if remote is None else remote.url
             yield ScoringJob(where, record, trusted, watch, shared, plan, output, existing, request.overwrite, executor)
@@ -221,7 +221,7 @@ def _describe_output(
         columns=columns,
         rows=plan.rows,
         chunk_rows=plan.chunk_rows,
-        dtype=str(record.model.dtype),
+        compute_dtype=str(record.model.dtype),
         model={"path": where, "digest": record.digest},
         input={"name": given.name, "stamp": stamp},
         settings={
@@ -237,7 +237,7 @@ def _describe_output(
 
 def _write_buffers(target: Location) -> WriteBuffers:
     """Return the copies that a task holds: columns and pages of a table; an object that is sent and read back."""
-    return WriteBuffers(pieces=3 if _is_table(target) else 0, chunks=2 if is_remote(target) else 0)
+    return WriteBuffers(piece_copies=3 if _is_table(target) else 0, chunk_copies=2 if is_remote(target) else 0)
 
 
 def _is_table(target: Location) -> bool:
@@ -259,7 +259,7 @@ def _plan(
         return memory.task_budget(client, threads, shared)
 
     plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, writing)
-    if plan.task_bytes > have(plan.model_bytes) and model.n_stored_values:
+    if plan.task_bytes > have(plan.model_bytes) and model.n_stored_head_elements:
         plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, writing)
     available, worker = (
         (have(plan.model_bytes), "") if client is None else memory.smallest_worker_budget(client, plan.model_bytes)
@@ -303,7 +303,7 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
     with temporary.temporary_folder("rows", need=need, what="The rows for the workers") as folder:
         if isinstance(rows, FrameSource) and rows.id_column is not None:
             with translate_write_errors(folder):
-                rows.save(folder / "rows.parquet")
+                rows.write_parquet(folder / "rows.parquet")
             yield open_source(folder / "rows.parquet", columns=rows.columns, id_column=rows.id_column)
             return
         if isinstance(array, np.ndarray):
@@ -313,7 +313,7 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
             return
         with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
             csr.write_csr(group, "rows", array)
-        yield StoredCsr(folder / "rows.zarr", rows.shape, rows.values_per_row, rows.runs, "rows")
+        yield StoredCsr(folder / "rows.zarr", rows.shape, rows.mean_values_per_row, rows.max_run_nnz, "rows")
 
 
 def _save_npy(path: Path, array: Array) -> None:

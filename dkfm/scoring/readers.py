@@ -38,7 +38,7 @@ class ChunkReader:
     ----------
     output : Output
         The output.
-    name : str
+    output_name : str
         Name of the output of the model.
     shape : tuple of int
         Rows and columns (n, width).
@@ -49,7 +49,7 @@ class ChunkReader:
     """
 
     output: Output
-    name: str
+    output_name: str
     shape: tuple[int, int]
     dtype: np.dtype[np.generic]
     checksums: npt.NDArray[np.uint32]
@@ -57,7 +57,7 @@ class ChunkReader:
 
     def __getitem__(self, index: tuple[slice, ...]) -> Array:
         output = self.output
-        outputs.require_run(output.root, output.run)
+        outputs.require_run(output.root, output.creation_id)
         start, stop, _ = index[0].indices(self.shape[0])
         parts = []
         for number in range(start // output.chunk_rows, count_tiles(stop, output.chunk_rows)):
@@ -69,7 +69,7 @@ class ChunkReader:
     def _read_chunk(self, number: int) -> npt.NDArray[np.generic]:
         chunk_format = self.output.format
         assert isinstance(chunk_format, ZarrChunks)  # noqa: S101  # for the type checker
-        file = [columns.output for columns in chunk_format.columns].index(self.name)
+        file = [columns.output for columns in chunk_format.columns].index(self.output_name)
         values = chunk_format.read_values(self.output.chunk(number), file, int(self.checksums[number]))
         if values is None:
             raise DamagedStoreError(f"Chunk {number} of {self.output.root} is lost, or not what was written.")
@@ -118,7 +118,7 @@ def _lazy_array(output: Output, receipts: dict[int, Receipt], name: str | None) 
 def _chunk_reader(output: Output, receipts: dict[int, Receipt], name: str | None) -> ChunkReader:
     names = [columns.output for columns in output.columns]
     file = names.index(_require_name(output, name))
-    checksums = np.array([receipts[number].crc32c[file] for number in range(output.chunks)], np.uint32)
+    checksums = np.array([receipts[number].crc32c[file] for number in range(output.n_chunks)], np.uint32)
     columns = output.columns[file]
     return ChunkReader(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
 
@@ -146,7 +146,7 @@ def _lazy_frame(output: Output, receipts: dict[int, Receipt], name: str | None) 
 
     if name is not None:
         raise StoreError(f"{output.root} is a table of all its outputs; choose among its columns.")
-    starts = [output.chunk_slice(number).start for number in range(output.chunks)]
+    starts = [output.chunk_slice(number).start for number in range(output.n_chunks)]
     first = _read_frame(receipts[0], output)
     frame: dd.DataFrame = dd.from_map(
         _read_frame,
@@ -170,7 +170,7 @@ def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    outputs.require_run(output.root, output.run)
+    outputs.require_run(output.root, output.creation_id)
     chunk_format = output.format
     assert isinstance(chunk_format, ParquetChunks)  # noqa: S101  # for the type checker
     lost = f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written"
@@ -229,7 +229,7 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     """
     scores, receipts = completion.open_complete(locate(path))
     read = _table_reader(scores, output) if scores.is_table else _array_reader(scores, receipts, output)
-    return prefetch(partial(read, receipts[number]) for number in range(scores.chunks))
+    return prefetch(partial(read, receipts[number]) for number in range(scores.n_chunks))
 
 
 _Block: TypeAlias = tuple[Array, npt.NDArray[np.generic]]

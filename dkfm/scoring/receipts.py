@@ -53,11 +53,11 @@ class Receipt:
     """Seconds that the task took."""
     worker: str = ""
     """Address of the worker."""
-    found: bool = False
+    is_preexisting: bool = False
     """Whether the chunk existed already."""
 
     @classmethod
-    def checked(cls, *values: Any) -> "Receipt":  # values of JSON
+    def from_json_values(cls, *values: Any) -> "Receipt":  # values of JSON
         """Return a receipt with values that were read from a file.
 
         Raises
@@ -73,7 +73,7 @@ class Receipt:
             raise ValueError("A receipt has checksums of 32 bits, and no more invalid rows than rows.")
         if type(receipt.seconds) not in (int, float) or not 0 <= receipt.seconds < math.inf:
             raise ValueError("A receipt has seconds.")
-        if type(receipt.worker) is not str or type(receipt.found) is not bool:
+        if type(receipt.worker) is not str or type(receipt.is_preexisting) is not bool:
             raise TypeError("A receipt names its worker, and says whether its chunk was found.")
         return receipt
 
@@ -180,4 +180,4 @@ def _read_segment(location: OutputLocation, name: str, output: str | None, state
 
 def _parse_receipt(row: list[Any]) -> Receipt:
     chunk, rows, invalid, crc32c, *others = row
-    return Receipt.checked(chunk, rows, invalid, tuple(crc32c), *others)
+    return Receipt.from_json_values(chunk, rows, invalid, tuple(crc32c), *others)

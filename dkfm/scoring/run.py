@@ -136,8 +136,8 @@ def batch_score(
 
 def _begin_output(job: ScoringJob) -> Output | None:
     """Return the existing output of a job, or create it; return None if another process has just created it."""
-    if job.existing is not None:
-        return job.existing
+    if job.existing_output is not None:
+        return job.existing_output
     try:
         return outputs.create_output(job.output, job.overwrite)
     except StoreExistsError:
@@ -194,7 +194,7 @@ def _requirements(job: ScoringJob, probe: str, text: bytes) -> WorkerRequirement
         shared_bytes=job.plan.model_bytes,
         source=job.source,
         stamp=job.source.stamp(),
-        model=job.model if at_url(job.model) is None else "",
+        model_path=job.model if at_url(job.model) is None else "",
     )
 
 
@@ -215,21 +215,21 @@ class _JobRun:
         job, output = self._job, self._output
         start = time.perf_counter()
         try:
-            with self._checked_workers(output):
-                if job.existing is None or not self._check_existing(output):
-                    self._complete(output)
+            with self._check_workers(output):
+                if job.existing_output is None or not self._verify_existing_output(output):
+                    self._score_and_complete(output)
         except UnfitWorkerError:
             raise
         except ClusterError as error:
             raise type(error)(f"{error} The same command goes on from there.") from error
         finally:
-            remove_model(job.record.digest)
+            remove_model(job.model_record.digest)
             chunk_cache.clear_chunks()
             npz.clear_unpacked()
         return self._report(output, time.perf_counter() - start)
 
     @contextmanager
-    def _checked_workers(self, output: Output) -> Iterator[None]:
+    def _check_workers(self, output: Output) -> Iterator[None]:
         """Check the workers of a cluster; workers that join later check themselves in their first task."""
         job, client = self._job, self._job.executor.client
         if client is None:
@@ -240,13 +240,13 @@ class _JobRun:
         with worker_checks.checked_workers(client, self._requirements):
             yield
 
-    def _complete(self, output: Output) -> None:
+    def _score_and_complete(self, output: Output) -> None:
         """Score the missing chunks and write the marker; repeat if chunks were removed meanwhile."""
-        new_journal = Journal(output.location, uuid.uuid4().hex, output.run, self._job.watch.state)
+        new_journal = Journal(output.location, uuid.uuid4().hex, output.creation_id, self._job.input_watch.stamp_with_ctime)
         for _ in range(_MAX_ROUNDS):
             self._score(output, new_journal)
-            self._job.watch.require_same("scored", "run it again, and all chunks are scored anew")
-            completion.complete_output(output, self._receipts, self._job.watch.state)
+            self._job.input_watch.require_same("scored", "run it again, and all chunks are scored anew")
+            completion.complete_output(output, self._receipts, self._job.input_watch.stamp_with_ctime)
             lost = completion.missing_chunks(output, self._receipts)
             if not lost:
                 output.location.remove_partial_files()
@@ -254,7 +254,7 @@ class _JobRun:
             completion.remove_marker(output)
         raise DamagedStoreError(f"Chunk {lost[0]} of {output.root} is lost again and again; who else writes there?")
 
-    def _check_existing(self, output: Output) -> bool:
+    def _verify_existing_output(self, output: Output) -> bool:
         """Read all chunks that have receipts; return whether the output is complete and undamaged.
 
         Chunks with files but no receipt are noted as doubted. Nothing but the marker of a damaged output is removed:
@@ -264,13 +264,13 @@ class _JobRun:
         if not output.is_table:
             outputs.write_array_metadata(output, output.location)
         checked: set[Receipt] = set()
-        known, complete = known_receipts(output, self._job.watch.state)
+        known, complete = known_receipts(output, self._job.input_watch.stamp_with_ctime)
         while new := set(known) - checked:  # another driver may add receipts meanwhile
             self._check_chunks(output, new)
             checked |= new
-            known, complete = known_receipts(output, self._job.watch.state)
+            known, complete = known_receipts(output, self._job.input_watch.stamp_with_ctime)
         self._drop_stale_receipts(output, complete)
-        lost = [number for number in range(output.chunks) if number not in self._receipts]
+        lost = [number for number in range(output.n_chunks) if number not in self._receipts]
         if lost and complete:
             completion.remove_marker(output)
         elif complete:
@@ -278,18 +278,18 @@ class _JobRun:
         self._doubted = completion.chunks_with_files(output, lost)
         return complete and not lost
 
-    def _drop_stale_receipts(self, output: Output, complete: bool) -> None:
+    def _drop_stale_receipts(self, output: Output, is_complete: bool) -> None:
         """Drop receipts of the input in another state, with a warning; a complete, undamaged output is left alone."""
-        state, stale = self._job.watch.state, 0
-        if not complete:
+        state, stale = self._job.input_watch.stamp_with_ctime, 0
+        if not is_complete:
             every, current = ({r.chunk for r in completion.journal_receipts(output, of)} for of in (None, state))
             stale = len(every - current)
-        elif len(self._receipts) < output.chunks and completion.input_state(output) not in ("", state):
+        elif len(self._receipts) < output.n_chunks and completion.input_state(output) not in ("", state):
             stale = len(self._receipts)
             self._receipts.clear()
         if stale:
             warnings.warn(
-                f"{self._job.watch.source.name} was copied or written to since {stale} chunks of {output.root} were "
+                f"{self._job.input_watch.source.name} was copied or written to since {stale} chunks of {output.root} were "
                 "scored; they are scored again.",
                 DkfmWarning,
                 stacklevel=4,
@@ -306,7 +306,7 @@ class _JobRun:
 
         tasks = ((output, group, self._requirements) for group in groups.values())
         run_tasks(
-            self._job.executor, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall=self._stall
+            self._job.executor, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall_seconds=self._stall
         )
 
     def _score(self, output: Output, new_journal: Journal) -> None:
@@ -329,25 +329,25 @@ class _JobRun:
         if left:
             raise DamagedStoreError(f"Chunk {left[0]} of {output.root} is lost again and again; who else writes there?")
 
-    def _run_tasks(self, output: Output, left: list[int], new_journal: Journal) -> Tally:
+    def _run_tasks(self, output: Output, chunk_numbers: list[int], new_journal: Journal) -> Tally:
         job = self._job
 
         def done(receipt: Receipt) -> None:
             self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
             new_journal.add(receipt)
 
-        source = job.source.with_float32() if output.dtype == "float32" else job.source
+        source = job.source.with_float32() if output.compute_dtype == "float32" else job.source
         on_invalid = str(output.settings["on_invalid"])
         work = ChunkWork(
-            *(job.model, job.record.digest, job.trusted, job.plan.streamed, source, job.plan.piece_rows),
+            *(job.model, job.model_record.digest, job.trusted, job.plan.streamed, source, job.plan.piece_rows),
             *(output, on_invalid, self._requirements),
         )
-        doubted_work = replace(work, doubted=True)
-        tasks = ((doubted_work if number in self._doubted else work, number) for number in left)
+        doubted_work = replace(work, has_unverified_files=True)
+        tasks = ((doubted_work if number in self._doubted else work, number) for number in chunk_numbers)
         return run_tasks(
-            *(job.executor, "dkfm-score", score_chunk, tasks, len(left), self._progress, done),
-            idle=new_journal.flush_if_due,
-            stall=self._stall,
+            *(job.executor, "dkfm-score", score_chunk, tasks, len(chunk_numbers), self._progress, done),
+            on_idle=new_journal.flush_if_due,
+            stall_seconds=self._stall,
         )
 
     def _require_no_killers(self, output: Output, killers: list[int]) -> None:
@@ -355,7 +355,7 @@ class _JobRun:
             rows = ", ".join(f"{output.chunk_slice(n).start} to {output.chunk_slice(n).stop - 1}" for n in killers[:5])
             raise ClusterError(
                 f"Every worker died that scored rows {rows} (chunks {', '.join(map(str, killers[:5]))}; {len(killers)} "
-                f"such chunks), even alone; the other {output.chunks - len(killers)} chunks are done."
+                f"such chunks), even alone; the other {output.n_chunks - len(killers)} chunks are done."
             )
 
     def _report(self, output: Output, seconds: float) -> ScoreReport:
@@ -364,12 +364,12 @@ class _JobRun:
             path=str(output.root),
             rows=output.rows,
             invalid_rows=sum(receipt.invalid_rows for receipt in receipts),
-            chunks=output.chunks,
+            chunks=output.n_chunks,
             bytes=sum(receipt.bytes for receipt in receipts),
             scored_rows=sum(receipt.rows for receipt in new),
             scored_chunks=len(new),
             seconds=seconds,
             retries=self._retries,
-            duplicates=self._duplicates + sum(receipt.found for receipt in new),
+            duplicates=self._duplicates + sum(receipt.is_preexisting for receipt in new),
             slowest=slowest_chunks(new),
         )

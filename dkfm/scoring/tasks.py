@@ -49,7 +49,7 @@ class ChunkWork:
 
     model: str
     """Path or URL of the model."""
-    digest: str
+    model_digest: str
     """Digest of the model."""
     trusted: tuple[str, ...]
     """User functions that the kernel may import."""
@@ -65,7 +65,7 @@ class ChunkWork:
     """What to do with rows that are not finite. One of "raise", "nan"."""
     requirements: WorkerRequirements | None = None
     """What a worker must have."""
-    doubted: bool = False
+    has_unverified_files: bool = False
     """Whether existing files of a chunk may hold other scores."""
 
 
@@ -73,12 +73,12 @@ def score_chunk(work: ChunkWork, number: int) -> Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
     start, output = time.perf_counter(), work.output
     check_this_worker(work.requirements)
-    scorer = get_saved_scorer(work.model, work.digest, work.trusted, work.streamed)
-    require_current = partial(outputs.require_run, output.root, output.run)
+    scorer = get_saved_scorer(work.model, work.model_digest, work.trusted, work.streamed)
+    require_current = partial(outputs.require_run, output.root, output.creation_id)
     with single_blas_thread():
         pieces = _score_pieces(work, scorer, output.chunk_slice(number))
         contents, existed = chunk_files.write_chunk_files(
-            output.format, output.chunk(number), pieces, require_current, work.doubted
+            output.format, output.chunk(number), pieces, require_current, work.has_unverified_files
         )
     return Receipt(
         number,
@@ -86,7 +86,7 @@ def score_chunk(work: ChunkWork, number: int) -> Receipt:
         *chunk_files.summarize(contents),
         seconds=time.perf_counter() - start,
         worker=worker_name() or f"process {os.getpid()}",
-        found=existed,
+        is_preexisting=existed,
     )
 
 

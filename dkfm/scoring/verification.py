@@ -106,7 +106,7 @@ def verify_scores(
     receipts = completion.marker_receipts(output)
     _require_sound(output, receipts, progress)
     if against is None:
-        return ScoresVerification(output.rows, output.chunks, 0, 0.0)
+        return ScoresVerification(output.rows, output.n_chunks, 0, 0.0)
     sample = chunking.require_count(sample, "sample")
     with model_transfer.fetch_model(_model_path(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
@@ -115,7 +115,7 @@ def verify_scores(
     with change_detection.watch(source) as watch:
         worst = max(_largest_error(output, receipts, loaded, source, rows) for rows in slices)
         watch.require_same("compared", "verify again")
-    return ScoresVerification(output.rows, output.chunks, sum(rows.stop - rows.start for rows in slices), worst)
+    return ScoresVerification(output.rows, output.n_chunks, sum(rows.stop - rows.start for rows in slices), worst)
 
 
 def _model_path(output: Output) -> str:
@@ -151,11 +151,11 @@ def _require_sound(output: Output, receipts: dict[int, Receipt], progress: bool)
 def _open_input(against: object, output: Output, record: Record) -> Source:
     columns = output.settings.get("columns")
     fitted = record.feature_names if columns is None else json.loads(columns)
-    source = open_source(against, "against", fitted=fitted)
+    source = open_source(against, "against", fitted_columns=fitted)
     if source.shape[0] != output.rows:
         raise InvalidInputError(f"{source.name} has {source.shape[0]} rows and {output.root} scores {output.rows}.")
-    if source.shape[1] != record.model.columns:
-        raise InvalidInputError(f"{source.name} has {source.shape[1]} columns and the model {record.model.columns}.")
+    if source.shape[1] != record.model.n_features_in:
+        raise InvalidInputError(f"{source.name} has {source.shape[1]} columns and the model {record.model.n_features_in}.")
     return source
 
 

@@ -34,13 +34,13 @@ class Source(Protocol):
         """Rows that are always read together, however few are requested; 1 if any rows can be read alone."""
 
     @property
-    def values_per_row(self) -> int:
+    def mean_values_per_row(self) -> int:
         """Average memory of a row, in float64 values; less than the number of columns if rows are sparse."""
 
-    def max_values(self, rows: int) -> int:
+    def max_value_count(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
 
-    def decoding_bytes(self, chunks: int) -> int:
+    def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes that reading rows of `chunks` chunks needs temporarily, in addition to the rows."""
 
     def with_float32(self) -> "Source":
@@ -52,11 +52,11 @@ class Source(Protocol):
     def stamp(self) -> str:
         """Return a digest that changes when the rows change: of names, sizes and times, or of values in memory."""
 
-    def state(self) -> str:
+    def stamp_with_ctime(self) -> str:
         """Return a digest that changes when anything is written to the rows, even if times of change are set back."""
 
-    def is_unchanged(self, stamp: str) -> bool:
-        """Return whether the rows are still those that were opened, given a later `stamp`."""
+    def is_unchanged(self, current_stamp: str) -> bool:
+        """Return whether the rows are still those that were opened, given a later `current_stamp`."""
 
     def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the file that contains a row, and the row number in that file."""
@@ -83,7 +83,7 @@ class _Located:
         """Path, or URL without credentials."""
         return str(self.location)
 
-    def decoding_bytes(self, chunks: int) -> int:
+    def read_overhead_bytes(self, chunks: int) -> int:
         """Return 0: rows are read directly into the result."""
         return 0
 
@@ -91,7 +91,7 @@ class _Located:
         """Return a digest of names, sizes, and times of change or ETags."""
         return locations.stamp(self.location)
 
-    def state(self) -> str:
+    def stamp_with_ctime(self) -> str:
         """Return a digest that also includes times of status change; on an object store the stamp."""
         return locations.state(self.location)
 
@@ -109,11 +109,11 @@ class DenseRows(_Located):
     """Whether float32 rows are read as float32."""
 
     @property
-    def values_per_row(self) -> int:
+    def mean_values_per_row(self) -> int:
         """Number of columns."""
         return self.shape[1]
 
-    def max_values(self, rows: int) -> int:
+    def max_value_count(self, rows: int) -> int:
         """Return the memory of `rows` rows, in float64 values."""
         return rows * self.shape[1]
 
@@ -126,14 +126,14 @@ class DenseRows(_Located):
 class CsrRows(_Located):
     """CSR rows of one file or store."""
 
-    values_per_row: int
-    runs: tuple[int, ...]
+    mean_values_per_row: int
+    max_run_nnz: tuple[int, ...]
     """Largest numbers of stored values in 1, 2, 4, .. consecutive rows."""
     chunk_rows = 1
 
-    def max_values(self, rows: int) -> int:
+    def max_value_count(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        return csr.float64_equivalent(self.runs, rows)
+        return csr.float64_equivalent(self.max_run_nnz, rows)
 
     def with_float32(self) -> Self:
         """Return the source itself: sparse rows are always float64."""

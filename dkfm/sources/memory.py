@@ -38,20 +38,20 @@ class MemorySource:
         return (self.array.shape[0], self.array.shape[1])
 
     @property
-    def values_per_row(self) -> int:
+    def mean_values_per_row(self) -> int:
         """Average memory of a row, in float64 values."""
         return row_values(self.array)
 
     @property
-    def runs(self) -> tuple[int, ...]:
+    def max_run_nnz(self) -> tuple[int, ...]:
         """Largest numbers of stored values in 1, 2, 4, .. consecutive CSR rows; empty if rows are dense."""
         return () if isinstance(self.array, np.ndarray) else csr.max_values_of_runs(self.array)
 
-    def max_values(self, rows: int) -> int:
+    def max_value_count(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.float64_equivalent(self.runs, rows)
+        return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.float64_equivalent(self.max_run_nnz, rows)
 
-    def decoding_bytes(self, chunks: int) -> int:
+    def read_overhead_bytes(self, chunks: int) -> int:
         """Return 0: rows are in memory already."""
         return 0
 
@@ -69,11 +69,11 @@ class MemorySource:
         parts = [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, rows.indptr]
         return f"{rows.shape} {' '.join(str(_checksum_values(part)) for part in parts)}"
 
-    def state(self) -> str:
+    def stamp_with_ctime(self) -> str:
         """Return the stamp, which changes when values are written to."""
         return self.stamp()
 
-    def is_unchanged(self, stamp: str) -> bool:  # nothing is cached when an array is opened
+    def is_unchanged(self, current_stamp: str) -> bool:  # nothing is cached when an array is opened
         """Return True: the source is the array itself."""
         return True
 
@@ -98,7 +98,7 @@ class FrameSource(MemorySource):
             raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
         return self.ids[rows]
 
-    def save(self, path: Path) -> None:
+    def write_parquet(self, path: Path) -> None:
         """Write the columns and the ids to a Parquet file."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -112,7 +112,7 @@ class FrameSource(MemorySource):
 
 
 def open_frame(
-    frame: object, names: Sequence[str], name: str, columns: Sequence[str] | None, id_column: str | None
+    frame: object, frame_columns: Sequence[str], name: str, columns: Sequence[str] | None, id_column: str | None
 ) -> FrameSource:
     """Return a source of the named columns of a data frame: the requested ones in their order, or all but the ids.
 
@@ -121,16 +121,16 @@ def open_frame(
     InvalidInputError
         A column is missing, occurs twice, or does not contain numbers.
     """
-    require_unique_names(names, f"{name} has")
+    require_unique_names(frame_columns, f"{name} has")
     requested = check_column_names(columns)
-    selected = tuple(column for column in names if column != id_column) if requested is None else requested
+    selected = tuple(column for column in frame_columns if column != id_column) if requested is None else requested
     for required, purpose in ((selected, ""), (() if id_column is None else (id_column,), " for ids")):
-        if missing := [column for column in required if column not in names]:
-            raise InvalidInputError(f"{name} has no {format_names(missing)}{purpose}; it has {format_names(names)}.")
+        if missing := [column for column in required if column not in frame_columns]:
+            raise InvalidInputError(f"{name} has no {format_names(missing)}{purpose}; it has {format_names(frame_columns)}.")
     if not selected:
         raise InvalidInputError(f"{name} needs at least one column of numbers, and none is asked for or there.")
     array = as_float64(
-        _read_values(frame if selected == tuple(names) else select_columns(frame, selected), selected, name)
+        _read_values(frame if selected == tuple(frame_columns) else select_columns(frame, selected), selected, name)
     )
     return FrameSource(
         array, name, 1, selected, id_column, None if id_column is None else _read_ids(frame, id_column, name)

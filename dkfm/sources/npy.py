@@ -43,7 +43,7 @@ class Header:
     offset: int
 
     @property
-    def file_bytes(self) -> int:
+    def min_file_bytes(self) -> int:
         """Least size of the file, in bytes."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
@@ -67,8 +67,8 @@ def parse_header(data: bytes, name: str, size: int) -> Header:
             raise ValueError("it holds pickled objects")
         if not all(type(length) is int and length >= 0 for length in header.shape):
             raise ValueError(f"its shape is {header.shape}")
-        if size < header.file_bytes:
-            raise ValueError(f"it has {size} bytes and needs {header.file_bytes} for its shape {header.shape}")
+        if size < header.min_file_bytes:
+            raise ValueError(f"it has {size} bytes and needs {header.min_file_bytes} for its shape {header.shape}")
     except Exception as error:  # NumPy raises many classes for an invalid header
         raise InvalidInputError(f"{name} cannot be read as a .npy file: {reason(error)}.") from None
     return header
@@ -91,7 +91,7 @@ class NpySource(DenseRows):
         require_two_dimensions(header.shape, header.dtype, str(path))
         return cls(path, (header.shape[0], header.shape[1]))
 
-    def is_unchanged(self, stamp: str) -> bool:  # only the shape was kept
+    def is_unchanged(self, current_stamp: str) -> bool:  # only the shape was kept
         """Return whether the header, read again, gives an equal source."""
         return open_npy(self.location) == self
 
@@ -132,8 +132,8 @@ class RemoteNpySource(DenseRows):
         size = remote.size()
         if size is None:
             raise InvalidInputError(f"There is no {remote}.")
-        header = parse_header(remote.read("", 0, min(size, MAX_HEADER_BYTES)), remote.name, size)
-        require_two_dimensions(header.shape, header.dtype, remote.name)
+        header = parse_header(remote.read("", 0, min(size, MAX_HEADER_BYTES)), remote.redacted_url, size)
+        require_two_dimensions(header.shape, header.dtype, remote.redacted_url)
         if header.fortran_order:
             raise InvalidInputError(
                 f"{remote} is stored by columns (Fortran order), so that no row can be read alone; "
@@ -141,11 +141,11 @@ class RemoteNpySource(DenseRows):
             )
         return cls(remote, (header.shape[0], header.shape[1]), dtype=header.dtype.str, offset=header.offset)
 
-    def is_unchanged(self, stamp: str) -> bool:  # only the header was kept
+    def is_unchanged(self, current_stamp: str) -> bool:  # only the header was kept
         """Return whether the header, read again, gives an equal source."""
         return open_npy(self.location) == self
 
-    def decoding_bytes(self, chunks: int) -> int:
+    def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes of the response, which is converted to the rows; a chunk is one row."""
         return chunks * self._row_bytes
 

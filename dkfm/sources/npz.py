@@ -57,7 +57,7 @@ class _Header:
     """Header of a member: the offset of the values in bytes, and their shape and dtype."""
 
     member: zipfile.ZipInfo
-    start: int
+    values_offset: int
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
 
@@ -92,13 +92,13 @@ class NpzSource(CsrRows):
         """Return a digest of the file's size, and its time of change or ETag."""
         return _stamp(self.location)
 
-    def state(self) -> str:
+    def stamp_with_ctime(self) -> str:
         """Return a digest that also includes the time of status change; on an object store the stamp."""
-        return _stamp(self.location, exact=True)
+        return _stamp(self.location, include_ctime=True)
 
-    def is_unchanged(self, stamp: str) -> bool:
-        """Return whether `stamp` is that of the file when it was opened."""
-        return stamp == self.opened_stamp
+    def is_unchanged(self, current_stamp: str) -> bool:
+        """Return whether `current_stamp` is that of the file when it was opened."""
+        return current_stamp == self.opened_stamp
 
     def read(self, rows: slice) -> Sparse:
         """Return some rows with sorted columns and without duplicates."""
@@ -137,11 +137,11 @@ def clear_unpacked() -> None:
     _unpacked.remove()
 
 
-def _stamp(path: Location, *, exact: bool = False) -> str:
+def _stamp(path: Location, *, include_ctime: bool = False) -> str:
     try:
         if is_remote(path):
             return change_detection.digest_files([("", *status(path))])  # one object, not all below a prefix
-        return locations.state(path) if exact else locations.stamp(path)
+        return locations.state(path) if include_ctime else locations.stamp(path)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -200,7 +200,7 @@ def _check_pointers(buffers: Iterable[bytes], header: _Header, stored: int, path
     try:
         for buffer in buffers:
             pointers.add(np.frombuffer(buffer, header.dtype))
-        return pointers.max_values_of_runs()
+        return pointers.max_nnz_per_row_window()
     except ValueError as error:
         raise InvalidInputError(f"The arrays of {path} do not make rows: {error}.") from None
 
@@ -246,7 +246,7 @@ def _read_buffers(archive: zipfile.ZipFile, header: _Header, path: Location) -> 
     member.file_size += 1  # zipfile stops at the declared size without an error
     remaining = header.bytes
     with archive.open(member) as file:
-        _skip(file, header.start)
+        _skip(file, header.values_offset)
         while buffer := file.read(min(_BUFFER_BYTES, remaining + 1)):
             remaining -= len(buffer)
             if remaining < 0:

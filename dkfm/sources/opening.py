@@ -30,7 +30,7 @@ def open_source(
     *,
     columns: Sequence[str] | None = None,
     id_column: str | None = None,
-    fitted: Sequence[str] | None = None,
+    fitted_columns: Sequence[str] | None = None,
 ) -> Source:
     """Return a source for an array, a data frame, a path, a URL of fsspec, or a local Zarr array.
 
@@ -46,7 +46,7 @@ def open_source(
         Names of the columns to read, in this order; by default all but the ids.
     id_column : str, optional
         Name of the column that contains the ids of the rows.
-    fitted : sequence of str, optional
+    fitted_columns : sequence of str, optional
         Names of the columns to read if `columns` is None; ignored if the columns of `data` have no names.
 
     Returns
@@ -63,13 +63,13 @@ def open_source(
     StoreError
         An object store does not respond, or denies access.
     """
-    requested = fitted if columns is None else columns
+    requested = fitted_columns if columns is None else columns
     if isinstance(data, str | os.PathLike):
         return _open_location(locate(data), requested, columns, id_column)
     if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
         _require_no_columns(name, columns, id_column)
         return open_zarr(Path(data.store.root) / data.path)
-    return _open_memory(unwrap(data), name, requested, columns, id_column, fitted)
+    return _open_memory(unwrap(data), name, requested, columns, id_column, fitted_columns)
 
 
 def _open_location(

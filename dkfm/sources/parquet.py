@@ -99,41 +99,41 @@ class ParquetSource(DenseRows):
             location, shape, largest_group, opened_stamp=stamp, column_indices=table.column_indices, id_column=id_column
         )
 
-    def decoding_bytes(self, chunks: int) -> int:
+    def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes that Arrow holds of one row group and of footers, whatever the number of chunks."""
         rows = min(self.chunk_rows, self.shape[0])
-        return _ARROW_COPIES * 8 * rows * min(_pass_columns(rows), self.shape[1]) + self._table.footer_bytes
+        return _ARROW_COPIES * 8 * rows * min(_pass_columns(rows), self.shape[1]) + self._footers.footer_bytes
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that are read."""
-        return self._table.columns
+        return self._footers.columns
 
     def stamp(self) -> str:
         """Return a digest of the names, sizes, and times of change or ETags of the files."""
         return parquet_files.list_files(self.location)[0]
 
-    def state(self) -> str:
+    def stamp_with_ctime(self) -> str:
         """Return a digest of the files that includes times of status change; on an object store the stamp."""
         return parquet_files.digest_state(self.location)
 
-    def is_unchanged(self, stamp: str) -> bool:
-        """Return whether `stamp` is that of the files when they were opened."""
-        return stamp == self.opened_stamp
+    def is_unchanged(self, current_stamp: str) -> bool:
+        """Return whether `current_stamp` is that of the files when they were opened."""
+        return current_stamp == self.opened_stamp
 
     def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the file that contains a row, and the row number in that file."""
-        table = self._table
+        table = self._footers
         group = table.find_group(row)
-        return str(table.group_file(group)), row - table.first_row_in_file(group)
+        return str(table.group_file(group)), row - table.file_first_row(group)
 
     def read(self, rows: slice) -> Array:
         """Return some rows; cache a row group that is read in part."""
-        table = self._table
+        table = self._footers
         start, stop, _ = rows.indices(self.shape[0])
         values = np.empty((max(0, stop - start), self.shape[1]), self._dtype(table))
         for group, part in _split_by_group(table, start, stop):
-            group_rows = table.group_rows(group)
+            group_rows = table.group_slice(group)
             out = values[group_rows.start + part.start - start : group_rows.start + part.stop - start]
             if len(out) == group_rows.stop - group_rows.start:
                 self._decode(group, out)
@@ -154,7 +154,7 @@ class ParquetSource(DenseRows):
         """
         if self.id_column is None:
             raise InvalidInputError(f"{self.location} was opened without ids; name their column with id_column=.")
-        table = self._table
+        table = self._footers
         start, stop, _ = rows.indices(self.shape[0])
         parts: list[pa.Array] = []
         remaining = _IDS_BYTES + _ID_BYTES * (stop - start)
@@ -174,12 +174,12 @@ class ParquetSource(DenseRows):
         return pa.concat_arrays(parts) if parts else pa.array([], table.id_type)
 
     @property
-    def _table(self) -> Footers:
+    def _footers(self) -> Footers:
         key = (self.location, self.opened_stamp, self.column_indices, self.id_column)
         expected = self.opened_stamp
         return _cached_footers.get(
             key,
-            lambda: parquet_footers.read_footers(self.location, self.column_indices, self.id_column, expected=expected)[
+            lambda: parquet_footers.read_footers(self.location, self.column_indices, self.id_column, expected_stamp=expected)[
                 1
             ],
         )
@@ -188,8 +188,8 @@ class ParquetSource(DenseRows):
         return np.dtype(np.float32 if self.keep_float32 and table.all_float32 else np.float64)
 
     def _decode_group(self, group: int) -> Array:
-        table = self._table
-        group_rows = table.group_rows(group)
+        table = self._footers
+        group_rows = table.group_slice(group)
         _require_max_bytes(8 * (group_rows.stop - group_rows.start) * self.shape[1], table, group)
         values = np.empty((group_rows.stop - group_rows.start, self.shape[1]), self._dtype(table))
         self._decode(group, values)
@@ -197,7 +197,7 @@ class ParquetSource(DenseRows):
 
     def _decode(self, group: int, values: Array) -> None:
         """Fill an array with the rows of a row group, some columns at a time."""
-        table = self._table
+        table = self._footers
         dtype = pa.from_numpy_dtype(values.dtype)
         with parquet_footers.open_parquet(table.group_file(group)) as parquet:
             for columns in row_slices(len(table.columns), _pass_columns(len(values))):
@@ -216,7 +216,7 @@ def _split_by_group(table: Footers, start: int, stop: int) -> Iterator[tuple[int
     """Yield the row groups that contain the rows from `start` to `stop`, each with its part of them as a slice."""
     while start < stop:
         group = table.find_group(start)
-        group_rows = table.group_rows(group)
+        group_rows = table.group_slice(group)
         yield group, slice(start - group_rows.start, min(stop, group_rows.stop) - group_rows.start)
         start = group_rows.stop
 
@@ -225,7 +225,7 @@ def _read_batches(
     parquet: "pq.ParquetFile", table: Footers, group: int, columns: tuple[str, ...]
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of columns of a row group, each with the number of its first row in the group."""
-    group_rows = table.group_rows(group)
+    group_rows = table.group_slice(group)
     max_bytes = len(columns) * (_COLUMN_BYTES + _VALUE_BYTES * (group_rows.stop - group_rows.start))
     for first, batch in _read_checked_batches(
         parquet, table, group, columns, max(1, _BATCH_VALUES // len(table.columns)), max_bytes
@@ -235,9 +235,9 @@ def _read_batches(
 
 def _read_id_batches(table: Footers, group: int, column: str) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield ids of a row group as `_read_batches` does; text ids are dictionary arrays."""
-    group_rows = table.group_rows(group)
+    group_rows = table.group_slice(group)
     with parquet_footers.open_parquet(
-        table.group_file(group), ids=column if _is_text(table.id_type) else None
+        table.group_file(group), dictionary_column=column if _is_text(table.id_type) else None
     ) as parquet:
         max_bytes = _IDS_BYTES + _ID_BYTES * (group_rows.stop - group_rows.start)
         yield from _read_checked_batches(parquet, table, group, (column,), _ID_ROWS, max_bytes)
@@ -247,7 +247,7 @@ def _read_checked_batches(
     parquet: "pq.ParquetFile", table: Footers, group: int, columns: tuple[str, ...], batch_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, "pa.RecordBatch"]]:
     """Yield batches of a row group; raise if rows are missing or added, or the footer declares over `max_bytes`."""
-    file, number, group_rows = table.group_file(group), int(table.group_indices[group]), table.group_rows(group)
+    file, number, group_rows = table.group_file(group), int(table.group_indices[group]), table.group_slice(group)
     rows, first = group_rows.stop - group_rows.start, 0
     declared = parquet_footers.sum_declared_bytes(parquet.metadata, number, columns)
     _require_max_bytes(declared, table, group, max_bytes)

@@ -65,11 +65,11 @@ def list_files(location: Location) -> tuple[str, tuple[TableFile, ...]]:
 def digest_state(location: Location) -> str:
     """Return the state of the files that `list_files` lists; on an object store their stamp."""
     return change_detection.digest_files(
-        _list_local(location, exact=True) if isinstance(location, Path) else _list_remote(location)
+        _list_local(location, include_ctime=True) if isinstance(location, Path) else _list_remote(location)
     )
 
 
-def _list_local(path: Path, *, exact: bool = False) -> list[tuple[str, int, int | str]]:
+def _list_local(path: Path, *, include_ctime: bool = False) -> list[tuple[str, int, int | str]]:
     try:
         entries = sorted(_walk(path), key=lambda file: file[0]) if path.is_dir() else [("", path.stat())]
     except OSError as error:
@@ -77,11 +77,11 @@ def _list_local(path: Path, *, exact: bool = False) -> list[tuple[str, int, int 
     for name, entry in entries:
         if not stat.S_ISREG(entry.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    return [(name, entry.st_size, change_detection.time_of_change(entry, exact)) for name, entry in entries]
+    return [(name, entry.st_size, change_detection.time_of_change(entry, include_ctime)) for name, entry in entries]
 
 
 def _list_remote(remote: Remote) -> list[tuple[str, int, int | str]]:
-    object_status = remote.status()
+    object_status = remote.read_size_and_stamp()
     if object_status is not None:
         return [("", *object_status)]
     listed: list[tuple[str, int, int | str]] = []

@@ -87,7 +87,7 @@ class Footers:
         """Return the index of the row group that contains a row."""
         return int(np.searchsorted(self.first_rows, row, side="right")) - 1
 
-    def group_rows(self, group: int) -> slice:
+    def group_slice(self, group: int) -> slice:
         """Return the rows of a row group, as a slice of the table."""
         return slice(int(self.first_rows[group]), int(self.first_rows[group + 1]))
 
@@ -95,33 +95,33 @@ class Footers:
         """Return the file that contains a row group."""
         return self.files[int(self.file_indices[group])]
 
-    def first_row_in_file(self, group: int) -> int:
+    def file_first_row(self, group: int) -> int:
         """Return the first row of the file that contains a row group."""
         return int(self.first_rows[np.searchsorted(self.file_indices, self.file_indices[group])])
 
 
 @contextmanager
-def open_parquet(file: TableFile, *, cached: bool = True, ids: str | None = None) -> Iterator["pq.ParquetFile"]:
+def open_parquet(file: TableFile, *, use_cached_footer: bool = True, dictionary_column: str | None = None) -> Iterator["pq.ParquetFile"]:
     """Open a file; raise an InvalidInputError if it is damaged, or changes after it was listed.
 
     Parameters
     ----------
     file : TableFile
         File to open.
-    cached : bool
+    use_cached_footer : bool
         Whether the footer may come from the cache.
-    ids : str, optional
+    dictionary_column : str, optional
         Name of a text column that is read as a dictionary array, so that equal values are stored once.
     """
     file.require_same()
     try:
-        metadata = _cached_metadata(file) if cached else _read_metadata(file)
+        metadata = _cached_metadata(file) if use_cached_footer else _read_metadata(file)
         with (
             file.open() as source,
             pq.ParquetFile(
                 source,
                 metadata=metadata,
-                read_dictionary=None if ids is None else [ids],
+                read_dictionary=None if dictionary_column is None else [dictionary_column],
                 page_checksum_verification=True,
                 pre_buffer=file.is_remote,  # fewer requests; on a disk, read a row group only while it is decoded
                 memory_map=False,  # if a mapped file is truncated, access to it kills the process
@@ -148,7 +148,7 @@ _cached_metadata = lru_cache(maxsize=_CACHED_FOOTERS)(_read_metadata)
 
 
 def read_footers(
-    path: Location, requested: Sequence[str | int] | None, id_column: str | None, expected: str | None = None
+    path: Location, requested: Sequence[str | int] | None, id_column: str | None, expected_stamp: str | None = None
 ) -> tuple[str, Footers]:
     """Return the stamp and the footers of a table.
 
@@ -160,7 +160,7 @@ def read_footers(
         Columns, by name or by index in the first file; by default all of that file but ids and index.
     id_column : str, optional
         Name of the column of ids.
-    expected : str, optional
+    expected_stamp : str, optional
         Stamp that the table must have.
 
     Raises
@@ -169,7 +169,7 @@ def read_footers(
         The table changed, or its files, columns or rows are not those of a table of numbers.
     """
     stamp, files = parquet_files.list_files(path)
-    if expected not in (None, stamp):
+    if expected_stamp not in (None, stamp):
         raise InvalidInputError(f"{path} changed since it was opened; open it again.")
     first, *_ = _read_footer(files[0])
     if requested is None:
@@ -206,7 +206,7 @@ def read_footers(
 
 def _read_footer(file: TableFile) -> tuple["pa.Schema", list[int], int]:
     """Return the schema of a file, the numbers of rows of its row groups, and the bytes of its footer."""
-    with open_parquet(file, cached=False) as parquet:
+    with open_parquet(file, use_cached_footer=False) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata
         _ = schema.names  # raises an error if a name is not text
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
@@ -262,7 +262,7 @@ def _is_number(dtype: "pa.DataType") -> bool:
     return any(is_type(dtype) for is_type in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
-def require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, path: Location | str) -> None:
+def require_ids(schema: "pa.Schema", first_schema: "pa.Schema", id_column: str | None, path: Location | str) -> None:
     """Raise an InvalidInputError unless the id column, if any, exists and has one plain type in all files."""
     if id_column is None:
         return
@@ -270,7 +270,7 @@ def require_ids(schema: "pa.Schema", first: "pa.Schema", id_column: str | None, 
         raise InvalidInputError(
             f"{path} has no {format_names([id_column])} for ids; it has {format_names(schema.names)}."
         )
-    dtype, expected = schema.field(id_column).type, first.field(id_column).type
+    dtype, expected = schema.field(id_column).type, first_schema.field(id_column).type
     if types.is_nested(dtype) or types.is_dictionary(dtype) or isinstance(dtype, pa.BaseExtensionType):
         raise InvalidInputError(
             f"The ids {id_column!r} of {path} are {dtype!s:.100}, and must be plain numbers, text or times."

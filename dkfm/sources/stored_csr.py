@@ -13,13 +13,13 @@ from dkfm.storage import csr
 class StoredCsr(CsrRows):
     """CSR rows in a store, as three arrays with a common name."""
 
-    array: str
+    array_prefix: str
     """Common name of the three arrays."""
 
     def read(self, rows: slice) -> Rows:
         """Return some rows."""
-        return csr.read_csr(cast("Path", self.location), self.array, self.shape[1], rows)
+        return csr.read_csr(cast("Path", self.location), self.array_prefix, self.shape[1], rows)
 
-    def is_unchanged(self, stamp: str) -> bool:  # only the driver writes this store
+    def is_unchanged(self, current_stamp: str) -> bool:  # only the driver writes this store
         """Return True: no other process writes the store."""
         return True

@@ -39,11 +39,11 @@ class _ZarrRows(DenseRows):
     opening_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, kw_only=True)
     """Random id of this opening, a key of cached chunks: chunks cached for an earlier opening may be outdated."""
 
-    def decoding_bytes(self, chunks: int) -> int:
+    def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes of concurrently decoded chunks, both stored and decoded."""
         return chunk_cache.estimate_decoding_bytes(self.shape, self.chunk_rows, chunks)
 
-    def is_unchanged(self, stamp: str) -> bool:  # only the metadata were kept
+    def is_unchanged(self, current_stamp: str) -> bool:  # only the metadata were kept
         """Return whether the metadata, read again, give an equal source."""
         return open_zarr(self.location) == self
 
@@ -59,7 +59,7 @@ class _ZarrRows(DenseRows):
 class ZarrSource(_ZarrRows):
     """Rows of an array in a store on this file system."""
 
-    raw_array: RawArray | None = None
+    uncompressed_array: RawArray | None = None
     """Reader that needs no Zarr, if the chunks are stored as in memory."""
 
     @classmethod
@@ -72,12 +72,12 @@ class ZarrSource(_ZarrRows):
         if array != path:
             zarr_schema.status_within(path, array / _METADATA)
         _, info = zarr_schema.read_source(array)
-        return cls(array, _checked_shape(info, array), info.chunks[0], raw_array=RawArray.of(array, info))
+        return cls(array, _checked_shape(info, array), info.chunks[0], uncompressed_array=RawArray.open_if_supported(array, info))
 
     def _read(self, rows: slice) -> Array:
         path = cast("Path", self.location)
         try:
-            values = None if self.raw_array is None else self.raw_array.read(rows)
+            values = None if self.uncompressed_array is None else self.uncompressed_array.read(rows)
             return chunk_cache.as_float(
                 bounded_chunks.read_bounded(path, rows) if values is None else values, self.keep_float32
             )
@@ -130,7 +130,7 @@ def _checked_shape(info: zarr_schema.ArrayInfo, location: Location) -> tuple[int
 
 
 def _list_remote_arrays(remote: Remote) -> list[str]:
-    return [name for name in remote.folders() if remote.size(f"{name}/{_METADATA}") is not None]
+    return [name for name in remote.list_folders() if remote.size(f"{name}/{_METADATA}") is not None]
 
 
 def _read_remote_metadata(remote: Remote) -> dict[str, object]:
@@ -146,7 +146,7 @@ def _read_remote_rows(remote: Remote, metadata: dict[str, object], rows: slice) 
     """Return some rows of an array in its dtype; a missing chunk has the fill value."""
     from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
-    with remote.connected("read") as (files, path):
+    with remote.open_filesystem("read") as (files, path):
         # Share the connection, because an asynchronous one that Zarr opens would never be closed.
         chunks = FsspecStore(AsyncFileSystemWrapper(files, asynchronous=True), read_only=True, path=path)
         array = zarr.Array(zarr.AsyncArray(bounded_chunks.bounded_metadata(metadata), StorePath(chunks)))

@@ -113,12 +113,12 @@ class _BoundedCodec(BytesBytesCodec):
     """Compressor that raises if a chunk does not decode to its exact size."""
 
     compressor: str
-    checksums: int
+    crc32c_count: int
     """Number of checksums between the values and the compressor."""
     is_fixed_size = False
 
     def _decode_sync(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> Buffer:
-        size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize + CRC_BYTES * self.checksums
+        size = prod(chunk_spec.shape) * chunk_spec.dtype.to_native_dtype().itemsize + CRC_BYTES * self.crc32c_count
         data = np.ascontiguousarray(chunk_bytes.as_numpy_array())
         return chunk_spec.prototype.buffer.from_bytes(_decode(self.compressor, data, size))
 

@@ -118,7 +118,7 @@ class PointerCheck:
         self._last = pointers[-(2**_MAX_POWER) :]
         self._rows += len(part)
 
-    def max_values_of_runs(self) -> tuple[int, ...]:
+    def max_nnz_per_row_window(self) -> tuple[int, ...]:
         """Return the largest number of values in 1, 2, 4, .. consecutive rows, after the last pointer was added.
 
         Raises
@@ -137,10 +137,10 @@ def max_values_of_runs(rows: Sparse) -> tuple[int, ...]:
     pointers = PointerCheck(int(rows.indptr[-1]))
     for start in range(0, len(rows.indptr), _CHUNK_LENGTH):
         pointers.add(rows.indptr[start : start + _CHUNK_LENGTH])
-    return pointers.max_values_of_runs()
+    return pointers.max_nnz_per_row_window()
 
 
-def float64_equivalent(runs: tuple[int, ...], rows: int) -> int:
+def float64_equivalent(max_nnz: tuple[int, ...], rows: int) -> int:
     """Return the largest memory of `rows` consecutive CSR rows, as a number of float64 values.
 
     Each stored value counts twice, with its column index, and each row once, for its pointer.
@@ -148,10 +148,10 @@ def float64_equivalent(runs: tuple[int, ...], rows: int) -> int:
     >>> float64_equivalent((5, 9, 16), 3)
     31
     """
-    full_runs, rest = divmod(rows, 1 << len(runs) - 1)
-    in_parts = sum(largest for power, largest in enumerate(runs[:-1]) if rest >> power & 1)
-    in_next_run = runs[(rest - 1).bit_length()] if rest else 0
-    return 2 * (full_runs * runs[-1] + min(in_parts, in_next_run)) + rows
+    full_runs, rest = divmod(rows, 1 << len(max_nnz) - 1)
+    in_parts = sum(largest for power, largest in enumerate(max_nnz[:-1]) if rest >> power & 1)
+    in_next_run = max_nnz[(rest - 1).bit_length()] if rest else 0
+    return 2 * (full_runs * max_nnz[-1] + min(in_parts, in_next_run)) + rows
 
 
 def require_csr_complete(root: Path, name: str) -> None:

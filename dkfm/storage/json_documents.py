@@ -17,10 +17,10 @@ _MAX_CONTAINERS = 2**21
 """Largest number of lists and objects: in memory, each takes 30 times the bytes of its text."""
 
 
-def read_json(path: Path, most: int = MAX_JSON) -> dict[str, object]:
-    """Read a JSON object from a plain file of at most `most` bytes."""
+def read_json(path: Path, max_bytes: int = MAX_JSON) -> dict[str, object]:
+    """Read a JSON object from a plain file of at most `max_bytes` bytes."""
     try:
-        return parse_json(local.read_plain(path, most), path)
+        return parse_json(local.read_plain(path, max_bytes), path)
     except FileNotFoundError:
         raise UnsupportedStoreError(f"{path} is missing, so {path.parent} is not a store that dkfm reads.") from None
     except MemoryError as error:

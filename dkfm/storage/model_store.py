@@ -44,7 +44,7 @@ class Record:
     """Parameters of the estimator, as plain JSON values."""
     fitted: Mapping[str, object]
     """Fitted attributes of the estimator, as plain JSON values."""
-    arrays: Mapping[str, Array]
+    extra_arrays: Mapping[str, Array]
     """Fitted arrays that are not part of the model."""
     model: Model
     """Kernel, landmarks and heads."""
@@ -55,7 +55,7 @@ class Record:
     def classes(self) -> tuple[str | int | float, ...]:
         """Class labels of a classifier, ascending and of one type; empty for other models."""
         classes, heads = self.fitted.get("classes"), self.model.heads.values()
-        counts = {links.count_classes(head.columns) for head in heads if links.returns_codes(head.link)}
+        counts = {links.count_classes(head.n_columns) for head in heads if links.returns_codes(head.link)}
         if classes is None and not counts:
             return ()
         if not isinstance(classes, list) or not _are_labels(classes):
@@ -90,7 +90,7 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
     KernelError
         The kernel is code, not a value of dkfm's registry.
     """
-    arrays, landmarks = dict(record.arrays), record.model.landmarks
+    arrays, landmarks = dict(record.extra_arrays), record.model.landmarks
     if isinstance(landmarks, np.ndarray):
         arrays["landmarks"] = landmarks
     names: dict[int, str] = {}
@@ -106,10 +106,10 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         name: {
             "weights": name_of(head.weights),
             "offset": name_of(head.offset),
-            "rotation": name_of(head.rotation),
+            "rotation": name_of(head.sqrt_eigenvalues),
             "link": head.link,
             "triangular": head.triangular,
-            "first": head.first,
+            "first": head.n_leading_columns,
         }
         for name, head in record.model.heads.items()
     }
@@ -121,7 +121,7 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
         "sparse_columns": None if isinstance(landmarks, np.ndarray) else landmarks.shape[1],
         "heads": heads,
         "shift": name_of(record.model.shift),
-        "extra": sorted(record.arrays),
+        "extra": sorted(record.extra_arrays),
     }
     sparse = [] if isinstance(landmarks, np.ndarray) else csr.array_names("landmarks")
     with zarr_store.new_store(path, "model", attributes, [*arrays, *sparse], overwrite=overwrite) as group:
@@ -268,7 +268,7 @@ def _read_record(
         estimator=str(attributes["estimator"]),
         parameters=dict(_require_items(attributes["parameters"])),
         fitted=dict(_require_items(attributes["fitted"])),
-        arrays=extra,
+        extra_arrays=extra,
         model=_build_model(kernel, landmarks, heads, array(attributes["shift"])),
         digest=digest,
     )
@@ -283,18 +283,18 @@ def _build_model(kernel: Kernel, landmarks: Rows, heads: dict[str, Head], shift:
     return Model(kernel, landmarks, heads, shift)
 
 
-def _read_landmarks(path: Path, attributes: dict[str, object], array: Callable[[object], Array | None]) -> Rows:
+def _read_landmarks(path: Path, attributes: dict[str, object], read_array: Callable[[object], Array | None]) -> Rows:
     columns = attributes.get("sparse_columns")
     if columns is None:
-        return as_rows(array("landmarks"), "landmarks")
+        return as_rows(read_array("landmarks"), "landmarks")
     if type(columns) is not int or not 0 < columns < 2**31:
         raise UnsupportedStoreError(f"{path} has sparse landmarks of {columns!r} columns.")
     csr.require_csr_complete(path, "landmarks")
     return as_rows(csr.read_csr(path, "landmarks", columns), "landmarks")
 
 
-def _build_head(weights: Array | None, offset: Array | None, rotation: Array | None, h: dict[str, Any], n: int) -> Head:
-    links.link_by_name(h["link"])
+def _build_head(weights: Array | None, offset: Array | None, rotation: Array | None, config: dict[str, Any], n: int) -> Head:
+    links.link_by_name(config["link"])
     weights = _require_array(weights)
     vectors = [v for v in (offset, rotation) if v is not None]
     in_memory = [weights, *vectors] if isinstance(weights, np.ndarray) else vectors
@@ -302,7 +302,7 @@ def _build_head(weights: Array | None, offset: Array | None, rotation: Array | N
         raise UnsupportedStoreError("A head has weights that are not finite.")
     if any(v.dtype != weights.dtype or v.dtype.kind != "f" for v in (weights, *vectors)):
         raise UnsupportedStoreError("A head's arrays are not of one precision.")
-    triangular, first = h["triangular"], h["first"]
+    triangular, first = config["triangular"], config["first"]
     expected = (first,) if type(first) is int and rotation is None else weights.shape[1:]
     if weights.ndim != 2 or weights.shape[0] != n or any(v.shape != expected for v in vectors):
         raise UnsupportedStoreError("A head's weights, offset and rotation do not fit the landmarks or each other.")
@@ -313,7 +313,7 @@ def _build_head(weights: Array | None, offset: Array | None, rotation: Array | N
     valid = type(first) is int and 0 <= first <= weights.shape[1] and not triangular and rotation is None
     if first is not None and not valid:
         raise UnsupportedStoreError("A head uses columns of its weights that are not there.")
-    return Head(weights, offset, rotation, str(h["link"]), triangular, first)
+    return Head(weights, offset, rotation, str(config["link"]), triangular, first)
 
 
 def _require_array(array: Array | None) -> Array:

@@ -130,7 +130,7 @@ def _url_in_messages(folder: Path, remote: Remote) -> Iterator[None]:
     except StoreError as error:
         if str(folder) not in str(error):
             raise
-        raise type(error)(str(error).replace(str(folder), remote.name)) from error
+        raise type(error)(str(error).replace(str(folder), remote.redacted_url)) from error
 
 
 def is_taken_at(remote: Remote) -> bool:
@@ -249,15 +249,15 @@ def _download(remote: Remote, folder: Path, digest: str | None = None) -> None:
         remote.download(folder, sizes)
 
 
-def _list_sizes(remote: Remote, listed: object) -> dict[str, int]:
-    if not isinstance(listed, Mapping):
+def _list_sizes(remote: Remote, marker_files: object) -> dict[str, int]:
+    if not isinstance(marker_files, Mapping):
         raise DamagedStoreError(f"The marker {remote}/{zarr_schema.MARKER} is damaged.")
     sizes = {}
     for name, size, _ in remote.list_objects():
-        if name != zarr_schema.MARKER and name not in listed:  # at once: there may be millions of others
+        if name != zarr_schema.MARKER and name not in marker_files:  # at once: there may be millions of others
             raise DamagedStoreError(f"{remote} has lost or gained {name} since it was written.")
         sizes[name] = size
-    missing = sorted({*listed, zarr_schema.MARKER} - set(sizes))
+    missing = sorted({*marker_files, zarr_schema.MARKER} - set(sizes))
     if missing:
         raise DamagedStoreError(f"{remote} has lost or gained {missing[0]} since it was written.")
     return sizes

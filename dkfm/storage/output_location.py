@@ -40,7 +40,7 @@ class PendingFile(Protocol):
         """Open file, for writing and reading back."""
 
     @property
-    def durable(self) -> bool:
+    def is_synced_on_commit(self) -> bool:
         """Whether the content must be synced to disk before the file gets its name."""
 
     def commit(self, *, exclusive: bool = False) -> bool:
@@ -51,13 +51,13 @@ class OutputLocation(Protocol):
     """Files of one output, in a folder or below a prefix."""
 
     @property
-    def commits_late(self) -> bool:
+    def has_in_flight_writes(self) -> bool:
         """Whether a file begun for an earlier output may still be renamed into place."""
 
-    def create(self, name: str, data: bytes, overwrite: bool) -> AbstractContextManager["OutputLocation"]:
+    def create_output(self, name: str, data: bytes, overwrite: bool) -> AbstractContextManager["OutputLocation"]:
         """Create an output with its first file; yield the location for its other files until all are written."""
 
-    def own_attributes(self) -> dict[str, object] | None:
+    def find_own_attributes(self) -> dict[str, object] | None:
         """Return the attributes of dkfm's store here; None if nothing is here, empty if something else is."""
 
     def read_attributes(self) -> dict[str, object]:
@@ -75,11 +75,11 @@ class OutputLocation(Protocol):
     def require_plain(self) -> None:
         """Raise a StoreError if something is not a plain file, such as a link."""
 
-    def read_ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
+    def read_last_bytes(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
         """Return the last `length` bytes of each file; `sizes` gives the names and sizes."""
 
-    def open(self, name: str, limit: int | None = None) -> IO[bytes] | None:
-        """Open a file for reading; None if it does not exist. No more than `limit` + 1 bytes need to be readable."""
+    def open(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
+        """Open a file for reading; None if it does not exist. No more than `max_bytes` + 1 bytes need to be readable."""
 
     def create_file(self, name: str) -> AbstractContextManager[PendingFile]:
         """Begin a file, which is removed at the end of the context unless it was committed."""
@@ -99,20 +99,20 @@ class LocalOutput:
     """Files of an output in a folder of this file system."""
 
     root: Path
-    commits_late = False  # hidden files are removed together with the folder of their output
+    has_in_flight_writes = False  # hidden files are removed together with the folder of their output
 
     def __str__(self) -> str:
         return str(self.root)
 
     @contextmanager
-    def create(self, name: str, data: bytes, overwrite: bool) -> Iterator["OutputLocation"]:
+    def create_output(self, name: str, data: bytes, overwrite: bool) -> Iterator["OutputLocation"]:
         """Create an output with its first file, in a hidden folder that is renamed when the context ends."""
         with zarr_store.new_store_folder(self.root, "scores", overwrite=overwrite) as folder:
             folder.mkdir()
             (folder / name).write_bytes(data)
             yield LocalOutput(folder)
 
-    def own_attributes(self) -> dict[str, object] | None:
+    def find_own_attributes(self) -> dict[str, object] | None:
         """Return the attributes of dkfm's store here; raise if something else is here."""
         return zarr_store.require_own_store(self.root) if zarr_store.is_taken(self.root) else None
 
@@ -141,7 +141,7 @@ class LocalOutput:
         for _ in self.list_files():
             pass
 
-    def read_ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
+    def read_last_bytes(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
         """Return the last `length` bytes of each file; `sizes` gives the names and sizes."""
         ends = {}
         for name, size in sizes.items():
@@ -204,18 +204,18 @@ class RemoteOutput:
     """Files of an output below a prefix of an object store."""
 
     root: Remote
-    commits_late = True  # a request that was sent may arrive at any time
+    has_in_flight_writes = True  # a request that was sent may arrive at any time
 
     def __str__(self) -> str:
         return str(self.root)
 
     @contextmanager
-    def create(self, name: str, data: bytes, overwrite: bool) -> Iterator["OutputLocation"]:
+    def create_output(self, name: str, data: bytes, overwrite: bool) -> Iterator["OutputLocation"]:
         """Create an output with its first file, which claims the prefix."""
         model_transfer.claim(self.root, "scores", name, data, overwrite)
         yield self
 
-    def own_attributes(self) -> dict[str, object] | None:
+    def find_own_attributes(self) -> dict[str, object] | None:
         """Return the attributes of dkfm's store here."""
         return model_transfer.find_own_attributes_at(self.root) if model_transfer.is_taken_at(self.root) else None
 
@@ -246,7 +246,7 @@ class RemoteOutput:
     def require_plain(self) -> None:
         """Do nothing: an object store has only plain objects."""
 
-    def read_ends(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
+    def read_last_bytes(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
         """Return the last `length` bytes of each object, with a few requests at a time."""
 
         def end(name: str) -> tuple[str, bytes]:
@@ -286,7 +286,7 @@ class _PendingObject:
     root: Remote
     key: str
     file: IO[bytes]
-    durable = False
+    is_synced_on_commit = False
 
     @property
     def name(self) -> str:

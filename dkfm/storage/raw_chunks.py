@@ -26,7 +26,7 @@ class RawArray:
     info: zarr_schema.ArrayInfo
 
     @classmethod
-    def of(cls, path: Path, info: zarr_schema.ArrayInfo) -> "RawArray | None":
+    def open_if_supported(cls, path: Path, info: zarr_schema.ArrayInfo) -> "RawArray | None":
         """Return the array at a path; None if its chunks are not whole rows of uncompressed values."""
         whole_rows = len(info.shape) == 2 and info.chunks[1] == info.shape[1]
         return cls(path, info) if info.checksum_bytes is not None and whole_rows else None

@@ -216,7 +216,7 @@ def test_a_negative_part_that_no_product_shows_is_told_by_the_trace():
     problem = pca.Problem(lambda C: values[:, None] * C, np.zeros(200), float(values.sum()))
     wanted, start = pca.ComponentOptions(2, on_indefinite="raise"), np.eye(200, 16)  # which sees no negative eigenvalue
     with pytest.raises(NotPSDError):
-        pca.solve_leading_components(problem, start, wanted, pca.Weighting(weighting, centered=False), most=1)
+        pca.solve_leading_components(problem, start, wanted, pca.Weighting(weighting, centered=False), max_products=1)
 
 
 def test_shares_of_a_positive_semi_definite_kernel_are_of_the_trace_in_every_solver(rng):

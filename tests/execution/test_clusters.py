@@ -341,7 +341,7 @@ def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):
     from dkfm.execution.clusters.connect import connect
 
     (tmp_path / "scheduler.json").write_text(f'{{"address": "{client.scheduler.address}"}}')
-    with connect(str(tmp_path / "scheduler.json"), current=False) as found:
+    with connect(str(tmp_path / "scheduler.json"), set_as_default=False) as found:
         assert found.submit(int, "7").result() == 7
 
 
@@ -356,7 +356,7 @@ def test_a_lost_scheduler_leaves_no_traceback_in_the_log(client):
     handler.emit = told.append
     logger.addHandler(handler)
     try:
-        with connect(client.scheduler.address, current=False) as found:
+        with connect(client.scheduler.address, set_as_default=False) as found:
             stream = found.scheduler_comm
 
             async def lose():

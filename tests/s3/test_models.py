@@ -234,7 +234,7 @@ def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, plac
 def test_a_worker_opens_a_model_at_a_url(model, fitted, rows, streamed):
     digest = json.loads(model.read(zarr_schema.MARKER))["digest"]
     try:
-        scorer = model_cache.get_saved_scorer(model.url, digest, streamed=streamed)
+        scorer = model_cache.get_saved_scorer(model.url, digest, stream_weights=streamed)
         np.testing.assert_allclose(scorer("scores", rows), fitted.transform(rows), atol=1e-12)
     finally:
         model_cache.remove_model(digest)

@@ -231,15 +231,15 @@ def test_a_streamed_model_that_is_replaced_or_moved_is_never_taken_for_another(t
     one.save(tmp_path / "model")
     one.save(tmp_path / "copy")
     digest, Z = model_store.load_record(tmp_path / "model", streamed=True).digest, rng.normal(size=(5, 2))
-    scorer = get_saved_scorer(str(tmp_path / "model"), digest, streamed=True)
+    scorer = get_saved_scorer(str(tmp_path / "model"), digest, stream_weights=True)
     np.testing.assert_allclose(scorer("features", Z), one.transform(Z), atol=1e-12)
     other.save(tmp_path / "model", overwrite=True)
     with pytest.raises(DamagedStoreError, match="replaced"):
         scorer("features", Z)
-    again = get_saved_scorer(str(tmp_path / "copy"), digest, streamed=True)
+    again = get_saved_scorer(str(tmp_path / "copy"), digest, stream_weights=True)
     np.testing.assert_allclose(again("features", Z), one.transform(Z), atol=1e-12)
     remove_model(digest)
-    assert get_saved_scorer(str(tmp_path / "copy"), digest, streamed=True) is not again
+    assert get_saved_scorer(str(tmp_path / "copy"), digest, stream_weights=True) is not again
     remove_model(digest)
 
 

@@ -141,8 +141,8 @@ def fit_components(
     ConvergenceError
         Lanczos did not converge within `max_iter` products.
     """
-    n, q, kernel = data.landmarks.shape[0], options.count, data.kernel
-    dense_bytes = budget.fit_bytes(n, data.values_per_row, kernel.peak_blocks, kernel.landmark_copies)
+    n, q, kernel = data.rows_as_landmarks.shape[0], options.count, data.kernel
+    dense_bytes = budget.fit_bytes(n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies)
     dense_fits = n <= budget.LARGEST_DENSE_N and dense_bytes <= memory.available_memory()
     if isinstance(q, int) and _uses_lanczos(n, q, solver, dense_fits):
         try:
@@ -150,9 +150,9 @@ def fit_components(
         except ConvergenceError:
             if solver.eigen_solver != "auto" or not dense_fits:
                 raise
-    memory.require_driver_memory(n, data.values_per_row, kernel.peak_blocks, kernel.landmark_copies)
+    memory.require_driver_memory(n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
-    gram_holder = [data.gram(solver.tile_rows, solver.workspace, solver.progress)]
+    gram_holder = [data.compute_gram(solver.tile_rows, solver.workspace, solver.progress)]
     with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n), solver.progress):
         return pca.solve_components(gram_holder.pop(), options, weighting, solver.formulation)
 
@@ -166,7 +166,7 @@ def _uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bo
 
 
 def _fit_few(data: TrainingData, options: ComponentOptions, weighting: Weighting, solver: SolverOptions) -> Components:
-    n, q = data.landmarks.shape[0], int(options.count or 0)
+    n, q = data.rows_as_landmarks.shape[0], int(options.count or 0)
     # The start only changes the rounding of the result, so a fixed seed is the default.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
@@ -193,10 +193,10 @@ def _fit_few(data: TrainingData, options: ComponentOptions, weighting: Weighting
 @contextmanager
 def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions) -> Iterator[Problem]:
     """Yield the eigenproblem, with the Gram matrix in memory if it fits, else in its store or source."""
-    n, d, kernel, free = data.landmarks.shape[0], data.values_per_row, data.kernel, memory.available_memory()
+    n, d, kernel, free = data.rows_as_landmarks.shape[0], data.mean_values_per_row, data.kernel, memory.available_memory()
     basis_columns, columns = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
     if budget.lanczos_bytes(n, d, basis_columns, columns, kernel.peak_blocks, kernel.landmark_copies) <= free:
-        yield pca.make_dense_problem(data.gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
+        yield pca.make_dense_problem(data.compute_gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
         return
     is_precomputed = isinstance(data, PrecomputedGram)
     tile_rows, threads = (
@@ -210,7 +210,7 @@ def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: Solv
     else:
         with build.open_stored_gram(
             kernel,
-            data.landmarks,
+            data.rows_as_landmarks,
             tile_rows=solver.tile_rows,
             workspace=solver.workspace,
             progress=solver.progress,
@@ -220,17 +220,17 @@ def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: Solv
 
 def _require_symmetric(data: PrecomputedGram) -> None:
     """Raise unless ``u'Kv = v'Ku`` for two random vectors; this reads the matrix once more."""
-    V = np.random.default_rng(0).normal(size=(len(data.row_indices), 2))
+    V = np.random.default_rng(0).normal(size=(len(data.original_row_indices), 2))
     products = V.T @ _multiply_by_tiles(data, V)
     if abs(products[0, 1] - products[1, 0]) > _SYMMETRY_TOLERANCE * np.abs(products).max():
         raise InvalidInputError("The Gram matrix is not symmetric.")
 
 
 def _multiply_by_tiles(data: PrecomputedGram, V: Array) -> Array:
-    product, start = np.empty((len(data.row_indices), V.shape[1])), 0
-    all_columns = len(data.row_indices) == data.source.shape[1]
-    for tile in data.tiles():
-        product[start : start + len(tile)] = (tile if all_columns else tile[:, data.row_indices]) @ V
+    product, start = np.empty((len(data.original_row_indices), V.shape[1])), 0
+    all_columns = len(data.original_row_indices) == data.source.shape[1]
+    for tile in data.iter_row_tiles():
+        product[start : start + len(tile)] = (tile if all_columns else tile[:, data.original_row_indices]) @ V
         start += len(tile)
     return product
 
@@ -242,20 +242,20 @@ def make_components_model(
     return cast_model(Model(kernel, landmarks, pca.make_component_heads(components, centered)), dtype)
 
 
-def warn_of_rounding(measured: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:
+def warn_of_rounding(score_certificate: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:
     """Warn if rounding is too large a part of the scores of the training rows."""
     remedy = "the mean of the features hides their variance: centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these scores: fit with dtype="float64"'
-    certificate.warn_of_error(measured.error, dtype, f"The certificate of these scores is {measured}", remedy)
+    certificate.warn_of_error(score_certificate.error, dtype, f"The certificate of these scores is {score_certificate}", remedy)
 
 
-def collect_fitted(components: Components, weight: float) -> dict[str, object]:
-    """Return the fitted values of components by name; `weight` is the sum of the sample weights."""
+def collect_fitted(components: Components, total_weight: float) -> dict[str, object]:
+    """Return the fitted values of components by name; `total_weight` is the sum of the sample weights."""
     return {
         "eigenvalues": components.eigenvalues,
-        "total_variance": components.eigenvalue_sum / weight,
-        "total_weight": weight,
+        "total_variance": components.eigenvalue_sum / total_weight,
+        "total_weight": total_weight,
     }
 
 
@@ -289,18 +289,18 @@ def fit_in_map(
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
         data, weights = apply_weights(all_rows, sample_weight)
-        moments = training_reductions.feature_moments(map_scorer, data.tiles(), data.diagonal(), weights)
+        moments = training_reductions.feature_moments(map_scorer, data.iter_row_tiles(), data.diagonal(), weights)
         if is_clipped(feature_map.error_bounds):
-            moments = replace(moments, trace=float(np.trace(moments.second)))
+            moments = replace(moments, kernel_trace=float(np.trace(moments.second_moment)))
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     components = pca.solve_components_of_map(W, moments, options, centered)
     fitted_model = make_components_model(model.kernel, model.original_landmarks, components, centered, model.dtype)
     scorer = prepare_scorer(fitted_model)
     if landmarks_only:
-        measured = certificate.certify_components(scorer, components.eigenvalues, landmarks.tiles())
+        measured = certificate.certify_components(scorer, components.eigenvalues, landmarks.iter_row_tiles())
     else:
-        measured = certificate.certify_axes(scorer, components.eigenvalues, landmarks.tiles(), moments.weight)
+        measured = certificate.certify_axes(scorer, components.eigenvalues, landmarks.iter_row_tiles(), moments.weight)
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
 

@@ -68,15 +68,15 @@ def fit_discriminants(
     data: TrainingData, classes: Classes, options: DiscriminantOptions, dtype: np.dtype[np.floating]
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and the fitted values by name."""
-    kernel, n = data.kernel, data.landmarks.shape[0]
+    kernel, n = data.kernel, data.rows_as_landmarks.shape[0]
     small_shrinkage = options.shrinkage is not None and options.shrinkage < shrinkage.SHRINKAGE_GRID[0]
     by_eigenvalues = small_shrinkage or options.on_indefinite == "clip" or not _is_known_psd(kernel)
     decomposes = by_eigenvalues or options.shrinkage is None
-    _require_memory(n, data.values_per_row, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
+    _require_memory(n, data.mean_values_per_row, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
     has_room = decomposes or memory.has_driver_memory(
-        n, data.values_per_row, kernel.peak_blocks, kernel.landmark_copies
+        n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies
     )
-    K = data.gram(options.tile_rows, options.workspace, options.progress)
+    K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
     with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n) if decomposes else 0.0, options.progress):
         chosen = (
             shrinkage.choose_shrinkage(K, classes, options.on_indefinite)
@@ -89,7 +89,7 @@ def fit_discriminants(
         )
     del K
     model = cast_model(
-        Model(kernel, data.landmarks, fisher.make_discriminant_heads(result, classes, options.n_components)), dtype
+        Model(kernel, data.rows_as_landmarks, fisher.make_discriminant_heads(result, classes, options.n_components)), dtype
     )
     values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
@@ -114,14 +114,14 @@ def fit_in_map(
         moments = compute_landmark_moments(feature_map, W, sample_weight)
         labels, codes = np.unique(y, return_inverse=True)
         classes = options.make_classes(codes, np.ones(len(y)), labels)
-        sums: Array = classes.indicators().T @ (W * moments.second)
-        second: Array = np.diag(moments.second)
+        sums: Array = classes.weighted_indicators().T @ (W * moments.second_moment)
+        second: Array = np.diag(moments.second_moment)
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
         data, weights = apply_weights(all_rows, sample_weight)
-        labels, codes = np.unique(y if data is all_rows else y[cast("Indices", data.row_indices)], return_inverse=True)
+        labels, codes = np.unique(y if data is all_rows else y[cast("Indices", data.original_row_indices)], return_inverse=True)
         classes = options.make_classes(codes, weights, labels)
-        sums, second = training_reductions.feature_sums(map_scorer, data.tiles(), classes.indicators())
+        sums, second = training_reductions.feature_sums(map_scorer, data.iter_row_tiles(), classes.weighted_indicators())
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
@@ -134,7 +134,7 @@ def fit_in_map(
         model.dtype,
     )
     mean = sums.sum(axis=0) / classes.total
-    values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.inner_products, "mean": W @ mean}
+    values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products, "mean": W @ mean}
     measured = certify_fit(prepare_scorer(fitted_model), landmarks, values, result.ridge)
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
@@ -146,7 +146,7 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, ob
     `fitted` holds "means" and "priors", and "codes" after a fit to a Gram matrix or "squares" and "mean" in a map.
     """
     means, priors = cast("Array", fitted["means"]), cast("Array", fitted["priors"])
-    count = scorer.model.head("scores").columns
+    count = scorer.model.head("scores").n_columns
     combinations, constants = fisher.decision_functions(means, priors)
     worst, longest = Certificate(0.0, 0.0, 0), 1 / ridge if ridge > 0 else 0.0
     if len(combinations) and "squares" in fitted:
@@ -158,24 +158,24 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, ob
         if "codes" in fitted:
             codes = cast("Indices", fitted["codes"])
             weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
-            indicators = Classes(codes.astype(np.int64), weights, len(priors)).indicators()
+            indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_indicators()
             expected = T.T @ T, means @ T - b
-            measured = discriminants.certify_discriminants(scorer, name, landmarks.tiles(), indicators, expected, ridge)
+            measured = discriminants.certify_discriminants(scorer, name, landmarks.iter_row_tiles(), indicators, expected, ridge)
         else:
             products = T.T @ cast("Array", fitted["squares"]) @ T
             mean = cast("Array", fitted["mean"])
-            measured = discriminants.certify_combinations(scorer, name, landmarks.tiles(), products, mean, b, longest)
+            measured = discriminants.certify_combinations(scorer, name, landmarks.iter_row_tiles(), products, mean, b, longest)
         worst = worst.combine(measured)
     return worst
 
 
 def _collect_fitted(result: Discriminants, classes: Classes, shrinkage_used: float) -> dict[str, object]:
-    if not len(result.ratios):
+    if not len(result.between_class_variances):
         message = f"Beside a ridge of {result.ridge:.1e} the classes have one mean: the priors alone decide."
         warnings.warn(message, DkfmWarning, stacklevel=4)
     return {
         "priors": classes.class_probabilities,
-        "ratios": result.ratios,
+        "ratios": result.between_class_variances,
         "means": result.means,
         "shrinkage": shrinkage_used,
         "ridge": result.ridge,

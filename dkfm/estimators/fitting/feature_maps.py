@@ -61,7 +61,7 @@ def fit_map(
     # Residuals and means over all training rows are computed in float64.
     scorer = _root_scorer(data, landmarks, root)
     if remaining is None:
-        remaining, lowest = training_reductions.largest_residuals(scorer, data.tiles(), diagonal)
+        remaining, lowest = training_reductions.largest_residuals(scorer, data.iter_row_tiles(), diagonal)
     if options.on_indefinite != "clip" and not all_rows:
         _require_psd(scorer, data, lowest, root)
     bounds, rank = roots.error_bounds(remaining, root.values, max_similarity, dtype), len(root.values)
@@ -81,14 +81,14 @@ def fit_map(
         root = root.truncate(rank)
         landmarks = landmarks.subset(np.arange(len(root.weights))) if root.triangular else landmarks
         scorer = _root_scorer(data, landmarks, root)
-    mean = None if weights is None else training_reductions.mean_kernel_values(scorer, data.tiles(), weights)
+    mean = None if weights is None else training_reductions.mean_kernel_values(scorer, data.iter_row_tiles(), weights)
     with np.errstate(over="ignore"):  # values that float32 cannot hold raise below
         model = _make_model(scorer.model, root, mean, options.basis, dtype)
     del scorer
     fitted = {**_root_arrays(root, options.basis), "error_bounds": bounds[: rank + 1], "max_similarity": max_similarity}
     fitted |= {} if mean is None else {"mean": mean}
-    if landmarks.row_indices is not None and not (landmarks is data and landmarks.row_indices[-1] == len(diagonal) - 1):
-        fitted["landmark_indices"] = landmarks.row_indices
+    if landmarks.original_row_indices is not None and not (landmarks is data and landmarks.original_row_indices[-1] == len(diagonal) - 1):
+        fitted["landmark_indices"] = landmarks.original_row_indices
     certificates = _certify(prepare_scorer(model), data, landmarks, mean)
     if not np.isfinite(certificates["certificate"].error):
         raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
@@ -106,8 +106,8 @@ def _certify(scorer: Scorer, data: TrainingData, landmarks: TrainingData, mean: 
 
 def _uses_all(landmarks: TrainingData, data: TrainingData) -> bool:
     """Return whether the landmarks are all training rows, in any order."""
-    are_rows = landmarks is data or landmarks.row_indices is not None
-    return are_rows and landmarks.landmarks.shape[0] == data.landmarks.shape[0]
+    are_rows = landmarks is data or landmarks.original_row_indices is not None
+    return are_rows and landmarks.rows_as_landmarks.shape[0] == data.rows_as_landmarks.shape[0]
 
 
 def is_clipped(error_bounds: Array) -> bool:
@@ -121,12 +121,12 @@ def _lowest_dropped(root: Root) -> float:
 
 def _root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -> Scorer:
     head = Head(root.weights, triangular=root.triangular)
-    return prepare_scorer(Model(data.kernel, landmarks.landmarks, {"features": head}))
+    return prepare_scorer(Model(data.kernel, landmarks.rows_as_landmarks, {"features": head}))
 
 
 def _sample_values(data: TrainingData, landmarks: TrainingData) -> Array:
     """Return the kernel values (s, m) of a sample of the training rows with the m landmarks."""
-    return data.kernel.make_evaluator(landmarks.landmarks)(_sample(data)[0])
+    return data.kernel.make_evaluator(landmarks.rows_as_landmarks)(_sample(data)[0])
 
 
 def _accepted_error(options: MapOptions, bound: float, max_similarity: float, landmarks: TrainingData) -> float:
@@ -136,7 +136,7 @@ def _accepted_error(options: MapOptions, bound: float, max_similarity: float, la
     """
     if options.tol is None and options.rcond is None and not np.isinf(bound):
         return 0.0
-    max_compared = float(landmarks.diagonal()[sample_evenly(landmarks.landmarks.shape[0])].max())
+    max_compared = float(landmarks.diagonal()[sample_evenly(landmarks.rows_as_landmarks.shape[0])].max())
     return bound * float(np.sqrt(max_similarity / max_compared)) if max_compared > 0 else bound
 
 
@@ -146,15 +146,15 @@ def _centring_ratio(scorer: Scorer, landmarks: TrainingData, max_similarity: flo
     return max(1.0, max_similarity / max(max_square, roots.EPS * max_similarity)) if max_similarity > 0 else 1.0
 
 
-def _warn_of_rounding(measured: Certificate, dtype: np.dtype[np.floating], ratio: float, accepted_error: float) -> None:
+def _warn_of_rounding(map_certificate: Certificate, dtype: np.dtype[np.floating], cancellation_factor: float, accepted_error: float) -> None:
     """Warn if rounding is too large a part of the features, which centring may have made small."""
-    message, remedy = f"The certificate of this map is {measured}", "choose another kernel, or scale the columns of X"
-    if ratio > 1:
-        message += f", {measured.error * ratio:.1e} of the largest after the mean was taken away"
+    message, remedy = f"The certificate of this map is {map_certificate}", "choose another kernel, or scale the columns of X"
+    if cancellation_factor > 1:
+        message += f", {map_certificate.error * cancellation_factor:.1e} of the largest after the mean was taken away"
         remedy = "centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these features: fit with dtype="float64"'
-    certificate.warn_of_error(measured.error * ratio, dtype, message, remedy, accepted_error)
+    certificate.warn_of_error(map_certificate.error * cancellation_factor, dtype, message, remedy, accepted_error)
 
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:
@@ -199,7 +199,7 @@ def _form_gram(model: Model, root: Root) -> Source:
     # K = R R' with W = R'^(-1), or K = V L V' with W = V L^(-1/2).
     factor = solve_triangular(W, np.eye(len(W))).T if root.triangular else W * root.values
     indices = cast("Array", model.landmarks)[:, 0].astype(np.intp)
-    K = np.zeros((model.columns, model.columns))
+    K = np.zeros((model.n_features_in, model.n_features_in))
     K[np.ix_(indices, indices)] = factor @ factor.T
     return MemorySource(K, "The Gram matrix")
 
@@ -246,27 +246,27 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> 
     rows, points = _sample(landmarks)
     model = scorer.model
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises in `fit_map`
-        measured = certificate.certify_map(scorer, rows, points, tiles=landmarks.tiles(), mean=mean)
+        measured = certificate.certify_map(scorer, rows, points, tiles=landmarks.iter_row_tiles(), mean=mean)
         residual_head = model.heads["residual"]
         if not np.array_equal(residual_head.weights, model.heads["features"].weights):
             residual_model = Model(
                 model.kernel, model.landmarks, {"features": replace(residual_head, link=links.IDENTITY)}, model.shift
             )
             other = certificate.certify_map(
-                Scorer(residual_model, scorer.evaluator), rows, points, tiles=landmarks.tiles()
+                Scorer(residual_model, scorer.evaluator), rows, points, tiles=landmarks.iter_row_tiles()
             )
             measured = measured.combine(other)
     return measured
 
 
 def verify_points(
-    scorer: Scorer, measured: Certificate, Z: Rows, mean: Array | None, bound: float, max_similarity: float
+    scorer: Scorer, landmark_certificate: Certificate, Z: Rows, mean: Array | None, bound: float, max_similarity: float
 ) -> Verification:
     """Verify a map on new points.
 
     Parameters
     ----------
-    measured : Certificate
+    landmark_certificate : Certificate
         Certificate of the landmarks.
     Z : ndarray or csr_array of shape (m, d)
         New points; at most 512 of them are used, evenly spread.
@@ -291,20 +291,20 @@ def verify_points(
     between = certificate.certify_map(scorer, sample, mean=mean)
     residuals = scorer("residual", sample)[:, 0]
     if np.isinf(bound):  # residuals of a clipped kernel are no bounds either
-        return Verification(measured, against, between, residuals, np.inf)
+        return Verification(landmark_certificate, against, between, residuals, np.inf)
     # A certificate is relative to the largest value compared.
     max_compared = max(max_landmark, max_new)
-    against.require_below(bound * np.sqrt(max_new * max_similarity) / max_compared if max_compared > 0 else 0.0)
+    against.require_error_at_most(bound * np.sqrt(max_new * max_similarity) / max_compared if max_compared > 0 else 0.0)
     pair_bound = float(residuals.max()) / max_new if max_new > 0 else 0.0
     rounding = 1e-8 if model.heads["residual"].triangular else roots.EIGENVECTOR_ERROR_SHARE
-    between.require_below(pair_bound + max(rounding, bound * np.sqrt(max_similarity / max_new) if max_new > 0 else 0.0))
-    return Verification(measured, against, between, residuals, pair_bound)
+    between.require_error_at_most(pair_bound + max(rounding, bound * np.sqrt(max_similarity / max_new) if max_new > 0 else 0.0))
+    return Verification(landmark_certificate, against, between, residuals, pair_bound)
 
 
 def _sample(rows: TrainingData) -> tuple[Rows, Rows]:
     """Return a sample of the rows, as the model scores them and as the kernel compares them."""
-    numbers = sample_evenly(rows.landmarks.shape[0])
-    return rows.take_rows(numbers), rows.landmarks[numbers]
+    numbers = sample_evenly(rows.rows_as_landmarks.shape[0])
+    return rows.take_rows(numbers), rows.rows_as_landmarks[numbers]
 
 
 def _require_psd(scorer: Scorer, data: TrainingData, lowest: float, root: Root) -> None:
@@ -312,4 +312,4 @@ def _require_psd(scorer: Scorer, data: TrainingData, lowest: float, root: Root) 
     values = data.kernel.make_evaluator(points)(rows)
     features = scorer.apply_weights("features", scorer.kernel_values(rows))
     what = f"The Gram matrix of {data.kernel!r}"
-    pivoted_cholesky.require_psd_residual(values, features, lowest, root, data.landmarks.shape[0], what)
+    pivoted_cholesky.require_psd_residual(values, features, lowest, root, data.rows_as_landmarks.shape[0], what)

@@ -65,7 +65,7 @@ def choose_landmarks(
     InvalidInputError
         The selector is unknown, an index is not that of a row, or there are too many or too few landmarks.
     """
-    n = data.landmarks.shape[0]
+    n = data.rows_as_landmarks.shape[0]
     if isinstance(landmarks, int | np.integer):
         raise InvalidInputError("landmarks= takes landmarks themselves, or a selector; their number is n_landmarks.")
     if landmarks is None:
@@ -101,21 +101,21 @@ def choose_landmarks(
 
 def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
     indices = np.asarray(landmarks) if not hasattr(landmarks, "tocsr") else None
-    if indices is not None and indices.ndim == 1 and data.row_indices is not None:
+    if indices is not None and indices.ndim == 1 and data.original_row_indices is not None:
         indices = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
         if indices.dtype.kind not in "iu" or not len(indices):
             raise InvalidInputError("landmarks in one dimension are the numbers of training rows: some integers.")
         # Rows of weight 0 were removed, but users pass the original indices.
-        if not np.isin(indices, data.row_indices).all() or len(np.unique(indices)) != len(indices):
-            last = int(data.row_indices[-1])
+        if not np.isin(indices, data.original_row_indices).all() or len(np.unique(indices)) != len(indices):
+            last = int(data.original_row_indices[-1])
             raise InvalidInputError(f"landmarks must be different numbers of rows of some weight, from 0 to {last}.")
-        return data.subset(np.searchsorted(data.row_indices, indices))
+        return data.subset(np.searchsorted(data.original_row_indices, indices))
     if not isinstance(data, TrainingRows):
         raise InvalidInputError("The landmarks of a precomputed kernel are numbers of rows, for it has no points.")
     rows = as_float64(as_rows(landmarks, "landmarks"))
-    if rows.shape[1] != data.landmarks.shape[1]:
-        raise InvalidInputError(f"landmarks have {rows.shape[1]} columns and X has {data.landmarks.shape[1]}.")
-    return TrainingRows(data.kernel, rows.copy(), data.values_per_row)
+    if rows.shape[1] != data.rows_as_landmarks.shape[1]:
+        raise InvalidInputError(f"landmarks have {rows.shape[1]} columns and X has {data.rows_as_landmarks.shape[1]}.")
+    return TrainingRows(data.kernel, rows.copy(), data.mean_values_per_row)
 
 
 def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) -> TrainingData:
@@ -123,7 +123,7 @@ def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) ->
 
     if not isinstance(data, TrainingRows):
         raise InvalidInputError('landmarks="kmeans" needs points, and a precomputed kernel has none.')
-    centres = KMeans(count, n_init=1, random_state=rng).fit(data.landmarks).cluster_centers_
+    centres = KMeans(count, n_init=1, random_state=rng).fit(data.rows_as_landmarks).cluster_centers_
     return TrainingRows(data.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
 
 
@@ -160,10 +160,10 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         return _take_pivots(landmarks, pivots), _root_of_pivots(pivots), pivots.remaining if chosen.all_rows else None
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
-    gram_holder = [landmarks.gram(options.tile_rows, options.workspace, options.progress)]
+    gram_holder = [landmarks.compute_gram(options.tile_rows, options.workspace, options.progress)]
     what = _describe_gram(landmarks.kernel)
     with progress.call_bar(
-        "dkfm-root", budget.eigendecomposition_seconds(landmarks.landmarks.shape[0]), options.progress
+        "dkfm-root", budget.eigendecomposition_seconds(landmarks.rows_as_landmarks.shape[0]), options.progress
     ):
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what)
     return landmarks, root, bound_residuals(root, landmarks.diagonal()) if chosen.all_rows else None
@@ -188,7 +188,7 @@ def _find_pivots(
     is_random: bool = False,
 ) -> pivoted_cholesky.Pivots:
     """Find pivots in the Gram matrix or column by column, as requested, or as is predicted to be faster."""
-    n, d, build = data.landmarks.shape[0], data.values_per_row, options.build
+    n, d, build = data.rows_as_landmarks.shape[0], data.mean_values_per_row, options.build
     max_pivots = limit or n
     if is_random and build == "gram":
         raise InvalidInputError('build="gram" takes the largest pivots; random ones are taken by columns.')
@@ -216,7 +216,7 @@ def _find_pivots(
         if pivots is not None:
             return pivots
     _require_gram_memory(data, budget.PIVOT_SQUARES)
-    gram_holder = [data.gram(options.tile_rows, options.workspace, options.progress)]
+    gram_holder = [data.compute_gram(options.tile_rows, options.workspace, options.progress)]
     with progress.call_bar("dkfm-root", budget.pivots_seconds(n, 0, n), options.progress):
         return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
 
@@ -229,20 +229,20 @@ class _ColumnMonitor:
     """
 
     data: TrainingData
-    threshold: float
+    residual_threshold: float
     max_pivots: int
-    forced: bool
+    is_columns_only: bool
     bar: "tqdm[Never]"
 
     def __call__(self, count: int, remaining: Array) -> bool:
-        n, d, copies = self.data.landmarks.shape[0], self.data.values_per_row, self.data.kernel.landmark_copies
-        rank = min(self.max_pivots, forecast_rank(remaining, self.threshold, n))
+        n, d, copies = self.data.rows_as_landmarks.shape[0], self.data.mean_values_per_row, self.data.kernel.landmark_copies
+        rank = min(self.max_pivots, forecast_rank(remaining, self.residual_threshold, n))
         self.bar.total = rank if count else None
         self.bar.update(count - self.bar.n)
         available = memory.available_memory() + 8 * n * count
         next_columns = min(self.max_pivots, count + pivoted_cholesky.BLOCK_COLUMNS)
         need = budget.pivot_columns_bytes(n, d, next_columns, copies)
-        if count and not self.forced and self._gram_fits():
+        if count and not self.is_columns_only and self._gram_fits():
             seconds_left = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, count)
             if seconds_left > budget.pivots_seconds(n, d, rank) or need > available:
                 return False
@@ -259,23 +259,23 @@ class _ColumnMonitor:
         return True
 
 
-def forecast_rank(remaining: Array, threshold: float, n: int) -> int:
+def forecast_rank(largest_residuals: Array, threshold: float, n: int) -> int:
     """Forecast the rank: assume that the residual continues to fall at the rate from r / 2 to r pivots.
 
     >>> forecast_rank(np.array([1.0, 1e-1, 1e-2]), 1e-6, 100)
     6
     """
-    r = len(remaining) - 1
+    r = len(largest_residuals) - 1
     half = r // 2
-    if r == 0 or remaining[-1] <= threshold:
+    if r == 0 or largest_residuals[-1] <= threshold:
         return n if r == 0 else r
-    fall = np.log(remaining[half] / remaining[-1]) / (r - half)
-    return n if fall <= 0 else min(n, int(np.ceil(r + np.log(remaining[-1] / threshold) / fall - 1e-9)))
+    fall = np.log(largest_residuals[half] / largest_residuals[-1]) / (r - half)
+    return n if fall <= 0 else min(n, int(np.ceil(r + np.log(largest_residuals[-1] / threshold) / fall - 1e-9)))
 
 
 def _require_gram_memory(data: TrainingData, squares: int) -> None:
-    n, kernel = data.landmarks.shape[0], data.kernel
-    memory.require_driver_memory(n, data.values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares)
+    n, kernel = data.rows_as_landmarks.shape[0], data.kernel
+    memory.require_driver_memory(n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares)
 
 
 def _describe_gram(kernel: Kernel) -> str:

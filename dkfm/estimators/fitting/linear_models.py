@@ -35,7 +35,7 @@ class AffineStep:
         return AffineStep(matrix, self.offset @ after.weights + after.offset)
 
     @property
-    def matrix(self) -> Array:
+    def dense_weights(self) -> Array:
         """The weights (r, q)."""
         return np.diag(self.weights) if self.weights.ndim == 1 else self.weights
 
@@ -44,7 +44,7 @@ class AffineStep:
 class LinearModel:
     """Outputs of a fitted linear model."""
 
-    kind: str
+    estimator_type: str
     """Kind of estimator. One of "classifier", "regressor", "outlier_detector", "transformer"."""
     outputs: Mapping[str, tuple[AffineStep, str]]
     """Affine map and link of each output, by name; the first output is the main one."""
@@ -79,23 +79,23 @@ def read_linear_model(model: object) -> LinearModel:
 
 def compose_head(head: Head, affine: AffineStep) -> tuple[Array, Array]:
     """Return W (N, q) and b (q,), in float64, of a head followed by an affine map: ``k(Z, X) W - b``."""
-    W = np.asarray(head.weights[:, : head.columns], np.float64)
+    W = np.asarray(head.weights[:, : head.n_columns], np.float64)
     b = np.zeros(W.shape[1]) if head.offset is None else np.asarray(head.offset, np.float64)
-    matrix = affine.matrix
-    if head.rotation is not None:  # ((k W - b) s) W'
-        matrix = np.asarray(head.rotation, np.float64)[:, np.newaxis] * (W.T @ matrix)
+    matrix = affine.dense_weights
+    if head.sqrt_eigenvalues is not None:  # ((k W - b) s) W'
+        matrix = np.asarray(head.sqrt_eigenvalues, np.float64)[:, np.newaxis] * (W.T @ matrix)
     return W @ matrix, b @ matrix + affine.offset
 
 
 def sum_magnitudes(head: Head, affine: AffineStep, K: Array) -> Array:
     """Return ``sum |k| |W| |A| + |b|`` (n, q) for kernel values (n, N): the scale of rounding in head and map."""
-    W = np.abs(np.asarray(head.weights[:, : head.columns], np.float64))
+    W = np.abs(np.asarray(head.weights[:, : head.n_columns], np.float64))
     sums = np.abs(K) @ W
     if head.offset is not None:
         sums += np.abs(head.offset)
-    if head.rotation is not None:
-        sums = (sums * np.abs(head.rotation)) @ W.T
-    magnitudes: Array = sums @ np.abs(affine.matrix) + np.abs(affine.offset)
+    if head.sqrt_eigenvalues is not None:
+        sums = (sums * np.abs(head.sqrt_eigenvalues)) @ W.T
+    magnitudes: Array = sums @ np.abs(affine.dense_weights) + np.abs(affine.offset)
     return magnitudes
 
 
@@ -119,16 +119,16 @@ def _read_decision(model: Any) -> AffineStep:  # Any: a scikit-learn model, here
     return AffineStep(weights, -_expand_offset(model.intercept_, weights.shape[1]))
 
 
-def _read_classifier(model: Any, probabilities: str | None = None, decision: AffineStep | None = None) -> LinearModel:
+def _read_classifier(model: Any, probability_link: str | None = None, decision_step: AffineStep | None = None) -> LinearModel:
     classes = np.asarray(model.classes_)
-    decision = _read_decision(model) if decision is None else decision
+    decision_step = _read_decision(model) if decision_step is None else decision_step
     if classes.ndim == 1 and len(classes) < 2:
         raise NotSupportedError(f"{type(model).__name__} knows one class alone, and decides nothing; {_ADVICE}.")
-    if classes.ndim != 1 or links.count_classes(decision.weights.shape[1]) != len(classes):
+    if classes.ndim != 1 or links.count_classes(decision_step.weights.shape[1]) != len(classes):
         raise NotSupportedError(f"{type(model).__name__} of several labels a row cannot be folded; {_ADVICE}.")
-    outputs = {PREDICT: (decision, links.ARGMAX), DECISION: (decision, links.IDENTITY)}
-    if probabilities is not None:
-        outputs[PROBABILITIES] = (decision, probabilities)
+    outputs = {PREDICT: (decision_step, links.ARGMAX), DECISION: (decision_step, links.IDENTITY)}
+    if probability_link is not None:
+        outputs[PROBABILITIES] = (decision_step, probability_link)
     return LinearModel("classifier", outputs, classes)
 
 
@@ -141,7 +141,7 @@ def _read_logistic(model: Any) -> LinearModel:
         return base
     decision, _ = base.outputs[DECISION]
     pair = AffineStep(np.hstack([-decision.weights, decision.weights]), np.hstack([-decision.offset, decision.offset]))
-    return LinearModel(base.kind, {**base.outputs, PROBABILITIES: (pair, links.SOFTMAX)}, base.classes)
+    return LinearModel(base.estimator_type, {**base.outputs, PROBABILITIES: (pair, links.SOFTMAX)}, base.classes)
 
 
 def _read_sgd_classifier(model: Any) -> LinearModel:
@@ -157,7 +157,7 @@ def _read_discriminant(model: Any) -> LinearModel:
     mean = getattr(model, "xbar_", None) if model.solver == "svd" else None
     offset = np.zeros(scalings.shape[1]) if mean is None else np.asarray(mean, np.float64) @ scalings
     outputs = {**classifier.outputs, TRANSFORM: (AffineStep(scalings, offset), links.IDENTITY)}
-    return LinearModel(classifier.kind, outputs, classifier.classes)
+    return LinearModel(classifier.estimator_type, outputs, classifier.classes)
 
 
 def _read_regressor(model: Any) -> LinearModel:
@@ -210,7 +210,7 @@ def _read_pipeline(model: Any) -> LinearModel:
             raise NotSupportedError(f"{type(step).__name__} transforms nothing, and is no step of a Pipeline.")
         composed = {id(affine): before[0].then(affine) for affine, _ in linear_model.outputs.values()}
         outputs = {name: (composed[id(affine)], link) for name, (affine, link) in linear_model.outputs.items()}
-        linear_model = LinearModel(linear_model.kind, outputs, linear_model.classes)
+        linear_model = LinearModel(linear_model.estimator_type, outputs, linear_model.classes)
     return linear_model
 
 

@@ -57,9 +57,9 @@ def find_nearest_scores(scores: Array, known: Array) -> npt.NDArray[np.intp]:
 class ComponentSpan:
     """Affine span of components through the mean: scores s have the point ``sum_i (s b' + e)_i phi(x_i)``."""
 
-    weights: Array
+    component_weights: Array
     """Weights b of the components. Shape (N, q)."""
-    mean: Array
+    mean_weights: Array
     """Weights e of the mean; zero if the components are not centred. Shape (N,)."""
 
 
@@ -109,7 +109,7 @@ def find_fixed_point_preimages(
     step_tolerance = tol * float(np.sqrt(X.var(axis=0).sum()))
     settled = np.zeros(len(points), np.bool_)
     for tile in row_slices(len(points), choose_tile_rows(len(X))):
-        moving, coefficients = np.arange(tile.start, tile.stop), scores[tile] @ span.weights.T + span.mean
+        moving, coefficients = np.arange(tile.start, tile.stop), scores[tile] @ span.component_weights.T + span.mean_weights
         for _ in range(max_iter):
             terms = values(points[moving]) * coefficients[moving - tile.start]
             sums = terms.sum(axis=1)

@@ -49,21 +49,21 @@ class TrainingData(Protocol):
         """Kernel with all parameters resolved."""
 
     @property
-    def landmarks(self) -> Rows:
+    def rows_as_landmarks(self) -> Rows:
         """Landmarks of a model: the rows (N, d), or the row indices (N, 1) of a precomputed kernel."""
 
     @property
-    def values_per_row(self) -> int:
+    def mean_values_per_row(self) -> int:
         """Number of float64 values in a landmark."""
 
     @property
-    def row_indices(self) -> "Indices | None":
+    def original_row_indices(self) -> "Indices | None":
         """Indices (N,) of these rows among the rows passed to the fit; None if they are other points."""
 
-    def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
+    def compute_gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return the Gram matrix (N, N), Fortran-contiguous, in a new array."""
 
-    def tiles(self) -> Iterator[Rows]:
+    def iter_row_tiles(self) -> Iterator[Rows]:
         """Yield all rows in tiles."""
 
     def take_rows(self, numbers: Indices) -> Rows:
@@ -84,28 +84,28 @@ class TrainingRows:
     """Training rows that the kernel compares directly; the landmarks are the rows themselves."""
 
     kernel: Kernel
-    landmarks: Rows
-    values_per_row: int
-    row_indices: Indices | None = None
+    rows_as_landmarks: Rows
+    mean_values_per_row: int
+    original_row_indices: Indices | None = None
 
-    def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
+    def compute_gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return k(X, X), computed on the current Dask client or on threads of this process."""
         return build.driver_gram(
-            self.kernel, self.landmarks, tile_rows=tile_rows, workspace=workspace, progress=progress
+            self.kernel, self.rows_as_landmarks, tile_rows=tile_rows, workspace=workspace, progress=progress
         )
 
-    def tiles(self) -> Iterator[Rows]:
+    def iter_row_tiles(self) -> Iterator[Rows]:
         """Yield all rows at once; a model splits rows in memory into tiles itself."""
-        yield self.landmarks
+        yield self.rows_as_landmarks
 
     def take_rows(self, numbers: Indices) -> Rows:
         """Return the rows of the given indices."""
-        return self.landmarks[numbers]
+        return self.rows_as_landmarks[numbers]
 
     def diagonal(self) -> Array:
         """Return k(x, x) of all rows, (N,)."""
         with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
-            diagonal = self.kernel.evaluate_diagonal(self.landmarks)
+            diagonal = self.kernel.evaluate_diagonal(self.rows_as_landmarks)
         if not np.isfinite(diagonal).all():
             row = int(np.isfinite(diagonal).argmin())
             raise KernelError(f"{self.kernel!r} returned {diagonal[row]} for rows {row} and {row}.")
@@ -113,16 +113,16 @@ class TrainingRows:
 
     def subset(self, numbers: Indices) -> "TrainingRows":
         """Return the training data of the given rows."""
-        original_numbers = None if self.row_indices is None else self.row_indices[numbers]
-        return TrainingRows(self.kernel, self.landmarks[numbers], self.values_per_row, original_numbers)
+        original_numbers = None if self.original_row_indices is None else self.original_row_indices[numbers]
+        return TrainingRows(self.kernel, self.rows_as_landmarks[numbers], self.mean_values_per_row, original_numbers)
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
-        evaluator = self.kernel.make_evaluator(self.landmarks)
+        evaluator = self.kernel.make_evaluator(self.rows_as_landmarks)
 
         def evaluate_column(number: int) -> Array:
             with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
-                column: Array = evaluator(self.landmarks[number : number + 1])[0]
+                column: Array = evaluator(self.rows_as_landmarks[number : number + 1])[0]
             if not np.isfinite(column).all():
                 other = int(np.isfinite(column).argmin())
                 raise KernelError(f"{self.kernel!r} returned {column[other]} for rows {number} and {other}.")
@@ -137,54 +137,54 @@ class PrecomputedGram:
 
     kernel: Kernel
     source: Source
-    row_indices: Indices
+    original_row_indices: Indices
 
     @property
-    def landmarks(self) -> Array:
+    def rows_as_landmarks(self) -> Array:
         """Indices of the columns, (N, 1)."""
-        return self.row_indices.astype(np.float64)[:, np.newaxis]
+        return self.original_row_indices.astype(np.float64)[:, np.newaxis]
 
-    values_per_row = 1
+    mean_values_per_row = 1
 
-    def gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
+    def compute_gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return a copy of the landmarks' rows and columns; raise an InvalidInputError unless it is symmetric."""
-        n = len(self.row_indices)
+        n = len(self.original_row_indices)
         K, start = np.empty((n, n), order="F"), 0
-        for tile in self.tiles():
-            K.T[start : start + len(tile)] = tile[:, self.row_indices]
+        for tile in self.iter_row_tiles():
+            K.T[start : start + len(tile)] = tile[:, self.original_row_indices]
             start += len(tile)
         _require_symmetric(K)
         return K
 
-    def tiles(self) -> Iterator[Array]:
+    def iter_row_tiles(self) -> Iterator[Array]:
         """Yield the landmarks' rows of the matrix in tiles; each row has all columns."""
         tile_rows = max(1, TILE_VALUES // self.source.shape[1])
-        for tile in row_slices(len(self.row_indices), tile_rows):
-            yield self._read_rows(self.row_indices[tile])
+        for tile in row_slices(len(self.original_row_indices), tile_rows):
+            yield self._read_matrix_rows(self.original_row_indices[tile])
 
     def take_rows(self, numbers: Indices) -> Rows:
         """Return the rows of the given indices; each row has all columns of the matrix."""
-        return self._read_rows(self.row_indices[numbers])
+        return self._read_matrix_rows(self.original_row_indices[numbers])
 
     def diagonal(self) -> Array:
         """Return k(x, x) of the landmarks, (N,)."""
-        diagonal, start = np.empty(len(self.row_indices)), 0
-        for tile in self.tiles():
+        diagonal, start = np.empty(len(self.original_row_indices)), 0
+        for tile in self.iter_row_tiles():
             rows = slice(start, start + len(tile))
-            diagonal[rows] = tile[np.arange(len(tile)), self.row_indices[rows]]
+            diagonal[rows] = tile[np.arange(len(tile)), self.original_row_indices[rows]]
             start = rows.stop
         return diagonal
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
-        K = self.gram(None, None)
+        K = self.compute_gram(None, None)
         return lambda number: K[:, number].copy()
 
     def subset(self, numbers: Indices) -> "PrecomputedGram":
         """Return the part of the matrix with the given rows and columns."""
-        return PrecomputedGram(self.kernel, self.source, self.row_indices[numbers])
+        return PrecomputedGram(self.kernel, self.source, self.original_row_indices[numbers])
 
-    def _read_rows(self, numbers: Indices) -> Array:
+    def _read_matrix_rows(self, numbers: Indices) -> Array:
         """Return rows of the matrix; consecutive rows are read together."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
         runs = np.split(ascending, np.flatnonzero(np.diff(ascending) > 1) + 1)
@@ -213,7 +213,7 @@ def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> Trainin
     resolved = kernel.resolve(rows)
     if not isinstance(rows, np.ndarray):
         owned_rows = rows.copy() if copy else rows
-        return TrainingRows(resolved, owned_rows, MemorySource(rows).values_per_row, np.arange(rows.shape[0]))
+        return TrainingRows(resolved, owned_rows, MemorySource(rows).mean_values_per_row, np.arange(rows.shape[0]))
     # The model owns its landmarks, because the user may change X later.
     owned = rows.copy() if copy and np.may_share_memory(rows, np.asarray(X)) else np.ascontiguousarray(rows)
     return TrainingRows(resolved, owned, rows.shape[1], np.arange(len(owned)))
@@ -234,7 +234,7 @@ def make_standardizing_kernel(kernel: Kernel, X: object, sample_weight: object) 
 
 def apply_weights(data: TrainingData, sample_weight: object) -> tuple[TrainingData, Array]:
     """Return the training rows with positive weights, and these weights (N,); without `sample_weight` all are 1."""
-    n = data.landmarks.shape[0]
+    n = data.rows_as_landmarks.shape[0]
     if sample_weight is None:
         return data, np.ones(n)
     weights = _check_weights(sample_weight, n)

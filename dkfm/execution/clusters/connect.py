@@ -28,7 +28,7 @@ _NOT_A_SCHEDULER = "what is there does not answer as a scheduler does; is it the
 
 
 @contextmanager
-def connect(spec: str, *, current: bool = True) -> "Iterator[Client]":
+def connect(spec: str, *, set_as_default: bool = True) -> "Iterator[Client]":
     """Connect to a cluster, which is started first if `spec` says so.
 
     Parameters
@@ -37,7 +37,7 @@ def connect(spec: str, *, current: bool = True) -> "Iterator[Client]":
         ``tcp://host:port``, ``tls://host:port`` or ``host:port``; a scheduler file; ``slurm:FILE`` to start a cluster
         whose workers are jobs of Slurm; ``ssh:HOSTS`` to start one on the hosts of a file. The last two are closed when
         the context ends.
-    current : bool
+    set_as_default : bool
         Whether the client becomes Dask's current client.
 
     Yields
@@ -52,11 +52,11 @@ def connect(spec: str, *, current: bool = True) -> "Iterator[Client]":
     """
     kind, colon, path = spec.partition(":")
     if colon and kind in ("slurm", "ssh"):
-        with _start_cluster(kind, path, current) as client:
+        with _start_cluster(kind, path, set_as_default) as client:
             yield client
         return
     address = _address(spec)
-    with _open_client(address, spec, current) as client:
+    with _open_client(address, spec, set_as_default) as client:
         yield client
 
 

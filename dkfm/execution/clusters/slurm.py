@@ -84,7 +84,7 @@ def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
         _write_certificates(certificates, shared_folder) as security,
         _start_cluster(cluster_class, spec, security) as cluster,
     ):
-        yield cluster, spec.wait
+        yield cluster, spec.first_worker_timeout_seconds
 
 
 def _import_extra() -> "tuple[type[SpecCluster], Security]":
@@ -141,7 +141,7 @@ def _start_cluster(
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise ClusterError(f"The cluster of {spec.path} does not start: {reason(error)}.") from None
     try:
-        for _ in range(spec.minimum):
+        for _ in range(spec.min_jobs):
             cluster.worker_spec.update(cluster.new_worker_spec())
         try:
             cluster.sync(_wait_for_submission, cluster)
@@ -149,7 +149,7 @@ def _start_cluster(
             answer = RuntimeError(" ".join(str(error).rpartition("stderr:")[2].split()))
             raise ClusterError(f"Slurm does not take the job that {spec.path} describes: {reason(answer)}.") from None
         # A fixed number of jobs is adapted too: that is what replaces a job that ended.
-        cluster.adapt(minimum_jobs=spec.minimum, maximum_jobs=spec.maximum)
+        cluster.adapt(minimum_jobs=spec.min_jobs, maximum_jobs=spec.max_jobs)
         yield cluster
     finally:
         _close(cluster)

@@ -36,13 +36,13 @@ class SlurmSpec:
 
     path: Path
     """The file."""
-    minimum: int
+    min_jobs: int
     """Smallest number of jobs."""
-    maximum: int
+    max_jobs: int
     """Largest number of jobs."""
-    wait: float
+    first_worker_timeout_seconds: float
     """Seconds to wait for the first worker."""
-    settings: dict[str, Any]
+    dask_config: dict[str, Any]
     """Dask's configuration in the file."""
 
 
@@ -117,7 +117,7 @@ def merge_configuration(spec: SlurmSpec) -> tuple[dict[str, Any], Path]:
     import dask
 
     known = set(dask.config.get("jobqueue.slurm"))
-    everything: dict[str, Any] = dask.config.merge(dask.config.config, spec.settings)
+    everything: dict[str, Any] = dask.config.merge(dask.config.config, spec.dask_config)
     queues = everything["jobqueue"]
     job = queues.get("slurm") if isinstance(queues, dict) else None
     if not isinstance(job, dict):

@@ -18,10 +18,10 @@ class SlurmJob(SLURMJob):
             await super().start()  # type: ignore[no-untyped-call]  # dask-jobqueue has no types
         except (OSError, RuntimeError):
             self.status = Status.failed
-            asyncio.get_running_loop().call_later(_RETRY_AFTER, self._forget)
+            asyncio.get_running_loop().call_later(_RETRY_AFTER, self._remove_from_cluster)
             raise
 
-    def _forget(self) -> None:
+    def _remove_from_cluster(self) -> None:
         cluster = getattr(self, "_cluster", lambda: None)()  # a weak reference that the cluster sets
         if cluster is not None and cluster.workers.get(self.name) is self:
             del cluster.workers[self.name]

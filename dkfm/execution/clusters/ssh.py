@@ -125,7 +125,7 @@ def ssh_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
         stack.callback(runner.stop)
         keys = _KeyFiles(folder, f"{security.tls_client_cert}{security.tls_client_key}\n")
         stack.callback(sync, runner.loop, keys.remove)
-        addresses = sync(runner.loop, keys.put, list(dict.fromkeys(hosts)))
+        addresses = sync(runner.loop, keys.connect_and_upload, list(dict.fromkeys(hosts)))
         cluster = stack.enter_context(_start_cluster(hosts, addresses, f"{folder}/dask.pem", security, runner.loop))
         yield cluster, _STEP_TIMEOUT
 
@@ -176,15 +176,15 @@ class _KeyFiles:
         self._folder, self._pem = folder, pem
         self._connections: list[tuple[SSHClientConnection, SSHClientProcess[str] | None]] = []
 
-    async def put(self, hosts: list[_Host]) -> list[tuple[_Host, str, str]]:
+    async def connect_and_upload(self, hosts: list[_Host]) -> list[tuple[_Host, str, str]]:
         """Write the files; return each host with its SSH host name and the address at which SSH reached it."""
-        results = await asyncio.gather(*(self._put(host) for host in hosts), return_exceptions=True)
+        results = await asyncio.gather(*(self._connect_and_upload(host) for host in hosts), return_exceptions=True)
         for host, result in zip(hosts, results, strict=True):
             if isinstance(result, BaseException):
                 _raise_ssh_error(host, result)
         return [(host, *result) for host, result in zip(hosts, results, strict=True) if isinstance(result, tuple)]
 
-    async def _put(self, host: _Host) -> tuple[str, str]:
+    async def _connect_and_upload(self, host: _Host) -> tuple[str, str]:
         import asyncssh
 
         connection = await asyncio.wait_for(asyncssh.connect(host.name, **host.options), _STEP_TIMEOUT)

@@ -99,33 +99,33 @@ class _Differences:
 class _Products:
     """Base class for distances of dense and of sparse rows that are computed from products."""
 
-    norms: Array
+    landmark_squared_norms: Array
 
     def __init__(self, landmarks: Rows, scale: float | Array, near: float) -> None:
         self.landmarks, self.scale, self.near = landmarks, scale, near
         self.factors = 1 / scale
 
     @cached_property
-    def float64_distances(self) -> Evaluator:
+    def float64_evaluator(self) -> Evaluator:
         """The function in float64, prepared when the first rows need it."""
         return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale)
 
-    def refine(self, block: Array, Z: Rows, norms: Array) -> Array:
+    def recompute_inexact_values(self, block: Array, Z: Rows, z_squared_norms: Array) -> Array:
         """Recompute in place near pairs from differences, and rows in float64 for which float32 is not enough.
 
         Other pairs are far apart, so rounding cannot make their value positive.
         """
-        largest = float(norms.max(initial=0.0)) + float(self.norms.max(initial=0.0))
+        largest = float(z_squared_norms.max(initial=0.0)) + float(self.landmark_squared_norms.max(initial=0.0))
         large_float64 = block.dtype == np.float64 and _LARGE_NORMS < largest < np.inf  # float32 is handled below
         square_limit = float(np.log(8 * _EPS * largest / _EXPONENTIAL_ERROR)) if large_float64 else 0.0
-        _recompute_near(block, norms, self.norms, (self.near, square_limit), lambda i, j: self._squares(Z, i, j))
+        _recompute_near(block, z_squared_norms, self.landmark_squared_norms, (self.near, square_limit), lambda i, j: self._compute_squared_distances(Z, i, j))
         if block.dtype == np.float32:
-            inexact = np.flatnonzero(FLOAT32_ERROR * (norms + self.norms.max()) > FLOAT32_LIMIT)
+            inexact = np.flatnonzero(FLOAT32_ERROR * (z_squared_norms + self.landmark_squared_norms.max()) > FLOAT32_LIMIT)
             for part in row_slices(len(inexact), 256):
-                block[inexact[part]] = self.float64_distances(as_float64(Z[inexact[part]]))
+                block[inexact[part]] = self.float64_evaluator(as_float64(Z[inexact[part]]))
         return block
 
-    def _squares(self, Z: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Array:
+    def _compute_squared_distances(self, Z: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Array:
         """Return the scaled squared distances (k,) of pairs of rows Z[i] and landmarks j, from their differences."""
         squares = np.empty(len(i))
         dense = isinstance(Z, np.ndarray) or isinstance(self.landmarks, np.ndarray)
@@ -136,9 +136,9 @@ class _Products:
         return squares
 
 
-def _longest_row_values(X: Rows, rows: npt.NDArray[np.intp]) -> int:
+def _longest_row_values(X: Rows, row_indices: npt.NDArray[np.intp]) -> int:
     """Return the memory of the longest of some CSR rows, in dense float64 values."""
-    return 2 * int(np.diff(X.indptr)[rows].max(initial=0)) + 1  # type: ignore[union-attr]  # the caller has checked that X is CSR
+    return 2 * int(np.diff(X.indptr)[row_indices].max(initial=0)) + 1  # type: ignore[union-attr]  # the caller has checked that X is CSR
 
 
 def _as_ndarray(difference: Rows) -> Rows:
@@ -159,17 +159,17 @@ class _Centred(_Products):
         # For narrow landmarks the product is faster if they are stored by columns.
         fortran = d <= _NARROW
         augmented: Array = np.empty((d + 2, m), landmarks.dtype).T if fortran else np.empty((m, d + 2), landmarks.dtype)
-        self.norms = self._fill_centred(landmarks, augmented)
+        self.norms = self._write_centred_scaled(landmarks, augmented)
         if not _is_mean_small(augmented[:, :-2], self.norms):
             # Any common point is valid; one in the precision of the landmarks keeps float32 rows in float32.
             self.centre = landmarks.mean(axis=0, dtype=np.float64).astype(landmarks.dtype)
-            self.norms = self._fill_centred(landmarks, augmented)
+            self.norms = self._write_centred_scaled(landmarks, augmented)
         augmented[:, :-2] *= 2
         augmented[:, -2] = -self.norms
         augmented[:, -1] = 1.0
         self.right: Array = augmented.T
 
-    def _fill_centred(self, rows: Array, out: Array) -> Array:
+    def _write_centred_scaled(self, rows: Array, out: Array) -> Array:
         """Write ``(x - c) / scale`` of each row to all but two columns of `out`; return its squared norm, (n,)."""
         centred = out[:, :-2]
         if self.centre is None:
@@ -181,11 +181,11 @@ class _Centred(_Products):
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
         with _augmented_rows.borrow(Z.shape[0], Z.shape[1] + 2, Z.dtype) as left:
-            norms = self._fill_centred(Z, left)
+            norms = self._write_centred_scaled(Z, left)
             left[:, -2] = 1.0
             left[:, -1] = -norms
             block = np.matmul(left, self.right, out=out)
-        return self.refine(block, Z, norms)
+        return self.recompute_inexact_values(block, Z, norms)
 
 
 def _is_mean_small(rows: Array, norms: Array) -> bool:
@@ -199,28 +199,28 @@ class _Sparse(_Products):
     """Compute distances of rows of which either side is sparse, from products without centring."""
 
     @cached_property
-    def scaled(self) -> Rows:
+    def scaled_landmarks(self) -> Rows:
         return scale_columns(self.landmarks, self.factors)
 
     @cached_property
-    def products(self) -> Evaluator:
-        return prepare_inner_products(self.scaled)
+    def inner_product_evaluator(self) -> Evaluator:
+        return prepare_inner_products(self.scaled_landmarks)
 
     @cached_property
-    def norms(self) -> Array:  # type: ignore[override]  # computed only if sparse rows are given
-        return squared_norms(self.scaled)
+    def landmark_squared_norms(self) -> Array:  # type: ignore[override]  # computed only if sparse rows are given
+        return squared_norms(self.scaled_landmarks)
 
     def __call__(self, Z: Rows, out: Array | None = None) -> Array:
         scaled = scale_columns(Z, self.factors)
         norms = squared_norms(scaled)
-        block = self.products(scaled)
+        block = self.inner_product_evaluator(scaled)
         block *= 2
         block -= norms.astype(block.dtype)[:, np.newaxis]
-        block -= self.norms.astype(block.dtype)
-        return self.refine(block, Z, norms)
+        block -= self.landmark_squared_norms.astype(block.dtype)
+        return self.recompute_inexact_values(block, Z, norms)
 
 
-def _recompute_near(block: Array, left: Array, right: Array, limits: tuple[float, float], squares: _Squares) -> None:
+def _recompute_near(block: Array, z_squared_norms: Array, landmark_squared_norms: Array, limits: tuple[float, float], compute_squares: _Squares) -> None:
     """Replace the values of near pairs in place by minus their squared distances, computed from differences.
 
     A pair is near if its squared distance is at most a share, `limits[0]`, of the sum of both squared norms; or, for
@@ -228,9 +228,9 @@ def _recompute_near(block: Array, left: Array, right: Array, limits: tuple[float
     """
     near, square_limit = limits
     # One pass finds the rows that have any near landmark.
-    candidates = np.flatnonzero(block.max(axis=1) >= -np.maximum(near * (left + right.max()), square_limit))
+    candidates = np.flatnonzero(block.max(axis=1) >= -np.maximum(near * (z_squared_norms + landmark_squared_norms.max()), square_limit))
     for part in row_slices(len(candidates), _ROWS_AT_ONCE):
         rows = candidates[part]
-        sums = left[rows, np.newaxis] + right
+        sums = z_squared_norms[rows, np.newaxis] + landmark_squared_norms
         i, j = np.nonzero((block[rows] >= -near * sums) | ((block[rows] >= -square_limit) & (sums > _LARGE_NORMS)))
-        block[rows[i], j] = -squares(rows[i], j)
+        block[rows[i], j] = -compute_squares(rows[i], j)

@@ -61,13 +61,13 @@ class Certificate:
         error, relative = np.maximum([self.error, self.relative_error], [other.error, other.relative_error])
         return Certificate(float(error), float(relative), self.pairs + other.pairs)
 
-    def require_close_to(self, fitted: "Certificate") -> None:
+    def require_not_worse_than(self, fitted: "Certificate") -> None:
         """Raise a CertificateError if this new measurement exceeds that of the fit by more than machines differ."""
         same = self.error <= 10 * fitted.error + 1e-14 and self.relative_error <= 10 * fitted.relative_error + 1e-14
         if not same:  # a NaN is not
             raise CertificateError(f"The model measures {self}, and measured {fitted} when it was fitted.")
 
-    def require_below(self, bound: float) -> None:
+    def require_error_at_most(self, bound: float) -> None:
         """Raise a CertificateError if `error` exceeds the bound that the numerical rank explains."""
         if not self.error <= bound:
             raise CertificateError(f"The model measures {self} on these points, and its rank explains {bound:.1e}.")
@@ -115,7 +115,7 @@ class Verification:
     __repr__ = __str__
 
 
-def warn_of_error(error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted: float = 0.0) -> None:
+def warn_of_error(error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted_error: float = 0.0) -> None:
     """Warn if the error of a fitted model exceeds 1e-6 of the largest value, or 1e-2 in float32.
 
     Parameters
@@ -127,7 +127,7 @@ def warn_of_error(error: float, dtype: np.dtype[np.floating], finding: str, reme
         Dtype of the model.
     finding, remedy : str
         Parts of the warning: the finding with the number, and the remedy.
-    accepted : float
+    accepted_error : float
         Larger error that the parameters of the fit accept.
 
     Warns
@@ -135,15 +135,15 @@ def warn_of_error(error: float, dtype: np.dtype[np.floating], finding: str, reme
     DkfmWarning
         The error exceeds the limit.
     """
-    limit = max(_LIMITS[dtype.name], accepted)
+    limit = max(_LIMITS[dtype.name], accepted_error)
     if not error <= limit:  # a NaN is not
         warnings.warn(f"{finding}, and at most {limit:.0e} is expected; {remedy}.", DkfmWarning, stacklevel=4)
 
 
 def certify_map(
-    score: Scorer,
+    scorer: Scorer,
     X: Rows,
-    points: Rows | None = None,
+    kernel_rows: Rows | None = None,
     Z: Rows | None = None,
     tiles: Iterable[Rows] = (),
     mean: Array | None = None,
@@ -152,11 +152,11 @@ def certify_map(
 
     Parameters
     ----------
-    score : Scorer
+    scorer : Scorer
         A prepared model with a head "features".
     X : ndarray or csr_array of shape (s, d)
         Rows x.
-    points : ndarray or csr_array of shape (s, d), optional
+    kernel_rows : ndarray or csr_array of shape (s, d), optional
         The same rows as the kernel compares them: for a precomputed kernel the numbers of their columns. By default X.
     Z : ndarray or csr_array of shape (m, d), optional
         Points z, of which at most 512 are used, evenly spread; by default X.
@@ -171,7 +171,7 @@ def certify_map(
     Certificate
         Errors of features in the model's dtype, whose products are computed in float64.
     """
-    return compare_blocks(*_both_sides(score, X, X if points is None else points, Z, tiles, mean))
+    return compare_blocks(*_both_sides(scorer, X, X if kernel_rows is None else kernel_rows, Z, tiles, mean))
 
 
 def relative_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
@@ -186,8 +186,8 @@ def _both_sides(
     """Return the products of features, the kernel values, and the k(x, x) and k(z, z) of both sides."""
     model = score.model
     Z = X if Z is None else Z[sample_evenly(Z.shape[0])]
-    if Z.shape[1] != model.columns:
-        raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {model.columns}.")
+    if Z.shape[1] != model.n_features_in:
+        raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {model.n_features_in}.")
     centre = 0.0 if mean is None else score.apply_weights("features", mean[np.newaxis]).astype(np.float64)
     expected = evaluate_block(model.kernel, Z, points).T
     left = score("features", X) + centre
@@ -307,11 +307,11 @@ def _is_one_point(rows: Rows) -> bool:
     return all(bool((part.reshape(n, -1) == part[: stored[0]]).all()) for part in (rows.indices, rows.data))
 
 
-def _select_components(score: Scorer, numbers: npt.NDArray[np.intp]) -> Scorer:
+def _select_components(score: Scorer, component_indices: npt.NDArray[np.intp]) -> Scorer:
     """Return a scorer of some of the components."""
     head = score.model.head("scores")
-    offset = None if head.offset is None else head.offset[numbers]
-    heads = {"scores": Head(np.ascontiguousarray(head.weights[:, numbers]), offset)}
+    offset = None if head.offset is None else head.offset[component_indices]
+    heads = {"scores": Head(np.ascontiguousarray(head.weights[:, component_indices]), offset)}
     return Scorer(replace(score.model, heads=heads), score.evaluator)
 
 

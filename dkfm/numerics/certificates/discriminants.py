@@ -39,7 +39,7 @@ def certify_discriminants(
         Ridge ``lambda`` of the discriminants.
     """
     head, (products, class_means), start = _without_link(score, name), expected, 0
-    offset, p = _get_offset(head), head.columns
+    offset, p = _get_offset(head), head.n_columns
     if not p:
         return Certificate(0.0, 0.0, 0)
     sums, second, squares = np.zeros_like(class_means), np.zeros((p, p)), np.zeros((p, p))
@@ -82,7 +82,7 @@ def certify_combinations(
         the mean, ``eps m'Km``, times this number is an error of that variance.
     """
     head, start = _without_link(score, name), 0
-    offset, p = _get_offset(head), head.columns
+    offset, p = _get_offset(head), head.n_columns
     if not p:
         return Certificate(0.0, 0.0, 0)
     left, found = np.column_stack([head.weights[:, :p].astype(np.float64), mean]), np.zeros((p + 1, p + 1))
@@ -106,4 +106,4 @@ def _without_link(score: Scorer, name: str) -> Head:
 
 
 def _get_offset(head: Head) -> Array:
-    return np.zeros(head.columns) if head.offset is None else head.offset.astype(np.float64)
+    return np.zeros(head.n_columns) if head.offset is None else head.offset.astype(np.float64)

@@ -37,8 +37,8 @@ def reference_scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     """
     head, eps = model.head(name), float(np.finfo(model.dtype).eps)
     K = np.asarray(model.kernel.make_evaluator(model.original_landmarks)(Z), np.float64)
-    W = np.asarray(head.weights[:, : head.columns], np.float64)
-    b = np.zeros(head.columns) if head.offset is None else np.asarray(head.offset, np.float64)
+    W = np.asarray(head.weights[:, : head.n_columns], np.float64)
+    b = np.zeros(head.n_columns) if head.offset is None else np.asarray(head.offset, np.float64)
     diagonal = np.asarray(model.kernel.evaluate_diagonal(as_float64(Z)), np.float64)
     error = _ROUNDING * eps * (np.abs(K) @ np.abs(W) + np.abs(b))
     error += float(np.finfo(model.dtype).tiny) * (1 + np.abs(W).sum(axis=0))  # for underflow
@@ -48,8 +48,8 @@ def reference_scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
         )
         error += _FLOAT32_KERNEL_ERROR * largest * np.abs(W).sum(axis=0)
     product = K @ W - b
-    if head.rotation is not None:
-        s = np.asarray(head.rotation, np.float64)
+    if head.sqrt_eigenvalues is not None:
+        s = np.asarray(head.sqrt_eigenvalues, np.float64)
         return (product * s) @ W.T, (error * np.abs(s)) @ np.abs(W.T)
     output = links.link_by_name(head.link)(product, lambda: diagonal)
     values = np.where(links.valid_rows(output)[:, np.newaxis], output, np.nan).astype(np.float64)
