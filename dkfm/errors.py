@@ -6,10 +6,10 @@ _MAX_MESSAGE = 2000
 """Longest message, in characters, even if it repeats long values."""
 
 
-def reason(error: BaseException) -> str:
+def extract_reason(error: BaseException) -> str:
     r"""Return the first line of another library's error message, for use in a sentence.
 
-    >>> reason(ValueError("two lines.\nof text"))
+    >>> extract_reason(ValueError("two lines.\nof text"))
     'two lines'
     """
     lines = str(error).strip().splitlines()
@@ -17,10 +17,10 @@ def reason(error: BaseException) -> str:
     return message or type(error).__name__
 
 
-def shortened(text: str, most: int = 100) -> str:
+def shorten(text: str, most: int = 100) -> str:
     """Return a text of at most `most` characters; leave out the middle of a longer one.
 
-    >>> shortened("0123456789" * 100, 25)
+    >>> shorten("0123456789" * 100, 25)
     '0123456789 ... 0123456789'
     """
     if len(text) <= most:
@@ -29,22 +29,22 @@ def shortened(text: str, most: int = 100) -> str:
     return f"{text[:half]} ... {text[len(text) - half :]}"
 
 
-def shown(value: object, most: int = 100) -> str:
+def format_value(value: object, most: int = 100) -> str:
     """Return the representation of a value in at most `most` characters; the value may come from a file.
 
-    >>> shown(list(range(10**6)))
+    >>> format_value(list(range(10**6)))
     '[0, 1, 2, 3, 4, 5, ...]'
     """
     short = reprlib.Repr()
     short.maxlevel, short.maxstring, short.maxlong, short.maxother = 3, most, most, most
-    return shortened(short.repr(value), most)
+    return shorten(short.repr(value), most)
 
 
 class DkfmError(Exception):
     """Base of all errors that dkfm raises; the length of its message is bounded."""
 
     def __str__(self) -> str:
-        return shortened(super().__str__(), _MAX_MESSAGE)
+        return shorten(super().__str__(), _MAX_MESSAGE)
 
 
 class InvalidInputError(DkfmError, ValueError):
@@ -117,7 +117,7 @@ class UnfitWorkerError(ClusterError):
         self.worker = worker
 
     def __str__(self) -> str:
-        return shortened("The worker {} {}".format(*self.args), _MAX_MESSAGE)
+        return shorten("The worker {} {}".format(*self.args), _MAX_MESSAGE)
 
 
 class StalledError(ClusterError):

@@ -22,7 +22,7 @@ from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
 from dkfm.scoring.prepare import JobRequest, prepare_job
 from dkfm.scoring.run import batch_score
-from dkfm.scoring.tasks import ChunkWork
+from dkfm.scoring.tasks import SharedTaskArguments
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -77,7 +77,7 @@ def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_byte
     empty tasks.
     """
     with open_executor(site.client) as executor:
-        few, many = (_time_values(site, executor, n, columns, rows) for columns in (_FEW_COLUMNS, _MANY_COLUMNS))
+        few, many = (_measure_value_seconds(site, executor, n, columns, rows) for columns in (_FEW_COLUMNS, _MANY_COLUMNS))
     products = [(b - a) / (_MANY_COLUMNS - _FEW_COLUMNS) for a, b in zip(few, many, strict=True)]
     values = [a - product * (_FEW_COLUMNS + _OUTPUTS) for a, product in zip(few, products, strict=True)]
     read, written = _measure_transfers(site, moved_bytes)
@@ -86,7 +86,7 @@ def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_byte
     return MeasuredConstants(dict(zip(_UNITS, measured, strict=True)))
 
 
-def _time_values(site: BenchSite, executor: Executor, n: int, columns: int, rows: int) -> list[float]:
+def _measure_value_seconds(site: BenchSite, executor: Executor, n: int, columns: int, rows: int) -> list[float]:
     """Return the seconds that a thread needs for one kernel value and its outputs, of each round."""
     seconds: list[list[float]] = []
     for _ in range(site.rounds):
@@ -137,28 +137,28 @@ def time_empty_tasks(site: BenchSite, tasks: int) -> float:
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
     with prepare_job(model, source, request, site.client) as job:
         digest, plan = job.model_record.digest, job.plan
-        work = ChunkWork(
+        work = SharedTaskArguments(
             job.model, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"
         )
         numbered = ((work, number) for number in range(tasks))
-        before = _read_scheduler_time(site.client)
+        before = _read_scheduler_cpu_seconds(site.client)
         run_tasks(job.executor, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)
-        return (_read_scheduler_time(site.client) - before) / tasks
+        return (_read_scheduler_cpu_seconds(site.client) - before) / tasks
 
 
-def _do_nothing(work: ChunkWork, number: int) -> int:
+def _do_nothing(work: SharedTaskArguments, number: int) -> int:
     return number
 
 
-def _read_scheduler_time(client: "Client") -> float:
+def _read_scheduler_cpu_seconds(client: "Client") -> float:
     """Return the processor seconds that the two threads of a scheduler have used so far.
 
     A scheduler in this process shares them with the client, whose time is then included.
     """
-    return float(client.run_on_scheduler(_sum_thread_times))
+    return float(client.run_on_scheduler(_sum_thread_cpu_seconds))
 
 
-async def _sum_thread_times() -> float:
+async def _sum_thread_cpu_seconds() -> float:
     from distributed.utils import offload
 
     return time.thread_time() + await offload(time.thread_time)

@@ -42,7 +42,7 @@ def sklearn_nystroem(gamma: float, n: int) -> "Nystroem":
     return Nystroem(kernel="rbf", gamma=gamma, n_components=n, random_state=0)
 
 
-class LaplacianComponents:
+class LaplacianKernelPCA:
     """scikit-learn's KernelPCA of a precomputed Laplacian kernel, which it does not accept by name."""
 
     def __init__(self, gamma: float, q: int) -> None:

@@ -88,7 +88,7 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
         for dtype in DTYPE_TOLERANCES
     ]
     return ScoringResult(
-        scores, [{"columns": columns, "dtype": dtype, **_shares(times, dtype)} for dtype in DTYPE_TOLERANCES]
+        scores, [{"columns": columns, "dtype": dtype, **_fractions_of_limit(times, dtype)} for dtype in DTYPE_TOLERANCES]
     )
 
 
@@ -112,7 +112,7 @@ def _compare(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
     }
 
 
-def _shares(times: Times, dtype: str) -> Row:
+def _fractions_of_limit(times: Times, dtype: str) -> Row:
     """Return table cells that compare the tile loop and the job with the fastest bare arithmetic, the limit."""
     limit = times.fastest([f"{dtype} {tile}" for tile in _TILE_ROWS])
     return {
@@ -128,7 +128,7 @@ def bench_laplacian(site: BenchSite, n: int, q: int, rows: int) -> Row:
     X, kernel = _normal_rows(n, _COLUMNS), Laplacian(float(_COLUMNS))
     model = site.save_model(KernelPCA(q, kernel=kernel, workspace=site.folder).fit(X))
     ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
-    theirs = site.make_peer_jobs(sklearn_peers.LaplacianComponents(1 / _COLUMNS, q).fit(X), n, q)
+    theirs = site.make_peer_jobs(sklearn_peers.LaplacianKernelPCA(1 / _COLUMNS, q).fit(X), n, q)
     require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, _COLUMNS), align_signs)
     times = site.time_jobs(_bind_rows(site, ours, theirs, rows, _COLUMNS))
     return {"columns": _COLUMNS, "N": n, "rows": rows, **_compare(times, "float64", theirs)}
@@ -236,7 +236,7 @@ def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
 
 def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult:
     """Score rows once; the cluster must be new, because the result has the peak memory of its workers."""
-    before = max(site.client.run(model_cache.baseline_memory).values())
+    before = max(site.client.run(model_cache.peak_memory_after_imports).values())
     pca, source = random_components(n, q, _COLUMNS), site.store_rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.save_model(pca))
     site.time_jobs({"imports": partial(job, site.store_rows(AGREEMENT_ROWS, _COLUMNS))}, 1)

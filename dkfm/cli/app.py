@@ -39,14 +39,14 @@ class _Group(click.Group):
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # click's signature
         """Parse the options before the name of a command."""
-        with _printable_usage():
+        with _escape_usage_errors():
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> object:
         former_format = warnings.formatwarning
         warnings.formatwarning = _format_warning
         try:
-            with _printable_usage():
+            with _escape_usage_errors():
                 return super().invoke(ctx)
         except DkfmError as error:
             print_message(f"{type(error).__name__}: {error}")
@@ -63,7 +63,7 @@ class _Group(click.Group):
 
 
 @contextmanager
-def _printable_usage() -> Iterator[None]:
+def _escape_usage_errors() -> Iterator[None]:
     """Escape control characters in usage errors, which repeat arguments."""
     try:
         yield
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 @contextmanager
-def _handle_termination() -> Iterator[None]:
+def _terminate_as_interrupt() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end a job as Ctrl-C does: finished chunks are kept, and a message says so.
 
     A signal that is ignored, as under nohup, stays ignored.
@@ -132,7 +132,7 @@ def _connect(address: str | None, report_path: str | None = None) -> "Iterator[C
         return
     from dkfm.execution.clusters.connect import connect
 
-    with _handle_termination(), connect(address) as client, performance_report.write_report(client, report_path):
+    with _terminate_as_interrupt(), connect(address) as client, performance_report.write_report(client, report_path):
         yield client
 
 
@@ -181,7 +181,7 @@ def fit(train: str, model: str, scheduler: str | None, page: str | None, **optio
 
     performance_report.require_report(page, scheduler, train, model)
     estimator = run_fit(train, model, FitOptions(**options), _connect(scheduler, page))  # type: ignore[arg-type]  # click checks them
-    print_result(f"{model}: {estimator.kernel_!r}, {_describe(estimator)}, certificate {estimator.certificate_}")
+    print_result(f"{model}: {estimator.kernel_!r}, {_describe_estimator(estimator)}, certificate {estimator.certificate_}")
 
 
 @main.command()
@@ -238,9 +238,9 @@ def score(
     """
     from dkfm.scoring.run import batch_score, plan_score
 
-    options.add_working_directory(*trusted)
+    options.allow_user_imports(*trusted)
     performance_report.require_report(page, scheduler, model, input, output)
-    with _handle_termination(), _connect(scheduler, None if dry_run else page) as client:
+    with _terminate_as_interrupt(), _connect(scheduler, None if dry_run else page) as client:
         arguments = {
             "output": options.parse_list(names),
             "client": client,
@@ -267,10 +267,10 @@ def score(
     if as_json:
         print_result(report.to_json())
         return
-    print_result(f"{output}: {_summarize(report)}")
+    print_result(f"{output}: {_summarize_report(report)}")
 
 
-def _summarize(report: "ScoreReport") -> str:
+def _summarize_report(report: "ScoreReport") -> str:
     invalid = f", {report.invalid_rows:,} of them invalid" if report.invalid_rows else ""
     existing = report.chunks - report.scored_chunks
     resumed = f", {existing:,} of {report.chunks:,} chunks were there" if existing else ""
@@ -292,7 +292,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
     from dkfm.errors import InvalidInputError
     from dkfm.storage import model_transfer
 
-    options.add_working_directory(*trusted)
+    options.allow_user_imports(*trusted)
     if model_transfer.read_store_kind(path) == "scores":
         from dkfm.scoring.verification import verify_scores
 
@@ -326,7 +326,7 @@ def _verification_lines(path: str, against: str | None, estimator: "KernelEstima
     first, *others = str(certificate).splitlines()
     yield f"{path}: {first}"
     if isinstance(estimator, ExactFeatureMap):
-        yield f"{path}: {_describe(estimator)}"
+        yield f"{path}: {_describe_estimator(estimator)}"
         dropped = f"{len(estimator.dropped_):,} dropped, {estimator.n_negative_:,} of them negative"
         yield f"{path}: condition {estimator.condition_:.1e}, {dropped}"
         if "training_certificate_" in vars(estimator):
@@ -335,7 +335,7 @@ def _verification_lines(path: str, against: str | None, estimator: "KernelEstima
         yield f"{against} {line}"
 
 
-def _describe(estimator: "KernelEstimator") -> str:
+def _describe_estimator(estimator: "KernelEstimator") -> str:
     from dkfm.estimators import ExactFeatureMap, KernelFisher
 
     landmarks = f"{estimator.model_.landmarks.shape[0]:,} landmarks"

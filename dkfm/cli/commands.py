@@ -62,7 +62,7 @@ def compare(
     """
     from dkfm.comparison import html_page
     from dkfm.comparison.compare import compare_kernels
-    from dkfm.files.location import locate, require_apart
+    from dkfm.files.location import locate, require_disjoint
     from dkfm.plotting.axes import import_pyplot
     from dkfm.sources.base import NamedColumns
     from dkfm.sources.opening import open_source
@@ -70,7 +70,7 @@ def compare(
     kernels = [options.parse_kernel(word) for word in kernel_specs]
     if html is not None:
         import_pyplot()
-        options.require_writable_folder(html)
+        options.require_parent_folder(html)
         html_page.require_replaceable_page(Path(html).resolve())
     y = options.read_labels(labels, "--labels")
     t = None if test_labels is None else options.read_labels(test_labels, "--test-labels")
@@ -81,7 +81,7 @@ def compare(
             Path(labels),
             None if test_labels is None else Path(test_labels),
         ]
-        require_apart(Path(html).absolute(), "page", [rows.location, *inputs])
+        require_disjoint(Path(html).absolute(), "page", [rows.location, *inputs])
     names = list(rows.columns) if isinstance(rows, NamedColumns) else None
     held_out = None if test is None else open_source(test, "test", columns=names)
     result = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)

@@ -15,7 +15,7 @@ from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, Kern
 from dkfm.execution import memory
 from dkfm.files import change_detection
 from dkfm.files.local import local_path
-from dkfm.files.location import locate, require_apart, require_outside
+from dkfm.files.location import locate, require_disjoint, require_not_inside
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.sources.base import NamedColumns, Source
@@ -78,16 +78,16 @@ class FitOptions:
 def run_fit(train: str, model: str, options: FitOptions, client_context: AbstractContextManager[object]) -> KernelEstimator:
     """Fit an estimator to the rows of a source and save it; the context `client_context` is entered for the fit."""
     options.require_consistent()
-    arguments.add_working_directory(options.kernel)
-    kernel = serialization.kernel_by_name(options.kernel, arguments.parse_parameters(options.param))
+    arguments.allow_user_imports(options.kernel)
+    kernel = serialization.load_named_kernel(options.kernel, arguments.parse_parameters(options.param))
     serialization.to_config(kernel)  # raises now if the model could not be saved after hours of work
     estimator = _build_estimator(kernel, options)
     model_transfer.require_free_location(model)
     table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
     inputs = [table.location, None if options.labels is None else Path(options.labels)]
-    require_apart(locate(model), "model", inputs)
+    require_disjoint(locate(model), "model", inputs)
     if options.workspace is not None:
-        require_outside(local_path(options.workspace).absolute(), "workspace", inputs)
+        require_not_inside(local_path(options.workspace).absolute(), "workspace", inputs)
     with change_detection.watch(table) as watch:
         source, labels = _split_labels(table, train, options)
         if options.method == "features" and options.basis != "cholesky" and options.landmarks is None:

@@ -22,7 +22,7 @@ def describe_store(path: str | Path) -> dict[str, object]:
     kind = model_transfer.read_store_kind(path)
     if kind == "scores":
         return {"kind": kind, "path": str(root), "format": zarr_schema.VERSIONS[kind]} | _describe_scores(root)
-    with model_transfer.fetch_model(path) as folder:
+    with model_transfer.open_model_folder(path) as folder:
         attributes = zarr_schema.read_group(folder, kind)
         facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
         describe = {"gram": _describe_gram, "model": _describe_model, "rows": _describe_rows}[kind]
@@ -30,7 +30,7 @@ def describe_store(path: str | Path) -> dict[str, object]:
 
 
 def _describe_gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
-    info = zarr_schema.read_array(root / "gram")
+    info = zarr_schema.read_array_info(root / "gram")
     identity = attributes.get("identity")
     return {
         "kernel": identity.get("kernel") if isinstance(identity, dict) else None,
@@ -62,9 +62,9 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
 
 def _describe_rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     if (root / "rows").is_dir():
-        info = zarr_schema.read_array(root / "rows")
+        info = zarr_schema.read_array_info(root / "rows")
         return {"shape": list(info.shape), "chunk_rows": info.chunks[0]}
-    _, values, pointers = (zarr_schema.read_array(root / name).shape[0] for name in csr.array_names("rows"))
+    _, values, pointers = (zarr_schema.read_array_info(root / name).shape[0] for name in csr.array_names("rows"))
     return {"rows": pointers - 1, "values": values}
 
 

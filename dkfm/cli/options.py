@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dkfm.errors import InvalidInputError, reason
+from dkfm.errors import InvalidInputError, extract_reason
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
         name, equals, text = value.partition("=")
         if not (name and equals and text):
             raise click.UsageError(f"A parameter is written NAME=VALUE, and not {value!r}.")
-        parts = [_parse_number(part) for part in text.strip("()[] ").split(",") if part.strip()]
+        parts = [_parse_number_or_text(part) for part in text.strip("()[] ").split(",") if part.strip()]
         parameters[name] = parts[0] if len(parts) == 1 and "," not in text else tuple(parts)
     return parameters
 
@@ -47,12 +47,12 @@ def parse_kernel(spec: str) -> "Kernel":
         return serialization.from_config(stored)
     name, _, rest = spec.partition(":")
     if "=" not in rest:
-        add_working_directory(spec)
-        return serialization.kernel_by_name(spec, {})
-    return serialization.kernel_by_name(name, parse_parameters(tuple(re.split(r",(?=\s*\w+=)", rest))))
+        allow_user_imports(spec)
+        return serialization.load_named_kernel(spec, {})
+    return serialization.load_named_kernel(name, parse_parameters(tuple(re.split(r",(?=\s*\w+=)", rest))))
 
 
-def _parse_number(text: str) -> object:
+def _parse_number_or_text(text: str) -> object:
     """Return a number, also from a fraction as 1/784; return other texts as they are, for the kernel to check."""
     try:
         numerator, slash, denominator = text.partition("/")
@@ -65,7 +65,7 @@ def _parse_number(text: str) -> object:
 
 def parse_components(context: click.Context, parameter: click.Parameter, text: str | None) -> int | float | None:
     """Return a number of components, or a share of the variance below 1."""
-    number = None if text is None else _parse_number(text)
+    number = None if text is None else _parse_number_or_text(text)
     if number is None or (isinstance(number, int) and number >= 1) or (isinstance(number, float) and 0 < number < 1):
         return number
     raise click.BadParameter(f"{text} is no number of components, nor a share of variance below 1.")
@@ -73,13 +73,13 @@ def parse_components(context: click.Context, parameter: click.Parameter, text: s
 
 def parse_shrinkage(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
     """Return a shrinkage, or "auto"."""
-    number = None if text is None else _parse_number(text)
+    number = None if text is None else _parse_number_or_text(text)
     if number is None or number == "auto" or isinstance(number, float | int):
         return number
     raise click.BadParameter(f'{text} is no number, nor "auto".')
 
 
-def add_working_directory(*functions: str) -> None:
+def allow_user_imports(*functions: str) -> None:
     """Append the working directory to the import path if the user names any function as ``module:function``."""
     if any(":" in function for function in functions) and "" not in sys.path:
         sys.path.append("")
@@ -104,13 +104,13 @@ def read_labels(path: str, option: str) -> "npt.NDArray[np.generic]":
         labels = npy.load_npy(path)
     except InvalidInputError as error:
         words = " (words are saved with .astype(str))" if "objects" in str(error) else ""
-        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {reason(error)}{words}.") from None
+        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {extract_reason(error)}{words}.") from None
     if labels.ndim != 1:
         raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {labels.shape}.")
     return labels
 
 
-def require_writable_folder(path: str) -> None:
+def require_parent_folder(path: str) -> None:
     """Raise an InvalidInputError if a file cannot be written because its folder does not exist or it is a folder."""
     folder = Path(path).absolute().parent
     if not folder.is_dir() or Path(path).is_dir():

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from dkfm.cli import options
 from dkfm.comparison import html_page as pages
 from dkfm.core.printing import print_message
-from dkfm.errors import ClusterError, InvalidInputError, reason
+from dkfm.errors import ClusterError, InvalidInputError, extract_reason
 from dkfm.files import local, temporary
-from dkfm.files.location import locate, require_apart
+from dkfm.files.location import locate, require_disjoint
 
 if TYPE_CHECKING:
     from distributed import Client, performance_report
@@ -56,12 +56,12 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
         return
     if scheduler is None:
         raise ClusterError("There is no cluster to report on; name one with --scheduler.")
-    options.require_writable_folder(page)
+    options.require_parent_folder(page)
     path = Path(page).resolve()
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{page} cannot be written: it is no file.")
     pages.require_replaceable_page(path)
-    require_apart(path, "report", [locate(name) for name in used])
+    require_disjoint(path, "report", [locate(name) for name in used])
     with local.translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with local.new_file(path, path.parent):
@@ -94,14 +94,14 @@ def write_report(client: "Client", page: str | None) -> Iterator[None]:
         client.sync(begin, callback_timeout=_ANSWER_TIMEOUT)
     except Exception as error:  # the scheduler may raise anything
         remedy = "install dask[diagnostics] where it runs, or leave out --report"
-        raise ClusterError(f"The scheduler can make no report ({reason(error)}); {remedy}.") from None
+        raise ClusterError(f"The scheduler can make no report ({extract_reason(error)}); {remedy}.") from None
     try:
         yield
     finally:
         try:
             _write(client, report, Path(page).resolve())
         except Exception as error:
-            print_message(f"There is no report at {page}: {reason(error)}.")
+            print_message(f"There is no report at {page}: {extract_reason(error)}.")
 
 
 def _write(client: "Client", report: "performance_report", path: Path) -> None:

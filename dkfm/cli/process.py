@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from dkfm.core.printing import print_message
-from dkfm.errors import OutputError, ResourceError, reason
+from dkfm.errors import OutputError, ResourceError, extract_reason
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -49,7 +49,7 @@ def run_command(command: Callable[[], object]) -> NoReturn:
     command : callable
         Function that returns None or an exit code, or raises SystemExit.
     """
-    _open_streams()
+    _reopen_closed_streams()
     interruption = _InterruptionHandler()
     code: object = 1
     try:
@@ -66,13 +66,13 @@ def run_command(command: Callable[[], object]) -> NoReturn:
         else:
             print_message(_describe_error(error))
     interruption.stop_raising()
-    if (failure := _flush()) is not None and not code:
+    if (failure := _flush_streams()) is not None and not code:
         print_message(_OUTPUT_ERROR.format(failure))
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _open_streams() -> None:
+def _reopen_closed_streams() -> None:
     """Replace closed standard streams, whose descriptors the next open file would get otherwise.
 
     Standard output is opened for reading, so that printing a result raises an error instead of losing it.
@@ -130,7 +130,7 @@ class _InterruptionHandler:
             self._former_hook(unraisable)
 
 
-def _flush() -> str | None:
+def _flush_streams() -> str | None:
     """Flush the standard streams; return the reason if standard output cannot be written, None if it can.
 
     Text that cannot be written is dropped: Python would try again when it exits, and print a traceback.
@@ -151,31 +151,31 @@ def _describe_error(error: BaseException) -> str:
     """Return the message for an error that no command expects."""
     if os.environ.get("DKFM_TRACEBACK"):
         raise error
-    if isinstance(error, OSError) and (failure := _flush()) is not None:
+    if isinstance(error, OSError) and (failure := _flush_streams()) is not None:
         return _OUTPUT_ERROR.format(failure)
-    refusal = _describe_refusal(error)
+    refusal = _describe_resource_error(error)
     if refusal is not None:
         return f"{ResourceError.__name__}: The system {refusal}."
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(frame.filename).name}, line {frame.lineno}"
-    return f"{type(error).__name__}: {reason(error)} ({where}); dkfm did not expect this: DKFM_TRACEBACK=1 shows more."
+    return f"{type(error).__name__}: {extract_reason(error)} ({where}); dkfm did not expect this: DKFM_TRACEBACK=1 shows more."
 
 
-def _describe_refusal(error: BaseException) -> str | None:
+def _describe_resource_error(error: BaseException) -> str | None:
     """Return which resource the system refused, in words; None for an error of another kind."""
     if not isinstance(error, OSError):
-        error = _root_cause(error)
+        error = _find_resource_error(error)
     if isinstance(error, OSError):
         what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the command"
         return f"refused {what}: {_error_text(error)}"
     if isinstance(error, MemoryError) or _NO_SEGMENT in str(error):
-        return f"gave no more memory ({reason(error)}); raise its limit, or use fewer rows"
+        return f"gave no more memory ({extract_reason(error)}); raise its limit, or use fewer rows"
     if _NO_THREAD in str(error):
         return "gave no more threads; raise the limit of processes (ulimit -u), or that of memory (ulimit -v)"
     return None
 
 
-def _root_cause(error: BaseException) -> BaseException:
+def _find_resource_error(error: BaseException) -> BaseException:
     """Return the error of a missing resource that led to an error, as in libraries; else the error itself."""
     cause: BaseException | None = error
     while cause is not None:
@@ -192,4 +192,4 @@ def _root_cause(error: BaseException) -> BaseException:
 
 
 def _error_text(error: OSError) -> str:
-    return error.strerror or reason(error)
+    return error.strerror or extract_reason(error)

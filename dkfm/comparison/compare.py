@@ -84,12 +84,12 @@ def compare_kernels(
     """
     named = _list_kernels(kernels)
     rows = load_labelled_rows(X, y, test, test_labels, random_state)
-    problem = _explain_missing_tsne() if embedding else ""
+    problem = _find_tsne_problem() if embedding else ""
     compared: list[KernelComparison] = []
     refused: dict[str, str] = {}
     for name, spec in named:
         try:
-            compared.append(_measure(name, spec, rows, shrinkage, random_state if embedding and not problem else None))
+            compared.append(_measure_kernel(name, spec, rows, shrinkage, random_state if embedding and not problem else None))
         except (KernelError, InvalidInputError) as error:
             refused[_make_unique(name or repr(spec), refused)] = str(error)
     if not compared:
@@ -124,7 +124,7 @@ def _make_unique(name: str, used: Mapping[str, str]) -> str:
     return next(unique for unique in chain([name], (f"{name} ({n})" for n in count(2))) if unique not in used)
 
 
-def _explain_missing_tsne() -> str:
+def _find_tsne_problem() -> str:
     """Return why t-SNE cannot be computed; empty if openTSNE is installed."""
     try:
         tsne.require_opentsne()
@@ -133,7 +133,7 @@ def _explain_missing_tsne() -> str:
     return ""
 
 
-def _measure(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None) -> KernelComparison:
+def _measure_kernel(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None) -> KernelComparison:
     """Fit one kernel and measure it on the test rows; with a seed, compute t-SNE too."""
     start = time.perf_counter()
     requested = as_kernel(spec)

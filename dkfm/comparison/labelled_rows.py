@@ -10,11 +10,11 @@ from dkfm.comparison.result import LabelArray
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
-from dkfm.errors import InvalidInputError, reason
+from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_labels
 from dkfm.estimators.fitting.training_data import compute_lazy_frame
 from dkfm.execution import memory
-from dkfm.plotting.data import concatenate_labels, require_length, require_matrix, sample_row_numbers
+from dkfm.plotting.data import concatenate_labels, require_length, require_matrix_shape, sample_row_numbers
 from dkfm.sources.base import NamedColumns, read_finite
 from dkfm.sources.opening import open_source
 
@@ -50,7 +50,7 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
     """Return training and test rows in memory, with their labels."""
     if (test is None) != (test_labels is None):
         raise InvalidInputError("Test rows and their labels belong together; give both or none.")
-    source = _open_rows(X, "X")
+    source = _open_source_or_dask(X, "X")
     names = list(source.columns) if isinstance(source, NamedColumns) else None
     n = source.shape[0]
     # Check the memory of the fit before any row is read.
@@ -60,7 +60,7 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
     train = _read_rows(source, "X", None)
     labels = check_labels(y, train.shape[0], "The comparison")
     if test is None:
-        kept, rest = _split_rows(labels, seed)
+        kept, rest = _split_row_indices(labels, seed)
         train, others, labels, other_labels = train[kept], train[rest], labels[kept], labels[rest]
         held_out = f", a quarter of all, which were held out at random with the seed {seed}"
     else:
@@ -72,7 +72,7 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
             f"have {len(np.unique(labels)):,} different labels."
         )
     return LabelledRows(
-        train, labels, others, other_labels, _sample(len(labels), seed), _sample(len(other_labels), seed), held_out
+        train, labels, others, other_labels, _sample_indices(len(labels), seed), _sample_indices(len(other_labels), seed), held_out
     )
 
 
@@ -80,7 +80,7 @@ def _load_test_rows(
     test: object, test_labels: object, columns: int, names: list[str] | None, seed: int
 ) -> tuple[Rows, LabelArray, str]:
     """Return the test rows to measure, their labels, and the clause of `LabelledRows.held_out`."""
-    source = _open_rows(test, "test", names)
+    source = _open_source_or_dask(test, "test", names)
     n, d = (int(size) for size in source.shape)
     if d != columns:
         raise InvalidInputError(f"The test rows have {d} columns, and the training rows have {columns}.")
@@ -91,18 +91,18 @@ def _load_test_rows(
     return _read_rows(source, "test", numbers), labels[numbers], f", taken of {n:,} at random with the seed {seed}"
 
 
-def _open_rows(data: object, name: str, names: list[str] | None = None) -> Any:
+def _open_source_or_dask(data: object, name: str, names: list[str] | None = None) -> Any:
     """Return a dask array unchanged, and open other data as a source, whose columns are matched by `names`."""
     data = compute_lazy_frame(data)
     if is_dask_collection(data):
-        require_matrix(data, name)
+        require_matrix_shape(data, name)
         return data
     return data if hasattr(data, "read") else open_source(data, name, fitted_columns=names)
 
 
 def _read_rows(data: object, name: str, numbers: npt.NDArray[np.intp] | None) -> Rows:
     """Return the numbered rows, or all rows if there are no numbers, in memory as float64."""
-    source = _open_rows(data, name)
+    source = _open_source_or_dask(data, name)
     if not hasattr(source, "read"):
         return as_float64(as_rows(np.asarray(source if numbers is None else source[numbers]), name))
     n = source.shape[0]
@@ -116,17 +116,17 @@ def _read_rows(data: object, name: str, numbers: npt.NDArray[np.intp] | None) ->
     return stack_rows(parts)
 
 
-def _sample(n: int, seed: int) -> npt.NDArray[np.intp]:
+def _sample_indices(n: int, seed: int) -> npt.NDArray[np.intp]:
     numbers = sample_row_numbers(n, MAX_SAMPLE_ROWS, seed)
     return np.arange(n) if numbers is None else numbers
 
 
-def _split_rows(labels: LabelArray, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _split_row_indices(labels: LabelArray, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """Return the ascending numbers of the training rows and of the test rows, stratified by label."""
     from sklearn.model_selection import train_test_split
 
     try:
         kept, rest = train_test_split(np.arange(len(labels)), test_size=_TEST_SIZE, stratify=labels, random_state=seed)
     except ValueError as error:
-        raise InvalidInputError(f"A quarter of the rows cannot be held out: {reason(error)}; give test rows.") from None
+        raise InvalidInputError(f"A quarter of the rows cannot be held out: {extract_reason(error)}; give test rows.") from None
     return np.sort(kept), np.sort(rest)

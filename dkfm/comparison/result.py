@@ -152,13 +152,13 @@ def _draw_pictures(
         sides = ("training", result.embedding.train, labels), ("test", result.embedding.test, test_labels)
         for (side, points, side_labels), verb in zip(sides, ("learned from", "which placed"), strict=True):
             yield html_page.draw_picture(
-                partial(_plot, points, side_labels, f"t-SNE of the feature space, {side} rows", "t-SNE"),
+                partial(_plot_components, points, side_labels, f"t-SNE of the feature space, {side} rows", "t-SNE"),
                 f"Scatter plot of {len(points):,} {side} rows in the plane of t-SNE, coloured by label.",
                 f"t-SNE of the feature space, {verb} {len(points):,} {side} rows.",
             )
     if result.discriminants.shape[1]:  # classes with equal means have no discriminant
         yield html_page.draw_picture(
-            partial(_plot, result.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
+            partial(_plot_components, result.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
             f"Plot of {len(result.discriminants):,} test rows along the Fisher discriminants, coloured by label.",
             f"Fisher discriminants of {len(result.discriminants):,} test rows. Of all test rows "
             f"{result.fisher_accuracy:.1%} get their label.",
@@ -171,7 +171,7 @@ def _draw_pictures(
     )
 
 
-def _plot(points: Array, labels: LabelArray, title: str, axis_name: str, ax: "Axes") -> None:
+def _plot_components(points: Array, labels: LabelArray, title: str, axis_name: str, ax: "Axes") -> None:
     plotting.components(points, labels, ax=ax)
     ax.set_title(title)
     ax.set_xlabel(ax.get_xlabel().replace("component", axis_name))

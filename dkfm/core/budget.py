@@ -34,10 +34,10 @@ LARGEST_DENSE_N = 32_766
 """Largest N for LAPACK: divide and conquer needs 1 + 6N + 2N^2 values, counted in 32 bits."""
 
 
-def gram_bytes(n: int, tile_rows: int) -> int:
+def gram_store_bytes(n: int, tile_rows: int) -> int:
     """Return the bytes on disk of an N x N Gram matrix in whole tiles.
 
-    >>> gram_bytes(20_000, 2_000)
+    >>> gram_store_bytes(20_000, 2_000)
     3200000000
     """
     padded = -(-n // tile_rows) * tile_rows
@@ -86,16 +86,16 @@ def lanczos_bytes(n: int, d: int, basis_columns: int, block_columns: int, blocks
     True
     """
     squares = blocks + 1 if n <= 2048 else 1
-    return _VALUE * (squares * n * n + _basis(n, basis_columns, block_columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
+    return _VALUE * (squares * n * n + _lanczos_basis_values(n, basis_columns, block_columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def lanczos_stored_bytes(n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1) -> int:
+def lanczos_out_of_core_bytes(n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1) -> int:
     """Return the bytes of `lanczos_bytes` with the Gram matrix in its store and one tile in memory for each thread."""
     tiles = threads * tile_rows * tile_rows + 4 * (threads + 1) * tile_rows * columns
-    return _VALUE * (tiles + _basis(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
+    return _VALUE * (tiles + _lanczos_basis_values(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def _basis(n: int, held: int, columns: int) -> int:
+def _lanczos_basis_values(n: int, held: int, columns: int) -> int:
     return n * (3 * held // 2 + 6 * columns) + 4 * held * held
 
 
@@ -116,7 +116,7 @@ def pivot_columns_seconds(n: int, d: int, r: int) -> float:
     return r * (1e-4 + n * (4 * r + 8 * d) / 3e10)
 
 
-def pivots_seconds(n: int, d: int, r: int) -> float:
+def gram_pivots_seconds(n: int, d: int, r: int) -> float:
     """Predict the seconds to compute the Gram matrix of N rows of d columns and find r pivots in it."""
     return n * n * (8e-9 + 5e-11 * d + r / 5e10)
 
@@ -177,12 +177,12 @@ def worker_bytes(model: int, task: int, threads: int, baseline_bytes: int) -> in
     return baseline_bytes + PROCESS_BYTES + model + threads * task
 
 
-def score_seconds(
+def score_row_seconds(
     n: int, d: int, width: int, itemsize: int = _VALUE, value_seconds: float = VALUE_SECONDS, product_seconds: float = PRODUCT_SECONDS
 ) -> float:
     """Predict the seconds of one thread to score one row: n kernel values, and their product with the weights.
 
-    >>> round(1e6 * score_seconds(4000, 50, 20))
+    >>> round(1e6 * score_row_seconds(4000, 50, 20))
     17
     """
     return n * (value_seconds + product_seconds * (d + width)) * itemsize / _VALUE

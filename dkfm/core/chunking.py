@@ -62,13 +62,13 @@ def choose_chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: in
     25000
     """
     wanted = min(int(_TASK_SECONDS / row_seconds), count_tiles(rows, _MIN_TASKS), _MAX_CHUNK_BYTES // row_bytes)
-    return _balanced(rows, max(1, wanted), threads, source_chunk_rows)
+    return _balance_chunk_rows(rows, max(1, wanted), threads, source_chunk_rows)
 
 
-def _balanced(rows: int, wanted: int, threads: int, step: int) -> int:
+def _balance_chunk_rows(rows: int, wanted: int, threads: int, step: int) -> int:
     """Return a number of chunk rows, aligned and at most about `wanted`, that keeps all threads equally busy.
 
-    >>> _balanced(240_000, 27_000, 2, 1000), _balanced(36_000, 5_000, 2, 1000)
+    >>> _balance_chunk_rows(240_000, 27_000, 2, 1000), _balance_chunk_rows(36_000, 5_000, 2, 1000)
     (24000, 3000)
     """
     each = count_tiles(rows, threads * wanted)
@@ -94,7 +94,7 @@ def align_to_chunks(wanted: int, chunk: int) -> int:
     return count_tiles(chunk, even)
 
 
-def choose_piece_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: int = 1, itemsize: int = 8) -> int:
+def choose_read_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: int = 1, itemsize: int = 8) -> int:
     """Choose how many rows a task reads at a time: whole chunks of the source, or parts of a cached chunk.
 
     Parameters
@@ -115,12 +115,12 @@ def choose_piece_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: i
 
     Examples
     --------
-    >>> choose_piece_rows(25_000, 50, 1000), choose_piece_rows(500, 784)
+    >>> choose_read_rows(25_000, 50, 1000), choose_read_rows(500, 784)
     (5000, 167)
     """
     few, many = _PIECE_VALUES // values_per_row, _MAX_PIECE_BYTES // (itemsize * values_per_row)
     wanted = min(count_tiles(chunk_rows, _PIECES), max(1, few, min(many, _MAX_PIECE_ROWS)))
-    if is_small_part(chunk_rows, source_chunk_rows):
+    if is_within_half_chunk(chunk_rows, source_chunk_rows):
         return wanted
     whole = max(1, wanted // source_chunk_rows) * source_chunk_rows
     return min(chunk_rows, whole)
@@ -172,10 +172,10 @@ def lower_triangle_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
     return ((i, j) for i in range(count_tiles(n, rows)) for j in range(i + 1))
 
 
-def is_small_part(rows: int, chunk_rows: int) -> bool:
+def is_within_half_chunk(rows: int, chunk_rows: int) -> bool:
     """Whether ``rows`` rows are at most half a chunk; such a chunk is decoded once for several tasks.
 
-    >>> is_small_part(500, 1000), is_small_part(1000, 1000)
+    >>> is_within_half_chunk(500, 1000), is_within_half_chunk(1000, 1000)
     (True, False)
     """
     return 2 * rows <= chunk_rows

@@ -13,7 +13,7 @@ _MAX_NAMED = 5
 """Largest number of columns that a message names."""
 
 
-def unwrap(X: object) -> object:
+def unwrap_container(X: object) -> object:
     """Return the array of an xarray DataArray, or an Arrow record batch as a table; any other X as it is.
 
     A DataArray holds a NumPy array or a dask array. scikit-learn reads the column names of a table, not of a batch.
@@ -56,7 +56,7 @@ def column_names(X: object, name: str = "X") -> tuple[str, ...] | None:
     return tuple(map(str, names)) if texts else None
 
 
-def is_numbered_in_order(frame: object) -> bool:
+def has_range_columns(frame: object) -> bool:
     """Whether the columns of a data frame are numbered 0, 1, .. in order; True for anything without columns."""
     labels = getattr(frame, "columns", None)
     return labels is None or isinstance(labels, int) or list(labels) == list(range(len(labels)))

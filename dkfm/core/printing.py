@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from dkfm.errors import OutputError, reason
+from dkfm.errors import OutputError, extract_reason
 
 
 def escape_control_characters(text: str) -> str:
@@ -39,7 +39,7 @@ def print_result(*lines: str) -> None:
     try:
         _write(sys.stdout, *lines)
     except OSError as error:
-        raise OutputError(f"Standard output cannot be written: {error.strerror or reason(error)}.") from None
+        raise OutputError(f"Standard output cannot be written: {error.strerror or extract_reason(error)}.") from None
 
 
 def print_message(*lines: str) -> None:

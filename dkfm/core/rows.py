@@ -39,12 +39,12 @@ def as_rows(X: object, name: str = "X") -> Rows:
         X is not two-dimensional, has no row or no column, has a complex or text dtype, or has a value that is not
         a finite number.
     """
-    rows = as_array(X, name)
+    rows = as_rows_allow_nonfinite(X, name)
     require_finite(rows, name)
     return rows
 
 
-def as_array(X: object, name: str) -> Rows:
+def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     """Return `X` as `as_rows` does, without the check for finite values."""
     if not isinstance(X, np.ndarray) and _issparse(X):
         return _as_csr(X, name)
@@ -57,8 +57,8 @@ def as_array(X: object, name: str) -> Rows:
     if rows.dtype == object and hasattr(X, "to_numpy") and hasattr(X, "isna"):
         rows = X.to_numpy(dtype=object, na_value=np.nan)  # pd.NA is no float
     if rows.dtype == object:
-        rows = _numbers(rows, name)
-    require_two_dimensions(rows.shape, rows.dtype, name)
+        rows = _objects_to_float64(rows, name)
+    require_real_matrix(rows.shape, rows.dtype, name)
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 
 
@@ -68,7 +68,7 @@ def _issparse(X: object) -> bool:
     return bool(issparse(X))
 
 
-def _numbers(objects: npt.NDArray[np.object_], name: str) -> Array:
+def _objects_to_float64(objects: npt.NDArray[np.object_], name: str) -> Array:
     """Return an array of Python objects as float64."""
     try:
         return objects.astype(np.float64)
@@ -82,11 +82,11 @@ def _as_csr(X: object, name: str) -> Sparse:
     from scipy.sparse import csr_array
 
     dtype = cast("np.dtype[np.generic]", X.dtype)  # type: ignore[attr-defined]  # every sparse array has one
-    require_two_dimensions(X.shape, dtype, name)  # type: ignore[attr-defined]  # and the other
+    require_real_matrix(X.shape, dtype, name)  # type: ignore[attr-defined]  # and the other
     try:
-        _require_sound(X)
+        _check_sparse_format(X)
         rows = csr_array(X, dtype=dtype if dtype in (np.float32, np.float64) else np.float64)  # type: ignore[call-overload]  # sparse, as the caller saw
-        _require_sound(rows)
+        _check_sparse_format(rows)
     except (ValueError, IndexError) as error:
         raise InvalidInputError(f"{name} is no sound sparse array: {error}.") from None
     if not rows.has_canonical_format:
@@ -95,7 +95,7 @@ def _as_csr(X: object, name: str) -> Sparse:
     return cast("Sparse", rows)
 
 
-def _require_sound(X: Any) -> None:
+def _check_sparse_format(X: Any) -> None:
     """Raise a ValueError if the arrays of sparse rows are inconsistent: SciPy would read out of bounds."""
     if X.format in ("csr", "csc", "bsr", "coo"):
         same = type(X)(X)  # shares the arrays; the check may shorten its own references
@@ -120,7 +120,7 @@ def as_float64(rows: Rows) -> Rows:
     return rows if rows.dtype == np.float64 else rows.astype(np.float64)
 
 
-def require_two_dimensions(shape: tuple[int, ...], dtype: np.dtype[np.generic], name: str) -> None:
+def require_real_matrix(shape: tuple[int, ...], dtype: np.dtype[np.generic], name: str) -> None:
     """Raise an InvalidInputError unless shape and dtype are those of rows of real numbers."""
     if dtype.kind == "c":
         raise InvalidInputError(f"Complex data not supported: {name} must hold real numbers, and its dtype is {dtype}.")
@@ -148,7 +148,7 @@ def require_finite(rows: Rows, name: str, first_row: int = 0) -> None:
     bad = ~np.isfinite(values)
     if not bad.any():
         return
-    where = np.unique(np.nonzero(bad)[0] if isinstance(rows, np.ndarray) else _row_of(rows)[bad])
+    where = np.unique(np.nonzero(bad)[0] if isinstance(rows, np.ndarray) else _coo_row_indices(rows)[bad])
     row = int(where[0])
     found = rows[row] if isinstance(rows, np.ndarray) else rows[[row]].data
     what = "NaN" if np.isnan(found).any() else "infinity"
@@ -158,17 +158,17 @@ def require_finite(rows: Rows, name: str, first_row: int = 0) -> None:
     )
 
 
-def mask_invalid_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
+def zero_nonfinite_rows(rows: Rows) -> tuple[npt.NDArray[np.bool_], Rows]:
     """Return a mask (n,) of the finite rows, and the rows with all others replaced by zeros."""
     if isinstance(rows, np.ndarray):
         finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=1)
         return finite, np.where(finite[:, np.newaxis], rows, 0.0)
-    row = _row_of(rows)
+    row = _coo_row_indices(rows)
     finite = np.bincount(row[~np.isfinite(rows.data)], minlength=rows.shape[0]) == 0
     return finite, _with_data(rows, np.where(finite[row], rows.data, 0.0))
 
 
-def row_values(rows: Rows) -> int:
+def estimate_values_per_row(rows: Rows) -> int:
     """Return the average memory of a row in dense float64 values, rounded up."""
     if isinstance(rows, np.ndarray):
         return int(rows.shape[1])
@@ -195,10 +195,10 @@ def squared_norms(X: Rows) -> Array:
 
 def _row_sums(X: Sparse, values: Array) -> Array:
     """Return the sums (n,) over each row of values that correspond to the stored ones."""
-    return np.bincount(_row_of(X), values, X.shape[0]).astype(np.float64, copy=False)
+    return np.bincount(_coo_row_indices(X), values, X.shape[0]).astype(np.float64, copy=False)
 
 
-def _row_of(X: Sparse) -> npt.NDArray[np.intp]:
+def _coo_row_indices(X: Sparse) -> npt.NDArray[np.intp]:
     """Return the row number of each stored value."""
     return np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
 
@@ -219,7 +219,7 @@ def normalize_rows(X: Rows) -> tuple[Rows, Array]:
         lengths = np.sqrt(squared_norms(units))
         units /= np.where(largest > 0, lengths, 1)[:, np.newaxis]
         return units.astype(X.dtype, copy=False), lengths * largest
-    row, largest = _row_of(X), np.zeros(X.shape[0])
+    row, largest = _coo_row_indices(X), np.zeros(X.shape[0])
     np.maximum.at(largest, row, np.abs(X.data))
     values = X.data / np.where(largest > 0, largest, 1)[row]
     lengths = np.sqrt(_row_sums(X, np.square(values)))

@@ -234,17 +234,17 @@ class _Job:
     def row_seconds(self) -> float:
         """Seconds of a thread for one row."""
         given, size = self.constants, self.itemsize
-        arithmetic = budget.score_seconds(self.n, self.d, self.width, size, given.value_seconds, given.product_seconds)
+        arithmetic = budget.score_row_seconds(self.n, self.d, self.width, size, given.value_seconds, given.product_seconds)
         return arithmetic + 8 * self.d / given.read_bytes + size * self.width / given.write_bytes
 
     def size_on(self, machines: int) -> Sizing:
         """Return the size of the job on a number of machines."""
         itemsize, threads = self.itemsize, machines * self.cores
         planned = chunking.choose_chunk_rows(
-            self.rows, budget.score_seconds(self.n, self.d, self.width, itemsize), itemsize * self.width, threads
+            self.rows, budget.score_row_seconds(self.n, self.d, self.width, itemsize), itemsize * self.width, threads
         )
         chosen = min(self.rows, self.chunk_rows or max(planned, self._least_chunk_rows(threads)))
-        piece = chunking.choose_piece_rows(chosen, self.d, 1, itemsize)
+        piece = chunking.choose_read_rows(chosen, self.d, 1, itemsize)
         tile = min(piece, choose_tile_rows(self.n, self.d, self.width, itemsize))
         return Sizing(
             rows=self.rows,

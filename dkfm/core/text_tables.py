@@ -39,20 +39,20 @@ class Table:
     def format_cells(self) -> list[list[str]]:
         """Return the column names, then the cells of each row, as text."""
         header = [name.replace("_", " ") for name in self.rows[0]]
-        return [header, *([_text(cell) for cell in row.values()] for row in self.rows)]
+        return [header, *([_format_cell(cell) for cell in row.values()] for row in self.rows)]
 
     def to_json_rows(self) -> list[dict[str, object]]:
         """Return the rows for JSON, with None for numbers that are not finite."""
-        return [{name: _plain(cell) for name, cell in row.items()} for row in self.rows]
+        return [{name: _to_json_value(cell) for name, cell in row.items()} for row in self.rows]
 
 
-def _text(cell: Cell) -> str:
+def _format_cell(cell: Cell) -> str:
     if isinstance(cell, int):
         return f"{cell:,}"
     return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
 
 
-def _plain(cell: Cell) -> object:
+def _to_json_value(cell: Cell) -> object:
     if is_dataclass(cell):
         return asdict(cell)
     return cell if not isinstance(cell, float) or isfinite(cell) else None

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from dkfm.errors import StoreError, UnsupportedStoreError, reason
+from dkfm.errors import StoreError, UnsupportedStoreError, extract_reason
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fold import fold
@@ -75,5 +75,5 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator 
     except StoreError:
         raise
     except Exception as error:  # a constructor may raise anything for values of an unknown store
-        cause = f"{type(error).__name__}: {reason(error)}"
+        cause = f"{type(error).__name__}: {extract_reason(error)}"
         raise UnsupportedStoreError(f"{path} is not an estimator that dkfm can read: {cause}.") from error

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm.core.frames import column_names, require_unique_names
 from dkfm.core.rows import Array, Rows
-from dkfm.errors import InvalidInputError, reason
+from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows, as_training_data, compute_lazy_frame
 from dkfm.estimators.serving import ScoringMixin
 from dkfm.estimators.transformer import ModelTransformerMixin
@@ -84,7 +84,7 @@ class KernelEstimator(ModelTransformerMixin):
         except TypeError as error:  # scikit-learn refuses the column names
             raise InvalidInputError(str(error)) from None
         except ValueError as error:
-            raise InvalidInputError(f"X has columns that cannot be told apart: {reason(error)}.") from None
+            raise InvalidInputError(f"X has columns that cannot be told apart: {extract_reason(error)}.") from None
         return training_data
 
     def _set_fitted(

@@ -12,15 +12,15 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.chunking import require_count
-from dkfm.core.frames import is_dask_array, is_dask_collection, require_same_columns, unwrap
+from dkfm.core.frames import is_dask_array, is_dask_collection, require_same_columns, unwrap_container
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.fitting import feature_maps, landmarks
 from dkfm.estimators.fitting.landmarks import BUILDS, MapOptions
-from dkfm.estimators.fitting.training_data import TrainingData, apply_weights, compute_lazy_frame
+from dkfm.estimators.fitting.training_data import TrainingData, drop_zero_weights, compute_lazy_frame
 from dkfm.execution import lazy_arrays
-from dkfm.execution.blas_threads import limit_blas_threads_in_worker
+from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import roots
 from dkfm.numerics.certificates.certificate import Certificate, Verification
@@ -206,9 +206,9 @@ class ExactFeatureMap(KernelEstimator):
         self._check_parameters()
         X = compute_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
-        rows, weights = apply_weights(self._check_data(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
+        rows, weights = drop_zero_weights(self._check_data(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
-        with limit_blas_threads_in_worker():
+        with single_blas_thread_in_worker():
             chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
             model, fitted = feature_maps.fit_map(rows, weights if self.centered else None, chosen, options)
         return self._set_fitted(X, model, fitted)
@@ -357,7 +357,7 @@ class ExactFeatureMap(KernelEstimator):
         check_is_fitted(self, "model_")
         if self.kernel_.is_precomputed:
             raise InvalidInputError("A precomputed kernel has no points to compare, so it knows no distances.")
-        X = unwrap(X)
+        X = unwrap_container(X)
         if is_dask_collection(X):
             lazy_rows = cast("da.Array", X) if is_dask_array(X) else self._select_frame_columns(X).to_dask_array()
             return lazy_arrays.lazy_distances(

@@ -8,7 +8,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 
 
-def add_fitted_names(model: object, F: Array) -> object:
+def to_named_frame(model: object, F: Array) -> object:
     """Return features as a data frame with the column names of a model's fit, or as they are if it had none."""
     names = getattr(model, "feature_names_in_", None)
     if names is None or len(names) != F.shape[1]:

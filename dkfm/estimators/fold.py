@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError
-from dkfm.estimators.feature_names import add_fitted_names, require_column_order
+from dkfm.estimators.feature_names import to_named_frame, require_column_order
 from dkfm.estimators.fitting import class_labels, linear_models
 from dkfm.estimators.fitting.linear_models import PREDICT, TRANSFORM, LinearModel
 from dkfm.estimators.folded_model import Folded, FoldedTransformer, sample_landmarks
@@ -103,7 +103,7 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     _require_affine_outputs(model, linear, features)
     if not feature_map.kernel_.is_precomputed:
         folded.rounding_ = _measure_rounding(folded, feature_map.model_, linear, features)
-        _check_rounding(folded.rounding_, folded.model_.dtype)
+        _check_rounding_error(folded.rounding_, folded.model_.dtype)
     return folded
 
 
@@ -137,8 +137,8 @@ def _require_affine_outputs(model: object, linear: LinearModel, F: Array) -> Non
     for name, (step, link) in linear.outputs.items():
         product = F64 @ step.dense_weights - step.offset
         error = 64 * eps * (np.abs(F64) @ np.abs(step.dense_weights) + np.abs(step.offset))
-        expected = links.link_by_name(link)(product, _no_diagonal)
-        returned = np.asarray(getattr(model, name)(add_fitted_names(model, F)))
+        expected = links.link_by_name(link)(product, _raise_no_diagonal)
+        returned = np.asarray(getattr(model, name)(to_named_frame(model, F)))
         if linear.classes is not None and name == PREDICT and returned.ndim == 1:
             returned = np.searchsorted(linear.classes, returned)
         returned = returned.reshape(len(F), -1)
@@ -166,7 +166,7 @@ def _measure_rounding(folded: Folded, base: Model, linear: LinearModel, F: Array
     return float(np.max(ratios))  # NaN counts as largest
 
 
-def _check_rounding(rounding: float, dtype: np.dtype[np.floating]) -> None:
+def _check_rounding_error(rounding: float, dtype: np.dtype[np.floating]) -> None:
     """Raise if the rounding error of a fold is too large; warn if it is larger than expected."""
     message = f"Folded and unfolded differ by {rounding:.1e} of an output's spread on the landmarks"
     remedy = (
@@ -174,8 +174,8 @@ def _check_rounding(rounding: float, dtype: np.dtype[np.floating]) -> None:
     )
     if not rounding <= _MAX_ROUNDING:
         raise NotSupportedError(f"{message}: {remedy}.")
-    certificate.warn_of_error(rounding, dtype, message, remedy)
+    certificate.warn_if_error_is_large(rounding, dtype, message, remedy)
 
 
-def _no_diagonal() -> Array:
+def _raise_no_diagonal() -> Array:
     raise AssertionError("no linear model needs k(z, z)")

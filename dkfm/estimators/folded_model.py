@@ -139,7 +139,7 @@ class Folded(ScoringMixin):
         points = sample_landmarks(model)
         ratios = [0.0]
         for name, computed in self._get_scorer().score_heads(list(model.heads), points).items():
-            expected, allowed = reference.reference_scores(model, name, points)
+            expected, allowed = reference.compute_scores_and_tolerances(model, name, points)
             difference = np.abs(computed - expected)
             ratios.append(float(np.divide(difference, allowed, out=difference, where=difference != 0).max()))
         worst = float(np.max(ratios))  # NaN counts as largest

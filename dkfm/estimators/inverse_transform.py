@@ -18,7 +18,7 @@ from dkfm.estimators.feature_names import require_column_order
 from dkfm.estimators.fitting import preimages
 from dkfm.estimators.fitting.training_data import TrainingData
 from dkfm.execution import memory
-from dkfm.execution.blas_threads import limit_blas_threads_in_worker
+from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.transformed import Warped
 from dkfm.numerics import scorer
@@ -61,12 +61,12 @@ class InverseTransformMixin(KernelEstimator):
         if not hasattr(self, "dual_coef_"):
             raise NotFittedError("The inverse transform is not available: fit with fit_inverse_transform=True.")
         model = Model(
-            _kernel_of_scores(self.kernel_, hasattr(self, "scale_")),
+            _strip_standardization(self.kernel_, hasattr(self, "scale_")),
             self.X_transformed_fit_,
             {"points": Head(self.dual_coef_)},
         )
         scores = self._check_scores(X)
-        with limit_blas_threads_in_worker():
+        with single_blas_thread_in_worker():
             rows = scorer.compute_finite_scores(scorer.prepare_compact_scorer(model), "points", scores, "X")
         return rows.astype(self.model_.dtype, copy=False)
 
@@ -119,7 +119,7 @@ class InverseTransformMixin(KernelEstimator):
         head = self.model_.head("scores")
         weights = head.weights[:, : head.n_columns].astype(np.float64)
         mean = np.zeros(len(points)) if head.offset is None else head.weights[:, -1].astype(np.float64) / 2
-        with limit_blas_threads_in_worker():
+        with single_blas_thread_in_worker():
             result = preimages.find_fixed_point_preimages(
                 self.kernel_, points, preimages.ComponentSpan(weights, mean), scores, start, tol, max_iter
             )
@@ -138,7 +138,7 @@ class InverseTransformMixin(KernelEstimator):
     def _nearest_training_rows(self, scores: Array) -> Array:
         """Return, for each row of scores, the training row with the nearest scores."""
         points = self.model_.original_landmarks
-        with limit_blas_threads_in_worker():
+        with single_blas_thread_in_worker():
             training_scores = scorer.compute_finite_scores(
                 self._get_scorer(), "scores", points, "The training rows"
             ).astype(np.float64)
@@ -152,7 +152,7 @@ class InverseTransformMixin(KernelEstimator):
         if not isinstance(rows.rows_as_landmarks, np.ndarray):
             raise NotSupportedError("The inverse transform is of dense rows, and these are sparse.")
         try:
-            _kernel_of_scores(rows.kernel, standardized)(np.ones((1, rows.rows_as_landmarks.shape[1] + 1)))
+            _strip_standardization(rows.kernel, standardized)(np.ones((1, rows.rows_as_landmarks.shape[1] + 1)))
         except KernelError:
             raise NotSupportedError(
                 f"{rows.kernel!r} takes rows of {rows.rows_as_landmarks.shape[1]} columns, and not their scores: it has no "
@@ -163,7 +163,7 @@ class InverseTransformMixin(KernelEstimator):
         """Return the fitted attributes of `inverse_transform`, from the scores of the training rows."""
         if not scores.shape[1]:
             raise InvalidInputError("The training rows do not vary: there is no way back from no scores.")
-        n, kernel = len(scores), _kernel_of_scores(rows.kernel, standardized)
+        n, kernel = len(scores), _strip_standardization(rows.kernel, standardized)
         memory.require_driver_memory(n, rows.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares=1)
         X = cast("Array", rows.rows_as_landmarks)
         return {
@@ -172,6 +172,6 @@ class InverseTransformMixin(KernelEstimator):
         }
 
 
-def _kernel_of_scores(kernel: Kernel, standardized: bool) -> Kernel:
+def _strip_standardization(kernel: Kernel, standardized: bool) -> Kernel:
     """Return the kernel of a fit without the scaling of columns, which does not apply to scores."""
     return kernel.kernel if standardized and isinstance(kernel, Warped) else kernel

@@ -20,9 +20,9 @@ from dkfm.estimators.fitting import class_labels, components, discriminants
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.predictions import Predictions, codes_to_labels, flatten_column
-from dkfm.estimators.fitting.training_data import Indices, TrainingData, apply_weights, compute_lazy_frame, is_float32
-from dkfm.execution.blas_threads import limit_blas_threads_in_worker
-from dkfm.execution.lazy_arrays import dashboard_name
+from dkfm.estimators.fitting.training_data import Indices, TrainingData, drop_zero_weights, compute_lazy_frame, is_float32
+from dkfm.execution.blas_threads import single_blas_thread_in_worker
+from dkfm.execution.lazy_arrays import set_dashboard_name
 from dkfm.kernels import KernelSpec
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
@@ -186,16 +186,16 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             Non-negative weights. A row of weight w counts as w equal rows, which shrinkage="auto" does not separate.
             Rows of weight 0 are left out.
         """
-        kernel, _ = components.resolve_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        kernel, _ = components.resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         dtype = check_dtype(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
         options, X = self._discriminant_options(), compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
         y = class_labels.check_labels(y, all_rows.rows_as_landmarks.shape[0], type(self).__name__)
-        rows, weights = apply_weights(all_rows, sample_weight)
+        rows, weights = drop_zero_weights(all_rows, sample_weight)
         labels = y if rows is all_rows else y[cast("Indices", rows.original_row_indices)]
         classes, codes = np.unique(labels, return_inverse=True)
         row_classes = options.make_classes(codes, weights, classes)
-        with limit_blas_threads_in_worker():
+        with single_blas_thread_in_worker():
             model, fitted = discriminants.fit_discriminants(rows, row_classes, options, dtype)
         fitted |= {"classes": classes} | ({} if sample_weight is None else {"sample_weight": weights})
         return self._set_fitted(X, model, fitted, {"dtype": dtype.name, "priors": self._list_priors()})
@@ -257,7 +257,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         estimator = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype.name)
         rows = feature_map.model_.landmarks if X is None else as_rows(X)
         y = class_labels.check_labels(y, rows.shape[0], cls.__name__)
-        with limit_blas_threads_in_worker():
+        with single_blas_thread_in_worker():
             fitted_map, options = feature_map._fitted_map(), estimator._discriminant_options()
             model, fitted = discriminants.fit_in_map(fitted_map, options, y, X, sample_weight)
         return estimator._set_fitted_from_map(feature_map, model, fitted, {"priors": estimator._list_priors()})
@@ -367,7 +367,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         return tags
 
 
-@dashboard_name("dkfm-chances")
+@set_dashboard_name("dkfm-chances")
 def _log_probabilities(decision: Array) -> Array:
     if decision.shape[1] == 1:
         logarithms: Array = log_expit(np.hstack([-decision, decision]))

@@ -15,7 +15,7 @@ from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import components, training_data
 from dkfm.estimators.inverse_transform import InverseTransformMixin
-from dkfm.execution.blas_threads import limit_blas_threads_in_worker
+from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pca
@@ -222,16 +222,16 @@ class KernelPCA(InverseTransformMixin):
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
-        kernel, gamma = components.resolve_kernel(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        kernel, gamma = components.resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         columns: dict[str, object] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
             kernel, columns = training_data.make_standardizing_kernel(kernel, X, sample_weight)
-        rows, weights = training_data.apply_weights(self._check_data(X, kernel, copy=bool(self.copy_X)), sample_weight)
+        rows, weights = training_data.drop_zero_weights(self._check_data(X, kernel, copy=bool(self.copy_X)), sample_weight)
         weighting = pca.Weighting(weights, bool(self.centered))
         if self.fit_inverse_transform:
             self._require_invertible(rows, bool(columns))
-        with limit_blas_threads_in_worker():
+        with single_blas_thread_in_worker():
             result = components.fit_components(rows, options, weighting, self._get_options(components.SolverOptions))
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
@@ -293,7 +293,7 @@ class KernelPCA(InverseTransformMixin):
         kernel, dtype = feature_map.model_.kernel, feature_map.model_.dtype
         estimator = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
         options = pca.ComponentOptions(components.check_n_components(n_components), dtype)
-        with limit_blas_threads_in_worker():
+        with single_blas_thread_in_worker():
             fitted_map = feature_map._fitted_map()
             model, fitted, whole = components.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
         fitted["gamma"] = 1 / model.n_features_in
@@ -390,7 +390,7 @@ class KernelPCA(InverseTransformMixin):
     def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         values, weights = cast("Array", fitted["eigenvalues"]), cast("Array | None", fitted.get("sample_weight"))
         if not self._fitted_parameters.get("whole", True):
-            return certificate.certify_axes(scorer, values, landmarks.iter_row_tiles(), self.total_weight_)
+            return certificate.certify_principal_axes(scorer, values, landmarks.iter_row_tiles(), self.total_weight_)
         return certificate.certify_components(scorer, values, landmarks.iter_row_tiles(), weights)
 
     def __sklearn_tags__(self) -> Tags:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap
+from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.notebook_display import HtmlDisplayMixin
 from dkfm.execution import lazy_arrays
-from dkfm.execution.blas_threads import limit_blas_threads_in_worker
+from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.files.location import locate
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
@@ -68,7 +68,7 @@ class ScoringMixin(HtmlDisplayMixin):
                 if diag is None
                 else f"{self.kernel_!r} computes k(z, z) itself; diag belongs to a precomputed kernel."
             )
-        X = unwrap(X)
+        X = unwrap_container(X)
         if not is_dask_collection(X):
             return self._score_in_memory(output, X, diag)[:, 0]
         scores = self._score_lazily(output, X, diag)
@@ -104,12 +104,12 @@ class ScoringMixin(HtmlDisplayMixin):
 
     def _compute_output(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
         """Return an output (n, width) for rows X (n, d), lazily for dask collections."""
-        X = unwrap(X)
+        X = unwrap_container(X)
         return self._score_lazily(output, X) if is_dask_collection(X) else self._score_in_memory(output, X)
 
     def _check_rows(self, X: object, name: str = "X") -> Rows:
         """Return rows in memory as float64; raise unless the number and names of columns are those of the fit."""
-        X = unwrap(X)
+        X = unwrap_container(X)
         rows, expected = as_float64(as_rows(X, name)), self.model_.n_features_in
         if rows.shape[1] != expected:
             raise InvalidInputError(
@@ -122,7 +122,7 @@ class ScoringMixin(HtmlDisplayMixin):
     def _require_fitted_columns(self, X: object) -> None:
         """Raise unless columns have the names of the fit, in order; warn if either of them has no names."""
         try:
-            validate_data(self, unwrap(X), reset=False, skip_check_array=True)
+            validate_data(self, unwrap_container(X), reset=False, skip_check_array=True)
         except (TypeError, ValueError) as error:
             raise InvalidInputError(str(error)) from None
 
@@ -130,13 +130,13 @@ class ScoringMixin(HtmlDisplayMixin):
         check_is_fitted(self, "model_")
         rows = self._check_rows(X)
         checked = None if diagonal is None else _as_diagonal(diagonal, rows.shape[0])
-        with limit_blas_threads_in_worker():
+        with single_blas_thread_in_worker():
             return compute_finite_scores(self._get_scorer(), output, rows, "X", diagonal=checked)
 
     def _get_scorer(self) -> Scorer:
         return self._current_cache().scorer
 
-    def _get_graph_model(self) -> lazy_arrays.EmbeddedModel | lazy_arrays.StoredModel:
+    def _get_graph_model(self) -> lazy_arrays.EmbeddedModel | lazy_arrays.TemporaryModelStore:
         cache = self._current_cache()
         if cache.graph_model is None:
             cache.graph_model = lazy_arrays.model_for_graph(self._to_record(), self.workspace)
@@ -184,7 +184,7 @@ class _ModelCache:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.graph_model: lazy_arrays.EmbeddedModel | lazy_arrays.StoredModel | None = None
+        self.graph_model: lazy_arrays.EmbeddedModel | lazy_arrays.TemporaryModelStore | None = None
 
     @cached_property
     def scorer(self) -> Scorer:

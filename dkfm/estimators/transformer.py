@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from dkfm.core.frames import is_dask_collection, unwrap
+from dkfm.core.frames import is_dask_collection, unwrap_container
 from dkfm.core.rows import Array
 from dkfm.estimators.serving import ScoringMixin
 
@@ -56,12 +56,12 @@ class ModelTransformerMixin(ScoringMixin, _InMemoryTransformer, auto_wrap_output
         InvalidInputError
             Rows are not finite real numbers, or their number of columns differs from the fit.
         """
-        X = unwrap(X)
+        X = unwrap_container(X)
         return self._score_lazily(self._output, X) if is_dask_collection(X) else super().transform(X)
 
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
         """Fit to rows X, and return their output; see `fit` and `transform`."""
-        X = unwrap(X)
+        X = unwrap_container(X)
         self.fit(X, y, **fit_params)
         return self.transform(X) if is_dask_collection(X) else super().fit_transform(X)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
 
-from dkfm.execution.clusters.client import is_inside_worker, worker_folder
+from dkfm.execution.clusters.client import is_inside_worker, nanny_local_directory
 from dkfm.kernels.pairwise import columnwise_sums
 
 _BUNDLED_LIBRARY = re.compile(r"/(numpy|scipy)(\.libs|/\.dylibs)/")
@@ -30,7 +30,7 @@ def single_blas_thread() -> Iterator[None]:
     The limit belongs to the whole process, so its users are counted: limits that threads nest in each other would
     restore the wrong number.
     """
-    _cache_compilations()
+    _set_compile_cache_folder()
     with _counted_limit():
         yield
 
@@ -48,27 +48,27 @@ def _counted_limit() -> Iterator[None]:
         with _blas_lock:
             _users -= 1
             if _users == 0 and _limits is not None:
-                with _control_of_openblas():
+                with _release_openblas_control():
                     _limits.restore_original_limits()
 
 
-def limit_blas_threads_in_worker() -> AbstractContextManager[None]:
+def single_blas_thread_in_worker() -> AbstractContextManager[None]:
     """Limit BLAS to one thread in a worker, whose other threads use the other cores; elsewhere change nothing."""
     return single_blas_thread() if is_inside_worker() else nullcontext()
 
 
-def count_blas_threads() -> int:
+def count_task_blas_threads() -> int:
     """Return how many threads BLAS uses in a task: more than one if it ignores the limit."""
     with _counted_limit():
         return max((info["num_threads"] for info in ThreadpoolController().select(user_api="blas").info()), default=1)
 
 
-def blas_libraries() -> str:
+def describe_blas_libraries() -> str:
     """Return the names and versions of the BLAS libraries that NumPy and SciPy call."""
     return ", ".join(sorted({f"{info['internal_api']} {info['version']}" for info in _blas_info()}))
 
 
-def blas_processors() -> str:
+def describe_blas_architectures() -> str:
     """Return the processor types that these libraries chose; the bits of a product differ between types."""
     return ", ".join(sorted({str(info.get("architecture")) for info in _blas_info()}))
 
@@ -84,9 +84,9 @@ def _blas_info() -> tuple[Mapping[str, Any], ...]:
 
 
 @cache
-def _cache_compilations() -> None:
+def _set_compile_cache_folder() -> None:
     """Cache compiled functions in the worker's scratch directory, if a nanny clears it after this process."""
-    scratch = worker_folder()
+    scratch = nanny_local_directory()
     if scratch is not None:
         folder = scratch / "dkfm-compiled"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -96,12 +96,12 @@ def _cache_compilations() -> None:
 def _set_one_thread() -> threadpool_limits:
     import scipy.linalg  # noqa: F401  # SciPy has a BLAS of its own, which a limit reaches only once it is loaded
 
-    with _control_of_openblas():
+    with _release_openblas_control():
         return ThreadpoolController().select(user_api="blas").limit(limits=1)
 
 
 @contextmanager
-def _control_of_openblas() -> Iterator[None]:
+def _release_openblas_control() -> Iterator[None]:
     """Let this thread set limits: since threadpoolctl 3.8, limits of all threads but the first are silently ignored."""
     release = getattr(OpenBLASController, "clear_controlling_thread", lambda force: None)
     release(force=True)

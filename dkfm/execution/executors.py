@@ -11,8 +11,8 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, reason
-from dkfm.execution.clusters.client import ask_scheduler, find_client, is_inside_worker, wait_for_workers, worker_facts
+from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, extract_reason
+from dkfm.execution.clusters.client import ask_scheduler, find_client, is_inside_worker, wait_for_workers, fetch_worker_info
 from dkfm.files import temporary
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class ClientExecutor:
             if isinstance(error, KilledWorker):
                 error = WorkerDiedError(f"The workers died that ran the task {future.key[1]}.")
             elif isinstance(error, RuntimeError) and "deserialization of the task graph" in str(error):
-                cause = reason(error.__cause__ or error)
+                cause = extract_reason(error.__cause__ or error)
                 error = ClusterError(
                     f"The scheduler cannot read a task ({cause}); it needs the modules that tasks name, in the same "
                     "versions."
@@ -224,7 +224,7 @@ class ClientExecutor:
 
     def update_health(self) -> ExecutorHealth:
         """Return the scheduler's view of its workers; a worker is silent if its last heartbeat stays the same."""
-        facts = worker_facts(self.client)
+        facts = fetch_worker_info(self.client)
         if facts is None:
             return ExecutorHealth(answers=False)
         now = time.monotonic()

@@ -32,7 +32,7 @@ SMALL_MODEL = 5_000_000
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def dashboard_name(name: str) -> Callable[[F], F]:
+def set_dashboard_name(name: str) -> Callable[[F], F]:
     """Decorate a function so that Dask's dashboard shows its tasks under `name`.
 
     Dask has a parameter for it, but its name depends on the version.
@@ -63,7 +63,7 @@ class EmbeddedModel:
         return get_scorer(self.token, lambda: prepare_compact_scorer(self._model))
 
 
-class StoredModel:
+class TemporaryModelStore:
     """Keep a model in a temporary store, for as long as an estimator or a graph refers to it.
 
     Once it was sent to a worker, the store lives as long as this process: results persisted on the cluster may need it
@@ -77,24 +77,24 @@ class StoredModel:
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
         within = None if workspace is None else local.make_folder(local.local_path(workspace))
-        folder = temporary.SharedPart("model", within, need=record.model.nbytes, what="The model for Dask's workers")
+        folder = temporary.SharedSubfolder("model", within, need=record.model.nbytes, what="The model for Dask's workers")
         self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex
         self._path = str(folder.path / "model")
         self._digest = save_record(Path(self._path), record)
         self._trusted = serialization.function_paths(record.model.kernel)
 
-    def __reduce__(self) -> tuple[type["_ModelOnDisk"], tuple[str, str, tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type["_TemporaryModelReference"], tuple[str, str, tuple[str, ...]]]:
         # A copy on a worker must not remove the files when it is collected, and may live longer than this object.
         self._remove.detach()
-        return _ModelOnDisk, (self._path, self._digest, self._trusted)
+        return _TemporaryModelReference, (self._path, self._digest, self._trusted)
 
     def scorer(self) -> Scorer:
         """Return the prepared model; a process reads it once."""
         return get_saved_scorer(self._path, self._digest, self._trusted)
 
 
-class _ModelOnDisk:
+class _TemporaryModelReference:
     """Refer to a stored model on a worker by path, digest, and the user's functions that its kernel may import."""
 
     def __init__(self, path: str, digest: str, trusted: tuple[str, ...]) -> None:
@@ -105,14 +105,14 @@ class _ModelOnDisk:
         return get_saved_scorer(self._path, self._digest, self._trusted)
 
 
-def model_for_graph(record: Record, workspace: str | Path | None) -> EmbeddedModel | StoredModel:
+def model_for_graph(record: Record, workspace: str | Path | None) -> EmbeddedModel | TemporaryModelStore:
     """Return the model of a record for use in a graph: embedded if it is small or its kernel cannot be saved."""
     small = record.model.nbytes < SMALL_MODEL or not serialization.is_serializable(record.model.kernel)
-    return EmbeddedModel(record.model) if small else StoredModel(record, workspace)
+    return EmbeddedModel(record.model) if small else TemporaryModelStore(record, workspace)
 
 
 def transform_array(
-    shared_model: EmbeddedModel | StoredModel, model: Model, output_name: str, Z: "da.Array", diagonal: object = None
+    shared_model: EmbeddedModel | TemporaryModelStore, model: Model, output_name: str, Z: "da.Array", diagonal: object = None
 ) -> "da.Array":
     """Return one output of a model for a dask array of rows (n, d), as a lazy dask array (n, width).
 
@@ -136,7 +136,7 @@ def transform_array(
 
 
 def transform_frame(
-    shared_model: EmbeddedModel | StoredModel, model: Model, output_name: str, rows: "dd.DataFrame", columns: list[str]
+    shared_model: EmbeddedModel | TemporaryModelStore, model: Model, output_name: str, rows: "dd.DataFrame", columns: list[str]
 ) -> "dd.DataFrame":
     """Return one output of a model for a dask data frame, as a lazy frame with `columns` and the same index."""
     import dask.dataframe as dd
@@ -162,7 +162,7 @@ def lazy_distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
     return distances
 
 
-@dashboard_name("dkfm-distances")
+@set_dashboard_name("dkfm-distances")
 def _block_distances(block: Array, *, kernel_and_rows: tuple[Kernel, Rows]) -> Array:
     kernel, Y = kernel_and_rows
     if block.shape[0] == 0:
@@ -189,9 +189,9 @@ def _align_diagonal(diagonal: object, Z: "da.Array") -> "da.Array":
     return chunked
 
 
-@dashboard_name("dkfm-transform")
+@set_dashboard_name("dkfm-transform")
 def _score_block(
-    block: Array, diagonal: Array | None = None, *, shared_model: EmbeddedModel | StoredModel, output_name: str
+    block: Array, diagonal: Array | None = None, *, shared_model: EmbeddedModel | TemporaryModelStore, output_name: str
 ) -> Array:
     what, scorer = "a block of rows", shared_model.scorer()
     if block.shape[0] == 0:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dkfm.core import budget
 from dkfm.errors import BudgetError, ClusterError
-from dkfm.execution.clusters.client import worker_facts
+from dkfm.execution.clusters.client import fetch_worker_info
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -86,12 +86,12 @@ def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
     """
     if client is None:
         return (available_memory() - shared) // threads
-    return smallest_worker_budget(client, shared)[0]
+    return find_smallest_task_budget(client, shared)[0]
 
 
-def smallest_worker_budget(client: "Client", shared: int) -> tuple[int, str]:
+def find_smallest_task_budget(client: "Client", shared: int) -> tuple[int, str]:
     """Return the smallest task budget of all workers, in bytes, and the address of that worker."""
-    facts = worker_facts(client)
+    facts = fetch_worker_info(client)
     if not facts:
         raise ClusterError("The scheduler does not answer, or has no workers; start one and try again.")
     return min(

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection
 
 from dkfm.core.lru_cache import LruCache
-from dkfm.execution.clusters.client import worker_folder
+from dkfm.execution.clusters.client import nanny_local_directory
 from dkfm.execution.memory import peak_memory
 from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
-from dkfm.storage.model_transfer import get_local_copy
+from dkfm.storage.model_transfer import get_cached_model_folder
 
 _CACHE_BYTES = 2**28
 """Total size of the cached models, in bytes, above which the least recently used are dropped."""
@@ -18,7 +18,7 @@ _STREAMED_SEPARATOR = " from "
 _scorers: LruCache[Scorer] = LruCache(_CACHE_BYTES, lambda scorer: scorer.model.nbytes)
 
 
-def baseline_memory() -> int:
+def peak_memory_after_imports() -> int:
     """Return the peak resident size of this process, in bytes, once SciPy and this module's imports are loaded.
 
     Code that numba compiles for a kernel is not included.
@@ -41,7 +41,7 @@ def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stre
 
     def read() -> Scorer:
         return prepare_compact_scorer(
-            load_record(get_local_copy(path, digest, worker_folder()), digest, trusted, streamed=stream_weights).model
+            load_record(get_cached_model_folder(path, digest, nanny_local_directory()), digest, trusted, streamed=stream_weights).model
         )
 
     # A streamed model is read from its path again and again; a copy at another path may live longer.

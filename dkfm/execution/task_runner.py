@@ -28,7 +28,7 @@ _HEALTH_INTERVAL = 2.0
 _IDLE_AFTER = 0.05
 """Seconds without a result after which `idle` is called."""
 
-_SOLO_RUNS = 3
+_ISOLATED_RETRIES = 3
 """Runs of a suspected task with nothing beside it, before the death of workers is blamed on the task."""
 
 _MAX_ATTEMPTS = 4
@@ -144,7 +144,7 @@ class _Run(Generic[R]):
 
     def _rerun_alone(self, number: int, arguments: tuple[object, ...]) -> bool:
         """Run a task alone, a few times if necessary; return whether its workers died each time."""
-        for _ in range(_SOLO_RUNS):
+        for _ in range(_ISOLATED_RETRIES):
             self._tally.retries += 1
             self._run_window(iter([(number, arguments)]))
             if self._suspects.pop(number, None) is None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkfm.core import budget
-from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, reason
+from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, extract_reason
 from dkfm.execution import memory
-from dkfm.execution.blas_threads import blas_libraries, blas_processors, count_blas_threads
-from dkfm.execution.clusters.client import worker_facts, worker_name
+from dkfm.execution.blas_threads import describe_blas_libraries, describe_blas_architectures, count_task_blas_threads
+from dkfm.execution.clusters.client import fetch_worker_info, worker_address
 from dkfm.sources.base import Source
 from dkfm.storage.output_location import OutputLocation
 
@@ -87,7 +87,7 @@ def probe_file(location: OutputLocation, name: str, text: bytes) -> Iterator[Non
 
 
 @contextmanager
-def checked_workers(client: "Client", requirements: WorkerRequirements) -> Iterator[None]:
+def check_workers_with_probe(client: "Client", requirements: WorkerRequirements) -> Iterator[None]:
     """Check every worker, and keep the probe file in place until the context ends.
 
     Workers that join later check themselves. `check_workers` lists the errors and warnings.
@@ -112,17 +112,17 @@ def check_workers(client: "Client", requirements: WorkerRequirements) -> None:
     DkfmWarning
         Workers have different BLAS libraries, or the same library for different processors.
     """
-    workers = worker_facts(client)
+    workers = fetch_worker_info(client)
     if workers is None:
         raise ClusterError("The scheduler does not answer; is it still there?")
     answers = _ask_workers(client, list(workers), requirements)
     blas: dict[str, list[str]] = {}
     for worker, answer in answers.items():
         if isinstance(answer, _Answer):
-            _require(worker, answer.fault)
+            _raise_if_unfit(worker, answer.fault)
             blas.setdefault(answer.blas, []).append(worker)
         elif not isinstance(answer, OSError):  # an OSError means that the worker left or is slow
-            _require(worker, _describe_error(answer))
+            _raise_if_unfit(worker, _describe_error(answer))
     _warn_of_blas(blas)
     if answers and all(isinstance(answer, TimeoutError) for answer in answers.values()):
         raise ClusterError(f"No worker has answered in {_ANSWER_TIMEOUT:.0f} seconds; are they still there?")
@@ -148,16 +148,16 @@ def check_this_worker(requirements: WorkerRequirements | None) -> None:
 
     A worker is checked once for each job. Outside a worker nothing is checked.
     """
-    if requirements is not None and worker_name() is not None:
-        _check_process(requirements)
+    if requirements is not None and worker_address() is not None:
+        _check_this_worker_once(requirements)
 
 
 @lru_cache(maxsize=8)
-def _check_process(requirements: WorkerRequirements) -> None:
+def _check_this_worker_once(requirements: WorkerRequirements) -> None:
     from distributed import get_worker
 
     worker = get_worker()
-    _require(str(worker.address), _find_fault(worker, requirements))
+    _raise_if_unfit(str(worker.address), _find_fault(worker, requirements))
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class _Answer:
 async def _answer(requirements: WorkerRequirements, dask_worker: "Worker") -> _Answer:
     """Check the worker that runs this, in a thread: a slow disk must not block the worker's event loop."""
     fault = await asyncio.to_thread(_find_fault, dask_worker, requirements)
-    return _Answer(fault, "" if fault else f"{blas_libraries() or 'unknown'} for {blas_processors() or 'unknown'}")
+    return _Answer(fault, "" if fault else f"{describe_blas_libraries() or 'unknown'} for {describe_blas_architectures() or 'unknown'}")
 
 
 def _warn_of_blas(workers: Mapping[str, list[str]]) -> None:
@@ -200,7 +200,7 @@ def _find_fault(worker: "Worker", requirements: WorkerRequirements) -> str:
             or _find_blas_fault()
         )
     except (DkfmError, OSError) as error:
-        return f"cannot take tasks: {reason(error)}; {_SHARED_DISK_REMEDY}."
+        return f"cannot take tasks: {extract_reason(error)}; {_SHARED_DISK_REMEDY}."
 
 
 def _find_version_fault(requirements: WorkerRequirements) -> str:
@@ -244,18 +244,18 @@ def _find_memory_fault(worker: "Worker", requirements: WorkerRequirements) -> st
 
 
 def _find_blas_fault() -> str:
-    threads = count_blas_threads()
+    threads = count_task_blas_threads()
     return f"computes with {threads} BLAS threads a task; start it with OMP_NUM_THREADS=1." if threads > 1 else ""
 
 
-def _require(worker: str, fault: str) -> None:
+def _raise_if_unfit(worker: str, fault: str) -> None:
     if fault:
         raise UnfitWorkerError(worker, fault)
 
 
 def _describe_error(answer: object) -> str:
     """Return the fault of a worker that answers with an error, or with nothing."""
-    cause = reason(answer) if isinstance(answer, BaseException) else "it has no answer"
+    cause = extract_reason(answer) if isinstance(answer, BaseException) else "it has no answer"
     return f"cannot do what the driver asks ({cause}); install the same versions there, of dkfm too."
 
 

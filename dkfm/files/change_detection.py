@@ -21,12 +21,12 @@ from typing import Protocol
 from dkfm.errors import InvalidInputError
 
 
-def digest_path(path: Path, *, include_ctime: bool = False) -> str:
+def digest_path_stats(path: Path, *, include_ctime: bool = False) -> str:
     """Return the stamp, or if `include_ctime` the state, of a file or of all files below a folder."""
-    return digest_files(sorted(_list_files(path, include_ctime)))
+    return digest_file_stats(sorted(_list_file_stats(path, include_ctime)))
 
 
-def digest_files(files: Iterable[tuple[str, int, int | str]]) -> str:
+def digest_file_stats(files: Iterable[tuple[str, int, int | str]]) -> str:
     """Return a digest of names, sizes in bytes, and times of change or ETags of files, in the given order."""
     digest = hashlib.sha256()
     for name, size, changed in files:
@@ -35,15 +35,15 @@ def digest_files(files: Iterable[tuple[str, int, int | str]]) -> str:
     return digest.hexdigest()
 
 
-def time_of_change(status: os.stat_result, include_ctime: bool) -> int | str:
+def modification_times_ns(status: os.stat_result, include_ctime: bool) -> int | str:
     """Return the time of change for a stamp; if `include_ctime`, that and the time of status change for a state."""
     return f"{status.st_mtime_ns} {status.st_ctime_ns}" if include_ctime else status.st_mtime_ns
 
 
-def _list_files(path: Path, include_ctime: bool) -> Iterator[tuple[str, int, int | str]]:
+def _list_file_stats(path: Path, include_ctime: bool) -> Iterator[tuple[str, int, int | str]]:
     if not path.is_dir():
         status = path.stat()
-        yield "", status.st_size, time_of_change(status, include_ctime)
+        yield "", status.st_size, modification_times_ns(status, include_ctime)
         return
     folders = [""]
     while folders:
@@ -55,10 +55,10 @@ def _list_files(path: Path, include_ctime: bool) -> Iterator[tuple[str, int, int
                     folders.append(f"{name}/")
                 else:
                     status = entry.stat(follow_symlinks=entry.is_file())
-                    yield name, status.st_size, time_of_change(status, include_ctime)
+                    yield name, status.st_size, modification_times_ns(status, include_ctime)
 
 
-class Stamped(Protocol):
+class WatchedInput(Protocol):
     """Input with a name, a location and a state."""
 
     @property
@@ -77,7 +77,7 @@ class Stamped(Protocol):
 class Watch:
     """An input and its state when the watch began."""
 
-    source: Stamped
+    source: WatchedInput
     """The input."""
     stamp_with_ctime: str
     """State of the input at the beginning."""
@@ -107,7 +107,7 @@ class Watch:
 
 
 @contextmanager
-def watch(source: Stamped) -> Iterator[Watch]:
+def watch(source: WatchedInput) -> Iterator[Watch]:
     """Watch an input for changes from now on."""
     path = source.location if isinstance(source.location, Path) else None
     descriptor = None

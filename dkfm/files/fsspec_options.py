@@ -73,10 +73,10 @@ def open_filesystem(url: str, name: str) -> "tuple[AbstractFileSystem, str]":
     scheme = url.partition("://")[0]
     options: dict[str, Any] = {"use_listings_cache": False}
     if scheme in _S3_SCHEMES:
-        options |= {**_S3_OPTIONS, **_s3_configured(), "use_listings_cache": False}
+        options |= {**_S3_OPTIONS, **_read_s3_options(), "use_listings_cache": False}
     try:
         if scheme in _S3_SCHEMES:
-            options["config_kwargs"] = _s3_config()
+            options["config_kwargs"] = _botocore_config_kwargs()
         files, path = url_to_fs(url, **options)
     except ImportError as error:
         extra = "pip install 'dkfm[s3]'" if scheme in _S3_SCHEMES else str(error).partition("\n")[0]
@@ -88,22 +88,22 @@ def open_filesystem(url: str, name: str) -> "tuple[AbstractFileSystem, str]":
     return files, str(path)
 
 
-def _s3_configured() -> dict[str, Any]:
+def _read_s3_options() -> dict[str, Any]:
     """Return the options for S3 in fsspec's configuration."""
     from fsspec.config import conf
 
     return {**conf.get("s3a", {}), **conf.get("s3", {})}
 
 
-def _s3_config() -> dict[str, Any]:
+def _botocore_config_kwargs() -> dict[str, Any]:
     """Return the options of botocore: those of this module, overridden by the user's."""
     ours = _S3_CONFIG if _s3_attempts_are_set() else {**_S3_CONFIG, "retries": _S3_RETRIES}
-    return {**ours, **_s3_configured().get("config_kwargs", {})}
+    return {**ours, **_read_s3_options().get("config_kwargs", {})}
 
 
 def _s3_attempts_are_set() -> bool:
     """Return whether the user's configuration sets the number of attempts for S3."""
-    configured = _s3_configured()
+    configured = _read_s3_options()
     if "retries" in configured.get("config_kwargs", {}):
         return True
     return _aws_sets_attempts(configured.get("profile"), *map(os.environ.get, _AWS_VARIABLES))

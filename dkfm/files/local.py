@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader, RawIOBase
 from pathlib import Path
 
-from dkfm.errors import DkfmError, StoreError, StoreExistsError, UnreachableError, UnsupportedStoreError, reason
+from dkfm.errors import DkfmError, StoreError, StoreExistsError, UnreachableError, UnsupportedStoreError, extract_reason
 
 ABANDONED_SECONDS = 3600.0
 """Seconds without a write after which a partial file counts as abandoned."""
@@ -37,7 +37,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:  # ValueError if it contains a NUL character
-        raise StoreError(f"{text} cannot be used: {getattr(error, 'strerror', None) or reason(error)}.") from None
+        raise StoreError(f"{text} cannot be used: {getattr(error, 'strerror', None) or extract_reason(error)}.") from None
     return path
 
 
@@ -178,10 +178,10 @@ def _rename(hidden: Path, path: Path) -> None:
     try:
         hidden.replace(path)
     except FileNotFoundError:
-        raise _removed_meanwhile(path) from None
+        raise _partial_file_removed_error(path) from None
 
 
-def _removed_meanwhile(path: Path) -> UnreachableError:
+def _partial_file_removed_error(path: Path) -> UnreachableError:
     """Return the error for a partial file that another run removed when it completed the output."""
     return UnreachableError(f"{path} cannot be written: another run cleaned up while it was made.")
 
@@ -194,7 +194,7 @@ def _link(hidden: Path, path: Path) -> bool:
     except FileNotFoundError:
         if path.exists():
             return False  # another run completed this output and removed partial files
-        raise _removed_meanwhile(path) from None
+        raise _partial_file_removed_error(path) from None
     except OSError:  # a file system without hard links; other tasks write the same values
         if path.exists():
             return False
@@ -218,7 +218,7 @@ def new_file(path: Path, root: Path) -> Iterator[NewFile]:
             with hidden.open("xb+") as file:
                 yield NewFile(path, file, root, hidden)
         except FileNotFoundError:
-            _require_root(path, root)
+            _require_root_exists(path, root)
             raise
         finally:
             hidden.unlink(missing_ok=True)
@@ -241,14 +241,14 @@ def require_signature(path: Path, signature: bytes, what: str) -> None:
 
 def _make_folders(path: Path, root: Path) -> None:
     """Create the folders between a root and a file."""
-    _require_root(path, root)
+    _require_root_exists(path, root)
     require_no_links(path, root)
     for folder in reversed(path.relative_to(root).parents[:-1]):
         (root / folder).mkdir(exist_ok=True)
     require_no_links(path, root)
 
 
-def _require_root(path: Path, root: Path) -> None:
+def _require_root_exists(path: Path, root: Path) -> None:
     if not root.is_dir():
         raise StoreError(f"{path} cannot be written: {root} was removed meanwhile.")
 

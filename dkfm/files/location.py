@@ -15,10 +15,10 @@ Location: TypeAlias = Path | Remote
 """A file or folder of this file system, or an object or prefix on an object store."""
 
 
-def at_url(path: object) -> "Remote | None":
+def parse_remote(path: object) -> "Remote | None":
     """Return the remote location of a URL; None for a path of this file system.
 
-    >>> at_url("s3://bucket/model").join("zarr.json"), at_url("model")
+    >>> parse_remote("s3://bucket/model").join("zarr.json"), parse_remote("model")
     (Remote('s3://bucket/model/zarr.json'), None)
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
@@ -33,7 +33,7 @@ def locate(path: object) -> Location:
     StoreError
         It is neither a path nor a URL.
     """
-    remote = at_url(path)
+    remote = parse_remote(path)
     return local_path(path).absolute() if remote is None else remote  # type: ignore[arg-type]  # it refuses other types
 
 
@@ -58,7 +58,7 @@ def open_unbuffered(location: Location, size: int | None = None) -> io.RawIOBase
     return opened.detach() if isinstance(opened, io.BufferedReader) else opened
 
 
-def status(location: Location) -> tuple[int, int | str]:
+def read_size_and_stamp(location: Location) -> tuple[int, int | str]:
     """Return the size of a file or an object in bytes, and its time of change or ETag.
 
     Raises
@@ -68,7 +68,7 @@ def status(location: Location) -> tuple[int, int | str]:
     """
     if isinstance(location, Path):
         stat = location.stat()
-        return stat.st_size, change_detection.time_of_change(stat, include_ctime=False)
+        return stat.st_size, change_detection.modification_times_ns(stat, include_ctime=False)
     remote = location.read_size_and_stamp()
     if remote is None:
         raise InvalidInputError(f"There is no {location}.")
@@ -77,15 +77,15 @@ def status(location: Location) -> tuple[int, int | str]:
 
 def stamp(location: Location) -> str:
     """Return the stamp of a file or an object, or of all files below a location: see `change_detection`."""
-    return change_detection.digest_path(location) if isinstance(location, Path) else location.stamp()
+    return change_detection.digest_path_stats(location) if isinstance(location, Path) else location.stamp()
 
 
-def state(location: Location) -> str:
+def stamp_with_ctime(location: Location) -> str:
     """Return the state of a file or of all files below a location; on an object store, the stamp."""
-    return change_detection.digest_path(location, include_ctime=True) if isinstance(location, Path) else location.stamp()
+    return change_detection.digest_path_stats(location, include_ctime=True) if isinstance(location, Path) else location.stamp()
 
 
-def require_apart(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:
+def require_disjoint(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:
     """Raise an InvalidInputError if a location to write is the same as, contains, or lies in one that is read.
 
     Links are followed. An array of a Zarr hierarchy stands for the whole hierarchy.
@@ -103,10 +103,10 @@ def require_apart(written: Location, what: str, read_locations: Iterable[Locatio
     for location in inputs:
         if _is_within(location, written):
             raise InvalidInputError(f"The {what} {written} would replace {location}, which this job reads.")
-    require_outside(written, what, inputs)
+    require_not_inside(written, what, inputs)
 
 
-def require_outside(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:
+def require_not_inside(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:
     """Raise an InvalidInputError if a location to write is the same as, or lies in, one that is read."""
     for location in read_locations:
         root = None if location is None else _outermost_group(location)

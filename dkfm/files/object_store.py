@@ -99,7 +99,7 @@ class Remote:
     def stamp(self) -> str:
         """Return a digest of names, sizes and stamps of the object, or of all objects below the prefix."""
         status = self.read_size_and_stamp()
-        return change_detection.digest_files(sorted(self.list_objects()) if status is None else [("", *status)])
+        return change_detection.digest_file_stats(sorted(self.list_objects()) if status is None else [("", *status)])
 
     def create(self, name: str, data: bytes) -> bool:
         """Create an object; return False, and change nothing, if it exists.

@@ -105,7 +105,7 @@ class TemporaryFolder:
             _folders[self.path] = self
             try:
                 self.path.mkdir(mode=0o700)
-                self._record = _write_record(self.path)
+                self._record = _create_locked_record(self.path)
             except OSError:
                 del _folders[self.path]
                 with suppress(OSError):
@@ -123,7 +123,7 @@ class TemporaryFolder:
         with suppress(OSError):
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                _clear(self.path, descriptor)
+                _remove_open_folder(self.path, descriptor)
             finally:
                 os.close(descriptor)
         if not self.path.exists():
@@ -132,7 +132,7 @@ class TemporaryFolder:
                 os.close(self._record)
 
 
-class SharedPart:
+class SharedSubfolder:
     """A subfolder of a `TemporaryFolder` that all parts of the same kind and parent share.
 
     The parameters are those of `TemporaryFolder`. There may be thousands of parts, too many for an open record each.
@@ -293,7 +293,7 @@ def _remove_if_abandoned(path: Path) -> None:
             return
         try:
             if _is_own(descriptor) and _is_own(record) and _has_ended(record):
-                _clear(path, descriptor)
+                _remove_open_folder(path, descriptor)
         finally:
             os.close(record)
     finally:
@@ -306,7 +306,7 @@ def _is_own(descriptor: int) -> bool:
     return status.st_uid == os.geteuid() and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1)
 
 
-def _clear(path: Path, descriptor: int) -> None:
+def _remove_open_folder(path: Path, descriptor: int) -> None:
     """Remove an open folder, its record last, so that the folder can still be swept after a kill."""
     for name in os.listdir(descriptor):
         if name == _RECORD:
@@ -320,7 +320,7 @@ def _clear(path: Path, descriptor: int) -> None:
     path.rmdir()
 
 
-def _write_record(path: Path) -> int:
+def _create_locked_record(path: Path) -> int:
     """Write the record of a new folder; return its descriptor, locked if the file system supports locks."""
     record = os.open(path / _RECORD, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -349,14 +349,14 @@ def _has_ended(record: int) -> bool:
         free = True
     owner, here = json.loads(os.read(record, _MAX_RECORD_BYTES)), _describe_host()
     released = free and owner["locked"] is True
-    if not _agree(owner, here, "boot" if here["boot"] else "host"):
-        return released and _agree(owner, here, "host", "machine") and bool(here["machine"])  # the host was rebooted
-    if _agree(owner, here, "pids"):
+    if not _have_equal_fields(owner, here, "boot" if here["boot"] else "host"):
+        return released and _have_equal_fields(owner, here, "host", "machine") and bool(here["machine"])  # the host was rebooted
+    if _have_equal_fields(owner, here, "pids"):
         return bool(owner["start"] != _start_time(owner["pid"]))
     return released  # another container, whose process numbers mean nothing here
 
 
-def _agree(owner: Mapping[str, object], here: Mapping[str, object], *names: str) -> bool:
+def _have_equal_fields(owner: Mapping[str, object], here: Mapping[str, object], *names: str) -> bool:
     return all(owner[name] == here[name] for name in names)
 
 
@@ -381,11 +381,11 @@ def _start_time(pid: int) -> str | None:
     try:
         state, *facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None if Path("/proc/self/stat").exists() else _probe(pid)
+        return None if Path("/proc/self/stat").exists() else _probe_process(pid)
     return None if state in "ZX" else facts[18]
 
 
-def _probe(pid: int) -> str | None:
+def _probe_process(pid: int) -> str | None:
     """Return a constant if a process lives, None otherwise; used on systems without /proc."""
     try:
         os.kill(pid, 0)

@@ -33,14 +33,14 @@ from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.files import change_detection, local, temporary
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import local_path
-from dkfm.files.location import require_apart
+from dkfm.files.location import require_disjoint
 from dkfm.gram.stored_gram import StoredGram
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.sources.base import NamedColumns, Source, read_finite
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
-from dkfm.sources.stored_csr import StoredCsr
+from dkfm.sources.stored_csr import DriverCsrSource
 from dkfm.sources.zarr import ZarrSource
 from dkfm.storage import csr, ownership, zarr_schema, zarr_store
 from dkfm.storage.output_location import LocalOutput
@@ -112,10 +112,10 @@ def build_gram(
     ((100, 100), (40, 40), 1.0)
     """
     root, source, client = local_path(path).absolute(), open_source(X), find_client(client)
-    require_apart(root, "Gram matrix", [source.location])
+    require_disjoint(root, "Gram matrix", [source.location])
     with change_detection.watch(source) as watch:
         kernel = _resolve_kernel(kernel, source)
-        identity = _identity(kernel, source)
+        identity = _build_key(kernel, source)
         rows = _existing_tile_rows(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
         if zarr_store.is_taken(root):
             ownership.remove_partial_files(root, zarr_schema.read_group(root, "gram"), local.ABANDONED_SECONDS)
@@ -129,11 +129,11 @@ def build_gram(
             need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
             budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
             memory.require_disk(root, _disk_bytes(n, source.mean_values_per_row, rows) - _existing_bytes(root))
-            rows = _create_store(root, identity, source, rows)
-            readable = source if client is None else _shared_source(source, root, rows)
+            rows = _ensure_store(root, identity, source, rows)
+            readable = source if client is None else _store_rows_for_workers(source, root, rows)
             pairs = list(chunking.lower_triangle_tiles(n, rows))
-            requirements = _requirements(root, source if readable is source else None, need)
-            with nullcontext() if client is None else worker_checks.checked_workers(client, requirements):
+            requirements = _make_worker_requirements(root, source if readable is source else None, need)
+            with nullcontext() if client is None else worker_checks.check_workers_with_probe(client, requirements):
                 checked = None if client is None else requirements
                 tasks = ((kernel, readable, str(root), pair, rows, checked) for pair in pairs)
                 tally = run_tasks(executor, "dkfm-gram", write_tile, tasks, len(pairs), progress)
@@ -164,7 +164,7 @@ def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[
     )
 
 
-def _requirements(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
+def _make_worker_requirements(root: Path, source: Source | None, task_bytes: int) -> WorkerRequirements:
     """Return what tile tasks need of a worker: the store, the rows unless they are in the store, and memory."""
     probe, stamp = local.hidden_sibling(root / "workers", "partial").name, "" if source is None else source.stamp()
     versions = worker_checks.local_versions(tables=isinstance(source, NamedColumns))
@@ -190,7 +190,7 @@ def _open_finished(root: Path) -> ZarrArray:
 
 def _require_tiles(root: Path) -> None:
     try:
-        zarr_schema.require_chunks(root / "gram", zarr_schema.read_array(root / "gram"))
+        zarr_schema.require_chunks(root / "gram", zarr_schema.read_array_info(root / "gram"))
     except DamagedStoreError as error:
         raise DamagedStoreError(f"{error} Delete {root} and build again.") from None
 
@@ -199,7 +199,7 @@ def _checked_tile_rows(tile_rows: object) -> int:
     return TILE_ROWS if tile_rows is None else chunking.require_count(tile_rows, "tile_rows")
 
 
-def _identity(kernel: Kernel, source: Source) -> dict[str, object]:
+def _build_key(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return kernel, digest of the rows, and shape, which identify a Gram matrix; all rows must be finite."""
     # Kernels that are code cannot be compared, so such a build is never resumed.
     name: object = serialization.to_config(kernel) if serialization.is_code_free(kernel) else uuid.uuid4().hex
@@ -229,7 +229,7 @@ def _existing_tile_rows(root: Path, identity: dict[str, object], tile_rows: int 
     begun, n = attributes.get("tile_rows"), int(identity["shape"][0])  # type: ignore[index]  # a list
     if type(begun) is not int or begun < 1:
         raise DamagedStoreError(f"{root} does not say the rows of its tiles.")
-    info = zarr_schema.read_array(root / "gram")
+    info = zarr_schema.read_array_info(root / "gram")
     if (info.shape, info.chunks, info.dtype) != ((n, n), (begun, begun), "float64"):
         raise DamagedStoreError(
             f"{root} is of {n} rows in tiles of {begun}, and its array is {info.shape}{info.chunks}."
@@ -240,7 +240,7 @@ def _existing_tile_rows(root: Path, identity: dict[str, object], tile_rows: int 
     return begun
 
 
-def _create_store(root: Path, identity: dict[str, object], source: Source, rows: int) -> int:
+def _ensure_store(root: Path, identity: dict[str, object], source: Source, rows: int) -> int:
     """Create the store unless it exists, or another driver has just created it; return the rows of its tiles."""
     n, d = source.shape
     if zarr_store.is_taken(root):
@@ -266,12 +266,12 @@ def _existing_bytes(root: Path) -> int:
     return sum((root / name).stat().st_size for name in zarr_schema.list_files(root)) if root.is_dir() else 0
 
 
-def _shared_source(source: Source, root: Path, rows: int) -> Source:
+def _store_rows_for_workers(source: Source, root: Path, rows: int) -> Source:
     """Write rows in memory beside the Gram matrix, so that workers can read them; return their source."""
     if not isinstance(source, MemorySource):
         return source
     if not isinstance(source.array, np.ndarray):
-        return StoredCsr(root, source.shape, source.mean_values_per_row, source.max_run_nnz, "rows")
+        return DriverCsrSource(root, source.shape, source.mean_values_per_row, source.max_run_nnz, "rows")
     with local.translate_write_errors(root):
         shared = zarr_store.open_array(root, "rows", "r+")
         if shared.shape != source.shape:
@@ -319,7 +319,7 @@ def _is_sound(array: ZarrArray, root: str, pair: tuple[int, int], row: slice, co
         return False
 
 
-def driver_gram(
+def compute_driver_gram(
     kernel: Kernel,
     X: Rows,
     *,
@@ -355,7 +355,7 @@ def open_stored_gram(
     progress: bool = False,
 ) -> Iterator[StoredGram]:
     """Build the Gram matrix on disk and yield it for products; remove it at the end if it is temporary."""
-    with _store_path(kernel, X, workspace, tile_rows) as path:
+    with _open_store_path(kernel, X, workspace, tile_rows) as path:
         build_gram(kernel, X, path, tile_rows=tile_rows, client=client, progress=progress)
         yield StoredGram(path)
 
@@ -379,12 +379,12 @@ def _fill_tile(K: Array, kernel: Kernel, X: Rows, pair: tuple[int, int], rows: i
 
 def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
     """Return the path at which fits with a workspace keep the Gram matrix of a kernel that is not code."""
-    identity = json.dumps(_identity(kernel, open_source(X)), sort_keys=True)
+    identity = json.dumps(_build_key(kernel, open_source(X)), sort_keys=True)
     return local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
 
 
 @contextmanager
-def _store_path(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows: int | None) -> Iterator[Path]:
+def _open_store_path(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows: int | None) -> Iterator[Path]:
     if workspace is not None and serialization.is_code_free(kernel):
         yield workspace_path(kernel, X, workspace)
         return
@@ -396,4 +396,4 @@ def _store_path(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows
 
 def _disk_bytes(n: int, width: int, tile_rows: int) -> int:
     """Return the size on disk of a Gram matrix and the rows beside it, in bytes."""
-    return budget.gram_bytes(n, tile_rows) + 8 * n * width
+    return budget.gram_store_bytes(n, tile_rows) + 8 * n * width

@@ -59,7 +59,7 @@ class StoredGram:
 
     @property
     def _array_info(self) -> zarr_schema.ArrayInfo:
-        return zarr_schema.read_array(self.root / "gram")
+        return zarr_schema.read_array_info(self.root / "gram")
 
     def __matmul__(self, V: Array) -> Array:
         """Return the product (N, p) with V (N, p); it has the same bits each time."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from dkfm.core.rows import Array, Rows
-from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, register_combination
+from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, register_operator_class
 from dkfm.kernels.dot_product import integer_power
 from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
@@ -61,7 +61,7 @@ class Wrapper(PreparedKernel):
         return self.kernel.landmark_copies
 
 
-class Pointwise(Wrapper):
+class ElementwiseKernel(Wrapper):
     """Base class of elementwise functions of a kernel's values, computed in place."""
 
     @abstractmethod
@@ -87,17 +87,17 @@ def parenthesize(kernel: Kernel, *looser: type[Kernel]) -> str:
     return f"({kernel!r})" if isinstance(kernel, looser) else repr(kernel)
 
 
-def computes_in_float64(kernel: Kernel) -> bool:
+def needs_float64_block(kernel: Kernel) -> bool:
     """Return whether a block of float32 rows needs a float64 block that is rounded; for the memory budget."""
     if isinstance(kernel, _Reduction):
-        return any(map(computes_in_float64, kernel.parts))
-    return not kernel.supports_float32 or (isinstance(kernel, Wrapper) and computes_in_float64(kernel.kernel))
+        return any(map(needs_float64_block, kernel.parts))
+    return not kernel.supports_float32 or (isinstance(kernel, Wrapper) and needs_float64_block(kernel.kernel))
 
 
 _NEGATIVE_REASON = ": a negative multiple of a kernel is not positive semi-definite"
 
 
-@register_combination
+@register_operator_class
 @dataclass(frozen=True)
 class Constant(Kernel):
     """The constant kernel, ``k(x, y) = value >= 0``, as made by ``k + 1.0``.
@@ -195,7 +195,7 @@ class _Reduction(PreparedKernel):
         return total
 
 
-@register_combination
+@register_operator_class
 @dataclass(frozen=True)
 class Sum(_Reduction):
     """The sum of kernels, as made by ``k1 + k2``; its definiteness is the weakest of the terms'."""
@@ -217,7 +217,7 @@ class Sum(_Reduction):
         return " + ".join(repr(k) for k in self.terms)
 
 
-@register_combination
+@register_operator_class
 @dataclass(frozen=True)
 class Product(_Reduction):
     """The elementwise product of kernels, as made by ``k1 * k2``; positive semi-definite if all factors are."""
@@ -235,9 +235,9 @@ class Product(_Reduction):
         return " * ".join(parenthesize(k, Sum, Scaled) for k in self.factors)
 
 
-@register_combination
+@register_operator_class
 @dataclass(frozen=True)
-class Scaled(Pointwise):
+class Scaled(ElementwiseKernel):
     """A non-negative multiple of a kernel, as made by ``0.5 * k``; its definiteness is that of the kernel."""
 
     weight: float
@@ -255,9 +255,9 @@ class Scaled(Pointwise):
         return f"{self.weight!r} * {parenthesize(self.kernel, Sum, Product, Scaled)}"
 
 
-@register_combination
+@register_operator_class
 @dataclass(frozen=True)
-class Power(Pointwise):
+class Power(ElementwiseKernel):
     """A positive integer power of a kernel, as made by ``k ** 3``; positive semi-definite if the kernel is."""
 
     kernel: Kernel

@@ -29,7 +29,7 @@ _FLOAT32_RANGE = 1e-30, 1e30
 _NUMBER = int | float | np.integer | np.floating
 
 _COMBINATIONS: dict[str, Callable[..., Kernel]] = {}
-"""Classes that the operators of `Kernel` return, by name; `register_combination` fills it."""
+"""Classes that the operators of `Kernel` return, by name; `register_operator_class` fills it."""
 
 _KernelType = TypeVar("_KernelType", bound="type[Kernel]")
 
@@ -52,7 +52,7 @@ class Definiteness(StrEnum):
         return self if self is Definiteness.PSD else Definiteness.INDEFINITE
 
 
-def register_combination(cls: _KernelType) -> _KernelType:
+def register_operator_class(cls: _KernelType) -> _KernelType:
     """Register a class of composed kernels for the operators of `Kernel`; a class decorator."""
     _COMBINATIONS[cls.__name__] = cls
     return cls

@@ -30,15 +30,15 @@ _MAX_SAMPLE = 1000
 
 def require_number(kernel: Kernel, name: str) -> float:
     """Replace a parameter by a float and return it; raise a KernelError unless it is a finite number."""
-    value = as_scalar(getattr(kernel, name))
-    number = as_number(value)
+    value = unwrap_0d_array(getattr(kernel, name))
+    number = as_float_or_nan(value)
     if not isfinite(number):
         raise KernelError(f"{type(kernel).__name__} needs a finite number as {name}, and got {value!r:.50}.")
     object.__setattr__(kernel, name, number)
     return number
 
 
-def as_number(value: object) -> float:
+def as_float_or_nan(value: object) -> float:
     """Return a number as a float, and NaN for anything else."""
     try:
         real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
@@ -47,7 +47,7 @@ def as_number(value: object) -> float:
         return nan
 
 
-def as_scalar(value: object) -> object:
+def unwrap_0d_array(value: object) -> object:
     """Return the number in an array without dimensions; return any other value unchanged."""
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
@@ -69,7 +69,7 @@ def require_scale(kernel: Kernel, name: str, *words: str | None, is_squared: boo
 
     If `is_squared`, the squares of the numbers must neither overflow nor underflow.
     """
-    value = as_scalar(getattr(kernel, name))
+    value = unwrap_0d_array(getattr(kernel, name))
     if value is None or isinstance(value, str | bytes):
         if value not in words:
             known = "".join(f", or {word!r}" for word in words if word is not None)
@@ -79,7 +79,7 @@ def require_scale(kernel: Kernel, name: str, *words: str | None, is_squared: boo
             )
         return
     if isinstance(value, Sequence | np.ndarray):
-        numbers = tuple(as_number(part) for part in value)
+        numbers = tuple(as_float_or_nan(part) for part in value)
         object.__setattr__(kernel, name, numbers)
         if not numbers or not all(isfinite(number) for number in numbers):
             raise KernelError(f"{type(kernel).__name__} needs finite numbers as {name}, and got {value!r:.50}.")
@@ -107,7 +107,7 @@ def column_scales(kernel: Kernel, name: str, d: int) -> float | Array:
 
 def require_exponent(kernel: Kernel, name: str) -> None:
     """Raise a KernelError unless a parameter is a positive integer."""
-    value = as_scalar(getattr(kernel, name))
+    value = unwrap_0d_array(getattr(kernel, name))
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < _EXPONENT_LIMIT:
         fractional = isinstance(value, float) and not value.is_integer()
         reason = ": a product of kernels is a kernel, a fractional power need not be" if fractional else ""

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import CodeType, FunctionType
 from typing import Any
 
-from dkfm.errors import InvalidInputError, KernelError, UntrustedError, shortened, shown
+from dkfm.errors import InvalidInputError, KernelError, UntrustedError, shorten, format_value
 from dkfm.kernels.algebra import Constant, Power, Product, Scaled, Sum
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Function, Outer, Pairwise, Precomputed
@@ -143,7 +143,7 @@ def function_paths(value: object) -> tuple[str, ...]:
         return function_paths(tuple(getattr(value, field.name) for field in fields(value)))  # type: ignore[arg-type]  # registered classes are dataclasses
     if isinstance(value, tuple):
         return tuple(path for part in value for path in function_paths(part))
-    return (import_path(value),) if callable(value) else ()
+    return (get_import_path(value),) if callable(value) else ()
 
 
 def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
@@ -166,7 +166,7 @@ def from_config(config: object, trusted: Collection[str] = ()) -> Kernel:
     require_small_config(config)
     kernel = _decode(config, trusted, _MAX_DEPTH)
     if not isinstance(kernel, Kernel):
-        raise KernelError(f"A stored kernel must be one, and is {shown(kernel, 50)}.")
+        raise KernelError(f"A stored kernel must be one, and is {format_value(kernel, 50)}.")
     return kernel
 
 
@@ -176,7 +176,7 @@ def _decode(config: object, trusted: Collection[str], depth: int) -> object:
     if not isinstance(config, Mapping) or "name" not in config or depth == 0:
         raise KernelError("A stored kernel must be a JSON object with a 'name', nested at most 32 deep.")
     cls = _lookup(config["name"], _REGISTRY)
-    return _build(cls, {key: _decode_value(v, trusted, depth - 1) for key, v in config.items() if key != "name"})
+    return _instantiate(cls, {key: _decode_value(v, trusted, depth - 1) for key, v in config.items() if key != "name"})
 
 
 def _decode_value(value: object, trusted: Collection[str], depth: int) -> object:
@@ -189,13 +189,13 @@ def _decode_value(value: object, trusted: Collection[str], depth: int) -> object
     return tuple(_decode_value(part, trusted, depth - 1) for part in value)
 
 
-def kernel_by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
+def load_named_kernel(name: str, parameters: Mapping[str, object]) -> Kernel:
     """Return the kernel that a name on the command line means; ``module:name`` is a function of blocks, or a kernel.
 
     Examples
     --------
     >>> from dkfm.kernels import serialization
-    >>> serialization.kernel_by_name("gaussian", {"sigma": 5.0})
+    >>> serialization.load_named_kernel("gaussian", {"sigma": 5.0})
     Gaussian(sigma=5.0)
     """
     if ":" in name:
@@ -203,7 +203,7 @@ def kernel_by_name(name: str, parameters: Mapping[str, object]) -> Kernel:
             raise KernelError(f"The function {name} has no parameters that could be given here.")
         imported = import_function(name)
         return imported if isinstance(imported, Kernel) else Function(imported)
-    kernel: Kernel = _build(_lookup(name, _NUMERIC), parameters)
+    kernel: Kernel = _instantiate(_lookup(name, _NUMERIC), parameters)
     return kernel
 
 
@@ -223,15 +223,15 @@ def _lookup(name: object, registry: Mapping[str, type]) -> type:
     translated = _ALIASES.get(str(name))
     near = get_close_matches(str(name).lower(), _NUMERIC) if translated is None else [translated]
     hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(_NUMERIC)}"
-    raise KernelError(f"There is no kernel named {shown(name, 50)}; {hint}.")
+    raise KernelError(f"There is no kernel named {format_value(name, 50)}; {hint}.")
 
 
-def _build(cls: type, parameters: Mapping[str, object]) -> Any:
+def _instantiate(cls: type, parameters: Mapping[str, object]) -> Any:
     known = {field.name: field.default is MISSING for field in fields(cls)}
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
-        raise KernelError(f"{cls.__name__} {has}, and got {shortened(', '.join(unknown))}.")
+        raise KernelError(f"{cls.__name__} {has}, and got {shorten(', '.join(unknown))}.")
     missing = [name for name, required in known.items() if required and name not in parameters]
     if missing:
         raise KernelError(f"{cls.__name__} needs {', '.join(missing)}.")
@@ -243,11 +243,11 @@ def kernel_digest(kernel: Kernel) -> str:
     return hashlib.sha256(json.dumps(to_config(kernel), sort_keys=True).encode()).hexdigest()
 
 
-def import_path(function: Callable[..., object]) -> str:
+def get_import_path(function: Callable[..., object]) -> str:
     """Return ``module:function``; raise a KernelError if another process could not import the function by that path.
 
     >>> from os.path import join
-    >>> import_path(join)
+    >>> get_import_path(join)
     'posixpath:join'
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
@@ -263,7 +263,7 @@ def import_path(function: Callable[..., object]) -> str:
 
 def describe_function(function: Callable[..., object]) -> dict[str, str]:
     """Return the JSON values of a function: its import path and the digest of its source."""
-    path = import_path(function)
+    path = get_import_path(function)
     if import_function(path) is not function:
         raise KernelError(f"{path} cannot be saved, because that name now means something else.")
     return {"function": path, "source": _digest_source(path, function)}

@@ -9,11 +9,11 @@ from math import isfinite
 import numpy as np
 
 from dkfm.core.rows import Array, Rows, normalize_rows
-from dkfm.errors import KernelError, shown
-from dkfm.kernels.algebra import Pointwise, Wrapper
+from dkfm.errors import KernelError, format_value
+from dkfm.kernels.algebra import ElementwiseKernel, Wrapper
 from dkfm.kernels.base import Definiteness, Kernel
 from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
-from dkfm.kernels.parameters import as_number
+from dkfm.kernels.parameters import as_float_or_nan
 
 _MAX_TERMS = 1024
 """Most coefficients of a power series: each kernel value takes one step for each."""
@@ -23,7 +23,7 @@ _MIN_NORMAL = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
-class PowerSeries(Pointwise):  # numpydoc ignore=PR02
+class PowerSeries(ElementwiseKernel):  # numpydoc ignore=PR02
     """A power series of a kernel with coefficients >= 0, ``a_0 + a_1 k + a_2 k^2 + ..``.
 
     Positive semi-definite if the kernel is.
@@ -50,12 +50,12 @@ class PowerSeries(Pointwise):  # numpydoc ignore=PR02
         super().__post_init__()
         values = self.coefficients
         if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str | bytes) or not np.size(values):
-            raise KernelError(f"PowerSeries needs a sequence of coefficients, and got {shown(values, 50)}.")
+            raise KernelError(f"PowerSeries needs a sequence of coefficients, and got {format_value(values, 50)}.")
         if len(values) > _MAX_TERMS:
             raise KernelError(f"PowerSeries takes at most {_MAX_TERMS} coefficients, and got {len(values)}.")
-        numbers = tuple(as_number(a) for a in values)
+        numbers = tuple(as_float_or_nan(a) for a in values)
         if not all(isfinite(a) for a in numbers):
-            raise KernelError(f"PowerSeries needs finite numbers as coefficients, and got {shown(values, 50)}.")
+            raise KernelError(f"PowerSeries needs finite numbers as coefficients, and got {format_value(values, 50)}.")
         if min(numbers) < 0:
             raise KernelError(
                 f"PowerSeries needs coefficients >= 0, and got {min(numbers)}: "
@@ -83,7 +83,7 @@ class PowerSeries(Pointwise):  # numpydoc ignore=PR02
 
 
 @dataclass(frozen=True)
-class Exp(Pointwise):
+class Exp(ElementwiseKernel):
     """The exponential of a kernel, ``exp(k(x, y))``.
 
     Positive semi-definite if the kernel is at least conditionally so (Schoenberg).

@@ -17,7 +17,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Pairwise, Precomputed, qualified_name
 from dkfm.kernels.dot_product import Cosine, Linear, Polynomial, Sigmoid
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared
-from dkfm.kernels.parameters import as_number
+from dkfm.kernels.parameters import as_float_or_nan
 from dkfm.kernels.separable import Laplacian, Periodic
 from dkfm.kernels.stationary import Gaussian, Matern, RationalQuadratic
 
@@ -34,7 +34,7 @@ def _make_laplacian(gamma: float | None = None) -> Kernel:
 
 
 def _make_polynomial(degree: float = 3, gamma: float | None = None, coef0: float = 1) -> Kernel:
-    return Polynomial(_as_integer(degree), scale=gamma, offset=coef0)
+    return Polynomial(_convert_integral_float(degree), scale=gamma, offset=coef0)
 
 
 def _make_sigmoid(gamma: float | None = None, coef0: float = 1) -> Kernel:
@@ -70,13 +70,13 @@ _PARAMETERS = {
 """Parameters of scikit-learn's names; the other names have none."""
 
 
-def _as_integer(number: Any) -> Any:
+def _convert_integral_float(number: Any) -> Any:
     """Return an int for an integral float, because scikit-learn's degrees are floats; else the value unchanged."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _require_positive(gamma: object) -> float:
-    number = as_number(gamma)
+    number = as_float_or_nan(gamma)
     if not 0 < number < inf:
         raise KernelError(f"gamma must be a finite number > 0, and is {gamma!r:.50}.")
     return number
@@ -138,7 +138,7 @@ def _from_gaussian_process(kernel: object) -> Kernel:
 
 
 def _from_exponentiation(k: Any) -> Kernel:
-    return Power(_from_gaussian_process(k.kernel), _as_integer(k.exponent))
+    return Power(_from_gaussian_process(k.kernel), _convert_integral_float(k.exponent))
 
 
 def _from_matern(k: Any) -> Kernel:
@@ -164,10 +164,10 @@ _CONVERTERS: dict[str, Callable[[Any], Kernel]] = {
 """Functions that convert the Gaussian process kernels of scikit-learn, by class name."""
 
 
-def select_parameters(spec: object, **parameters: object) -> dict[str, object]:
+def filter_parameters(spec: object, **parameters: object) -> dict[str, object]:
     """Return the parameters that are not None and that the kernel of a name takes; none if `spec` is not a name.
 
-    >>> select_parameters("rbf", gamma=0.5, degree=3), select_parameters("linear", gamma=1.0)
+    >>> filter_parameters("rbf", gamma=0.5, degree=3), filter_parameters("linear", gamma=1.0)
     ({'gamma': 0.5}, {})
     """
     known = _PARAMETERS.get(spec, ()) if isinstance(spec, str) else ()

@@ -60,7 +60,7 @@ class DistanceKernel(PreparedKernel):
         return column_scales(self, self.scale_name, d)
 
 
-class Stationary(DistanceKernel):
+class EuclideanDistanceKernel(DistanceKernel):
     """Base class of functions of the Euclidean distance; a subclass defines the function, `_map_values`."""
 
     supports_sparse = supports_out = True
@@ -88,7 +88,7 @@ class Stationary(DistanceKernel):
 
 
 @dataclass(frozen=True)
-class Gaussian(Stationary):  # numpydoc ignore=PR02
+class Gaussian(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """The Gaussian kernel, ``exp(-|x - y|^2 / (2 sigma^2))``.
 
     Positive semi-definite. Takes sparse rows.
@@ -129,7 +129,7 @@ class Gaussian(Stationary):  # numpydoc ignore=PR02
 
 
 @dataclass(frozen=True)
-class Exponential(Stationary):  # numpydoc ignore=PR02
+class Exponential(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """The exponential kernel, ``exp(-|x - y| / length_scale)``.
 
     The Matern kernel with nu = 1/2. Positive semi-definite. Takes sparse rows.
@@ -160,7 +160,7 @@ class Exponential(Stationary):  # numpydoc ignore=PR02
 
 
 @dataclass(frozen=True)
-class RationalQuadratic(Stationary):  # numpydoc ignore=PR02
+class RationalQuadratic(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """The rational quadratic kernel, ``(1 + |x - y|^2 / (2 alpha length_scale^2))^(-alpha)``.
 
     A mixture of Gaussian kernels of different widths. Positive semi-definite. Takes sparse rows.
@@ -197,7 +197,7 @@ class RationalQuadratic(Stationary):  # numpydoc ignore=PR02
 
 
 @dataclass(frozen=True)
-class NegativeSquaredDistance(Stationary):  # numpydoc ignore=PR02
+class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """The negative squared distance, ``-|x - y|^2 / length_scale^2``.
 
     Conditionally positive semi-definite: use it for kernel PCA, or as ``Exp(k)``. Half of its centred Gram matrix
@@ -234,7 +234,7 @@ compute the Bessel function."""
 
 
 @dataclass(frozen=True)
-class Matern(Stationary):  # numpydoc ignore=PR02
+class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """The Matern kernel, ``2^(1-nu) / Gamma(nu) a^nu K_nu(a)`` with ``a = sqrt(2 nu) |x - y| / length_scale``.
 
     K_nu is the modified Bessel function of the second kind. The kernel is ``exp(-a)`` for nu = 1/2, ``(1 + a) exp(-a)``

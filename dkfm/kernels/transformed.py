@@ -12,10 +12,10 @@ import numpy as np
 from dkfm.core.rows import Array, Rows, as_rows, scale_columns
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.algebra import Power, Product, Scaled, Sum, Wrapper, parenthesize
-from dkfm.kernels.base import Kernel, register_combination
+from dkfm.kernels.base import Kernel, register_operator_class
 from dkfm.kernels.custom import call_user_function, qualified_name, read_only_view
 from dkfm.kernels.pairwise.blocks import Evaluator
-from dkfm.kernels.parameters import as_number, as_scalar
+from dkfm.kernels.parameters import as_float_or_nan, unwrap_0d_array
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Affine:  # numpydoc ignore=PR02
 
     def __post_init__(self) -> None:
         for name in ("scale", "shift"):
-            value = as_scalar(getattr(self, name))
+            value = unwrap_0d_array(getattr(self, name))
             is_sequence = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
             parts: Iterable[object] = value if is_sequence else (value,)  # type: ignore[assignment]  # a sequence
-            numbers = tuple(as_number(part) for part in parts)
+            numbers = tuple(as_float_or_nan(part) for part in parts)
             if not numbers or not all(isfinite(number) for number in numbers):
                 raise KernelError(f"Affine needs finite numbers as {name}, and got {value!r:.50}.")
             object.__setattr__(self, name, numbers if is_sequence else numbers[0])
@@ -103,7 +103,7 @@ class _RowTransform(Wrapper):
         return self.kernel.evaluate_diagonal(self._transform_rows(X))
 
 
-@register_combination
+@register_operator_class
 @dataclass(frozen=True)
 class Warped(_RowTransform):  # numpydoc ignore=PR02
     """A kernel of mapped rows, ``k(h(x), h(y))``, as made by ``k.warp(h)``; its definiteness is that of k.
@@ -161,7 +161,7 @@ class Warped(_RowTransform):  # numpydoc ignore=PR02
         return f"{parenthesize(self.kernel, Sum, Product, Scaled, Power)}.warp({h})"
 
 
-@register_combination
+@register_operator_class
 @dataclass(frozen=True)
 class Columns(_RowTransform):  # numpydoc ignore=PR02
     """A kernel of some of the columns, as made by ``k.on(columns)``; its definiteness is that of k.
@@ -185,7 +185,7 @@ class Columns(_RowTransform):  # numpydoc ignore=PR02
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        columns = as_scalar(self.columns)
+        columns = unwrap_0d_array(self.columns)
         numbers = (columns,) if isinstance(columns, int | np.integer) else columns
         if not isinstance(numbers, Sequence | np.ndarray) or not len(numbers):
             raise KernelError(f"A kernel is of columns by their numbers, and not of {self.columns!r:.50}.")

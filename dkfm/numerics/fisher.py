@@ -15,8 +15,8 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
 from dkfm.numerics.model import Head
-from dkfm.numerics.pca import Weighting, center_gram
-from dkfm.numerics.roots import EPS, ROUNDING_SHARE, eigh_in_place, fix_signs, require_psd
+from dkfm.numerics.pca import Weighting, center_gram_in_place
+from dkfm.numerics.roots import EPS, ROUNDING_SHARE, eigh_in_place, choose_signs, check_psd
 
 Codes = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
@@ -138,7 +138,7 @@ def solve_discriminants(
     Hastie, Buja and Tibshirani, "Penalized discriminant analysis" (1995), for the regression.
     """
     weighting, Y = Weighting(classes.weights), classes.weighted_centred_indicators()
-    means = center_gram(K, weighting)
+    means = center_gram_in_place(K, weighting)
     ridge = rounding = 0.0
     if not by_eigenvalues:
         ridge, rounding = _compute_ridge(K, Y, classes, shrinkage), _estimate_rounding(K, means, weighting)
@@ -184,14 +184,14 @@ def solve_discriminants_of_map(
     try:
         V = cho_solve(cho_factor(within, lower=True, overwrite_a=True, check_finite=False), centred.T)
     except LinAlgError:
-        raise _singular_error(0.0) from None
+        raise _make_singular_error(0.0) from None
     # Ratios of the variance between to that within the classes, in the span of the class means.
     roots = np.sqrt(shares)
     ratios, g = (part[..., ::-1] for part in _eigh_orthogonal_to(roots, (centred @ V) * np.outer(roots, roots)))
     kept = ratios > _MIN_BETWEEN
     ratios, A = ratios[kept], g[:, kept] / roots[:, np.newaxis]
     if len(ratios) and 1 / (1 + ratios[0]) <= _MIN_WITHIN:
-        raise _singular_error(1 / (1 + float(ratios[0])))
+        raise _make_singular_error(1 / (1 + float(ratios[0])))
     directions = _rotate_to_priors(A * shares[:, np.newaxis] / np.sqrt(ratios), A * np.sqrt(ratios), ratios, classes)
     U = V @ directions.combinations
     return Discriminants(W @ U, mean @ U, directions.between_class_variances, directions.means, ridge, U.T @ U)
@@ -269,7 +269,7 @@ def decompose(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: W
     values, vectors = eigh_in_place(G)
     lowest, highest = float(values[0]), float(values[-1])
     scale = max(highest, weighting.total * abs(float(means @ weighting.shares)))
-    clipped = require_psd(lowest, highest, scale, len(G), on_indefinite, _MATRIX)
+    clipped = check_psd(lowest, highest, scale, len(G), on_indefinite, _MATRIX)
     rounding = 16 * EPS * scale / float(np.sqrt(len(values)))
     cut = max(4 * EPS * highest, rounding, clipped or 2 * abs(min(lowest, 0.0)))
     kept = int((values > cut).sum())
@@ -325,7 +325,7 @@ def solve_directions(residual: Array, classes: Classes) -> _Directions:
     roots = np.sqrt(classes.class_shares)
     theta, g = _eigh_orthogonal_to(roots, residual / np.outer(roots, roots))
     if theta[0] <= _MIN_WITHIN:
-        raise _singular_error(float(theta[0]))
+        raise _make_singular_error(float(theta[0]))
     kept = 1 - theta > _MIN_BETWEEN
     theta, A = theta[kept], g[:, kept] / roots[:, np.newaxis]
     ratios = (1 - theta) / theta
@@ -346,11 +346,11 @@ def _rotate_to_priors(combinations: Array, means: Array, ratios: Array, classes:
         ascending, rotation = eigh((centred * classes.priors[:, np.newaxis]).T @ centred)
         ratios, rotation = ascending[::-1], rotation[:, ::-1]
         combinations, means = combinations @ rotation, means @ rotation
-    signs = fix_signs(means)
+    signs = choose_signs(means)
     return _Directions(combinations * signs, means * signs, ratios)
 
 
-def _singular_error(share: float) -> InvalidInputError:
+def _make_singular_error(share: float) -> InvalidInputError:
     return InvalidInputError(
         f"The covariance within the classes is singular: a direction that tells the classes apart has {share:.1e} of "
         f"its variance within them, and at least {_MIN_WITHIN:.0e} is needed; raise shrinkage."

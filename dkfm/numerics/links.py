@@ -59,7 +59,7 @@ def _argmax(product: Array, diagonal: ComputeDiagonal) -> Codes:
     return codes[:, np.newaxis]
 
 
-def _not_negative(product: Array, diagonal: ComputeDiagonal) -> Codes:
+def _heaviside(product: Array, diagonal: ComputeDiagonal) -> Codes:
     """Return 1 if the single column is 0 or more, else 0, as scikit-learn's outlier detectors decide."""
     codes = (product >= 0).astype(np.int64)
     codes[_find_nonfinite_rows(product)] = NO_CODE
@@ -115,7 +115,7 @@ _REGISTRY: dict[str, Link] = {
     SIGMOID: _sigmoid,
     SOFTMAX: _softmax,
     MODIFIED_HUBER: _modified_huber,
-    NOT_NEGATIVE: _not_negative,
+    NOT_NEGATIVE: _heaviside,
 }
 
 
@@ -157,7 +157,7 @@ def result_dtype(name: str, dtype: np.dtype[np.floating]) -> np.dtype[np.generic
     return np.dtype(np.int64) if returns_codes(name) else dtype
 
 
-def valid_rows(output: Array | Codes) -> npt.NDArray[np.bool_]:
+def find_valid_rows(output: Array | Codes) -> npt.NDArray[np.bool_]:
     """Return which rows (n,) of a link's output (n, width) come from a finite product."""
     valid = output >= 0 if output.dtype.kind == "i" else np.isfinite(output)
     valid_in_all: npt.NDArray[np.bool_] = np.logical_and.reduce(valid, axis=1)

@@ -54,7 +54,7 @@ def count_partial_products(m: int, q: int) -> int:
     return count_tiles(m, min(_PART_COLUMNS, _SMALL_PRODUCT // (_PART_ROWS * q)))
 
 
-def partial_product_values(m: int, q: int) -> int:
+def count_partial_product_values(m: int, q: int) -> int:
     """Return the number of values of the small products that `skinny_matmul` holds before it sums them."""
     parts = count_partial_products(m, q)
     return parts * _PART_ROWS * q if parts > 1 else 0
@@ -64,11 +64,11 @@ _BLAS_TYPES = {np.dtype(np.float64): ("d", ctypes.c_double), np.dtype(np.float32
 """Letter of the BLAS routine, and type of its scalars, of each dtype."""
 
 
-def triangular_matmul(values: Array, W: Array) -> None:
+def triangular_matmul_in_place(values: Array, W: Array) -> None:
     """Replace C-contiguous values (n, r) by ``values W``, where W (r, r) is upper triangular, with half the work.
 
     >>> values = np.array([[1.0, 1.0]])
-    >>> triangular_matmul(values, np.array([[2.0, 3.0], [0.0, 4.0]]))
+    >>> triangular_matmul_in_place(values, np.array([[2.0, 3.0], [0.0, 4.0]]))
     >>> values
     array([[2., 7.]])
     """

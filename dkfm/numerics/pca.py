@@ -15,7 +15,7 @@ from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.blocks import mirror_lower
 from dkfm.numerics import lanczos, links
 from dkfm.numerics.model import Head
-from dkfm.numerics.roots import eigh_in_place, fix_signs, inverse_root, require_psd
+from dkfm.numerics.roots import eigh_in_place, choose_signs, inverse_root, check_psd
 
 FORMULATIONS = ("combined", "primal", "dual")
 
@@ -101,7 +101,7 @@ class Components:
         return replace(self, eigenvalues=self.eigenvalues[:q], weights=self.weights[:, :q], offset=self.offset[:q])
 
 
-def center_gram(K: Array, weighting: Weighting | None = None) -> Array:
+def center_gram_in_place(K: Array, weighting: Weighting | None = None) -> Array:
     """Replace K by ``S K S'``, in place and from its lower triangle; return the means of the rows of K, (N,)."""
     weighting = weighting or Weighting(np.ones(len(K)))
     mirror_lower(K)
@@ -119,7 +119,7 @@ def center_gram(K: Array, weighting: Weighting | None = None) -> Array:
     return means
 
 
-def solve_components(
+def solve_components_by_eigh(
     K: Array, options: ComponentOptions, weighting: Weighting | None = None, formulation: str = "combined"
 ) -> Components:
     """Solve kernel PCA by a dense eigendecomposition.
@@ -150,19 +150,19 @@ def solve_components(
     weighting = weighting or Weighting(np.ones(len(K)))
     if formulation == "primal" and options.on_indefinite != "clip":
         return _solve_primal(K, options, weighting)
-    n, means = len(K), center_gram(K, weighting)
+    n, means = len(K), center_gram_in_place(K, weighting)
     total = float(np.trace(K))
     values, vectors = eigh_in_place(K)
     del K
-    rounding = _rounding_threshold(values, means, options, weighting)
+    rounding = _check_psd_of_problem(values, means, options, weighting)
     if rounding:
         total = float(np.maximum(values, 0.0).sum())  # the dropped part has no variance
     q = _choose_count(values[::-1], total, options, rounding)
-    return _scale_pairs(values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, options, weighting, rounding)
+    return _make_components(values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, options, weighting, rounding)
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class EigenProblem:
     """The problem matrix, available only through products."""
 
     multiply: Multiply
@@ -175,14 +175,14 @@ class Problem:
     """Error that rounding adds to a product with a vector of length 1."""
 
 
-def make_dense_problem(K: Array, weighting: Weighting) -> Problem:
+def make_dense_problem(K: Array, weighting: Weighting) -> EigenProblem:
     """Return the problem of a Fortran-contiguous Gram matrix (N, N), which is overwritten from its lower triangle."""
-    means = center_gram(K, weighting)
+    means = center_gram_in_place(K, weighting)
     # K.T is in C order, and multiplying it from the left takes four fifths of the time of K @ C.
-    return Problem(lambda C: (C.T @ K.T).T, means, float(np.trace(K)))
+    return EigenProblem(lambda C: (C.T @ K.T).T, means, float(np.trace(K)))
 
 
-def make_product_problem(multiply: Multiply, diagonal: Array, weighting: Weighting) -> Problem:
+def make_product_problem(multiply: Multiply, diagonal: Array, weighting: Weighting) -> EigenProblem:
     """Return the problem of a Gram matrix from products with it and its diagonal (N,); the matrix is not changed."""
     means = multiply(weighting.shares[:, np.newaxis])[:, 0]
     total, size = float(weighting.weights @ diagonal), weighting.total * abs(float(means @ weighting.shares))
@@ -190,11 +190,11 @@ def make_product_problem(multiply: Multiply, diagonal: Array, weighting: Weighti
         total -= weighting.total * float(means @ weighting.shares)
     # The rounding errors of a sum of N products are random, and so are those of the mean that is subtracted.
     noise = float(np.finfo(np.float64).eps) * size / np.sqrt(len(means))
-    return Problem(lambda C: weighting.apply_centring(multiply(weighting.apply_centring_transpose(C))), means, total, noise)
+    return EigenProblem(lambda C: weighting.apply_centring(multiply(weighting.apply_centring_transpose(C))), means, total, noise)
 
 
 def solve_leading_components(
-    problem: Problem, start: Array, options: ComponentOptions, weighting: Weighting, tol: float = 0.0, max_products: int = 1000
+    problem: EigenProblem, start: Array, options: ComponentOptions, weighting: Weighting, tol: float = 0.0, max_products: int = 1000
 ) -> tuple[Components, lanczos.EigenPairs]:
     """Solve kernel PCA for its first components by Lanczos, from products with the problem matrix.
 
@@ -222,13 +222,13 @@ def solve_leading_components(
     # The lowest eigenvalue is at most the mean of the eigenvalues that were not computed.
     rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
     ends = np.array([min(pairs.lowest_ritz_value, rest), pairs.values[0]])
-    rounding = _rounding_threshold(ends, problem.means, options, weighting)
+    rounding = _check_psd_of_problem(ends, problem.means, options, weighting)
     total = float("nan") if rounding else problem.total
-    return _scale_pairs(pairs.values, pairs.vectors, problem.means, total, options, weighting, rounding), pairs
+    return _make_components(pairs.values, pairs.vectors, problem.means, total, options, weighting, rounding), pairs
 
 
-def _rounding_threshold(values: Array, means: Array, options: ComponentOptions, weighting: Weighting) -> float:
-    """Return the threshold of `require_psd` for ascending eigenvalues of the problem matrix."""
+def _check_psd_of_problem(values: Array, means: Array, options: ComponentOptions, weighting: Weighting) -> float:
+    """Return the threshold of `check_psd` for ascending eigenvalues of the problem matrix."""
     lowest, highest = float(values[0]), float(values[-1])
     # Centring has the rounding errors of the mean it subtracts, which can be far larger than the result.
     scale = max(highest, weighting.total * abs(float(means @ weighting.shares)) if weighting.centered else 0.0)
@@ -236,7 +236,7 @@ def _rounding_threshold(values: Array, means: Array, options: ComponentOptions, 
     if policy == "auto":
         exist = isinstance(options.count, int) and options.count <= int((values > _CUTS[options.dtype] * highest).sum())
         policy = "clip" if exist or len(values) < len(means) else "raise"
-    return require_psd(lowest, highest, scale, len(means), policy, _CENTRED_GRAM if weighting.centered else _GRAM)
+    return check_psd(lowest, highest, scale, len(means), policy, _CENTRED_GRAM if weighting.centered else _GRAM)
 
 
 def _choose_count(values: Array, total: float, options: ComponentOptions, rounding: float = 0.0) -> int:
@@ -255,7 +255,7 @@ def _count_positive(values: Array, dtype: np.dtype[np.floating], rounding: float
     return int((values > max(_CUTS[dtype] * highest, rounding)).sum()) if highest > 0 else 0
 
 
-def _scale_pairs(
+def _make_components(
     values: Array,
     vectors: Array,
     means: Array,
@@ -276,7 +276,7 @@ def _scale_pairs(
     lengths = np.sqrt(np.einsum("ij,ij->j", b[:, :kept], b[:, :kept]))
     b *= weighting.roots[:, np.newaxis]
     # Signs of the training scores: they do not change if a row of weight 2 is given twice instead.
-    signs = fix_signs(b[:, :kept], np.maximum(weighting.weights, MIN_WEIGHT_SHARE * weighting.weights.max()))
+    signs = choose_signs(b[:, :kept], np.maximum(weighting.weights, MIN_WEIGHT_SHARE * weighting.weights.max()))
     b[:, :kept] *= signs / (lengths * np.sqrt(mu[:kept]))
     if not weighting.centered:
         return Components(mu, b, np.zeros(len(mu)), np.zeros(len(means)), 0.0, total)
@@ -342,7 +342,7 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
     kept = min(q, _count_positive(values, options.dtype))
     mu, V = np.append(values[:kept], np.zeros(q - kept)), np.pad(V[:, :kept], ((0, 0), (0, q - kept)))
     b = W @ V
-    signs = np.append(fix_signs(b[:, :kept]), np.ones(q - kept))
+    signs = np.append(choose_signs(b[:, :kept]), np.ones(q - kept))
     return Components(mu, b * signs, mean @ V * signs, W @ mean, float(mean @ mean), total)
 
 

@@ -92,7 +92,7 @@ def condition_number(values: Array) -> float:
     return float(values.max() / values.min()) if len(values) else 1.0
 
 
-def error_bounds(remaining: Array, values: Array, largest: float, dtype: np.dtype[np.floating] = DOUBLE) -> Array:
+def bound_errors_by_rank(remaining: Array, values: Array, largest: float, dtype: np.dtype[np.floating] = DOUBLE) -> Array:
     """Bound the error of pairs with a training point, for each number of columns that are kept.
 
     Parameters
@@ -126,7 +126,7 @@ def error_bounds(remaining: Array, values: Array, largest: float, dtype: np.dtyp
     return bounds
 
 
-def bound_residuals(root: Root, diagonal: Array) -> Array:
+def bound_residuals_by_rank(root: Root, diagonal: Array) -> Array:
     """Bound the largest ``k(x, x) - |phi(x)|^2`` of the landmarks x after 0, 1, .. r eigenvectors, (r + 1,).
 
     It is at most the next eigenvalue. It is also computed from the features of the landmarks, ``L^(1/2) V'``.
@@ -235,7 +235,7 @@ def is_indefinite(lowest: float, scale: float, n: int) -> bool:
     return lowest < -max(1000, n) * EPS * scale
 
 
-def require_psd(
+def check_psd(
     lowest: float,
     highest: float,
     scale: float,
@@ -279,7 +279,7 @@ def require_psd(
     return 4 * EPS * max(scale, -lowest)
 
 
-def fix_signs(vectors: Array, row_scale: Array | float = 1.0) -> Array:
+def choose_signs(vectors: Array, row_scale: Array | float = 1.0) -> Array:
     """Return a sign (+1 or -1) for each column that makes its first entry of nearly the largest magnitude positive.
 
     Magnitudes are those of the entries divided by `row_scale`, which is positive, (N,).
@@ -321,19 +321,19 @@ def inverse_root(
     values, vectors = eigh_in_place(K)
     del K
     lowest, highest = float(values[0]), float(values[-1])
-    rounding = require_psd(lowest, highest, highest, n, on_indefinite, what, _NOTE_FOR_MAP)
+    rounding = check_psd(lowest, highest, highest, n, on_indefinite, what, _NOTE_FOR_MAP)
     requested_cut = (4 * EPS if rcond is None else rcond) * highest
     cut = max(requested_cut, rounding or 2 * abs(min(lowest, 0.0)))
     rank = int((values > cut).sum()) if highest > 0 else 0
     kept, dropped = values[n - rank :][::-1].copy(), values[: n - rank][::-1].copy()
     if not rounding:
-        _warn_of_noise(dropped, max(requested_cut, ROUNDING_SHARE * highest), lowest, highest, what)
+        _warn_of_dropped_eigenvalues(dropped, max(requested_cut, ROUNDING_SHARE * highest), lowest, highest, what)
     vectors = vectors[:, n - rank :][:, ::-1]
-    weights = np.multiply(vectors, fix_signs(vectors) / np.sqrt(kept), order="C")
+    weights = np.multiply(vectors, choose_signs(vectors) / np.sqrt(kept), order="C")
     return Root(weights, kept, dropped)
 
 
-def _warn_of_noise(dropped: Array, rounding: float, lowest: float, highest: float, what: str) -> None:
+def _warn_of_dropped_eigenvalues(dropped: Array, rounding: float, lowest: float, highest: float, what: str) -> None:
     """Warn if eigenvalues above what rounding explains were dropped, because the lowest one is as negative."""
     n_above = int((dropped > rounding).sum())
     if n_above:

@@ -21,7 +21,7 @@ from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.pairwise.blocks import Evaluator
 from dkfm.numerics import links
-from dkfm.numerics.matmul import skinny_matmul, triangular_matmul
+from dkfm.numerics.matmul import skinny_matmul, triangular_matmul_in_place
 from dkfm.numerics.model import Head, Model, StoredWeights
 
 
@@ -83,7 +83,7 @@ class Scorer:
         """Apply the weights and the rotation of a head to kernel values (n, N), without its offset and link."""
         head = replace(self.model.head(name), offset=None, link=links.IDENTITY)
         out = np.empty((len(values), head.width), self.model.dtype)
-        _project(values.astype(self.model.dtype, copy=False), [(head, out)], _no_diagonal)
+        _project(values.astype(self.model.dtype, copy=False), [(head, out)], _raise_no_diagonal)
         return out
 
     def _tile_rows(self, heads: Collection[Head], n: int) -> int:
@@ -152,12 +152,12 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Com
     for part, W in _read_panels(first, columns):
         if in_place:
             np.copyto(product, values)
-            triangular_matmul(product, W)
+            triangular_matmul_in_place(product, W)
         else:
             skinny_matmul(values[:, : len(W)], W, product[:, part])
         for head, out in heads:
             if head.sqrt_eigenvalues is not None:
-                _add_rotated(product[:, part], head, head.sqrt_eigenvalues[part], part, W, out)
+                _add_symmetric_product(product[:, part], head, head.sqrt_eigenvalues[part], part, W, out)
     for head, out in heads:
         if head.sqrt_eigenvalues is not None and columns == 0:
             out[...] = 0.0
@@ -175,7 +175,7 @@ def _read_panels(head: Head, columns: int) -> Iterator[tuple[slice, Array]]:
     return zip(parts, prefetch(reads), strict=True)
 
 
-def _add_rotated(product: Array, head: Head, rotation: Array, part: slice, W: Array, out: Array) -> None:
+def _add_symmetric_product(product: Array, head: Head, rotation: Array, part: slice, W: Array, out: Array) -> None:
     """Add the share of some columns of W in ``((k(Z, X) W - b) s) W'`` to an output; the first columns overwrite it."""
     rotated = product - (0.0 if head.offset is None else head.offset[part])
     rotated *= rotation
@@ -197,7 +197,7 @@ def _apply_link(product: Array, head: Head, diagonal: links.ComputeDiagonal, out
         out[...] = result
 
 
-def _no_diagonal() -> Array:
+def _raise_no_diagonal() -> Array:
     raise AssertionError("no link, no diagonal")
 
 
@@ -225,7 +225,7 @@ def compute_finite_scores(
 ) -> Array:
     """Return the output of one head; raise an error that names the first row that overflows the kernel."""
     scores = score(name, Z, diagonal=diagonal)
-    valid = links.valid_rows(scores)
+    valid = links.find_valid_rows(scores)
     if not valid.all():
         row = first_row + int(valid.argmin())
         raise KernelError(f"Row {row} of {what} overflows {score.model.kernel!r}: its {name} are not finite.")

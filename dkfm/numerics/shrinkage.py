@@ -10,7 +10,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.kernels.pairwise.blocks import mirror_lower
 from dkfm.numerics import fisher
 from dkfm.numerics.fisher import Classes, Codes
-from dkfm.numerics.pca import Weighting, center_gram
+from dkfm.numerics.pca import Weighting, center_gram_in_place
 
 SHRINKAGE_GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 """Values that a shrinkage is chosen from: 1e-6 to 100, two for each power of ten."""
@@ -49,7 +49,7 @@ def _weigh_correct(K: Array, classes: Classes, in_fold: npt.NDArray[np.bool_], o
     training = classes.subset(train)
     weighting, Y = Weighting(training.weights), training.weighted_centred_indicators()
     G = np.array(K[np.ix_(train, train)], order="F")
-    means = center_gram(G, weighting)
+    means = center_gram_in_place(G, weighting)
     spectral = fisher.decompose(G, Y, on_indefinite, means, weighting)
     expected, weights, correct = classes.codes[test], classes.weights[test], np.zeros(len(SHRINKAGE_GRID))
     try:

@@ -11,7 +11,7 @@ from dkfm.numerics.pca import Moments
 from dkfm.numerics.scorer import Scorer
 
 
-def largest_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tuple[Array, float]:
+def compute_residual_extremes(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tuple[Array, float]:
     """Return the largest residual of the training rows after 0, 1, .. r features, (r + 1,), and the smallest residual.
 
     A residual is ``k(x, x) - |phi(x)|^2``. The model has a head "features" whose columns are nested; `tiles` are all
@@ -41,12 +41,12 @@ def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> 
 
 def feature_moments(score: Scorer, tiles: Iterable[Rows], diagonal: Array, weights: Array) -> Moments:
     """Return the moments of the features of all training rows, from their k(x, x), (N,), and their weights, (N,)."""
-    (first,), second = feature_sums(score, tiles, weights[:, np.newaxis])
+    (first,), second = sum_features_and_products(score, tiles, weights[:, np.newaxis])
     total = float(weights.sum())
     return Moments(second, first / total, total, float(weights @ diagonal), len(weights))
 
 
-def feature_sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[Array, Array]:
+def sum_features_and_products(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[Array, Array]:
     """Return two weighted sums of the features phi of all training rows.
 
     These are ``sum w phi`` (C, r) for each column of weights (N, C), and ``sum w phi phi'`` (r, r) with the sum of each
@@ -61,7 +61,7 @@ def feature_sums(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[
     return first, second
 
 
-def kernel_values_of_combination(score: Scorer, tiles: Iterable[Rows], squared_norm: float) -> Array:
+def kernel_values_of_random_combination(score: Scorer, tiles: Iterable[Rows], squared_norm: float) -> Array:
     """Return the kernel values (N,) of the landmarks with a fixed combination of them, of squared length `squared_norm`.
 
     The coefficients of the combination have random signs from a fixed seed. `tiles` are the tiles of the landmarks; the

@@ -36,7 +36,7 @@ def sample_for_plot(
     InvalidInputError
         The shapes do not match, or a sampled value is not a finite real number.
     """
-    n = require_matrix(values, name)[0] if ndim == 2 else _require_vector(values, name)
+    n = require_matrix_shape(values, name)[0] if ndim == 2 else _read_vector_length(values, name)
     if labels is not None:
         require_length(labels, n, "labels")
     arrays = _load_rows([values] if labels is None else [values, labels], sample_row_numbers(n, most))
@@ -64,9 +64,9 @@ def _load_rows(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> li
     return [np.asarray(array) for array in loaded]
 
 
-def require_matrix(values: object, name: str) -> tuple[int, int]:
+def require_matrix_shape(values: object, name: str) -> tuple[int, int]:
     """Return the shape (n, q) of an array; raise if it has no rows, no columns or not two dimensions."""
-    shape = _read_shape(values, name)
+    shape = _require_dense_shape(values, name)
     if len(shape) != 2 or 0 in shape:
         raise InvalidInputError(f"{name} must have rows and columns, and its shape is {shape}.")
     return shape
@@ -74,13 +74,13 @@ def require_matrix(values: object, name: str) -> tuple[int, int]:
 
 def require_finite_vector(values: Values, name: str, least: int = 1) -> Array:
     """Return values (n,) as float64; raise unless they are finite and at least `least` in number."""
-    if _require_vector(values, name) < least:
+    if _read_vector_length(values, name) < least:
         raise InvalidInputError(f"{name} must have a value, and is empty.")
     return _require_finite(_load_rows([values], None)[0], name)
 
 
-def _require_vector(values: object, name: str) -> int:
-    shape = _read_shape(values, name)
+def _read_vector_length(values: object, name: str) -> int:
+    shape = _require_dense_shape(values, name)
     if len(shape) != 1:
         raise InvalidInputError(f"{name} must have one dimension, and its shape is {shape}.")
     return shape[0]
@@ -88,11 +88,11 @@ def _require_vector(values: object, name: str) -> int:
 
 def require_length(labels: object, n: int, name: str) -> None:
     """Raise unless there is a label for each of n rows."""
-    if (count := _require_vector(labels, name)) != n:
+    if (count := _read_vector_length(labels, name)) != n:
         raise InvalidInputError(f"{name} must have a label for each of {n:,} rows, and has {count:,}.")
 
 
-def _read_shape(values: object, name: str) -> tuple[int, ...]:
+def _require_dense_shape(values: object, name: str) -> tuple[int, ...]:
     """Return the shape of a dense array; raise if it is sparse, of unknown length, or no array."""
     if hasattr(values, "tocsr"):
         raise InvalidInputError(f"{name} must be a dense array to be drawn, and is sparse.")
@@ -163,7 +163,7 @@ def escape_label(label: object) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def plane_corners(rows: Array) -> tuple[Array, Array]:
+def compute_plot_limits(rows: Array) -> tuple[Array, Array]:
     """Return the lower and upper corner (2,) of the bounding box of rows (n, 2), with a margin of a tenth."""
     if rows.shape[1] != 2:
         raise InvalidInputError(f"A plane has two columns, and X has {rows.shape[1]}; choose two, or draw components.")

@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from dkfm.core.frames import is_dask_collection, unwrap
+from dkfm.core.frames import is_dask_collection, unwrap_container
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap
@@ -21,7 +21,7 @@ from dkfm.files import local
 from dkfm.numerics import scorer
 from dkfm.numerics.certificates import certificate
 from dkfm.plotting.axes import add_legend, ensure_axes, import_pyplot, require_component, scatter, write_note
-from dkfm.plotting.data import Labels, Values, group_by_label, require_finite_vector, require_matrix, sample_for_plot
+from dkfm.plotting.data import Labels, Values, group_by_label, require_finite_vector, require_matrix_shape, sample_for_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +127,7 @@ def components(
     >>> plotting.components(scores, np.where(X[:, 0] > 0, "right", "left"), pair=(0, 2)).get_ylabel()
     'component 3'
     """
-    q = require_matrix(scores, "scores")[1]
+    q = require_matrix_shape(scores, "scores")[1]
     rows, row_labels, note = sample_for_plot(scores, "scores", labels)
     first, second = _require_pair(pair, q)
     ax = ensure_axes(ax)
@@ -187,10 +187,10 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     if feature_map.kernel_.is_precomputed:
         raise InvalidInputError("A map of a precomputed kernel has no points that could be measured anew.")
     model = feature_map.model_
-    points = None if Z is None else _prepare_points(feature_map, Z)
+    points = None if Z is None else _load_sampled_points(feature_map, Z)
     landmarks = model.original_landmarks[certificate.sample_evenly(model.landmarks.shape[0])]
     mean = vars(feature_map).get("mean_")
-    errors = certificate.relative_errors(scorer.prepare_compact_scorer(model), landmarks, points, mean).ravel()
+    errors = certificate.compute_relative_map_errors(scorer.prepare_compact_scorer(model), landmarks, points, mean).ravel()
     shown = errors[errors > 0]
     if not np.isfinite(shown).all():
         raise InvalidInputError("Some pairs have an infinite relative error: a k(x, x) is 0 where a feature is not.")
@@ -262,11 +262,11 @@ def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error
     return ax
 
 
-def _prepare_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
+def _load_sampled_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
     """Return points in the form that a map accepts; load only the rows of a dask array that a certificate samples."""
-    Z = unwrap(Z)  # type: ignore[assignment]  # the wrapped array
+    Z = unwrap_container(Z)  # type: ignore[assignment]  # the wrapped array
     if is_dask_collection(Z):
-        Z = np.asarray(Z[certificate.sample_evenly(require_matrix(Z, "Z")[0])])  # type: ignore[index]  # a dask array, checked above
+        Z = np.asarray(Z[certificate.sample_evenly(require_matrix_shape(Z, "Z")[0])])  # type: ignore[index]  # a dask array, checked above
     return feature_map._check_rows(Z, "Z")
 
 

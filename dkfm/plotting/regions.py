@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from dkfm.core.frames import column_names, unwrap
+from dkfm.core.frames import column_names, unwrap_container
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.feature_names import add_fitted_names, require_fitted_columns
+from dkfm.estimators.feature_names import to_named_frame, require_fitted_columns
 from dkfm.plotting.axes import (
     add_legend,
     choose_label_color,
@@ -22,7 +22,7 @@ from dkfm.plotting.data import (
     Values,
     concatenate_labels,
     escape_label,
-    plane_corners,
+    compute_plot_limits,
     plane_grid,
     sample_for_plot,
 )
@@ -86,10 +86,10 @@ def decision_regions(
     >>> plotting.decision_regions(KNeighborsClassifier().fit(X, y), X, y).get_title()
     'What KNeighborsClassifier predicts'
     """
-    X = _require_estimator(estimator, "predict", X)
+    X = _check_estimator_input(estimator, "predict", X)
     rows, row_labels, note = sample_for_plot(X, "X", labels)
-    horizontal, vertical, points = plane_grid(plane_corners(rows))
-    predicted = np.asarray(estimator.predict(add_fitted_names(estimator, points)))
+    horizontal, vertical, points = plane_grid(compute_plot_limits(rows))
+    predicted = np.asarray(estimator.predict(to_named_frame(estimator, points)))
     if predicted.shape != (len(points),):
         raise InvalidInputError(
             f"decision_regions draws one label a row, and {type(estimator).__name__}.predict returned "
@@ -174,10 +174,10 @@ def contours(
     >>> [ax.get_title() for ax in axes]
     ['component 1', 'component 2', 'component 3']
     """
-    X = _require_estimator(estimator, "transform", X)
+    X = _check_estimator_input(estimator, "transform", X)
     rows, row_labels, note = sample_for_plot(X, "X", labels)
-    horizontal, vertical, points = plane_grid(plane_corners(rows))
-    values = np.asarray(estimator.transform(add_fitted_names(estimator, points)))
+    horizontal, vertical, points = plane_grid(compute_plot_limits(rows))
+    values = np.asarray(estimator.transform(to_named_frame(estimator, points)))
     if values.ndim != 2 or len(values) != len(points):
         raise InvalidInputError(
             f"contours draws components (n, q), and {type(estimator).__name__}.transform returned {values.shape} for "
@@ -201,10 +201,10 @@ def contours(
     return axes
 
 
-def _require_estimator(estimator: object, method: str, X: Values) -> Values:
+def _check_estimator_input(estimator: object, method: str, X: Values) -> Values:
     """Return X unwrapped; raise unless the estimator has the method and was fitted to columns of these names."""
     if not hasattr(estimator, method):
         raise InvalidInputError(f"The picture shows what {method} returns; {type(estimator).__name__} has no {method}.")
-    rows: Values = unwrap(X)  # type: ignore[assignment]  # the wrapped array
+    rows: Values = unwrap_container(X)  # type: ignore[assignment]  # the wrapped array
     require_fitted_columns(estimator, column_names(rows))
     return rows

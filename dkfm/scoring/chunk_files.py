@@ -67,7 +67,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkContents:
+class FileSummary:
     """Summary of one file of a chunk."""
 
     crc32c: int
@@ -78,7 +78,7 @@ class ChunkContents:
     """Rows with NaN, or without a class, in any column."""
 
 
-def summarize(contents: Sequence[ChunkContents]) -> tuple[int, tuple[int, ...], int]:
+def combine_summaries(contents: Sequence[FileSummary]) -> tuple[int, tuple[int, ...], int]:
     """Return the fields of a receipt: rows that are invalid in any file, the checksum of each file, and all bytes."""
     invalid = int(np.logical_or.reduce([file.invalid_mask for file in contents]).sum())
     return invalid, tuple(file.crc32c for file in contents), sum(file.bytes for file in contents)
@@ -97,7 +97,7 @@ class ChunkFile(Protocol):
         """Give the file its final name; return False, and change nothing, if `exclusive` and the name exists."""
 
     @property
-    def summary(self) -> ChunkContents:
+    def summary(self) -> FileSummary:
         """Summary of the file, once it is finished."""
 
 
@@ -114,7 +114,7 @@ class ChunkFormat(Protocol):
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the files of a chunk; the stack removes those that were not committed."""
 
-    def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> ChunkContents | None:
+    def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
         """Read a file of a chunk; return None if it is not as this format writes it."""
 
     def trailer_bytes(self, crc32c: int) -> bytes:
@@ -127,7 +127,7 @@ def write_chunk_files(
     pieces: Generator[Piece],
     require_current: Callable[[], None],
     has_unverified_files: bool = False,
-) -> tuple[list[ChunkContents], bool]:
+) -> tuple[list[FileSummary], bool]:
     """Write a chunk durably and read it back; a piece is written while the next one is computed.
 
     Parameters
@@ -152,7 +152,7 @@ def write_chunk_files(
     """
     require_current()
     has_unverified_files = has_unverified_files or chunk_format.location.has_in_flight_writes
-    existing = None if has_unverified_files else _read_existing(chunk_format, chunk)
+    existing = None if has_unverified_files else _summarize_or_remove_files(chunk_format, chunk)
     if existing is not None:
         pieces.close()
         return existing, True
@@ -173,18 +173,18 @@ def write_chunk_files(
         return contents, False
 
 
-def read_chunk_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[ChunkContents] | None:
+def read_chunk_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[FileSummary] | None:
     """Read all files of a chunk and return their summaries; None if any is missing or damaged."""
     files = len(chunk_format.file_names(chunk.number))
-    return _all_sound([_read(chunk_format, chunk, number) for number in range(files)])
+    return _all_or_none([_read(chunk_format, chunk, number) for number in range(files)])
 
 
-def _all_sound(files: list[ChunkContents | None]) -> list[ChunkContents] | None:
+def _all_or_none(files: list[FileSummary | None]) -> list[FileSummary] | None:
     sound = [contents for contents in files if contents is not None]
     return sound if len(sound) == len(files) else None
 
 
-def _read(chunk_format: ChunkFormat, chunk: Chunk, number: int) -> ChunkContents | None:
+def _read(chunk_format: ChunkFormat, chunk: Chunk, number: int) -> FileSummary | None:
     opened = chunk_format.location.open(chunk_format.file_names(chunk.number)[number])
     if opened is None:
         return None
@@ -192,12 +192,12 @@ def _read(chunk_format: ChunkFormat, chunk: Chunk, number: int) -> ChunkContents
         return chunk_format.read_contents(chunk, number, opened)
 
 
-def _read_existing(chunk_format: ChunkFormat, chunk: Chunk) -> list[ChunkContents] | None:
+def _summarize_or_remove_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[FileSummary] | None:
     """Return the summaries of a chunk's files if all are sound; remove those that are not."""
     names = chunk_format.file_names(chunk.number)
     files = [_read(chunk_format, chunk, number) for number in range(len(names))]
     chunk_format.location.remove_files(name for name, contents in zip(names, files, strict=True) if contents is None)
-    return _all_sound(files)
+    return _all_or_none(files)
 
 
 def _commit(
@@ -207,7 +207,7 @@ def _commit(
     file: ChunkFile,
     require_current: Callable[[], None],
     doubted: bool,
-) -> ChunkContents:
+) -> FileSummary:
     """Commit a file; if another task committed it first, return the summary of that task's file.
 
     A doubted file, or one that may belong to an earlier output, is replaced unless its checksum is the same.
@@ -224,7 +224,7 @@ def _commit(
     return existing
 
 
-class CheckedFile:
+class ReadBackWriter:
     """A writable file that reads back every byte as it is written, and computes their checksum."""
 
     closed = False
@@ -260,7 +260,7 @@ class CheckedFile:
         """Do nothing: the file is committed or removed by its owner."""
 
 
-def compute_checksum(file: IO[bytes], trailer: int = 0) -> tuple[int, int, bytes]:
+def compute_checksum_and_size(file: IO[bytes], trailer: int = 0) -> tuple[int, int, bytes]:
     """Return the checksum of a file without its last `trailer` bytes, its size, and those last bytes."""
     checksum, size, last = 0, 0, b""
     while data := file.read(_READ_BYTES):
@@ -297,10 +297,10 @@ class ZarrChunks:
         files: list[ChunkFile] = []
         for columns, path in zip(self.columns, self.file_names(chunk.number), strict=True):
             new = stack.enter_context(self.location.create_file(path))
-            files.append(_ZarrFile(columns, self.chunk_rows, chunk, CheckedFile(new)))
+            files.append(_ZarrFile(columns, self.chunk_rows, chunk, ReadBackWriter(new)))
         return files
 
-    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
+    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> FileSummary | None:
         """Read a file of a chunk; return None if its size or checksum is wrong."""
         width, dtype = self.columns[file].width, np.dtype(self.columns[file].dtype)
         row = width * dtype.itemsize
@@ -316,7 +316,7 @@ class ZarrChunks:
             invalid[part] = invalid_rows(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
         if opened.read(CRC_BYTES + 1) != checksum.to_bytes(CRC_BYTES, "little"):
             return None
-        return ChunkContents(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
+        return FileSummary(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
 
     def read_values(self, chunk: Chunk, file_number: int, crc32c: int) -> npt.NDArray[np.generic] | None:
         """Read the scores (n, width) of one output of a chunk; return None if their checksum is another."""
@@ -343,7 +343,7 @@ class ZarrChunks:
 class _ZarrFile:
     """A chunk of one array that is being written."""
 
-    def __init__(self, columns: OutputColumns, chunk_rows: int, chunk: Chunk, file: CheckedFile) -> None:
+    def __init__(self, columns: OutputColumns, chunk_rows: int, chunk: Chunk, file: ReadBackWriter) -> None:
         self._name, self._dtype, self._chunk, self._file = columns.output, np.dtype(columns.dtype), chunk, file
         self._shape = chunk_rows, columns.width
         self._invalid: list[npt.NDArray[np.bool_]] = []
@@ -376,6 +376,6 @@ class _ZarrFile:
         return self._file.new.commit(exclusive=exclusive)
 
     @property
-    def summary(self) -> ChunkContents:
+    def summary(self) -> FileSummary:
         """Summary of the file."""
-        return ChunkContents(self._checksum, self._file.size, np.concatenate(self._invalid))
+        return FileSummary(self._checksum, self._file.size, np.concatenate(self._invalid))

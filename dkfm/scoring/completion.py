@@ -27,7 +27,7 @@ def is_sound(output: Output, receipt: Receipt) -> bool:
         return False
     contents = chunk_files.read_chunk_files(output.format, output.chunk(receipt.chunk))
     expected = receipt.invalid_rows, receipt.crc32c, receipt.bytes
-    return contents is not None and chunk_files.summarize(contents) == expected
+    return contents is not None and chunk_files.combine_summaries(contents) == expected
 
 
 def _is_of_output(output: Output, receipt: Receipt) -> bool:
@@ -80,7 +80,7 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], state: str 
     """
     outputs.require_run(output.root, output.creation_id)
     outputs.write_array_metadata(output, output.location)
-    require_readable(output)
+    require_same_output_on_disk(output)
     ordered = [receipts[number] for number in range(output.n_chunks)]
     columns = [[getattr(receipt, name) for receipt in ordered] for name in _MARKER_FIELDS]
     content = {"sum": _digest(output, columns), "input": state, **dict(zip(_MARKER_FIELDS, columns, strict=True))}
@@ -92,7 +92,7 @@ def _digest(output: Output, columns: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps([outputs.describe_output(output), *columns], sort_keys=True).encode()).hexdigest()
 
 
-def require_readable(output: Output) -> None:
+def require_same_output_on_disk(output: Output) -> None:
     """Raise a StoreError unless readers would accept the output, apart from the marker."""
     existing = outputs.find_output(output.root, check_plain=False)  # `require_no_extra_files` checks for plain files
     if existing is None or outputs.describe_output(existing) != outputs.describe_output(output):
@@ -110,7 +110,7 @@ def remove_chunks(output: Output, numbers: Sequence[int]) -> None:
     output.location.remove_files(name for number in numbers for name in output.format.file_names(number))
 
 
-def marker_receipts(output: Output) -> dict[int, Receipt]:
+def read_marker_receipts(output: Output) -> dict[int, Receipt]:
     """Return the receipt of each chunk in the marker of a finished output.
 
     Raises
@@ -133,7 +133,7 @@ def marker_receipts(output: Output) -> dict[int, Receipt]:
         raise DamagedStoreError(f"The marker of {output.root} has no receipts that dkfm writes.") from None
 
 
-def input_state(output: Output) -> str:
+def read_input_state(output: Output) -> str:
     """Return the state of the input of a finished output; empty if its marker is of an old version without one.
 
     Raises
@@ -169,7 +169,7 @@ def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
         There is no output, it is not finished, or a chunk is lost or cut short.
     """
     output = outputs.read_output(root)
-    receipts = marker_receipts(output)
+    receipts = read_marker_receipts(output)
     require_no_extra_files(output)
     lost = missing_chunks(output, receipts)
     if lost:

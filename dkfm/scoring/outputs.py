@@ -129,7 +129,7 @@ def write_array_metadata(output: Output, location: OutputLocation) -> None:
         name = f"{columns.output}/zarr.json"
         if name not in location.file_sizes([name]):
             shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
-            location.write_file(name, zarr_store.array_metadata(shape, chunks, columns.dtype))
+            location.write_file(name, zarr_store.encode_array_metadata(shape, chunks, columns.dtype))
 
 
 def describe_output(output: Output) -> dict[str, object]:

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from dkfm.errors import MissingExtraError
 from dkfm.scoring.chunk_files import (
-    CheckedFile,
+    ReadBackWriter,
     Chunk,
-    ChunkContents,
+    FileSummary,
     ChunkFile,
     OutputColumns,
     Piece,
-    compute_checksum,
+    compute_checksum_and_size,
     invalid_rows,
 )
 from dkfm.storage.output_location import OutputLocation
@@ -69,11 +69,11 @@ class ParquetChunks:
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the file of a chunk; the stack removes it unless it was committed."""
         new = stack.enter_context(self.location.create_file(file_name(chunk.number)))
-        file = _TableFile(self, chunk, CheckedFile(new))
+        file = _ParquetFile(self, chunk, ReadBackWriter(new))
         stack.callback(file.close_writer)
         return [file]
 
-    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> ChunkContents | None:
+    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> FileSummary | None:
         """Read every page of the file of a chunk; return None if it does not have the chunk's rows and columns."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
@@ -89,8 +89,8 @@ class ParquetChunks:
                 for group in range(table.num_row_groups):
                     invalid.append(self._invalid_rows(table, group))
             opened.seek(0)
-            checksum, size, _ = compute_checksum(opened)
-            contents = ChunkContents(checksum, size, np.concatenate(invalid))
+            checksum, size, _ = compute_checksum_and_size(opened)
+            contents = FileSummary(checksum, size, np.concatenate(invalid))
         except (OSError, ValueError, KeyError, pa.ArrowException):
             return None
         return contents if len(contents.invalid_mask) == chunk.rows else None
@@ -127,10 +127,10 @@ def _chunk_metadata(chunk: Chunk) -> bytes:
     return json.dumps({"chunk": chunk.number, "rows": chunk.rows}).encode()
 
 
-class _TableFile:
+class _ParquetFile:
     """The Parquet file of a chunk that is being written."""
 
-    def __init__(self, chunk_format: ParquetChunks, chunk: Chunk, file: CheckedFile) -> None:
+    def __init__(self, chunk_format: ParquetChunks, chunk: Chunk, file: ReadBackWriter) -> None:
         self._format, self._chunk, self._file = chunk_format, chunk, file
         self._writer: ParquetWriter | None = None
         self._invalid: list[npt.NDArray[np.bool_]] = []
@@ -173,6 +173,6 @@ class _TableFile:
         return self._file.new.commit(exclusive=exclusive)
 
     @property
-    def summary(self) -> ChunkContents:
+    def summary(self) -> FileSummary:
         """Summary of the file."""
-        return ChunkContents(self._file.checksum, self._file.size, np.concatenate(self._invalid))
+        return FileSummary(self._file.checksum, self._file.size, np.concatenate(self._invalid))

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dkfm.core import budget, chunking
-from dkfm.core.rows import row_values
+from dkfm.core.rows import estimate_values_per_row
 from dkfm.errors import InvalidInputError
-from dkfm.kernels.algebra import computes_in_float64
+from dkfm.kernels.algebra import needs_float64_block
 from dkfm.numerics import links
-from dkfm.numerics.matmul import partial_product_values
+from dkfm.numerics.matmul import count_partial_product_values
 from dkfm.numerics.model import Head, Model, StoredWeights
 from dkfm.sources.base import Source
 
@@ -156,8 +156,8 @@ def plan_in_memory(
         )
     chunk_rows = min(chunk_rows, rows)
     wide = max(max(head.width, head.n_columns) for head in heads)
-    tile = chunking.choose_tile_rows(n, _dense_columns(model), wide, size)
-    piece_rows = chunking.choose_piece_rows(chunk_rows, source.mean_values_per_row, source.chunk_rows, size)
+    tile = chunking.choose_tile_rows(n, _dense_landmark_columns(model), wide, size)
+    piece_rows = chunking.choose_read_rows(chunk_rows, source.mean_values_per_row, source.chunk_rows, size)
     return _plan(model, heads, source, chunk_rows, piece_rows, tile, threads, write_buffers)
 
 
@@ -187,7 +187,7 @@ def plan_streamed(
 
 def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
     width = sum(head.width for head in heads)
-    return budget.score_seconds(model.landmarks.shape[0], source.mean_values_per_row, width, model.dtype.itemsize)
+    return budget.score_row_seconds(model.landmarks.shape[0], source.mean_values_per_row, width, model.dtype.itemsize)
 
 
 def _rows_within(plan_rows: Callable[[int], Plan], source: Source, have: Callable[[int], int]) -> int:
@@ -241,18 +241,18 @@ def _plan(
         )
     shared_read, extra = _reading_bytes(source, chunk_rows, piece_rows)
     blocks = kernel.peak_blocks + (0 if kernel.supports_out else 1)
-    if size < np.dtype(np.float64).itemsize and computes_in_float64(kernel):
+    if size < np.dtype(np.float64).itemsize and needs_float64_block(kernel):
         blocks = 1 + 2 * (kernel.peak_blocks + 1)  # blocks in float64 and a rounded one
     if values < source.shape[1] or not isinstance(model.landmarks, np.ndarray):
         blocks += 3  # sparse products need temporaries
-    product = max(_product_columns(head) for head in heads)
-    extra += size * max(partial_product_values(n, head.n_columns) for head in heads)
+    product = max(_temporary_columns(head) for head in heads)
+    extra += size * max(count_partial_product_values(n, head.n_columns) for head in heads)
     if streamed:
-        extra += 3 * size * n * max(map(_panel_columns, heads))
+        extra += 3 * size * n * max(map(_weight_panel_columns, heads))
     extra += row_bytes * (writing.piece_copies * piece_rows + writing.chunk_copies * chunk_rows)
     extra += 3 * size * max(0, source.max_value_count(tile_rows) - tile_rows * values)  # one tile may have more values than others
     task = budget.score_task_bytes(piece_rows, values, n, width, tile_rows, blocks, product, size, extra)
-    landmark_values = row_values(model.landmarks)
+    landmark_values = estimate_values_per_row(model.landmarks)
     weight_values = model.n_head_elements - (model.n_stored_head_elements if streamed else 0)
     return Plan(
         rows=rows,
@@ -273,23 +273,23 @@ def _plan(
 def _reading_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
     """Return the memory for reading beyond the rows themselves, in bytes: shared by a process, and of one task."""
     step = source.chunk_rows
-    if not chunking.is_small_part(chunk_rows, step):
+    if not chunking.is_within_half_chunk(chunk_rows, step):
         return 0, source.read_overhead_bytes(chunking.count_tiles(piece_rows, step) + 1)
     # Tasks of a process share decoded chunks: the next chunk is decoded while the previous one is still cached.
     return 2 * 8 * source.shape[1] * min(step, source.shape[0]) + source.read_overhead_bytes(1), 0
 
 
-def _panel_columns(head: Head) -> int:
+def _weight_panel_columns(head: Head) -> int:
     """Return how many columns of a head's weights are read from the store together."""
     return head.weights.panel_columns if isinstance(head.weights, StoredWeights) else 0
 
 
-def _product_columns(head: Head) -> int:
+def _temporary_columns(head: Head) -> int:
     """Return the columns of the temporaries that a head needs besides its output."""
     if head.link == links.IDENTITY:
         return head.n_columns if head.sqrt_eigenvalues is not None else 0
     return head.n_columns * (1 if links.needs_diagonal(head.link) else _LINK_COPIES)
 
 
-def _dense_columns(model: Model) -> int:
+def _dense_landmark_columns(model: Model) -> int:
     return model.landmarks.shape[1] if isinstance(model.landmarks, np.ndarray) else 0

@@ -21,7 +21,7 @@ from dkfm.execution.executors import Executor, open_executor
 from dkfm.files import change_detection, temporary
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import translate_write_errors
-from dkfm.files.location import Location, at_url, is_remote, locate, require_apart
+from dkfm.files.location import Location, parse_remote, is_remote, locate, require_disjoint
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
@@ -35,7 +35,7 @@ from dkfm.scoring.tasks import HasIds
 from dkfm.sources.base import NamedColumns, Source
 from dkfm.sources.memory import FrameSource, MemorySource
 from dkfm.sources.opening import open_source
-from dkfm.sources.stored_csr import StoredCsr
+from dkfm.sources.stored_csr import DriverCsrSource
 from dkfm.storage import csr, model_transfer
 from dkfm.storage.model_store import Record, load_record
 from dkfm.storage.zarr_store import new_store
@@ -128,14 +128,14 @@ def prepare_job(
         given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted_columns=record.feature_names)
         if isinstance(given, NamedColumns) and columns is None and record.feature_names is None:
             _warn_about_column_order(given)
-        require_apart(target, "output", [path, given.location])
+        require_disjoint(target, "output", [path, given.location])
         existing = None if request.overwrite else outputs.find_output(target)
         with change_detection.watch(given) as watch, _on_disk(given, client) as shared:
-            stamp = _stamp(given)
+            stamp = _read_unchanged_stamp(given)
             if existing is not None and chunk_rows is None:
                 chunk_rows = existing.chunk_rows
             plan = _plan(record.model, names, shared, chunk_rows, client, executor.threads, _write_buffers(target))
-            remote = at_url(model)
+            remote = parse_remote(model)
             name = str(path) if remote is None else remote.redacted_url
             output = _describe_output(target, name, record, names, given, stamp, plan, request)
             if existing is not None:
@@ -146,7 +146,7 @@ def prepare_job(
             yield ScoringJob(where, record, trusted, watch, shared, plan, output, existing, request.overwrite, executor)
 
 
-def _stamp(given: Source) -> str:
+def _read_unchanged_stamp(given: Source) -> str:
     """Return the stamp of the input; raise an InvalidInputError if it changed since it was opened."""
     stamp = given.stamp()
     if not given.is_unchanged(stamp):
@@ -179,7 +179,7 @@ def _input_columns(request: JobRequest, record: Record) -> list[str] | None:
 
 def _output_names(output: str | Sequence[str] | None, model: Model) -> list[str]:
     if output is None:
-        return [main_output(model)]
+        return [main_output_name(model)]
     names = [output] if isinstance(output, str) else list(output)
     for name in names:
         model.head(name)
@@ -188,7 +188,7 @@ def _output_names(output: str | Sequence[str] | None, model: Model) -> list[str]
     return names
 
 
-def main_output(model: Model) -> str:
+def main_output_name(model: Model) -> str:
     """Return the name of the main output of a model, which is its first."""
     return next(iter(model.heads))
 
@@ -203,7 +203,7 @@ def _describe_output(
     plan: Plan,
     request: JobRequest,
 ) -> Output:
-    heads, main = record.model.heads, main_output(record.model)
+    heads, main = record.model.heads, main_output_name(record.model)
     is_named = main in _NAMED_BY_ESTIMATOR
     prefixes = {name: record.estimator.lower() if name == main and is_named else name for name in names}
     is_table = _is_table(target)
@@ -262,7 +262,7 @@ def _plan(
     if plan.task_bytes > have(plan.model_bytes) and model.n_stored_head_elements:
         plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, writing)
     available, worker = (
-        (have(plan.model_bytes), "") if client is None else memory.smallest_worker_budget(client, plan.model_bytes)
+        (have(plan.model_bytes), "") if client is None else memory.find_smallest_task_budget(client, plan.model_bytes)
     )
     return replace(plan, have_bytes=available, worker=worker)
 
@@ -273,7 +273,7 @@ def known_receipts(output: Output, state: str) -> tuple[list[Receipt], bool]:
     Receipts in the journal count only if they are of the input in its present state.
     """
     try:
-        return list(completion.marker_receipts(output).values()), True
+        return list(completion.read_marker_receipts(output).values()), True
     except (IncompleteStoreError, DamagedStoreError):
         return list(completion.journal_receipts(output, state)), False
 
@@ -281,7 +281,7 @@ def known_receipts(output: Output, state: str) -> tuple[list[Receipt], bool]:
 @contextmanager
 def _saved_model(model: "str | Path | Savable") -> Iterator[Path]:
     if isinstance(model, str | os.PathLike):
-        with model_transfer.fetch_model(model) as path:
+        with model_transfer.open_model_folder(model) as path:
             yield path.absolute()
         return
     if not isinstance(model, Savable):
@@ -313,7 +313,7 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
             return
         with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
             csr.write_csr(group, "rows", array)
-        yield StoredCsr(folder / "rows.zarr", rows.shape, rows.mean_values_per_row, rows.max_run_nnz, "rows")
+        yield DriverCsrSource(folder / "rows.zarr", rows.shape, rows.mean_values_per_row, rows.max_run_nnz, "rows")
 
 
 def _save_npy(path: Path, array: Array) -> None:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from dkfm.core.chunking import count_tiles
 from dkfm.core.prefetch import prefetch
 from dkfm.core.rows import Array
-from dkfm.errors import DamagedStoreError, StoreError, reason
+from dkfm.errors import DamagedStoreError, StoreError, extract_reason
 from dkfm.files.location import locate
 from dkfm.scoring import completion, outputs
-from dkfm.scoring.chunk_files import ZarrChunks, compute_checksum
+from dkfm.scoring.chunk_files import ZarrChunks, compute_checksum_and_size
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.parquet_chunks import ParquetChunks
 from dkfm.scoring.receipts import Receipt
@@ -179,7 +179,7 @@ def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
         raise DamagedStoreError(f"{lost}.")
     try:
         with opened:
-            if compute_checksum(opened)[:2] != (receipt.crc32c[0], receipt.bytes):
+            if compute_checksum_and_size(opened)[:2] != (receipt.crc32c[0], receipt.bytes):
                 raise DamagedStoreError(f"{lost}.")
             opened.seek(0)
             with pq.ParquetFile(opened) as table:
@@ -187,7 +187,7 @@ def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
                     raise DamagedStoreError(f"{lost}.")
                 return table.read()
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DamagedStoreError(f"{lost}: {reason(error)}.") from None
+        raise DamagedStoreError(f"{lost}: {extract_reason(error)}.") from None
 
 
 def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[Array, npt.NDArray[np.generic]]]:

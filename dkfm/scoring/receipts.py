@@ -19,10 +19,10 @@ from dkfm.errors import DamagedStoreError
 from dkfm.storage import json_documents, zarr_schema
 from dkfm.storage.output_location import OutputLocation
 
-_MIN_INTERVAL = 0.05
+_MIN_SEGMENT_INTERVAL = 0.05
 """Least seconds between two segments."""
 
-_MAX_INTERVAL = 60.0
+_MAX_SEGMENT_INTERVAL = 60.0
 """Most seconds between two segments, unless writing them is slow."""
 
 _INTERVAL_SHARE = 0.005
@@ -109,7 +109,7 @@ class Journal:
         """Write the pending receipts if enough time has passed; called when no result arrives, too."""
         now = time.monotonic()
         share = _INTERVAL_SHARE * (now - self._started)
-        pause = max(min(_MAX_INTERVAL, max(_MIN_INTERVAL, share)), _COST_FACTOR * self._write_seconds)
+        pause = max(min(_MAX_SEGMENT_INTERVAL, max(_MIN_SEGMENT_INTERVAL, share)), _COST_FACTOR * self._write_seconds)
         if self._pending and now - self._written > pause:
             self.flush()
 
@@ -123,7 +123,7 @@ class Journal:
         self._write_seconds = self._written - begun
 
 
-def empty_segment() -> tuple[str, bytes]:
+def build_probe_segment() -> tuple[str, bytes]:
     """Return the name and the content of a segment without receipts, under a new name."""
     return _build_segment(uuid.uuid4().hex, 0, [])
 
@@ -132,11 +132,11 @@ def _build_segment(
     run: str, number: int, receipts: Iterable[Receipt], output: str = "", state: str = ""
 ) -> tuple[str, bytes]:
     rows = json.dumps([list(asdict(receipt).values()) for receipt in receipts])
-    content = {"crc32c": _checksum(output, state, rows), "output": output, "input": state, "receipts": rows}
+    content = {"crc32c": _compute_crc32c(output, state, rows), "output": output, "input": state, "receipts": rows}
     return f"{zarr_schema.JOURNAL}/{run}-{number:06d}.json", json.dumps(content).encode()
 
 
-def _checksum(*texts: str) -> int:
+def _compute_crc32c(*texts: str) -> int:
     return int(google_crc32c.value("\0".join(texts).encode()))
 
 
@@ -159,7 +159,7 @@ def read_receipts(location: OutputLocation, output: str | None = None, state: st
     """
     for name in sorted(location.list_files()):
         folder, _, segment = name.partition("/")
-        if folder == zarr_schema.JOURNAL and zarr_schema.is_segment_name(segment):
+        if folder == zarr_schema.JOURNAL and zarr_schema.is_journal_segment_name(segment):
             yield from _read_segment(location, name, output, state)
 
 
@@ -171,7 +171,7 @@ def _read_segment(location: OutputLocation, name: str, output: str | None, state
         with opened:
             content = json_documents.parse_json(opened.read(json_documents.MAX_JSON + 1), f"{location}/{name}")
         run, given, text = (str(content[key]) for key in ("output", "input", "receipts"))
-        if _checksum(run, given, text) != content["crc32c"] or output not in (None, run) or state not in (None, given):
+        if _compute_crc32c(run, given, text) != content["crc32c"] or output not in (None, run) or state not in (None, given):
             return []
         return [_parse_receipt(row) for row in json.loads(text)]
     except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):

@@ -27,14 +27,14 @@ from dkfm.execution.model_cache import remove_model
 from dkfm.execution.task_runner import Tally, run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local
-from dkfm.files.location import at_url
+from dkfm.files.location import parse_remote
 from dkfm.scoring import completion, outputs
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.planning import Plan
 from dkfm.scoring.prepare import JobRequest, Savable, ScoringJob, known_receipts, prepare_job
-from dkfm.scoring.receipts import Journal, Receipt, empty_segment
+from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
 from dkfm.scoring.report import ScoreReport, slowest_chunks
-from dkfm.scoring.tasks import ChunkWork, check_chunks, score_chunk
+from dkfm.scoring.tasks import SharedTaskArguments, check_chunks, score_chunk
 from dkfm.sources import chunk_cache, npz
 from dkfm.sources.base import NamedColumns
 
@@ -129,12 +129,12 @@ def batch_score(
             if isinstance(job.output.root, Path):
                 left = (job.plan.chunks - job.plan.done) * job.plan.chunk_bytes
                 memory.require_disk(job.output.root, left, "The output")
-            output_begun = _begin_output(job)
+            output_begun = _open_or_create_output(job)
             if output_begun is not None:
                 return _JobRun(job, output_begun, stall_timeout, progress).run()
 
 
-def _begin_output(job: ScoringJob) -> Output | None:
+def _open_or_create_output(job: ScoringJob) -> Output | None:
     """Return the existing output of a job, or create it; return None if another process has just created it."""
     if job.existing_output is not None:
         return job.existing_output
@@ -194,7 +194,7 @@ def _requirements(job: ScoringJob, probe: str, text: bytes) -> WorkerRequirement
         shared_bytes=job.plan.model_bytes,
         source=job.source,
         stamp=job.source.stamp(),
-        model_path=job.model if at_url(job.model) is None else "",
+        model_path=job.model if parse_remote(job.model) is None else "",
     )
 
 
@@ -235,9 +235,9 @@ class _JobRun:
         if client is None:
             yield
             return
-        probe, text = empty_segment()
+        probe, text = build_probe_segment()
         self._requirements = _requirements(job, probe, text)
-        with worker_checks.checked_workers(client, self._requirements):
+        with worker_checks.check_workers_with_probe(client, self._requirements):
             yield
 
     def _score_and_complete(self, output: Output) -> None:
@@ -274,7 +274,7 @@ class _JobRun:
         if lost and complete:
             completion.remove_marker(output)
         elif complete:
-            completion.require_readable(output)
+            completion.require_same_output_on_disk(output)
         self._doubted = completion.chunks_with_files(output, lost)
         return complete and not lost
 
@@ -284,7 +284,7 @@ class _JobRun:
         if not is_complete:
             every, current = ({r.chunk for r in completion.journal_receipts(output, of)} for of in (None, state))
             stale = len(every - current)
-        elif len(self._receipts) < output.n_chunks and completion.input_state(output) not in ("", state):
+        elif len(self._receipts) < output.n_chunks and completion.read_input_state(output) not in ("", state):
             stale = len(self._receipts)
             self._receipts.clear()
         if stale:
@@ -338,7 +338,7 @@ class _JobRun:
 
         source = job.source.with_float32() if output.compute_dtype == "float32" else job.source
         on_invalid = str(output.settings["on_invalid"])
-        work = ChunkWork(
+        work = SharedTaskArguments(
             *(job.model, job.model_record.digest, job.trusted, job.plan.streamed, source, job.plan.piece_rows),
             *(output, on_invalid, self._requirements),
         )

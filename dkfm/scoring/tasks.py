@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from dkfm.core import chunking
 from dkfm.core.prefetch import prefetch
-from dkfm.core.rows import Array, Rows, mask_invalid_rows
+from dkfm.core.rows import Array, Rows, zero_nonfinite_rows
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.clusters.client import worker_name
+from dkfm.execution.clusters.client import worker_address
 from dkfm.execution.model_cache import get_saved_scorer
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.numerics import links
@@ -44,7 +44,7 @@ class HasIds(Protocol):
 
 
 @dataclass(frozen=True)
-class ChunkWork:
+class SharedTaskArguments:
     """Arguments that the tasks of a job share."""
 
     model: str
@@ -69,7 +69,7 @@ class ChunkWork:
     """Whether existing files of a chunk may hold other scores."""
 
 
-def score_chunk(work: ChunkWork, number: int) -> Receipt:
+def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
     start, output = time.perf_counter(), work.output
     check_this_worker(work.requirements)
@@ -83,14 +83,14 @@ def score_chunk(work: ChunkWork, number: int) -> Receipt:
     return Receipt(
         number,
         output.chunk(number).rows,
-        *chunk_files.summarize(contents),
+        *chunk_files.combine_summaries(contents),
         seconds=time.perf_counter() - start,
-        worker=worker_name() or f"process {os.getpid()}",
+        worker=worker_address() or f"process {os.getpid()}",
         is_preexisting=existed,
     )
 
 
-def _score_pieces(work: ChunkWork, scorer: Scorer, rows: slice) -> Generator[Piece]:
+def _score_pieces(work: SharedTaskArguments, scorer: Scorer, rows: slice) -> Generator[Piece]:
     """Yield the scores of some rows piece by piece; the next piece is prefetched."""
     names = [columns.output for columns in work.output.columns]
     parts = [
@@ -101,10 +101,10 @@ def _score_pieces(work: ChunkWork, scorer: Scorer, rows: slice) -> Generator[Pie
     for at, (Z, ids) in enumerate(prefetch([partial(_read, work, part) for part in parts])):
         if strict:
             _require_finite(work.source, Z, parts[at:])
-        yield Piece((_score_all if strict else _score_valid)(scorer, names, Z, work.source, parts[at].start), ids)
+        yield Piece((_score_or_raise if strict else _score_or_nan)(scorer, names, Z, work.source, parts[at].start), ids)
 
 
-def _read(work: ChunkWork, rows: slice) -> "tuple[Rows, pa.Array | None]":
+def _read(work: SharedTaskArguments, rows: slice) -> "tuple[Rows, pa.Array | None]":
     source, id_column = work.source, work.output.settings.get("id_column")
     return source.read(rows), source.read_ids(rows) if id_column and isinstance(source, HasIds) else None
 
@@ -115,9 +115,9 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):  # one cheap pass; an overflow only costs the exact check below
             return
-    if mask_invalid_rows(Z)[0].all():
+    if zero_nonfinite_rows(Z)[0].all():
         return
-    bad = np.concatenate([part.start + np.flatnonzero(~mask_invalid_rows(source.read(part))[0]) for part in parts])
+    bad = np.concatenate([part.start + np.flatnonzero(~zero_nonfinite_rows(source.read(part))[0]) for part in parts])
     (file, rows), contain = _describe_rows(source, bad)
     raise InvalidInputError(
         f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
@@ -125,7 +125,7 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     )
 
 
-def _score_all(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
+def _score_or_raise(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
     """Return the scores of rows; raise if any is not finite, and name the file and the rows."""
     scores = scorer.score_heads(names, Z)
     bad = np.flatnonzero(~_finite_rows(scores.values()))
@@ -138,9 +138,9 @@ def _score_all(scorer: Scorer, names: list[str], Z: Rows, source: Source, first:
     return scores
 
 
-def _score_valid(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
+def _score_or_nan(scorer: Scorer, names: list[str], Z: Rows, source: Source, first: int) -> dict[str, Array]:
     """Return the scores of rows; rows without scores get NaN, or no class."""
-    valid, rows = mask_invalid_rows(Z)
+    valid, rows = zero_nonfinite_rows(Z)
     with np.errstate(over="ignore", invalid="ignore"):
         scores = scorer.score_heads(names, rows)
     valid &= _finite_rows(scores.values())
@@ -151,7 +151,7 @@ def _score_valid(scorer: Scorer, names: list[str], Z: Rows, source: Source, firs
 
 def _finite_rows(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
     """Return which rows are finite in all outputs."""
-    finite: npt.NDArray[np.bool_] = np.logical_and.reduce([links.valid_rows(values) for values in scores])
+    finite: npt.NDArray[np.bool_] = np.logical_and.reduce([links.find_valid_rows(values) for values in scores])
     return finite
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dkfm.core import chunking
-from dkfm.core.rows import Array, as_float64, mask_invalid_rows
+from dkfm.core.rows import Array, as_float64, zero_nonfinite_rows
 from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
 from dkfm.execution.executors import open_executor
 from dkfm.execution.task_runner import run_tasks
@@ -103,12 +103,12 @@ def verify_scores(
     (300, 300, True)
     """
     output = outputs.read_output(locate(path))
-    receipts = completion.marker_receipts(output)
-    _require_sound(output, receipts, progress)
+    receipts = completion.read_marker_receipts(output)
+    _require_undamaged(output, receipts, progress)
     if against is None:
         return ScoresVerification(output.rows, output.n_chunks, 0, 0.0)
     sample = chunking.require_count(sample, "sample")
-    with model_transfer.fetch_model(_model_path(output) if model is None else model) as folder:
+    with model_transfer.open_model_folder(_model_path(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
     source, loaded = _open_input(against, output, record), record.model
     slices = _sample_slices(output.rows, sample)
@@ -129,7 +129,7 @@ def _model_path(output: Output) -> str:
     return stated
 
 
-def _require_sound(output: Output, receipts: dict[int, Receipt], progress: bool) -> None:
+def _require_undamaged(output: Output, receipts: dict[int, Receipt], progress: bool) -> None:
     """Raise a DamagedStoreError unless every chunk is as its receipt says."""
     completion.require_no_extra_files(output)
     sound: set[int] = set()
@@ -171,12 +171,12 @@ def _sample_slices(rows: int, sample: int) -> list[slice]:
 def _largest_error(output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice) -> float:
     """Return the largest error of some rows, as a share of the allowed one; raise a CertificateError above 1."""
     Z, worst = source.read(rows), 0.0
-    valid, clean = mask_invalid_rows(Z)
+    valid, clean = zero_nonfinite_rows(Z)
     for columns in output.columns:
         scores = np.asarray(read_scores(output, receipts, columns.output, rows), np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            expected, allowed = reference.reference_scores(model, columns.output, as_float64(clean))
-            lost = ~(valid & links.valid_rows(expected))
+            expected, allowed = reference.compute_scores_and_tolerances(model, columns.output, as_float64(clean))
+            lost = ~(valid & links.find_valid_rows(expected))
             shares = np.abs(scores - expected) / allowed
         if columns.dtype == "int64":
             scores[scores < 0] = np.nan

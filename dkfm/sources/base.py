@@ -93,7 +93,7 @@ class _Located:
 
     def stamp_with_ctime(self) -> str:
         """Return a digest that also includes times of status change; on an object store the stamp."""
-        return locations.state(self.location)
+        return locations.stamp_with_ctime(self.location)
 
     def locate_row(self, row: int) -> tuple[str, int]:
         """Return the name of the source, and the row."""
@@ -133,7 +133,7 @@ class CsrRows(_Located):
 
     def max_value_count(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        return csr.float64_equivalent(self.max_run_nnz, rows)
+        return csr.max_csr_size_in_float64s(self.max_run_nnz, rows)
 
     def with_float32(self) -> Self:
         """Return the source itself: sparse rows are always float64."""

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.chunking import is_small_part
+from dkfm.core.chunking import is_within_half_chunk
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 
@@ -37,7 +37,7 @@ def estimate_decoding_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int
 
 def read_by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]) -> Array:
     """Return some rows; if chunks are at least twice as large, decode and cache whole chunks under `key`."""
-    if rows.stop <= rows.start or not is_small_part(rows.stop - rows.start, chunk_rows):
+    if rows.stop <= rows.start or not is_within_half_chunk(rows.stop - rows.start, chunk_rows):
         return read(rows)
     parts = []
     for chunk in range(rows.start // chunk_rows, (rows.stop - 1) // chunk_rows + 1):

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import check_column_names, format_names, require_unique_names, select_columns
-from dkfm.core.rows import Rows, as_array, as_float64, row_values
-from dkfm.errors import InvalidInputError, MissingExtraError, reason
+from dkfm.core.rows import Rows, as_rows_allow_nonfinite, as_float64, estimate_values_per_row
+from dkfm.errors import InvalidInputError, MissingExtraError, extract_reason
 from dkfm.storage import csr
 from dkfm.storage.zarr_store import view_bytes
 
@@ -40,16 +40,16 @@ class MemorySource:
     @property
     def mean_values_per_row(self) -> int:
         """Average memory of a row, in float64 values."""
-        return row_values(self.array)
+        return estimate_values_per_row(self.array)
 
     @property
     def max_run_nnz(self) -> tuple[int, ...]:
         """Largest numbers of stored values in 1, 2, 4, .. consecutive CSR rows; empty if rows are dense."""
-        return () if isinstance(self.array, np.ndarray) else csr.max_values_of_runs(self.array)
+        return () if isinstance(self.array, np.ndarray) else csr.max_nnz_per_row_window(self.array)
 
     def max_value_count(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.float64_equivalent(self.max_run_nnz, rows)
+        return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.max_csr_size_in_float64s(self.max_run_nnz, rows)
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return 0: rows are in memory already."""
@@ -140,14 +140,14 @@ def open_frame(
 def _read_values(frame: object, columns: tuple[str, ...], name: str) -> Rows:
     """Return the values of a data frame; raise an error that names the first column without numbers."""
     try:
-        return as_array(frame, name)
+        return as_rows_allow_nonfinite(frame, name)
     except InvalidInputError:
         for column in columns:
             try:
-                as_array(select_columns(frame, [column]), name)
+                as_rows_allow_nonfinite(select_columns(frame, [column]), name)
             except InvalidInputError as error:
                 raise InvalidInputError(
-                    f"The column {column!r} of {name} does not hold numbers or booleans ({reason(error)}); convert it, "
+                    f"The column {column!r} of {name} does not hold numbers or booleans ({extract_reason(error)}); convert it, "
                     "leave it out with columns=, or make it the id_column."
                 ) from None
         raise
@@ -165,7 +165,7 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
     try:
         table = pa.Table.from_pandas(chosen, preserve_index=False) if hasattr(chosen, "iloc") else pa.table(chosen)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InvalidInputError(f"The column {column!r} of {name} cannot be the ids: {reason(error)}.") from None
+        raise InvalidInputError(f"The column {column!r} of {name} cannot be the ids: {extract_reason(error)}.") from None
     require_ids(table.schema, table.schema, column, name)
     return pa.concat_arrays(table.column(column).chunks) if table.num_rows else pa.array([], table.schema.types[0])
 

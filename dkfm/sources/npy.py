@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Array, require_two_dimensions
-from dkfm.errors import InvalidInputError, reason
+from dkfm.core.rows import Array, require_real_matrix
+from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.files.local import open_plain
 from dkfm.files.location import Location
 from dkfm.files.object_store import Remote
@@ -70,7 +70,7 @@ def parse_header(data: bytes, name: str, size: int) -> Header:
         if size < header.min_file_bytes:
             raise ValueError(f"it has {size} bytes and needs {header.min_file_bytes} for its shape {header.shape}")
     except Exception as error:  # NumPy raises many classes for an invalid header
-        raise InvalidInputError(f"{name} cannot be read as a .npy file: {reason(error)}.") from None
+        raise InvalidInputError(f"{name} cannot be read as a .npy file: {extract_reason(error)}.") from None
     return header
 
 
@@ -88,7 +88,7 @@ class NpySource(DenseRows):
         """Return a source from the header of a file."""
         with _open(path) as file:
             header = _read_header(file, path)
-        require_two_dimensions(header.shape, header.dtype, str(path))
+        require_real_matrix(header.shape, header.dtype, str(path))
         return cls(path, (header.shape[0], header.shape[1]))
 
     def is_unchanged(self, current_stamp: str) -> bool:  # only the shape was kept
@@ -114,7 +114,7 @@ class NpySource(DenseRows):
                     file, header, start, stop, self.keep_float32
                 )
             except (EOFError, OSError) as error:
-                cause = "the file was cut short" if isinstance(error, EOFError) else reason(error)
+                cause = "the file was cut short" if isinstance(error, EOFError) else extract_reason(error)
                 raise InvalidInputError(f"Rows {start} to {stop} of {path} cannot be read: {cause}.") from None
 
 
@@ -133,7 +133,7 @@ class RemoteNpySource(DenseRows):
         if size is None:
             raise InvalidInputError(f"There is no {remote}.")
         header = parse_header(remote.read("", 0, min(size, MAX_HEADER_BYTES)), remote.redacted_url, size)
-        require_two_dimensions(header.shape, header.dtype, remote.redacted_url)
+        require_real_matrix(header.shape, header.dtype, remote.redacted_url)
         if header.fortran_order:
             raise InvalidInputError(
                 f"{remote} is stored by columns (Fortran order), so that no row can be read alone; "
@@ -178,7 +178,7 @@ def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
             file.seek(header.offset)
             _read_into(file, values)
         except (EOFError, OSError, ValueError, MemoryError) as error:
-            cause = "it was cut short" if isinstance(error, EOFError) else reason(error)
+            cause = "it was cut short" if isinstance(error, EOFError) else extract_reason(error)
             raise InvalidInputError(f"{path} cannot be read as a .npy file: {cause}.") from None
     return values.T if header.fortran_order else values
 

@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Sparse
-from dkfm.errors import DkfmError, InvalidInputError, reason
+from dkfm.errors import DkfmError, InvalidInputError, extract_reason
 from dkfm.files import change_detection, temporary
 from dkfm.files import location as locations
 from dkfm.files.local import BoundedReader
-from dkfm.files.location import Location, is_remote, open_unbuffered, status
+from dkfm.files.location import Location, is_remote, open_unbuffered, read_size_and_stamp
 from dkfm.sources.base import CsrRows
 from dkfm.storage import csr
 
@@ -83,8 +83,8 @@ class NpzSource(CsrRows):
         InvalidInputError
             The file is not a .npz file of a CSR matrix, or its arrays are inconsistent.
         """
-        with _open_archive(location) as (archive, stamp):
-            shape, (data, _, indptr) = _read_headers(archive, location)
+        with _open_stamped_archive(location) as (archive, stamp):
+            shape, (data, _, indptr) = _read_csr_headers(archive, location)
             runs = _check_pointers(_read_buffers(archive, indptr, location), indptr, data.shape[0], location)
         return cls(location, shape, -(-2 * data.shape[0] // shape[0]) + 1, runs, stamp)
 
@@ -120,8 +120,8 @@ class NpzSource(CsrRows):
         return _unpacked.get((self.location, self.opened_stamp), self._unpack)
 
     def _unpack(self) -> tuple[_Values, ...]:
-        with _open_archive(self.location) as (archive, stamp):
-            shape, headers = _read_headers(archive, self.location)
+        with _open_stamped_archive(self.location) as (archive, stamp):
+            shape, headers = _read_csr_headers(archive, self.location)
             if (stamp, shape) != (self.opened_stamp, self.shape):
                 raise InvalidInputError(f"{self.location} changed since it was opened; open it again.")
             _require_room(self.location, sum(header.bytes for header in headers))
@@ -140,8 +140,8 @@ def clear_unpacked() -> None:
 def _stamp(path: Location, *, include_ctime: bool = False) -> str:
     try:
         if is_remote(path):
-            return change_detection.digest_files([("", *status(path))])  # one object, not all below a prefix
-        return locations.state(path) if include_ctime else locations.stamp(path)
+            return change_detection.digest_file_stats([("", *read_size_and_stamp(path))])  # one object, not all below a prefix
+        return locations.stamp_with_ctime(path) if include_ctime else locations.stamp(path)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -152,7 +152,7 @@ def _require_same(path: Location, stamp: str) -> None:
 
 
 @contextmanager
-def _open_archive(path: Location) -> Iterator[tuple[zipfile.ZipFile, str]]:
+def _open_stamped_archive(path: Location) -> Iterator[tuple[zipfile.ZipFile, str]]:
     """Open an archive and yield it with its stamp; raise an InvalidInputError if it is damaged or changes meanwhile."""
     stamp = _stamp(path)
     try:
@@ -163,12 +163,12 @@ def _open_archive(path: Location) -> Iterator[tuple[zipfile.ZipFile, str]]:
         raise
     except Exception as error:  # damage raises many classes, from zipfile, zlib, struct, tokenize
         _require_same(path, stamp)
-        cause = getattr(error, "strerror", None) or reason(error)
+        cause = getattr(error, "strerror", None) or extract_reason(error)
         raise InvalidInputError(f"{path} cannot be read as a .npz file: {cause}.") from error
     _require_same(path, stamp)  # an object is read with several requests
 
 
-def _read_headers(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[int, int], list[_Header]]:
+def _read_csr_headers(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[int, int], list[_Header]]:
     """Return the shape of the rows and the headers of their three arrays; raise an error if these are inconsistent."""
     members = archive.infolist()
     fmt, dims = (_read_header(archive, members, name, path) for name in ("format", "shape"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import zarr
 
-from dkfm.core.frames import column_names, is_dask_collection, is_numbered_in_order, unwrap
-from dkfm.core.rows import as_array, as_float64
+from dkfm.core.frames import column_names, is_dask_collection, has_range_columns, unwrap_container
+from dkfm.core.rows import as_rows_allow_nonfinite, as_float64
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.files.location import Location, locate
 from dkfm.files.object_store import Remote
@@ -69,7 +69,7 @@ def open_source(
     if isinstance(data, zarr.Array) and hasattr(data.store, "root"):
         _require_no_columns(name, columns, id_column)
         return open_zarr(Path(data.store.root) / data.path)
-    return _open_memory(unwrap(data), name, requested, columns, id_column, fitted_columns)
+    return _open_memory(unwrap_container(data), name, requested, columns, id_column, fitted_columns)
 
 
 def _open_location(
@@ -104,7 +104,7 @@ def _open_memory(
         return open_frame(data, names, name, requested, id_column)
     _warn_of_unnamed_columns(data, name, fitted)
     _require_no_columns(name, columns, id_column)
-    return MemorySource(as_float64(as_array(data, name)), name)
+    return MemorySource(as_float64(as_rows_allow_nonfinite(data, name)), name)
 
 
 def _detect_format(location: Location) -> str:
@@ -147,7 +147,7 @@ def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: 
 
 def _warn_of_unnamed_columns(frame: object, name: str, fitted: Sequence[str] | None) -> None:
     """Warn if columns of a data frame are not named by text: they are not matched, so their order may be wrong."""
-    if not is_numbered_in_order(frame) or (fitted is not None and hasattr(frame, "columns")):
+    if not has_range_columns(frame) or (fitted is not None and hasattr(frame, "columns")):
         message = (
             f"The columns of {name} are called by numbers or tuples, which are not matched: they are taken in "
             "their order; call them by text."

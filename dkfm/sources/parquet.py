@@ -26,7 +26,7 @@ from dkfm.sources.parquet_footers import Footers, compute, pa, pq
 _BATCH_VALUES = 2**22
 """Values of a batch that Arrow decodes at a time."""
 
-_PASS_VALUES = 2**21
+_VALUES_PER_PASS = 2**21
 """Values of the columns that are decoded in a pass, at least one: Arrow holds all requested columns of a row group."""
 
 _ARROW_COPIES = 7
@@ -111,11 +111,11 @@ class ParquetSource(DenseRows):
 
     def stamp(self) -> str:
         """Return a digest of the names, sizes, and times of change or ETags of the files."""
-        return parquet_files.list_files(self.location)[0]
+        return parquet_files.list_files_with_stamp(self.location)[0]
 
     def stamp_with_ctime(self) -> str:
         """Return a digest of the files that includes times of status change; on an object store the stamp."""
-        return parquet_files.digest_state(self.location)
+        return parquet_files.stamp_with_ctime(self.location)
 
     def is_unchanged(self, current_stamp: str) -> bool:
         """Return whether `current_stamp` is that of the files when they were opened."""
@@ -209,7 +209,7 @@ class ParquetSource(DenseRows):
 
 def _pass_columns(rows: int) -> int:
     """Return the number of columns that are decoded together, for row groups of `rows` rows."""
-    return max(1, _PASS_VALUES // max(1, rows))
+    return max(1, _VALUES_PER_PASS // max(1, rows))
 
 
 def _split_by_group(table: Footers, start: int, stop: int) -> Iterator[tuple[int, slice]]:

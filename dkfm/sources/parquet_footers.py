@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.frames import format_names, require_unique_names
-from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, reason
+from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason
 from dkfm.files.local import BoundedReader
 from dkfm.files.location import Location, open_unbuffered
 from dkfm.sources import parquet_files
@@ -132,7 +132,7 @@ def open_parquet(file: TableFile, *, use_cached_footer: bool = True, dictionary_
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         file.require_same()
-        raise InvalidInputError(f"{file} cannot be read as a Parquet file: {reason(error)}.") from error
+        raise InvalidInputError(f"{file} cannot be read as a Parquet file: {extract_reason(error)}.") from error
     file.require_same()  # an object is read with several requests, and an open file may be overwritten
 
 
@@ -168,10 +168,10 @@ def read_footers(
     InvalidInputError
         The table changed, or its files, columns or rows are not those of a table of numbers.
     """
-    stamp, files = parquet_files.list_files(path)
+    stamp, files = parquet_files.list_files_with_stamp(path)
     if expected_stamp not in (None, stamp):
         raise InvalidInputError(f"{path} changed since it was opened; open it again.")
-    first, *_ = _read_footer(files[0])
+    first, *_ = _read_schema_and_group_rows(files[0])
     if requested is None:
         columns = _default_columns(first, id_column)
     else:
@@ -183,7 +183,7 @@ def read_footers(
     numbers: list[int] = []
     all_float32, largest = True, 0
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
-        for owner, (file, (schema, rows, size)) in enumerate(zip(files, pool.map(_read_footer, files), strict=True)):
+        for owner, (file, (schema, rows, size)) in enumerate(zip(files, pool.map(_read_schema_and_group_rows, files), strict=True)):
             largest = max(largest, size)
             if owner == 0 or not schema.equals(first):
                 all_float32 &= _require_numbers(schema, columns, file.location)
@@ -204,7 +204,7 @@ def read_footers(
     return stamp, Footers(files, first_rows, *groups, columns, places, all_float32, id_type, footer_bytes)
 
 
-def _read_footer(file: TableFile) -> tuple["pa.Schema", list[int], int]:
+def _read_schema_and_group_rows(file: TableFile) -> tuple["pa.Schema", list[int], int]:
     """Return the schema of a file, the numbers of rows of its row groups, and the bytes of its footer."""
     with open_parquet(file, use_cached_footer=False) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata

@@ -15,7 +15,7 @@ import zarr
 from zarr.storage import FsspecStore, StorePath
 
 from dkfm.core.rows import Array
-from dkfm.errors import DkfmError, InvalidInputError, reason
+from dkfm.errors import DkfmError, InvalidInputError, extract_reason
 from dkfm.files import fsspec_options
 from dkfm.files.location import Location, join
 from dkfm.files.object_store import Remote
@@ -65,13 +65,13 @@ class ZarrSource(_ZarrRows):
     @classmethod
     def open(cls, path: Path) -> "ZarrSource":
         """Return a source from the metadata of an array, or of the only array of a group."""
-        if zarr_schema.status_within(path, path / _METADATA) is None:
+        if zarr_schema.stat_regular_file_within(path, path / _METADATA) is None:
             raise InvalidInputError(f"There is no Zarr version 3 array at {path}.")
         metadata = json_documents.read_json(path / _METADATA)
-        array = cast("Path", _locate(path, metadata, lambda: sorted(p.parent.name for p in path.glob("*/zarr.json"))))
+        array = cast("Path", _resolve_array(path, metadata, lambda: sorted(p.parent.name for p in path.glob("*/zarr.json"))))
         if array != path:
-            zarr_schema.status_within(path, array / _METADATA)
-        _, info = zarr_schema.read_source(array)
+            zarr_schema.stat_regular_file_within(path, array / _METADATA)
+        _, info = zarr_schema.read_source_metadata(array)
         return cls(array, _checked_shape(info, array), info.chunks[0], uncompressed_array=RawArray.open_if_supported(array, info))
 
     def _read(self, rows: slice) -> Array:
@@ -85,7 +85,7 @@ class ZarrSource(_ZarrRows):
             raise
         except Exception as error:  # decoders raise many classes for invalid bytes
             raise InvalidInputError(
-                f"Rows {rows.start} to {rows.stop} of {path} cannot be read: {reason(error)}."
+                f"Rows {rows.start} to {rows.stop} of {path} cannot be read: {extract_reason(error)}."
             ) from error
 
 
@@ -97,22 +97,22 @@ class RemoteZarrSource(_ZarrRows):
     def open(cls, remote: Remote) -> "RemoteZarrSource":
         """Return a source from the metadata of an array, or of the only array of a group."""
         metadata = _read_remote_metadata(remote)
-        array = cast("Remote", _locate(remote, metadata, lambda: _list_remote_arrays(remote)))
+        array = cast("Remote", _resolve_array(remote, metadata, lambda: _list_remote_arrays(remote)))
         if array != remote:
             metadata = _read_remote_metadata(array)
-        info = zarr_schema.parse_array(metadata, array, source=True)
+        info = zarr_schema.parse_array_info(metadata, array, source=True)
         return cls(array, _checked_shape(info, array), info.chunks[0])
 
     def _read(self, rows: slice) -> Array:
         remote = cast("Remote", self.location)
         metadata = _read_remote_metadata(remote)
-        info = zarr_schema.parse_array(metadata, remote, source=True)
+        info = zarr_schema.parse_array_info(metadata, remote, source=True)
         if info.shape != self.shape or info.chunks[0] != self.chunk_rows:
             raise InvalidInputError(f"{remote} was replaced by an array of shape {info.shape} while it was read.")
         return chunk_cache.as_float(_read_remote_rows(remote, metadata, rows), self.keep_float32)
 
 
-def _locate(location: Location, metadata: dict[str, object], list_arrays: Callable[[], Sequence[str]]) -> Location:
+def _resolve_array(location: Location, metadata: dict[str, object], list_arrays: Callable[[], Sequence[str]]) -> Location:
     """Return the location of an array: the given one, or that of the only array of a group."""
     if metadata.get("node_type") != "group":
         return location
@@ -153,5 +153,5 @@ def _read_remote_rows(remote: Remote, metadata: dict[str, object], rows: slice) 
         try:
             return np.asarray(fsspec_options.retry(files, lambda: array[rows]))
         except (ValueError, RuntimeError, TypeError, EOFError, zlib.error) as error:  # invalid bytes of a chunk
-            message = f"Rows {rows.start} to {rows.stop} of {remote} cannot be read: {reason(error)}."
+            message = f"Rows {rows.start} to {rows.stop} of {remote} cannot be read: {extract_reason(error)}."
             raise InvalidInputError(message) from error

@@ -50,7 +50,7 @@ def read_bounded(path: Path, rows: slice) -> npt.NDArray[np.generic]:
     Exception
         A decoder refuses the content of a chunk.
     """
-    document, info = zarr_schema.read_source(path)
+    document, info = zarr_schema.read_source_metadata(path)
     codecs, metadata = document["codecs"], bounded_metadata(document)
     first, end = rows.start // info.chunks[0], count_tiles(min(rows.stop, info.shape[0]), info.chunks[0])
     for index in product(range(first, end), range(info.grid[1])):
@@ -67,7 +67,7 @@ def bounded_metadata(document: Mapping[str, object]) -> ArrayV3Metadata:
 
 def _require_bounded_file(root: Path, file: Path, info: zarr_schema.ArrayInfo, codecs: object) -> None:
     """Raise if a chunk file cannot be a chunk of the array; a chunk without a file consists of the fill value."""
-    status = zarr_schema.status_within(root, file)
+    status = zarr_schema.stat_regular_file_within(root, file)
     if status is None:
         return
     inner, itemsize = zarr_codecs.inner_chunk_shape(codecs), np.dtype(info.dtype).itemsize

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import zarr
 
 from dkfm.core.rows import Array, Sparse, csr_rows
-from dkfm.errors import UnsupportedStoreError, reason
+from dkfm.errors import UnsupportedStoreError, extract_reason
 from dkfm.storage import zarr_schema, zarr_store
 
 _PARTS = ("data", "indices", "indptr")
@@ -48,7 +48,7 @@ def read_csr(root: Path, name: str, columns: int, rows: slice | None = None) -> 
         span = value_slice(pointers, data.shape[0])
         return join_csr(pointers, np.asarray(data[span]), np.asarray(indices[span]), columns)
     except (ValueError, RuntimeError, OSError) as error:
-        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {reason(error)}.") from None
+        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {extract_reason(error)}.") from None
 
 
 def value_slice(pointers: npt.NDArray[np.int64], stored: int) -> slice:
@@ -132,7 +132,7 @@ class PointerCheck:
         return tuple(self._stored if 2**power >= self._rows else largest for power, largest in enumerate(self._runs))
 
 
-def max_values_of_runs(rows: Sparse) -> tuple[int, ...]:
+def max_nnz_per_row_window(rows: Sparse) -> tuple[int, ...]:
     """Return the largest number of stored values in 1, 2, 4, .. consecutive rows."""
     pointers = PointerCheck(int(rows.indptr[-1]))
     for start in range(0, len(rows.indptr), _CHUNK_LENGTH):
@@ -140,12 +140,12 @@ def max_values_of_runs(rows: Sparse) -> tuple[int, ...]:
     return pointers.max_nnz_per_row_window()
 
 
-def float64_equivalent(max_nnz: tuple[int, ...], rows: int) -> int:
+def max_csr_size_in_float64s(max_nnz: tuple[int, ...], rows: int) -> int:
     """Return the largest memory of `rows` consecutive CSR rows, as a number of float64 values.
 
     Each stored value counts twice, with its column index, and each row once, for its pointer.
 
-    >>> float64_equivalent((5, 9, 16), 3)
+    >>> max_csr_size_in_float64s((5, 9, 16), 3)
     31
     """
     full_runs, rest = divmod(rows, 1 << len(max_nnz) - 1)
@@ -157,4 +157,4 @@ def float64_equivalent(max_nnz: tuple[int, ...], rows: int) -> int:
 def require_csr_complete(root: Path, name: str) -> None:
     """Raise a DamagedStoreError unless every chunk of the three arrays exists and has its exact size."""
     for array in array_names(name):
-        zarr_schema.require_chunks(root / array, zarr_schema.read_array(root / array))
+        zarr_schema.require_chunks(root / array, zarr_schema.read_array_info(root / array))

@@ -4,7 +4,7 @@ import errno
 import json
 from pathlib import Path
 
-from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError, reason
+from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError, extract_reason
 from dkfm.files import local
 
 MAX_JSON = 2**24
@@ -24,7 +24,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON) -> dict[str, object]:
     except FileNotFoundError:
         raise UnsupportedStoreError(f"{path} is missing, so {path.parent} is not a store that dkfm reads.") from None
     except MemoryError as error:
-        raise DamagedStoreError(f"{path} is not valid JSON ({reason(error)}).") from None
+        raise DamagedStoreError(f"{path} is not valid JSON ({extract_reason(error)}).") from None
     except OSError as error:
         error_type = UnsupportedStoreError if error.errno in (errno.EINVAL, errno.EFBIG) else StoreError
         raise error_type(f"{path} cannot be read: {error.strerror}.") from None
@@ -37,7 +37,7 @@ def parse_json(data: bytes, name: object) -> dict[str, object]:
     try:
         value = json.loads(data.decode(), object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise DamagedStoreError(f"{name} is not valid JSON ({reason(error)}).") from None
+        raise DamagedStoreError(f"{name} is not valid JSON ({extract_reason(error)}).") from None
     if not isinstance(value, dict):
         raise DamagedStoreError(f"{name} must hold a JSON object.")
     if not _is_shallow(value):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dkfm.core.rows import Array, Rows, as_rows
-from dkfm.errors import BudgetError, DamagedStoreError, StoreError, UnsupportedStoreError, reason
+from dkfm.errors import BudgetError, DamagedStoreError, StoreError, UnsupportedStoreError, extract_reason
 from dkfm.files.local import open_plain
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
@@ -129,7 +129,7 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
             csr.write_csr(group, "landmarks", landmarks)
         for name, values in arrays.items():
             is_weights = name.startswith("head.") and values.ndim == 2
-            chunks = _column_chunks(values) if is_weights else _row_chunks(values)
+            chunks = _column_chunk_shape(values) if is_weights else _row_chunk_shape(values)
             zarr_store.add_array(group, name, values.shape, chunks, str(values.dtype))[...] = values
         root = Path(group.store.root)  # type: ignore[attr-defined]  # a local store has this attribute
         checksums = _compute_checksums(root, sorted(zarr_schema.list_files(root)))
@@ -138,12 +138,12 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
     return digest
 
 
-def _column_chunks(weights: Array) -> tuple[int, int]:
+def _column_chunk_shape(weights: Array) -> tuple[int, int]:
     n, r = weights.shape
     return max(1, n), max(1, min(r, count_columns_within(_CHUNK_BYTES, n, weights.itemsize)))
 
 
-def _row_chunks(values: Array) -> tuple[int, ...]:
+def _row_chunk_shape(values: Array) -> tuple[int, ...]:
     rows = max(1, min(len(values), _CHUNK_BYTES // max(1, values.nbytes // max(1, len(values)))))
     return (rows, *(max(1, length) for length in values.shape[1:]))
 
@@ -195,7 +195,7 @@ def load_record(
         subclass tells which.
     """
     attributes = zarr_schema.read_group(path, "model")
-    stored_digest = _require_intact(path)
+    stored_digest = _read_verified_digest(path)
     if digest is not None and stored_digest != digest:
         raise DamagedStoreError(f"{path} holds another model than the one that was asked for; it was replaced.")
     try:
@@ -206,10 +206,10 @@ def load_record(
         size = sum((path / name).stat().st_size for name in zarr_schema.list_files(path))
         raise BudgetError(f"{path} has {size} bytes, and this process has no memory for them.") from error
     except Exception as error:  # constructors may raise anything for untrusted values
-        raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {reason(error)}.") from error
+        raise UnsupportedStoreError(f"{path} is not a model that dkfm can read: {extract_reason(error)}.") from error
 
 
-def _require_intact(path: Path) -> str:
+def _read_verified_digest(path: Path) -> str:
     """Verify the checksum of every file against the marker; return the digest of the checksums."""
     marker = zarr_schema.read_marker(path)
     checksums = marker.get("files")
@@ -224,7 +224,7 @@ def _require_intact(path: Path) -> str:
     for name in metadata - {"zarr.json"}:  # before hashing, which could take days for a file that somebody extended
         array = (path / name).parent
         if (array / "c").exists():
-            zarr_schema.require_chunks(array, zarr_schema.read_array(array))
+            zarr_schema.require_chunks(array, zarr_schema.read_array_info(array))
     _require_checksums(path, present - metadata, checksums)
     return str(marker["digest"])
 
@@ -244,10 +244,10 @@ def _read_record(
     def array(name: object, triangular: object = None) -> Array | None:
         if name is None:
             return None
-        name = zarr_schema.require_name(path, name)
+        name = zarr_schema.require_array_name(path, name)
         key = (name, streamed and triangular is True)
         if key not in stored:
-            info = zarr_schema.read_array(path / name)
+            info = zarr_schema.read_array_info(path / name)
             zarr_schema.require_chunks(path / name, info)
             if streamed and triangular is not None and len(info.shape) == 2:
                 stored[key] = open_weights(path, digest, name, info, triangular is True)
@@ -259,15 +259,15 @@ def _read_record(
     n = landmarks.shape[0]
     heads = {
         str(name): _build_head(array(h["weights"], h["triangular"]), array(h["offset"]), array(h["rotation"]), h, n)
-        for name, h in _require_items(attributes["heads"])
+        for name, h in _require_dict_items(attributes["heads"])
     }
     if not heads:
         raise UnsupportedStoreError(f"{path} has no output.")
-    extra = {str(name): _require_array(array(name)) for name in _require_list(attributes["extra"])}
+    extra = {str(name): _require_not_none(array(name)) for name in _require_list(attributes["extra"])}
     return Record(
         estimator=str(attributes["estimator"]),
-        parameters=dict(_require_items(attributes["parameters"])),
-        fitted=dict(_require_items(attributes["fitted"])),
+        parameters=dict(_require_dict_items(attributes["parameters"])),
+        fitted=dict(_require_dict_items(attributes["fitted"])),
         extra_arrays=extra,
         model=_build_model(kernel, landmarks, heads, array(attributes["shift"])),
         digest=digest,
@@ -295,7 +295,7 @@ def _read_landmarks(path: Path, attributes: dict[str, object], read_array: Calla
 
 def _build_head(weights: Array | None, offset: Array | None, rotation: Array | None, config: dict[str, Any], n: int) -> Head:
     links.link_by_name(config["link"])
-    weights = _require_array(weights)
+    weights = _require_not_none(weights)
     vectors = [v for v in (offset, rotation) if v is not None]
     in_memory = [weights, *vectors] if isinstance(weights, np.ndarray) else vectors
     if not all(np.isfinite(array).all() for array in in_memory):
@@ -316,13 +316,13 @@ def _build_head(weights: Array | None, offset: Array | None, rotation: Array | N
     return Head(weights, offset, rotation, str(config["link"]), triangular, first)
 
 
-def _require_array(array: Array | None) -> Array:
+def _require_not_none(array: Array | None) -> Array:
     if array is None:
         raise UnsupportedStoreError("An array that every model has is missing.")
     return array
 
 
-def _require_items(value: object) -> list[tuple[str, Any]]:
+def _require_dict_items(value: object) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
         raise UnsupportedStoreError("A model's attributes are not what dkfm writes.")
     return list(value.items())

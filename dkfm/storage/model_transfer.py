@@ -19,7 +19,7 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.files import local, temporary
-from dkfm.files.location import at_url
+from dkfm.files.location import parse_remote
 from dkfm.files.object_store import Remote
 from dkfm.storage import json_documents, ownership, zarr_schema, zarr_store
 from dkfm.storage.model_store import Record, load_record, save_record
@@ -41,11 +41,11 @@ def save_model(path: str | Path, record: Record, *, overwrite: bool = False) -> 
     UnreachableError
         The upload failed; files that were uploaded have no marker and can be overwritten.
     """
-    remote = at_url(path)
+    remote = parse_remote(path)
     if remote is None:
         return save_record(local.local_path(path).absolute(), record, overwrite=overwrite)
     _require_outside_stores(remote)
-    _require_replaceable(remote, "model", overwrite)
+    _require_replaceable_files(remote, "model", overwrite)
     with _temporary_model() as folder, _url_in_messages(folder, remote):
         digest = save_record(folder, record)
         _upload(folder, remote, overwrite)
@@ -54,13 +54,13 @@ def save_model(path: str | Path, record: Record, *, overwrite: bool = False) -> 
 
 def load_model(path: str | Path, *, trusted: Collection[str] = ()) -> Record:
     """Read a model store at a path or a URL, as `load_record` does."""
-    with fetch_model(path) as folder:
+    with open_model_folder(path) as folder:
         return load_record(folder, trusted=trusted)
 
 
 def read_store_kind(path: str | Path) -> str:
     """Return the kind of the store at a path or a URL; raise a StoreError if dkfm did not write it."""
-    remote = at_url(path)
+    remote = parse_remote(path)
     attrs = (
         zarr_schema.read_group(local.local_path(path).absolute()) if remote is None else read_remote_attributes(remote)
     )
@@ -69,7 +69,7 @@ def read_store_kind(path: str | Path) -> str:
 
 def require_free_location(path: str | Path) -> None:
     """Raise a StoreExistsError if something exists at a path or a URL."""
-    remote = at_url(path)
+    remote = parse_remote(path)
     if remote is None:
         zarr_store.require_free(local.local_path(path).absolute())
     elif is_taken_at(remote):
@@ -77,9 +77,9 @@ def require_free_location(path: str | Path) -> None:
 
 
 @contextmanager
-def fetch_model(path: str | Path) -> Iterator[Path]:
+def open_model_folder(path: str | Path) -> Iterator[Path]:
     """Yield the folder of a model; for a URL, that of a copy which is removed when the context ends."""
-    remote = at_url(path)
+    remote = parse_remote(path)
     if remote is None:
         yield local.local_path(path).absolute()
         return
@@ -88,7 +88,7 @@ def fetch_model(path: str | Path) -> Iterator[Path]:
         yield folder
 
 
-def get_local_copy(path: str | Path, digest: str, within: Path | None = None) -> Path:
+def get_cached_model_folder(path: str | Path, digest: str, within: Path | None = None) -> Path:
     """Return the folder of a model; for a URL, that of a copy that this process downloads once.
 
     Parameters
@@ -100,7 +100,7 @@ def get_local_copy(path: str | Path, digest: str, within: Path | None = None) ->
     within : Path, optional
         Folder for the copy, which is removed when this process ends; the temporary directory by default.
     """
-    remote = at_url(path)
+    remote = parse_remote(path)
     if remote is None:
         return local.local_path(path)
     key = (os.getpid(), remote.url, digest)
@@ -169,7 +169,7 @@ def _require_outside_stores(remote: Remote) -> None:
         above = Remote(f"{scheme}://{'/'.join(parts[:count])}")
         attrs = find_own_attributes_at(above)
         if attrs:
-            ownership.refuse_inside_store(remote, above, attrs)
+            ownership.raise_inside_store(remote, above, attrs)
 
 
 def find_own_attributes_at(remote: Remote) -> dict[str, object]:
@@ -183,7 +183,7 @@ def find_own_attributes_at(remote: Remote) -> dict[str, object]:
         return {}
 
 
-def _require_replaceable(remote: Remote, kind: str, overwrite: bool) -> list[str]:
+def _require_replaceable_files(remote: Remote, kind: str, overwrite: bool) -> list[str]:
     """Return the names of the files to replace; none if nothing exists there. Raise if they may not be replaced."""
     if not is_taken_at(remote):
         return []
@@ -216,7 +216,7 @@ def claim(remote: Remote, kind: str, name: str, metadata: bytes, overwrite: bool
         Something else exists there, or another writer claimed it at the same moment.
     """
     _require_outside_stores(remote)
-    replaced = _require_replaceable(remote, kind, overwrite)
+    replaced = _require_replaceable_files(remote, kind, overwrite)
     if replaced:
         reserved = (zarr_schema.MARKER, _METADATA, zarr_schema.TABLE_ATTRIBUTES)
         remote.remove(zarr_schema.MARKER)
@@ -239,7 +239,7 @@ def _download(remote: Remote, folder: Path, digest: str | None = None) -> None:
         raise IncompleteStoreError(f"{remote} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish.")
     if digest is not None and marker.get("digest") != digest:
         raise DamagedStoreError(f"{remote} holds another model than the one that was asked for; it was replaced.")
-    sizes = _list_sizes(remote, marker.get("files"))
+    sizes = _list_verified_sizes(remote, marker.get("files"))
     folder.mkdir(parents=True)
     free = shutil.disk_usage(folder).free
     if sum(sizes.values()) > free:
@@ -249,7 +249,7 @@ def _download(remote: Remote, folder: Path, digest: str | None = None) -> None:
         remote.download(folder, sizes)
 
 
-def _list_sizes(remote: Remote, marker_files: object) -> dict[str, int]:
+def _list_verified_sizes(remote: Remote, marker_files: object) -> dict[str, int]:
     if not isinstance(marker_files, Mapping):
         raise DamagedStoreError(f"The marker {remote}/{zarr_schema.MARKER} is damaged.")
     sizes = {}

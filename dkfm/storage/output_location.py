@@ -114,7 +114,7 @@ class LocalOutput:
 
     def find_own_attributes(self) -> dict[str, object] | None:
         """Return the attributes of dkfm's store here; raise if something else is here."""
-        return zarr_store.require_own_store(self.root) if zarr_store.is_taken(self.root) else None
+        return zarr_store.require_own_attributes(self.root) if zarr_store.is_taken(self.root) else None
 
     def read_attributes(self) -> dict[str, object]:
         """Return dkfm's attributes of the output here."""
@@ -122,7 +122,7 @@ class LocalOutput:
 
     def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
         """Return shape, chunks and dtype in the metadata of an array."""
-        return zarr_schema.read_array(self.root / name)
+        return zarr_schema.read_array_info(self.root / name)
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""
@@ -229,7 +229,7 @@ class RemoteOutput:
         if self.root.size(path) is None:
             return None
         data = self.root.read(path, 0, json_documents.MAX_JSON + 1)
-        return zarr_schema.parse_array(json_documents.parse_json(data, f"{self.root}/{path}"), f"{self.root}/{name}")
+        return zarr_schema.parse_array_info(json_documents.parse_json(data, f"{self.root}/{path}"), f"{self.root}/{name}")
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""

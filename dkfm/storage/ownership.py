@@ -42,7 +42,7 @@ def find_foreign_entry(root: Path, attrs: Attributes) -> str | None:
     return None
 
 
-def refuse_inside_store(location: object, above: object, attrs: Attributes) -> NoReturn:
+def raise_inside_store(location: object, above: object, attrs: Attributes) -> NoReturn:
     """Raise a StoreExistsError for a location inside a store of dkfm."""
     raise StoreExistsError(f"{location} lies inside a dkfm {attrs['kind']} store, {above}, which it would damage.")
 
@@ -108,9 +108,9 @@ def _is_own(name: str, attrs: Attributes) -> bool:
     array, _, inner = name.partition("/")
     in_zarr = name == "zarr.json" or (array in _array_names(attrs) and _ARRAY_FILE.fullmatch(inner))
     in_table = attrs.get("form") == "parquet" and (
-        name == zarr_schema.TABLE_ATTRIBUTES or zarr_schema.is_table_file_name(name)
+        name == zarr_schema.TABLE_ATTRIBUTES or zarr_schema.is_parquet_part_name(name)
     )
-    in_journal = attrs.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_segment_name(inner)
+    in_journal = attrs.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_journal_segment_name(inner)
     return bool(name == zarr_schema.MARKER or in_zarr or in_table or in_journal)
 
 

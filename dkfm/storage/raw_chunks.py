@@ -39,7 +39,7 @@ class RawArray:
         ValueError
             A chunk has a wrong size or a wrong checksum.
         """
-        if zarr_schema.read_source(self.path)[1] != self.info:
+        if zarr_schema.read_source_metadata(self.path)[1] != self.info:
             return None
         n, d = self.info.shape
         chunk_rows, stop = self.info.chunks[0], min(rows.stop, n)
@@ -48,7 +48,7 @@ class RawArray:
             for number in range(rows.start // chunk_rows, count_tiles(stop, chunk_rows))
         }
         for file in files.values():
-            status = zarr_schema.status_within(self.path, file)
+            status = zarr_schema.stat_regular_file_within(self.path, file)
             if status is None:
                 return None
             if status.st_size != self._file_bytes:

@@ -116,7 +116,7 @@ def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
         raise StoreError(f"{folder} cannot be read: {error.strerror}.") from None
 
 
-def status_within(root: Path, file: Path) -> os.stat_result | None:
+def stat_regular_file_within(root: Path, file: Path) -> os.stat_result | None:
     """Return the status of a file of a user's input; None if it does not exist.
 
     Raises
@@ -139,17 +139,17 @@ def status_within(root: Path, file: Path) -> os.stat_result | None:
     return status
 
 
-def is_segment_name(name: str) -> bool:
+def is_journal_segment_name(name: str) -> bool:
     """Return whether a name is that of a segment of a journal."""
     return _SEGMENT_NAME.fullmatch(name) is not None
 
 
 def is_chunk_name(name: str) -> bool:
     """Return whether a name is that of a chunk of an array or of a table."""
-    return "/c/" in name or is_table_file_name(name)
+    return "/c/" in name or is_parquet_part_name(name)
 
 
-def is_table_file_name(name: str) -> bool:
+def is_parquet_part_name(name: str) -> bool:
     """Return whether a name is that of a chunk of a table, a Parquet file."""
     return _PART_NAME.fullmatch(name) is not None
 
@@ -196,7 +196,7 @@ def parse_group(metadata: Mapping[str, object], root: object, kind: str | None =
     return own
 
 
-def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
+def read_array_info(path: Path, *, source: bool = False) -> ArrayInfo:
     """Return shape, chunk shape and dtype of an array, after all of its metadata were checked.
 
     Parameters
@@ -213,18 +213,18 @@ def read_array(path: Path, *, source: bool = False) -> ArrayInfo:
     """
     if not source and (_is_link(path) or _is_link(path / "zarr.json")):
         raise UnsupportedStoreError(f"The array {path} is refused: it is a link.")
-    return parse_array(json_documents.read_json(path / "zarr.json"), path, source=source)
+    return parse_array_info(json_documents.read_json(path / "zarr.json"), path, source=source)
 
 
-def read_source(path: Path) -> tuple[dict[str, object], ArrayInfo]:
-    """Return the metadata of an array of a user's input, and the result of `read_array` for it."""
-    status_within(path, path / "zarr.json")
+def read_source_metadata(path: Path) -> tuple[dict[str, object], ArrayInfo]:
+    """Return the metadata of an array of a user's input, and the result of `read_array_info` for it."""
+    stat_regular_file_within(path, path / "zarr.json")
     metadata = json_documents.read_json(path / "zarr.json")
-    return metadata, parse_array(metadata, path, source=True)
+    return metadata, parse_array_info(metadata, path, source=True)
 
 
-def parse_array(metadata: dict[str, object], path: object, *, source: bool = False) -> ArrayInfo:
-    """Return shape, chunk shape and dtype in metadata, checked as in `read_array`; `path` is for messages."""
+def parse_array_info(metadata: dict[str, object], path: object, *, source: bool = False) -> ArrayInfo:
+    """Return shape, chunk shape and dtype in metadata, checked as in `read_array_info`; `path` is for messages."""
     shape, chunks = (
         parse_axis_lengths(metadata.get("shape")),
         parse_axis_lengths(_get_configuration(metadata, "chunk_grid", "chunk_shape")),
@@ -245,7 +245,7 @@ def parse_array(metadata: dict[str, object], path: object, *, source: bool = Fal
     elif not (zarr_codecs.is_supported(metadata.get("codecs"), chunks) if source else _codecs(metadata) == _OWN_CODECS):
         fault = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
     elif source:
-        fault = _find_size_fault(shape, chunks, known[dtype]) or _find_key_fault(metadata)
+        fault = _find_size_fault(shape, chunks, known[dtype]) or _find_chunk_key_fault(metadata)
     elif not _is_own_layout(metadata, shape, chunks):
         fault = "its fill value, chunks or chunk keys are not those that dkfm writes"
     if fault is not None:
@@ -271,7 +271,7 @@ def _find_size_fault(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: 
     )
 
 
-def _find_key_fault(metadata: Mapping[str, object]) -> str | None:
+def _find_chunk_key_fault(metadata: Mapping[str, object]) -> str | None:
     encoding = metadata.get("chunk_key_encoding")
     known = isinstance(encoding, Mapping) and encoding.get("name") in ("default", "v2")
     separator = zarr_codecs.codec_configuration([encoding], 0).get("separator", "/")
@@ -323,7 +323,7 @@ def _codecs(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, obje
     ]
 
 
-def require_name(root: Path, name: object) -> str:
+def require_array_name(root: Path, name: object) -> str:
     """Return the name of an array in a store; raise if it could lead out of the store."""
     if not isinstance(name, str) or not _ARRAY_NAME.fullmatch(name):
         raise UnsupportedStoreError(f"{root} names an array {name!r:.100}.")

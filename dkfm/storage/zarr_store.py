@@ -19,7 +19,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
-from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, reason
+from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, extract_reason
 from dkfm.files import local, temporary
 from dkfm.files.local import new_file, sync_folder, translate_write_errors
 from dkfm.storage import ownership, zarr_codecs, zarr_schema
@@ -72,7 +72,7 @@ def new_store_folder(path: Path, kind: str, *, overwrite: bool = False) -> Itera
     """Create the folder of a store as `new_store` does; yield the path below which to write its files."""
     with translate_write_errors(path):
         _require_outside_stores(path)
-        _require_replaceable(path, kind, overwrite)
+        _require_replaceable_attributes(path, kind, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.temporary_folder("partial", path.parent, hidden=True) as folder:
             partial = folder / local.hidden_sibling(path, "partial").name
@@ -87,7 +87,7 @@ def new_store_folder(path: Path, kind: str, *, overwrite: bool = False) -> Itera
 
 
 def _replace_store(partial: Path, path: Path, kind: str) -> None:
-    attrs = _require_replaceable(path, kind, overwrite=True)
+    attrs = _require_replaceable_attributes(path, kind, overwrite=True)
     aside = local.hidden_sibling(path, "old")
     try:
         path.rename(aside)
@@ -98,14 +98,14 @@ def _replace_store(partial: Path, path: Path, kind: str) -> None:
         raise
     finally:
         if path.exists() and not partial.exists():
-            _remove(aside, attrs)
+            _remove_renamed_store(aside, attrs)
 
 
 def _restore(aside: Path, path: Path, cause: BaseException) -> None:
     try:
         aside.rename(path)
     except OSError:
-        message = getattr(cause, "strerror", None) or reason(cause)
+        message = getattr(cause, "strerror", None) or extract_reason(cause)
         raise StoreError(f"{path} could not be replaced ({message}); the earlier store is {aside}.") from cause
 
 
@@ -137,10 +137,10 @@ def _require_outside_stores(path: Path) -> None:
             attrs = zarr_schema.read_group(parent)
         except StoreError:
             continue
-        ownership.refuse_inside_store(path, parent, attrs)
+        ownership.raise_inside_store(path, parent, attrs)
 
 
-def require_own_store(path: Path) -> dict[str, object]:
+def require_own_attributes(path: Path) -> dict[str, object]:
     """Return the attributes of the store at a path; raise a StoreExistsError if dkfm did not write one there."""
     try:
         attrs = zarr_schema.read_group(path)
@@ -151,11 +151,11 @@ def require_own_store(path: Path) -> dict[str, object]:
     return attrs
 
 
-def _require_replaceable(path: Path, kind: str, overwrite: bool) -> dict[str, object]:
+def _require_replaceable_attributes(path: Path, kind: str, overwrite: bool) -> dict[str, object]:
     """Return the attributes of the store to replace; none if nothing exists. Raise if it may not be replaced."""
     if not is_taken(path):
         return {}
-    attrs = require_own_store(path)
+    attrs = require_own_attributes(path)
     marker = path / zarr_schema.MARKER
     ownership.require_overwritable(path, attrs, kind, overwrite=overwrite, is_complete=marker.exists)
     ownership.require_no_foreign_file(path, ownership.find_foreign_entry(path, attrs))
@@ -165,24 +165,24 @@ def _require_replaceable(path: Path, kind: str, overwrite: bool) -> dict[str, ob
 def remove_own_store(path: Path, kind: str) -> None:
     """Remove a store of a kind, atomically for its readers; raise if it contains files that are not dkfm's."""
     with translate_write_errors(path):
-        attrs = _require_replaceable(path, kind, overwrite=True)
+        attrs = _require_replaceable_attributes(path, kind, overwrite=True)
         aside = local.hidden_sibling(path, "old")
         try:
             path.rename(aside)
         finally:
-            _remove(aside, attrs)
+            _remove_renamed_store(aside, attrs)
 
 
-def _remove(aside: Path, attrs: Json) -> None:
+def _remove_renamed_store(aside: Path, attrs: Json) -> None:
     """Remove a store that was renamed, even after Ctrl-C: no later run would find it under its hidden name."""
     try:
-        _remove_once(aside, attrs)
+        _try_remove_renamed_store(aside, attrs)
     except BaseException:
-        _remove_once(aside, attrs)
+        _try_remove_renamed_store(aside, attrs)
         raise
 
 
-def _remove_once(aside: Path, attrs: Json) -> None:
+def _try_remove_renamed_store(aside: Path, attrs: Json) -> None:
     """Remove a store that was renamed, if it exists; files that others have written to it meanwhile are kept."""
     if not aside.exists():
         return
@@ -212,7 +212,7 @@ def add_array(
     return array
 
 
-def array_metadata(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> bytes:
+def encode_array_metadata(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> bytes:
     """Return the content of ``zarr.json`` for an array of `add_array`."""
     memory: dict[str, Buffer] = {}
     add_array(zarr.create_group(MemoryStore(memory), zarr_format=3), "array", shape, chunks, dtype)
@@ -226,7 +226,7 @@ def fill_value(dtype: str) -> float:
 
 def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
     """Open an array of a store after its metadata were checked; chunks of fill values are written too."""
-    zarr_schema.read_array(path / name)
+    zarr_schema.read_array_info(path / name)
     array: ZarrArray = zarr.open_array(path / name, mode="r" if mode == "r" else "r+", zarr_format=3)
     # The same as Array.with_config, which only later versions of Zarr have.
     metadata = cast("ArrayV3Metadata", array.metadata)
@@ -250,11 +250,11 @@ def write_chunk(array: Path, index: tuple[int, ...], values: npt.NDArray[np.gene
 
     `index` is the position of the chunk in the grid. A chunk at the end of the array is padded with the fill value.
     """
-    info = zarr_schema.read_array(array)
+    info = zarr_schema.read_array_info(array)
     require_chunk_shape(array, info, index, values.shape)
     data = np.ascontiguousarray(values, np.dtype(info.dtype).newbyteorder("<"))
     if data.shape != info.chunks:
-        data = missing_values(info, info.chunks)
+        data = new_fill_array(info, info.chunks)
         data[tuple(map(slice, values.shape))] = values
     checksum = int(google_crc32c.value(view_bytes(data)))
     with new_file(array.joinpath("c", *map(str, index)), array) as new:
@@ -273,7 +273,7 @@ def require_chunk_shape(
         raise AssertionError(f"Values of shape {shape} are not chunk {index} of {array}.")
 
 
-def missing_values(info: zarr_schema.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+def new_fill_array(info: zarr_schema.ArrayInfo, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
     """Return an array of fill values, with the dtype of a stored array."""
     return np.full(shape, fill_value(info.dtype), np.dtype(info.dtype).newbyteorder("<"))
 

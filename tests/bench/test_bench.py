@@ -279,7 +279,7 @@ def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
     with bench._open_site(None, tmp_path, TINY) as site:
         assert site.client.scheduler.address.startswith("tcp://127.0.0.1:")
         assert bench.find_client(None) is None
-        score, share = workloads.bench_scoring(site, 60, 3, 5, 400).precision_rows
+        score, share = workloads.bench_scoring(site, 60, 3, 5, 400).sklearn_table_rows
         assert (score["rows"], share["dtype"]) == (400, "float32")
         grown = workloads.bench_growth_job(site, 60, 3, 400)
         assert grown.peak_bytes == pytest.approx(max(site.client.run(workloads.memory.peak_memory).values()), rel=0.01)

@@ -51,7 +51,7 @@ def killed_half_way(model, rows, target, count):
         worked = time.perf_counter() - start
     finally:
         os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
+        driver.first_worker_timeout_seconds()
     return worked, undisturbed(model, rows, target)
 
 
@@ -109,7 +109,7 @@ def receipts(folder, rows, rounds):
             target = folder / f"{kind}{number}"
             nothing = [
                 patch.object(journal.Journal, "flush", lambda self: None),
-                patch.object(chunk_files.CheckedFile, "write", bare_write),
+                patch.object(chunk_files.ReadBackWriter, "write", bare_write),
                 patch.object(
                     completion,
                     "missing_chunks",

@@ -83,7 +83,7 @@ def test_the_alarm_is_the_users_until_an_interruption_was_dropped(as_program):
     def command():
         seen.append(signal.getsignal(signal.SIGALRM))
         Interrupted()
-        threading.Event().wait(60)
+        threading.Event().first_worker_timeout_seconds(60)
 
     assert as_program(command) == (130, "", "Interrupted.\n")
     assert seen == [own]
@@ -196,7 +196,7 @@ def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_cl
     versions = worker_checks.local_versions(tables=True)
     requirements = WorkerRequirements(LocalOutput("/"), "", b"", versions, 1000, 0, None, "")
     assert "BLAS" not in requirements.versions
-    monkeypatch.setattr(worker_checks, "blas_libraries", lambda: "")  # as of a worker that has macOS' own
+    monkeypatch.setattr(worker_checks, "describe_blas_libraries", lambda: "")  # as of a worker that has macOS' own
     worker_checks.check_workers(threaded_client, requirements)
     (answer,) = threaded_client.run(worker_checks._answer, requirements).values()
     assert answer.blas.startswith("unknown for ")
@@ -205,7 +205,7 @@ def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_cl
 
 def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeypatch):
     before = open_records()
-    parts = [temporary.SharedPart("model", tmp_path) for _ in range(40)]
+    parts = [temporary.SharedSubfolder("model", tmp_path) for _ in range(40)]
     for part in parts:
         (part.path / "file").touch()
     assert open_records() == before + 1
@@ -217,7 +217,7 @@ def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # a forked child
         parts[0].remove()
-        other = temporary.SharedPart("model", tmp_path)
+        other = temporary.SharedSubfolder("model", tmp_path)
         assert other.path.parent != above
         other.remove()
     assert left(tmp_path) == [above.name]
@@ -228,18 +228,18 @@ def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeyp
     parts[0].remove()
     assert left(tmp_path) == []
     assert open_records() == before
-    again = temporary.SharedPart("model", tmp_path)
+    again = temporary.SharedSubfolder("model", tmp_path)
     assert again.path.is_dir()
     again.remove()
     assert left(tmp_path) == []
 
 
 def test_a_part_is_made_after_its_shared_folder_was_removed_by_others(tmp_path):
-    first = temporary.SharedPart("model", tmp_path)
+    first = temporary.SharedSubfolder("model", tmp_path)
     (first.path.parent / "owner.json").unlink()
     first.path.rmdir()
     first.path.parent.rmdir()
-    second = temporary.SharedPart("model", tmp_path)
+    second = temporary.SharedSubfolder("model", tmp_path)
     assert second.path.is_dir()
     first.remove()
     second.remove()

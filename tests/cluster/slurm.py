@@ -152,10 +152,10 @@ def _daemon(stack, started, command, **more):
 def _end(running):
     running.terminate()
     try:
-        running.wait(20)
+        running.first_worker_timeout_seconds(20)
     except subprocess.TimeoutExpired:
         running.kill()
-        running.wait(20)
+        running.first_worker_timeout_seconds(20)
 
 
 def _cancel_all(started):

@@ -126,7 +126,7 @@ def test_the_command_prints_the_table_and_writes_the_page(folder, found):
     read = json.loads(result.stdout)
     kept = {"rank": 0, "condition": 0, "1-NN_accuracy": 0, "Fisher_accuracy": 0}.keys()
     assert [{key: value for key, value in one.items() if key in kept} for one in read["kernels"]][:1] == [
-        {key: value for key, value in found.compared[0].row().items() if key in kept}
+        {key: value for key, value in found.compared[0].to_table_row().items() if key in kept}
     ]
 
 

@@ -23,13 +23,13 @@ def check_source(source, rows, travels=True):
     np.testing.assert_array_equal(_dense(read_finite(source, slice(0, n))), rows)
     assert source.name
     assert source.chunk_rows >= 1
-    assert source.values_per_row >= 1
+    assert source.mean_values_per_row >= 1
     for count in (1, 2, n):
         held = max(np.count_nonzero(rows[a : a + count]) for a in range(n - count + 1))
-        assert source.max_values(count) >= held, "no fewer values than any so many rows hold"
-    assert source.decoding_bytes(1) >= 0
+        assert source.max_value_count(count) >= held, "no fewer values than any so many rows hold"
+    assert source.read_overhead_bytes(1) >= 0
     stamp = source.stamp()
-    assert (source.stamp(), source.state()) == (stamp, source.state())
+    assert (source.stamp(), source.stamp_with_ctime()) == (stamp, source.stamp_with_ctime())
     assert source.is_unchanged(stamp)
     assert source.locate_row(n - 1)[1] in range(n)
     if travels:

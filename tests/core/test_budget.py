@@ -33,7 +33,7 @@ def test_the_tile_that_is_recommended_fits(available, d, blocks, copies):
 def test_a_worker_counts_with_its_threads_and_three_fifths_of_its_limit(monkeypatch):
     sizes = {"a": (10**9, 2, 10**8), "b": (4 * 10**9, 16, 10**9)}
     facts = {a: {"memory_limit": m, "nthreads": t, "metrics": {"memory": held}} for a, (m, t, held) in sizes.items()}
-    monkeypatch.setattr(memory, "worker_facts", lambda client: facts)
+    monkeypatch.setattr(memory, "fetch_worker_info", lambda client: facts)
     assert memory.task_budget("a client", 18, 10**8) == min((6 * 10**8 - 10**8) // 2, (24 * 10**8 - 10**8) // 16)
 
 
@@ -85,7 +85,7 @@ def test_the_memory_of_a_tile_task_is_at_most_what_is_predicted(expression, tmp_
     kernel = eval(expression, vars(kernels))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).uniform(size=(1600, 40)))
     source = open_source(tmp_path / "x.npy")
-    build._create_store(tmp_path / "gram", build._identity(kernel, source), source, 800)
+    build._ensure_store(tmp_path / "gram", build._build_key(kernel, source), source, 800)
     with single_blas_thread():
         kernel(np.ones((2, 40)))  # what is compiled or imported once is not a task's
     tracemalloc.start()
@@ -176,7 +176,7 @@ X = np.random.default_rng(0).normal(size=(n, d))
 pca = dkfm.KernelPCA(5, kernel="rbf")
 pca.fit(X[:1500])
 before = preflight.peak_memory()
-predicted = budget.lanczos_stored_bytes(n, d, lanczos.choose_basis_columns(n, 5), 17, 2048, 2)
+predicted = budget.lanczos_out_of_core_bytes(n, d, lanczos.choose_basis_columns(n, 5), 17, 2048, 2)
 preflight.available_memory = lambda: predicted
 pca.fit(X)
 print(json.dumps({"peak": preflight.peak_memory() - before, "predicted": predicted}))
@@ -237,7 +237,7 @@ def main():
     pca.save(folder + "/model")
     job = planning.plan_in_memory(pca.model_, ["scores"], open_source(folder + "/z.zarr"))
     with local_cluster() as cluster, Client(cluster) as client:
-        before = max(client.run(model_cache.baseline_memory).values())
+        before = max(client.run(model_cache.peak_memory_after_imports).values())
         dkfm.batch_score(folder + "/model", folder + "/z.zarr", folder + "/scores", client=client, progress=False)
         peak = max(client.run(preflight.peak_memory).values())
         predicted = job.worker_bytes(max(client.nthreads().values()), before)

@@ -213,7 +213,7 @@ def test_lanczos_does_not_know_the_shares_of_a_clipped_kernel_and_says_so(name, 
 
 def test_a_negative_part_that_no_product_shows_is_told_by_the_trace():
     values, weighting = np.concatenate([[100.0, 100.0], np.full(28, 1e-3), np.full(170, -1.0)]), np.ones(200)
-    problem = pca.Problem(lambda C: values[:, None] * C, np.zeros(200), float(values.sum()))
+    problem = pca.EigenProblem(lambda C: values[:, None] * C, np.zeros(200), float(values.sum()))
     wanted, start = pca.ComponentOptions(2, on_indefinite="raise"), np.eye(200, 16)  # which sees no negative eigenvalue
     with pytest.raises(NotPSDError):
         pca.solve_leading_components(problem, start, wanted, pca.Weighting(weighting, centered=False), max_products=1)

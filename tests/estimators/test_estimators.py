@@ -199,7 +199,7 @@ def test_column_names_that_are_not_names_are_refused_before_the_work(rng, monkey
         raise TypeError("Feature names are only supported if all input features have string names.")
 
     monkeypatch.setattr(base, "validate_data", refuse)
-    monkeypatch.setattr(build, "driver_gram", None)
+    monkeypatch.setattr(build, "compute_driver_gram", None)
     with pytest.raises(InvalidInputError, match="string names"):
         dkfm.KernelPCA(1).fit(rng.normal(size=(5, 2)))
 

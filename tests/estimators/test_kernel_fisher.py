@@ -230,7 +230,7 @@ def test_a_strangers_classes_are_refused(change, data, tmp_path):
     fitted = {**record.fitted, **change}
     with pytest.raises(UnsupportedStoreError):
         KernelFisher._from_record(
-            type(record)(record.estimator, record.parameters, fitted, record.arrays, record.model)
+            type(record)(record.estimator, record.parameters, fitted, record.extra_arrays, record.model)
         )
 
 
@@ -248,7 +248,7 @@ def test_a_strangers_classes_are_refused(change, data, tmp_path):
 )
 def test_a_strangers_arrays_are_refused(array, value, data):
     record = KernelFisher(kernel="rbf").fit(*data)._to_record()
-    arrays = {**record.arrays, array: value}
+    arrays = {**record.extra_arrays, array: value}
     with pytest.raises(UnsupportedStoreError):
         KernelFisher._from_record(
             type(record)(record.estimator, record.parameters, record.fitted, arrays, record.model)

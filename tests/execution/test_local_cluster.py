@@ -14,14 +14,14 @@ def test_what_a_user_has_set_of_dask_stays():
     import dask
 
     tick, trim = "distributed.admin.tick.interval", "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
-    assert set(local._new_settings()) == set(local._SETTINGS), "these are Dask's defaults"
+    assert set(local._select_default_overrides()) == set(local._SETTINGS), "these are Dask's defaults"
     with dask.config.set({tick: "5s", trim: 7}):
-        assert set(local._SETTINGS) - set(local._new_settings()) == {tick, trim}
+        assert set(local._SETTINGS) - set(local._select_default_overrides()) == {tick, trim}
 
 
 def test_an_older_dask_is_refused_with_both_versions_before_a_cluster_is_started(monkeypatch):
     oldest = re.search(r"dask\[.*\]>=([\d.]+)", (Path(__file__).parents[2] / "pyproject.toml").read_text())[1]
-    client.require_dask()
+    client.require_dask_version()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2025.2.0")
     with pytest.raises(ClusterError, match=f"needs dask {oldest} or newer, and 2025.2.0 is installed"):
         local.local_cluster().__enter__()

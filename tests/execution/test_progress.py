@@ -47,7 +47,7 @@ def long(monkeypatch):
     """Every Gram matrix takes long enough for a bar, and every root 40 seconds."""
     monkeypatch.setattr(progress, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(budget, "eigendecomposition_seconds", lambda n: 40.0)
-    monkeypatch.setattr(budget, "pivots_seconds", lambda n, d, r: 40.0)
+    monkeypatch.setattr(budget, "gram_pivots_seconds", lambda n, d, r: 40.0)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
@@ -63,8 +63,8 @@ def test_a_fit_shows_its_tiles_and_the_time_that_the_root_will_take(estimator, t
 def test_the_time_of_the_root_is_told_before_it_begins(terminal, long, rng, monkeypatch):
     from dkfm.numerics import pca
 
-    stderr, told, solve = terminal(), [], pca.solve_components
-    monkeypatch.setattr(pca, "solve_components", lambda *args: told.append(stderr.getvalue()) or solve(*args))
+    stderr, told, solve = terminal(), [], pca.solve_components_by_eigh
+    monkeypatch.setattr(pca, "solve_components_by_eigh", lambda *args: told.append(stderr.getvalue()) or solve(*args))
     dkfm.KernelPCA(2).fit(rng.normal(size=(20, 3)))
     assert told == ["\rdkfm-root, about 40 s: 00:00"]
 

@@ -214,7 +214,7 @@ def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatc
         }
 
     asked = []
-    monkeypatch.setattr(executors, "worker_facts", facts)
+    monkeypatch.setattr(executors, "fetch_worker_info", facts)
     monkeypatch.setattr(executors, "wait_for_workers", lambda client: None)
     monkeypatch.setattr(
         executors, "ask_scheduler", lambda *_, workers: asked.append(workers) or {"a": [("x", 1, 0), "y"]}
@@ -222,12 +222,12 @@ def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatc
     executor = executors.ClientExecutor(client)
     assert executor.threads == 6
     health = executor.health()
-    assert (health.running, health.paused, health.silent) == (("a", "b"), ("c",), ())
+    assert (health.running, health.paused_workers, health.silent) == (("a", "b"), ("c",), ())
     health = executor.health()
-    assert (health.running, health.paused, health.silent) == (("b",), ("c",), ("a",))
+    assert (health.running, health.paused_workers, health.silent) == (("b",), ("c",), ("a",))
     assert executor.threads == 3
     assert asked[-1] == ["c", "a"]
-    assert health.stuck == ()  # no task of this executor
+    assert health.stuck_tasks == ()  # no task of this executor
 
 
 def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_silent(monkeypatch):
@@ -238,7 +238,7 @@ def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_sile
         client.now += 1
         return {a: {"last_seen": s, "status": "running", "nthreads": 1} for a, s in (("a", 1), ("b", client.now))}
 
-    monkeypatch.setattr(executors, "worker_facts", facts)
+    monkeypatch.setattr(executors, "fetch_worker_info", facts)
     monkeypatch.setattr(executors, "wait_for_workers", lambda client: None)
     monkeypatch.setattr(executors, "ask_scheduler", lambda *_, workers: {})
     executor = executors.ClientExecutor(client)
@@ -246,14 +246,14 @@ def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_sile
     executor._pending[future.key] = future
     executor._done.put((future, executors._NO_RESULT))
     assert executor.wait_for_task(1) is None
-    assert executor.health().stuck == ()  # "a" may only be slow
-    assert executor.health().stuck == (future.key,)
+    assert executor.health().stuck_tasks == ()  # "a" may only be slow
+    assert executor.health().stuck_tasks == (future.key,)
     executor._done.put((future, 7))
     assert executor.wait_for_task(1) == FinishedTask(future.key, 7)
-    assert executor.health().stuck == ()
+    assert executor.health().stuck_tasks == ()
 
 
 def test_a_scheduler_that_does_not_answer_is_told_at_once(monkeypatch):
-    monkeypatch.setattr(clusters, "worker_facts", lambda client: None)
+    monkeypatch.setattr(clusters, "fetch_worker_info", lambda client: None)
     with pytest.raises(ClusterError, match="does not answer"):
         executors.ClientExecutor(Client())

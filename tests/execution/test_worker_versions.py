@@ -38,7 +38,7 @@ def blas_version_of(monkeypatch, found):
         libraries = SimpleNamespace(info=lambda: found)
         patch.setattr(blas_threads, "ThreadpoolController", lambda: SimpleNamespace(select=lambda **_: libraries))
         patch.setattr(blas_threads, "_blas_info", blas_threads._blas_info.__wrapped__)
-        return blas_threads.blas_libraries()
+        return blas_threads.describe_blas_libraries()
 
 
 @pytest.mark.parametrize("name", COMPUTING)
@@ -85,7 +85,7 @@ def test_the_blas_that_is_compared_is_numpys_and_scipys_and_no_other_packages(mo
     assert blas_version_of(monkeypatch, [*own, *others]) == "openblas 1, openblas 2"
     assert blas_version_of(monkeypatch, others[1:]) == "openblas 4"
     assert blas_version_of(monkeypatch, []) == ""
-    assert blas_threads.blas_libraries() != ""
+    assert blas_threads.describe_blas_libraries() != ""
 
 
 def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_allows_them(threaded_client, monkeypatch):
@@ -110,7 +110,7 @@ def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_al
 def test_a_worker_says_what_it_computes_with(threaded_client):
     worker_checks.check_workers(threaded_client, requirements_of(worker_checks.local_versions(tables=True)))
     (answer,) = threaded_client.run(worker_checks._answer, requirements_of(worker_checks.local_versions())).values()
-    assert answer == worker_checks._Answer("", f"{blas_threads.blas_libraries()} for {blas_threads.blas_processors()}")
+    assert answer == worker_checks._Answer("", f"{blas_threads.describe_blas_libraries()} for {blas_threads.describe_blas_architectures()}")
 
 
 @pytest.mark.slow

@@ -176,17 +176,17 @@ def test_what_the_user_says_of_attempts_is_what_counts(aws, clock, monkeypatch):
     assert attempts() > 5
     aws.set(config_kwargs={"retries": {"max_attempts": 7}})
     assert attempts() == 1
-    assert fsspec_options._s3_config()["retries"] == {"max_attempts": 7}
+    assert fsspec_options._botocore_config_kwargs()["retries"] == {"max_attempts": 7}
     aws.set()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "9")
     assert attempts() == 1
-    assert "retries" not in fsspec_options._s3_config()  # which would go before the environment
+    assert "retries" not in fsspec_options._botocore_config_kwargs()  # which would go before the environment
     monkeypatch.delenv("AWS_MAX_ATTEMPTS")
     assert attempts() > 5
     aws.file.write_text("[default]\nregion = us-east-1\n[profile patient]\nmax_attempts = 20\n")
     monkeypatch.setenv("AWS_PROFILE", "patient")
     assert attempts() == 1
-    assert "retries" not in fsspec_options._s3_config()
+    assert "retries" not in fsspec_options._botocore_config_kwargs()
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_a_killed_build_goes_on_and_leaves_finished_tiles_untouched(tmp_path):
             time.sleep(0.02)
     finally:
         child.send_signal(signal.SIGKILL)
-        child.wait()
+        child.first_worker_timeout_seconds()
     before = chunk_files(path)
     assert 150 <= len(before) < 24 * 24
     assert not (path / "_COMPLETE").exists()
@@ -199,7 +199,7 @@ def test_a_tile_task_pickles_to_under_ten_kilobytes(tmp_path, rng):
 def test_a_gram_of_one_tile_is_computed_in_place_without_a_store(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(gram, "build_gram", None)
     X = rng.normal(size=(100, 3))
-    found = gram.driver_gram(K, X, workspace=tmp_path / "w")
+    found = gram.compute_driver_gram(K, X, workspace=tmp_path / "w")
     np.testing.assert_allclose(found, oracles.gaussian(X, X, 2.0), rtol=1e-13)
     assert found.flags.f_contiguous
     assert not (tmp_path / "w").exists()
@@ -208,12 +208,12 @@ def test_a_gram_of_one_tile_is_computed_in_place_without_a_store(tmp_path, rng, 
 def test_a_gram_of_many_tiles_is_the_same_and_a_workspace_keeps_it(tmp_path, rng):
     X = rng.normal(size=(100, 3))
     truth = np.tril(oracles.gaussian(X, X, 2.0))
-    np.testing.assert_allclose(np.tril(gram.driver_gram(K, X, tile_rows=30)), truth, rtol=1e-13)
+    np.testing.assert_allclose(np.tril(gram.compute_driver_gram(K, X, tile_rows=30)), truth, rtol=1e-13)
     for _ in range(2):
-        np.testing.assert_allclose(np.tril(gram.driver_gram(K, X, tile_rows=30, workspace=tmp_path)), truth, rtol=1e-13)
+        np.testing.assert_allclose(np.tril(gram.compute_driver_gram(K, X, tile_rows=30, workspace=tmp_path)), truth, rtol=1e-13)
     (kept,) = tmp_path.glob("gram-*.zarr")
     before = chunk_files(kept)
-    gram.driver_gram(K, X, tile_rows=30, workspace=tmp_path)
+    gram.compute_driver_gram(K, X, tile_rows=30, workspace=tmp_path)
     assert chunk_files(kept) == before
     assert gram.workspace_path(K, X, tmp_path) == kept
 
@@ -221,14 +221,14 @@ def test_a_gram_of_many_tiles_is_the_same_and_a_workspace_keeps_it(tmp_path, rng
 @pytest.mark.parametrize("damage", ["delete", "flip"])
 def test_a_damaged_gram_is_never_read_as_data(tmp_path, rng, damage):
     X = rng.normal(size=(100, 3))
-    gram.driver_gram(K, X, tile_rows=30, workspace=tmp_path)
+    gram.compute_driver_gram(K, X, tile_rows=30, workspace=tmp_path)
     chunk = gram.workspace_path(K, X, tmp_path) / "gram" / "c" / "1" / "3"
     if damage == "delete":
         chunk.unlink()
     else:
         chunk.write_bytes(bytes([chunk.read_bytes()[0] ^ 1]) + chunk.read_bytes()[1:])
     with pytest.raises(DamagedStoreError, match=r"(15 chunks and must have 16|Tile \(1, 3\)).*build again"):
-        gram.driver_gram(K, X, tile_rows=30, workspace=tmp_path)
+        gram.compute_driver_gram(K, X, tile_rows=30, workspace=tmp_path)
 
 
 def test_a_failed_build_leaves_no_temporary_files(rng, tmp_path, monkeypatch):
@@ -236,7 +236,7 @@ def test_a_failed_build_leaves_no_temporary_files(rng, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(DkfmError):
-        gram.driver_gram(kernels.Function(lambda A, B: np.ones(3)), rng.normal(size=(100, 3)), tile_rows=30)
+        gram.compute_driver_gram(kernels.Function(lambda A, B: np.ones(3)), rng.normal(size=(100, 3)), tile_rows=30)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,7 +259,7 @@ def test_an_unfinished_gram_in_a_workspace_goes_on_whatever_its_tiles(tmp_path, 
     (path / "_COMPLETE").unlink()
     before = chunk_files(path)
     monkeypatch.setattr(gram, "TILE_ROWS", 40)
-    gram.driver_gram(K, X, workspace=tmp_path)
+    gram.compute_driver_gram(K, X, workspace=tmp_path)
     assert chunk_files(path) == before
 
 
@@ -305,7 +305,7 @@ def test_a_gram_too_large_for_the_disk_is_refused_before_anything_is_made(tmp_pa
 
 
 def test_a_function_leaves_no_gram_in_a_workspace_that_nothing_would_find(tmp_path, rng):
-    gram.driver_gram(kernels.Function(lambda A, B: A @ B.T), rng.normal(size=(50, 3)), tile_rows=20, workspace=tmp_path)
+    gram.compute_driver_gram(kernels.Function(lambda A, B: A @ B.T), rng.normal(size=(50, 3)), tile_rows=20, workspace=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -34,7 +34,7 @@ def allowed(phi, model, Z, output):
     after = linear_models.read_linear_model(model).outputs[output][0]
     head, eps = phi.model_.head(phi._output), np.finfo(phi.model_.dtype).eps
     K = np.asarray(phi.model_.kernel(Z, phi.model_.original_landmarks), np.float64)
-    return 64 * eps * linear_models.sum_magnitudes(head, after, K).max(axis=1)
+    return 64 * eps * linear_models.compute_rounding_scale(head, after, K).max(axis=1)
 
 
 def has(model, output):

@@ -20,7 +20,7 @@ import numpy as np
 open(__file__ + ".imported", "a").close()
 
 def least(X, Y):
-    return np.minimum(X[:, None], Y).sum(-1)
+    return np.min_jobs(X[:, None], Y).sum(-1)
 
 def root(X):
     return np.sqrt(X)
@@ -31,7 +31,7 @@ class Holder:
         return least(X, Y)
 
 def pair(x, y):
-    return float(np.minimum(x, y).sum())
+    return float(np.min_jobs(x, y).sum())
 
 class Caller:
     def __call__(self, X, Y):
@@ -222,8 +222,8 @@ def test_a_large_model_with_a_function_is_spilled_and_read_back_in_a_worker(modu
 
     X = rng.uniform(size=(900, 3))
     fitted = dkfm.ExactFeatureMap(kernels.Function(module.least), basis="spectral").fit(X)
-    carried = fitted._graph_model()
-    assert type(carried).__name__ == "StoredModel"
+    carried = fitted._get_graph_model()
+    assert type(carried).__name__ == "TemporaryModelStore"
     assert len(pickle.dumps(carried)) < 1000
     lazy = fitted.transform(da.from_array(X, chunks=(300, 3)))
     np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), fitted.transform(X), rtol=0, atol=1e-9)

@@ -140,7 +140,7 @@ def test_a_ridge_above_rounding_is_factored_and_one_below_it_is_decomposed(class
 def test_one_rule_judges_every_estimator(rows, classes, monkeypatch):
     X, y = classes
     judged = []
-    monkeypatch.setattr(certificate, "warn_of_error", lambda error, *rest: judged.append(error))
+    monkeypatch.setattr(certificate, "warn_if_error_is_large", lambda error, *rest: judged.append(error))
     phi = ExactFeatureMap(Gaussian(2.0)).fit(X)
     ExactFeatureMap(Gaussian(2.0), landmarks="uniform", n_landmarks=20, random_state=0).fit(X)
     KernelPCA(2).fit(X)
@@ -166,4 +166,4 @@ def test_maps_within_what_they_promise_do_not_warn(rng):
 
 def test_a_number_that_is_none_warns():
     with pytest.warns(DkfmWarning, match="told, and at most 1e-06 is expected; remedy"):
-        certificate.warn_of_error(float("nan"), np.dtype(np.float64), "told", "remedy")
+        certificate.warn_if_error_is_large(float("nan"), np.dtype(np.float64), "told", "remedy")

@@ -138,7 +138,7 @@ def test_a_map_that_was_rounded_fails_its_certificate(basis, rng):
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(0.5), basis=basis).fit(rng.normal(size=(100, 2)))
     model = phi.model_
     heads = {
-        name: Head(h.weights.astype(np.float32).astype(float), h.offset, h.rotation, h.link, h.triangular, h.first)
+        name: Head(h.weights.astype(np.float32).astype(float), h.offset, h.sqrt_eigenvalues, h.link, h.triangular, h.first)
         for name, h in model.heads.items()
     }
     phi.model_ = Model(model.kernel, model.landmarks, heads)

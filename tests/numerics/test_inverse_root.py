@@ -81,7 +81,7 @@ def test_the_symmetric_map_is_the_dense_formula_in_both_of_its_forms(rng):
         X = rng.normal(size=(100, 3))
         k = kernels.Gaussian(sigma)
         heads = roots.make_map_heads(roots.inverse_root(gram(k, X)), "symmetric")
-        assert (heads["features"].rotation is None) == explicit
+        assert (heads["features"].sqrt_eigenvalues is None) == explicit
         found = scorer.prepare_scorer(Model(k, X, heads))("features", Z)
         truth = oracles.symmetric_map(oracles.gaussian(X, X, sigma), oracles.gaussian(X, Z, sigma))
         np.testing.assert_allclose(found, truth, atol=1e-8)
@@ -134,5 +134,5 @@ def test_signs_do_not_depend_on_the_last_bit(seed):
     V = rng.normal(size=(9, 4))
     V[[2, 5]] = [[3.0], [-3.0]]  # two entries of the same magnitude: the first decides
     noise = 1 + 1e-12 * rng.normal(size=V.shape)
-    np.testing.assert_array_equal(roots.fix_signs(V), roots.fix_signs(V * noise))
-    np.testing.assert_array_equal(roots.fix_signs(-V), -roots.fix_signs(V))
+    np.testing.assert_array_equal(roots.choose_signs(V), roots.choose_signs(V * noise))
+    np.testing.assert_array_equal(roots.choose_signs(-V), -roots.choose_signs(V))

@@ -47,7 +47,7 @@ def test_a_row_that_overflows_has_no_class_and_no_chances(lost, columns):
     with np.errstate(invalid="ignore"):
         for link in (links.ARGMAX, *CHANCES):
             found = through(link, product)
-            np.testing.assert_array_equal(links.valid_rows(found), [True, False])
+            np.testing.assert_array_equal(links.find_valid_rows(found), [True, False])
         assert through(links.ARGMAX, product)[1, 0] == links.NO_CODE
 
 

@@ -18,17 +18,17 @@ def fitted(kernel, X):
 def test_bounds_are_what_remains_and_what_rounding_may_add(values, largest):
     values = np.sort(values)[::-1]
     remaining = np.append(values, 0.0)
-    bounds = roots.error_bounds(remaining, values, largest)
-    parts = np.sqrt(np.minimum(remaining / largest, 1))
+    bounds = roots.bound_errors_by_rank(remaining, values, largest)
+    parts = np.sqrt(np.min_jobs(remaining / largest, 1))
     top = max(values[0], largest)
     rounding = 4 * roots.EPS * top / np.sqrt(np.append(top, values) * largest)
-    np.testing.assert_allclose(bounds, parts + np.maximum(1e-12, rounding), rtol=1e-9)
+    np.testing.assert_allclose(bounds, parts + np.max_jobs(1e-12, rounding), rtol=1e-9)
     for tol in (0.0, 1e-3, 1.0):
         r = roots.find_rank_within(bounds, tol)
         assert bounds[r] <= tol or (r == len(bounds) - 1 and (bounds > tol).all())
         assert (bounds[:r] > tol).all()
-    np.testing.assert_allclose(roots.error_bounds(remaining, values, largest, np.dtype(np.float32)), parts + 1e-4)
-    assert not roots.error_bounds(remaining, values, 0.0).any()
+    np.testing.assert_allclose(roots.bound_errors_by_rank(remaining, values, largest, np.dtype(np.float32)), parts + 1e-4)
+    assert not roots.bound_errors_by_rank(remaining, values, 0.0).any()
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 10.0]))
@@ -36,7 +36,7 @@ def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_
     X = np.random.default_rng(seed).normal(size=(40, 2))
     k = kernels.Gaussian(sigma)
     found = fitted(k, X)
-    bounds = roots.bound_residuals(found, k.diag(X))
+    bounds = roots.bound_residuals_by_rank(found, k.diag(X))
     features = k(X) @ found.weights
     for r in (0, len(found.values) // 2, len(found.values)):
         truth = (1 - np.square(features[:, :r]).sum(axis=1)).max()

@@ -57,10 +57,10 @@ def truth_and_bound(model, Z, name):
     b = np.zeros(W.shape[1]) if head.offset is None else head.offset.astype(float)
     values = np.exp(-((Z[:, None].astype(model.dtype) - model.landmarks).astype(float) ** 2).sum(axis=2) / 8)
     product, error = values @ W - b, 64 * eps * (np.abs(values) @ np.abs(W) + np.abs(b))
-    if head.rotation is not None:
-        return (product * head.rotation) @ W.T, ((error + 64 * eps * np.abs(product)) * head.rotation) @ np.abs(W.T)
+    if head.sqrt_eigenvalues is not None:
+        return (product * head.sqrt_eigenvalues) @ W.T, ((error + 64 * eps * np.abs(product)) * head.sqrt_eigenvalues) @ np.abs(W.T)
     if head.link == links.RESIDUAL:
-        truth = np.maximum(1 - (product**2).sum(axis=1, keepdims=True), 0)
+        truth = np.max_jobs(1 - (product**2).sum(axis=1, keepdims=True), 0)
         return truth, (2 * np.abs(product) * error + error**2).sum(axis=1, keepdims=True) + 64 * eps
     return product, error
 
@@ -200,7 +200,7 @@ def test_the_same_tiling_gives_the_same_bits(rng):
 def test_the_residual_link_is_the_clipped_difference(rng):
     model, Z = make(rng, 30, 4, 3, False), rng.normal(size=(50, 4))
     product = model.kernel(Z, model.landmarks) @ model.heads["residual"].weights
-    truth = np.maximum(1 - (product**2).sum(axis=1), 0)[:, None]
+    truth = np.max_jobs(1 - (product**2).sum(axis=1), 0)[:, None]
     np.testing.assert_allclose(scorer.prepare_scorer(model)("residual", Z, 7), truth, atol=1e-14)
     assert (truth == 0).any() or (truth > 0).any()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm.numerics.matmul import triangular_matmul
+from dkfm.numerics.matmul import triangular_matmul_in_place
 
 
 @given(n=st.integers(0, 9), r=st.integers(1, 9), dtype=st.sampled_from([np.float64, np.float32]), sliced=st.booleans())
@@ -18,7 +18,7 @@ def test_the_product_is_that_of_numpy(n, r, dtype, sliced):
     W, rows = W[:, :r] if sliced else np.ascontiguousarray(W[:, :r]), values[2 : n + 2]
     expected, bound = rows @ W, np.abs(rows) @ np.abs(W)
     before = values.copy()
-    triangular_matmul(rows, W)
+    triangular_matmul_in_place(rows, W)
     assert (np.abs(rows - expected) <= 64 * np.finfo(dtype).eps * bound).all()
     np.testing.assert_array_equal(values[[0, 1, -1]], before[[0, 1, -1]])
 
@@ -27,12 +27,12 @@ def test_what_blas_would_misread_is_never_handed_to_it():
     W = np.eye(3)
     for values in (np.ones((2, 3), np.float32), np.ones((2, 4)), np.ones((3, 2)).T, np.ones((2, 6))[:, ::2]):
         with pytest.raises(AssertionError):
-            triangular_matmul(values, W)
+            triangular_matmul_in_place(values, W)
 
 
 def test_python_goes_on_while_a_product_is_computed():
     values, W = np.ones((3000, 1500)), np.triu(np.ones((1500, 1500)))
-    worker = threading.Thread(target=triangular_matmul, args=(values, W))
+    worker = threading.Thread(target=triangular_matmul_in_place, args=(values, W))
     start = last = time.perf_counter()
     longest = 0.0
     worker.start()

@@ -95,7 +95,7 @@ def test_rows_of_a_server_that_fails_are_unreachable_or_right(place, rows, tmp_p
 
 def test_limits_are_sane_without_being_told():
     files = Remote(f"{BUCKET}/x")
-    with files.connected("read") as (system, _):
+    with files.open_filesystem("read") as (system, _):
         config = system.config_kwargs
     assert (config["connect_timeout"], config["read_timeout"]) == (10, 60)
     assert config["retries"]["total_max_attempts"] * system.retries <= 10

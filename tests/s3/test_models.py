@@ -197,14 +197,14 @@ def test_a_process_copies_a_model_once_whatever_its_threads_ask(model, rows, pro
     digest = json.loads(model.read(zarr_schema.MARKER))["digest"]
     proxy.seen.clear()
     with ThreadPoolExecutor(6) as pool:
-        copies = set(pool.map(lambda _: model_transfer.get_local_copy(model.url, digest, tmp_path), range(6)))
+        copies = set(pool.map(lambda _: model_transfer.get_cached_model_folder(model.url, digest, tmp_path), range(6)))
     assert len(copies) == 1
     assert next(iter(copies)).is_relative_to(tmp_path)
     assert sum(path.endswith("/landmarks/c/0/0") for _, path in proxy.seen) == 1
     with pytest.raises(DamagedStoreError, match="another model"):
-        model_transfer.get_local_copy(model.url, "0" * 64, tmp_path)
+        model_transfer.get_cached_model_folder(model.url, "0" * 64, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
-    assert model_transfer.get_local_copy(tmp_path, digest) == tmp_path
+    assert model_transfer.get_cached_model_folder(tmp_path, digest) == tmp_path
 
 
 def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, place, rows, tmp_path):
@@ -216,8 +216,8 @@ def test_a_forked_process_reads_after_its_parent_and_leaves_its_copy(model, plac
     copies.mkdir()
     code = (
         "import os, pathlib; from dkfm.sources.opening import open_source\n"
-        "from dkfm.storage.model_transfer import get_local_copy\n"
-        f"copy = get_local_copy({model.url!r}, {digest!r}, pathlib.Path({str(copies)!r}))\n"
+        "from dkfm.storage.model_transfer import get_cached_model_folder\n"
+        f"copy = get_cached_model_folder({model.url!r}, {digest!r}, pathlib.Path({str(copies)!r}))\n"
         f"sources = [open_source({place.url!r} + name) for name in ('/x.npy', '/x.zarr')]\n"
         "want = [source.read(slice(0, 60)).tolist() for source in sources]\n"
         "child = os.fork()\n"

@@ -179,7 +179,7 @@ def test_a_damaged_object_is_told_by_readers_and_made_again_by_the_same_call(job
 
 
 def test_many_writers_of_one_chunk_leave_one_of_them_and_all_tell_of_it(job):
-    from dkfm.scoring.tasks import ChunkWork, score_chunk
+    from dkfm.scoring.tasks import SharedTaskArguments, score_chunk
     from dkfm.sources.opening import open_source
 
     _, _, place = job
@@ -188,7 +188,7 @@ def test_many_writers_of_one_chunk_leave_one_of_them_and_all_tell_of_it(job):
     digest, source = output.model["digest"], open_source(f"{place.url}/rows.npy")
     completion.remove_marker(output)
     completion.remove_chunks(output, [1])
-    work = ChunkWork(f"{place.url}/model", digest, (), False, source, 30, output, "raise")
+    work = SharedTaskArguments(f"{place.url}/model", digest, (), False, source, 30, output, "raise")
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(lambda _: score_chunk(work, 1), range(8)))
     assert len({receipt.crc32c for receipt in told}) == 1

@@ -49,10 +49,10 @@ def test_sources_at_urls_read_what_local_ones_read(place, rows, tmp_path):
         local, remote = open_source(tmp_path / name), open_source(f"{place.url}/{name}")
         assert len(pickle.dumps(remote)) < 400
         assert pickle.loads(pickle.dumps(remote)) == remote
-        assert (remote.shape, remote.chunk_rows, remote.values_per_row) == (
+        assert (remote.shape, remote.chunk_rows, remote.mean_values_per_row) == (
             local.shape,
             local.chunk_rows,
-            local.values_per_row,
+            local.mean_values_per_row,
         )
         assert remote.locate_row(7) == (remote.name, 7)
         assert remote.name.startswith(place.url)

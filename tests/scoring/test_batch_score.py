@@ -210,7 +210,7 @@ def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
 def test_a_run_that_was_replaced_does_not_complete_the_other(job):
     score(job, chunk_rows=30)
     before = outputs.read_output(job[2])
-    receipts = completion.marker_receipts(before)
+    receipts = completion.read_marker_receipts(before)
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
         completion.complete_output(before, receipts)

@@ -151,7 +151,7 @@ def together(monkeypatch, act, drivers=DRIVERS):
 
     def late(*arguments):
         if not hasattr(here, "was"):
-            here.was = barrier.wait()
+            here.was = barrier.first_worker_timeout_seconds()
         return create(*arguments)
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(drivers) as pool:

@@ -68,7 +68,7 @@ def test_a_silent_job_ends_within_its_stall_timeout(made, tmp_path, monkeypatch)
     import threading
 
     release = threading.Event()
-    monkeypatch.setattr("dkfm.scoring.run.score_chunk", lambda work, number: release.wait(60))
+    monkeypatch.setattr("dkfm.scoring.run.score_chunk", lambda work, number: release.first_worker_timeout_seconds(60))
     try:
         with pytest.raises(StalledError, match="No task finished for"):
             score(made, tmp_path / "out", stall_timeout=0.5)
@@ -80,7 +80,7 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     """A chunk whose receipt is true but whose scores are not: only the formula tells."""
     score(made, tmp_path / "out")
     output = outputs.read_output(tmp_path / "out")
-    receipts = completion.marker_receipts(output)
+    receipts = completion.read_marker_receipts(output)
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9
     completion.remove_chunks(output, [2])
@@ -116,7 +116,7 @@ def test_every_output_of_every_map_is_within_what_rounding_allows_of_the_formula
     )
     assert dkfm.verify_scores(tmp_path / "out", tmp_path / "z.npy", sample=300).worst < 1
     # The formula is that of the documents, in one line of NumPy.
-    features, _ = reference.reference_scores(phi.model_, "features", Z[:5])
+    features, _ = reference.compute_scores_and_tolerances(phi.model_, "features", Z[:5])
     np.testing.assert_allclose(features, phi.transform(Z[:5]), atol=1e-4 if dtype == "float32" else 1e-9)
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_moved_is_found_where_it_is_said_to_be(made, tmp_path):
 
 
 def test_receipts_survive_a_journal_whose_segments_are_damaged_or_a_stranger_s(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "_MIN_INTERVAL", 60.0)  # one segment, at the end
+    monkeypatch.setattr(journal, "_MIN_SEGMENT_INTERVAL", 60.0)  # one segment, at the end
     score(made, tmp_path / "out")
     place = LocalOutput(tmp_path / "out")
     (segment,) = (tmp_path / "out" / "_journal").iterdir()

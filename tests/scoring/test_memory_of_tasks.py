@@ -40,7 +40,7 @@ MEMORY = [
 def write_late(monkeypatch, pieces):
     """Let each of some pieces be written once the next is scored, as on a slow disk: a task then holds the most."""
     scored, written = [], []
-    score, behind = tasks._score_all, chunk_files.write_behind
+    score, behind = tasks._score_or_raise, chunk_files.write_behind
 
     def score_all(*given):
         found = score(*given)
@@ -53,7 +53,7 @@ def write_late(monkeypatch, pieces):
             time.sleep(0.001)
         use(piece)
 
-    monkeypatch.setattr(tasks, "_score_all", score_all)
+    monkeypatch.setattr(tasks, "_score_or_raise", score_all)
     monkeypatch.setattr(chunk_files, "write_behind", lambda items, use: behind(items, partial(late, use)))
 
 
@@ -79,7 +79,7 @@ def measured(model, names, folder, rng, monkeypatch):
         scorer = prepare_scorer(model)
         kept = tracemalloc.get_traced_memory()[0]
         monkeypatch.setattr(tasks, "get_saved_scorer", lambda *_: scorer)
-        work = tasks.ChunkWork("", "", (), False, source, job.piece_rows, output, on_invalid="raise")
+        work = tasks.SharedTaskArguments("", "", (), False, source, job.piece_rows, output, on_invalid="raise")
         with ThreadPoolExecutor(1) as fresh:  # this thread may have a buffer from before
             fresh.submit(tasks.score_chunk, work, 0).result()
         return job, kept, tracemalloc.get_traced_memory()[1] - kept
@@ -162,7 +162,7 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
 
     def after_the_next_read(*arguments):
         if events.count("read") < 4:
-            assert reading.wait(30)  # by a thread, while this one has its rows already
+            assert reading.first_worker_timeout_seconds(30)  # by a thread, while this one has its rows already
         reading.clear()
         events.append("scored")
         return several(*arguments)
@@ -207,7 +207,7 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     head = model.heads[output]
     values, W = np.abs(phi.kernel_(Z, model.original_landmarks)), np.abs(head.weights[:, : head.first])
     error = 64 * np.finfo(dtype).eps * (values @ W + (0 if head.offset is None else np.abs(head.offset)))
-    bound = error if head.rotation is None else (error * head.rotation) @ W.T
+    bound = error if head.sqrt_eigenvalues is None else (error * head.sqrt_eigenvalues) @ W.T
     if output == "residual":
         bound = (2 * error).sum(axis=1, keepdims=True) + 64 * np.finfo(dtype).eps
     assert (np.abs(found - expected) <= bound).all()

@@ -29,7 +29,7 @@ def one_segment():
     """A run leaves one segment, at its end, of chunks in their order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dask.system.CPU_COUNT", 1)
-        patch.setattr("dkfm.scoring.receipts._MIN_INTERVAL", 600.0)
+        patch.setattr("dkfm.scoring.receipts._MIN_SEGMENT_INTERVAL", 600.0)
         yield
 
 
@@ -70,7 +70,7 @@ def edit(target, change):
 def mark(target, **fields):
     """Change receipts of the first chunk in a marker, whose digest is then right."""
     output = outputs.read_output(target)
-    receipts = completion.marker_receipts(output)
+    receipts = completion.read_marker_receipts(output)
     for name, value in fields.items():
         object.__setattr__(receipts[0], name, value)
     completion.complete_output(output, receipts)

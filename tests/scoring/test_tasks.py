@@ -24,7 +24,7 @@ from helpers.scoring_jobs import score, write
 
 def test_a_scoring_task_pickles_to_under_ten_kilobytes(job):
     score(job)
-    work = tasks.ChunkWork(
+    work = tasks.SharedTaskArguments(
         str(job[0]), "0" * 64, (), True, open_source(job[1]), 4, outputs.read_output(job[2]), "raise"
     )
     assert len(pickle.dumps((tasks.score_chunk, work, 3))) < 5_000

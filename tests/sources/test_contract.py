@@ -10,7 +10,7 @@ import zarr
 
 from contracts import check_source
 from dkfm.sources.opening import open_source
-from dkfm.sources.stored_csr import StoredCsr
+from dkfm.sources.stored_csr import DriverCsrSource
 from dkfm.storage import csr
 from dkfm.storage.zarr_store import new_store
 
@@ -77,4 +77,4 @@ def test_rows_that_a_driver_stores_for_its_workers_obey_the_contract(tmp_path):
     memory = open_source(sp.csr_array(ROWS))
     with new_store(tmp_path / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
         csr.write_csr(group, "rows", memory.array)
-    check_source(StoredCsr(tmp_path / "rows.zarr", ROWS.shape, memory.values_per_row, memory.runs, "rows"), ROWS)
+    check_source(DriverCsrSource(tmp_path / "rows.zarr", ROWS.shape, memory.mean_values_per_row, memory.max_run_nnz, "rows"), ROWS)

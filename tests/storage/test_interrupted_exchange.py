@@ -15,7 +15,7 @@ def put(path, text, **options):
 
 
 def told(path):
-    return zarr_store.require_own_store(path)["text"]
+    return zarr_store.require_own_attributes(path)["text"]
 
 
 @contextmanager

@@ -193,7 +193,7 @@ HOSTILE = {
 def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(saved, change):
     edit(saved / "landmarks" / "zarr.json", change)
     with pytest.raises((UnsupportedStoreError, DamagedStoreError)):
-        zarr_schema.require_chunks(saved / "landmarks", zarr_schema.read_array(saved / "landmarks"))
+        zarr_schema.require_chunks(saved / "landmarks", zarr_schema.read_array_info(saved / "landmarks"))
 
 
 @given(
@@ -205,7 +205,7 @@ def test_metadata_that_dkfm_does_not_write_are_refused_before_any_chunk_is_read(
 def test_json_that_is_not_the_schemas_is_refused_by_name(tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("store")
     (folder / "zarr.json").write_text(json.dumps(value))
-    for read in (zarr_schema.read_group, zarr_schema.read_array):
+    for read in (zarr_schema.read_group, zarr_schema.read_array_info):
         with pytest.raises(DkfmError):
             read(folder)
 

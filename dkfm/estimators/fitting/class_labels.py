@@ -8,7 +8,7 @@ from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
 from dkfm.core.frames import is_dask_collection
-from dkfm.errors import InvalidInputError, InvalidTypeError, UnsupportedStoreError, reason
+from dkfm.errors import InvalidInputError, InvalidTypeError, UnsupportedStoreError, extract_reason
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ def check_labels(y: object, n: int, name: str) -> Labels:
         labels = column_or_1d(cast("da.Array", y).compute() if is_dask_collection(y) else y, warn=True)
         assert_all_finite(labels, input_name="y")
     except TypeError as error:
-        raise InvalidTypeError(f"y must be a label a row: {reason(error)}.") from None
+        raise InvalidTypeError(f"y must be a label a row: {extract_reason(error)}.") from None
     except ValueError as error:
-        raise InvalidInputError(f"y must be a label a row: {reason(error)}.") from None
+        raise InvalidInputError(f"y must be a label a row: {extract_reason(error)}.") from None
     require_storable(cast("Labels", labels))
     try:
         check_classification_targets(labels)
     except ValueError as error:
-        raise InvalidInputError(f"y must be a label a row: {reason(error)}.") from None
+        raise InvalidInputError(f"y must be a label a row: {extract_reason(error)}.") from None
     if len(labels) != n:
         raise InvalidInputError(f"y has {len(labels)} labels and X has {n} rows; each row has one.")
     return cast("Labels", labels)

@@ -17,24 +17,24 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError
-from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, is_clipped
+from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, is_clipped_kernel
 from dkfm.estimators.fitting.training_data import (
     TILE_VALUES,
     PrecomputedGram,
     TrainingData,
     TrainingRows,
-    apply_weights,
+    drop_zero_weights,
     as_training_data,
 )
 from dkfm.execution import memory, progress
 from dkfm.gram import build
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.sklearn_names import select_parameters
+from dkfm.kernels.sklearn_names import filter_parameters
 from dkfm.numerics import lanczos, pca, training_reductions
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.model import Head, Model
-from dkfm.numerics.pca import ComponentOptions, Components, Moments, Problem, Weighting
+from dkfm.numerics.pca import ComponentOptions, Components, Moments, EigenProblem, Weighting
 from dkfm.numerics.scorer import prepare_scorer
 
 SOLVERS = ("auto", "dense", "arpack", "randomized")
@@ -107,7 +107,7 @@ def check_n_components(n_components: object) -> int | float | None:
     return None if n_components is None else require_count(n_components, "n_components")
 
 
-def resolve_kernel(
+def resolve_kernel_and_gamma(
     kernel: KernelSpec,
     gamma: float | None,
     degree: float,
@@ -121,7 +121,7 @@ def resolve_kernel(
     if gamma is not None and "gamma" in extra:
         raise KernelError("gamma is given twice, by itself and in kernel_params.")
     gamma = cast("float | None", extra.get("gamma", gamma))
-    parameters = select_parameters(kernel, gamma=gamma, degree=degree, coef0=coef0)
+    parameters = filter_parameters(kernel, gamma=gamma, degree=degree, coef0=coef0)
     return as_kernel(kernel, {**parameters, **extra} if isinstance(kernel, str) else kernel_params), gamma
 
 
@@ -146,7 +146,7 @@ def fit_components(
     dense_fits = n <= budget.LARGEST_DENSE_N and dense_bytes <= memory.available_memory()
     if isinstance(q, int) and _uses_lanczos(n, q, solver, dense_fits):
         try:
-            return _fit_few(data, replace(options, count=min(q, n)), weighting, solver)
+            return _fit_by_lanczos(data, replace(options, count=min(q, n)), weighting, solver)
         except ConvergenceError:
             if solver.eigen_solver != "auto" or not dense_fits:
                 raise
@@ -154,7 +154,7 @@ def fit_components(
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [data.compute_gram(solver.tile_rows, solver.workspace, solver.progress)]
     with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n), solver.progress):
-        return pca.solve_components(gram_holder.pop(), options, weighting, solver.formulation)
+        return pca.solve_components_by_eigh(gram_holder.pop(), options, weighting, solver.formulation)
 
 
 def _uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bool:
@@ -165,14 +165,14 @@ def _uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bo
     return solver.eigen_solver != "auto" or not dense_fits or lanczos.is_faster_than_dense(n, q)
 
 
-def _fit_few(data: TrainingData, options: ComponentOptions, weighting: Weighting, solver: SolverOptions) -> Components:
+def _fit_by_lanczos(data: TrainingData, options: ComponentOptions, weighting: Weighting, solver: SolverOptions) -> Components:
     n, q = data.rows_as_landmarks.shape[0], int(options.count or 0)
     # The start only changes the rounding of the result, so a fixed seed is the default.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
     limit = solver.max_products(q, n)
     with (
-        _open_problem(data, q, weighting, solver) as problem,
+        _open_eigenproblem(data, q, weighting, solver) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
     ):
 
@@ -191,7 +191,7 @@ def _fit_few(data: TrainingData, options: ComponentOptions, weighting: Weighting
 
 
 @contextmanager
-def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions) -> Iterator[Problem]:
+def _open_eigenproblem(data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions) -> Iterator[EigenProblem]:
     """Yield the eigenproblem, with the Gram matrix in memory if it fits, else in its store or source."""
     n, d, kernel, free = data.rows_as_landmarks.shape[0], data.mean_values_per_row, data.kernel, memory.available_memory()
     basis_columns, columns = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
@@ -202,7 +202,7 @@ def _open_problem(data: TrainingData, q: int, weighting: Weighting, solver: Solv
     tile_rows, threads = (
         (min(n, isqrt(TILE_VALUES)), 1) if is_precomputed else (solver.tile_rows or build.TILE_ROWS, CPU_COUNT)
     )
-    need = budget.lanczos_stored_bytes(n, d, basis_columns, columns, min(n, tile_rows), threads, kernel.landmark_copies)
+    need = budget.lanczos_out_of_core_bytes(n, d, basis_columns, columns, min(n, tile_rows), threads, kernel.landmark_copies)
     budget.require_fits(need, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
     if isinstance(data, PrecomputedGram):
         _require_symmetric(data)
@@ -247,7 +247,7 @@ def warn_of_rounding(score_certificate: certificate.Certificate, dtype: np.dtype
     remedy = "the mean of the features hides their variance: centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these scores: fit with dtype="float64"'
-    certificate.warn_of_error(score_certificate.error, dtype, f"The certificate of these scores is {score_certificate}", remedy)
+    certificate.warn_if_error_is_large(score_certificate.error, dtype, f"The certificate of these scores is {score_certificate}", remedy)
 
 
 def collect_fitted(components: Components, total_weight: float) -> dict[str, object]:
@@ -288,9 +288,9 @@ def fit_in_map(
         moments = compute_landmark_moments(feature_map, W, sample_weight)
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
-        data, weights = apply_weights(all_rows, sample_weight)
+        data, weights = drop_zero_weights(all_rows, sample_weight)
         moments = training_reductions.feature_moments(map_scorer, data.iter_row_tiles(), data.diagonal(), weights)
-        if is_clipped(feature_map.error_bounds):
+        if is_clipped_kernel(feature_map.error_bounds):
             moments = replace(moments, kernel_trace=float(np.trace(moments.second_moment)))
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
@@ -300,7 +300,7 @@ def fit_in_map(
     if landmarks_only:
         measured = certificate.certify_components(scorer, components.eigenvalues, landmarks.iter_row_tiles())
     else:
-        measured = certificate.certify_axes(scorer, components.eigenvalues, landmarks.iter_row_tiles(), moments.weight)
+        measured = certificate.certify_principal_axes(scorer, components.eigenvalues, landmarks.iter_row_tiles(), moments.weight)
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
 
@@ -313,6 +313,6 @@ def compute_landmark_moments(feature_map: FittedMap, W: Array, sample_weight: ob
             "X, the training rows, is needed: this map does not keep them (it has fewer landmarks, or pivots, or a "
             "precomputed kernel), or they are to have weights."
         )
-    diagonal = values if is_clipped(feature_map.error_bounds) else kernel.evaluate_diagonal(points)
+    diagonal = values if is_clipped_kernel(feature_map.error_bounds) else kernel.evaluate_diagonal(points)
     similarity = float(diagonal.sum())
     return Moments(values, W.mean(axis=0) * values, float(len(W)), similarity, len(W))

@@ -14,7 +14,7 @@ from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.components import compute_landmark_moments, warn_of_rounding
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
-from dkfm.estimators.fitting.training_data import Indices, TrainingData, TrainingRows, apply_weights, as_training_data
+from dkfm.estimators.fitting.training_data import Indices, TrainingData, TrainingRows, drop_zero_weights, as_training_data
 from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
@@ -118,10 +118,10 @@ def fit_in_map(
         second: Array = np.diag(moments.second_moment)
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
-        data, weights = apply_weights(all_rows, sample_weight)
+        data, weights = drop_zero_weights(all_rows, sample_weight)
         labels, codes = np.unique(y if data is all_rows else y[cast("Indices", data.original_row_indices)], return_inverse=True)
         classes = options.make_classes(codes, weights, labels)
-        sums, second = training_reductions.feature_sums(map_scorer, data.iter_row_tiles(), classes.weighted_indicators())
+        sums, second = training_reductions.sum_features_and_products(map_scorer, data.iter_row_tiles(), classes.weighted_indicators())
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
@@ -164,7 +164,7 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, ob
         else:
             products = T.T @ cast("Array", fitted["squares"]) @ T
             mean = cast("Array", fitted["mean"])
-            measured = discriminants.certify_combinations(scorer, name, landmarks.iter_row_tiles(), products, mean, b, longest)
+            measured = discriminants.certify_direction_products(scorer, name, landmarks.iter_row_tiles(), products, mean, b, longest)
         worst = worst.combine(measured)
     return worst
 

@@ -59,14 +59,14 @@ def fit_map(
     max_similarity, lowest = float(diagonal.max()), _lowest_dropped(root) if options.basis == "cholesky" else 0.0
     all_rows = _uses_all(landmarks, data)
     # Residuals and means over all training rows are computed in float64.
-    scorer = _root_scorer(data, landmarks, root)
+    scorer = _make_root_scorer(data, landmarks, root)
     if remaining is None:
-        remaining, lowest = training_reductions.largest_residuals(scorer, data.iter_row_tiles(), diagonal)
+        remaining, lowest = training_reductions.compute_residual_extremes(scorer, data.iter_row_tiles(), diagonal)
     if options.on_indefinite != "clip" and not all_rows:
-        _require_psd(scorer, data, lowest, root)
-    bounds, rank = roots.error_bounds(remaining, root.values, max_similarity, dtype), len(root.values)
+        _require_psd_residuals(scorer, data, lowest, root)
+    bounds, rank = roots.bound_errors_by_rank(remaining, root.values, max_similarity, dtype), len(root.values)
     if dtype == np.float32:
-        rank = roots.rank_in_float32(root, _sample_values(data, landmarks), landmarks.diagonal())
+        rank = roots.rank_in_float32(root, _sample_kernel_values(data, landmarks), landmarks.diagonal())
     if options.on_indefinite == "clip":
         negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))
         bounds = (
@@ -80,7 +80,7 @@ def fit_map(
     if rank < len(root.values):
         root = root.truncate(rank)
         landmarks = landmarks.subset(np.arange(len(root.weights))) if root.triangular else landmarks
-        scorer = _root_scorer(data, landmarks, root)
+        scorer = _make_root_scorer(data, landmarks, root)
     mean = None if weights is None else training_reductions.mean_kernel_values(scorer, data.iter_row_tiles(), weights)
     with np.errstate(over="ignore"):  # values that float32 cannot hold raise below
         model = _make_model(scorer.model, root, mean, options.basis, dtype)
@@ -92,15 +92,15 @@ def fit_map(
     certificates = _certify(prepare_scorer(model), data, landmarks, mean)
     if not np.isfinite(certificates["certificate"].error):
         raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
-    ratio = 1.0 if mean is None else _centring_ratio(prepare_scorer(model), landmarks, max_similarity)
-    accepted_error = _accepted_error(options, float(bounds[rank]), max_similarity, landmarks)
+    ratio = 1.0 if mean is None else _compute_cancellation_factor(prepare_scorer(model), landmarks, max_similarity)
+    accepted_error = _compute_accepted_error(options, float(bounds[rank]), max_similarity, landmarks)
     _warn_of_rounding(certificates["certificate"], dtype, ratio, accepted_error)
     return model, {**fitted, **certificates}
 
 
 def _certify(scorer: Scorer, data: TrainingData, landmarks: TrainingData, mean: Array | None) -> dict[str, Certificate]:
     measured = certify_fit(scorer, landmarks, mean)
-    on_training = measured if _uses_all(landmarks, data) else certificate.certify_map(scorer, *_sample(data), mean=mean)
+    on_training = measured if _uses_all(landmarks, data) else certificate.certify_map(scorer, *_sample_rows_and_landmarks(data), mean=mean)
     return {"certificate": measured, "training_certificate": on_training}
 
 
@@ -110,7 +110,7 @@ def _uses_all(landmarks: TrainingData, data: TrainingData) -> bool:
     return are_rows and landmarks.rows_as_landmarks.shape[0] == data.rows_as_landmarks.shape[0]
 
 
-def is_clipped(error_bounds: Array) -> bool:
+def is_clipped_kernel(error_bounds: Array) -> bool:
     """Return whether the kernel was clipped: its negative part was dropped, so the error bounds are infinite."""
     return bool(np.isinf(error_bounds).any())
 
@@ -119,17 +119,17 @@ def _lowest_dropped(root: Root) -> float:
     return float(root.dropped.min(initial=0.0))
 
 
-def _root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -> Scorer:
+def _make_root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -> Scorer:
     head = Head(root.weights, triangular=root.triangular)
     return prepare_scorer(Model(data.kernel, landmarks.rows_as_landmarks, {"features": head}))
 
 
-def _sample_values(data: TrainingData, landmarks: TrainingData) -> Array:
+def _sample_kernel_values(data: TrainingData, landmarks: TrainingData) -> Array:
     """Return the kernel values (s, m) of a sample of the training rows with the m landmarks."""
-    return data.kernel.make_evaluator(landmarks.rows_as_landmarks)(_sample(data)[0])
+    return data.kernel.make_evaluator(landmarks.rows_as_landmarks)(_sample_rows_and_landmarks(data)[0])
 
 
-def _accepted_error(options: MapOptions, bound: float, max_similarity: float, landmarks: TrainingData) -> float:
+def _compute_accepted_error(options: MapOptions, bound: float, max_similarity: float, landmarks: TrainingData) -> float:
     """Return the error that the user accepts with `tol` or `rcond`, or by clipping (which has its own warning), else 0.
 
     The bound is in units of ``sqrt(max_similarity k(z, z))``; a certificate is relative to the largest value compared.
@@ -140,9 +140,9 @@ def _accepted_error(options: MapOptions, bound: float, max_similarity: float, la
     return bound * float(np.sqrt(max_similarity / max_compared)) if max_compared > 0 else bound
 
 
-def _centring_ratio(scorer: Scorer, landmarks: TrainingData, max_similarity: float) -> float:
+def _compute_cancellation_factor(scorer: Scorer, landmarks: TrainingData, max_similarity: float) -> float:
     """Return the ratio of the largest k(x, x) to the largest squared length of sampled centred features, at least 1."""
-    max_square = float(np.square(scorer("features", _sample(landmarks)[0]).astype(np.float64)).sum(axis=1).max())
+    max_square = float(np.square(scorer("features", _sample_rows_and_landmarks(landmarks)[0]).astype(np.float64)).sum(axis=1).max())
     return max(1.0, max_similarity / max(max_square, roots.EPS * max_similarity)) if max_similarity > 0 else 1.0
 
 
@@ -154,7 +154,7 @@ def _warn_of_rounding(map_certificate: Certificate, dtype: np.dtype[np.floating]
         remedy = "centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these features: fit with dtype="float64"'
-    certificate.warn_of_error(map_certificate.error * cancellation_factor, dtype, message, remedy, accepted_error)
+    certificate.warn_if_error_is_large(map_certificate.error * cancellation_factor, dtype, message, remedy, accepted_error)
 
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:
@@ -173,7 +173,7 @@ def truncate_map(
     NotSupportedError
         A precomputed kernel was clipped: the Gram matrix, which the certificate needs, was not kept.
     """
-    if model.kernel.is_precomputed and is_clipped(arrays["error_bounds"]):
+    if model.kernel.is_precomputed and is_clipped_kernel(arrays["error_bounds"]):
         raise NotSupportedError(
             "A map of a clipped precomputed kernel cannot be truncated: the certificate needs the whole Gram matrix, "
             "and the map does not keep the part that was dropped; fit again with rcond=."
@@ -189,11 +189,11 @@ def truncate_map(
     truncated = _make_model(Model(model.kernel, points, {}), root, mean, basis, dtype)
     landmarks: TrainingData = TrainingRows(model.kernel, points, 0)
     if model.kernel.is_precomputed:
-        landmarks = PrecomputedGram(model.kernel, _form_gram(model, full), cast("Array", points)[:, 0].astype(np.intp))
+        landmarks = PrecomputedGram(model.kernel, _reconstruct_gram(model, full), cast("Array", points)[:, 0].astype(np.intp))
     return truncated, {**fitted, "certificate": certify_fit(prepare_scorer(truncated), landmarks, mean)}
 
 
-def _form_gram(model: Model, root: Root) -> Source:
+def _reconstruct_gram(model: Model, root: Root) -> Source:
     """Return the Gram matrix (N, N) of a precomputed kernel, computed from its root; 0 except between landmarks."""
     W = root.weights.astype(np.float64)
     # K = R R' with W = R'^(-1), or K = V L V' with W = V L^(-1/2).
@@ -226,13 +226,13 @@ def cast_model(model: Model, dtype: np.dtype[np.floating]) -> Model:
     unshifted = Model(kernel, points.astype(dtype, copy=False), heads)
     if dtype == np.float64 or not kernel.translation_invariant or not isinstance(points, np.ndarray):
         return unshifted
-    shift = _column_means(points)
+    shift = _choose_landmark_shift(points)
     shifted = Model(kernel, (points - shift).astype(dtype), heads, shift)
     # Rows passed in float32 are exact without a shift; rows far from 0 round less if their mean is 0.
     return min(unshifted, shifted, key=lambda model: float(np.abs(np.asarray(model.original_landmarks) - points).max()))
 
 
-def _column_means(points: Array) -> Array:
+def _choose_landmark_shift(points: Array) -> Array:
     """Return the mean (d,) in float64, rounded to float32 in columns whose width is large beside that rounding."""
     mean: Array = points.mean(axis=0)
     with np.errstate(over="ignore"):
@@ -243,7 +243,7 @@ def _column_means(points: Array) -> Array:
 
 def certify_fit(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> Certificate:
     """Certify pairs of landmarks: return the worse certificate of the features and of the residuals' features."""
-    rows, points = _sample(landmarks)
+    rows, points = _sample_rows_and_landmarks(landmarks)
     model = scorer.model
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises in `fit_map`
         measured = certificate.certify_map(scorer, rows, points, tiles=landmarks.iter_row_tiles(), mean=mean)
@@ -301,14 +301,14 @@ def verify_points(
     return Verification(landmark_certificate, against, between, residuals, pair_bound)
 
 
-def _sample(rows: TrainingData) -> tuple[Rows, Rows]:
+def _sample_rows_and_landmarks(rows: TrainingData) -> tuple[Rows, Rows]:
     """Return a sample of the rows, as the model scores them and as the kernel compares them."""
     numbers = sample_evenly(rows.rows_as_landmarks.shape[0])
     return rows.take_rows(numbers), rows.rows_as_landmarks[numbers]
 
 
-def _require_psd(scorer: Scorer, data: TrainingData, lowest: float, root: Root) -> None:
-    rows, points = _sample(data)
+def _require_psd_residuals(scorer: Scorer, data: TrainingData, lowest: float, root: Root) -> None:
+    rows, points = _sample_rows_and_landmarks(data)
     values = data.kernel.make_evaluator(points)(rows)
     features = scorer.apply_weights("features", scorer.kernel_values(rows))
     what = f"The Gram matrix of {data.kernel!r}"

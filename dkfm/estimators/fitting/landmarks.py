@@ -17,7 +17,7 @@ from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots
-from dkfm.numerics.roots import Root, bound_residuals
+from dkfm.numerics.roots import Root, bound_residuals_by_rank
 
 if TYPE_CHECKING:
     from typing import Never
@@ -95,8 +95,8 @@ def choose_landmarks(
     if landmarks == "kmeans":
         return ChosenLandmarks(_find_centres(data, count, rng))
     random = landmarks == "random_pivots"
-    pivots = _find_pivots(data, options, count, _draw_with(rng) if random else pivoted_cholesky.choose_largest, random)
-    return ChosenLandmarks(_take_pivots(data, pivots), pivots=pivots)
+    pivots = _find_pivots(data, options, count, _make_random_choice(rng) if random else pivoted_cholesky.choose_largest, random)
+    return ChosenLandmarks(_select_pivot_rows(data, pivots), pivots=pivots)
 
 
 def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
@@ -127,7 +127,7 @@ def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) ->
     return TrainingRows(data.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
 
 
-def _draw_with(rng: np.random.RandomState) -> pivoted_cholesky.ChoosePivot:
+def _make_random_choice(rng: np.random.RandomState) -> pivoted_cholesky.ChoosePivot:
     """Return a function that draws a row with probability proportional to its residual (randomly pivoted Cholesky)."""
 
     def choose(residuals: Array) -> int:
@@ -157,7 +157,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         pivots = _find_pivots(
             landmarks, options if chosen.all_rows else replace(options, tol=None), None, pivoted_cholesky.choose_largest
         )
-        return _take_pivots(landmarks, pivots), _root_of_pivots(pivots), pivots.remaining if chosen.all_rows else None
+        return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), pivots.remaining if chosen.all_rows else None
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [landmarks.compute_gram(options.tile_rows, options.workspace, options.progress)]
@@ -166,10 +166,10 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         "dkfm-root", budget.eigendecomposition_seconds(landmarks.rows_as_landmarks.shape[0]), options.progress
     ):
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what)
-    return landmarks, root, bound_residuals(root, landmarks.diagonal()) if chosen.all_rows else None
+    return landmarks, root, bound_residuals_by_rank(root, landmarks.diagonal()) if chosen.all_rows else None
 
 
-def _take_pivots(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
+def _select_pivot_rows(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
     """Return the pivots as landmarks, or the first row if there are none (a zero kernel): a model needs a landmark."""
     return data.subset(pivots.row_indices if len(pivots.row_indices) else np.zeros(1, np.intp))
 
@@ -198,7 +198,7 @@ def _find_pivots(
             _require_gram_memory(data, budget.PIVOT_SQUARES)
     elif data.kernel.is_precomputed:
         build = "gram"  # the matrix already exists
-    elif build == "auto" and budget.pivots_seconds(n, d, max_pivots) <= budget.pivot_columns_seconds(
+    elif build == "auto" and budget.gram_pivots_seconds(n, d, max_pivots) <= budget.pivot_columns_seconds(
         n, d, min(max_pivots, pivoted_cholesky.BLOCK_COLUMNS)
     ):
         build = "gram"
@@ -217,7 +217,7 @@ def _find_pivots(
             return pivots
     _require_gram_memory(data, budget.PIVOT_SQUARES)
     gram_holder = [data.compute_gram(options.tile_rows, options.workspace, options.progress)]
-    with progress.call_bar("dkfm-root", budget.pivots_seconds(n, 0, n), options.progress):
+    with progress.call_bar("dkfm-root", budget.gram_pivots_seconds(n, 0, n), options.progress):
         return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
 
 
@@ -244,7 +244,7 @@ class _ColumnMonitor:
         need = budget.pivot_columns_bytes(n, d, next_columns, copies)
         if count and not self.is_columns_only and self._gram_fits():
             seconds_left = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, count)
-            if seconds_left > budget.pivots_seconds(n, d, rank) or need > available:
+            if seconds_left > budget.gram_pivots_seconds(n, d, rank) or need > available:
                 return False
         error_bound = float(np.sqrt(remaining[-1] / remaining[0])) if remaining[0] > 0 else 0.0
         remedy = f"after {count} of them the error bound is {error_bound:.1e}: use tol= or n_landmarks=, or fewer rows"

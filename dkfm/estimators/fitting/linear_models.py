@@ -87,7 +87,7 @@ def compose_head(head: Head, affine: AffineStep) -> tuple[Array, Array]:
     return W @ matrix, b @ matrix + affine.offset
 
 
-def sum_magnitudes(head: Head, affine: AffineStep, K: Array) -> Array:
+def compute_rounding_scale(head: Head, affine: AffineStep, K: Array) -> Array:
     """Return ``sum |k| |W| |A| + |b|`` (n, q) for kernel values (n, N): the scale of rounding in head and map."""
     W = np.abs(np.asarray(head.weights[:, : head.n_columns], np.float64))
     sums = np.abs(K) @ W
@@ -104,7 +104,7 @@ def _sklearn_names(model: object) -> list[str]:
     return [base.__name__ for base in type(model).__mro__ if base.__module__.partition(".")[0] == "sklearn"]
 
 
-def _transpose(values: object) -> Array:
+def _coef_to_weights(values: object) -> Array:
     """Return coefficients (q, r) as a dense array (r, q)."""
     dense = values.toarray() if hasattr(values, "toarray") else values
     return np.atleast_2d(np.asarray(dense, np.float64)).T
@@ -114,14 +114,14 @@ def _expand_offset(values: object, width: int) -> Array:
     return np.broadcast_to(np.ravel(np.asarray(values, np.float64)), (width,)).copy()
 
 
-def _read_decision(model: Any) -> AffineStep:  # Any: a scikit-learn model, here and below
-    weights = _transpose(model.coef_)
+def _read_coef_and_intercept(model: Any) -> AffineStep:  # Any: a scikit-learn model, here and below
+    weights = _coef_to_weights(model.coef_)
     return AffineStep(weights, -_expand_offset(model.intercept_, weights.shape[1]))
 
 
 def _read_classifier(model: Any, probability_link: str | None = None, decision_step: AffineStep | None = None) -> LinearModel:
     classes = np.asarray(model.classes_)
-    decision_step = _read_decision(model) if decision_step is None else decision_step
+    decision_step = _read_coef_and_intercept(model) if decision_step is None else decision_step
     if classes.ndim == 1 and len(classes) < 2:
         raise NotSupportedError(f"{type(model).__name__} knows one class alone, and decides nothing; {_ADVICE}.")
     if classes.ndim != 1 or links.count_classes(decision_step.weights.shape[1]) != len(classes):
@@ -161,18 +161,18 @@ def _read_discriminant(model: Any) -> LinearModel:
 
 
 def _read_regressor(model: Any) -> LinearModel:
-    return LinearModel("regressor", {PREDICT: (_read_decision(model), links.IDENTITY)})
+    return LinearModel("regressor", {PREDICT: (_read_coef_and_intercept(model), links.IDENTITY)})
 
 
 def _read_one_class(model: Any) -> LinearModel:
-    weights = _transpose(model.coef_)
+    weights = _coef_to_weights(model.coef_)
     decision = AffineStep(weights, _expand_offset(model.offset_, weights.shape[1]))
     outputs = {PREDICT: (decision, links.NOT_NEGATIVE), DECISION: (decision, links.IDENTITY)}
     return LinearModel("outlier_detector", outputs, np.array([-1, 1], np.int32))
 
 
 def _read_decomposition(model: Any) -> LinearModel:
-    axes = _transpose(model.components_)
+    axes = _coef_to_weights(model.components_)
     mean = getattr(model, "mean_", None)
     if getattr(model, "whiten", False):
         scale = np.sqrt(np.asarray(model.explained_variance_))
@@ -192,7 +192,7 @@ def _read_pls(model: Any) -> LinearModel:
     """Read partial least squares; the regression is the main output."""
     mean = np.asarray(model._x_mean, np.float64)
     rotations = np.asarray(model.x_rotations_, np.float64) / np.asarray(model._x_std, np.float64)[:, np.newaxis]
-    weights = _transpose(model.coef_)
+    weights = _coef_to_weights(model.coef_)
     predict = AffineStep(weights, mean @ weights - _expand_offset(model.intercept_, weights.shape[1]))
     transform = AffineStep(rotations, mean @ rotations)
     return LinearModel("regressor", {PREDICT: (predict, links.IDENTITY), TRANSFORM: (transform, links.IDENTITY)})

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.estimators.fitting.class_labels import Labels
-from dkfm.execution.lazy_arrays import dashboard_name
+from dkfm.execution.lazy_arrays import set_dashboard_name
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -41,7 +41,7 @@ def codes_to_labels(outcome: Predictions, classes: Labels) -> Predictions:
     return _convert_array(codes, classes)
 
 
-@dashboard_name(_TASK_NAME)
+@set_dashboard_name(_TASK_NAME)
 def _convert_array(codes: Labels, classes: Labels) -> Labels:
     return classes[codes.astype(np.intp)]
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from sklearn.preprocessing import StandardScaler
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap
-from dkfm.core.rows import Array, Rows, as_array, as_float64, as_rows
+from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
+from dkfm.core.rows import Array, Rows, as_rows_allow_nonfinite, as_float64, as_rows
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.files import local, temporary
 from dkfm.gram import build
@@ -90,7 +90,7 @@ class TrainingRows:
 
     def compute_gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return k(X, X), computed on the current Dask client or on threads of this process."""
-        return build.driver_gram(
+        return build.compute_driver_gram(
             self.kernel, self.rows_as_landmarks, tile_rows=tile_rows, workspace=workspace, progress=progress
         )
 
@@ -188,13 +188,13 @@ class PrecomputedGram:
         """Return rows of the matrix; consecutive rows are read together."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
         runs = np.split(ascending, np.flatnonzero(np.diff(ascending) > 1) + 1)
-        rows = np.concatenate([_as_dense(read_finite(self.source, slice(int(r[0]), int(r[-1]) + 1))) for r in runs])
+        rows = np.concatenate([_require_dense(read_finite(self.source, slice(int(r[0]), int(r[-1]) + 1))) for r in runs])
         return rows if len(inverse) == len(ascending) and (np.diff(inverse) == 1).all() else rows[inverse]
 
 
 def compute_lazy_frame(X: object) -> object:
-    """Return a dask data frame as a data frame in memory, and any other X as `unwrap` returns it."""
-    X = unwrap(X)
+    """Return a dask data frame as a data frame in memory, and any other X as `unwrap_container` returns it."""
+    X = unwrap_container(X)
     lazy_frame = hasattr(X, "map_partitions") and hasattr(X, "compute") and not is_dask_array(X)
     return cast("dd.DataFrame", X).compute() if lazy_frame else X
 
@@ -232,7 +232,7 @@ def make_standardizing_kernel(kernel: Kernel, X: object, sample_weight: object) 
     return kernel.warp(Affine(tuple(1 / scale), tuple(-mean / scale))), {"mean": mean, "scale": scale}
 
 
-def apply_weights(data: TrainingData, sample_weight: object) -> tuple[TrainingData, Array]:
+def drop_zero_weights(data: TrainingData, sample_weight: object) -> tuple[TrainingData, Array]:
     """Return the training rows with positive weights, and these weights (N,); without `sample_weight` all are 1."""
     n = data.rows_as_landmarks.shape[0]
     if sample_weight is None:
@@ -267,7 +267,7 @@ def _from_source(kernel: Kernel, source: Source) -> PrecomputedGram:
             f"A precomputed kernel is fitted to a Gram matrix, square; the shape of this is {source.shape}."
         )
     return PrecomputedGram(
-        kernel.resolve(_as_dense(read_finite(source, slice(0, 1)))), source, np.arange(source.shape[0])
+        kernel.resolve(_require_dense(read_finite(source, slice(0, 1)))), source, np.arange(source.shape[0])
     )
 
 
@@ -286,14 +286,14 @@ def _spool(X: "da.Array") -> Source:
     with local.translate_write_errors(folder), tempfile.TemporaryFile() as file:
         for length in filter(None, X.chunks[0]):
             # Writing to a memory map would kill the process on a full disk; `write` raises.
-            rows = _as_dense(as_array(X[start : start + length].compute(), _GRAM_NAME))
+            rows = _require_dense(as_rows_allow_nonfinite(X[start : start + length].compute(), _GRAM_NAME))
             file.write(np.ascontiguousarray(rows, np.float64).data)
             start += length
         file.flush()
         return MemorySource(np.memmap(file, np.float64, "r", shape=X.shape), _GRAM_NAME)
 
 
-def _as_dense(rows: Rows) -> Array:
+def _require_dense(rows: Rows) -> Array:
     if not isinstance(rows, np.ndarray):
         raise InvalidInputError("A precomputed kernel takes dense rows, and these are sparse.")
     return rows

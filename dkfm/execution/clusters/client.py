@@ -36,10 +36,10 @@ def find_client(client: "Client | None") -> "Client | None":
 
 def is_inside_worker() -> bool:
     """Return whether this runs in a task of a distributed worker."""
-    return worker_name() is not None
+    return worker_address() is not None
 
 
-def worker_name() -> str | None:
+def worker_address() -> str | None:
     """Return the address of the distributed worker whose task this is; None outside a task."""
     if "distributed" not in sys.modules:
         return None
@@ -51,7 +51,7 @@ def worker_name() -> str | None:
         return None
 
 
-def worker_folder() -> Path | None:
+def nanny_local_directory() -> Path | None:
     """Return the directory that a nanny removes after this worker process; None without a nanny or a worker."""
     from distributed import get_worker
 
@@ -62,7 +62,7 @@ def worker_folder() -> Path | None:
     return Path(worker.local_directory) if worker.nanny else None
 
 
-def worker_facts(client: "Client") -> dict[str, dict[str, Any]] | None:
+def fetch_worker_info(client: "Client") -> dict[str, dict[str, Any]] | None:
     """Return the scheduler's facts on each worker, by address; None if the scheduler does not answer."""
     identity = ask_scheduler(client, "identity")
     return None if identity is None else dict(identity["workers"])
@@ -71,7 +71,7 @@ def worker_facts(client: "Client") -> dict[str, dict[str, Any]] | None:
 def wait_for_workers(client: "Client") -> None:
     """Wait for a worker, paused or not; raise a ClusterError if none comes or the scheduler does not answer."""
     deadline, request = time.monotonic() + _WORKER_TIMEOUT, None
-    while not (facts := worker_facts(client)):
+    while not (facts := fetch_worker_info(client)):
         # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
         request = request or (None if facts is None else client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}"))
         if facts is None:
@@ -91,7 +91,7 @@ def ask_scheduler(client: "Client", method: str, **options: object) -> Any:  # J
         return None
 
 
-def require_dask() -> None:
+def require_dask_version() -> None:
     """Raise a ClusterError if the installed Dask is too old: it would fail later with errors hard to understand."""
     from importlib.metadata import version
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from dkfm.core.printing import print_message
-from dkfm.errors import ClusterError, DkfmWarning, StoreError, reason
-from dkfm.execution.clusters.client import require_dask
+from dkfm.errors import ClusterError, DkfmWarning, StoreError, extract_reason
+from dkfm.execution.clusters.client import require_dask_version
 from dkfm.storage import json_documents
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _start_cluster(kind: str, path: str, current: bool) -> "Iterator[Client]":
             client = Client(cluster, set_as_default=current)
         except OSError as error:
             where = cluster.scheduler_address
-            raise ClusterError(f"The scheduler of {kind}:{path} is not reached at {where}: {reason(error)}.") from None
+            raise ClusterError(f"The scheduler of {kind}:{path} is not reached at {where}: {extract_reason(error)}.") from None
         with client:
             _wait_for_first_worker(client, f"{kind}:{path}", wait)
             yield client
@@ -101,7 +101,7 @@ def _address(spec: str) -> str:
         if not isinstance(address, str):
             raise TypeError("its address is no text")
     except (StoreError, TypeError) as error:
-        raise ClusterError(f"{spec} is not the file of a running scheduler: {reason(error)}.") from None
+        raise ClusterError(f"{spec} is not the file of a running scheduler: {extract_reason(error)}.") from None
     return address
 
 
@@ -132,7 +132,7 @@ def _is_loopback(address: str) -> bool:
 
 @contextmanager
 def _open_client(address: str, spec: str, current: bool) -> "Iterator[Client]":
-    require_dask()
+    require_dask_version()
     from distributed import Client
     from distributed.versions import VersionMismatchWarning
 
@@ -150,7 +150,7 @@ def _open_client(address: str, spec: str, current: bool) -> "Iterator[Client]":
         cause = "the configuration of Dask has no certificates here (distributed.comm.tls); cluster/tls makes some"
         raise ClusterError(f"There is no scheduler at {spec} that takes us: {cause}.") from None
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError if Dask's configuration requires encryption
-        raise ClusterError(f"There is no scheduler at {spec} that takes us: {reason(error)}.") from None
+        raise ClusterError(f"There is no scheduler at {spec} that takes us: {extract_reason(error)}.") from None
     with client:
         yield client
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dkfm.execution.clusters.client import require_dask
+from dkfm.execution.clusters.client import require_dask_version
 from dkfm.files import temporary
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Of two cores, Dask's defaults cost 5 % to return memory to the system after each
 """
 
 
-def _new_settings() -> dict[str, object]:
+def _select_default_overrides() -> dict[str, object]:
     """Return our settings, except those that the user has changed from Dask's defaults."""
     import dask
     import distributed  # noqa: F401  # it sets its defaults
@@ -40,7 +40,7 @@ def _new_settings() -> dict[str, object]:
 @contextmanager
 def local_cluster() -> Iterator["LocalCluster"]:
     """Start a cluster of one worker process with a thread for each core; it listens only on loopback."""
-    require_dask()
+    require_dask_version()
     import dask
     from dask.system import CPU_COUNT
     from distributed import LocalCluster
@@ -50,7 +50,7 @@ def local_cluster() -> Iterator["LocalCluster"]:
     with (
         temporary.temporary_folder("cluster") as folder,
         # The scheduler needs it too, and LocalCluster has no parameter for it.
-        dask.config.set({"temporary-directory": str(folder), **_new_settings()}),
+        dask.config.set({"temporary-directory": str(folder), **_select_default_overrides()}),
         LocalCluster(
             n_workers=1,
             threads_per_worker=CPU_COUNT,

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm.errors import ClusterError, MissingExtraError, StoreError, reason
-from dkfm.execution.clusters.slurm_config import SlurmSpec, merge_configuration, read_slurm_file
+from dkfm.errors import ClusterError, MissingExtraError, StoreError, extract_reason
+from dkfm.execution.clusters.slurm_config import SlurmSpec, merge_dask_config, read_slurm_file
 from dkfm.files import temporary
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
         raise ClusterError("Slurm's sbatch is not on the PATH here; run dkfm on a node of the cluster, or in a job.")
     import dask
 
-    cluster_class, certificates = _import_extra()
+    cluster_class, certificates = _import_cluster_class_and_security()
     changes = {key: ours for key, (default, ours) in _SETTINGS.items() if dask.config.get(key, None) == default}
     with dask.config.set(changes):
-        settings, shared_folder = merge_configuration(spec)
+        settings, shared_folder = merge_dask_config(spec)
     with (
         dask.config.set(settings),
         _write_certificates(certificates, shared_folder) as security,
@@ -87,7 +87,7 @@ def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
         yield cluster, spec.first_worker_timeout_seconds
 
 
-def _import_extra() -> "tuple[type[SpecCluster], Security]":
+def _import_cluster_class_and_security() -> "tuple[type[SpecCluster], Security]":
     """Return the cluster class of dask-jobqueue and new certificates; raise a MissingExtraError without the extra."""
     from distributed import Security
 
@@ -101,7 +101,7 @@ def _import_extra() -> "tuple[type[SpecCluster], Security]":
         raise MissingExtraError(message) from error
     except ValueError as error:
         raise ClusterError(
-            f"A cluster of Slurm's is started in the main thread of a program: {reason(error)}."
+            f"A cluster of Slurm's is started in the main thread of a program: {extract_reason(error)}."
         ) from None
     finally:
         # The import replaces the handler of Ctrl-C by one that ends the program as if it had succeeded.
@@ -118,7 +118,7 @@ def _write_certificates(certificates: "Security", shared_folder: Path) -> Iterat
         try:
             folder = stack.enter_context(temporary.temporary_folder("slurm", shared_folder, hidden=True))
         except StoreError as error:
-            message = f"Certificates for workers cannot be written there: {reason(error)}"
+            message = f"Certificates for workers cannot be written there: {extract_reason(error)}"
             raise ClusterError(f"{message}; name another shared-temp-directory.") from None
         texts = certificates.get_tls_config_for_role("worker")
         files = {field: folder / field for field in ("ca_file", "cert", "key")}
@@ -139,7 +139,7 @@ def _start_cluster(
         # Errors are reported in one sentence; the scheduler's own logs would add tracebacks.
         cluster = cluster_class(security=security, silence_logs="critical")
     except (OSError, RuntimeError, TypeError, ValueError) as error:
-        raise ClusterError(f"The cluster of {spec.path} does not start: {reason(error)}.") from None
+        raise ClusterError(f"The cluster of {spec.path} does not start: {extract_reason(error)}.") from None
     try:
         for _ in range(spec.min_jobs):
             cluster.worker_spec.update(cluster.new_worker_spec())
@@ -147,7 +147,7 @@ def _start_cluster(
             cluster.sync(_wait_for_submission, cluster)
         except (OSError, RuntimeError, ValueError) as error:
             answer = RuntimeError(" ".join(str(error).rpartition("stderr:")[2].split()))
-            raise ClusterError(f"Slurm does not take the job that {spec.path} describes: {reason(answer)}.") from None
+            raise ClusterError(f"Slurm does not take the job that {spec.path} describes: {extract_reason(answer)}.") from None
         # A fixed number of jobs is adapted too: that is what replaces a job that ended.
         cluster.adapt(minimum_jobs=spec.min_jobs, maximum_jobs=spec.max_jobs)
         yield cluster

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from dkfm.errors import InvalidInputError, reason, shown
+from dkfm.errors import InvalidInputError, extract_reason, format_value
 from dkfm.files.local import read_plain
 
 _DEFAULT_WAIT = "1h"
@@ -47,7 +47,7 @@ class SlurmSpec:
 
 
 def read_slurm_file(path: str) -> SlurmSpec:
-    """Read a file and check everything but the section that describes a job: see `merge_configuration`."""
+    """Read a file and check everything but the section that describes a job: see `merge_dask_config`."""
     try:
         content = _parse(read_plain(path, _MAX_FILE_BYTES))
     except OSError as error:
@@ -55,13 +55,13 @@ def read_slurm_file(path: str) -> SlurmSpec:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"
-        problem = getattr(error, "problem", None) or reason(error)
+        problem = getattr(error, "problem", None) or extract_reason(error)
         raise InvalidInputError(f"{path} is no YAML{where}: {problem}.") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise InvalidInputError(f"{path} must be a file of Dask's configuration, with sections jobqueue and dkfm.")
     own = {} if content.get("dkfm") is None else content["dkfm"]
     if not isinstance(own, dict) or not set(own) <= set(_OWN_KEYS):
-        raise InvalidInputError(f"dkfm of {path} must be a section of {', '.join(_OWN_KEYS)}, not {shown(own)}.")
+        raise InvalidInputError(f"dkfm of {path} must be a section of {', '.join(_OWN_KEYS)}, not {format_value(own)}.")
     if "jobs" in own and not {"minimum-jobs", "maximum-jobs"}.isdisjoint(own):
         raise InvalidInputError(f"dkfm of {path} has jobs, or minimum-jobs and maximum-jobs, not both.")
     # At least one job: the driver asks for the memory of a worker before it submits tasks.
@@ -96,7 +96,7 @@ def _count(path: str | Path, section: str, holder: dict[str, Any], key: str, def
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidInputError(f"{key} in {section} of {path} must be a whole number from 1 on, not {shown(value)}.")
+        raise InvalidInputError(f"{key} in {section} of {path} must be a whole number from 1 on, not {format_value(value)}.")
     return value
 
 
@@ -108,11 +108,11 @@ def _seconds(path: str, value: object) -> float:
     except (ValueError, KeyError):
         seconds = math.nan
     if isinstance(value, bool) or not 0 < seconds < math.inf:
-        raise InvalidInputError(f"wait in dkfm of {path} must be a time, as 90m or 2h, not {shown(value)}.")
+        raise InvalidInputError(f"wait in dkfm of {path} must be a time, as 90m or 2h, not {format_value(value)}.")
     return seconds
 
 
-def merge_configuration(spec: SlurmSpec) -> tuple[dict[str, Any], Path]:
+def merge_dask_config(spec: SlurmSpec) -> tuple[dict[str, Any], Path]:
     """Return Dask's configuration merged with the file's, and the folder for the certificates of workers."""
     import dask
 
@@ -127,7 +127,7 @@ def merge_configuration(spec: SlurmSpec) -> tuple[dict[str, Any], Path]:
     _require_job(spec.path, job)
     # A worker's dashboard asks for no certificate, so it listens on loopback unless the file's own arguments follow.
     job["worker-extra-args"] = ["--dashboard-address", "127.0.0.1:0", *job["worker-extra-args"]]
-    job["scheduler-options"] = _require_private_options(spec.path, job["scheduler-options"])
+    job["scheduler-options"] = _secure_scheduler_options(spec.path, job["scheduler-options"])
     shared = job["shared-temp-directory"]
     folder = spec.path.parent if shared is None else Path(os.path.expandvars(shared)).expanduser()
     if not folder.is_dir():
@@ -144,28 +144,28 @@ def _require_job(path: Path, job: dict[str, Any]) -> None:
     for key in _LISTS:
         if not isinstance(job[key], list) or not all(isinstance(item, str) for item in job[key]):
             raise InvalidInputError(
-                f"{key} in jobqueue.slurm of {path} must be a list of texts, not {shown(job[key])}."
+                f"{key} in jobqueue.slurm of {path} must be a list of texts, not {format_value(job[key])}."
             )
     for key in _TEXTS:
         if not isinstance(job[key], str | None):
             # YAML reads 12:00:00 as a number of seconds, which Slurm would take for minutes.
             remedy = "; put it in quotes" if key == "walltime" else ""
-            raise InvalidInputError(f"{key} in jobqueue.slurm of {path} must be a text, not {shown(job[key])}{remedy}.")
+            raise InvalidInputError(f"{key} in jobqueue.slurm of {path} must be a text, not {format_value(job[key])}{remedy}.")
     if job["cores"] is None or job["memory"] is None:
         raise InvalidInputError(f"jobqueue.slurm of {path} must have cores and memory: those of one job.")
     try:
         parse_bytes(job["memory"])
     except ValueError:
         raise InvalidInputError(
-            f"memory in jobqueue.slurm of {path} must be as 16GB, not {shown(job['memory'])}."
+            f"memory in jobqueue.slurm of {path} must be as 16GB, not {format_value(job['memory'])}."
         ) from None
 
 
-def _require_private_options(path: Path, options: object) -> dict[str, Any]:
+def _secure_scheduler_options(path: Path, options: object) -> dict[str, Any]:
     """Return the options of a scheduler; raise an InvalidInputError if they would let others connect."""
     where = f"scheduler-options in jobqueue.slurm of {path}"
     if not isinstance(options, dict):
-        raise InvalidInputError(f"{where} must be a section, not {shown(options)}.")
+        raise InvalidInputError(f"{where} must be a section, not {format_value(options)}.")
     if refused := sorted({"protocol", "security"}.intersection(options)):
         raise InvalidInputError(f"{where} must not have {', '.join(refused)}: dkfm uses TLS, and makes certificates.")
     address = str(options.get("dashboard_address", "127.0.0.1:0"))

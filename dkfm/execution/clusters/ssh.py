@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distributed.deploy import ssh
 
-from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError, reason, shown
+from dkfm.errors import ClusterError, InvalidInputError, MissingExtraError, extract_reason, format_value
 from dkfm.files.local import read_plain
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _STEP_TIMEOUT = 60
 _EXIT_TIMEOUT = 15
 """Seconds that a process has to end by itself."""
 
-_KEEP_FILE = """
+_HOLD_KEY_SCRIPT = """
 umask 077
 mkdir "$1" 2>/dev/null || [ -O "$1" ] || exit
 trap 'rm -rf "$1"' EXIT
@@ -145,7 +145,7 @@ def _read_hosts(path: str) -> list[_Host]:
         match = _HOST_LINE.fullmatch(text)
         if match is None or not 0 < int(match["port"] or 22) < 2**16:
             raise InvalidInputError(
-                f"Line {number} of {path} is {shown(text)}; expected [user@]host[:port] and perhaps python=/path."
+                f"Line {number} of {path} is {format_value(text)}; expected [user@]host[:port] and perhaps python=/path."
             )
         port = int(match["port"]) if match["port"] else None
         host = _Host(match["name"], match["user"], port, match["python"] or sys.executable)
@@ -197,7 +197,7 @@ class _KeyFiles:
                 f"{host.python} on {host} cannot import Dask and dkfm ({lines[-1]}); install dkfm there, or name "
                 "another Python in its line, as python=/path."
             )
-        keeper = await connection.create_process(f"sh -c {shlex.quote(_KEEP_FILE)} sh {self._folder}")
+        keeper = await connection.create_process(f"sh -c {shlex.quote(_HOLD_KEY_SCRIPT)} sh {self._folder}")
         self._connections[self._connections.index((connection, None))] = (connection, keeper)
         keeper.stdin.write(self._pem)
         while line := await asyncio.wait_for(keeper.stdout.readline(), _STEP_TIMEOUT):
@@ -208,13 +208,13 @@ class _KeyFiles:
 
     async def remove(self) -> None:
         """End the shells, which remove the files, and close the connections."""
-        await asyncio.gather(*(_end(keeper) for _, keeper in self._connections if keeper is not None))
+        await asyncio.gather(*(_close_stdin_and_wait(keeper) for _, keeper in self._connections if keeper is not None))
         for connection, _ in self._connections:
             connection.close()
             await connection.wait_closed()
 
 
-async def _end(process: "SSHClientProcess[str]") -> None:
+async def _close_stdin_and_wait(process: "SSHClientProcess[str]") -> None:
     """Close the standard input of a process, which ends it, and wait for the end."""
     import asyncssh
 
@@ -237,7 +237,7 @@ def _raise_ssh_error(host: _Host, error: BaseException) -> NoReturn:
     elif isinstance(error, TimeoutError):
         message = f"{host} has not answered over SSH for {_STEP_TIMEOUT} seconds; see whether `ssh {host.name}` does."
     else:
-        message = f"{host} cannot be reached over SSH: {reason(error)}."
+        message = f"{host} cannot be reached over SSH: {extract_reason(error)}."
     raise ClusterError(message) from None
 
 
@@ -269,7 +269,7 @@ def _start_cluster(
             if isinstance(cause, ClusterError):
                 raise cause from None
             hint = "a firewall may be between; a driver on that host, or an open range of ports, helps"
-            raise ClusterError(f"The scheduler on {first} is not reached from here: {reason(cause)}; {hint}.") from None
+            raise ClusterError(f"The scheduler on {first} is not reached from here: {extract_reason(cause)}; {hint}.") from None
     with cluster:
         yield cluster
 
@@ -281,7 +281,7 @@ class _GracefulExit:
 
     async def close(self) -> None:
         if self.proc is not None:
-            await _end(self.proc)
+            await _close_stdin_and_wait(self.proc)
         await super().close()  # type: ignore[misc]  # the base class of Dask is untyped
 
 
@@ -292,7 +292,7 @@ class _Scheduler(_GracefulExit, ssh.Scheduler):
         self._host, self._public_name = host, name
 
     async def start(self) -> None:
-        await _start(self._host, "The scheduler", super().start(), self)  # type: ignore[no-untyped-call]  # Dask's
+        await _wait_until_started(self._host, "The scheduler", super().start(), self)  # type: ignore[no-untyped-call]  # Dask's
         # The address on which it listens may be known only inside its network.
         self.address = f"tls://{self._public_name}:{str(self.address).rpartition(':')[2]}"
 
@@ -305,21 +305,21 @@ class _Worker(_GracefulExit, ssh.Worker):
         self._host = host
 
     async def start(self) -> None:
-        await _start(self._host, f"The worker, which must reach {self.scheduler},", super().start(), self)  # type: ignore[no-untyped-call]  # Dask's
+        await _wait_until_started(self._host, f"The worker, which must reach {self.scheduler},", super().start(), self)  # type: ignore[no-untyped-call]  # Dask's
 
 
 def _python_command(host: _Host) -> str:
     return f"sh -c {shlex.quote(_RUN_WHILE_CONNECTED)} sh {shlex.quote(host.python)}"
 
 
-async def _start(host: _Host, what: str, starting: Awaitable[None], process: Any) -> None:
+async def _wait_until_started(host: _Host, what: str, starting: Awaitable[None], process: Any) -> None:
     """Wait until a process has started on a host."""
     import asyncssh
 
     try:
         await asyncio.wait_for(starting, _STEP_TIMEOUT)
     except Exception as error:
-        cause = f"in {_STEP_TIMEOUT} seconds" if isinstance(error, TimeoutError) else f"({reason(error)})"
+        cause = f"in {_STEP_TIMEOUT} seconds" if isinstance(error, TimeoutError) else f"({extract_reason(error)})"
         raise ClusterError(f"{what} did not start on {host} {cause}.") from None
     # A process blocks once the buffer of its unread output is full.
     await process.proc.redirect(stdout=asyncssh.DEVNULL, stderr=asyncssh.DEVNULL)

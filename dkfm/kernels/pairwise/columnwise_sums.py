@@ -76,14 +76,14 @@ def _fill_block(name: str, X: Array, Y: Array, fallback: Callable[[Array], Array
     if _has_numba():
         from dkfm.kernels.pairwise.columnwise_numba import compile_sum
 
-        compile_sum(name, _cache_folder)(_read_only(X), _read_only(Y), block)
+        compile_sum(name, _cache_folder)(_as_read_only_contiguous(X), _as_read_only_contiguous(Y), block)
         return block
     for part in row_slices(len(X), _ROWS_AT_ONCE):
         block[part] = fallback(X[part])
     return block
 
 
-def _read_only(rows: Array) -> Array:
+def _as_read_only_contiguous(rows: Array) -> Array:
     """Return rows in one read-only layout, because numba compiles again for each other layout."""
     view = np.ascontiguousarray(rows).view()
     view.flags.writeable = False

@@ -72,11 +72,11 @@ def prepare_negative_squared_distances(landmarks: Rows, scale: float | Array, ne
         Function of rows Z and optionally an array `out` (n, m), which only dense rows use.
     """
     near = max(near, _NEAR_SHARES[landmarks.dtype])
-    sparse = _Sparse(landmarks, scale, near)
+    sparse = _SparseProducts(landmarks, scale, near)
     if not isinstance(landmarks, np.ndarray):
         return sparse
     narrow = landmarks.shape[1] <= _FEW_COLUMNS
-    dense: PreparedBlock = _Differences(landmarks, scale) if narrow else _Centred(landmarks, scale, near)
+    dense: PreparedBlock = _Differences(landmarks, scale) if narrow else _CentredProducts(landmarks, scale, near)
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
 
 
@@ -129,14 +129,14 @@ class _Products:
         """Return the scaled squared distances (k,) of pairs of rows Z[i] and landmarks j, from their differences."""
         squares = np.empty(len(i))
         dense = isinstance(Z, np.ndarray) or isinstance(self.landmarks, np.ndarray)
-        width = Z.shape[1] if dense else _longest_row_values(Z, i) + _longest_row_values(self.landmarks, j)
+        width = Z.shape[1] if dense else _max_values_per_row(Z, i) + _max_values_per_row(self.landmarks, j)
         for part in row_slices(len(i), max(1, _VALUES_AT_ONCE // width)):
             difference = as_float64(Z[i[part]]) - self.landmarks[j[part]]
             squares[part] = squared_norms(scale_columns(_as_ndarray(difference), self.factors))
         return squares
 
 
-def _longest_row_values(X: Rows, row_indices: npt.NDArray[np.intp]) -> int:
+def _max_values_per_row(X: Rows, row_indices: npt.NDArray[np.intp]) -> int:
     """Return the memory of the longest of some CSR rows, in dense float64 values."""
     return 2 * int(np.diff(X.indptr)[row_indices].max(initial=0)) + 1  # type: ignore[union-attr]  # the caller has checked that X is CSR
 
@@ -149,7 +149,7 @@ def _as_ndarray(difference: Rows) -> Rows:
 _augmented_rows = ThreadBuffer()
 
 
-class _Centred(_Products):
+class _CentredProducts(_Products):
     """Compute distances of dense rows from products of centred rows."""
 
     def __init__(self, landmarks: Array, scale: float | Array, near: float) -> None:
@@ -195,7 +195,7 @@ def _is_mean_small(rows: Array, norms: Array) -> bool:
         return bool(centre @ centre <= _SMALL_MEAN * (norms.mean() - centre @ centre))
 
 
-class _Sparse(_Products):
+class _SparseProducts(_Products):
     """Compute distances of rows of which either side is sparse, from products without centring."""
 
     @cached_property

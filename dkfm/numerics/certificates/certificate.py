@@ -115,7 +115,7 @@ class Verification:
     __repr__ = __str__
 
 
-def warn_of_error(error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted_error: float = 0.0) -> None:
+def warn_if_error_is_large(error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted_error: float = 0.0) -> None:
     """Warn if the error of a fitted model exceeds 1e-6 of the largest value, or 1e-2 in float32.
 
     Parameters
@@ -171,16 +171,16 @@ def certify_map(
     Certificate
         Errors of features in the model's dtype, whose products are computed in float64.
     """
-    return compare_blocks(*_both_sides(scorer, X, X if kernel_rows is None else kernel_rows, Z, tiles, mean))
+    return compare_blocks(*_compute_compared_blocks(scorer, X, X if kernel_rows is None else kernel_rows, Z, tiles, mean))
 
 
-def relative_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
+def compute_relative_map_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
     """Return the errors ``|err| / sqrt(k(x, x) k(z, z))`` of all pairs, (s, m); `certify_map` returns the largest."""
-    found, expected, left, right = _both_sides(score, X, X, Z, (), mean)
+    found, expected, left, right = _compute_compared_blocks(score, X, X, Z, (), mean)
     return _scale_errors(np.abs(found - expected), left, right)
 
 
-def _both_sides(
+def _compute_compared_blocks(
     score: Scorer, X: Rows, points: Rows, Z: Rows | None, tiles: Iterable[Rows], mean: Array | None
 ) -> tuple[Array, Array, Array, Array]:
     """Return the products of features, the kernel values, and the k(x, x) and k(z, z) of both sides."""
@@ -196,7 +196,7 @@ def _both_sides(
         diagonals = expected.diagonal(), expected.diagonal()
     else:
         diagonals = model.kernel.evaluate_diagonal(X), model.kernel.evaluate_diagonal(Z)
-    combined = training_reductions.kernel_values_of_combination(score, tiles, float(diagonals[0].max()))
+    combined = training_reductions.kernel_values_of_random_combination(score, tiles, float(diagonals[0].max()))
     if len(combined):
         sampled = sample_evenly(len(combined))
         expected = np.column_stack([expected, combined[sampled]])
@@ -224,16 +224,16 @@ def certify_components(
     Returns
     -------
     Certificate
-        Errors, including those that centring can hide, see `_certify_centring`; 0 if all rows are equal.
+        Errors, including those that centring can hide, see `_certify_centring_rounding`; 0 if all rows are equal.
     """
     if _is_one_point(score.model.landmarks):
         return Certificate(0.0, 0.0, 0)
     weights = np.ones(score.model.landmarks.shape[0]) if sample_weight is None else sample_weight
-    hidden = _certify_centring(score, eigenvalues, float(weights.sum()))
+    hidden = _certify_centring_rounding(score, eigenvalues, float(weights.sum()))
     if not len(eigenvalues):
         return hidden
     selected, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
-    sampled, mu = _select_components(score, selected), eigenvalues[selected]
+    sampled, mu = _make_component_scorer(score, selected), eigenvalues[selected]
     constant = 0.0 if head.offset is None else np.sqrt(eigenvalues[0] / weights.sum())
     # A further constant component makes the means part of the products.
     mu = np.append(mu, 0.0 if head.offset is None else eigenvalues[0])
@@ -246,7 +246,7 @@ def certify_components(
     return compare_blocks(products, np.diag(mu), mu, mu).combine(hidden)
 
 
-def certify_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float) -> Certificate:
+def certify_principal_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float) -> Certificate:
     """Compare ``b'Kb`` with 1, and ``b'Km`` with the offset, scaled by the eigenvalues, for any landmarks.
 
     Parameters
@@ -261,13 +261,13 @@ def certify_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total
     Returns
     -------
     Certificate
-        Errors, including those that centring can hide, see `_certify_centring`.
+        Errors, including those that centring can hide, see `_certify_centring_rounding`.
     """
-    hidden = _certify_centring(score, eigenvalues, total_weight)
+    hidden = _certify_centring_rounding(score, eigenvalues, total_weight)
     if not len(eigenvalues):
         return hidden
     selected, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
-    sampled, mu = _select_components(score, selected), eigenvalues[selected]
+    sampled, mu = _make_component_scorer(score, selected), eigenvalues[selected]
     W = sampled.model.head("scores").weights.astype(np.float64)
     offset = np.zeros(len(selected)) if head.offset is None else head.offset[selected].astype(np.float64)
     mean = np.zeros((len(W), 1)) if head.offset is None else head.weights[:, -1:].astype(np.float64) / 2
@@ -282,7 +282,7 @@ def certify_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total
     return compare_blocks(error, np.zeros_like(error), np.append(mu, mu[0]), mu).combine(hidden)
 
 
-def _certify_centring(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
+def _certify_centring_rounding(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
     """Compare the rounding error of the mean, which centring adds to every axis, with the largest eigenvalue.
 
     This error is ``4 eps`` of the squared length of the mean, as much as a map drops. If nothing else is left, the
@@ -307,7 +307,7 @@ def _is_one_point(rows: Rows) -> bool:
     return all(bool((part.reshape(n, -1) == part[: stored[0]]).all()) for part in (rows.indices, rows.data))
 
 
-def _select_components(score: Scorer, component_indices: npt.NDArray[np.intp]) -> Scorer:
+def _make_component_scorer(score: Scorer, component_indices: npt.NDArray[np.intp]) -> Scorer:
     """Return a scorer of some of the components."""
     head = score.model.head("scores")
     offset = None if head.offset is None else head.offset[component_indices]

@@ -39,7 +39,7 @@ def certify_discriminants(
         Ridge ``lambda`` of the discriminants.
     """
     head, (products, class_means), start = _without_link(score, name), expected, 0
-    offset, p = _get_offset(head), head.n_columns
+    offset, p = _get_offset_or_zeros(head), head.n_columns
     if not p:
         return Certificate(0.0, 0.0, 0)
     sums, second, squares = np.zeros_like(class_means), np.zeros((p, p)), np.zeros((p, p))
@@ -60,7 +60,7 @@ def certify_discriminants(
     return found.combine(compare_blocks(unit * means, unit * class_means, np.full(len(sizes), unit**2), lengths))
 
 
-def certify_combinations(
+def certify_direction_products(
     score: Scorer, name: str, tiles: Iterable[Rows], products: Array, mean: Array, constants: Array, longest: float
 ) -> Certificate:
     """Compare ``b'Kb`` of a head's weights b with its expected value, and ``b'Km`` with the offset, for any landmarks.
@@ -82,7 +82,7 @@ def certify_combinations(
         the mean, ``eps m'Km``, times this number is an error of that variance.
     """
     head, start = _without_link(score, name), 0
-    offset, p = _get_offset(head), head.n_columns
+    offset, p = _get_offset_or_zeros(head), head.n_columns
     if not p:
         return Certificate(0.0, 0.0, 0)
     left, found = np.column_stack([head.weights[:, :p].astype(np.float64), mean]), np.zeros((p + 1, p + 1))
@@ -105,5 +105,5 @@ def _without_link(score: Scorer, name: str) -> Head:
     return replace(score.model.head(name), link=links.IDENTITY)
 
 
-def _get_offset(head: Head) -> Array:
+def _get_offset_or_zeros(head: Head) -> Array:
     return np.zeros(head.n_columns) if head.offset is None else head.offset.astype(np.float64)

@@ -16,7 +16,7 @@ _FLOAT32_KERNEL_ERROR = 1e-5
 """Largest error of a kernel value in float32, as a share of the largest k(x, x)."""
 
 
-def reference_scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
+def compute_scores_and_tolerances(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
     """Return ``link(k(Z, X) W - b)`` of some rows in float64, and the largest difference that rounding allows.
 
     Parameters
@@ -52,7 +52,7 @@ def reference_scores(model: Model, name: str, Z: Rows) -> tuple[Array, Array]:
         s = np.asarray(head.sqrt_eigenvalues, np.float64)
         return (product * s) @ W.T, (error * np.abs(s)) @ np.abs(W.T)
     output = links.link_by_name(head.link)(product, lambda: diagonal)
-    values = np.where(links.valid_rows(output)[:, np.newaxis], output, np.nan).astype(np.float64)
+    values = np.where(links.find_valid_rows(output)[:, np.newaxis], output, np.nan).astype(np.float64)
     if not links.needs_diagonal(head.link):
         return values, propagate_error(head.link, product, error, eps)
     # The error of a square is twice the value times its error, and the square of the error, and rounding.

@@ -76,7 +76,7 @@ def test_sparse_rows_at_a_url_are_those_on_a_disk(compressed, place, matrix, tmp
     local, remote = open_source(tmp_path / "x.npz"), open_source(f"{place.url}/x.npz")
     assert len(pickle.dumps(remote)) < 500
     assert pickle.loads(pickle.dumps(remote)) == remote
-    assert (remote.shape, remote.chunk_rows, remote.values_per_row) == (local.shape, 1, local.values_per_row)
+    assert (remote.shape, remote.chunk_rows, remote.mean_values_per_row) == (local.shape, 1, local.mean_values_per_row)
     assert (remote.name, remote.locate_row(7)) == (f"{place.url}/x.npz", (f"{place.url}/x.npz", 7))
     for part in PARTS:
         ours, theirs = remote.read(part), local.read(part)

@@ -60,8 +60,8 @@ def test_values_are_shown_in_few_characters():
     for _ in range(40):
         nested = [nested] * 9
     for value in ("x" * 10**6, b"x" * 10**6, list(range(10**6)), {str(i): i for i in range(1000)}, 10**3000, nested):
-        assert len(errors.shown(value)) <= 100
-    assert errors.shown("x") == "'x'"
+        assert len(errors.format_value(value)) <= 100
+    assert errors.format_value("x") == "'x'"
 
 
 def ids_of(tmp_path, ids, kind, dictionary):
@@ -136,7 +136,7 @@ def test_yaml_takes_no_more_than_it_says(text, tmp_path):
 
 def test_aliases_that_multiply_nothing_are_read(tmp_path):
     (tmp_path / "slurm.yaml").write_text("x: &x {wait: 2h}\ndkfm: *x")
-    assert slurm_config.read_slurm_file(str(tmp_path / "slurm.yaml")).wait == 7200
+    assert slurm_config.read_slurm_file(str(tmp_path / "slurm.yaml")).first_worker_timeout_seconds == 7200
 
 
 def test_json_of_millions_of_empty_lists_is_refused_before_it_is_parsed(tmp_path, monkeypatch):

@@ -260,11 +260,11 @@ def test_runs_of_rows_hold_at_most_what_is_planned_for_them(rng):
     source = MemorySource(X)
     for rows in (1, 2, 3, 7, 64, 100, 255, 299, 300, 400):
         most = max(X[at : at + rows].nnz for at in range(300))
-        assert 2 * most <= source.max_values(rows) <= 2 * 2 * most + rows
+        assert 2 * most <= source.max_value_count(rows) <= 2 * 2 * most + rows
     pieces = csr.PointerCheck(X.nnz)
     for part in np.array_split(X.indptr, 17):
         pieces.add(part)
-    assert pieces.max_values_of_runs() == source.runs
+    assert pieces.max_nnz_per_row_window() == source.max_run_nnz
 
 
 def test_a_job_is_planned_for_the_heaviest_rows(tmp_path, rng):
@@ -273,9 +273,9 @@ def test_a_job_is_planned_for_the_heaviest_rows(tmp_path, rng):
     heavy[3000:] = 1000
     path = saved(tmp_path / "x.npz", np.ones(1000), np.arange(1000), heavy, (5000, 1000))
     for source in (open_source(path), MemorySource(sp.load_npz(path))):
-        assert source.values_per_row < 5
+        assert source.mean_values_per_row < 5
         plan = planning.plan_in_memory(model, ["scores"], source)
-        assert plan.piece_rows * source.values_per_row < source.max_values(plan.piece_rows)
+        assert plan.piece_rows * source.mean_values_per_row < source.max_value_count(plan.piece_rows)
         light = MemorySource(sp.csr_array((5000, 1000)))
         spare = planning.plan_in_memory(model, ["scores"], light, plan.chunk_rows).task_bytes
         assert plan.task_bytes - spare > 2 * 16 * 1000
