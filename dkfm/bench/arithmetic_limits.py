@@ -58,9 +58,14 @@ def prepare_bare_arithmetic(
     weights = rng.normal(size=(n, width)).astype(dtype)
 
     def allocate() -> _ThreadWork:
-        Z, values = rng.uniform(size=(tile_rows, inner)).astype(dtype), allocate_aligned(tile_rows * n * landmarks.itemsize)
+        Z, values = (
+            rng.uniform(size=(tile_rows, inner)).astype(dtype),
+            allocate_aligned(tile_rows * n * landmarks.itemsize),
+        )
         values[:] = 0
-        return _ThreadWork(Z, landmarks, weights, values.view(dtype).reshape(tile_rows, n), np.zeros((tile_rows, width), dtype))
+        return _ThreadWork(
+            Z, landmarks, weights, values.view(dtype).reshape(tile_rows, n), np.zeros((tile_rows, width), dtype)
+        )
 
     shares = [part.stop - part.start for part in row_slices(rows, -(-rows // threads))]
     work = [allocate() for _ in shares]

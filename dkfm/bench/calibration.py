@@ -77,7 +77,9 @@ def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_byte
     empty tasks.
     """
     with open_executor(site.client) as executor:
-        few, many = (_measure_value_seconds(site, executor, n, columns, rows) for columns in (_FEW_COLUMNS, _MANY_COLUMNS))
+        few, many = (
+            _measure_value_seconds(site, executor, n, columns, rows) for columns in (_FEW_COLUMNS, _MANY_COLUMNS)
+        )
     products = [(b - a) / (_MANY_COLUMNS - _FEW_COLUMNS) for a, b in zip(few, many, strict=True)]
     values = [a - product * (_FEW_COLUMNS + _OUTPUTS) for a, product in zip(few, products, strict=True)]
     read, written = _measure_transfers(site, moved_bytes)
@@ -93,7 +95,13 @@ def _measure_value_seconds(site: BenchSite, executor: Executor, n: int, columns:
         thread_seconds: list[float] = []
         tasks = [(n, columns, rows)] * site.threads
         run_tasks(
-            executor, "dkfm-bench-loop", _time_scoring, tasks, len(tasks), progress=False, on_result=thread_seconds.append
+            executor,
+            "dkfm-bench-loop",
+            _time_scoring,
+            tasks,
+            len(tasks),
+            progress=False,
+            on_result=thread_seconds.append,
         )
         seconds.append(thread_seconds)
     return [median(thread_seconds) / (rows * n) for thread_seconds in seconds]

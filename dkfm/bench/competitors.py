@@ -69,7 +69,9 @@ class BenchSite:
         """Return scikit-learn jobs by chunk size: sizes whose blocks with n points fit into a worker, or the first."""
         budget = memory.task_budget(self.client, self.threads)
         peer = sklearn_peers.ScatteredPeer.of(self.client, fitted, width)
-        fitting = [rows for rows in self.sklearn_chunk_rows if 3 * 8 * rows * n <= budget] or self.sklearn_chunk_rows[:1]
+        fitting = [rows for rows in self.sklearn_chunk_rows if 3 * 8 * rows * n <= budget] or self.sklearn_chunk_rows[
+            :1
+        ]
         return {f"{rows:,}": partial(peer.score, chunk_rows=rows) for rows in fitting}
 
     def time_jobs(self, jobs: Mapping[str, Callable[[Path], object]], rounds: int | None = None) -> Times:

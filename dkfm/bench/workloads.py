@@ -88,7 +88,8 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
         for dtype in DTYPE_TOLERANCES
     ]
     return ScoringResult(
-        scores, [{"columns": columns, "dtype": dtype, **_fractions_of_limit(times, dtype)} for dtype in DTYPE_TOLERANCES]
+        scores,
+        [{"columns": columns, "dtype": dtype, **_fractions_of_limit(times, dtype)} for dtype in DTYPE_TOLERANCES],
     )
 
 

@@ -181,7 +181,9 @@ def fit(train: str, model: str, scheduler: str | None, page: str | None, **optio
 
     performance_report.require_report(page, scheduler, train, model)
     estimator = run_fit(train, model, FitOptions(**options), _connect(scheduler, page))  # type: ignore[arg-type]  # click checks them
-    print_result(f"{model}: {estimator.kernel_!r}, {_describe_estimator(estimator)}, certificate {estimator.certificate_}")
+    print_result(
+        f"{model}: {estimator.kernel_!r}, {_describe_estimator(estimator)}, certificate {estimator.certificate_}"
+    )
 
 
 @main.command()

@@ -37,7 +37,9 @@ def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
 @click.command()
 @click.argument("train")
 @click.option("--labels", required=True, metavar="Y.NPY", help="A label for each row of TRAIN.")
-@click.option("--kernel", "words", multiple=True, required=True, metavar="KERNEL", help="Once for each; see above.")
+@click.option(
+    "--kernel", "kernel_specs", multiple=True, required=True, metavar="KERNEL", help="Once for each; see above."
+)
 @click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but --id-column.")
 @click.option("--id-column", metavar="NAME", help="Of a table: what is no feature.")
 @click.option("--test", metavar="TEST", help="Rows held out; by default a quarter of TRAIN.")

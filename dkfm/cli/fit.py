@@ -75,7 +75,9 @@ class FitOptions:
             raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
 
 
-def run_fit(train: str, model: str, options: FitOptions, client_context: AbstractContextManager[object]) -> KernelEstimator:
+def run_fit(
+    train: str, model: str, options: FitOptions, client_context: AbstractContextManager[object]
+) -> KernelEstimator:
     """Fit an estimator to the rows of a source and save it; the context `client_context` is entered for the fit."""
     options.require_consistent()
     arguments.allow_user_imports(options.kernel)

@@ -48,7 +48,9 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
     return {
         "estimator": record.estimator,
         "kernel": serialization.to_config(record.model.kernel),
-        "rank": next((len(record.extra_arrays[name]) for name in ("eigenvalues", "pivots") if name in record.extra_arrays), None),
+        "rank": next(
+            (len(record.extra_arrays[name]) for name in ("eigenvalues", "pivots") if name in record.extra_arrays), None
+        ),
         "landmarks": record.model.landmarks.shape[0],
         "columns": record.model.n_features_in,
         "outputs": {name: head.width for name, head in record.model.heads.items()},

@@ -89,7 +89,9 @@ def compare_kernels(
     refused: dict[str, str] = {}
     for name, spec in named:
         try:
-            compared.append(_measure_kernel(name, spec, rows, shrinkage, random_state if embedding and not problem else None))
+            compared.append(
+                _measure_kernel(name, spec, rows, shrinkage, random_state if embedding and not problem else None)
+            )
         except (KernelError, InvalidInputError) as error:
             refused[_make_unique(name or repr(spec), refused)] = str(error)
     if not compared:
@@ -133,7 +135,9 @@ def _find_tsne_problem() -> str:
     return ""
 
 
-def _measure_kernel(name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None) -> KernelComparison:
+def _measure_kernel(
+    name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None
+) -> KernelComparison:
     """Fit one kernel and measure it on the test rows; with a seed, compute t-SNE too."""
     start = time.perf_counter()
     requested = as_kernel(spec)
@@ -194,7 +198,11 @@ def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str
         f"{n:,} training rows of {d:,} columns in {len(np.unique(rows.labels)):,} classes; {len(rows.test_labels):,} "
         f"test rows{rows.test_origin_clause}."
     )
-    sample = "the training rows" if len(rows.sample_indices) == n else f"{len(rows.sample_indices):,} training rows, taken at random"
+    sample = (
+        "the training rows"
+        if len(rows.sample_indices) == n
+        else f"{len(rows.sample_indices):,} training rows, taken at random"
+    )
     yield (
         "Rank, condition and the range of k(x,x): of the training rows. Accuracies: the share of test rows that get "
         "their label, from the nearest training row in the feature space, or from Fisher discriminants "

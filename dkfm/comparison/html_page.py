@@ -90,7 +90,9 @@ def write_page(path: str | Path, text: str) -> None:
         output.commit()
 
 
-def render_page(title: str, paragraphs: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
+def render_page(
+    title: str, paragraphs: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]
+) -> str:
     """Return the HTML text of a page.
 
     Parameters
@@ -115,4 +117,6 @@ def render_page(title: str, paragraphs: Sequence[str], table: Sequence[Sequence[
     environment = Environment(
         loader=PackageLoader("dkfm.comparison", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    return environment.get_template("page.html.jinja").render(title=title, words=paragraphs, table=table, sections=sections)
+    return environment.get_template("page.html.jinja").render(
+        title=title, paragraphs=paragraphs, table=table, sections=sections
+    )

@@ -72,7 +72,13 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
             f"have {len(np.unique(labels)):,} different labels."
         )
     return LabelledRows(
-        train, labels, others, other_labels, _sample_indices(len(labels), seed), _sample_indices(len(other_labels), seed), held_out
+        train,
+        labels,
+        others,
+        other_labels,
+        _sample_indices(len(labels), seed),
+        _sample_indices(len(other_labels), seed),
+        held_out,
     )
 
 
@@ -128,5 +134,7 @@ def _split_row_indices(labels: LabelArray, seed: int) -> tuple[npt.NDArray[np.in
     try:
         kept, rest = train_test_split(np.arange(len(labels)), test_size=_TEST_SIZE, stratify=labels, random_state=seed)
     except ValueError as error:
-        raise InvalidInputError(f"A quarter of the rows cannot be held out: {extract_reason(error)}; give test rows.") from None
+        raise InvalidInputError(
+            f"A quarter of the rows cannot be held out: {extract_reason(error)}; give test rows."
+        ) from None
     return np.sort(kept), np.sort(rest)

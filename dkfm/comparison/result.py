@@ -131,7 +131,9 @@ class Comparison:
             html_page.Section(result.name, (), tuple(_draw_pictures(result, self._labels, self._test_labels)))
             for result in self.compared
         ]
-        return html_page.render_page("Kernels compared", [*self.words, *refused, *tsne], self.table.format_cells(), sections)
+        return html_page.render_page(
+            "Kernels compared", [*self.words, *refused, *tsne], self.table.format_cells(), sections
+        )
 
     def save_page(self, path: str | Path) -> None:
         """Write the page of `to_html` to a file; replace an earlier page of dkfm.
@@ -158,7 +160,9 @@ def _draw_pictures(
             )
     if result.discriminants.shape[1]:  # classes with equal means have no discriminant
         yield html_page.draw_picture(
-            partial(_plot_components, result.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
+            partial(
+                _plot_components, result.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"
+            ),
             f"Plot of {len(result.discriminants):,} test rows along the Fisher discriminants, coloured by label.",
             f"Fisher discriminants of {len(result.discriminants):,} test rows. Of all test rows "
             f"{result.fisher_accuracy:.1%} get their label.",

@@ -86,10 +86,15 @@ def lanczos_bytes(n: int, d: int, basis_columns: int, block_columns: int, blocks
     True
     """
     squares = blocks + 1 if n <= 2048 else 1
-    return _VALUE * (squares * n * n + _lanczos_basis_values(n, basis_columns, block_columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
+    return (
+        _VALUE * (squares * n * n + _lanczos_basis_values(n, basis_columns, block_columns) + (2 + copies) * n * (d + 3))
+        + _OVERHEAD
+    )
 
 
-def lanczos_out_of_core_bytes(n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1) -> int:
+def lanczos_out_of_core_bytes(
+    n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1
+) -> int:
     """Return the bytes of `lanczos_bytes` with the Gram matrix in its store and one tile in memory for each thread."""
     tiles = threads * tile_rows * tile_rows + 4 * (threads + 1) * tile_rows * columns
     return _VALUE * (tiles + _lanczos_basis_values(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
@@ -178,7 +183,12 @@ def worker_bytes(model: int, task: int, threads: int, baseline_bytes: int) -> in
 
 
 def score_row_seconds(
-    n: int, d: int, width: int, itemsize: int = _VALUE, value_seconds: float = VALUE_SECONDS, product_seconds: float = PRODUCT_SECONDS
+    n: int,
+    d: int,
+    width: int,
+    itemsize: int = _VALUE,
+    value_seconds: float = VALUE_SECONDS,
+    product_seconds: float = PRODUCT_SECONDS,
 ) -> float:
     """Predict the seconds of one thread to score one row: n kernel values, and their product with the weights.
 

@@ -33,7 +33,9 @@ _PIECES = 3
 """Number of pieces in which a task reads its rows if it can."""
 
 
-def choose_chunk_rows(rows: int, row_seconds: float, row_bytes: int, threads: int = 1, source_chunk_rows: int = 1) -> int:
+def choose_chunk_rows(
+    rows: int, row_seconds: float, row_bytes: int, threads: int = 1, source_chunk_rows: int = 1
+) -> int:
     """Choose the rows of a task, which are one chunk of the output.
 
     A task takes half a second. Its chunk is aligned to the chunks of the source, and all threads are equally busy.
@@ -192,7 +194,9 @@ def choose_tile_rows(n_landmarks: int, d: int = 0, width: int = 0, itemsize: int
     >>> choose_tile_rows(4000, 784), choose_tile_rows(4000, 784, itemsize=4)
     (1024, 2048)
     """
-    return min(_MAX_TILE_COLUMN_BYTES // itemsize, max(_MIN_TILE_ROWS, _TILE_BYTES // (itemsize * n_landmarks), 4 * d, width))
+    return min(
+        _MAX_TILE_COLUMN_BYTES // itemsize, max(_MIN_TILE_ROWS, _TILE_BYTES // (itemsize * n_landmarks), 4 * d, width)
+    )
 
 
 def require_count(value: object, name: str) -> int:

@@ -234,7 +234,9 @@ class _Job:
     def row_seconds(self) -> float:
         """Seconds of a thread for one row."""
         given, size = self.constants, self.itemsize
-        arithmetic = budget.score_row_seconds(self.n, self.d, self.width, size, given.value_seconds, given.product_seconds)
+        arithmetic = budget.score_row_seconds(
+            self.n, self.d, self.width, size, given.value_seconds, given.product_seconds
+        )
         return arithmetic + 8 * self.d / given.read_bytes + size * self.width / given.write_bytes
 
     def size_on(self, machines: int) -> Sizing:

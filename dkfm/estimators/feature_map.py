@@ -18,7 +18,7 @@ from dkfm.errors import InvalidInputError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.fitting import feature_maps, landmarks
 from dkfm.estimators.fitting.landmarks import BUILDS, MapOptions
-from dkfm.estimators.fitting.training_data import TrainingData, drop_zero_weights, compute_lazy_frame
+from dkfm.estimators.fitting.training_data import TrainingData, compute_lazy_frame, drop_zero_weights
 from dkfm.execution import lazy_arrays
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec, as_kernel
@@ -150,7 +150,7 @@ class ExactFeatureMap(KernelEstimator):
     _stored_params: ClassVar[tuple[str, ...]] = ("basis", "centered", "tol", "rcond", "on_indefinite", "dtype")
     _required_arrays: ClassVar[tuple[str, ...]] = ("dropped", "error_bounds")
     _optional_arrays: ClassVar[tuple[str, ...]] = ("eigenvalues", "pivots", "mean", "landmark_indices")
-    _certificates: ClassVar[tuple[str, ...]] = ("certificate", "training_certificate")
+    _certificate_names: ClassVar[tuple[str, ...]] = ("certificate", "training_certificate")
     _scalars: ClassVar[tuple[str, ...]] = ("max_similarity",)
 
     def __init__(
@@ -206,7 +206,9 @@ class ExactFeatureMap(KernelEstimator):
         self._check_parameters()
         X = compute_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
-        rows, weights = drop_zero_weights(self._check_data(X, as_kernel(self.kernel, self.kernel_params)), sample_weight)
+        rows, weights = drop_zero_weights(
+            self._check_data(X, as_kernel(self.kernel, self.kernel_params)), sample_weight
+        )
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
         with single_blas_thread_in_worker():
             chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
@@ -377,7 +379,9 @@ class ExactFeatureMap(KernelEstimator):
 
     def _verify_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
         mean = vars(self).get("mean_")
-        return feature_maps.verify_points(scorer, landmark_certificate, Z, mean, self.error_bound_, self.max_similarity_)
+        return feature_maps.verify_points(
+            scorer, landmark_certificate, Z, mean, self.error_bound_, self.max_similarity_
+        )
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:

@@ -25,7 +25,10 @@ def require_column_order(names: Sequence[str] | None, output_names: Sequence[str
     """
     if names is None or not set(names) & set(output_names) or list(names) == list(output_names):
         return
-    first = next((i for i, (a, b) in enumerate(zip(names, output_names, strict=False)) if a != b), min(len(names), len(output_names)))
+    first = next(
+        (i for i, (a, b) in enumerate(zip(names, output_names, strict=False)) if a != b),
+        min(len(names), len(output_names)),
+    )
     actual, expected = (cast("Sequence[str]", [*columns, "nothing"])[first] for columns in (names, output_names))
     raise InvalidInputError(
         f"{what} must have the columns that transform returns, in order: column {first} is {expected!r:.100} there, "

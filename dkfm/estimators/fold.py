@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError
-from dkfm.estimators.feature_names import to_named_frame, require_column_order
+from dkfm.estimators.feature_names import require_column_order, to_named_frame
 from dkfm.estimators.fitting import class_labels, linear_models
 from dkfm.estimators.fitting.linear_models import PREDICT, TRANSFORM, LinearModel
 from dkfm.estimators.folded_model import Folded, FoldedTransformer, sample_landmarks

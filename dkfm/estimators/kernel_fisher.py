@@ -20,7 +20,13 @@ from dkfm.estimators.fitting import class_labels, components, discriminants
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.predictions import Predictions, codes_to_labels, flatten_column
-from dkfm.estimators.fitting.training_data import Indices, TrainingData, drop_zero_weights, compute_lazy_frame, is_float32
+from dkfm.estimators.fitting.training_data import (
+    Indices,
+    TrainingData,
+    compute_lazy_frame,
+    drop_zero_weights,
+    is_float32,
+)
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.execution.lazy_arrays import set_dashboard_name
 from dkfm.kernels import KernelSpec
@@ -186,7 +192,9 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             Non-negative weights. A row of weight w counts as w equal rows, which shrinkage="auto" does not separate.
             Rows of weight 0 are left out.
         """
-        kernel, _ = components.resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        kernel, _ = components.resolve_kernel_and_gamma(
+            self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
+        )
         dtype = check_dtype(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
         options, X = self._discriminant_options(), compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)

@@ -222,12 +222,16 @@ class KernelPCA(InverseTransformMixin):
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
-        kernel, gamma = components.resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        kernel, gamma = components.resolve_kernel_and_gamma(
+            self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
+        )
         columns: dict[str, object] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
             kernel, columns = training_data.make_standardizing_kernel(kernel, X, sample_weight)
-        rows, weights = training_data.drop_zero_weights(self._check_data(X, kernel, copy=bool(self.copy_X)), sample_weight)
+        rows, weights = training_data.drop_zero_weights(
+            self._check_data(X, kernel, copy=bool(self.copy_X)), sample_weight
+        )
         weighting = pca.Weighting(weights, bool(self.centered))
         if self.fit_inverse_transform:
             self._require_invertible(rows, bool(columns))
@@ -236,8 +240,12 @@ class KernelPCA(InverseTransformMixin):
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
             centered = weighting.centered
-            model = components.make_components_model(rows.kernel, rows.rows_as_landmarks, result, centered, options.dtype)
-            measured = certificate.certify_components(prepare_scorer(model), result.eigenvalues, rows.iter_row_tiles(), weights)
+            model = components.make_components_model(
+                rows.kernel, rows.rows_as_landmarks, result, centered, options.dtype
+            )
+            measured = certificate.certify_components(
+                prepare_scorer(model), result.eigenvalues, rows.iter_row_tiles(), weights
+            )
             components.warn_of_rounding(measured, options.dtype)
             fitted = {**columns, **components.collect_fitted(result, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.n_features_in if gamma is None else float(gamma)

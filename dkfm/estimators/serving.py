@@ -78,11 +78,15 @@ class ScoringMixin(HtmlDisplayMixin):
     def _score_lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
         check_is_fitted(self, "model_")
         if is_dask_array(X):
-            return lazy_arrays.transform_array(self._get_graph_model(), self.model_, output, cast("da.Array", X), diagonal)
+            return lazy_arrays.transform_array(
+                self._get_graph_model(), self.model_, output, cast("da.Array", X), diagonal
+            )
         rows = self._select_frame_columns(X)
         if diagonal is not None:
             raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
-        return lazy_arrays.transform_frame(self._get_graph_model(), self.model_, output, rows, self._output_names(output))
+        return lazy_arrays.transform_frame(
+            self._get_graph_model(), self.model_, output, rows, self._output_names(output)
+        )
 
     def _select_frame_columns(self, X: object) -> dd.DataFrame:
         """Return the columns of a dask data frame that have names of the fit; all columns if the fit had no names."""
@@ -96,9 +100,9 @@ class ScoringMixin(HtmlDisplayMixin):
             raise InvalidInputError(
                 f"The data frame lacks {missing[0]!r}, which fit saw ({len(missing)} such columns)."
             )
-        if names is None and len(frame.n_features_in) != self.model_.n_features_in:
+        if names is None and len(frame.columns) != self.model_.n_features_in:
             raise InvalidInputError(
-                f"The data frame has {len(frame.n_features_in)} columns and the model was fitted with {self.model_.n_features_in}."
+                f"The data frame has {len(frame.columns)} columns and the model was fitted with {self.model_.n_features_in}."
             )
         return frame if names is None else frame[list(names)]
 

@@ -77,7 +77,9 @@ class TemporaryModelStore:
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
         within = None if workspace is None else local.make_folder(local.local_path(workspace))
-        folder = temporary.SharedSubfolder("model", within, need=record.model.nbytes, what="The model for Dask's workers")
+        folder = temporary.SharedSubfolder(
+            "model", within, need=record.model.nbytes, what="The model for Dask's workers"
+        )
         self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex
         self._path = str(folder.path / "model")
@@ -112,7 +114,11 @@ def model_for_graph(record: Record, workspace: str | Path | None) -> EmbeddedMod
 
 
 def transform_array(
-    shared_model: EmbeddedModel | TemporaryModelStore, model: Model, output_name: str, Z: "da.Array", diagonal: object = None
+    shared_model: EmbeddedModel | TemporaryModelStore,
+    model: Model,
+    output_name: str,
+    Z: "da.Array",
+    diagonal: object = None,
 ) -> "da.Array":
     """Return one output of a model for a dask array of rows (n, d), as a lazy dask array (n, width).
 
@@ -128,7 +134,7 @@ def transform_array(
         _score_block,
         *known,
         shared_model=shared,
-        head=output_name,
+        output_name=output_name,
         chunks=(Z.chunks[0], (model.head(output_name).width,)),
         meta=np.empty((0, 0), model.head(output_name).dtype),
     )
@@ -136,7 +142,11 @@ def transform_array(
 
 
 def transform_frame(
-    shared_model: EmbeddedModel | TemporaryModelStore, model: Model, output_name: str, rows: "dd.DataFrame", columns: list[str]
+    shared_model: EmbeddedModel | TemporaryModelStore,
+    model: Model,
+    output_name: str,
+    rows: "dd.DataFrame",
+    columns: list[str],
 ) -> "dd.DataFrame":
     """Return one output of a model for a dask data frame, as a lazy frame with `columns` and the same index."""
     import dask.dataframe as dd

@@ -41,7 +41,9 @@ def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stre
 
     def read() -> Scorer:
         return prepare_compact_scorer(
-            load_record(get_cached_model_folder(path, digest, nanny_local_directory()), digest, trusted, streamed=stream_weights).model
+            load_record(
+                get_cached_model_folder(path, digest, nanny_local_directory()), digest, trusted, streamed=stream_weights
+            ).model
         )
 
     # A streamed model is read from its path again and again; a copy at another path may live longer.

@@ -102,7 +102,9 @@ def run_tasks(
                 on_result(result)
             bar.update()
 
-        return _Run(executor, f"{name}-{uuid.uuid4().hex}", function, finish, on_idle, total, stall_seconds).run_all(tasks)
+        return _Run(executor, f"{name}-{uuid.uuid4().hex}", function, finish, on_idle, total, stall_seconds).run_all(
+            tasks
+        )
 
 
 class _Run(Generic[R]):
@@ -231,4 +233,6 @@ def _explain_stall(health: ExecutorHealth, tasks: int) -> str:
         return "every worker is paused, without memory for another task; use a smaller chunk_rows, or more memory."
     if not health.running_workers:
         return "there is no worker."
-    return f"{tasks} tasks are with {len(health.running_workers)} workers that are well; give them a longer stall timeout."
+    return (
+        f"{tasks} tasks are with {len(health.running_workers)} workers that are well; give them a longer stall timeout."
+    )

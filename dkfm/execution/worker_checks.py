@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dkfm.core import budget
 from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, extract_reason
 from dkfm.execution import memory
-from dkfm.execution.blas_threads import describe_blas_libraries, describe_blas_architectures, count_task_blas_threads
+from dkfm.execution.blas_threads import count_task_blas_threads, describe_blas_architectures, describe_blas_libraries
 from dkfm.execution.clusters.client import fetch_worker_info, worker_address
 from dkfm.sources.base import Source
 from dkfm.storage.output_location import OutputLocation
@@ -175,7 +175,10 @@ class _Answer:
 async def _answer(requirements: WorkerRequirements, dask_worker: "Worker") -> _Answer:
     """Check the worker that runs this, in a thread: a slow disk must not block the worker's event loop."""
     fault = await asyncio.to_thread(_find_fault, dask_worker, requirements)
-    return _Answer(fault, "" if fault else f"{describe_blas_libraries() or 'unknown'} for {describe_blas_architectures() or 'unknown'}")
+    return _Answer(
+        fault,
+        "" if fault else f"{describe_blas_libraries() or 'unknown'} for {describe_blas_architectures() or 'unknown'}",
+    )
 
 
 def _warn_of_blas(workers: Mapping[str, list[str]]) -> None:

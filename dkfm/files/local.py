@@ -37,7 +37,9 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:  # ValueError if it contains a NUL character
-        raise StoreError(f"{text} cannot be used: {getattr(error, 'strerror', None) or extract_reason(error)}.") from None
+        raise StoreError(
+            f"{text} cannot be used: {getattr(error, 'strerror', None) or extract_reason(error)}."
+        ) from None
     return path
 
 

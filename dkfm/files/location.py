@@ -82,7 +82,11 @@ def stamp(location: Location) -> str:
 
 def stamp_with_ctime(location: Location) -> str:
     """Return the state of a file or of all files below a location; on an object store, the stamp."""
-    return change_detection.digest_path_stats(location, include_ctime=True) if isinstance(location, Path) else location.stamp()
+    return (
+        change_detection.digest_path_stats(location, include_ctime=True)
+        if isinstance(location, Path)
+        else location.stamp()
+    )
 
 
 def require_disjoint(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:

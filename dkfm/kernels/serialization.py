@@ -14,7 +14,7 @@ from importlib import import_module
 from types import CodeType, FunctionType
 from typing import Any
 
-from dkfm.errors import InvalidInputError, KernelError, UntrustedError, shorten, format_value
+from dkfm.errors import InvalidInputError, KernelError, UntrustedError, format_value, shorten
 from dkfm.kernels.algebra import Constant, Power, Product, Scaled, Sum
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Function, Outer, Pairwise, Precomputed

@@ -116,7 +116,7 @@ class Gaussian(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     sigma: Scale = 1.0
     scale_name = "sigma"
     supports_float32 = True
-    _unit = float(np.sqrt(2))
+    _length_scale_factor = float(np.sqrt(2))
 
     def __post_init__(self) -> None:
         require_scale(self, "sigma", MEDIAN, None)
@@ -182,7 +182,7 @@ class RationalQuadratic(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     alpha: float = 1.0
     length_scale: Scale = 1.0
     supports_float32 = True
-    _unit = float(np.sqrt(2))
+    _length_scale_factor = float(np.sqrt(2))
 
     def __post_init__(self) -> None:
         require_positive(self, "alpha")

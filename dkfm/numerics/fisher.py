@@ -16,7 +16,7 @@ from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
 from dkfm.numerics.model import Head
 from dkfm.numerics.pca import Weighting, center_gram_in_place
-from dkfm.numerics.roots import EPS, ROUNDING_SHARE, eigh_in_place, choose_signs, check_psd
+from dkfm.numerics.roots import EPS, ROUNDING_SHARE, check_psd, choose_signs, eigh_in_place
 
 Codes = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]

@@ -63,7 +63,9 @@ class Head:
     @property
     def width(self) -> int:
         """Number of columns of the output."""
-        return links.output_width(self.link, self.n_columns if self.sqrt_eigenvalues is None else int(self.weights.shape[0]))
+        return links.output_width(
+            self.link, self.n_columns if self.sqrt_eigenvalues is None else int(self.weights.shape[0])
+        )
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -15,7 +15,7 @@ from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.blocks import mirror_lower
 from dkfm.numerics import lanczos, links
 from dkfm.numerics.model import Head
-from dkfm.numerics.roots import eigh_in_place, choose_signs, inverse_root, check_psd
+from dkfm.numerics.roots import check_psd, choose_signs, eigh_in_place, inverse_root
 
 FORMULATIONS = ("combined", "primal", "dual")
 
@@ -158,7 +158,9 @@ def solve_components_by_eigh(
     if rounding:
         total = float(np.maximum(values, 0.0).sum())  # the dropped part has no variance
     q = _choose_count(values[::-1], total, options, rounding)
-    return _make_components(values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, options, weighting, rounding)
+    return _make_components(
+        values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, options, weighting, rounding
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,11 +192,18 @@ def make_product_problem(multiply: Multiply, diagonal: Array, weighting: Weighti
         total -= weighting.total * float(means @ weighting.shares)
     # The rounding errors of a sum of N products are random, and so are those of the mean that is subtracted.
     noise = float(np.finfo(np.float64).eps) * size / np.sqrt(len(means))
-    return EigenProblem(lambda C: weighting.apply_centring(multiply(weighting.apply_centring_transpose(C))), means, total, noise)
+    return EigenProblem(
+        lambda C: weighting.apply_centring(multiply(weighting.apply_centring_transpose(C))), means, total, noise
+    )
 
 
 def solve_leading_components(
-    problem: EigenProblem, start: Array, options: ComponentOptions, weighting: Weighting, tol: float = 0.0, max_products: int = 1000
+    problem: EigenProblem,
+    start: Array,
+    options: ComponentOptions,
+    weighting: Weighting,
+    tol: float = 0.0,
+    max_products: int = 1000,
 ) -> tuple[Components, lanczos.EigenPairs]:
     """Solve kernel PCA for its first components by Lanczos, from products with the problem matrix.
 
@@ -218,7 +227,9 @@ def solve_leading_components(
     pairs : EigenPairs
         Eigenpairs of the problem matrix, with their residuals.
     """
-    pairs = lanczos.largest_eigenpairs(problem.multiply, start, int(options.count or 0), tol, max_products, problem.noise)
+    pairs = lanczos.largest_eigenpairs(
+        problem.multiply, start, int(options.count or 0), tol, max_products, problem.noise
+    )
     # The lowest eigenvalue is at most the mean of the eigenvalues that were not computed.
     rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
     ends = np.array([min(pairs.lowest_ritz_value, rest), pairs.values[0]])

@@ -92,7 +92,9 @@ def condition_number(values: Array) -> float:
     return float(values.max() / values.min()) if len(values) else 1.0
 
 
-def bound_errors_by_rank(remaining: Array, values: Array, largest: float, dtype: np.dtype[np.floating] = DOUBLE) -> Array:
+def bound_errors_by_rank(
+    remaining: Array, values: Array, largest: float, dtype: np.dtype[np.floating] = DOUBLE
+) -> Array:
     """Bound the error of pairs with a training point, for each number of columns that are kept.
 
     Parameters
@@ -196,7 +198,12 @@ def cast_heads(heads: Mapping[str, Head], dtype: np.dtype[np.floating]) -> dict[
     arrays = {id(a): a for h in heads.values() for a in (h.weights, h.offset, h.sqrt_eigenvalues) if a is not None}
     cast = {key: array.astype(dtype, copy=False) for key, array in arrays.items()}
     return {
-        name: replace(h, weights=cast[id(h.weights)], offset=cast.get(id(h.offset)), sqrt_eigenvalues=cast.get(id(h.sqrt_eigenvalues)))
+        name: replace(
+            h,
+            weights=cast[id(h.weights)],
+            offset=cast.get(id(h.offset)),
+            sqrt_eigenvalues=cast.get(id(h.sqrt_eigenvalues)),
+        )
         for name, h in heads.items()
     }
 

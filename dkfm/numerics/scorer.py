@@ -113,7 +113,9 @@ def drop_idle_landmarks(model: Model) -> Model:
     """Return the model without the landmarks whose weights are all zero, if they are at least a quarter of all."""
     heads = model.heads
     # A rotation maps back to all landmarks, and a triangular W has no row of zeros.
-    if any(h.triangular or h.sqrt_eigenvalues is not None or isinstance(h.weights, StoredWeights) for h in heads.values()):
+    if any(
+        h.triangular or h.sqrt_eigenvalues is not None or isinstance(h.weights, StoredWeights) for h in heads.values()
+    ):
         return model
     used: npt.NDArray[np.bool_] = np.zeros(model.landmarks.shape[0], np.bool_)
     for weights in {id(head.weights): head.weights for head in heads.values()}.values():

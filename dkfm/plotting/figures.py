@@ -21,7 +21,14 @@ from dkfm.files import local
 from dkfm.numerics import scorer
 from dkfm.numerics.certificates import certificate
 from dkfm.plotting.axes import add_legend, ensure_axes, import_pyplot, require_component, scatter, write_note
-from dkfm.plotting.data import Labels, Values, group_by_label, require_finite_vector, require_matrix_shape, sample_for_plot
+from dkfm.plotting.data import (
+    Labels,
+    Values,
+    group_by_label,
+    require_finite_vector,
+    require_matrix_shape,
+    sample_for_plot,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -190,7 +197,9 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     points = None if Z is None else _load_sampled_points(feature_map, Z)
     landmarks = model.original_landmarks[certificate.sample_evenly(model.landmarks.shape[0])]
     mean = vars(feature_map).get("mean_")
-    errors = certificate.compute_relative_map_errors(scorer.prepare_compact_scorer(model), landmarks, points, mean).ravel()
+    errors = certificate.compute_relative_map_errors(
+        scorer.prepare_compact_scorer(model), landmarks, points, mean
+    ).ravel()
     shown = errors[errors > 0]
     if not np.isfinite(shown).all():
         raise InvalidInputError("Some pairs have an infinite relative error: a k(x, x) is 0 where a feature is not.")

@@ -7,7 +7,7 @@ import numpy as np
 
 from dkfm.core.frames import column_names, unwrap_container
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.feature_names import to_named_frame, require_fitted_columns
+from dkfm.estimators.feature_names import require_fitted_columns, to_named_frame
 from dkfm.plotting.axes import (
     add_legend,
     choose_label_color,
@@ -20,9 +20,9 @@ from dkfm.plotting.axes import (
 from dkfm.plotting.data import (
     Labels,
     Values,
+    compute_plot_limits,
     concatenate_labels,
     escape_label,
-    compute_plot_limits,
     plane_grid,
     sample_for_plot,
 )

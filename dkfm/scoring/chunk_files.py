@@ -168,7 +168,8 @@ def write_chunk_files(
             file.finish()
         require_current()
         contents = [
-            _commit(chunk_format, chunk, number, file, require_current, has_unverified_files) for number, file in enumerate(files)
+            _commit(chunk_format, chunk, number, file, require_current, has_unverified_files)
+            for number, file in enumerate(files)
         ]
         return contents, False
 

@@ -59,7 +59,8 @@ def missing_chunks(output: Output, receipts: Mapping[int, Receipt]) -> list[int]
     return [
         number
         for number, receipt in receipts.items()
-        if [ends.get(name) for name in chunk_format.file_names(number)] != [*map(chunk_format.trailer_bytes, receipt.crc32c)]
+        if [ends.get(name) for name in chunk_format.file_names(number)]
+        != [*map(chunk_format.trailer_bytes, receipt.crc32c)]
     ]
 
 

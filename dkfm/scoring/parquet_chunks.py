@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from dkfm.errors import MissingExtraError
 from dkfm.scoring.chunk_files import (
-    ReadBackWriter,
     Chunk,
-    FileSummary,
     ChunkFile,
+    FileSummary,
     OutputColumns,
     Piece,
+    ReadBackWriter,
     compute_checksum_and_size,
     invalid_rows,
 )

@@ -250,7 +250,9 @@ def _plan(
     if streamed:
         extra += 3 * size * n * max(map(_weight_panel_columns, heads))
     extra += row_bytes * (writing.piece_copies * piece_rows + writing.chunk_copies * chunk_rows)
-    extra += 3 * size * max(0, source.max_value_count(tile_rows) - tile_rows * values)  # one tile may have more values than others
+    extra += (
+        3 * size * max(0, source.max_value_count(tile_rows) - tile_rows * values)
+    )  # one tile may have more values than others
     task = budget.score_task_bytes(piece_rows, values, n, width, tile_rows, blocks, product, size, extra)
     landmark_values = estimate_values_per_row(model.landmarks)
     weight_values = model.n_head_elements - (model.n_stored_head_elements if streamed else 0)

@@ -21,7 +21,7 @@ from dkfm.execution.executors import Executor, open_executor
 from dkfm.files import change_detection, temporary
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import translate_write_errors
-from dkfm.files.location import Location, parse_remote, is_remote, locate, require_disjoint
+from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
@@ -125,7 +125,9 @@ def prepare_job(
     with _saved_model(model) as path, open_executor(client) as executor:
         record = load_record(path, trusted=trusted, streamed=True)
         names, columns = _output_names(request.output, record.model), _input_columns(request, record)
-        given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted_columns=record.feature_names)
+        given = open_source(
+            source, "source", columns=columns, id_column=request.id_column, fitted_columns=record.feature_names
+        )
         if isinstance(given, NamedColumns) and columns is None and record.feature_names is None:
             _warn_about_column_order(given)
         require_disjoint(target, "output", [path, given.location])

@@ -171,7 +171,11 @@ def _read_segment(location: OutputLocation, name: str, output: str | None, state
         with opened:
             content = json_documents.parse_json(opened.read(json_documents.MAX_JSON + 1), f"{location}/{name}")
         run, given, text = (str(content[key]) for key in ("output", "input", "receipts"))
-        if _compute_crc32c(run, given, text) != content["crc32c"] or output not in (None, run) or state not in (None, given):
+        if (
+            _compute_crc32c(run, given, text) != content["crc32c"]
+            or output not in (None, run)
+            or state not in (None, given)
+        ):
             return []
         return [_parse_receipt(row) for row in json.loads(text)]
     except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):

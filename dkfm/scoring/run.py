@@ -242,7 +242,9 @@ class _JobRun:
 
     def _score_and_complete(self, output: Output) -> None:
         """Score the missing chunks and write the marker; repeat if chunks were removed meanwhile."""
-        new_journal = Journal(output.location, uuid.uuid4().hex, output.creation_id, self._job.input_watch.stamp_with_ctime)
+        new_journal = Journal(
+            output.location, uuid.uuid4().hex, output.creation_id, self._job.input_watch.stamp_with_ctime
+        )
         for _ in range(_MAX_ROUNDS):
             self._score(output, new_journal)
             self._job.input_watch.require_same("scored", "run it again, and all chunks are scored anew")
@@ -306,7 +308,14 @@ class _JobRun:
 
         tasks = ((output, group, self._requirements) for group in groups.values())
         run_tasks(
-            self._job.executor, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep, stall_seconds=self._stall
+            self._job.executor,
+            "dkfm-look",
+            check_chunks,
+            tasks,
+            len(groups),
+            self._progress,
+            keep,
+            stall_seconds=self._stall,
         )
 
     def _score(self, output: Output, new_journal: Journal) -> None:

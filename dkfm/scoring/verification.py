@@ -155,7 +155,9 @@ def _open_input(against: object, output: Output, record: Record) -> Source:
     if source.shape[0] != output.rows:
         raise InvalidInputError(f"{source.name} has {source.shape[0]} rows and {output.root} scores {output.rows}.")
     if source.shape[1] != record.model.n_features_in:
-        raise InvalidInputError(f"{source.name} has {source.shape[1]} columns and the model {record.model.n_features_in}.")
+        raise InvalidInputError(
+            f"{source.name} has {source.shape[1]} columns and the model {record.model.n_features_in}."
+        )
     return source
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import check_column_names, format_names, require_unique_names, select_columns
-from dkfm.core.rows import Rows, as_rows_allow_nonfinite, as_float64, estimate_values_per_row
+from dkfm.core.rows import Rows, as_float64, as_rows_allow_nonfinite, estimate_values_per_row
 from dkfm.errors import InvalidInputError, MissingExtraError, extract_reason
 from dkfm.storage import csr
 from dkfm.storage.zarr_store import view_bytes
@@ -49,7 +49,11 @@ class MemorySource:
 
     def max_value_count(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        return rows * self.shape[1] if isinstance(self.array, np.ndarray) else csr.max_csr_size_in_float64s(self.max_run_nnz, rows)
+        return (
+            rows * self.shape[1]
+            if isinstance(self.array, np.ndarray)
+            else csr.max_csr_size_in_float64s(self.max_run_nnz, rows)
+        )
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return 0: rows are in memory already."""
@@ -126,7 +130,9 @@ def open_frame(
     selected = tuple(column for column in frame_columns if column != id_column) if requested is None else requested
     for required, purpose in ((selected, ""), (() if id_column is None else (id_column,), " for ids")):
         if missing := [column for column in required if column not in frame_columns]:
-            raise InvalidInputError(f"{name} has no {format_names(missing)}{purpose}; it has {format_names(frame_columns)}.")
+            raise InvalidInputError(
+                f"{name} has no {format_names(missing)}{purpose}; it has {format_names(frame_columns)}."
+            )
     if not selected:
         raise InvalidInputError(f"{name} needs at least one column of numbers, and none is asked for or there.")
     array = as_float64(
@@ -165,7 +171,9 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
     try:
         table = pa.Table.from_pandas(chosen, preserve_index=False) if hasattr(chosen, "iloc") else pa.table(chosen)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InvalidInputError(f"The column {column!r} of {name} cannot be the ids: {extract_reason(error)}.") from None
+        raise InvalidInputError(
+            f"The column {column!r} of {name} cannot be the ids: {extract_reason(error)}."
+        ) from None
     require_ids(table.schema, table.schema, column, name)
     return pa.concat_arrays(table.column(column).chunks) if table.num_rows else pa.array([], table.schema.types[0])
 

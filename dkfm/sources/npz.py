@@ -140,7 +140,9 @@ def clear_unpacked() -> None:
 def _stamp(path: Location, *, include_ctime: bool = False) -> str:
     try:
         if is_remote(path):
-            return change_detection.digest_file_stats([("", *read_size_and_stamp(path))])  # one object, not all below a prefix
+            return change_detection.digest_file_stats(
+                [("", *read_size_and_stamp(path))]
+            )  # one object, not all below a prefix
         return locations.stamp_with_ctime(path) if include_ctime else locations.stamp(path)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import zarr
 
-from dkfm.core.frames import column_names, is_dask_collection, has_range_columns, unwrap_container
-from dkfm.core.rows import as_rows_allow_nonfinite, as_float64
+from dkfm.core.frames import column_names, has_range_columns, is_dask_collection, unwrap_container
+from dkfm.core.rows import as_float64, as_rows_allow_nonfinite
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.files.location import Location, locate
 from dkfm.files.object_store import Remote

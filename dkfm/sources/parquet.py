@@ -179,9 +179,9 @@ class ParquetSource(DenseRows):
         expected = self.opened_stamp
         return _cached_footers.get(
             key,
-            lambda: parquet_footers.read_footers(self.location, self.column_indices, self.id_column, expected_stamp=expected)[
-                1
-            ],
+            lambda: parquet_footers.read_footers(
+                self.location, self.column_indices, self.id_column, expected_stamp=expected
+            )[1],
         )
 
     def _dtype(self, table: Footers) -> np.dtype[np.floating]:

@@ -77,7 +77,9 @@ def _list_local(path: Path, *, include_ctime: bool = False) -> list[tuple[str, i
     for name, entry in entries:
         if not stat.S_ISREG(entry.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    return [(name, entry.st_size, change_detection.modification_times_ns(entry, include_ctime)) for name, entry in entries]
+    return [
+        (name, entry.st_size, change_detection.modification_times_ns(entry, include_ctime)) for name, entry in entries
+    ]
 
 
 def _list_remote(remote: Remote) -> list[tuple[str, int, int | str]]:

@@ -101,7 +101,9 @@ class Footers:
 
 
 @contextmanager
-def open_parquet(file: TableFile, *, use_cached_footer: bool = True, dictionary_column: str | None = None) -> Iterator["pq.ParquetFile"]:
+def open_parquet(
+    file: TableFile, *, use_cached_footer: bool = True, dictionary_column: str | None = None
+) -> Iterator["pq.ParquetFile"]:
     """Open a file; raise an InvalidInputError if it is damaged, or changes after it was listed.
 
     Parameters
@@ -183,7 +185,9 @@ def read_footers(
     numbers: list[int] = []
     all_float32, largest = True, 0
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
-        for owner, (file, (schema, rows, size)) in enumerate(zip(files, pool.map(_read_schema_and_group_rows, files), strict=True)):
+        for owner, (file, (schema, rows, size)) in enumerate(
+            zip(files, pool.map(_read_schema_and_group_rows, files), strict=True)
+        ):
             largest = max(largest, size)
             if owner == 0 or not schema.equals(first):
                 all_float32 &= _require_numbers(schema, columns, file.location)

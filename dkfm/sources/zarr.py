@@ -68,11 +68,18 @@ class ZarrSource(_ZarrRows):
         if zarr_schema.stat_regular_file_within(path, path / _METADATA) is None:
             raise InvalidInputError(f"There is no Zarr version 3 array at {path}.")
         metadata = json_documents.read_json(path / _METADATA)
-        array = cast("Path", _resolve_array(path, metadata, lambda: sorted(p.parent.name for p in path.glob("*/zarr.json"))))
+        array = cast(
+            "Path", _resolve_array(path, metadata, lambda: sorted(p.parent.name for p in path.glob("*/zarr.json")))
+        )
         if array != path:
             zarr_schema.stat_regular_file_within(path, array / _METADATA)
         _, info = zarr_schema.read_source_metadata(array)
-        return cls(array, _checked_shape(info, array), info.chunks[0], uncompressed_array=RawArray.open_if_supported(array, info))
+        return cls(
+            array,
+            _checked_shape(info, array),
+            info.chunks[0],
+            uncompressed_array=RawArray.open_if_supported(array, info),
+        )
 
     def _read(self, rows: slice) -> Array:
         path = cast("Path", self.location)
@@ -112,7 +119,9 @@ class RemoteZarrSource(_ZarrRows):
         return chunk_cache.as_float(_read_remote_rows(remote, metadata, rows), self.keep_float32)
 
 
-def _resolve_array(location: Location, metadata: dict[str, object], list_arrays: Callable[[], Sequence[str]]) -> Location:
+def _resolve_array(
+    location: Location, metadata: dict[str, object], list_arrays: Callable[[], Sequence[str]]
+) -> Location:
     """Return the location of an array: the given one, or that of the only array of a group."""
     if metadata.get("node_type") != "group":
         return location

@@ -48,7 +48,9 @@ def read_csr(root: Path, name: str, columns: int, rows: slice | None = None) -> 
         span = value_slice(pointers, data.shape[0])
         return join_csr(pointers, np.asarray(data[span]), np.asarray(indices[span]), columns)
     except (ValueError, RuntimeError, OSError) as error:
-        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows: {extract_reason(error)}.") from None
+        raise UnsupportedStoreError(
+            f"The arrays {name}.* of {root} do not make rows: {extract_reason(error)}."
+        ) from None
 
 
 def value_slice(pointers: npt.NDArray[np.int64], stored: int) -> slice:

@@ -293,7 +293,9 @@ def _read_landmarks(path: Path, attributes: dict[str, object], read_array: Calla
     return as_rows(csr.read_csr(path, "landmarks", columns), "landmarks")
 
 
-def _build_head(weights: Array | None, offset: Array | None, rotation: Array | None, config: dict[str, Any], n: int) -> Head:
+def _build_head(
+    weights: Array | None, offset: Array | None, rotation: Array | None, config: dict[str, Any], n: int
+) -> Head:
     links.link_by_name(config["link"])
     weights = _require_not_none(weights)
     vectors = [v for v in (offset, rotation) if v is not None]

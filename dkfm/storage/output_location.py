@@ -229,7 +229,9 @@ class RemoteOutput:
         if self.root.size(path) is None:
             return None
         data = self.root.read(path, 0, json_documents.MAX_JSON + 1)
-        return zarr_schema.parse_array_info(json_documents.parse_json(data, f"{self.root}/{path}"), f"{self.root}/{name}")
+        return zarr_schema.parse_array_info(
+            json_documents.parse_json(data, f"{self.root}/{path}"), f"{self.root}/{name}"
+        )
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""

@@ -110,7 +110,9 @@ def _is_own(name: str, attrs: Attributes) -> bool:
     in_table = attrs.get("form") == "parquet" and (
         name == zarr_schema.TABLE_ATTRIBUTES or zarr_schema.is_parquet_part_name(name)
     )
-    in_journal = attrs.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_journal_segment_name(inner)
+    in_journal = (
+        attrs.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_journal_segment_name(inner)
+    )
     return bool(name == zarr_schema.MARKER or in_zarr or in_table or in_journal)
 
 

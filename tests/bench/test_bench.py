@@ -244,10 +244,12 @@ def test_the_limit_computes_every_row_once_in_values_that_exp_takes_quickly(monk
     def run(self, count):
         original(self, count)
         counted.append(count)
-        products = self.rows @ self.landmarks.T
+        products = self.row_tile @ self.landmarks.T
         assert -2 <= products.min() <= products.max() <= 0
-        np.testing.assert_allclose(self.out[:1], np.exp(products[:1]) @ self.weights, rtol=1e-4)
-        assert {a.dtype.name for a in (self.rows, self.landmarks, self.weights, self.values, self.out)} == {"float32"}
+        np.testing.assert_allclose(self.scores[:1], np.exp(products[:1]) @ self.weights, rtol=1e-4)
+        assert {
+            a.dtype.name for a in (self.row_tile, self.landmarks, self.weights, self.kernel_values, self.scores)
+        } == {"float32"}
 
     monkeypatch.setattr(arithmetic_limits._ThreadWork, "run", run)
     arithmetic_limits.prepare_bare_arithmetic(1001, 5, 60, 3, "float32", 256, 2)(Path())
@@ -318,4 +320,4 @@ def test_all_sizes_join_whole_chunks_of_the_source():
 
 
 def test_what_is_not_finite_is_null_in_json():
-    assert bench.Table("", [{"a": math.inf, "b": 2.0, "c": "x"}]).plain() == [{"a": None, "b": 2.0, "c": "x"}]
+    assert bench.Table("", [{"a": math.inf, "b": 2.0, "c": "x"}]).to_json_rows() == [{"a": None, "b": 2.0, "c": "x"}]

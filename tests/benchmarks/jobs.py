@@ -51,7 +51,7 @@ def killed_half_way(model, rows, target, count):
         worked = time.perf_counter() - start
     finally:
         os.kill(driver.pid, signal.SIGKILL)
-        driver.first_worker_timeout_seconds()
+        driver.wait()
     return worked, undisturbed(model, rows, target)
 
 

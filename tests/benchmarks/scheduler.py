@@ -54,10 +54,10 @@ def process(*arguments):
     finally:
         started.stdin.close()
         try:
-            started.first_worker_timeout_seconds(60)
+            started.wait(60)
         except subprocess.TimeoutExpired:
             started.kill()
-            started.first_worker_timeout_seconds()
+            started.wait()
 
 
 async def told_to_end():

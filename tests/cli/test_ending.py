@@ -83,7 +83,7 @@ def test_the_alarm_is_the_users_until_an_interruption_was_dropped(as_program):
     def command():
         seen.append(signal.getsignal(signal.SIGALRM))
         Interrupted()
-        threading.Event().first_worker_timeout_seconds(60)
+        threading.Event().wait(60)
 
     assert as_program(command) == (130, "", "Interrupted.\n")
     assert seen == [own]

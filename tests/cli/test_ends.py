@@ -236,7 +236,7 @@ def test_an_interruption_in_a_destructor_is_not_lost(as_program):
 
     def command():
         Interrupted()
-        threading.Event().first_worker_timeout_seconds(60)
+        threading.Event().wait(60)
 
     assert as_program(command) == (130, "", "Interrupted.\n")
 

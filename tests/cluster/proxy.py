@@ -34,7 +34,7 @@ async def connect(reader, writer, target, rng):
         return
     print("opened", target, flush=True)
     ways = [asyncio.create_task(way) for way in (carry(reader, behind_writer, rng), carry(behind_reader, writer, rng))]
-    _, running = await asyncio.first_worker_timeout_seconds(ways, timeout=life)
+    _, running = await asyncio.wait(ways, timeout=life)
     for way in running:
         way.cancel()
     await asyncio.gather(*ways, return_exceptions=True)

@@ -152,10 +152,10 @@ def _daemon(stack, started, command, **more):
 def _end(running):
     running.terminate()
     try:
-        running.first_worker_timeout_seconds(20)
+        running.wait(20)
     except subprocess.TimeoutExpired:
         running.kill()
-        running.first_worker_timeout_seconds(20)
+        running.wait(20)
 
 
 def _cancel_all(started):

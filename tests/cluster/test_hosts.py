@@ -187,7 +187,7 @@ def scored_by(target, address):
 
 
 def require_done(driver, target):
-    assert driver.first_worker_timeout_seconds(harness.LIMIT) == 0, target.with_suffix(".log").read_text()
+    assert driver.wait(harness.LIMIT) == 0, target.with_suffix(".log").read_text()
 
 
 def test_hosts_reach_each_other_while_their_links_are_up_and_nothing_of_them_stays():
@@ -216,7 +216,7 @@ def test_hosts_reach_each_other_while_their_links_are_up_and_nothing_of_them_sta
         left = subprocess.Popen(hosts[0].inside(sys.executable, "-c", listen))
         with pytest.raises(InterruptedError), stack.pop_all():
             fail_after_all(*hosts)
-    assert left.first_worker_timeout_seconds(10) == -signal.SIGKILL
+    assert left.wait(10) == -signal.SIGKILL
     assert not any(host.name in netns.ip("netns", "list") for host in hosts)
 
 
@@ -309,7 +309,7 @@ def test_a_worker_that_joins_mid_run_is_used_and_one_that_leaves_mid_run_is_not_
             assert job.chunks_there(target) < CHUNKS - len(WORKERS)  # there is more to do than what the others hold
             guest.send_signal(signal.SIGTERM)
             TOTALS.faults += 1
-            guest.first_worker_timeout_seconds(60)
+            guest.wait(60)
             site.let_go()
             require_done(driver, target)
     job.settle(target)
@@ -322,7 +322,7 @@ def test_a_worker_whose_store_is_another_one_is_named_before_anything_is_scored(
     with site.guest(before=mounted):
         site.wait_for_arrival(GUEST)
         with site.driver(job, target) as driver:
-            assert driver.first_worker_timeout_seconds(harness.LIMIT) == 1, "no preflight named the worker"
+            assert driver.wait(harness.LIMIT) == 1, "no preflight named the worker"
     told = sentence(target.with_suffix(".log").read_text())
     assert f"//{site.host(GUEST).address}:" in told
     assert f"does not see the same {target} as the driver" in told

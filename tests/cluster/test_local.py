@@ -107,7 +107,7 @@ def test_a_killed_worker_loses_nothing(site, job, tmp_path):
         worker.suspend()  # what it has begun keeps the job from its end
         assert driver.poll() is None, log.read_text()
         worker.kill()
-        assert driver.first_worker_timeout_seconds(harness.LIMIT) == 0, log.read_text()
+        assert driver.wait(harness.LIMIT) == 0, log.read_text()
     job.settle(target)
     assert [found.pid for found in site.workers()] != [worker.pid]
 

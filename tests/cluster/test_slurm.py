@@ -107,7 +107,7 @@ def test_a_worker_job_that_is_cancelled_is_replaced_and_costs_no_row(queue, job,
             queue.ask("scancel", min(first))
             harness.TOTALS.faults += 1
             wait_for(lambda: {number for number, _ in queue.jobs("dask-worker")} - first, "another job")
-        assert driver.first_worker_timeout_seconds(harness.LIMIT) == 0, (folder / "log").read_text()
+        assert driver.wait(harness.LIMIT) == 0, (folder / "log").read_text()
     assert "every chunk as it was written" in run([*harness.DKFM, "verify", str(folder / "out")])
     job.settle(folder / "out")
 
@@ -154,7 +154,7 @@ def test_workers_leave_a_driver_that_was_killed(queue, job, folder):
         wait_for_chunks(job, folder)
         driver.send_signal(signal.SIGKILL)
         harness.TOTALS.faults += 1
-        driver.first_worker_timeout_seconds(30)
+        driver.wait(30)
     wait_for(lambda: not queue.jobs(), "the end of all jobs", 100)
     job.count_lost_work(folder / "out")
     run(job.command(folder / "out"))

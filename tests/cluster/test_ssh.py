@@ -140,7 +140,7 @@ def test_the_smoke_job_loses_nothing_when_a_worker_is_killed(sshd, job, tmp_path
         assert [(file.name, stat.S_IMODE(file.stat().st_mode)) for file in folder.iterdir()] == [("dask.pem", 0o600)]
         assert "PRIVATE KEY" in (folder / "dask.pem").read_text()
         workers[0].kill()
-        assert driver.first_worker_timeout_seconds(harness.LIMIT) == 0
+        assert driver.wait(harness.LIMIT) == 0
         assert not psutil.wait_procs([process for process in running if process.pid != driver.pid], 30)[1]
     assert "1,500 rows" in target.with_suffix(".log").read_text()
     job.settle(target)

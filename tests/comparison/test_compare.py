@@ -18,7 +18,9 @@ from helpers.compared_digits import K1, NAMES, Parsed
 
 
 def figures(comparison):
-    return [{key: value for key, value in one.to_table_row().items() if key != "seconds"} for one in comparison.compared]
+    return [
+        {key: value for key, value in one.to_table_row().items() if key != "seconds"} for one in comparison.compared
+    ]
 
 
 def test_its_figures_are_those_of_plain_formulas(found, rows):

@@ -232,7 +232,7 @@ def test_distances_are_those_of_the_features_where_one_is_a_landmark(rng):
     found = phi.distance(Z)
     assert (np.diag(found) == 0).all()
     squares = k.diag(Z[:7])[:, None] + k.diag(Z[:9]) - 2 * k(Z[:7], Z[:9])
-    np.testing.assert_allclose(found[:7, :9], np.sqrt(np.max_jobs(squares, 0)), atol=1e-6)
+    np.testing.assert_allclose(found[:7, :9], np.sqrt(np.maximum(squares, 0)), atol=1e-6)
     lazily = phi.distance(da.from_array(Z, chunks=((700, 0, 800), 3)), X)
     assert (lazily.shape, lazily.chunks) == ((1500, 60), ((700, 0, 800), (60,)))
     np.testing.assert_allclose(lazily.compute(scheduler="synchronous"), phi.distance(Z, X), atol=1e-6)

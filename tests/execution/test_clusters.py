@@ -194,9 +194,9 @@ def test_blas_threads_are_one_inside_and_as_before_outside_also_when_nested_in_t
 
     def nested(_):
         with single_blas_thread():
-            barrier.first_worker_timeout_seconds(10)
+            barrier.wait(10)
             inside = blas_threads()
-            barrier.first_worker_timeout_seconds(10)
+            barrier.wait(10)
         return inside
 
     with ThreadPoolExecutor(4) as pool:
@@ -362,7 +362,7 @@ def test_a_lost_scheduler_leaves_no_traceback_in_the_log(client):
             async def lose():
                 stream.send({"op": "heartbeat-client"})
                 stream.comm.abort()
-                await stream.stopped.first_worker_timeout_seconds()
+                await stream.stopped.wait()
 
             found.sync(lose)
     finally:

@@ -98,7 +98,7 @@ def test_a_file_that_is_not_there_is_a_named_error(tmp_path):
 def test_a_file_says_how_many_jobs_and_how_long_to_wait(file, text, minimum, maximum, wait):
     spec = read_slurm_file(file(text))
     assert (spec.min_jobs, spec.max_jobs, spec.first_worker_timeout_seconds) == (minimum, maximum, wait)
-    assert "dkfm" not in spec.settings
+    assert "dkfm" not in spec.dask_config
 
 
 def test_without_slurm_a_cluster_is_refused_by_name(file, monkeypatch):

@@ -24,7 +24,7 @@ class Scripted:
     threads = 2
 
     def __init__(self, outcome, health=None):
-        self.outcome, self.state = outcome, health or ExecutorHealth(running=("a", "b"))
+        self.outcome, self.state = outcome, health or ExecutorHealth(running_workers=("a", "b"))
         self.waiting, self.submitted = deque(), []
 
     def submit(self, key, function, *arguments, workers=None):
@@ -37,10 +37,10 @@ class Scripted:
     def wait_for_task(self, timeout):
         return self.waiting.popleft() if self.waiting else None
 
-    def health(self):
+    def update_health(self):
         return self.state
 
-    def exclude(self, error):
+    def exclude_worker(self, error):
         self.unfit = [*getattr(self, "unfit", []), error.worker]
         return "the last" not in self.unfit
 
@@ -116,7 +116,7 @@ def copy_of(executor, number):
 
 def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts_once():
     executor = Scripted(lambda number, copy: None if number == 1 and copy == 0 else number)
-    executor.state = ExecutorHealth(running=("b",), silent=("a",), stuck=(("x", 1, 0),))
+    executor.state = ExecutorHealth(running_workers=("b",), silent_workers=("a",), stuck_tasks=(("x", 1, 0),))
     late = executor.submit
 
     def submit(key, function, *arguments, workers=None):
@@ -125,7 +125,7 @@ def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts
             executor.waiting.append(FinishedTask((key[0], 1, 0), 1))
 
     executor.submit = submit
-    tally, found = go(executor, 3, stall=1000.0)
+    tally, found = go(executor, 3, stall_seconds=1000.0)
     assert sorted(found) == [0, 1, 2]
     assert [entry for entry in executor.submitted if entry[0] == 1] == [(1, 0, None), (1, 1, ("b",))]
     assert tally.retries == 1
@@ -133,7 +133,7 @@ def test_a_task_that_a_silent_worker_holds_has_one_copy_on_the_others_and_counts
 
 def test_an_error_of_one_copy_is_none_of_the_job_while_another_is_under_way():
     executor = Scripted(lambda number, copy: None if copy == 0 else number)
-    executor.state = ExecutorHealth(running=("b",), silent=("a",), stuck=(("x", 0, 0),))
+    executor.state = ExecutorHealth(running_workers=("b",), silent_workers=("a",), stuck_tasks=(("x", 0, 0),))
     take = executor.submit
 
     def submit(key, *arguments, workers=None):
@@ -142,7 +142,7 @@ def test_an_error_of_one_copy_is_none_of_the_job_while_another_is_under_way():
         take(key, *arguments, workers=workers)
 
     executor.submit = submit
-    assert go(executor, 1, stall=1000.0)[1] == [0]
+    assert go(executor, 1, stall_seconds=1000.0)[1] == [0]
 
 
 def test_results_of_an_earlier_run_are_not_taken_for_this_one_s():
@@ -156,14 +156,14 @@ def test_results_of_an_earlier_run_are_not_taken_for_this_one_s():
     [
         (ExecutorHealth(answers=False), "the scheduler does not answer"),
         (ExecutorHealth(), "there is no worker"),
-        (ExecutorHealth(paused=("a", "b")), "paused, without memory"),
-        (ExecutorHealth(silent=("tcp://a",)), "of tcp://a nothing is heard"),
-        (ExecutorHealth(running=("a",)), "give them a longer stall timeout"),
+        (ExecutorHealth(paused_workers=("a", "b")), "paused, without memory"),
+        (ExecutorHealth(silent_workers=("tcp://a",)), "of tcp://a nothing is heard"),
+        (ExecutorHealth(running_workers=("a",)), "give them a longer stall timeout"),
     ],
 )
 def test_silence_ends_in_a_sentence_that_says_what_is_known(health, words):
     with pytest.raises(StalledError, match=words) as caught:
-        go(Scripted(lambda number, copy: None if number == 3 else number, health), 9, stall=50.0)
+        go(Scripted(lambda number, copy: None if number == 3 else number, health), 9, stall_seconds=50.0)
     assert "8 of 9 are done" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -172,12 +172,12 @@ def test_without_a_limit_a_task_takes_its_time_while_a_worker_is_well(monkeypatc
     executor = Scripted(lambda number, copy: None)
     looks = 0
 
-    def health():
+    def update_health():
         nonlocal looks
         looks += 1
         if looks == 1000:
             executor.waiting.append(FinishedTask((executor.name, 0, 0), 0))
-        return ExecutorHealth(running=("a",)) if looks <= 1000 else ExecutorHealth()
+        return ExecutorHealth(running_workers=("a",)) if looks <= 1000 else ExecutorHealth()
 
     submit = executor.submit
 
@@ -185,7 +185,7 @@ def test_without_a_limit_a_task_takes_its_time_while_a_worker_is_well(monkeypatc
         executor.name = key[0]
         submit(key, *arguments, workers=workers)
 
-    executor.submit, executor.health = noted, health
+    executor.submit, executor.update_health = noted, update_health
     assert go(executor, 1)[1] == [0]
     executor = Scripted(lambda number, copy: None, ExecutorHealth())
     with pytest.raises(StalledError, match="there is no worker"):
@@ -221,10 +221,10 @@ def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatc
     )
     executor = executors.ClientExecutor(client)
     assert executor.threads == 6
-    health = executor.health()
-    assert (health.running, health.paused_workers, health.silent) == (("a", "b"), ("c",), ())
-    health = executor.health()
-    assert (health.running, health.paused_workers, health.silent) == (("b",), ("c",), ("a",))
+    health = executor.update_health()
+    assert (health.running_workers, health.paused_workers, health.silent_workers) == (("a", "b"), ("c",), ())
+    health = executor.update_health()
+    assert (health.running_workers, health.paused_workers, health.silent_workers) == (("b",), ("c",), ("a",))
     assert executor.threads == 3
     assert asked[-1] == ["c", "a"]
     assert health.stuck_tasks == ()  # no task of this executor
@@ -246,11 +246,11 @@ def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_sile
     executor._pending[future.key] = future
     executor._done.put((future, executors._NO_RESULT))
     assert executor.wait_for_task(1) is None
-    assert executor.health().stuck_tasks == ()  # "a" may only be slow
-    assert executor.health().stuck_tasks == (future.key,)
+    assert executor.update_health().stuck_tasks == ()  # "a" may only be slow
+    assert executor.update_health().stuck_tasks == (future.key,)
     executor._done.put((future, 7))
     assert executor.wait_for_task(1) == FinishedTask(future.key, 7)
-    assert executor.health().stuck_tasks == ()
+    assert executor.update_health().stuck_tasks == ()
 
 
 def test_a_scheduler_that_does_not_answer_is_told_at_once(monkeypatch):

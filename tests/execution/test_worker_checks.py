@@ -84,7 +84,7 @@ def test_a_worker_that_sees_other_rows_or_no_model_is_named(threaded_client, req
     with pytest.raises(UnfitWorkerError, match=r"The worker inproc://\S+ cannot take tasks: .*rows.npy"):
         worker_checks.check_workers(threaded_client, requirements)
     with pytest.raises(UnfitWorkerError, match="does not see the model /nowhere"):
-        worker_checks.check_workers(threaded_client, changed(requirements, source=None, model="/nowhere"))
+        worker_checks.check_workers(threaded_client, changed(requirements, source=None, model_path="/nowhere"))
 
 
 def test_a_worker_with_too_little_memory_is_named_with_both_numbers(threaded_client, requirements):

@@ -110,7 +110,9 @@ def test_workers_with_different_blas_or_processors_are_a_warning_for_rounding_al
 def test_a_worker_says_what_it_computes_with(threaded_client):
     worker_checks.check_workers(threaded_client, requirements_of(worker_checks.local_versions(tables=True)))
     (answer,) = threaded_client.run(worker_checks._answer, requirements_of(worker_checks.local_versions())).values()
-    assert answer == worker_checks._Answer("", f"{blas_threads.describe_blas_libraries()} for {blas_threads.describe_blas_architectures()}")
+    assert answer == worker_checks._Answer(
+        "", f"{blas_threads.describe_blas_libraries()} for {blas_threads.describe_blas_architectures()}"
+    )
 
 
 @pytest.mark.slow

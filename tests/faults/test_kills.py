@@ -23,7 +23,7 @@ def test_killed_workers_cost_time_and_no_row(job, tmp_path, faults):
                     job.wait_for_a_chunk(target, driver)  # or no chunk would ever be done on a busy machine
                     time.sleep(float(rng.uniform(0.0, 1.0)))
                     faults -= driver.poll() is None and site.kill_a_worker(rng)
-                assert driver.first_worker_timeout_seconds(harness.LIMIT) == 0, (tmp_path / "driver.log").read_text()
+                assert driver.wait(harness.LIMIT) == 0, (tmp_path / "driver.log").read_text()
             job.settle(target)
 
 
@@ -55,7 +55,7 @@ def test_a_dead_scheduler_is_one_sentence_and_another_one_goes_on(job, tmp_path,
             job.wait_for_a_chunk(target, driver)
             time.sleep(float(rng.uniform(0.0, 1.0)))
             site.scheduler.send_signal(signal.SIGKILL)
-            code = driver.first_worker_timeout_seconds(harness.LIMIT)
+            code = driver.wait(harness.LIMIT)
             if code == 0:
                 job.settle(target)  # it was done
                 continue
@@ -73,7 +73,7 @@ def test_two_drivers_on_one_output_both_finish_it(job, tmp_path):
     target = tmp_path / "scores"
     with ExitStack() as stack:
         drivers = [stack.enter_context(process(job.command(target), tmp_path / f"{i}.log")) for i in range(2)]
-        codes = [driver.first_worker_timeout_seconds(harness.LIMIT) for driver in drivers]
+        codes = [driver.wait(harness.LIMIT) for driver in drivers]
     TOTALS.faults += 1
     said = [(tmp_path / f"{i}.log").read_text() for i in range(2)]
     assert codes[0] == 0 or codes[1] == 0, said
@@ -90,7 +90,7 @@ def test_a_job_that_is_told_to_end_says_so_and_keeps_what_is_done(job, tmp_path)
             job.wait_for_a_chunk(target, driver)
         driver.send_signal(signal.SIGTERM)
         TOTALS.faults += 1
-        assert driver.first_worker_timeout_seconds(60) == 130
+        assert driver.wait(60) == 130
     assert "goes on from there with the same command" in log.read_text()
     assert "Traceback" not in log.read_text()
     assert "chunks were there" in run(job.command(target))
@@ -166,7 +166,7 @@ def test_workers_that_are_gone_are_a_sentence_within_the_stall_timeout(job, tmp_
             wait_for(lambda: job.chunks_there(target) > 0, "a chunk")
             harness.end(site.nannies[0])
             TOTALS.faults += 1
-            assert driver.first_worker_timeout_seconds(60) == 1
+            assert driver.wait(60) == 1
     told = sentence(log.read_text())
     assert "StalledError" in told
     assert "there is no worker" in told
@@ -188,7 +188,7 @@ def test_a_hung_worker_s_chunks_are_run_elsewhere_and_what_it_writes_late_change
             harness.os.kill(hung, signal.SIGSTOP)
             TOTALS.faults += 1
             try:
-                assert driver.first_worker_timeout_seconds(120) == 0, log.read_text()
+                assert driver.wait(120) == 0, log.read_text()
             finally:
                 harness.os.kill(hung, signal.SIGCONT)
         time.sleep(3)  # it writes what it was at

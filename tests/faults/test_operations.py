@@ -218,7 +218,7 @@ def test_a_full_disk_is_a_sentence_and_with_more_room_the_same_command_goes_on(j
                 while True:
                     file.write(bytes(4096))
             TOTALS.faults += 1
-            assert driver.first_worker_timeout_seconds(harness.LIMIT) == 1
+            assert driver.wait(harness.LIMIT) == 1
         assert "No space left on device" in harness.sentence(log.read_text())
         told = harness.sentence(harness.run(job.command(target), code=1))
         assert "BudgetError: The output at" in told

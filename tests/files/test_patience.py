@@ -103,7 +103,7 @@ def operations(place):
     return {
         "cat_file": lambda: place.read("x"),
         "info": lambda: place.size("x"),
-        "ls": lambda: list(place.folders()),
+        "ls": lambda: list(place.list_folders()),
         "find": lambda: list(place.list_objects()),
         "pipe_file": lambda: place.replace("x", b"data"),
         "pipe_file, once": lambda: place.create("y", b"data"),

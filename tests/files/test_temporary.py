@@ -117,7 +117,7 @@ def test_a_script_that_is_told_to_end_removes_its_gram_and_ends_as_it_would_with
     with process(GRAM) as script:
         assert len(left(temporary)) == 1
         script.send_signal(ending)
-        assert script.first_worker_timeout_seconds() == -ending
+        assert script.wait() == -ending
         assert script.stderr.read() == b""
     assert left(temporary) == []
 
@@ -128,13 +128,13 @@ def test_the_next_fit_removes_what_a_killed_one_left_and_nothing_of_a_living_one
         (alive,) = left(temporary)
         with process(GRAM) as killed:
             killed.kill()
-            killed.first_worker_timeout_seconds()
+            killed.wait()
         assert len(left(temporary)) == 2
         with build.open_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
             assert len(left(temporary)) == 2
         assert left(temporary) == [alive]
         living.kill()
-        living.first_worker_timeout_seconds()
+        living.wait()
     scratch.remove_abandoned(temporary)
     assert left(temporary) == []
 
@@ -146,11 +146,11 @@ def test_the_command_fit_removes_its_gram_when_it_is_told_to_end(temporary, tmp_
         try:
             while not (tmp_path / "begun").exists():
                 assert fit.poll() is None
-                threading.Event().first_worker_timeout_seconds(0.01)
+                threading.Event().wait(0.01)
             assert len(left(temporary)) == 1
             fit.send_signal(signal.SIGTERM)
             (tmp_path / "go").touch()
-            assert fit.first_worker_timeout_seconds() == -signal.SIGTERM
+            assert fit.wait() == -signal.SIGTERM
         finally:
             fit.kill()
     assert left(temporary) == []
@@ -161,7 +161,7 @@ def test_a_store_whose_writer_was_ended_leaves_nothing_beside_the_next_one(tmp_p
     with process(SAVING, tmp_path) as writer:
         assert len(left(tmp_path)) == 1
         writer.send_signal(ending)
-        writer.first_worker_timeout_seconds()
+        writer.wait()
     assert len(left(tmp_path)) == (ending == signal.SIGKILL)
     dkfm.KernelPCA(1).fit(rng.normal(size=(10, 2))).save(tmp_path / "model")
     assert left(tmp_path) == ["model"]
@@ -189,7 +189,7 @@ sys.stdin.read()
     assert left(temporary) == []
     with process(code) as script:
         script.kill()
-        script.first_worker_timeout_seconds()
+        script.wait()
     assert len(left(temporary)) == 1
     scratch.TemporaryFolder("model").remove()
     assert left(temporary) == []
@@ -200,7 +200,7 @@ def test_a_lazy_gram_that_is_given_has_no_name_on_the_disk(temporary, rng):
     K = kernels.Linear()(X, X)
     given = as_training_data(kernels.as_kernel("precomputed"), da.from_array(K, chunks=20))
     assert left(temporary) == []
-    np.testing.assert_array_equal(given.gram(None, None), K)
+    np.testing.assert_array_equal(given.compute_gram(None, None), K)
 
 
 def told(folder, **changes):

@@ -84,7 +84,7 @@ def test_a_killed_build_goes_on_and_leaves_finished_tiles_untouched(tmp_path):
             time.sleep(0.02)
     finally:
         child.send_signal(signal.SIGKILL)
-        child.first_worker_timeout_seconds()
+        child.wait()
     before = chunk_files(path)
     assert 150 <= len(before) < 24 * 24
     assert not (path / "_COMPLETE").exists()
@@ -210,7 +210,9 @@ def test_a_gram_of_many_tiles_is_the_same_and_a_workspace_keeps_it(tmp_path, rng
     truth = np.tril(oracles.gaussian(X, X, 2.0))
     np.testing.assert_allclose(np.tril(gram.compute_driver_gram(K, X, tile_rows=30)), truth, rtol=1e-13)
     for _ in range(2):
-        np.testing.assert_allclose(np.tril(gram.compute_driver_gram(K, X, tile_rows=30, workspace=tmp_path)), truth, rtol=1e-13)
+        np.testing.assert_allclose(
+            np.tril(gram.compute_driver_gram(K, X, tile_rows=30, workspace=tmp_path)), truth, rtol=1e-13
+        )
     (kept,) = tmp_path.glob("gram-*.zarr")
     before = chunk_files(kept)
     gram.compute_driver_gram(K, X, tile_rows=30, workspace=tmp_path)
@@ -305,7 +307,9 @@ def test_a_gram_too_large_for_the_disk_is_refused_before_anything_is_made(tmp_pa
 
 
 def test_a_function_leaves_no_gram_in_a_workspace_that_nothing_would_find(tmp_path, rng):
-    gram.compute_driver_gram(kernels.Function(lambda A, B: A @ B.T), rng.normal(size=(50, 3)), tile_rows=20, workspace=tmp_path)
+    gram.compute_driver_gram(
+        kernels.Function(lambda A, B: A @ B.T), rng.normal(size=(50, 3)), tile_rows=20, workspace=tmp_path
+    )
     assert list(tmp_path.iterdir()) == []
 
 

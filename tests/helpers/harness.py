@@ -145,7 +145,7 @@ def end(started):
     for pid in family:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    started.first_worker_timeout_seconds(30)
+    started.wait(30)
 
 
 class Site:

@@ -37,7 +37,7 @@ def server():
         yield port
     finally:
         process.terminate()
-        process.first_worker_timeout_seconds(30)
+        process.wait(30)
 
 
 class Proxy(ThreadingHTTPServer):

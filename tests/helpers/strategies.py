@@ -17,7 +17,7 @@ few_columns = st.integers(1, 8)
 def rows(min_rows=1, max_rows=30, columns=few_columns):
     """Rows (n, d) on a coarse grid, so that duplicates, zeros and constant columns are common."""
     return columns.flatmap(
-        lambda d: hnp.extra_arrays(
+        lambda d: hnp.arrays(
             np.float64,
             st.tuples(st.integers(min_rows, max_rows), st.just(d)),
             elements=st.integers(-8, 8).map(lambda i: i / 4),

@@ -122,7 +122,7 @@ def test_kernels_equal_their_formulas_scikit_learn_and_scipy(kernel, truth, rng)
     [
         (kernels.ChiSquared(0.5), partial(chi2_kernel, gamma=0.5)),
         (kernels.AdditiveChiSquared(), additive_chi2_kernel),
-        (kernels.HistogramIntersection(), lambda X, Y: np.min_jobs(X[:, None], Y).sum(-1)),
+        (kernels.HistogramIntersection(), lambda X, Y: np.minimum(X[:, None], Y).sum(-1)),
         (kernels.JensenShannon(), lambda X, Y: 1 - cdist(X, Y, lambda x, y: jensenshannon(x, y, base=2)) ** 2),
     ],
     ids=_name,

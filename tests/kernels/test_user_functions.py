@@ -20,7 +20,7 @@ import numpy as np
 open(__file__ + ".imported", "a").close()
 
 def least(X, Y):
-    return np.min_jobs(X[:, None], Y).sum(-1)
+    return np.minimum(X[:, None], Y).sum(-1)
 
 def root(X):
     return np.sqrt(X)
@@ -31,7 +31,7 @@ class Holder:
         return least(X, Y)
 
 def pair(x, y):
-    return float(np.min_jobs(x, y).sum())
+    return float(np.minimum(x, y).sum())
 
 class Caller:
     def __call__(self, X, Y):

@@ -162,7 +162,7 @@ def test_damaged_landmarks_offsets_and_rotations_fail(basis, options, rng):
     landmarks[7, 1] += 1e-6
     damaged = [with_head(phi, landmarks=landmarks), with_head(phi, offset=head.offset + 1e-9)]
     if head.sqrt_eigenvalues is not None:
-        damaged.append(with_head(phi, rotation=head.sqrt_eigenvalues * (1 + 1e-9)))
+        damaged.append(with_head(phi, sqrt_eigenvalues=head.sqrt_eigenvalues * (1 + 1e-9)))
     for bad in damaged:
         with pytest.raises(CertificateError):
             bad.verify()

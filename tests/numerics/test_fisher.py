@@ -58,7 +58,7 @@ def test_discriminants_are_those_of_the_dense_eigenproblem(kernel, by_eigenvalue
     ratios, scores, decisions = dense(features(K)[0], y, 0.01, weights, priors)
     found = fisher.solve_discriminants(np.asfortranarray(K), classes, 0.01, by_eigenvalues=by_eigenvalues)
     mine, decided = outputs(kernel(X, X), found, classes)
-    np.testing.assert_allclose(found.ratios, ratios[:3], rtol=1e-9)
+    np.testing.assert_allclose(found.between_class_variances, ratios[:3], rtol=1e-9)
     signs = np.sign((mine * scores[:, :3]).sum(axis=0))
     np.testing.assert_allclose(mine, scores[:, :3] * signs, atol=1e-8)
     np.testing.assert_allclose(decided, decisions, atol=1e-7)
@@ -94,7 +94,7 @@ def test_classes_in_fewer_dimensions_than_their_number_have_as_many_discriminant
         found = fisher.solve_discriminants(
             np.asfortranarray(x @ x.T), Classes(y, np.ones(80), 4), 1.0, by_eigenvalues=by_eigenvalues
         )
-        assert found.ratios.shape == (1,)
+        assert found.between_class_variances.shape == (1,)
 
 
 def test_classes_with_equal_means_have_no_discriminant_and_their_priors_decide():
@@ -116,7 +116,7 @@ def test_without_a_ridge_more_features_than_rows_are_refused_with_the_number(row
 def test_without_a_ridge_few_features_have_plain_discriminants(rows):
     X, y = rows
     found = fisher.solve_discriminants(np.asfortranarray(X @ X.T), Classes(y, np.ones(90), 4), 0.0, by_eigenvalues=True)
-    np.testing.assert_allclose(found.ratios, dense(X, y, 0.0)[0], rtol=1e-9)
+    np.testing.assert_allclose(found.between_class_variances, dense(X, y, 0.0)[0], rtol=1e-9)
 
 
 def test_a_ridge_that_rounding_hides_is_refused_by_the_factor(rows):

@@ -124,7 +124,7 @@ def test_weights_of_another_precision_are_refused_from_a_store(rng, tmp_path):
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="spectral").fit(rng.normal(size=(20, 2)))
     model = phi.model_
     rounded = {
-        name: Head(head.weights.astype(np.float32), link=head.link, first=head.first)
+        name: Head(head.weights.astype(np.float32), link=head.link, n_leading_columns=head.n_leading_columns)
         for name, head in model.heads.items()
     }
     phi.model_ = Model(model.kernel, model.landmarks, rounded)
@@ -138,7 +138,14 @@ def test_a_map_that_was_rounded_fails_its_certificate(basis, rng):
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(0.5), basis=basis).fit(rng.normal(size=(100, 2)))
     model = phi.model_
     heads = {
-        name: Head(h.weights.astype(np.float32).astype(float), h.offset, h.sqrt_eigenvalues, h.link, h.triangular, h.first)
+        name: Head(
+            h.weights.astype(np.float32).astype(float),
+            h.offset,
+            h.sqrt_eigenvalues,
+            h.link,
+            h.triangular,
+            h.n_leading_columns,
+        )
         for name, h in model.heads.items()
     }
     phi.model_ = Model(model.kernel, model.landmarks, heads)

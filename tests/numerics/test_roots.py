@@ -19,15 +19,17 @@ def test_bounds_are_what_remains_and_what_rounding_may_add(values, largest):
     values = np.sort(values)[::-1]
     remaining = np.append(values, 0.0)
     bounds = roots.bound_errors_by_rank(remaining, values, largest)
-    parts = np.sqrt(np.min_jobs(remaining / largest, 1))
+    parts = np.sqrt(np.minimum(remaining / largest, 1))
     top = max(values[0], largest)
     rounding = 4 * roots.EPS * top / np.sqrt(np.append(top, values) * largest)
-    np.testing.assert_allclose(bounds, parts + np.max_jobs(1e-12, rounding), rtol=1e-9)
+    np.testing.assert_allclose(bounds, parts + np.maximum(1e-12, rounding), rtol=1e-9)
     for tol in (0.0, 1e-3, 1.0):
         r = roots.find_rank_within(bounds, tol)
         assert bounds[r] <= tol or (r == len(bounds) - 1 and (bounds > tol).all())
         assert (bounds[:r] > tol).all()
-    np.testing.assert_allclose(roots.bound_errors_by_rank(remaining, values, largest, np.dtype(np.float32)), parts + 1e-4)
+    np.testing.assert_allclose(
+        roots.bound_errors_by_rank(remaining, values, largest, np.dtype(np.float32)), parts + 1e-4
+    )
     assert not roots.bound_errors_by_rank(remaining, values, 0.0).any()
 
 
@@ -81,9 +83,13 @@ def test_heads_share_their_arrays_in_any_precision(rng):
 def test_residuals_leave_out_what_rounding_made_of_the_last_eigenvectors(rng):
     found = fitted(kernels.Gaussian(3.0), rng.normal(size=(300, 2)))
     head = roots.make_map_heads(found, "symmetric")["residual"]
-    assert 0 < head.first < len(found.values)
-    assert found.values[head.first - 1] > 64 * roots.EPS * found.values[0] >= found.values[head.first]
-    assert roots.make_map_heads(found, "symmetric")["features"].first is None
+    assert 0 < head.n_leading_columns < len(found.values)
+    assert (
+        found.values[head.n_leading_columns - 1]
+        > 64 * roots.EPS * found.values[0]
+        >= found.values[head.n_leading_columns]
+    )
+    assert roots.make_map_heads(found, "symmetric")["features"].n_leading_columns is None
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,10 @@ def make(rng, n, d, q, offset, dtype="float64", panel=None):
     heads = {
         "scores": Head(W, b),
         "features": Head(V, b),
-        "rotated": Head(V, b, rotation=np.abs(normal(q))),
+        "rotated": Head(V, b, sqrt_eigenvalues=np.abs(normal(q))),
         "triangular": Head(np.triu(normal(n, n)), triangular=True),
         "residual": Head(V, link=links.RESIDUAL),
-        "short": Head(V, link=links.RESIDUAL, first=q // 2),
+        "short": Head(V, link=links.RESIDUAL, n_leading_columns=q // 2),
     }
     return Model(kernels.Gaussian(2.0), normal(n, d), heads)
 
@@ -53,14 +53,16 @@ def truth_and_bound(model, Z, name):
     """Return an output by dense formulas in float64, and what rounding allows between any two ways to compute it."""
     head, eps = model.head(name), np.finfo(model.dtype).eps
     W = head.weights.weights if isinstance(head.weights, Kept) else head.weights
-    W = W[:, : head.first].astype(float)
+    W = W[:, : head.n_leading_columns].astype(float)
     b = np.zeros(W.shape[1]) if head.offset is None else head.offset.astype(float)
     values = np.exp(-((Z[:, None].astype(model.dtype) - model.landmarks).astype(float) ** 2).sum(axis=2) / 8)
     product, error = values @ W - b, 64 * eps * (np.abs(values) @ np.abs(W) + np.abs(b))
     if head.sqrt_eigenvalues is not None:
-        return (product * head.sqrt_eigenvalues) @ W.T, ((error + 64 * eps * np.abs(product)) * head.sqrt_eigenvalues) @ np.abs(W.T)
+        return (product * head.sqrt_eigenvalues) @ W.T, (
+            (error + 64 * eps * np.abs(product)) * head.sqrt_eigenvalues
+        ) @ np.abs(W.T)
     if head.link == links.RESIDUAL:
-        truth = np.max_jobs(1 - (product**2).sum(axis=1, keepdims=True), 0)
+        truth = np.maximum(1 - (product**2).sum(axis=1, keepdims=True), 0)
         return truth, (2 * np.abs(product) * error + error**2).sum(axis=1, keepdims=True) + 64 * eps
     return product, error
 
@@ -148,11 +150,11 @@ def test_a_model_keeps_one_landmark_and_those_that_a_rotation_maps_back_to(rng):
     nothing = Model(kernels.Gaussian(1.0), rng.normal(size=(5, 2)), {"scores": Head(np.zeros((5, 3)))})
     assert scorer.drop_idle_landmarks(nothing).landmarks.shape == (1, 2)
     weights = np.eye(5)[:, :2]
-    rotated = replace(nothing, heads={"features": Head(weights, rotation=np.ones(2))})
+    rotated = replace(nothing, heads={"features": Head(weights, sqrt_eigenvalues=np.ones(2))})
     assert scorer.drop_idle_landmarks(rotated) is rotated
-    assert not scorer.prepare_scorer(replace(rotated, heads={"features": Head(weights[:, :0], rotation=np.ones(0))}))(
-        "features", np.zeros((3, 2))
-    ).any()
+    assert not scorer.prepare_scorer(
+        replace(rotated, heads={"features": Head(weights[:, :0], sqrt_eigenvalues=np.ones(0))})
+    )("features", np.zeros((3, 2))).any()
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_the_same_tiling_gives_the_same_bits(rng):
 def test_the_residual_link_is_the_clipped_difference(rng):
     model, Z = make(rng, 30, 4, 3, False), rng.normal(size=(50, 4))
     product = model.kernel(Z, model.landmarks) @ model.heads["residual"].weights
-    truth = np.max_jobs(1 - (product**2).sum(axis=1), 0)[:, None]
+    truth = np.maximum(1 - (product**2).sum(axis=1), 0)[:, None]
     np.testing.assert_allclose(scorer.prepare_scorer(model)("residual", Z, 7), truth, atol=1e-14)
     assert (truth == 0).any() or (truth > 0).any()
 

@@ -151,7 +151,7 @@ def together(monkeypatch, act, drivers=DRIVERS):
 
     def late(*arguments):
         if not hasattr(here, "was"):
-            here.was = barrier.first_worker_timeout_seconds()
+            here.was = barrier.wait()
         return create(*arguments)
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(drivers) as pool:

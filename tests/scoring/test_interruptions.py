@@ -68,7 +68,7 @@ def test_a_silent_job_ends_within_its_stall_timeout(made, tmp_path, monkeypatch)
     import threading
 
     release = threading.Event()
-    monkeypatch.setattr("dkfm.scoring.run.score_chunk", lambda work, number: release.first_worker_timeout_seconds(60))
+    monkeypatch.setattr("dkfm.scoring.run.score_chunk", lambda work, number: release.wait(60))
     try:
         with pytest.raises(StalledError, match="No task finished for"):
             score(made, tmp_path / "out", stall_timeout=0.5)

@@ -162,7 +162,7 @@ def test_a_task_reads_in_pieces_while_it_scores(fitted, tmp_path, monkeypatch):
 
     def after_the_next_read(*arguments):
         if events.count("read") < 4:
-            assert reading.first_worker_timeout_seconds(30)  # by a thread, while this one has its rows already
+            assert reading.wait(30)  # by a thread, while this one has its rows already
         reading.clear()
         events.append("scored")
         return several(*arguments)
@@ -205,7 +205,7 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     expected = phi.transform(Z) if output == "features" else phi.residual(Z)[:, np.newaxis]
     assert found.dtype == expected.dtype == dtype
     head = model.heads[output]
-    values, W = np.abs(phi.kernel_(Z, model.original_landmarks)), np.abs(head.weights[:, : head.first])
+    values, W = np.abs(phi.kernel_(Z, model.original_landmarks)), np.abs(head.weights[:, : head.n_leading_columns])
     error = 64 * np.finfo(dtype).eps * (values @ W + (0 if head.offset is None else np.abs(head.offset)))
     bound = error if head.sqrt_eigenvalues is None else (error * head.sqrt_eigenvalues) @ W.T
     if output == "residual":

@@ -99,7 +99,7 @@ def test_a_chunk_is_written_in_order_while_the_next_rows_are_made_and_no_more_ar
     (job[2] / "scores" / "c" / "0" / "0").unlink()
     (held_by_file,), found = write(outputs.read_output(job[2]), 0, pieces())
     np.testing.assert_array_equal(zarr_store.open_array(job[2], "scores")[:30, 0], np.repeat(np.arange(10.0), 3))
-    assert not held_by_file.invalid.any()
+    assert not held_by_file.invalid_mask.any()
     assert not found
     assert max(held) <= 3
 

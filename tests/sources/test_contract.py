@@ -77,4 +77,7 @@ def test_rows_that_a_driver_stores_for_its_workers_obey_the_contract(tmp_path):
     memory = open_source(sp.csr_array(ROWS))
     with new_store(tmp_path / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
         csr.write_csr(group, "rows", memory.array)
-    check_source(DriverCsrSource(tmp_path / "rows.zarr", ROWS.shape, memory.mean_values_per_row, memory.max_run_nnz, "rows"), ROWS)
+    check_source(
+        DriverCsrSource(tmp_path / "rows.zarr", ROWS.shape, memory.mean_values_per_row, memory.max_run_nnz, "rows"),
+        ROWS,
+    )

@@ -23,8 +23,8 @@ from dkfm.estimators.fitting.training_data import (
     PrecomputedGram,
     TrainingData,
     TrainingRows,
-    drop_zero_weights,
     as_training_data,
+    drop_zero_weights,
 )
 from dkfm.execution import memory, progress
 from dkfm.gram import build
@@ -34,7 +34,7 @@ from dkfm.kernels.sklearn_names import filter_parameters
 from dkfm.numerics import lanczos, pca, training_reductions
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.model import Head, Model
-from dkfm.numerics.pca import ComponentOptions, Components, Moments, EigenProblem, Weighting
+from dkfm.numerics.pca import ComponentOptions, Components, EigenProblem, Moments, Weighting
 from dkfm.numerics.scorer import prepare_scorer
 
 SOLVERS = ("auto", "dense", "arpack", "randomized")
@@ -165,7 +165,9 @@ def _uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bo
     return solver.eigen_solver != "auto" or not dense_fits or lanczos.is_faster_than_dense(n, q)
 
 
-def _fit_by_lanczos(data: TrainingData, options: ComponentOptions, weighting: Weighting, solver: SolverOptions) -> Components:
+def _fit_by_lanczos(
+    data: TrainingData, options: ComponentOptions, weighting: Weighting, solver: SolverOptions
+) -> Components:
     n, q = data.rows_as_landmarks.shape[0], int(options.count or 0)
     # The start only changes the rounding of the result, so a fixed seed is the default.
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
@@ -191,9 +193,16 @@ def _fit_by_lanczos(data: TrainingData, options: ComponentOptions, weighting: We
 
 
 @contextmanager
-def _open_eigenproblem(data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions) -> Iterator[EigenProblem]:
+def _open_eigenproblem(
+    data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions
+) -> Iterator[EigenProblem]:
     """Yield the eigenproblem, with the Gram matrix in memory if it fits, else in its store or source."""
-    n, d, kernel, free = data.rows_as_landmarks.shape[0], data.mean_values_per_row, data.kernel, memory.available_memory()
+    n, d, kernel, free = (
+        data.rows_as_landmarks.shape[0],
+        data.mean_values_per_row,
+        data.kernel,
+        memory.available_memory(),
+    )
     basis_columns, columns = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
     if budget.lanczos_bytes(n, d, basis_columns, columns, kernel.peak_blocks, kernel.landmark_copies) <= free:
         yield pca.make_dense_problem(data.compute_gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
@@ -202,7 +211,9 @@ def _open_eigenproblem(data: TrainingData, q: int, weighting: Weighting, solver:
     tile_rows, threads = (
         (min(n, isqrt(TILE_VALUES)), 1) if is_precomputed else (solver.tile_rows or build.TILE_ROWS, CPU_COUNT)
     )
-    need = budget.lanczos_out_of_core_bytes(n, d, basis_columns, columns, min(n, tile_rows), threads, kernel.landmark_copies)
+    need = budget.lanczos_out_of_core_bytes(
+        n, d, basis_columns, columns, min(n, tile_rows), threads, kernel.landmark_copies
+    )
     budget.require_fits(need, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
     if isinstance(data, PrecomputedGram):
         _require_symmetric(data)
@@ -247,7 +258,9 @@ def warn_of_rounding(score_certificate: certificate.Certificate, dtype: np.dtype
     remedy = "the mean of the features hides their variance: centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these scores: fit with dtype="float64"'
-    certificate.warn_if_error_is_large(score_certificate.error, dtype, f"The certificate of these scores is {score_certificate}", remedy)
+    certificate.warn_if_error_is_large(
+        score_certificate.error, dtype, f"The certificate of these scores is {score_certificate}", remedy
+    )
 
 
 def collect_fitted(components: Components, total_weight: float) -> dict[str, object]:
@@ -300,7 +313,9 @@ def fit_in_map(
     if landmarks_only:
         measured = certificate.certify_components(scorer, components.eigenvalues, landmarks.iter_row_tiles())
     else:
-        measured = certificate.certify_principal_axes(scorer, components.eigenvalues, landmarks.iter_row_tiles(), moments.weight)
+        measured = certificate.certify_principal_axes(
+            scorer, components.eigenvalues, landmarks.iter_row_tiles(), moments.weight
+        )
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
 

@@ -14,7 +14,13 @@ from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.components import compute_landmark_moments, warn_of_rounding
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
-from dkfm.estimators.fitting.training_data import Indices, TrainingData, TrainingRows, drop_zero_weights, as_training_data
+from dkfm.estimators.fitting.training_data import (
+    Indices,
+    TrainingData,
+    TrainingRows,
+    as_training_data,
+    drop_zero_weights,
+)
 from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
@@ -89,7 +95,8 @@ def fit_discriminants(
         )
     del K
     model = cast_model(
-        Model(kernel, data.rows_as_landmarks, fisher.make_discriminant_heads(result, classes, options.n_components)), dtype
+        Model(kernel, data.rows_as_landmarks, fisher.make_discriminant_heads(result, classes, options.n_components)),
+        dtype,
     )
     values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
@@ -119,9 +126,13 @@ def fit_in_map(
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
         data, weights = drop_zero_weights(all_rows, sample_weight)
-        labels, codes = np.unique(y if data is all_rows else y[cast("Indices", data.original_row_indices)], return_inverse=True)
+        labels, codes = np.unique(
+            y if data is all_rows else y[cast("Indices", data.original_row_indices)], return_inverse=True
+        )
         classes = options.make_classes(codes, weights, labels)
-        sums, second = training_reductions.sum_features_and_products(map_scorer, data.iter_row_tiles(), classes.weighted_indicators())
+        sums, second = training_reductions.sum_features_and_products(
+            map_scorer, data.iter_row_tiles(), classes.weighted_indicators()
+        )
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
@@ -134,7 +145,11 @@ def fit_in_map(
         model.dtype,
     )
     mean = sums.sum(axis=0) / classes.total
-    values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products, "mean": W @ mean}
+    values = {
+        **_collect_fitted(result, classes, options.shrinkage),
+        "squares": result.direction_inner_products,
+        "mean": W @ mean,
+    }
     measured = certify_fit(prepare_scorer(fitted_model), landmarks, values, result.ridge)
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
@@ -160,11 +175,15 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, ob
             weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
             indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_indicators()
             expected = T.T @ T, means @ T - b
-            measured = discriminants.certify_discriminants(scorer, name, landmarks.iter_row_tiles(), indicators, expected, ridge)
+            measured = discriminants.certify_discriminants(
+                scorer, name, landmarks.iter_row_tiles(), indicators, expected, ridge
+            )
         else:
             products = T.T @ cast("Array", fitted["squares"]) @ T
             mean = cast("Array", fitted["mean"])
-            measured = discriminants.certify_direction_products(scorer, name, landmarks.iter_row_tiles(), products, mean, b, longest)
+            measured = discriminants.certify_direction_products(
+                scorer, name, landmarks.iter_row_tiles(), products, mean, b, longest
+            )
         worst = worst.combine(measured)
     return worst
 

@@ -87,7 +87,9 @@ def fit_map(
     del scorer
     fitted = {**_root_arrays(root, options.basis), "error_bounds": bounds[: rank + 1], "max_similarity": max_similarity}
     fitted |= {} if mean is None else {"mean": mean}
-    if landmarks.original_row_indices is not None and not (landmarks is data and landmarks.original_row_indices[-1] == len(diagonal) - 1):
+    if landmarks.original_row_indices is not None and not (
+        landmarks is data and landmarks.original_row_indices[-1] == len(diagonal) - 1
+    ):
         fitted["landmark_indices"] = landmarks.original_row_indices
     certificates = _certify(prepare_scorer(model), data, landmarks, mean)
     if not np.isfinite(certificates["certificate"].error):
@@ -100,7 +102,11 @@ def fit_map(
 
 def _certify(scorer: Scorer, data: TrainingData, landmarks: TrainingData, mean: Array | None) -> dict[str, Certificate]:
     measured = certify_fit(scorer, landmarks, mean)
-    on_training = measured if _uses_all(landmarks, data) else certificate.certify_map(scorer, *_sample_rows_and_landmarks(data), mean=mean)
+    on_training = (
+        measured
+        if _uses_all(landmarks, data)
+        else certificate.certify_map(scorer, *_sample_rows_and_landmarks(data), mean=mean)
+    )
     return {"certificate": measured, "training_certificate": on_training}
 
 
@@ -142,19 +148,28 @@ def _compute_accepted_error(options: MapOptions, bound: float, max_similarity: f
 
 def _compute_cancellation_factor(scorer: Scorer, landmarks: TrainingData, max_similarity: float) -> float:
     """Return the ratio of the largest k(x, x) to the largest squared length of sampled centred features, at least 1."""
-    max_square = float(np.square(scorer("features", _sample_rows_and_landmarks(landmarks)[0]).astype(np.float64)).sum(axis=1).max())
+    max_square = float(
+        np.square(scorer("features", _sample_rows_and_landmarks(landmarks)[0]).astype(np.float64)).sum(axis=1).max()
+    )
     return max(1.0, max_similarity / max(max_square, roots.EPS * max_similarity)) if max_similarity > 0 else 1.0
 
 
-def _warn_of_rounding(map_certificate: Certificate, dtype: np.dtype[np.floating], cancellation_factor: float, accepted_error: float) -> None:
+def _warn_of_rounding(
+    map_certificate: Certificate, dtype: np.dtype[np.floating], cancellation_factor: float, accepted_error: float
+) -> None:
     """Warn if rounding is too large a part of the features, which centring may have made small."""
-    message, remedy = f"The certificate of this map is {map_certificate}", "choose another kernel, or scale the columns of X"
+    message, remedy = (
+        f"The certificate of this map is {map_certificate}",
+        "choose another kernel, or scale the columns of X",
+    )
     if cancellation_factor > 1:
         message += f", {map_certificate.error * cancellation_factor:.1e} of the largest after the mean was taken away"
         remedy = "centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these features: fit with dtype="float64"'
-    certificate.warn_if_error_is_large(map_certificate.error * cancellation_factor, dtype, message, remedy, accepted_error)
+    certificate.warn_if_error_is_large(
+        map_certificate.error * cancellation_factor, dtype, message, remedy, accepted_error
+    )
 
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:
@@ -189,7 +204,9 @@ def truncate_map(
     truncated = _make_model(Model(model.kernel, points, {}), root, mean, basis, dtype)
     landmarks: TrainingData = TrainingRows(model.kernel, points, 0)
     if model.kernel.is_precomputed:
-        landmarks = PrecomputedGram(model.kernel, _reconstruct_gram(model, full), cast("Array", points)[:, 0].astype(np.intp))
+        landmarks = PrecomputedGram(
+            model.kernel, _reconstruct_gram(model, full), cast("Array", points)[:, 0].astype(np.intp)
+        )
     return truncated, {**fitted, "certificate": certify_fit(prepare_scorer(truncated), landmarks, mean)}
 
 
@@ -297,7 +314,9 @@ def verify_points(
     against.require_error_at_most(bound * np.sqrt(max_new * max_similarity) / max_compared if max_compared > 0 else 0.0)
     pair_bound = float(residuals.max()) / max_new if max_new > 0 else 0.0
     rounding = 1e-8 if model.heads["residual"].triangular else roots.EIGENVECTOR_ERROR_SHARE
-    between.require_error_at_most(pair_bound + max(rounding, bound * np.sqrt(max_similarity / max_new) if max_new > 0 else 0.0))
+    between.require_error_at_most(
+        pair_bound + max(rounding, bound * np.sqrt(max_similarity / max_new) if max_new > 0 else 0.0)
+    )
     return Verification(landmark_certificate, against, between, residuals, pair_bound)
 
 

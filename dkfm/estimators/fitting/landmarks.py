@@ -95,7 +95,9 @@ def choose_landmarks(
     if landmarks == "kmeans":
         return ChosenLandmarks(_find_centres(data, count, rng))
     random = landmarks == "random_pivots"
-    pivots = _find_pivots(data, options, count, _make_random_choice(rng) if random else pivoted_cholesky.choose_largest, random)
+    pivots = _find_pivots(
+        data, options, count, _make_random_choice(rng) if random else pivoted_cholesky.choose_largest, random
+    )
     return ChosenLandmarks(_select_pivot_rows(data, pivots), pivots=pivots)
 
 
@@ -157,7 +159,11 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         pivots = _find_pivots(
             landmarks, options if chosen.all_rows else replace(options, tol=None), None, pivoted_cholesky.choose_largest
         )
-        return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), pivots.remaining if chosen.all_rows else None
+        return (
+            _select_pivot_rows(landmarks, pivots),
+            _root_of_pivots(pivots),
+            pivots.remaining if chosen.all_rows else None,
+        )
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [landmarks.compute_gram(options.tile_rows, options.workspace, options.progress)]
@@ -235,7 +241,11 @@ class _ColumnMonitor:
     bar: "tqdm[Never]"
 
     def __call__(self, count: int, remaining: Array) -> bool:
-        n, d, copies = self.data.rows_as_landmarks.shape[0], self.data.mean_values_per_row, self.data.kernel.landmark_copies
+        n, d, copies = (
+            self.data.rows_as_landmarks.shape[0],
+            self.data.mean_values_per_row,
+            self.data.kernel.landmark_copies,
+        )
         rank = min(self.max_pivots, forecast_rank(remaining, self.residual_threshold, n))
         self.bar.total = rank if count else None
         self.bar.update(count - self.bar.n)

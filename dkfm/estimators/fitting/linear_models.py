@@ -119,7 +119,9 @@ def _read_coef_and_intercept(model: Any) -> AffineStep:  # Any: a scikit-learn m
     return AffineStep(weights, -_expand_offset(model.intercept_, weights.shape[1]))
 
 
-def _read_classifier(model: Any, probability_link: str | None = None, decision_step: AffineStep | None = None) -> LinearModel:
+def _read_classifier(
+    model: Any, probability_link: str | None = None, decision_step: AffineStep | None = None
+) -> LinearModel:
     classes = np.asarray(model.classes_)
     decision_step = _read_coef_and_intercept(model) if decision_step is None else decision_step
     if classes.ndim == 1 and len(classes) < 2:

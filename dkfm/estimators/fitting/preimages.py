@@ -109,7 +109,10 @@ def find_fixed_point_preimages(
     step_tolerance = tol * float(np.sqrt(X.var(axis=0).sum()))
     settled = np.zeros(len(points), np.bool_)
     for tile in row_slices(len(points), choose_tile_rows(len(X))):
-        moving, coefficients = np.arange(tile.start, tile.stop), scores[tile] @ span.component_weights.T + span.mean_weights
+        moving, coefficients = (
+            np.arange(tile.start, tile.stop),
+            scores[tile] @ span.component_weights.T + span.mean_weights,
+        )
         for _ in range(max_iter):
             terms = values(points[moving]) * coefficients[moving - tile.start]
             sums = terms.sum(axis=1)

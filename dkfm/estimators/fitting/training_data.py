@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
-from dkfm.core.rows import Array, Rows, as_rows_allow_nonfinite, as_float64, as_rows
+from dkfm.core.rows import Array, Rows, as_float64, as_rows, as_rows_allow_nonfinite
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.files import local, temporary
 from dkfm.gram import build
@@ -188,7 +188,9 @@ class PrecomputedGram:
         """Return rows of the matrix; consecutive rows are read together."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
         runs = np.split(ascending, np.flatnonzero(np.diff(ascending) > 1) + 1)
-        rows = np.concatenate([_require_dense(read_finite(self.source, slice(int(r[0]), int(r[-1]) + 1))) for r in runs])
+        rows = np.concatenate(
+            [_require_dense(read_finite(self.source, slice(int(r[0]), int(r[-1]) + 1))) for r in runs]
+        )
         return rows if len(inverse) == len(ascending) and (np.diff(inverse) == 1).all() else rows[inverse]
 
 

@@ -73,7 +73,9 @@ def _start_cluster(kind: str, path: str, current: bool) -> "Iterator[Client]":
             client = Client(cluster, set_as_default=current)
         except OSError as error:
             where = cluster.scheduler_address
-            raise ClusterError(f"The scheduler of {kind}:{path} is not reached at {where}: {extract_reason(error)}.") from None
+            raise ClusterError(
+                f"The scheduler of {kind}:{path} is not reached at {where}: {extract_reason(error)}."
+            ) from None
         with client:
             _wait_for_first_worker(client, f"{kind}:{path}", wait)
             yield client

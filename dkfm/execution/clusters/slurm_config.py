@@ -96,7 +96,9 @@ def _count(path: str | Path, section: str, holder: dict[str, Any], key: str, def
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidInputError(f"{key} in {section} of {path} must be a whole number from 1 on, not {format_value(value)}.")
+        raise InvalidInputError(
+            f"{key} in {section} of {path} must be a whole number from 1 on, not {format_value(value)}."
+        )
     return value
 
 
@@ -150,7 +152,9 @@ def _require_job(path: Path, job: dict[str, Any]) -> None:
         if not isinstance(job[key], str | None):
             # YAML reads 12:00:00 as a number of seconds, which Slurm would take for minutes.
             remedy = "; put it in quotes" if key == "walltime" else ""
-            raise InvalidInputError(f"{key} in jobqueue.slurm of {path} must be a text, not {format_value(job[key])}{remedy}.")
+            raise InvalidInputError(
+                f"{key} in jobqueue.slurm of {path} must be a text, not {format_value(job[key])}{remedy}."
+            )
     if job["cores"] is None or job["memory"] is None:
         raise InvalidInputError(f"jobqueue.slurm of {path} must have cores and memory: those of one job.")
     try:

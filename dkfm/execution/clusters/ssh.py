@@ -269,7 +269,9 @@ def _start_cluster(
             if isinstance(cause, ClusterError):
                 raise cause from None
             hint = "a firewall may be between; a driver on that host, or an open range of ports, helps"
-            raise ClusterError(f"The scheduler on {first} is not reached from here: {extract_reason(cause)}; {hint}.") from None
+            raise ClusterError(
+                f"The scheduler on {first} is not reached from here: {extract_reason(cause)}; {hint}."
+            ) from None
     with cluster:
         yield cluster
 

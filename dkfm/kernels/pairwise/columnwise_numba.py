@@ -114,7 +114,9 @@ def _sum_absolute_differences(X, Y, block):
                 p, q, r, s = 0.0, 0.0, 0.0, 0.0
                 for k in range(0, X.shape[1], _COLUMNS_AT_ONCE):
                     e = k + _COLUMNS_AT_ONCE
-                    a, b, c, d = _sum_absolute_differences_four_landmarks(X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero)
+                    a, b, c, d = _sum_absolute_differences_four_landmarks(
+                        X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero
+                    )
                     p, q, r, s = p + a, q + b, r + c, s + d
                 block[i, j], block[i, j1], block[i, j2], block[i, j3] = p, q, r, s
 
@@ -152,4 +154,9 @@ def _sum_mixture_entropies(X, Y, block):
             block[i, j] = total
 
 
-_SUMS = {"absolute": _sum_absolute_differences, "chi_squared": _sum_chi_squared_terms, "minimum": _sum_minima, "mixture": _sum_mixture_entropies}
+_SUMS = {
+    "absolute": _sum_absolute_differences,
+    "chi_squared": _sum_chi_squared_terms,
+    "minimum": _sum_minima,
+    "mixture": _sum_mixture_entropies,
+}

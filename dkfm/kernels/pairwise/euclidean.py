@@ -118,9 +118,17 @@ class _Products:
         largest = float(z_squared_norms.max(initial=0.0)) + float(self.landmark_squared_norms.max(initial=0.0))
         large_float64 = block.dtype == np.float64 and _LARGE_NORMS < largest < np.inf  # float32 is handled below
         square_limit = float(np.log(8 * _EPS * largest / _EXPONENTIAL_ERROR)) if large_float64 else 0.0
-        _recompute_near(block, z_squared_norms, self.landmark_squared_norms, (self.near, square_limit), lambda i, j: self._compute_squared_distances(Z, i, j))
+        _recompute_near(
+            block,
+            z_squared_norms,
+            self.landmark_squared_norms,
+            (self.near, square_limit),
+            lambda i, j: self._compute_squared_distances(Z, i, j),
+        )
         if block.dtype == np.float32:
-            inexact = np.flatnonzero(FLOAT32_ERROR * (z_squared_norms + self.landmark_squared_norms.max()) > FLOAT32_LIMIT)
+            inexact = np.flatnonzero(
+                FLOAT32_ERROR * (z_squared_norms + self.landmark_squared_norms.max()) > FLOAT32_LIMIT
+            )
             for part in row_slices(len(inexact), 256):
                 block[inexact[part]] = self.float64_evaluator(as_float64(Z[inexact[part]]))
         return block
@@ -159,13 +167,13 @@ class _CentredProducts(_Products):
         # For narrow landmarks the product is faster if they are stored by columns.
         fortran = d <= _NARROW
         augmented: Array = np.empty((d + 2, m), landmarks.dtype).T if fortran else np.empty((m, d + 2), landmarks.dtype)
-        self.norms = self._write_centred_scaled(landmarks, augmented)
-        if not _is_mean_small(augmented[:, :-2], self.norms):
+        self.landmark_squared_norms = self._write_centred_scaled(landmarks, augmented)
+        if not _is_mean_small(augmented[:, :-2], self.landmark_squared_norms):
             # Any common point is valid; one in the precision of the landmarks keeps float32 rows in float32.
             self.centre = landmarks.mean(axis=0, dtype=np.float64).astype(landmarks.dtype)
-            self.norms = self._write_centred_scaled(landmarks, augmented)
+            self.landmark_squared_norms = self._write_centred_scaled(landmarks, augmented)
         augmented[:, :-2] *= 2
-        augmented[:, -2] = -self.norms
+        augmented[:, -2] = -self.landmark_squared_norms
         augmented[:, -1] = 1.0
         self.right: Array = augmented.T
 
@@ -220,7 +228,13 @@ class _SparseProducts(_Products):
         return self.recompute_inexact_values(block, Z, norms)
 
 
-def _recompute_near(block: Array, z_squared_norms: Array, landmark_squared_norms: Array, limits: tuple[float, float], compute_squares: _Squares) -> None:
+def _recompute_near(
+    block: Array,
+    z_squared_norms: Array,
+    landmark_squared_norms: Array,
+    limits: tuple[float, float],
+    compute_squares: _Squares,
+) -> None:
     """Replace the values of near pairs in place by minus their squared distances, computed from differences.
 
     A pair is near if its squared distance is at most a share, `limits[0]`, of the sum of both squared norms; or, for
@@ -228,7 +242,9 @@ def _recompute_near(block: Array, z_squared_norms: Array, landmark_squared_norms
     """
     near, square_limit = limits
     # One pass finds the rows that have any near landmark.
-    candidates = np.flatnonzero(block.max(axis=1) >= -np.maximum(near * (z_squared_norms + landmark_squared_norms.max()), square_limit))
+    candidates = np.flatnonzero(
+        block.max(axis=1) >= -np.maximum(near * (z_squared_norms + landmark_squared_norms.max()), square_limit)
+    )
     for part in row_slices(len(candidates), _ROWS_AT_ONCE):
         rows = candidates[part]
         sums = z_squared_norms[rows, np.newaxis] + landmark_squared_norms

@@ -115,7 +115,9 @@ class Verification:
     __repr__ = __str__
 
 
-def warn_if_error_is_large(error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted_error: float = 0.0) -> None:
+def warn_if_error_is_large(
+    error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted_error: float = 0.0
+) -> None:
     """Warn if the error of a fitted model exceeds 1e-6 of the largest value, or 1e-2 in float32.
 
     Parameters
@@ -171,7 +173,9 @@ def certify_map(
     Certificate
         Errors of features in the model's dtype, whose products are computed in float64.
     """
-    return compare_blocks(*_compute_compared_blocks(scorer, X, X if kernel_rows is None else kernel_rows, Z, tiles, mean))
+    return compare_blocks(
+        *_compute_compared_blocks(scorer, X, X if kernel_rows is None else kernel_rows, Z, tiles, mean)
+    )
 
 
 def compute_relative_map_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
@@ -187,7 +191,9 @@ def _compute_compared_blocks(
     model = score.model
     Z = X if Z is None else Z[sample_evenly(Z.shape[0])]
     if Z.shape[1] != model.n_features_in:
-        raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {model.n_features_in}.")
+        raise InvalidInputError(
+            f"The points have {Z.shape[1]} columns and the model was fitted with {model.n_features_in}."
+        )
     centre = 0.0 if mean is None else score.apply_weights("features", mean[np.newaxis]).astype(np.float64)
     expected = evaluate_block(model.kernel, Z, points).T
     left = score("features", X) + centre
@@ -246,7 +252,9 @@ def certify_components(
     return compare_blocks(products, np.diag(mu), mu, mu).combine(hidden)
 
 
-def certify_principal_axes(score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float) -> Certificate:
+def certify_principal_axes(
+    score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float
+) -> Certificate:
     """Compare ``b'Kb`` with 1, and ``b'Km`` with the offset, scaled by the eigenvalues, for any landmarks.
 
     Parameters
