@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError
 from dkfm.files.location import Location
-from dkfm.scoring import chunk_files, outputs
+from dkfm.scoring import outputs
 from dkfm.scoring import receipts as journal
-from dkfm.scoring.chunk_files import Chunk
+from dkfm.scoring.formats import chunk_files
+from dkfm.scoring.formats.chunk_files import Chunk
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.storage import json_documents, ownership, zarr_schema

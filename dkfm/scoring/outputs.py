@@ -13,8 +13,9 @@ from typing import Any
 from dkfm.core.chunking import count_tiles, row_slice
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.files.location import Location
-from dkfm.scoring.chunk_files import Chunk, OutputColumns, ZarrChunks
-from dkfm.scoring.parquet_chunks import ParquetChunks
+from dkfm.scoring.formats.chunk_files import Chunk, OutputColumns
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks
+from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.storage import zarr_schema, zarr_store
 from dkfm.storage.output_location import OutputLocation, output_at
 

@@ -26,9 +26,9 @@ from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
 from dkfm.scoring import completion, outputs, planning
-from dkfm.scoring.chunk_files import OutputColumns
+from dkfm.scoring.formats.chunk_files import OutputColumns
+from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.outputs import Output
-from dkfm.scoring.parquet_chunks import require_pyarrow
 from dkfm.scoring.planning import Plan, WriteBuffers
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.tasks import HasIds

@@ -15,9 +15,10 @@ from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, extract_reason
 from dkfm.files.location import locate
 from dkfm.scoring import completion, outputs
-from dkfm.scoring.chunk_files import ZarrChunks, compute_checksum_and_size
+from dkfm.scoring.formats.chunk_files import compute_checksum_and_size
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks
+from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.scoring.outputs import Output
-from dkfm.scoring.parquet_chunks import ParquetChunks
 from dkfm.scoring.receipts import Receipt
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
         raise DamagedStoreError(f"{lost}.")
     try:
         with opened:
-            if compute_checksum_and_size(opened)[:2] != (receipt.crc32c[0], receipt.bytes):
+            if compute_checksum_and_size(opened) != (receipt.crc32c[0], receipt.bytes):
                 raise DamagedStoreError(f"{lost}.")
             opened.seek(0)
             with pq.ParquetFile(opened) as table:

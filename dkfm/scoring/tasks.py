@@ -20,8 +20,9 @@ from dkfm.execution.model_cache import get_saved_scorer
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
-from dkfm.scoring import chunk_files, completion, outputs
-from dkfm.scoring.chunk_files import Piece
+from dkfm.scoring import completion, outputs
+from dkfm.scoring.formats import chunk_files
+from dkfm.scoring.formats.chunk_files import Piece
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.sources.base import Source

@@ -20,8 +20,9 @@ import zarr
 
 import dkfm
 from dkfm import kernels
-from dkfm.scoring import chunk_files, completion
+from dkfm.scoring import completion
 from dkfm.scoring import receipts as journal
+from dkfm.scoring.formats import chunk_files
 
 SCORE = [sys.executable, "-m", "dkfm", "score", "--no-progress", "--json"]
 

@@ -3,7 +3,8 @@
 from functools import partial
 
 import dkfm
-from dkfm.scoring import chunk_files, outputs
+from dkfm.scoring import outputs
+from dkfm.scoring.formats import chunk_files
 
 
 def score(job, **options):

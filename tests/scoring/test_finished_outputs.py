@@ -9,7 +9,8 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import DamagedStoreError, DkfmError, IncompleteStoreError, StoreError, UnsupportedStoreError
 from dkfm.files import local
-from dkfm.scoring import chunk_files, tasks
+from dkfm.scoring import tasks
+from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 
 ROWS = np.random.default_rng(1).normal(size=(60, 4))
 
@@ -166,9 +167,9 @@ def test_an_output_that_is_removed_under_way_is_not_made_again(model, tmp_path, 
 
 @pytest.mark.parametrize("target", ["out", "out.parquet"])
 def test_no_task_makes_an_output_again_that_is_removed_as_it_begins_to_write(model, tmp_path, monkeypatch, target):
-    from dkfm.scoring.parquet_chunks import ParquetChunks
+    from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 
-    chunk_format = ParquetChunks if target.endswith("parquet") else chunk_files.ZarrChunks
+    chunk_format = ParquetChunks if target.endswith("parquet") else ZarrChunks
     create_files = chunk_format.create_files
 
     def removing(self, chunk, stack):

@@ -84,7 +84,7 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9
     completion.remove_chunks(output, [2])
-    from dkfm.scoring import chunk_files
+    from dkfm.scoring.formats import chunk_files
 
     (held,), _ = chunk_files.write_chunk_files(
         output.format, output.chunk(2), (chunk_files.Piece({"scores": part}) for part in [wrong]), lambda: None

@@ -21,8 +21,9 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
-from dkfm.scoring import chunk_files, outputs, planning, tasks
-from dkfm.scoring.chunk_files import OutputColumns
+from dkfm.scoring import outputs, planning, tasks
+from dkfm.scoring.formats import chunk_files
+from dkfm.scoring.formats.chunk_files import OutputColumns
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import ZarrSource
 from dkfm.storage import model_store

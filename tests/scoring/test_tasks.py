@@ -15,7 +15,8 @@ from dkfm.errors import (
     DamagedStoreError,
     StoreError,
 )
-from dkfm.scoring import chunk_files, outputs, planning, tasks
+from dkfm.scoring import outputs, planning, tasks
+from dkfm.scoring.formats import chunk_files
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.storage import zarr_store

@@ -1,4 +1,4 @@
-"""Write the chunks of an output durably, read them back, and compute their checksums; chunks are files of Zarr arrays.
+"""Write the chunks of an output durably in any format, read them back, and compute their checksums.
 
 A chunk that exists and is sound is kept: every task of a job would write the same scores.
 """
@@ -16,14 +16,12 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.prefetch import write_behind
 from dkfm.errors import DamagedStoreError
-from dkfm.storage import zarr_store
 from dkfm.storage.output_location import OutputLocation, PendingFile
-from dkfm.storage.zarr_codecs import CRC_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_READ_BYTES = 2**20
+READ_BYTES = 2**20
 """Bytes that are read back at a time."""
 
 _SYNC_BYTES = 2**20
@@ -78,10 +76,10 @@ class FileSummary:
     """Rows with NaN, or without a class, in any column."""
 
 
-def combine_summaries(contents: Sequence[FileSummary]) -> tuple[int, tuple[int, ...], int]:
+def combine_summaries(summaries: Sequence[FileSummary]) -> tuple[int, tuple[int, ...], int]:
     """Return the fields of a receipt: rows that are invalid in any file, the checksum of each file, and all bytes."""
-    invalid = int(np.logical_or.reduce([file.invalid_mask for file in contents]).sum())
-    return invalid, tuple(file.crc32c for file in contents), sum(file.bytes for file in contents)
+    invalid = int(np.logical_or.reduce([file.invalid_mask for file in summaries]).sum())
+    return invalid, tuple(file.crc32c for file in summaries), sum(file.bytes for file in summaries)
 
 
 class ChunkFile(Protocol):
@@ -145,7 +143,7 @@ def write_chunk_files(
 
     Returns
     -------
-    list of ChunkContents
+    list of FileSummary
         Summary of each file.
     bool
         Whether the chunk existed already.
@@ -239,7 +237,7 @@ class ReadBackWriter:
         file, offset = self.new.file, self.size
         file.write(view)
         file.flush()
-        for part in row_slices(len(view), _READ_BYTES):
+        for part in row_slices(len(view), READ_BYTES):
             written = os.pread(file.fileno(), part.stop - part.start, offset + part.start)
             if written != view[part].tobytes():  # memoryviews would be compared value by value
                 raise DamagedStoreError(f"{self.new.name} does not read back as it was written.")
@@ -261,14 +259,12 @@ class ReadBackWriter:
         """Do nothing: the file is committed or removed by its owner."""
 
 
-def compute_checksum_and_size(file: IO[bytes], trailer: int = 0) -> tuple[int, int, bytes]:
-    """Return the checksum of a file without its last `trailer` bytes, its size, and those last bytes."""
-    checksum, size, last = 0, 0, b""
-    while data := file.read(_READ_BYTES):
-        size, last = size + len(data), last + data
-        checksum = google_crc32c.extend(checksum, last[: len(last) - trailer])
-        last = last[len(last) - trailer :] if trailer else b""
-    return checksum, size, last
+def compute_checksum_and_size(file: IO[bytes]) -> tuple[int, int]:
+    """Return the CRC32C checksum of the rest of a file, and its size in bytes."""
+    checksum = size = 0
+    while data := file.read(READ_BYTES):
+        checksum, size = google_crc32c.extend(checksum, data), size + len(data)
+    return checksum, size
 
 
 def invalid_rows(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
@@ -276,107 +272,3 @@ def invalid_rows(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     lowest = values.min(axis=1)
     invalid: npt.NDArray[np.bool_] = lowest < 0 if values.dtype.kind == "i" else np.isnan(lowest)
     return invalid
-
-
-@dataclass(frozen=True)
-class ZarrChunks:
-    """Chunks of a Zarr group: each output is an array, and each of its chunks a file that ends with a checksum.
-
-    Receipts have the checksum of the values alone. A checksum over values and their own checksum would be constant.
-    """
-
-    location: OutputLocation
-    columns: tuple[OutputColumns, ...]
-    chunk_rows: int
-
-    def file_names(self, number: int) -> list[str]:
-        """Return the names of the files of a chunk."""
-        return [f"{columns.output}/c/{number}/0" for columns in self.columns]
-
-    def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
-        """Begin the files of a chunk; the stack removes those that were not committed."""
-        files: list[ChunkFile] = []
-        for columns, path in zip(self.columns, self.file_names(chunk.number), strict=True):
-            new = stack.enter_context(self.location.create_file(path))
-            files.append(_ZarrFile(columns, self.chunk_rows, chunk, ReadBackWriter(new)))
-        return files
-
-    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> FileSummary | None:
-        """Read a file of a chunk; return None if its size or checksum is wrong."""
-        width, dtype = self.columns[file].width, np.dtype(self.columns[file].dtype)
-        row = width * dtype.itemsize
-        if opened.seek(0, os.SEEK_END) != self.chunk_rows * row + CRC_BYTES:
-            return None
-        opened.seek(0)
-        checksum, invalid = 0, np.zeros(self.chunk_rows, np.bool_)
-        for part in row_slices(self.chunk_rows, max(1, _READ_BYTES // row)):
-            raw = opened.read((part.stop - part.start) * row)
-            if len(raw) != (part.stop - part.start) * row:
-                return None
-            checksum = google_crc32c.extend(checksum, raw)
-            invalid[part] = invalid_rows(np.frombuffer(raw, dtype.newbyteorder("<")).reshape(-1, width))
-        if opened.read(CRC_BYTES + 1) != checksum.to_bytes(CRC_BYTES, "little"):
-            return None
-        return FileSummary(checksum, self.chunk_rows * row + CRC_BYTES, invalid[: chunk.rows])
-
-    def read_values(self, chunk: Chunk, file_number: int, crc32c: int) -> npt.NDArray[np.generic] | None:
-        """Read the scores (n, width) of one output of a chunk; return None if their checksum is another."""
-        width, dtype = self.columns[file_number].width, np.dtype(self.columns[file_number].dtype)
-        size = self.chunk_rows * width * dtype.itemsize + CRC_BYTES
-        opened = self.location.open(self.file_names(chunk.number)[file_number], size)
-        if opened is None:
-            return None
-        with opened:
-            raw = opened.read(size + 1)
-        if len(raw) != size or raw[-CRC_BYTES:] != self.trailer_bytes(crc32c):
-            return None
-        data = np.frombuffer(raw, np.uint8, len(raw) - CRC_BYTES)
-        if google_crc32c.value(data) != crc32c:
-            return None
-        values: npt.NDArray[np.generic] = data.view(dtype.newbyteorder("<")).reshape(-1, width)[: chunk.rows]
-        return values
-
-    def trailer_bytes(self, crc32c: int) -> bytes:
-        """Return the last bytes of a file, which are the checksum."""
-        return crc32c.to_bytes(CRC_BYTES, "little")
-
-
-class _ZarrFile:
-    """A chunk of one array that is being written."""
-
-    def __init__(self, columns: OutputColumns, chunk_rows: int, chunk: Chunk, file: ReadBackWriter) -> None:
-        self._name, self._dtype, self._chunk, self._file = columns.output, np.dtype(columns.dtype), chunk, file
-        self._shape = chunk_rows, columns.width
-        self._invalid: list[npt.NDArray[np.bool_]] = []
-        self._rows = self._checksum = 0
-
-    def write_piece(self, piece: Piece) -> None:
-        """Write some rows."""
-        values = piece.scores[self._name]
-        if values.dtype != self._dtype or values.shape[1:] != self._shape[1:]:
-            raise AssertionError(f"Values of {values.dtype} {values.shape} are not of {self._file.new.name}.")
-        self._write(values)
-        self._rows += len(values)
-        self._invalid.append(invalid_rows(values))
-
-    def _write(self, values: npt.NDArray[np.generic]) -> None:
-        self._file.write(zarr_store.view_bytes(np.ascontiguousarray(values, self._dtype.newbyteorder("<"))).data)
-
-    def finish(self) -> None:
-        """Pad the chunk with the fill value of missing chunks, and append the checksum."""
-        if self._rows != self._chunk.rows:
-            raise AssertionError(f"{self._rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
-        rows, width = self._shape
-        for part in row_slices(rows - self._rows, max(1, _READ_BYTES // (width * self._dtype.itemsize))):
-            self._write(np.full((part.stop - part.start, width), zarr_store.fill_value(self._dtype.name), self._dtype))
-        self._checksum = self._file.checksum
-        self._file.write(self._checksum.to_bytes(CRC_BYTES, "little"))
-
-    def commit(self, *, exclusive: bool) -> bool:
-        """Give the file its final name."""
-        return self._file.new.commit(exclusive=exclusive)
-
-    @property
-    def summary(self) -> FileSummary:
-        """Summary of the file."""
-        return FileSummary(self._checksum, self._file.size, np.concatenate(self._invalid))

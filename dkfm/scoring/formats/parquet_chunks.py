@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.errors import MissingExtraError
-from dkfm.scoring.chunk_files import (
+from dkfm.scoring.formats.chunk_files import (
     Chunk,
     ChunkFile,
     FileSummary,
@@ -73,23 +73,23 @@ class ParquetChunks:
         stack.callback(file.close_writer)
         return [file]
 
-    def read_contents(self, chunk: Chunk, file: int, opened: IO[bytes]) -> FileSummary | None:
+    def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
         """Read every page of the file of a chunk; return None if it does not have the chunk's rows and columns."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
         invalid = [np.zeros(0, np.bool_)]
         try:
-            with ParquetFile(opened, page_checksum_verification=True) as table:
+            with ParquetFile(stream, page_checksum_verification=True) as table:
                 schema = table.schema_arrow
                 if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _chunk_metadata(chunk):
                     return None
-                if table.metadata.num_rows != chunk.rows or opened.seek(0, os.SEEK_END) < chunk.rows * self._row_bytes:
+                if table.metadata.num_rows != chunk.rows or stream.seek(0, os.SEEK_END) < chunk.rows * self._row_bytes:
                     return None  # a small file that unpacks to many values is not read
                 for group in range(table.num_row_groups):
                     invalid.append(self._invalid_rows(table, group))
-            opened.seek(0)
-            checksum, size, _ = compute_checksum_and_size(opened)
+            stream.seek(0)
+            checksum, size = compute_checksum_and_size(stream)
             contents = FileSummary(checksum, size, np.concatenate(invalid))
         except (OSError, ValueError, KeyError, pa.ArrowException):
             return None
