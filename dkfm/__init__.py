@@ -7,9 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dkfm import kernels, plotting
+    from dkfm import errors, kernels, plotting
+    from dkfm.comparison import tsne
     from dkfm.comparison.compare import compare_kernels
     from dkfm.comparison.result import Comparison
+    from dkfm.core import sizing
     from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
     from dkfm.gram.build import build_gram
     from dkfm.scoring.planning import Plan
@@ -75,4 +77,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted({*__all__, *_MODULE_PATHS, "__version__"})

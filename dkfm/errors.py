@@ -137,7 +137,7 @@ class CertificateError(DkfmError):
 
 
 class OutputError(DkfmError, OSError):
-    """Standard output that cannot be written: its disk is full, it is closed, or its reader is gone."""
+    """Standard output of a command, not an output store, that cannot be written: disk full, closed, or reader gone."""
 
 
 class ResourceError(DkfmError, OSError):

@@ -14,7 +14,7 @@ ROOT = Path(dkfm.__file__).parent
 FOLDERS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"]["dkfm"]["folders"]
 OUTSIDE = {
     "errors": set(),
-    "core": {"numpy", "scipy", "jinja2", "markupsafe", "_typeshed"},
+    "core": {"numpy", "scipy", "jinja2", "_typeshed"},
     "kernels.pairwise": {"numpy", "scipy", "numba"},
     "kernels": {"numpy", "scipy"},
     "numerics": {"numpy", "scipy"},

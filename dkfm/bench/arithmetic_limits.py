@@ -52,20 +52,15 @@ def prepare_bare_arithmetic(
     threads : int
         Number of threads; each scores an equal share of the rows with one BLAS thread.
     """
-    rng, inner = np.random.default_rng(0), columns + 2
+    rng, k = np.random.default_rng(0), columns + 2
     # The products lie between -2 and 0, because exp is slower for very negative arguments.
-    landmarks = (-2 / inner * rng.uniform(size=(n, inner))).astype(dtype)
+    landmarks = (-2 / k * rng.uniform(size=(n, k))).astype(dtype)
     weights = rng.normal(size=(n, width)).astype(dtype)
 
     def allocate() -> _ThreadWork:
-        Z, values = (
-            rng.uniform(size=(tile_rows, inner)).astype(dtype),
-            allocate_aligned(tile_rows * n * landmarks.itemsize),
-        )
+        Z, values = rng.uniform(size=(tile_rows, k)).astype(dtype), allocate_aligned(tile_rows * n * landmarks.itemsize)
         values[:] = 0
-        return _ThreadWork(
-            Z, landmarks, weights, values.view(dtype).reshape(tile_rows, n), np.zeros((tile_rows, width), dtype)
-        )
+        return _ThreadWork(Z, landmarks, weights, values.view(dtype).reshape(-1, n), np.zeros((len(Z), width), dtype))
 
     shares = [part.stop - part.start for part in row_slices(rows, -(-rows // threads))]
     work = [allocate() for _ in shares]

@@ -73,13 +73,11 @@ class MeasuredConstants:
 def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_bytes: int) -> MeasuredConstants:
     """Measure each constant once in every round.
 
-    Each thread scores `rows` rows against n landmarks, and reads and writes `moved_bytes` bytes; the scheduler runs `tasks`
+    Each thread scores `rows` rows against n landmarks, and reads and writes `moved_bytes`; the scheduler runs `tasks`
     empty tasks.
     """
     with open_executor(site.client) as executor:
-        few, many = (
-            _measure_value_seconds(site, executor, n, columns, rows) for columns in (_FEW_COLUMNS, _MANY_COLUMNS)
-        )
+        few, many = (_measure_value_seconds(site, executor, n, d, rows) for d in (_FEW_COLUMNS, _MANY_COLUMNS))
     products = [(b - a) / (_MANY_COLUMNS - _FEW_COLUMNS) for a, b in zip(few, many, strict=True)]
     values = [a - product * (_FEW_COLUMNS + _OUTPUTS) for a, product in zip(few, products, strict=True)]
     read, written = _measure_transfers(site, moved_bytes)
@@ -89,26 +87,20 @@ def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_byte
 
 
 def _measure_value_seconds(site: BenchSite, executor: Executor, n: int, columns: int, rows: int) -> list[float]:
-    """Return the seconds that a thread needs for one kernel value and its outputs, of each round."""
+    """Return the CPU seconds that a thread needs for one kernel value and its outputs, of each round."""
     seconds: list[list[float]] = []
     for _ in range(site.rounds):
-        thread_seconds: list[float] = []
+        cpu_seconds: list[float] = []
         tasks = [(n, columns, rows)] * site.threads
         run_tasks(
-            executor,
-            "dkfm-bench-loop",
-            _time_scoring,
-            tasks,
-            len(tasks),
-            progress=False,
-            on_result=thread_seconds.append,
+            executor, "dkfm-bench-loop", _time_scoring, tasks, len(tasks), progress=False, on_result=cpu_seconds.append
         )
-        seconds.append(thread_seconds)
-    return [median(thread_seconds) / (rows * n) for thread_seconds in seconds]
+        seconds.append(cpu_seconds)
+    return [median(cpu_seconds) / (rows * n) for cpu_seconds in seconds]
 
 
 def _time_scoring(n: int, columns: int, rows: int) -> float:
-    """Score rows through components of random weights; return the processor seconds of this thread."""
+    """Score rows through components of random weights; return the CPU seconds of this thread."""
     rng = np.random.default_rng([n, columns])
     head = Head(rng.normal(size=(n, _OUTPUTS)), np.zeros(_OUTPUTS))
     score = scorer.prepare_scorer(Model(default_gaussian(columns), rng.normal(size=(n, columns)), {"scores": head}))
@@ -140,7 +132,7 @@ def _score_rows(client: "Client", model: Path, source: Path, chunk_rows: int, de
 
 
 def time_empty_tasks(site: BenchSite, tasks: int) -> float:
-    """Run empty tasks with the arguments of a job's tasks; return the seconds of the scheduler for one task."""
+    """Run empty tasks with the arguments of a job's tasks; return the CPU seconds of the scheduler for one task."""
     model, source = site.save_model(random_components(2, 1, 1)), site.store_rows(tasks, 1)
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
     with prepare_job(model, source, request, site.client) as job:
@@ -159,7 +151,7 @@ def _do_nothing(work: SharedTaskArguments, number: int) -> int:
 
 
 def _read_scheduler_cpu_seconds(client: "Client") -> float:
-    """Return the processor seconds that the two threads of a scheduler have used so far.
+    """Return the CPU seconds that the two threads of a scheduler have used so far.
 
     A scheduler in this process shares them with the client, whose time is then included.
     """

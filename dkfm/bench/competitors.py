@@ -67,15 +67,13 @@ class BenchSite:
 
     def make_peer_jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
         """Return scikit-learn jobs by chunk size: sizes whose blocks with n points fit into a worker, or the first."""
-        budget = memory.task_budget(self.client, self.threads)
+        sizes, budget = self.sklearn_chunk_rows, memory.task_budget(self.client, self.threads)
         peer = sklearn_peers.ScatteredPeer.of(self.client, fitted, width)
-        fitting = [rows for rows in self.sklearn_chunk_rows if 3 * 8 * rows * n <= budget] or self.sklearn_chunk_rows[
-            :1
-        ]
+        fitting = [rows for rows in sizes if 3 * 8 * rows * n <= budget] or sizes[:1]
         return {f"{rows:,}": partial(peer.score, chunk_rows=rows) for rows in fitting}
 
     def time_jobs(self, jobs: Mapping[str, Callable[[Path], object]], rounds: int | None = None) -> Times:
-        """Time rivals in turn; see `time_in_turn`."""
+        """Time jobs in turn; see `time_in_turn`."""
         return time_in_turn(jobs, rounds or self.rounds, self.folder / "out")
 
 
@@ -95,8 +93,8 @@ def require_agreement(
 ) -> None:
     """Run every job on some rows (n, d), and raise a DisagreementError if scores differ; workers import modules here.
 
-    `dkfm_jobs` has dkfm's jobs by precision, `sklearn_jobs` those of scikit-learn by name. `make_comparable` is `align_signs` or
-    `sample_inner_products`.
+    `dkfm_jobs` has dkfm's jobs by precision, `sklearn_jobs` those of scikit-learn by chunk size. `make_comparable` is
+    `align_signs` or `sample_inner_products`.
     """
     folder = Path(tempfile.mkdtemp(prefix="few-", dir=site.folder))
     _create_array(folder / "rows", rows.shape, site.sklearn_chunk_rows[0])[...] = rows

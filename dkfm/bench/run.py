@@ -34,13 +34,13 @@ class BenchSizes:
     rounds, fit_rounds : int
         Number of times that jobs, and fits, are timed.
     chunks : tuple of int
-        Rows of a scikit-learn task, ascending; the source has chunks of the first size.
+        Rows of a scikit-learn task: the sizes tried, ascending. The source has chunks of the first size.
     components, scored_n : int
         Components and landmarks of the scoring jobs.
     scored : tuple of (int, int)
-        Columns and rows of each scoring job.
+        (columns, rows) of each scoring job.
     odd, friendly : (int, int, int)
-        Landmarks, columns and components: not multiples of any block size, and powers of 2 nearby.
+        (landmarks, columns, components) of two models: not multiples of any block size, and powers of 2 nearby.
     odd_rows, laplacian_n, laplacian_rows : int
         Rows of those two jobs; landmarks and rows of the Laplacian job.
     mapped_n, mapped_columns, mapped_rows : int
@@ -50,9 +50,9 @@ class BenchSizes:
     dask_n, dask_rows : int
         Landmarks and rows of the job that runs both on threads and on the cluster.
     growth : tuple of (int, int)
-        Rows and landmarks of the jobs whose memory is measured.
+        (rows, landmarks) of the jobs whose memory is measured.
     sized_n, sized_rows, sized_tasks, sized_bytes : int
-        For the constants of a sizing: landmarks and rows of a thread, empty tasks, bytes that a thread transfers.
+        To measure the constants of sizing: landmarks and rows of a thread, empty tasks, bytes that a thread moves.
     """
 
     rounds: int

@@ -29,14 +29,14 @@ class Transformer(Protocol):
 
 
 def sklearn_components(gamma: float, q: int, solver: str, kernel: str = "rbf") -> "KernelPCA":
-    """Return scikit-learn's KernelPCA, by default with the Gaussian kernel ``exp(-gamma |x - y|^2)``."""
+    """Return an unfitted KernelPCA of scikit-learn, by default with the Gaussian kernel ``exp(-gamma |x - y|^2)``."""
     from sklearn.decomposition import KernelPCA
 
     return KernelPCA(q, kernel=kernel, gamma=gamma, eigen_solver=solver, random_state=0)
 
 
 def sklearn_nystroem(gamma: float, n: int) -> "Nystroem":
-    """Return scikit-learn's Nystroem map of n landmarks, with the same Gaussian kernel."""
+    """Return an unfitted Nystroem map of scikit-learn with n landmarks and the same Gaussian kernel."""
     from sklearn.kernel_approximation import Nystroem
 
     return Nystroem(kernel="rbf", gamma=gamma, n_components=n, random_state=0)
@@ -74,7 +74,7 @@ class ScatteredPeer:
 
     @classmethod
     def of(cls, client: "Client", fitted: Transformer, width: int) -> "ScatteredPeer":
-        """Scatter a fitted estimator to all workers."""
+        """Scatter a fitted estimator, whose outputs have `width` columns, to all workers."""
         return cls(client, client.scatter(fitted, broadcast=True, hash=False), width)
 
     def score(self, source: Path, destination: Path, chunk_rows: int) -> None:
@@ -97,9 +97,9 @@ def _transform(rows: Array, estimator: Transformer) -> Array:
 
 
 def largest_relative_error(estimator: Transformer, kernel: Kernel, X: Array, dtype: str) -> float:
-    """Fit to rows of a precision; return the error ``max |<f(x), f(z)> - k(x, z)| / max |k|`` of dkfm's certificate.
+    """Fit the estimator to X as `dtype`; return ``max |<f(x), f(z)> - k(x, z)| / max |k|``, a certificate's error.
 
-    The error is that of at most 512 rows, evenly spread: the rows that the certificate of the same points measures.
+    The error is that of at most 512 rows, evenly spread: the rows that dkfm's certificate of the same points measures.
     """
     sample, rows = sample_evenly(len(X)), X.astype(dtype)
     F, K = estimator.fit(rows).transform(rows[sample]).astype(np.float64), kernel(X[sample], X[sample])

@@ -54,21 +54,21 @@ class Times:
         return min(names, key=self.median)
 
     def ratio(self, above: str, below: str) -> Ratio:
-        """Return the ratio of the seconds of `above` to those of `below`."""
+        """Return the seconds of the job `above` divided by those of the job `below`, round by round."""
         return Ratio.of(self.seconds[above], self.seconds[below])
 
 
 def time_in_turn(rivals: Mapping[str, Callable[[Path], object]], rounds: int, output: Path) -> Times:
-    """Time all rivals in each round; every round starts with the next rival.
+    """Time all rivals once in each round, in round-robin order: every round starts with the next rival.
 
     Parameters
     ----------
     rivals : mapping of str to callable
-        Functions of an unused path. The files that one leaves there are removed, off the clock, before the next call.
+        Functions by name, each called with the path `output`.
     rounds : int
         Number of rounds.
     output : Path
-        The unused path.
+        Unused path. The files that a rival leaves there are removed after each call, off the clock.
     """
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     names = list(rivals)

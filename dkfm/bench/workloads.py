@@ -87,14 +87,12 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
         {"columns": columns, "rows": rows, "dtype": dtype, **_compare(times, dtype, theirs)}
         for dtype in DTYPE_TOLERANCES
     ]
-    return ScoringResult(
-        scores,
-        [{"columns": columns, "dtype": dtype, **_fractions_of_limit(times, dtype)} for dtype in DTYPE_TOLERANCES],
-    )
+    limits = [{"columns": columns, "dtype": dtype, **_fractions_of_limit(times, dtype)} for dtype in DTYPE_TOLERANCES]
+    return ScoringResult(scores, limits)
 
 
 def _bind_rows(site: BenchSite, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
-    """Bind each job to its stored rows: dkfm reads rows of its precision, scikit-learn reads float64."""
+    """Bind each job to the path of its stored rows: dkfm reads rows of its precision, scikit-learn reads float64."""
     bound = {name: partial(job, site.store_rows(rows, columns, name)) for name, job in ours.items()}
     return {**bound, **{name: partial(job, site.store_rows(rows, columns)) for name, job in theirs.items()}}
 
@@ -104,6 +102,7 @@ def _score(client: "Client | None", model: Path, source: Path, destination: Path
 
 
 def _compare(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
+    """Return table cells that compare the dkfm job `ours` with the fastest scikit-learn job."""
     best = times.fastest(theirs)
     return {
         "seconds": times.median(ours),
@@ -267,7 +266,7 @@ def _fit_components(site: BenchSite, q: int, X: Array, dtype: str = "float64") -
 
 
 def random_components(n: int, q: int, columns: int) -> KernelPCA:
-    """Return components with random weights, on which time and memory do not depend; a fit to many rows takes long."""
+    """Return a KernelPCA with random weights, which needs no long fit; time and memory do not depend on the weights."""
     X, weights = _normal_rows(n, columns), np.random.default_rng(n).normal(size=(n, q))
     pca = KernelPCA(1, kernel=default_gaussian(columns)).fit(_normal_rows(AGREEMENT_ROWS, columns))
     pca.model_ = replace(pca.model_, landmarks=X, heads={"scores": Head(weights, np.zeros(q))})

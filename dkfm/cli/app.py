@@ -79,7 +79,9 @@ def _format_warning(
 
 
 _SCHEDULER = click.option(
-    "--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, threads of this process."
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Scheduler (host:port, a scheduler file, slurm:FILE or ssh:HOSTS); else threads.",
 )
 
 _REPORT = click.option(
@@ -170,7 +172,7 @@ def _connect(address: str | None, report_path: str | None = None) -> "Iterator[C
 )
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
 @click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
-@click.option("--id-column", metavar="NAME", help="Of a table: what is no feature.")
+@click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
 @_PROGRESS
 @_SCHEDULER
@@ -180,10 +182,8 @@ def fit(train: str, model: str, scheduler: str | None, page: str | None, **optio
     from dkfm.cli.fit import FitOptions, run_fit
 
     performance_report.require_report(page, scheduler, train, model)
-    estimator = run_fit(train, model, FitOptions(**options), _connect(scheduler, page))  # type: ignore[arg-type]  # click checks them
-    print_result(
-        f"{model}: {estimator.kernel_!r}, {_describe_estimator(estimator)}, certificate {estimator.certificate_}"
-    )
+    fitted = run_fit(train, model, FitOptions(**options), _connect(scheduler, page))  # type: ignore[arg-type]  # click checks them
+    print_result(f"{model}: {fitted.kernel_!r}, {_describe_estimator(fitted)}, certificate {fitted.certificate_}")
 
 
 @main.command()
@@ -200,7 +200,7 @@ def fit(train: str, model: str, scheduler: str | None, page: str | None, **optio
 @click.option("--on-invalid", type=click.Choice(["raise", "nan"]), default="raise", show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows of a task and of a chunk of the output.")
 @click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default those of the fit, or all.")
-@click.option("--id-column", metavar="NAME", help="Of a table: kept as the first column of a Parquet OUTPUT.")
+@click.option("--id-column", metavar="NAME", help="Of a table: column of ids, the first column of a Parquet OUTPUT.")
 @click.option(
     "--stall-timeout",
     type=click.FloatRange(min=1),
@@ -283,7 +283,11 @@ def _summarize_report(report: "ScoreReport") -> str:
 
 @main.command()
 @click.argument("path")
-@click.option("--against", metavar="INPUT", help="Score some of an output's rows anew, or pair a map with these.")
+@click.option(
+    "--against",
+    metavar="INPUT",
+    help="Rows of an output, some of which are scored anew, or rows to measure a feature map on.",
+)
 @click.option(
     "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows of an output to score anew."
 )
@@ -321,7 +325,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
 
 
 def _verification_lines(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> Iterator[str]:
-    """Yield the lines that describe a verified model."""
+    """Verify a fitted model, on points if there are any, and yield lines that describe the result."""
     from dkfm.estimators import ExactFeatureMap
 
     certificate = estimator.verify(points)

@@ -37,11 +37,9 @@ def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
 @click.command()
 @click.argument("train")
 @click.option("--labels", required=True, metavar="Y.NPY", help="A label for each row of TRAIN.")
-@click.option(
-    "--kernel", "kernel_specs", multiple=True, required=True, metavar="KERNEL", help="Once for each; see above."
-)
+@click.option("--kernel", "specs", multiple=True, required=True, metavar="KERNEL", help="Once for each; see above.")
 @click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but --id-column.")
-@click.option("--id-column", metavar="NAME", help="Of a table: what is no feature.")
+@click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
 @click.option("--test", metavar="TEST", help="Rows held out; by default a quarter of TRAIN.")
 @click.option("--test-labels", metavar="Y.NPY", help="A label for each row of TEST.")
 @click.option("--html", metavar="PAGE", help="Write a page with pictures here; t-SNE with the extra tsne.")
@@ -49,7 +47,7 @@ def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
 def compare(
     train: str,
     labels: str,
-    kernel_specs: tuple[str, ...],
+    specs: tuple[str, ...],
     columns: str | None,
     id_column: str | None,
     test: str | None,
@@ -60,7 +58,7 @@ def compare(
     """Say what each kernel makes of the labelled rows of TRAIN, in a table and on a page.
 
     A KERNEL is a name, with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784; or
-    module:name, a kernel or a function f(X, Y) of yours; or JSON, as dkfm info prints it of a model.
+    module:name, a kernel or a function f(X, Y) of yours; or JSON, as in the zarr.json of a model.
     """
     from dkfm.comparison import html_page
     from dkfm.comparison.compare import compare_kernels
@@ -69,7 +67,7 @@ def compare(
     from dkfm.sources.base import NamedColumns
     from dkfm.sources.opening import open_source
 
-    kernels = [options.parse_kernel(word) for word in kernel_specs]
+    kernels = [options.parse_kernel(spec) for spec in specs]
     if html is not None:
         import_pyplot()
         options.require_parent_folder(html)

@@ -40,12 +40,7 @@ _SEED = 2024
 _MARKER = "dkfm-demo.json"
 """File that marks a folder as one of the demo."""
 
-_STORES = {
-    "features": "model",
-    "components": "model",
-    "rows.zarr": "rows",
-    "scores.zarr": "scores",
-}
+_STORES = {"features": "model", "components": "model", "rows.zarr": "rows", "scores.zarr": "scores"}
 _PICTURES = ("spectrum.png", "components.png")
 
 
@@ -97,8 +92,8 @@ def run_demo(directory: str | Path, rows: int, say: Callable[[str], None]) -> No
         seconds = _measure_seconds(
             lambda: build_gram(KERNEL, digits.train, workspace_path(KERNEL, digits.train, folder), tile_rows=TILE)
         )
-        tiles = len(list(chunking.lower_triangle_tiles(TRAINING, TILE)))
-        say(f"Gram          {tiles} tiles of {TILE} x {TILE} in {seconds:.1f} s")
+        tiles = list(chunking.lower_triangle_tiles(TRAINING, TILE))
+        say(f"Gram          {len(tiles)} tiles of {TILE} x {TILE} in {seconds:.1f} s")
         phi = ExactFeatureMap(KERNEL, tile_rows=TILE, workspace=folder).fit(digits.train)
         phi.save(folder / "features")
         say(f"rank          {phi.rank_} of {TRAINING}, condition {phi.condition_:.1e}")
@@ -153,6 +148,7 @@ def _write_rows(path: Path, images: Array, rows: int) -> None:
 
 
 def _shift_images(images: Array, count: int, rng: np.random.Generator) -> Array:
+    """Return `count` images that are drawn at random, shifted by up to one pixel and made noisy."""
     padded = np.pad(images.reshape(-1, _SIDE, _SIDE), ((0, 0), (1, 1), (1, 1)))
     which, down, right = rng.integers(len(images), size=count), *rng.integers(3, size=(2, count))
     span = np.arange(_SIDE)
@@ -164,6 +160,7 @@ def _shift_images(images: Array, count: int, rng: np.random.Generator) -> Array:
 def _accuracy(
     train: Array, train_labels: npt.NDArray[np.int64], test: Array, test_labels: npt.NDArray[np.int64]
 ) -> float:
+    """Return the accuracy on test rows of a k-nearest-neighbours classifier that is fitted here to training rows."""
     from sklearn.neighbors import KNeighborsClassifier
 
     return float(KNeighborsClassifier(NEIGHBOURS).fit(train, train_labels).score(test, test_labels))

@@ -75,10 +75,8 @@ class FitOptions:
             raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
 
 
-def run_fit(
-    train: str, model: str, options: FitOptions, client_context: AbstractContextManager[object]
-) -> KernelEstimator:
-    """Fit an estimator to the rows of a source and save it; the context `client_context` is entered for the fit."""
+def run_fit(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> KernelEstimator:
+    """Fit an estimator to the rows of a source and save it; the context `connection` is entered for the fit."""
     options.require_consistent()
     arguments.allow_user_imports(options.kernel)
     kernel = serialization.load_named_kernel(options.kernel, arguments.parse_parameters(options.param))
@@ -98,7 +96,7 @@ def run_fit(
             )
         rows = source.read(slice(0, source.shape[0]))
         watch.require_same("read", "fit again")
-    with client_context:
+    with connection:
         estimator.fit(rows, labels)
     if isinstance(source, NamedColumns):
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)

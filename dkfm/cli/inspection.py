@@ -31,9 +31,8 @@ def describe_store(path: str | Path) -> dict[str, object]:
 
 def _describe_gram(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     info = zarr_schema.read_array_info(root / "gram")
-    identity = attributes.get("identity")
     return {
-        "kernel": identity.get("kernel") if isinstance(identity, dict) else None,
+        "kernel": identity.get("kernel") if isinstance(identity := attributes.get("identity"), dict) else None,
         "shape": list(info.shape),
         "tile_rows": info.chunks[0],
         "complete": (root / zarr_schema.MARKER).exists(),
@@ -48,9 +47,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
     return {
         "estimator": record.estimator,
         "kernel": serialization.to_config(record.model.kernel),
-        "rank": next(
-            (len(record.extra_arrays[name]) for name in ("eigenvalues", "pivots") if name in record.extra_arrays), None
-        ),
+        "rank": next((len(a) for a in map(record.extra_arrays.get, ("eigenvalues", "pivots")) if a is not None), None),
         "landmarks": record.model.landmarks.shape[0],
         "columns": record.model.n_features_in,
         "outputs": {name: head.width for name, head in record.model.heads.items()},
@@ -63,6 +60,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
 
 
 def _describe_rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+    """Return facts on a store of rows, which holds a dense array or the three arrays of CSR."""
     if (root / "rows").is_dir():
         info = zarr_schema.read_array_info(root / "rows")
         return {"shape": list(info.shape), "chunk_rows": info.chunks[0]}

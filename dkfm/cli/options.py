@@ -103,10 +103,8 @@ def read_labels(path: str, option: str) -> "npt.NDArray[np.generic]":
     try:
         labels = npy.load_npy(path)
     except InvalidInputError as error:
-        words = " (words are saved with .astype(str))" if "objects" in str(error) else ""
-        raise InvalidInputError(
-            f"{option} takes a .npy file of one label a row: {extract_reason(error)}{words}."
-        ) from None
+        reason = extract_reason(error) + (" (words are saved with .astype(str))" if "objects" in str(error) else "")
+        raise InvalidInputError(f"{option} takes a .npy file of one label a row: {reason}.") from None
     if labels.ndim != 1:
         raise InvalidInputError(f"{option} takes one label a row, of shape (n,), and {path} has {labels.shape}.")
     return labels

@@ -70,7 +70,7 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
 
 @contextmanager
 def write_report(client: "Client", page: str | None) -> Iterator[None]:
-    """Write Dask's report of a cluster during the context; replace an earlier page of dkfm atomically.
+    """Record Dask's report of a cluster, and write it when the context ends; replace an earlier page atomically.
 
     A report that fails does not fail the job: a line on standard error says so.
 

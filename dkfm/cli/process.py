@@ -116,13 +116,13 @@ class _InterruptionHandler:
             raise KeyboardInterrupt
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
+        """Exit at once, without cleaning up, except in the first `_IGNORE_SECONDS` after `stop_raising`."""
         if time.monotonic() - self._last >= _IGNORE_SECONDS:
             os._exit(INTERRUPTED)
 
     def _repeat_dropped(self, unraisable: "UnraisableHookArgs") -> None:
         """Raise an interruption again if Python dropped it in a destructor or a callback."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if unraisable.exc_type is KeyboardInterrupt and is_main:
+        if unraisable.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
             self._last = -math.inf
             signal.signal(signal.SIGALRM, self._raise)
             signal.setitimer(signal.ITIMER_REAL, _REPEAT_AFTER)
@@ -157,8 +157,8 @@ def _describe_error(error: BaseException) -> str:
     if refusal is not None:
         return f"{ResourceError.__name__}: The system {refusal}."
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(frame.filename).name}, line {frame.lineno}"
-    return f"{type(error).__name__}: {extract_reason(error)} ({where}); dkfm did not expect this: DKFM_TRACEBACK=1 shows more."
+    cause = f"{extract_reason(error)} ({Path(frame.filename).name}, line {frame.lineno})"
+    return f"{type(error).__name__}: {cause}; dkfm did not expect this: DKFM_TRACEBACK=1 shows more."
 
 
 def _describe_resource_error(error: BaseException) -> str | None:

@@ -85,26 +85,19 @@ def compare_kernels(
     named = _list_kernels(kernels)
     rows = load_labelled_rows(X, y, test, test_labels, random_state)
     problem = _find_tsne_problem() if embedding else ""
+    seed = random_state if embedding and not problem else None
     compared: list[KernelComparison] = []
     refused: dict[str, str] = {}
     for name, spec in named:
         try:
-            compared.append(
-                _measure_kernel(name, spec, rows, shrinkage, random_state if embedding and not problem else None)
-            )
+            compared.append(_measure_kernel(name, spec, rows, shrinkage, seed))
         except (KernelError, InvalidInputError) as error:
             refused[_make_unique(name or repr(spec), refused)] = str(error)
     if not compared:
         name, reason = next(iter(refused.items()))
         raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {reason}")
-    return Comparison(
-        tuple(compared),
-        refused,
-        tuple(_describe_measurements(rows, shrinkage)),
-        rows.labels[rows.sample_indices],
-        rows.test_labels[rows.test_sample_indices],
-        problem,
-    )
+    labels = rows.labels[rows.sample_indices], rows.test_labels[rows.test_sample_indices]
+    return Comparison(tuple(compared), refused, tuple(_describe_measurements(rows, shrinkage)), *labels, problem)
 
 
 def _list_kernels(kernels: Kernels) -> list[tuple[str, KernelSpec]]:
@@ -193,16 +186,12 @@ def _measure_silhouette(kernel: Kernel, rows: LabelledRows) -> float:
 
 def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str]:
     """Yield two paragraphs: the sizes of the data, and the meaning of the columns of the table."""
-    n, d = rows.train.shape
+    (n, d), sampled = rows.train.shape, len(rows.sample_indices)
     yield (
         f"{n:,} training rows of {d:,} columns in {len(np.unique(rows.labels)):,} classes; {len(rows.test_labels):,} "
         f"test rows{rows.test_origin_clause}."
     )
-    sample = (
-        "the training rows"
-        if len(rows.sample_indices) == n
-        else f"{len(rows.sample_indices):,} training rows, taken at random"
-    )
+    sample = "the training rows" if sampled == n else f"{sampled:,} training rows, taken at random"
     yield (
         "Rank, condition and the range of k(x,x): of the training rows. Accuracies: the share of test rows that get "
         "their label, from the nearest training row in the feature space, or from Fisher discriminants "

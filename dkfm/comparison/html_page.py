@@ -90,16 +90,14 @@ def write_page(path: str | Path, text: str) -> None:
         output.commit()
 
 
-def render_page(
-    title: str, paragraphs: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]
-) -> str:
+def render_page(title: str, notes: Sequence[str], table: Sequence[Sequence[str]], sections: Sequence[Section]) -> str:
     """Return the HTML text of a page.
 
     Parameters
     ----------
     title : str
         Title and heading.
-    paragraphs : sequence of str
+    notes : sequence of str
         Paragraphs below the table.
     table : sequence of rows of str
         Cells of the table; the first row is the header.
@@ -115,8 +113,10 @@ def render_page(
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("dkfm.comparison", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("dkfm.comparison", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
-    return environment.get_template("page.html.jinja").render(
-        title=title, paragraphs=paragraphs, table=table, sections=sections
-    )
+    return environment.get_template("page.html.jinja").render(title=title, notes=notes, table=table, sections=sections)

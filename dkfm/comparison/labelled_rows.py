@@ -14,7 +14,7 @@ from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_labels
 from dkfm.estimators.fitting.training_data import compute_lazy_frame
 from dkfm.execution import memory
-from dkfm.plotting.data import concatenate_labels, require_length, require_matrix_shape, sample_row_numbers
+from dkfm.plotting.data import concatenate_labels, read_matrix_shape, require_length, sample_row_numbers
 from dkfm.sources.base import NamedColumns, read_finite
 from dkfm.sources.opening import open_source
 
@@ -33,8 +33,8 @@ _READ_ROWS = 10_000
 class LabelledRows:
     """Training rows (n, d) and test rows (m, d) with their labels.
 
-    `some` and `some_of_test` are the numbers of the rows that silhouettes and plots use, at most 2,000 each. `held_out`
-    is a clause of the table that says how the test rows were chosen.
+    `sample_indices` and `test_sample_indices` are the numbers of the rows that silhouettes and plots use, at most 2,000
+    each. `test_origin_clause` says how the test rows were chosen.
     """
 
     train: Rows
@@ -55,7 +55,7 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
     n = source.shape[0]
     # Check the memory of the fit before any row is read.
     memory.require_driver_memory(
-        n if test is not None else n - int(_TEST_SIZE * n), getattr(source, "values_per_row", 1)
+        n if test is not None else n - int(_TEST_SIZE * n), getattr(source, "mean_values_per_row", 1)
     )
     train = _read_rows(source, "X", None)
     labels = check_labels(y, train.shape[0], "The comparison")
@@ -71,21 +71,14 @@ def load_labelled_rows(X: object, y: object, test: object, test_labels: object, 
             f"Kernels are compared by classes, at least two and with several rows, and {len(labels):,} training rows "
             f"have {len(np.unique(labels)):,} different labels."
         )
-    return LabelledRows(
-        train,
-        labels,
-        others,
-        other_labels,
-        _sample_indices(len(labels), seed),
-        _sample_indices(len(other_labels), seed),
-        held_out,
-    )
+    samples = _sample_indices(len(labels), seed), _sample_indices(len(other_labels), seed)
+    return LabelledRows(train, labels, others, other_labels, *samples, held_out)
 
 
 def _load_test_rows(
     test: object, test_labels: object, columns: int, names: list[str] | None, seed: int
 ) -> tuple[Rows, LabelArray, str]:
-    """Return the test rows to measure, their labels, and the clause of `LabelledRows.held_out`."""
+    """Return the test rows to measure, their labels, and the clause on their origin."""
     source = _open_source_or_dask(test, "test", names)
     n, d = (int(size) for size in source.shape)
     if d != columns:
@@ -101,7 +94,7 @@ def _open_source_or_dask(data: object, name: str, names: list[str] | None = None
     """Return a dask array unchanged, and open other data as a source, whose columns are matched by `names`."""
     data = compute_lazy_frame(data)
     if is_dask_collection(data):
-        require_matrix_shape(data, name)
+        read_matrix_shape(data, name)
         return data
     return data if hasattr(data, "read") else open_source(data, name, fitted_columns=names)
 
@@ -134,7 +127,6 @@ def _split_row_indices(labels: LabelArray, seed: int) -> tuple[npt.NDArray[np.in
     try:
         kept, rest = train_test_split(np.arange(len(labels)), test_size=_TEST_SIZE, stratify=labels, random_state=seed)
     except ValueError as error:
-        raise InvalidInputError(
-            f"A quarter of the rows cannot be held out: {extract_reason(error)}; give test rows."
-        ) from None
+        reason = extract_reason(error)
+        raise InvalidInputError(f"A quarter of the rows cannot be held out: {reason}; give test rows.") from None
     return np.sort(kept), np.sort(rest)

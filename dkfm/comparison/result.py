@@ -36,7 +36,7 @@ class KernelComparison:
     rank, condition : int, float
         Rank and condition number of the Gram matrix of the training rows.
     least_similarity, most_similarity : float
-        Smallest and largest k(x, x) of a training row.
+        Smallest and largest k(x, x), the squared length of the features of a training row; not of a pair.
     neighbour_accuracy : float
         Share of test rows whose nearest training row, in the feature space, has the same label.
     silhouette : float
@@ -126,14 +126,12 @@ class Comparison:
             Matplotlib is not installed.
         """
         refused = [f"{name} is left out: {reason}" for name, reason in self.refused.items()]
-        tsne = [self._tsne_problem] if self._tsne_problem else []
+        notes = [*self.words, *refused, *([self._tsne_problem] if self._tsne_problem else [])]
         sections = [
             html_page.Section(result.name, (), tuple(_draw_pictures(result, self._labels, self._test_labels)))
             for result in self.compared
         ]
-        return html_page.render_page(
-            "Kernels compared", [*self.words, *refused, *tsne], self.table.format_cells(), sections
-        )
+        return html_page.render_page("Kernels compared", notes, self.table.format_cells(), sections)
 
     def save_page(self, path: str | Path) -> None:
         """Write the page of `to_html` to a file; replace an earlier page of dkfm.
@@ -154,15 +152,13 @@ def _draw_pictures(
         sides = ("training", result.embedding.train, labels), ("test", result.embedding.test, test_labels)
         for (side, points, side_labels), verb in zip(sides, ("learned from", "which placed"), strict=True):
             yield html_page.draw_picture(
-                partial(_plot_components, points, side_labels, f"t-SNE of the feature space, {side} rows", "t-SNE"),
+                partial(_plot_points, points, side_labels, f"t-SNE of the feature space, {side} rows", "t-SNE"),
                 f"Scatter plot of {len(points):,} {side} rows in the plane of t-SNE, coloured by label.",
                 f"t-SNE of the feature space, {verb} {len(points):,} {side} rows.",
             )
     if result.discriminants.shape[1]:  # classes with equal means have no discriminant
         yield html_page.draw_picture(
-            partial(
-                _plot_components, result.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"
-            ),
+            partial(_plot_points, result.discriminants, test_labels, "Fisher discriminants, test rows", "discriminant"),
             f"Plot of {len(result.discriminants):,} test rows along the Fisher discriminants, coloured by label.",
             f"Fisher discriminants of {len(result.discriminants):,} test rows. Of all test rows "
             f"{result.fisher_accuracy:.1%} get their label.",
@@ -175,7 +171,7 @@ def _draw_pictures(
     )
 
 
-def _plot_components(points: Array, labels: LabelArray, title: str, axis_name: str, ax: "Axes") -> None:
+def _plot_points(points: Array, labels: LabelArray, title: str, axis_name: str, ax: "Axes") -> None:
     plotting.components(points, labels, ax=ax)
     ax.set_title(title)
     ax.set_xlabel(ax.get_xlabel().replace("component", axis_name))

@@ -78,37 +78,32 @@ def fit_bytes(n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = E
 def lanczos_bytes(n: int, d: int, basis_columns: int, block_columns: int, blocks: int = 1, copies: int = 1) -> int:
     """Return the peak bytes of the driver that finds a few eigenvectors by Lanczos, with the Gram matrix in memory.
 
-    The driver holds the Gram matrix, or the kernel's temporary blocks where it is a single tile; a basis of `basis_columns`
-    columns, half as many again at a restart, and some blocks of `block_columns`; the rows, and what the kernel prepares from
-    them.
+    The driver holds the Gram matrix, or the kernel's temporary blocks where it is a single tile; a basis of columns,
+    half as many again at a restart, and some blocks of columns; the rows, and what the kernel prepares from them.
 
     >>> lanczos_bytes(20_000, 50, 720, 32) < fit_bytes(20_000, 50) / 2
     True
     """
-    squares = blocks + 1 if n <= 2048 else 1
-    return (
-        _VALUE * (squares * n * n + _lanczos_basis_values(n, basis_columns, block_columns) + (2 + copies) * n * (d + 3))
-        + _OVERHEAD
-    )
+    squares, basis = blocks + 1 if n <= 2048 else 1, _basis_values(n, basis_columns, block_columns)
+    return _VALUE * (squares * n * n + basis + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
 def lanczos_out_of_core_bytes(
-    n: int, d: int, held: int, columns: int, tile_rows: int, threads: int, copies: int = 1
+    n: int, d: int, basis_columns: int, block_columns: int, tile_rows: int, threads: int, copies: int = 1
 ) -> int:
     """Return the bytes of `lanczos_bytes` with the Gram matrix in its store and one tile in memory for each thread."""
-    tiles = threads * tile_rows * tile_rows + 4 * (threads + 1) * tile_rows * columns
-    return _VALUE * (tiles + _lanczos_basis_values(n, held, columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
+    tiles = threads * tile_rows * tile_rows + 4 * (threads + 1) * tile_rows * block_columns
+    return _VALUE * (tiles + _basis_values(n, basis_columns, block_columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def _lanczos_basis_values(n: int, held: int, columns: int) -> int:
-    return n * (3 * held // 2 + 6 * columns) + 4 * held * held
+def _basis_values(n: int, basis_columns: int, block_columns: int) -> int:
+    return n * (3 * basis_columns // 2 + 6 * block_columns) + 4 * basis_columns * basis_columns
 
 
 def pivot_columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
     """Return the peak bytes of the driver that finds r pivots among N rows of d columns without a Gram matrix.
 
-    The driver holds the factor (N, r), the factor of the pivots and its inverse (r, r), the rows, and what the kernel
-    prepares from them.
+    The driver holds the factor (N, r), that of the pivots and its inverse (r, r), the rows, and `copies` of the rows.
 
     >>> pivot_columns_bytes(100_000, 2, 512) < 10**9
     True
@@ -135,10 +130,8 @@ def eigendecomposition_seconds(n: int) -> float:
     return 10 * n**3 / 1e11
 
 
-def largest_n_within(
-    available: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES
-) -> int:
-    """Return the largest N whose `fit_bytes` are at most `available`; 0 if there is none.
+def largest_n_within(limit: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES) -> int:
+    """Return the largest N whose `fit_bytes` are at most `limit`; 0 if there is none.
 
     >>> n = largest_n_within(8 * 2**30, 50)
     >>> fit_bytes(n, 50) <= 8 * 2**30 < fit_bytes(n + 1, 50)
@@ -147,12 +140,12 @@ def largest_n_within(
     low, high = 0, LARGEST_DENSE_N + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fit_bytes(middle, d, blocks, copies, squares) <= available else (low, middle)
+        low, high = (middle, high) if fit_bytes(middle, d, blocks, copies, squares) <= limit else (low, middle)
     return low
 
 
 def model_bytes(n: int, d: int, weight_values: int, copies: int = 1, itemsize: int = _VALUE) -> int:
-    """Return the bytes of a model in a worker: landmarks, what the kernel prepares from them, and `weight_values` values."""
+    """Return the bytes of a model in a worker: landmarks, what the kernel prepares from them, and `weight_values`."""
     return itemsize * (n * d + copies * n * (d + 3) + weight_values)
 
 
@@ -169,7 +162,7 @@ def score_task_bytes(
 ) -> int:
     """Return the bytes of one scoring task beside the model.
 
-    A task holds the piece of rows that it scores, the one that it prefetches, and `decode_bytes` bytes to decode it; the
+    A task holds the piece of rows that it scores, the one that it prefetches, and `decode_bytes` to decode it; the
     scores of the piece, those of the piece that is written meanwhile, and their encoded form; and one tile of `blocks`
     kernel blocks and of a product with `product_columns` columns.
     """
@@ -178,7 +171,7 @@ def score_task_bytes(
 
 
 def worker_bytes(model: int, task: int, threads: int, baseline_bytes: int) -> int:
-    """Return the peak bytes of a worker process: `baseline_bytes` the job, its model, and one task for each thread."""
+    """Return the peak bytes of a worker process: those before the job, its model, and one task for each thread."""
     return baseline_bytes + PROCESS_BYTES + model + threads * task
 
 

@@ -56,7 +56,7 @@ def choose_chunk_rows(
     Returns
     -------
     int
-        Rows of a chunk; it may exceed `rows` by less than a step.
+        Rows of a chunk; it may exceed `rows` by less than `source_chunk_rows`.
 
     Examples
     --------
@@ -76,9 +76,8 @@ def _balance_chunk_rows(rows: int, wanted: int, threads: int, step: int) -> int:
     each = count_tiles(rows, threads * wanted)
     if rows <= threads * wanted:
         return align_to_chunks(wanted, step)  # one chunk for each thread would make some tiny
-    sizes = {
-        align_to_chunks(count_tiles(rows, threads * more), step) for more in range(each, min(2 * each, each + 9) + 1)
-    }
+    shares = range(each, min(2 * each, each + 9) + 1)  # chunks of each thread
+    sizes = {align_to_chunks(count_tiles(rows, threads * share), step) for share in shares}
     loads = {size: size * count_tiles(count_tiles(rows, size), threads) for size in sizes}
     return max(size for size, load in loads.items() if load <= _BALANCE_TOLERANCE * min(loads.values()))
 
@@ -92,8 +91,7 @@ def align_to_chunks(wanted: int, chunk: int) -> int:
     if chunk <= wanted:
         return (wanted + chunk // 2) // chunk * chunk
     parts = count_tiles(chunk, wanted)
-    even = next((more for more in range(parts, 2 * parts) if chunk % more == 0), parts)
-    return count_tiles(chunk, even)
+    return count_tiles(chunk, next((more for more in range(parts, 2 * parts) if chunk % more == 0), parts))
 
 
 def choose_read_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: int = 1, itemsize: int = 8) -> int:
@@ -124,8 +122,7 @@ def choose_read_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: in
     wanted = min(count_tiles(chunk_rows, _PIECES), max(1, few, min(many, _MAX_PIECE_ROWS)))
     if is_within_half_chunk(chunk_rows, source_chunk_rows):
         return wanted
-    whole = max(1, wanted // source_chunk_rows) * source_chunk_rows
-    return min(chunk_rows, whole)
+    return min(chunk_rows, max(1, wanted // source_chunk_rows) * source_chunk_rows)
 
 
 _TILE_BYTES = 2**22
@@ -186,7 +183,7 @@ def is_within_half_chunk(rows: int, chunk_rows: int) -> bool:
 def choose_tile_rows(n_landmarks: int, d: int = 0, width: int = 0, itemsize: int = 8) -> int:
     """Choose the rows of a tile: 128 to 1,024, or 2,048 in float32.
 
-    A tile is scored against n landmarks of d columns, for `width` outputs.
+    A tile is scored against `n_landmarks` landmarks of d columns, for `width` outputs.
     The kernel block stays small, unless the landmarks or the weights, which are read once for each tile, are wide.
 
     >>> choose_tile_rows(100), choose_tile_rows(4000), choose_tile_rows(10**6)
@@ -194,9 +191,8 @@ def choose_tile_rows(n_landmarks: int, d: int = 0, width: int = 0, itemsize: int
     >>> choose_tile_rows(4000, 784), choose_tile_rows(4000, 784, itemsize=4)
     (1024, 2048)
     """
-    return min(
-        _MAX_TILE_COLUMN_BYTES // itemsize, max(_MIN_TILE_ROWS, _TILE_BYTES // (itemsize * n_landmarks), 4 * d, width)
-    )
+    rows = max(_MIN_TILE_ROWS, _TILE_BYTES // (itemsize * n_landmarks), 4 * d, width)
+    return min(_MAX_TILE_COLUMN_BYTES // itemsize, rows)
 
 
 def require_count(value: object, name: str) -> int:

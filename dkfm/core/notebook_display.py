@@ -14,7 +14,7 @@ white-space:normal;max-width:60em;overflow-wrap:anywhere;color:inherit}
 table.dkfm-card th{font-weight:normal;opacity:.75;white-space:nowrap}
 table.dkfm-card code{background:transparent;color:inherit;padding:0}
 </style><table class="dkfm-card"><caption>{{ title }}</caption><tbody>
-<tr><th scope="row">kernel</th><td><code>{{ kernel }}</code></td></tr>
+<tr><th scope="row">kernel</th><td><code>{{ kernel | safe }}</code></td></tr>
 {%- for name, text in facts.items() %}
 <tr><th scope="row">{{ name }}</th><td>{{ text }}</td></tr>
 {%- endfor %}</tbody></table>"""
@@ -42,10 +42,9 @@ def html_card(title: str, kernel: str, facts: Mapping[str, str]) -> str:
     True
     """
     from jinja2 import Environment
-    from markupsafe import Markup
 
     card = Environment(autoescape=True).from_string(_CARD)
-    return card.render(title=title, kernel=Markup(html_formula(kernel)), facts=facts)  # noqa: S704  # escaped there
+    return card.render(title=title, kernel=html_formula(kernel), facts=facts)
 
 
 def html_formula(kernel: str) -> str:

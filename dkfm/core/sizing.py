@@ -27,7 +27,7 @@ class Constants:
     scheduler_seconds : float
         Seconds of the scheduler's thread for one task.
     read_bytes, write_bytes : float
-        Bytes a second that one thread reads, or writes durably and reads back, while all other threads do so too.
+        Bytes per second that one thread reads, or writes durably and reads back, while all other threads do so too.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class Sizing:
     chunk_rows : int
         Rows of a task.
     asked : bool
-        Whether a job would choose other chunks: then `chunk_rows=` (`--chunk-rows`) has to be given.
+        Whether `chunk_rows` differs from that of a plan, so that `chunk_rows=` (`--chunk-rows`) has to be given.
     machines, cores : int
         Number of machines, and of the cores of each; a machine has one worker with a thread for each core.
     task_bytes, model_bytes : int
@@ -139,16 +139,13 @@ class Sizing:
 
     @property
     def scheduler_threads(self) -> float:
-        """Number of threads above which threads wait for the scheduler."""
+        """Largest number of worker threads that one scheduler keeps busy."""
         return self.task_seconds / self.scheduler_seconds if self.scheduler_seconds else inf
 
     @property
     def _working_seconds(self) -> float:
-        return (
-            min(self.rows, count_tiles(self.tasks, self.threads) * self.chunk_rows)
-            / self.chunk_rows
-            * self.task_seconds
-        )
+        rows = min(self.rows, count_tiles(self.tasks, self.threads) * self.chunk_rows)
+        return rows / self.chunk_rows * self.task_seconds
 
 
 def sizing(
@@ -211,7 +208,8 @@ def sizing(
         if size.threads >= size.tasks or size.scheduler_share >= 1:
             raise BudgetError(
                 f"{rows} rows in tasks of {size.chunk_rows} take {budget.format_seconds(size.hours * _HOUR)} on any "
-                f"number of machines, and {budget.format_seconds(hours * _HOUR)} are there: {job.describe_remedy(size)}."
+                f"number of machines, and {budget.format_seconds(hours * _HOUR)} are there: "
+                f"{job.describe_remedy(size)}."
             )
         size = job.size_on(size.machines + max(1, int(size.machines * (size.hours / hours - 1))))
     return size
@@ -233,11 +231,9 @@ class _Job:
     @property
     def row_seconds(self) -> float:
         """Seconds of a thread for one row."""
-        given, size = self.constants, self.itemsize
-        arithmetic = budget.score_row_seconds(
-            self.n, self.d, self.width, size, given.value_seconds, given.product_seconds
-        )
-        return arithmetic + 8 * self.d / given.read_bytes + size * self.width / given.write_bytes
+        cost, size = self.constants, self.itemsize
+        scoring = budget.score_row_seconds(self.n, self.d, self.width, size, cost.value_seconds, cost.product_seconds)
+        return scoring + 8 * self.d / cost.read_bytes + size * self.width / cost.write_bytes
 
     def size_on(self, machines: int) -> Sizing:
         """Return the size of the job on a number of machines."""

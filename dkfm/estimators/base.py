@@ -100,26 +100,20 @@ class KernelEstimator(ModelTransformerMixin):
         return self
 
     def _set_fitted_from_map(
-        self,
-        feature_map: ScoringMixin,
-        model: Model,
-        fitted: Mapping[str, object],
-        resolved_params: Mapping[str, object],
+        self, feature_map: ScoringMixin, model: Model, fitted: Mapping[str, object], **resolved_params: object
     ) -> Self:
         """Set all attributes of a fit in the features of a map; `resolved_params` as in `_set_fitted`."""
         parameters = {name: getattr(self, name) for name in self._stored_params}
-        self._replace_fitted(model, fitted, parameters | dict(resolved_params))
+        self._replace_fitted(model, fitted, parameters | resolved_params)
         self._copy_column_names(feature_map)
         return self
 
-    def _replace_fitted(
-        self, model: Model, fitted: Mapping[str, object], fitted_parameters: Mapping[str, object]
-    ) -> None:
+    def _replace_fitted(self, model: Model, fitted: Mapping[str, object], fitted_params: Mapping[str, object]) -> None:
         for name in (*self._required_arrays, *self._optional_arrays, *self._certificate_names, *self._scalars):
             self.__dict__.pop(f"{name}_", None)  # left by an earlier fit
         for name, value in fitted.items():
             setattr(self, f"{name}_", value)
-        self._fitted_parameters = dict(fitted_parameters)
+        self._fitted_parameters = dict(fitted_params)
         self._set_model(model)
 
     def get_params(self, deep: bool = True) -> dict[str, object]:

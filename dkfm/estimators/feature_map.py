@@ -206,9 +206,8 @@ class ExactFeatureMap(KernelEstimator):
         self._check_parameters()
         X = compute_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
-        rows, weights = drop_zero_weights(
-            self._check_data(X, as_kernel(self.kernel, self.kernel_params)), sample_weight
-        )
+        rows = self._check_data(X, as_kernel(self.kernel, self.kernel_params))
+        rows, weights = drop_zero_weights(rows, sample_weight)
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
         with single_blas_thread_in_worker():
             chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
@@ -291,11 +290,7 @@ class ExactFeatureMap(KernelEstimator):
         if (rank is None) == (tol is None):
             raise InvalidInputError("truncate takes a rank or a tol, one of them.")
         roots.require_parameters("spectral", None, tol)
-        r = (
-            roots.find_rank_within(self.error_bounds_, cast("float", tol))
-            if rank is None
-            else require_count(rank, "rank")
-        )
+        r = require_count(rank, "rank") if tol is None else roots.find_rank_within(self.error_bounds_, tol)
         if r > self.rank_:
             raise InvalidInputError(f"The rank of this map is {self.rank_}, and {r} is more.")
         basis = str(self._fitted_parameters["basis"])
@@ -378,10 +373,8 @@ class ExactFeatureMap(KernelEstimator):
         return feature_maps.certify_fit(scorer, landmarks, cast("Array | None", fitted.get("mean")))
 
     def _verify_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
-        mean = vars(self).get("mean_")
-        return feature_maps.verify_points(
-            scorer, landmark_certificate, Z, mean, self.error_bound_, self.max_similarity_
-        )
+        mean, bound = vars(self).get("mean_"), self.error_bound_
+        return feature_maps.verify_points(scorer, landmark_certificate, Z, mean, bound, self.max_similarity_)
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:

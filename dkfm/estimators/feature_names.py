@@ -25,10 +25,8 @@ def require_column_order(names: Sequence[str] | None, output_names: Sequence[str
     """
     if names is None or not set(names) & set(output_names) or list(names) == list(output_names):
         return
-    first = next(
-        (i for i, (a, b) in enumerate(zip(names, output_names, strict=False)) if a != b),
-        min(len(names), len(output_names)),
-    )
+    shorter = min(len(names), len(output_names))
+    first = next((i for i in range(shorter) if names[i] != output_names[i]), shorter)
     actual, expected = (cast("Sequence[str]", [*columns, "nothing"])[first] for columns in (names, output_names))
     raise InvalidInputError(
         f"{what} must have the columns that transform returns, in order: column {first} is {expected!r:.100} there, "
@@ -40,7 +38,5 @@ def require_fitted_columns(model: object, names: Sequence[str] | None) -> None:
     """Raise if the column names or their order differ from those of a model's fit."""
     fitted = getattr(model, "feature_names_in_", None)
     if fitted is not None and names is not None and list(fitted) != list(names):
-        raise InvalidInputError(
-            f"X has {format_names(names)} and the {type(model).__name__} was fitted to {format_names(list(fitted))}, "
-            "in order."
-        )
+        given, expected = format_names(names), format_names(list(fitted))
+        raise InvalidInputError(f"X has {given} and the {type(model).__name__} was fitted to {expected}, in order.")

@@ -155,8 +155,8 @@ class InverseTransformMixin(KernelEstimator):
             _strip_standardization(rows.kernel, standardized)(np.ones((1, rows.rows_as_landmarks.shape[1] + 1)))
         except KernelError:
             raise NotSupportedError(
-                f"{rows.kernel!r} takes rows of {rows.rows_as_landmarks.shape[1]} columns, and not their scores: it has no "
-                "inverse transform."
+                f"{rows.kernel!r} takes rows of {rows.rows_as_landmarks.shape[1]} columns, and not their scores: it "
+                "has no inverse transform."
             ) from None
 
     def _fit_inverse(self, rows: TrainingData, scores: Array, weights: Array, standardized: bool) -> dict[str, object]:

@@ -16,17 +16,12 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import class_labels, components, discriminants
+from dkfm.estimators.fitting import class_labels, discriminants, training_data
 from dkfm.estimators.fitting.class_labels import Labels
+from dkfm.estimators.fitting.components import resolve_kernel_and_gamma
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.predictions import Predictions, codes_to_labels, flatten_column
-from dkfm.estimators.fitting.training_data import (
-    Indices,
-    TrainingData,
-    compute_lazy_frame,
-    drop_zero_weights,
-    is_float32,
-)
+from dkfm.estimators.fitting.training_data import Indices, TrainingData
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.execution.lazy_arrays import set_dashboard_name
 from dkfm.kernels import KernelSpec
@@ -192,14 +187,13 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             Non-negative weights. A row of weight w counts as w equal rows, which shrinkage="auto" does not separate.
             Rows of weight 0 are left out.
         """
-        kernel, _ = components.resolve_kernel_and_gamma(
-            self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
-        )
-        dtype = check_dtype(("float32" if is_float32(X) else "float64") if self.dtype is None else self.dtype)
-        options, X = self._discriminant_options(), compute_lazy_frame(X)
+        kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
+        dtype = check_dtype(precision)
+        options, X = self._discriminant_options(), training_data.compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
         y = class_labels.check_labels(y, all_rows.rows_as_landmarks.shape[0], type(self).__name__)
-        rows, weights = drop_zero_weights(all_rows, sample_weight)
+        rows, weights = training_data.drop_zero_weights(all_rows, sample_weight)
         labels = y if rows is all_rows else y[cast("Indices", rows.original_row_indices)]
         classes, codes = np.unique(labels, return_inverse=True)
         row_classes = options.make_classes(codes, weights, classes)
@@ -268,7 +262,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         with single_blas_thread_in_worker():
             fitted_map, options = feature_map._fitted_map(), estimator._discriminant_options()
             model, fitted = discriminants.fit_in_map(fitted_map, options, y, X, sample_weight)
-        return estimator._set_fitted_from_map(feature_map, model, fitted, {"priors": estimator._list_priors()})
+        return estimator._set_fitted_from_map(feature_map, model, fitted, priors=estimator._list_priors())
 
     def _discriminant_options(self) -> DiscriminantOptions:
         """Check the parameters; return those of the discriminants."""
@@ -277,14 +271,9 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         is_number = isinstance(shrinkage, int | float | np.number) and not isinstance(shrinkage, bool)
         if shrinkage != "auto" and not (is_number and 0 <= cast("float", shrinkage) < np.inf):
             raise InvalidInputError(f'shrinkage must be a finite number >= 0, or "auto", and is {shrinkage!r}.')
+        chosen = None if shrinkage == "auto" else float(cast("float", shrinkage))
         return DiscriminantOptions(
-            count,
-            None if shrinkage == "auto" else float(cast("float", shrinkage)),
-            self.priors,
-            self.on_indefinite,
-            self.tile_rows,
-            self.workspace,
-            self.progress,
+            count, chosen, self.priors, self.on_indefinite, self.tile_rows, self.workspace, self.progress
         )
 
     def _list_priors(self) -> list[float] | None:

@@ -14,6 +14,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import components, training_data
+from dkfm.estimators.fitting.components import resolve_kernel_and_gamma
 from dkfm.estimators.inverse_transform import InverseTransformMixin
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec
@@ -222,16 +223,13 @@ class KernelPCA(InverseTransformMixin):
         standardize : bool, default=False
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
-        kernel, gamma = components.resolve_kernel_and_gamma(
-            self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params
-        )
+        kernel, gamma = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
         columns: dict[str, object] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
             kernel, columns = training_data.make_standardizing_kernel(kernel, X, sample_weight)
-        rows, weights = training_data.drop_zero_weights(
-            self._check_data(X, kernel, copy=bool(self.copy_X)), sample_weight
-        )
+        rows = self._check_data(X, kernel, copy=bool(self.copy_X))
+        rows, weights = training_data.drop_zero_weights(rows, sample_weight)
         weighting = pca.Weighting(weights, bool(self.centered))
         if self.fit_inverse_transform:
             self._require_invertible(rows, bool(columns))
@@ -239,19 +237,15 @@ class KernelPCA(InverseTransformMixin):
             result = components.fit_components(rows, options, weighting, self._get_options(components.SolverOptions))
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
-            centered = weighting.centered
-            model = components.make_components_model(
-                rows.kernel, rows.rows_as_landmarks, result, centered, options.dtype
-            )
-            measured = certificate.certify_components(
-                prepare_scorer(model), result.eigenvalues, rows.iter_row_tiles(), weights
-            )
+            landmarks, eigenvalues, tiles = rows.rows_as_landmarks, result.eigenvalues, rows.iter_row_tiles()
+            model = components.make_components_model(rows.kernel, landmarks, result, weighting.centered, options.dtype)
+            measured = certificate.certify_components(prepare_scorer(model), eigenvalues, tiles, weights)
             components.warn_of_rounding(measured, options.dtype)
             fitted = {**columns, **components.collect_fitted(result, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.n_features_in if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
-                scores = result.eigenvalues * result.weights / weights[:, np.newaxis]
+                scores = eigenvalues * result.weights / weights[:, np.newaxis]
                 fitted |= self._fit_inverse(rows, scores, weights, bool(columns))
         return self._set_fitted(X, model, fitted, {"dtype": options.dtype.name})
 
@@ -297,15 +291,13 @@ class KernelPCA(InverseTransformMixin):
         (7, 3)
         """
         check_is_fitted(feature_map, "model_")
-        X = feature_map._load_rows(X)
-        kernel, dtype = feature_map.model_.kernel, feature_map.model_.dtype
-        estimator = cls(n_components, kernel=kernel, centered=centered, dtype=dtype.name)
-        options = pca.ComponentOptions(components.check_n_components(n_components), dtype)
+        X, fitted_map = feature_map._load_rows(X), feature_map._fitted_map()
+        estimator = cls(n_components, kernel=feature_map.kernel_, centered=centered, dtype=fitted_map.model.dtype.name)
+        options = pca.ComponentOptions(components.check_n_components(n_components), fitted_map.model.dtype)
         with single_blas_thread_in_worker():
-            fitted_map = feature_map._fitted_map()
             model, fitted, whole = components.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
         fitted["gamma"] = 1 / model.n_features_in
-        return estimator._set_fitted_from_map(feature_map, model, fitted, {"whole": whole})
+        return estimator._set_fitted_from_map(feature_map, model, fitted, whole=whole)
 
     def _component_options(self, X: object, kernel: Kernel) -> pca.ComponentOptions:
         """Check the parameters; return those of the components."""

@@ -78,15 +78,13 @@ class ScoringMixin(HtmlDisplayMixin):
     def _score_lazily(self, output: str, X: object, diagonal: object = None) -> da.Array | dd.DataFrame:
         check_is_fitted(self, "model_")
         if is_dask_array(X):
-            return lazy_arrays.transform_array(
-                self._get_graph_model(), self.model_, output, cast("da.Array", X), diagonal
-            )
+            array = cast("da.Array", X)
+            return lazy_arrays.transform_array(self._get_graph_model(), self.model_, output, array, diagonal)
         rows = self._select_frame_columns(X)
         if diagonal is not None:
             raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
-        return lazy_arrays.transform_frame(
-            self._get_graph_model(), self.model_, output, rows, self._output_names(output)
-        )
+        names = self._output_names(output)
+        return lazy_arrays.transform_frame(self._get_graph_model(), self.model_, output, rows, names)
 
     def _select_frame_columns(self, X: object) -> dd.DataFrame:
         """Return the columns of a dask data frame that have names of the fit; all columns if the fit had no names."""
@@ -100,10 +98,9 @@ class ScoringMixin(HtmlDisplayMixin):
             raise InvalidInputError(
                 f"The data frame lacks {missing[0]!r}, which fit saw ({len(missing)} such columns)."
             )
-        if names is None and len(frame.columns) != self.model_.n_features_in:
-            raise InvalidInputError(
-                f"The data frame has {len(frame.columns)} columns and the model was fitted with {self.model_.n_features_in}."
-            )
+        n_columns, d = len(frame.columns), self.model_.n_features_in
+        if names is None and n_columns != d:
+            raise InvalidInputError(f"The data frame has {n_columns} columns and the model was fitted with {d}.")
         return frame if names is None else frame[list(names)]
 
     def _compute_output(self, output: str, X: object) -> Array | da.Array | dd.DataFrame:
@@ -114,11 +111,10 @@ class ScoringMixin(HtmlDisplayMixin):
     def _check_rows(self, X: object, name: str = "X") -> Rows:
         """Return rows in memory as float64; raise unless the number and names of columns are those of the fit."""
         X = unwrap_container(X)
-        rows, expected = as_float64(as_rows(X, name)), self.model_.n_features_in
-        if rows.shape[1] != expected:
+        rows, d = as_float64(as_rows(X, name)), self.model_.n_features_in
+        if rows.shape[1] != d:
             raise InvalidInputError(
-                f"{name} has {rows.shape[1]} features, but {type(self).__name__} is expecting {expected} features as "
-                "input."
+                f"{name} has {rows.shape[1]} features, but {type(self).__name__} is expecting {d} features as input."
             )
         self._require_fitted_columns(X)
         return rows

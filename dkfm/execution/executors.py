@@ -12,13 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, extract_reason
-from dkfm.execution.clusters.client import (
-    ask_scheduler,
-    fetch_worker_info,
-    find_client,
-    is_inside_worker,
-    wait_for_workers,
-)
+from dkfm.execution.clusters.client import ask_scheduler, fetch_workers, find_client, is_inside_worker, wait_for_workers
 from dkfm.files import temporary
 
 if TYPE_CHECKING:
@@ -65,8 +59,7 @@ class ExecutorHealth:
     silent_workers: tuple[str, ...] = ()
     """Addresses of workers whose heartbeats stopped."""
     stuck_tasks: tuple[Key, ...] = ()
-    """Tasks that paused or silent workers hold, that finished there without a result arriving, or that may only run on
-    workers that are gone."""
+    """Tasks held by paused or silent workers, finished there without a result, or limited to workers that are gone."""
 
 
 class Executor(Protocol):
@@ -87,7 +80,7 @@ class Executor(Protocol):
         """Return the next task that finishes; None if none does within `timeout` seconds."""
 
     def update_health(self) -> ExecutorHealth:
-        """Return the state of the workers."""
+        """Look at the workers anew and return their state."""
 
     def exclude_worker(self, error: UnfitWorkerError) -> bool:
         """Give no more tasks to the worker that an error names; return False if there is no other worker."""
@@ -229,8 +222,8 @@ class ClientExecutor:
         return FinishedTask(key, value, error)
 
     def update_health(self) -> ExecutorHealth:
-        """Return the scheduler's view of its workers; a worker is silent if its last heartbeat stays the same."""
-        facts = fetch_worker_info(self.client)
+        """Ask the scheduler for the state of its workers; a worker is silent if its last heartbeat stays the same."""
+        facts = fetch_workers(self.client)
         if facts is None:
             return ExecutorHealth(answers=False)
         now = time.monotonic()
@@ -254,6 +247,7 @@ class ClientExecutor:
         return bool(self._fit)
 
     def _first_seen(self, address: str, last: object, now: float) -> tuple[object, float]:
+        """Return the worker's last heartbeat, and the time at which this heartbeat was first seen."""
         before = self._heartbeats.get(address)
         return before if before is not None and before[0] == last else (last, now)
 

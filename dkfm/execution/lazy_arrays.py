@@ -7,7 +7,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SMALL_MODEL = 5_000_000
 """Bytes below which a model is part of the graph."""
 
+SharedModel: TypeAlias = "EmbeddedModel | TemporaryModelStore"
+"""Model of a graph, which its tasks share."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -76,10 +78,8 @@ class TemporaryModelStore:
     """
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
-        within = None if workspace is None else local.make_folder(local.local_path(workspace))
-        folder = temporary.SharedSubfolder(
-            "model", within, need=record.model.nbytes, what="The model for Dask's workers"
-        )
+        root = None if workspace is None else local.make_folder(local.local_path(workspace))
+        folder = temporary.SharedSubfolder("model", root, need=record.model.nbytes, what="The model for Dask's workers")
         self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex
         self._path = str(folder.path / "model")
@@ -107,18 +107,14 @@ class _TemporaryModelReference:
         return get_saved_scorer(self._path, self._digest, self._trusted)
 
 
-def model_for_graph(record: Record, workspace: str | Path | None) -> EmbeddedModel | TemporaryModelStore:
+def model_for_graph(record: Record, workspace: str | Path | None) -> SharedModel:
     """Return the model of a record for use in a graph: embedded if it is small or its kernel cannot be saved."""
     small = record.model.nbytes < SMALL_MODEL or not serialization.is_serializable(record.model.kernel)
     return EmbeddedModel(record.model) if small else TemporaryModelStore(record, workspace)
 
 
 def transform_array(
-    shared_model: EmbeddedModel | TemporaryModelStore,
-    model: Model,
-    output_name: str,
-    Z: "da.Array",
-    diagonal: object = None,
+    shared_model: SharedModel, model: Model, output_name: str, Z: "da.Array", diagonal: object = None
 ) -> "da.Array":
     """Return one output of a model for a dask array of rows (n, d), as a lazy dask array (n, width).
 
@@ -142,11 +138,7 @@ def transform_array(
 
 
 def transform_frame(
-    shared_model: EmbeddedModel | TemporaryModelStore,
-    model: Model,
-    output_name: str,
-    rows: "dd.DataFrame",
-    columns: list[str],
+    shared_model: SharedModel, model: Model, output_name: str, rows: "dd.DataFrame", columns: list[str]
 ) -> "dd.DataFrame":
     """Return one output of a model for a dask data frame, as a lazy frame with `columns` and the same index."""
     import dask.dataframe as dd
@@ -200,9 +192,7 @@ def _align_diagonal(diagonal: object, Z: "da.Array") -> "da.Array":
 
 
 @set_dashboard_name("dkfm-transform")
-def _score_block(
-    block: Array, diagonal: Array | None = None, *, shared_model: EmbeddedModel | TemporaryModelStore, output_name: str
-) -> Array:
+def _score_block(block: Array, diagonal: Array | None = None, *, shared_model: SharedModel, output_name: str) -> Array:
     what, scorer = "a block of rows", shared_model.scorer()
     if block.shape[0] == 0:
         output = scorer.model.head(output_name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dkfm.core import budget
 from dkfm.errors import BudgetError, ClusterError
-from dkfm.execution.clusters.client import fetch_worker_info
+from dkfm.execution.clusters.client import fetch_workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -51,7 +51,7 @@ def peak_memory() -> int:
 def require_driver_memory(
     n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
 ) -> None:
-    """Raise a BudgetError unless this process can hold the root of an N x N Gram matrix."""
+    """Raise a BudgetError unless this process can hold the root of an N x N Gram matrix: see `budget.fit_bytes`."""
     if n > budget.LARGEST_DENSE_N:
         raise BudgetError(
             f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
@@ -67,7 +67,7 @@ def require_driver_memory(
 def has_driver_memory(
     n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
 ) -> bool:
-    """Return whether this process can hold the root of an N x N Gram matrix."""
+    """Return whether this process can hold the root of an N x N Gram matrix: see `budget.fit_bytes`."""
     return n <= budget.LARGEST_DENSE_N and budget.fit_bytes(n, d, blocks, copies, squares) <= available_memory()
 
 
@@ -91,7 +91,7 @@ def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
 
 def find_smallest_task_budget(client: "Client", shared: int) -> tuple[int, str]:
     """Return the smallest task budget of all workers, in bytes, and the address of that worker."""
-    facts = fetch_worker_info(client)
+    facts = fetch_workers(client)
     if not facts:
         raise ClusterError("The scheduler does not answer, or has no workers; start one and try again.")
     return min(

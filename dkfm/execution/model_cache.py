@@ -36,15 +36,12 @@ def get_scorer(digest: str, make: Callable[[], Scorer]) -> Scorer:
 def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stream_weights: bool = False) -> Scorer:
     """Read the model of a store, check its digest and its user functions, and prepare it, once per process.
 
-    The weights of a model that is `stream_weights` stay in the store and are read block by block.
+    With `stream_weights` the weights of the model stay in the store and are read block by block.
     """
 
     def read() -> Scorer:
-        return prepare_compact_scorer(
-            load_record(
-                get_cached_model_folder(path, digest, nanny_local_directory()), digest, trusted, streamed=stream_weights
-            ).model
-        )
+        folder = get_cached_model_folder(path, digest, nanny_local_directory())
+        return prepare_compact_scorer(load_record(folder, digest, trusted, streamed=stream_weights).model)
 
     # A streamed model is read from its path again and again; a copy at another path may live longer.
     return get_scorer(f"{digest}{_STREAMED_SEPARATOR}{path}" if stream_weights else digest, read)

@@ -32,7 +32,7 @@ def step_bar(name: str, total: int | None, unit: str, shown: bool) -> "tqdm[Neve
 
 
 def call_bar(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
-    """Return a line with the predicted seconds of a call that reports no progress; at its end, with the actual time.
+    """Return a line with the predicted `seconds` of one blocking call, which reports no progress, and its elapsed time.
 
     There is no line below two seconds, or if the user does not want one (`shown`).
     """

@@ -26,7 +26,7 @@ _HEALTH_INTERVAL = 2.0
 """Seconds between two health checks of the cluster."""
 
 _IDLE_AFTER = 0.05
-"""Seconds without a result after which `idle` is called."""
+"""Seconds without a result after which `on_idle` is called."""
 
 _ISOLATED_RETRIES = 3
 """Runs of a suspected task with nothing beside it, before the death of workers is blamed on the task."""
@@ -102,9 +102,7 @@ def run_tasks(
                 on_result(result)
             bar.update()
 
-        return _Run(executor, f"{name}-{uuid.uuid4().hex}", function, finish, on_idle, total, stall_seconds).run_all(
-            tasks
-        )
+        return _Run(executor, name, function, finish, on_idle, total, stall_seconds).run_all(tasks)
 
 
 class _Run(Generic[R]):
@@ -113,15 +111,15 @@ class _Run(Generic[R]):
     def __init__(
         self,
         executor: Executor,
-        name: str,  # unique: Dask would return the old result of a key that it still has
+        name: str,  # made unique: Dask would return the old result of a key that it still has
         function: Callable[..., R],
         finish: Callable[[R], object],
         idle: Callable[[], object],
         total: int,
         stall: float | None,
     ) -> None:
-        self._executor, self._name, self._function, self._finish = executor, name, function, finish
-        self._idle, self._total, self._stall = idle, total, stall
+        self._executor, self._name, self._function = executor, f"{name}-{uuid.uuid4().hex}", function
+        self._finish, self._idle, self._total, self._stall = finish, idle, total, stall
         self._open: dict[int, tuple[object, ...]] = {}
         self._copies: dict[int, int] = {}
         """Number of copies of each open or suspected task that were started.
@@ -227,12 +225,10 @@ class _Run(Generic[R]):
 def _explain_stall(health: ExecutorHealth, tasks: int) -> str:
     if not health.answers:
         return "the scheduler does not answer."
-    if health.silent_workers and not health.running_workers:
+    if running := len(health.running_workers):
+        return f"{tasks} tasks are with {running} workers that are well; give them a longer stall timeout."
+    if health.silent_workers:
         return f"of {', '.join(health.silent_workers[:3])} nothing is heard."
-    if health.paused_workers and not health.running_workers:
+    if health.paused_workers:
         return "every worker is paused, without memory for another task; use a smaller chunk_rows, or more memory."
-    if not health.running_workers:
-        return "there is no worker."
-    return (
-        f"{tasks} tasks are with {len(health.running_workers)} workers that are well; give them a longer stall timeout."
-    )
+    return "there is no worker."

@@ -18,7 +18,7 @@ from dkfm.core import budget
 from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, extract_reason
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import count_task_blas_threads, describe_blas_architectures, describe_blas_libraries
-from dkfm.execution.clusters.client import fetch_worker_info, worker_address
+from dkfm.execution.clusters.client import fetch_workers, worker_address
 from dkfm.sources.base import Source
 from dkfm.storage.output_location import OutputLocation
 
@@ -44,10 +44,7 @@ _SHARED_DISK_REMEDY = (
 
 @dataclass(frozen=True, eq=False)
 class WorkerRequirements:
-    """What the tasks of a job need from the worker that runs them.
-
-    Two are equal if their probe files have the same name, which is unique to a job.
-    """
+    """Requirements of a job's tasks on a worker; equal if their probe files, unique to a job, have the same name."""
 
     location: OutputLocation
     """Where tasks write."""
@@ -112,7 +109,7 @@ def check_workers(client: "Client", requirements: WorkerRequirements) -> None:
     DkfmWarning
         Workers have different BLAS libraries, or the same library for different processors.
     """
-    workers = fetch_worker_info(client)
+    workers = fetch_workers(client)
     if workers is None:
         raise ClusterError("The scheduler does not answer; is it still there?")
     answers = _ask_workers(client, list(workers), requirements)
@@ -175,10 +172,9 @@ class _Answer:
 async def _answer(requirements: WorkerRequirements, dask_worker: "Worker") -> _Answer:
     """Check the worker that runs this, in a thread: a slow disk must not block the worker's event loop."""
     fault = await asyncio.to_thread(_find_fault, dask_worker, requirements)
-    return _Answer(
-        fault,
-        "" if fault else f"{describe_blas_libraries() or 'unknown'} for {describe_blas_architectures() or 'unknown'}",
-    )
+    if fault:
+        return _Answer(fault, "")
+    return _Answer("", f"{describe_blas_libraries() or 'unknown'} for {describe_blas_architectures() or 'unknown'}")
 
 
 def _warn_of_blas(workers: Mapping[str, list[str]]) -> None:

@@ -3,11 +3,11 @@
 The stamp of files is a digest of their names, sizes and times of change, or ETags. It identifies an input: a later run
 compares it with the stamp in an output. A copy that keeps the times has the same stamp, here or on a worker's disk.
 
-The state of files also includes their times of status change (ctime), which programs cannot set back as `cp -p` and
-`rsync -t` do with times of change. The state shows whether an input changed while it was read. Only processes that see
-the same files can compare it: a copy has another state. A `Watch` also holds the file or folder open, so that a
-replacement is detected by its inode. Inodes are not part of the state, because some network file systems give a file a
-new one when nobody has it open. On object stores the state is the stamp.
+The state of files (`stamp_with_ctime`) also includes their times of status change (ctime), which programs cannot set
+back as `cp -p` and `rsync -t` do with times of change. The state shows whether an input changed while it was read. Only
+processes that see the same files can compare it: a copy has another state. A `Watch` also holds the file or folder
+open, so that a replacement is detected by its inode. Inodes are not part of the state, because some network file
+systems give a file a new one when nobody has it open. On object stores the state is the stamp.
 """
 
 import hashlib

@@ -10,7 +10,7 @@ import re
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader, RawIOBase
 from pathlib import Path
@@ -33,13 +33,11 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         raise StoreError(f"{text} is not on a local file system; only models, rows and outputs may be elsewhere.")
     path = Path(text)
     try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
     except (OSError, ValueError) as error:  # ValueError if it contains a NUL character
-        raise StoreError(
-            f"{text} cannot be used: {getattr(error, 'strerror', None) or extract_reason(error)}."
-        ) from None
+        cause = getattr(error, "strerror", None) or extract_reason(error)
+        raise StoreError(f"{text} cannot be used: {cause}.") from None
     return path
 
 
@@ -102,18 +100,18 @@ def read_plain(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 class BoundedReader(BufferedReader):
-    """Binary file that reads at most `most` bytes at a time, whatever length a header in it claims."""
+    """Binary file that reads at most `max_bytes` bytes at a time, whatever length a header in it claims."""
 
-    def __init__(self, raw: RawIOBase, most: int) -> None:
+    def __init__(self, raw: RawIOBase, max_bytes: int) -> None:
         super().__init__(raw, 2**18)
-        self._most = most
+        self._max_bytes = max_bytes
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read up to `size` bytes; raise a ValueError if they are more than the limit."""
-        count = self._most + 1 if size is None or size < 0 else size
-        data = super().read(count) if count <= self._most + 1 else b""
-        if count > self._most + 1 or len(data) > self._most:
-            raise ValueError(f"a part of it is longer than {self._most} bytes")
+        count = self._max_bytes + 1 if size is None or size < 0 else size
+        data = super().read(count) if count <= self._max_bytes + 1 else b""
+        if count > self._max_bytes + 1 or len(data) > self._max_bytes:
+            raise ValueError(f"a part of it is longer than {self._max_bytes} bytes")
         return data
 
 

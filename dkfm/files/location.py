@@ -1,4 +1,4 @@
-"""Handle paths of this file system and URLs of object stores in one way; no other module tells them apart."""
+"""Handle paths of this file system and URLs of object stores in one way."""
 
 import io
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dkfm.errors import InvalidInputError, StoreError
-from dkfm.files import change_detection
+from dkfm.files.change_detection import digest_path_stats, modification_times_ns
 from dkfm.files.local import local_path, open_plain
 from dkfm.files.object_store import Remote, open_file
 
@@ -68,7 +68,7 @@ def read_size_and_stamp(location: Location) -> tuple[int, int | str]:
     """
     if isinstance(location, Path):
         stat = location.stat()
-        return stat.st_size, change_detection.modification_times_ns(stat, include_ctime=False)
+        return stat.st_size, modification_times_ns(stat, include_ctime=False)
     remote = location.read_size_and_stamp()
     if remote is None:
         raise InvalidInputError(f"There is no {location}.")
@@ -77,16 +77,12 @@ def read_size_and_stamp(location: Location) -> tuple[int, int | str]:
 
 def stamp(location: Location) -> str:
     """Return the stamp of a file or an object, or of all files below a location: see `change_detection`."""
-    return change_detection.digest_path_stats(location) if isinstance(location, Path) else location.stamp()
+    return digest_path_stats(location) if isinstance(location, Path) else location.stamp()
 
 
 def stamp_with_ctime(location: Location) -> str:
     """Return the state of a file or of all files below a location; on an object store, the stamp."""
-    return (
-        change_detection.digest_path_stats(location, include_ctime=True)
-        if isinstance(location, Path)
-        else location.stamp()
-    )
+    return digest_path_stats(location, include_ctime=True) if isinstance(location, Path) else location.stamp()
 
 
 def require_disjoint(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:

@@ -349,10 +349,8 @@ def _has_ended(record: int) -> bool:
         free = True
     owner, here = json.loads(os.read(record, _MAX_RECORD_BYTES)), _describe_host()
     released = free and owner["locked"] is True
-    if not _have_equal_fields(owner, here, "boot" if here["boot"] else "host"):
-        return (
-            released and _have_equal_fields(owner, here, "host", "machine") and bool(here["machine"])
-        )  # the host was rebooted
+    if not _have_equal_fields(owner, here, "boot" if here["boot"] else "host"):  # rebooted, or another host
+        return released and _have_equal_fields(owner, here, "host", "machine") and bool(here["machine"])
     if _have_equal_fields(owner, here, "pids"):
         return bool(owner["start"] != _start_time(owner["pid"]))
     return released  # another container, whose process numbers mean nothing here

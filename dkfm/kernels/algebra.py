@@ -32,7 +32,7 @@ class Wrapper(PreparedKernel):
 
     @property
     def supports_float32(self) -> bool:
-        """True: the inner kernel returns float32 values for float32 rows, however it computes them."""
+        """True, whatever the inner kernel supports: its `make_evaluator` converts rows and rounds the block."""
         return True
 
     @property
@@ -150,7 +150,7 @@ class _Reduction(PreparedKernel):
 
     @property
     def supports_out(self) -> bool:
-        """Whether the first part does: the result is accumulated in its block."""
+        """Whether the first part does: only it writes to `out`, and the others' values are accumulated there."""
         return self.parts[0].supports_out
 
     @property
@@ -210,7 +210,7 @@ class Sum(_Reduction):
 
     @property
     def supports_float32(self) -> bool:
-        """Whether all terms are positive semi-definite: no cancellation makes the errors large beside the sum."""
+        """Whether all terms are positive semi-definite, so that no cancellation magnifies float32 rounding."""
         return self.definiteness is Definiteness.PSD
 
     def __repr__(self) -> str:
@@ -274,7 +274,7 @@ class Power(ElementwiseKernel):
 
     @property
     def supports_float32(self) -> bool:
-        """False: a power multiplies the relative error of its base."""
+        """False for any exponent, unlike `Polynomial`: a power multiplies the relative error of its base."""
         return False
 
     def _map_values(self, values: Array) -> Array:

@@ -141,10 +141,9 @@ class Kernel(ABC):
         return np.concatenate([np.diagonal(self.block(part, part)) for part in parts])
 
     def make_evaluator(self, landmarks: Rows) -> Evaluator:
-        """Return a function that computes k(Z, landmarks) for any rows Z.
+        """Return a function that computes k(Z, landmarks) for rows Z of any dtype; callers use this method.
 
-        It converts rows to those that `prepare` takes. If Z and the landmarks are float32, the block is too. All code
-        evaluates kernels through this method; so does a kernel composed of others.
+        It converts the rows and calls the function from `prepare`, the hook that subclasses override.
         """
         converted = self._convert_rows(landmarks)
         prepared = self.prepare(converted)
@@ -196,7 +195,7 @@ class Kernel(ABC):
         return self.evaluate_diagonal(as_rows(X))
 
     def evaluate_diagonal(self, rows: Rows) -> Array:
-        """Return k(x, x) of checked rows, (n,); convert them to rows that `diagonal` takes."""
+        """Return k(x, x) of checked rows of any dtype, (n,): convert them and call `diagonal`, the hook."""
         return self.diagonal(self._convert_rows(rows)).astype(rows.dtype, copy=False)
 
     def _repr_html_(self) -> str:
@@ -249,6 +248,7 @@ class PreparedKernel(Kernel):
 
 
 def _call_block(kernel: Kernel, landmarks: Array, Z: Array) -> Array:
+    """Return ``kernel.block(Z, landmarks)``; the landmarks come first here, so that `partial` can bind them."""
     return kernel.block(Z, landmarks)
 
 

@@ -160,7 +160,7 @@ def _require_callable(kernel: Kernel, function: object, form: str) -> None:
 
 
 def call_user_function(kernel: Kernel, function: Callable[..., object], *rows: Array) -> Array:
-    """Return a float64 copy of what a user function returns for rows; turn its exceptions into a KernelError."""
+    """Call a user function on rows; return a float64 copy of its result, turn its exceptions into a KernelError."""
     try:
         values = np.asarray(function(*rows))
     except DkfmError:
@@ -233,7 +233,7 @@ class Precomputed(PreparedKernel):  # numpydoc ignore=PR02
         return replace(self, columns=X.shape[1])
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Return a function that selects the columns of the landmarks."""
+        """Return a function that selects, from rows of kernel values, the columns that the landmarks number."""
         columns = landmarks[:, 0].astype(np.intp)
         in_range = self.columns is not None and columns.min() >= 0 and columns.max() < self.columns
         if not in_range or not (columns == landmarks[:, 0]).all():
@@ -246,7 +246,7 @@ class Precomputed(PreparedKernel):  # numpydoc ignore=PR02
         return block
 
     def diagonal(self, X: Array) -> Array:
-        """Raise an InvalidInputError: a row k(z, X) does not contain k(z, z)."""
+        """Raise an InvalidInputError for any rows: a row k(z, X) does not contain k(z, z)."""
         raise InvalidInputError("A precomputed kernel does not know k(z, z): give diag=, of shape (n,).")
 
     def __call__(self, X: object, Y: object = None) -> Array:

@@ -29,7 +29,7 @@ _MAX_SAMPLE = 1000
 
 
 def require_number(kernel: Kernel, name: str) -> float:
-    """Replace a parameter by a float and return it; raise a KernelError unless it is a finite number."""
+    """Replace a parameter of a kernel by a float and return it; raise a KernelError unless it is a finite number."""
     value = unwrap_0d_array(getattr(kernel, name))
     number = as_float_or_nan(value)
     if not isfinite(number):
@@ -53,13 +53,13 @@ def unwrap_0d_array(value: object) -> object:
 
 
 def require_positive(kernel: Kernel, name: str) -> None:
-    """Raise a KernelError unless a parameter is a finite number > 0."""
+    """Replace a parameter by a float; raise a KernelError unless it is a finite number > 0."""
     if require_number(kernel, name) <= 0:
         raise KernelError(f"{type(kernel).__name__} needs {name} > 0, and got {getattr(kernel, name)}.")
 
 
 def require_non_negative(kernel: Kernel, name: str, reason: str = "") -> None:
-    """Raise a KernelError, which ends with `reason`, unless a parameter is a finite number >= 0."""
+    """Replace a parameter by a float; raise a KernelError, which ends with `reason`, unless it is finite and >= 0."""
     if require_number(kernel, name) < 0:
         raise KernelError(f"{type(kernel).__name__} needs {name} >= 0, and got {getattr(kernel, name)}{reason}.")
 
@@ -67,7 +67,7 @@ def require_non_negative(kernel: Kernel, name: str, reason: str = "") -> None:
 def require_scale(kernel: Kernel, name: str, *words: str | None, is_squared: bool = True) -> None:
     """Raise a KernelError unless a parameter is a positive number, one for each column, or one of the `words`.
 
-    If `is_squared`, the squares of the numbers must neither overflow nor underflow.
+    Numbers of the kernel become floats. If `is_squared`, their squares must neither overflow nor underflow.
     """
     value = unwrap_0d_array(getattr(kernel, name))
     if value is None or isinstance(value, str | bytes):
@@ -106,7 +106,7 @@ def column_scales(kernel: Kernel, name: str, d: int) -> float | Array:
 
 
 def require_exponent(kernel: Kernel, name: str) -> None:
-    """Raise a KernelError unless a parameter is a positive integer."""
+    """Replace a parameter by an int; raise a KernelError unless it is a positive integer."""
     value = unwrap_0d_array(getattr(kernel, name))
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < _EXPONENT_LIMIT:
         fractional = isinstance(value, float) and not value.is_integer()

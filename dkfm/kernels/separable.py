@@ -114,7 +114,7 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
         require_scale(self, "length_scale")
 
     def resolve(self, X: Rows) -> Kernel:
-        """Check that the period and the length scale match the columns of X."""
+        """Check that the numbers of periods and length scales match the columns of X; return the kernel unchanged."""
         column_scales(self, "period", X.shape[1])
         column_scales(self, "length_scale", X.shape[1])
         return self

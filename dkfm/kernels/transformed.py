@@ -134,7 +134,7 @@ class Warped(_RowTransform):  # numpydoc ignore=PR02
 
     @property
     def supports_float32(self) -> bool:
-        """False: mapped rows need more precision than float32."""
+        """False, also for an `Affine` map: float32 would round the mapped rows."""
         return False
 
     @property

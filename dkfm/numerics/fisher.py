@@ -44,7 +44,7 @@ class Classes:
     count: int
     """Number of classes C."""
     priors: Array | None = None
-    """Prior probabilities of the classes; by default their shares of the weights. Shape (C,)."""
+    """Prior probabilities that the user gave; None means `class_shares`, see `class_probabilities`. Shape (C,)."""
 
     @cached_property
     def sizes(self) -> Array:
@@ -156,7 +156,7 @@ def solve_discriminants(
 
 
 def solve_discriminants_of_map(
-    W: Array, second: Array, sums: Array, classes: Classes, shrinkage: float
+    W: Array, second_moment: Array, class_sums: Array, classes: Classes, shrinkage: float
 ) -> Discriminants:
     """Find the discriminants in the feature space of an explicit map ``k(z, landmarks) W``.
 
@@ -164,19 +164,19 @@ def solve_discriminants_of_map(
     ----------
     W : ndarray of shape (n, r)
         Weights of the map.
-    second : ndarray of shape (r, r)
+    second_moment : ndarray of shape (r, r)
         ``sum w phi phi'`` of the training rows.
-    sums : ndarray of shape (C, r)
+    class_sums : ndarray of shape (C, r)
         ``sum w phi`` of each class.
     classes : Classes
         Classes of the training rows.
     shrinkage : float
         As in `solve_discriminants`.
     """
-    means, shares = sums / classes.sizes[:, np.newaxis], classes.class_shares
+    means, shares = class_sums / classes.sizes[:, np.newaxis], classes.class_shares
     mean = shares @ means
     centred = means - mean
-    within = np.asfortranarray(second / classes.total)
+    within = np.asfortranarray(second_moment / classes.total)
     within -= (means * shares[:, np.newaxis]).T @ means
     between = shares * np.square(centred).sum(axis=1)
     ridge = shrinkage * _spread_within(float(np.trace(within) + between.sum()), between) / classes.total
@@ -197,13 +197,13 @@ def solve_discriminants_of_map(
     return Discriminants(W @ U, mean @ U, directions.between_class_variances, directions.means, ridge, U.T @ U)
 
 
-def make_discriminant_heads(found: Discriminants, classes: Classes, count: int | None) -> dict[str, Head]:
-    """Return the heads of discriminants: "scores" has the first `count`, and the decisions use all of them."""
+def make_discriminant_heads(found: Discriminants, classes: Classes, n_components: int | None) -> dict[str, Head]:
+    """Return the heads of discriminants: "scores" has the first `n_components`, and the decisions use all."""
     offset, (T, constants) = found.offset, decision_functions(found.means, classes.class_probabilities)
     decision = Head(found.weights @ T, offset @ T + constants)
     probability_link = links.SIGMOID if classes.count == 2 else links.SOFTMAX
     return {
-        "scores": Head(found.weights, offset if count is None else offset[:count], n_leading_columns=count),
+        "scores": Head(found.weights, offset[:n_components], n_leading_columns=n_components),
         "decision_function": decision,
         "predict": replace(decision, link=links.ARGMAX),
         "predict_proba": replace(decision, link=probability_link),
@@ -280,7 +280,7 @@ def decompose(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: W
 
 
 def _compute_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
-    """Return ``N lambda``; raise an error if the variance within the classes is not above rounding."""
+    """Return ``N lambda`` (`Discriminants.ridge` is lambda); raise if the variance within classes is rounding."""
     between = np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes
     return shrinkage * _spread_within(float(np.trace(G)), between) / classes.total
 
@@ -313,17 +313,17 @@ def _solve_by_cholesky(G: Array, Y: Array, ridge: float, rounding: float) -> Arr
 
 @dataclass(frozen=True, eq=False)
 class _Directions:
-    """Directions as combinations (C, q) of one vector for each class, with the class means (C, q) and ratios (q,)."""
+    """Directions as combinations (C, q) of one vector for each class, with their class means (C, q) and variances."""
 
     combinations: Array
     means: Array
     between_class_variances: Array
 
 
-def solve_directions(residual: Array, classes: Classes) -> _Directions:
-    """Return the directions of the residual E (C, C), as combinations of the columns of ``R Y``."""
+def solve_directions(residual_cross_products: Array, classes: Classes) -> _Directions:
+    """Return the directions from the residual products E (C, C), as combinations of the columns of ``R Y``."""
     roots = np.sqrt(classes.class_shares)
-    theta, g = _eigh_orthogonal_to(roots, residual / np.outer(roots, roots))
+    theta, g = _eigh_orthogonal_to(roots, residual_cross_products / np.outer(roots, roots))
     if theta[0] <= _MIN_WITHIN:
         raise _make_singular_error(float(theta[0]))
     kept = 1 - theta > _MIN_BETWEEN

@@ -158,9 +158,9 @@ def largest_eigenpairs(
     start: Array,
     q: int,
     tol: float = 0.0,
-    most: int = 1000,
+    max_products: int = 1000,
     noise: float = 0.0,
-    held: int | None = None,
+    basis_columns: int | None = None,
 ) -> EigenPairs:
     """Find the q largest eigenvalues of a symmetric matrix (n, n), and their eigenvectors.
 
@@ -175,11 +175,11 @@ def largest_eigenpairs(
     tol : float
         Largest residual of a converged pair, as a share of its eigenvalue. Residuals of ``4 eps`` of the largest
         eigenvalue are always accepted.
-    most : int
+    max_products : int
         Largest number of products; after it the current pairs are returned, converged or not.
     noise : float
         Error that rounding adds to a product with a vector of length 1; residuals up to it are accepted.
-    held : int, optional
+    basis_columns : int, optional
         Capacity of the basis in columns, at least 2 (q + p); `choose_basis_columns` by default.
 
     Notes
@@ -187,15 +187,15 @@ def largest_eigenpairs(
     Golub and Van Loan, "Matrix Computations", 10.3.6; Wu and Simon, "Thick-restart Lanczos method" (2000).
     """
     n, p = start.shape
-    capacity = choose_basis_columns(n, q) if held is None else held
+    capacity = choose_basis_columns(n, q) if basis_columns is None else basis_columns
     space = _KrylovSpace(n, capacity)
     block, _ = np.linalg.qr(start)
     lowest, next_test = np.inf, _FIRST_TEST
-    for products in range(1, most + 1):
+    for products in range(1, max_products + 1):
         block, triangle = space.run_block_step(block, multiply)
         full = space.count + p > capacity
         exhausted = np.abs(triangle).max() <= _EPS * np.abs(space.projected).max()  # the basis spans the range
-        if products < min(next_test, most) and not full and not exhausted:
+        if products < min(next_test, max_products) and not full and not exhausted:
             continue
         next_test = max(products + 1, int(_TEST_GROWTH * products))
         values, vectors = space.compute_ritz_pairs()
@@ -206,7 +206,7 @@ def largest_eigenpairs(
         rounding = max(noise, _RESIDUAL_SHARE * max(abs(lowest), abs(float(values[-1]))))
         limits = np.maximum(tol * np.abs(values[best]), rounding)
         converged = space.count >= q and bool((residuals[best] <= limits).all())
-        if converged or products == most:
+        if converged or products == max_products:
             eigenvectors = space.basis[:, : space.count] @ vectors[:, best][:, ::-1]
             return EigenPairs(values[best][::-1], eigenvectors, residuals[best][::-1], lowest, products, converged)
         if full:

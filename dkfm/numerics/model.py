@@ -45,8 +45,7 @@ class Head:
     """b; zero by default. Shape (r,)."""
     sqrt_eigenvalues: Array | None = None
     """s, for a symmetric root that is kept as factors: with ``W = V L^(-1/2)`` and ``s = L^(1/2)`` the output is
-    ``((k(Z, X) W) s) W'``. This is ``K^(-1/2) k(X, z)`` without the rounding of an explicit ``K^(-1/2)``. Shape
-    (r,)."""
+    ``((k(Z, X) W) s) W'``, which is ``K^(-1/2) k(X, z)`` without rounding ``K^(-1/2)`` itself. Shape (r,)."""
     link: str = links.IDENTITY
     """Name of the last step, from `dkfm.numerics.links`."""
     triangular: bool = False
@@ -63,9 +62,8 @@ class Head:
     @property
     def width(self) -> int:
         """Number of columns of the output."""
-        return links.output_width(
-            self.link, self.n_columns if self.sqrt_eigenvalues is None else int(self.weights.shape[0])
-        )
+        columns = self.n_columns if self.sqrt_eigenvalues is None else int(self.weights.shape[0])
+        return links.output_width(self.link, columns)
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -73,9 +73,8 @@ class ComponentOptions:
     dtype: np.dtype[np.floating] = _DOUBLE
     """Dtype of the scores."""
     on_indefinite: str = "raise"
-    """What to do if the matrix has an eigenvalue more negative than rounding explains. "auto" means "raise" if the
-    requested components exist only for a positive semi-definite matrix, and "clip" otherwise. One of "auto",
-    "raise", "clip"."""
+    """What to do if an eigenvalue is more negative than rounding explains: "raise", "clip", or "auto", which means
+    "raise" if the requested components exist only for a positive semi-definite matrix, and "clip" otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +82,7 @@ class Components:
     """Kernel principal components: ``scores = k(Z, X) weights - offset``."""
 
     eigenvalues: Array
-    """Eigenvalues mu of the problem matrix, descending: the sum of the weights times the variance of each component.
-    Shape (q,)."""
+    """Eigenvalues mu of the problem matrix, descending: sum of the weights times each component's variance; (q,)."""
     weights: Array
     """Coefficients b, with mean 0 if centred; zero for a component whose mu is zero. Shape (N, q)."""
     offset: Array
@@ -150,17 +148,17 @@ def solve_components_by_eigh(
     weighting = weighting or Weighting(np.ones(len(K)))
     if formulation == "primal" and options.on_indefinite != "clip":
         return _solve_primal(K, options, weighting)
-    n, means = len(K), center_gram_in_place(K, weighting)
+    means = center_gram_in_place(K, weighting)
     total = float(np.trace(K))
     values, vectors = eigh_in_place(K)
     del K
     rounding = _check_psd_of_problem(values, means, options, weighting)
     if rounding:
         total = float(np.maximum(values, 0.0).sum())  # the dropped part has no variance
-    q = _choose_count(values[::-1], total, options, rounding)
-    return _make_components(
-        values[n - q :][::-1], vectors[:, n - q :][:, ::-1], means, total, options, weighting, rounding
-    )
+    values, vectors = values[::-1], vectors[:, ::-1]
+    q = _choose_count(values, total, options, rounding)
+    kept = _count_positive(values[:q], options.dtype, rounding)
+    return _make_components(values[:q], vectors[:, :q], means, total, weighting, kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,9 +190,8 @@ def make_product_problem(multiply: Multiply, diagonal: Array, weighting: Weighti
         total -= weighting.total * float(means @ weighting.shares)
     # The rounding errors of a sum of N products are random, and so are those of the mean that is subtracted.
     noise = float(np.finfo(np.float64).eps) * size / np.sqrt(len(means))
-    return EigenProblem(
-        lambda C: weighting.apply_centring(multiply(weighting.apply_centring_transpose(C))), means, total, noise
-    )
+    center, center_transpose = weighting.apply_centring, weighting.apply_centring_transpose
+    return EigenProblem(lambda C: center(multiply(center_transpose(C))), means, total, noise)
 
 
 def solve_leading_components(
@@ -209,7 +206,7 @@ def solve_leading_components(
 
     Parameters
     ----------
-    problem : Problem
+    problem : EigenProblem
         Problem matrix.
     start : ndarray of shape (N, p)
         Random first block.
@@ -217,7 +214,7 @@ def solve_leading_components(
         Components to compute; `count` is an integer.
     weighting : Weighting
         Weights of the rows.
-    tol, most
+    tol, max_products
         As in `lanczos.largest_eigenpairs`.
 
     Returns
@@ -227,15 +224,15 @@ def solve_leading_components(
     pairs : EigenPairs
         Eigenpairs of the problem matrix, with their residuals.
     """
-    pairs = lanczos.largest_eigenpairs(
-        problem.multiply, start, int(options.count or 0), tol, max_products, problem.noise
-    )
+    q = int(options.count or 0)
+    pairs = lanczos.largest_eigenpairs(problem.multiply, start, q, tol, max_products, problem.noise)
     # The lowest eigenvalue is at most the mean of the eigenvalues that were not computed.
     rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
     ends = np.array([min(pairs.lowest_ritz_value, rest), pairs.values[0]])
     rounding = _check_psd_of_problem(ends, problem.means, options, weighting)
     total = float("nan") if rounding else problem.total
-    return _make_components(pairs.values, pairs.vectors, problem.means, total, options, weighting, rounding), pairs
+    kept = _count_positive(pairs.values, options.dtype, rounding)
+    return _make_components(pairs.values, pairs.vectors, problem.means, total, weighting, kept), pairs
 
 
 def _check_psd_of_problem(values: Array, means: Array, options: ComponentOptions, weighting: Weighting) -> float:
@@ -267,16 +264,9 @@ def _count_positive(values: Array, dtype: np.dtype[np.floating], rounding: float
 
 
 def _make_components(
-    values: Array,
-    vectors: Array,
-    means: Array,
-    total: float,
-    options: ComponentOptions,
-    weighting: Weighting,
-    rounding: float,
+    values: Array, vectors: Array, means: Array, total: float, weighting: Weighting, kept: int
 ) -> Components:
-    """Return the components of descending eigenpairs; eigenvalues up to `rounding` count as zero."""
-    kept = _count_positive(values, options.dtype, rounding)
+    """Return the components of descending eigenpairs; all but the first `kept` eigenvalues count as zero."""
     mu, b = np.zeros(len(values)), np.zeros((len(means), len(values)))
     mu[:kept] = values[:kept]
     b[:, :kept] = vectors[:, :kept]
@@ -341,7 +331,7 @@ def solve_components_of_map(W: Array, moments: Moments, options: ComponentOption
             return product - moments.weight * np.outer(mean, mean @ V)
 
         start = np.random.default_rng(0).normal(size=(r, lanczos.choose_block_columns(r, options.count)))
-        found = lanczos.largest_eigenpairs(multiply, start, options.count, most=lanczos.MAX_PRODUCTS)
+        found = lanczos.largest_eigenpairs(multiply, start, options.count, max_products=lanczos.MAX_PRODUCTS)
     if found is not None and found.converged:
         values, V = found.values, found.vectors
     else:
@@ -373,7 +363,6 @@ def make_component_heads(found: Components, centered: bool) -> dict[str, Head]:
     if not centered:
         scores = Head(found.weights)
         return {"scores": scores, "reconstruction_error": replace(scores, link=links.RESIDUAL)}
-    q = found.weights.shape[1]
-    W = np.column_stack([found.weights, 2 * found.training_mean_coefficients])
+    W, q = np.column_stack([found.weights, 2 * found.training_mean_coefficients]), found.weights.shape[1]
     error = Head(W, np.append(found.offset, found.squared_norm_of_mean), link=links.CENTRED_RESIDUAL)
     return {"scores": Head(W, found.offset, n_leading_columns=q), "reconstruction_error": error}

@@ -163,7 +163,7 @@ def factor_columns(
     return _make_pivots(pivots, R, np.array(values), residuals, np.array(remaining[:-1]))
 
 
-def require_psd_residual(K: Array, features: Array, lowest: float, root: Root, n: int, what: str) -> None:
+def require_psd_residual(K: Array, features: Array, lowest_residual: float, root: Root, n_rows: int, what: str) -> None:
     """Raise if the residual ``K - features features'`` of a Gram matrix cannot be positive semi-definite.
 
     Parameters
@@ -172,11 +172,11 @@ def require_psd_residual(K: Array, features: Array, lowest: float, root: Root, n
         Kernel values of some of the N training rows.
     features : ndarray of shape (s, r)
         Features of the same rows.
-    lowest : float
+    lowest_residual : float
         Smallest ``k(x, x) - |phi(x)|^2`` of all N training rows.
     root : Root
         Root that the features were computed with; a feature has a rounding error of about ``eps sqrt(condition)``.
-    n : int
+    n_rows : int
         N.
     what : str
         Name of the Gram matrix in the message.
@@ -189,7 +189,7 @@ def require_psd_residual(K: Array, features: Array, lowest: float, root: Root, n
     """
     rest = K - features @ features.T
     share = (
-        (max(1000, n) + 64 + 8 * condition_number(root.values) ** 0.5) * EPS
+        (max(1000, n_rows) + 64 + 8 * condition_number(root.values) ** 0.5) * EPS
         if root.triangular
         else EIGENVECTOR_ERROR_SHARE
     )
@@ -200,12 +200,12 @@ def require_psd_residual(K: Array, features: Array, lowest: float, root: Root, n
     lengths = np.sqrt(np.maximum(rest.diagonal(), 0.0) + rounding)
     excess = np.abs(rest) - np.outer(lengths, lengths)
     i, j = np.unravel_index(int(excess.argmax()), excess.shape)
-    if excess[i, j] <= 0 and -lowest <= rounding.max():
+    if excess[i, j] <= 0 and -lowest_residual <= rounding.max():
         return
     finding = f"{what} is not positive semi-definite: beyond {features.shape[1]} features"
     why = f"two rows still have a similarity of {rest[i, j]:.6g}, with themselves {rest[i, i]:.6g} and {rest[j, j]:.6g}"
-    if i == j or -lowest > excess[i, j]:
-        why = f"a row still has a similarity of {min(lowest, rest[i, i]):.6g} with itself"
+    if i == j or -lowest_residual > excess[i, j]:
+        why = f"a row still has a similarity of {min(lowest_residual, rest[i, i]):.6g} with itself"
     remedy = 'choose another kernel, or drop its negative part with basis="spectral" and on_indefinite="clip"'
     raise NotPSDError(f"{finding} {why}; {remedy}.")
 

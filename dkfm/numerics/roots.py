@@ -93,17 +93,17 @@ def condition_number(values: Array) -> float:
 
 
 def bound_errors_by_rank(
-    remaining: Array, values: Array, largest: float, dtype: np.dtype[np.floating] = DOUBLE
+    largest_residuals: Array, values: Array, max_diagonal: float, dtype: np.dtype[np.floating] = DOUBLE
 ) -> Array:
     """Bound the error of pairs with a training point, for each number of columns that are kept.
 
     Parameters
     ----------
-    remaining : ndarray of shape (r + 1,)
+    largest_residuals : ndarray of shape (r + 1,)
         Largest ``k(x, x) - |phi(x)|^2`` of a training point x after 0, 1, .. r columns, or an upper bound of it.
     values : ndarray of shape (r,)
         `Root.values`.
-    largest : float
+    max_diagonal : float
         Largest k(x, x) of a training point.
     dtype : dtype
         Dtype in which the map computes.
@@ -111,20 +111,20 @@ def bound_errors_by_rank(
     Returns
     -------
     ndarray of shape (r + 1,)
-        Bounds E with ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(largest k(z, z))`` for a training point x and every z,
-        because the part of x that is not kept has at most the length ``E sqrt(largest)``. A bound includes rounding.
+        Bounds E with ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(c k(z, z))`` for a training point x and every z, where c
+        is `max_diagonal`, because the part of x that is not kept is at most ``E sqrt(c)`` long. They include rounding.
         In float64, an eigenvector or pivot is exact to ``eps top / value`` and a feature of x is at most
         ``sqrt(value)``, which adds ``eps top / sqrt(value)``, and at least 1e-12. In float32, 1e-4 is added.
     """
-    if largest <= 0:
-        return np.zeros(len(remaining))
-    bounds = np.sqrt(np.clip(np.minimum.accumulate(remaining) / largest, 0.0, 1.0))
+    if max_diagonal <= 0:
+        return np.zeros(len(largest_residuals))
+    bounds = np.sqrt(np.clip(np.minimum.accumulate(largest_residuals) / max_diagonal, 0.0, 1.0))
     if dtype == np.float32:
         bounds += MIN_ERROR_BOUND_FLOAT32
         return bounds
     top = float(values.max(initial=0.0))
-    smallest = np.minimum.accumulate(np.concatenate([[max(top, largest)], values]))
-    bounds += np.maximum(MIN_ERROR_BOUND, 4 * EPS * max(top, largest) / np.sqrt(smallest * largest))
+    smallest = np.minimum.accumulate(np.concatenate([[max(top, max_diagonal)], values]))
+    bounds += np.maximum(MIN_ERROR_BOUND, 4 * EPS * max(top, max_diagonal) / np.sqrt(smallest * max_diagonal))
     return bounds
 
 
@@ -243,13 +243,7 @@ def is_indefinite(lowest: float, scale: float, n: int) -> bool:
 
 
 def check_psd(
-    lowest: float,
-    highest: float,
-    scale: float,
-    n: int,
-    on_indefinite: str,
-    what: str,
-    certificate_note: str = _NOTE_FOR_FIT,
+    lowest: float, highest: float, scale: float, n: int, on_indefinite: str, what: str, note: str = _NOTE_FOR_FIT
 ) -> float:
     """Check that a matrix is positive semi-definite, or that its negative part may be dropped.
 
@@ -263,7 +257,7 @@ def check_psd(
         Number of eigenvalues.
     on_indefinite : {"raise", "clip"}
         Whether to raise an error or to drop the negative part.
-    what, certificate_note : str
+    what, note : str
         Name of the matrix in messages, and what the warning says of the certificate.
 
     Returns
@@ -282,7 +276,7 @@ def check_psd(
     if on_indefinite != "clip":
         remedy = 'drop its negative part with on_indefinite="clip" (--on-indefinite clip)'
         raise NotPSDError(f"{finding}; choose another kernel, or {remedy}.")
-    warnings.warn(f"{finding}; its negative part is dropped, and {certificate_note}.", DkfmWarning, stacklevel=4)
+    warnings.warn(f"{finding}; its negative part is dropped, and {note}.", DkfmWarning, stacklevel=4)
     return 4 * EPS * max(scale, -lowest)
 
 
@@ -301,10 +295,7 @@ def choose_signs(vectors: Array, row_scale: Array | float = 1.0) -> Array:
 
 
 def inverse_root(
-    K: Array,
-    rcond: float | None = None,
-    on_indefinite: str = "raise",
-    what: str = "The Gram matrix of this kernel",
+    K: Array, rcond: float | None = None, on_indefinite: str = "raise", what: str = "The Gram matrix of this kernel"
 ) -> Root:
     """Decompose a Gram matrix and keep its numerical rank.
 

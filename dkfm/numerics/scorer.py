@@ -33,7 +33,7 @@ class Scorer:
     evaluator: Evaluator
 
     def __call__(self, name: str, Z: Rows, rows: int | None = None, diagonal: Array | None = None) -> Array:
-        """Return the output of one head for checked rows; see `several`."""
+        """Return the output of one head for checked rows; see `score_heads`."""
         return self.score_heads([name], Z, rows, diagonal)[name]
 
     def score_heads(
@@ -48,8 +48,7 @@ class Scorer:
         Z : ndarray or csr_array of shape (n, d)
             Finite rows, in float64 or in the model's dtype.
         rows : int, optional
-            Rows of a tile; by default `choose_tile_rows`, or all rows if weights are read from a store, so that they
-            are read once.
+            Rows of a tile; by default `choose_tile_rows`, or all rows if weights are in a store, to read them once.
         diagonal : ndarray of shape (n,), optional
             k(z, z) of the rows, for a kernel that cannot compute it.
 
@@ -80,7 +79,7 @@ class Scorer:
         return self.evaluator(self.model.prepare_rows(Z), out)
 
     def apply_weights(self, name: str, values: Array) -> Array:
-        """Apply the weights and the rotation of a head to kernel values (n, N), without its offset and link."""
+        """Return ``K W``, or ``K W s W'`` if the head has s, of kernel values K (n, N), without its offset and link."""
         head = replace(self.model.head(name), offset=None, link=links.IDENTITY)
         out = np.empty((len(values), head.width), self.model.dtype)
         _project(values.astype(self.model.dtype, copy=False), [(head, out)], _raise_no_diagonal)
@@ -91,9 +90,8 @@ class Scorer:
             return n
         X = self.model.landmarks
         widest = max(max(head.n_columns, head.width) for head in heads)
-        return choose_tile_rows(
-            X.shape[0], X.shape[1] if isinstance(X, np.ndarray) else 0, widest, self.model.dtype.itemsize
-        )
+        columns = X.shape[1] if isinstance(X, np.ndarray) else 0
+        return choose_tile_rows(X.shape[0], columns, widest, self.model.dtype.itemsize)
 
     def _diagonal(self, Z: Rows, tile: slice, known: Array | None) -> Array:
         return self.model.kernel.evaluate_diagonal(as_float64(Z[tile])) if known is None else known[tile]
@@ -112,7 +110,7 @@ def prepare_compact_scorer(model: Model) -> Scorer:
 def drop_idle_landmarks(model: Model) -> Model:
     """Return the model without the landmarks whose weights are all zero, if they are at least a quarter of all."""
     heads = model.heads
-    # A rotation maps back to all landmarks, and a triangular W has no row of zeros.
+    # A product with W' maps back to all landmarks, and a triangular W has no row of zeros.
     if any(
         h.triangular or h.sqrt_eigenvalues is not None or isinstance(h.weights, StoredWeights) for h in heads.values()
     ):
@@ -177,17 +175,17 @@ def _read_panels(head: Head, columns: int) -> Iterator[tuple[slice, Array]]:
     return zip(parts, prefetch(reads), strict=True)
 
 
-def _add_symmetric_product(product: Array, head: Head, rotation: Array, part: slice, W: Array, out: Array) -> None:
+def _add_symmetric_product(product: Array, head: Head, s: Array, part: slice, W: Array, out: Array) -> None:
     """Add the share of some columns of W in ``((k(Z, X) W - b) s) W'`` to an output; the first columns overwrite it."""
-    rotated = product - (0.0 if head.offset is None else head.offset[part])
-    rotated *= rotation
+    scaled = product - (0.0 if head.offset is None else head.offset[part])
+    scaled *= s
     if part.start == 0:
-        np.matmul(rotated, W.T, out=out)
+        np.matmul(scaled, W.T, out=out)
         return
     from scipy.linalg import get_blas_funcs
 
-    (add,) = get_blas_funcs(("gemm",), (rotated,))
-    add(1.0, W, rotated.T, 1.0, out.T, overwrite_c=1)
+    (add,) = get_blas_funcs(("gemm",), (scaled,))
+    add(1.0, W, scaled.T, 1.0, out.T, overwrite_c=1)
 
 
 def _apply_link(product: Array, head: Head, diagonal: links.ComputeDiagonal, out: Array) -> None:

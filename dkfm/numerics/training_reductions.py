@@ -62,7 +62,7 @@ def sum_features_and_products(score: Scorer, tiles: Iterable[Rows], weights: Arr
 
 
 def kernel_values_of_random_combination(score: Scorer, tiles: Iterable[Rows], squared_norm: float) -> Array:
-    """Return the kernel values (N,) of the landmarks with a fixed combination of them, of squared length `squared_norm`.
+    """Return the kernel values (N,) of the landmarks with a fixed combination of them of squared length `squared_norm`.
 
     The coefficients of the combination have random signs from a fixed seed. `tiles` are the tiles of the landmarks; the
     result is empty if there are none.

@@ -36,7 +36,7 @@ def sample_for_plot(
     InvalidInputError
         The shapes do not match, or a sampled value is not a finite real number.
     """
-    n = require_matrix_shape(values, name)[0] if ndim == 2 else _read_vector_length(values, name)
+    n = read_matrix_shape(values, name)[0] if ndim == 2 else _read_vector_length(values, name)
     if labels is not None:
         require_length(labels, n, "labels")
     arrays = _load_rows([values] if labels is None else [values, labels], sample_row_numbers(n, most))
@@ -64,7 +64,7 @@ def _load_rows(arrays: list[Values], numbers: npt.NDArray[np.intp] | None) -> li
     return [np.asarray(array) for array in loaded]
 
 
-def require_matrix_shape(values: object, name: str) -> tuple[int, int]:
+def read_matrix_shape(values: object, name: str) -> tuple[int, int]:
     """Return the shape (n, q) of an array; raise if it has no rows, no columns or not two dimensions."""
     shape = _require_dense_shape(values, name)
     if len(shape) != 2 or 0 in shape:

@@ -21,14 +21,7 @@ from dkfm.files import local
 from dkfm.numerics import scorer
 from dkfm.numerics.certificates import certificate
 from dkfm.plotting.axes import add_legend, ensure_axes, import_pyplot, require_component, scatter, write_note
-from dkfm.plotting.data import (
-    Labels,
-    Values,
-    group_by_label,
-    require_finite_vector,
-    require_matrix_shape,
-    sample_for_plot,
-)
+from dkfm.plotting.data import Labels, Values, group_by_label, read_matrix_shape, require_finite_vector, sample_for_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,7 +127,7 @@ def components(
     >>> plotting.components(scores, np.where(X[:, 0] > 0, "right", "left"), pair=(0, 2)).get_ylabel()
     'component 3'
     """
-    q = require_matrix_shape(scores, "scores")[1]
+    q = read_matrix_shape(scores, "scores")[1]
     rows, row_labels, note = sample_for_plot(scores, "scores", labels)
     first, second = _require_pair(pair, q)
     ax = ensure_axes(ax)
@@ -196,10 +189,8 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     model = feature_map.model_
     points = None if Z is None else _load_sampled_points(feature_map, Z)
     landmarks = model.original_landmarks[certificate.sample_evenly(model.landmarks.shape[0])]
-    mean = vars(feature_map).get("mean_")
-    errors = certificate.compute_relative_map_errors(
-        scorer.prepare_compact_scorer(model), landmarks, points, mean
-    ).ravel()
+    score, mean = scorer.prepare_compact_scorer(model), vars(feature_map).get("mean_")
+    errors = certificate.compute_relative_map_errors(score, landmarks, points, mean).ravel()
     shown = errors[errors > 0]
     if not np.isfinite(shown).all():
         raise InvalidInputError("Some pairs have an infinite relative error: a k(x, x) is 0 where a feature is not.")
@@ -275,7 +266,7 @@ def _load_sampled_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:
     """Return points in the form that a map accepts; load only the rows of a dask array that a certificate samples."""
     Z = unwrap_container(Z)  # type: ignore[assignment]  # the wrapped array
     if is_dask_collection(Z):
-        Z = np.asarray(Z[certificate.sample_evenly(require_matrix_shape(Z, "Z")[0])])  # type: ignore[index]  # a dask array, checked above
+        Z = np.asarray(Z[certificate.sample_evenly(read_matrix_shape(Z, "Z")[0])])  # type: ignore[index]  # a dask array, checked above
     return feature_map._check_rows(Z, "Z")
 
 

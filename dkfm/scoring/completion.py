@@ -8,8 +8,7 @@ from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError
 from dkfm.files.location import Location
 from dkfm.scoring import outputs
 from dkfm.scoring import receipts as journal
-from dkfm.scoring.formats import chunk_files
-from dkfm.scoring.formats.chunk_files import Chunk
+from dkfm.scoring.formats.chunk_files import Chunk, combine_summaries, read_chunk_files
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.storage import json_documents, ownership, zarr_schema
@@ -26,9 +25,9 @@ def is_sound(output: Output, receipt: Receipt) -> bool:
     """Read all files of a chunk, and return whether they are as a receipt says."""
     if not _is_of_output(output, receipt):
         return False
-    contents = chunk_files.read_chunk_files(output.format, output.chunk(receipt.chunk))
+    contents = read_chunk_files(output.format, output.chunk(receipt.chunk))
     expected = receipt.invalid_rows, receipt.crc32c, receipt.bytes
-    return contents is not None and chunk_files.combine_summaries(contents) == expected
+    return contents is not None and combine_summaries(contents) == expected
 
 
 def _is_of_output(output: Output, receipt: Receipt) -> bool:
@@ -46,12 +45,12 @@ def journal_receipts(output: Output, state: str | None = None) -> Iterator[Recei
 
 
 def missing_chunks(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
-    """Return the chunks without a receipt or with files of another size; if there are none, compare last bytes."""
-    chunk_format, location = output.format, output.location
-    sizes = location.file_sizes(name for number in receipts for name in chunk_format.file_names(number))
+    """Return the chunks without a receipt, or with lost or resized files; if none, those with other last bytes."""
+    location, file_names, trailer_bytes = output.location, output.format.file_names, output.format.trailer_bytes
+    sizes = location.file_sizes(name for number in receipts for name in file_names(number))
 
     def has_size(receipt: Receipt) -> bool:
-        return sum(sizes.get(name, 0) for name in chunk_format.file_names(receipt.chunk)) == receipt.bytes
+        return sum(sizes.get(name, 0) for name in file_names(receipt.chunk)) == receipt.bytes
 
     lost = [number for number in range(output.n_chunks) if not (number in receipts and has_size(receipts[number]))]
     if lost or output.is_table:  # all Parquet files end with the same bytes
@@ -60,13 +59,12 @@ def missing_chunks(output: Output, receipts: Mapping[int, Receipt]) -> list[int]
     return [
         number
         for number, receipt in receipts.items()
-        if [ends.get(name) for name in chunk_format.file_names(number)]
-        != [*map(chunk_format.trailer_bytes, receipt.crc32c)]
+        if [ends.get(name) for name in file_names(number)] != [*map(trailer_bytes, receipt.crc32c)]
     ]
 
 
 def chunks_with_files(output: Output, numbers: Sequence[int]) -> set[int]:
-    """Return the chunks of `numbers` that have any file."""
+    """Return those chunks of `numbers` that have any file."""
     file_names = output.format.file_names
     sizes = output.location.file_sizes(name for number in numbers for name in file_names(number))
     return {number for number in numbers if any(name in sizes for name in file_names(number))}
@@ -90,7 +88,7 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], state: str 
 
 
 def _digest(output: Output, columns: Sequence[object]) -> str:
-    """Return a digest of the attributes and receipts of a finished output."""
+    """Return a SHA-256 digest of an output's attributes and of the columns of its receipts, for the marker."""
     return hashlib.sha256(json.dumps([outputs.describe_output(output), *columns], sort_keys=True).encode()).hexdigest()
 
 

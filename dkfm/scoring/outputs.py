@@ -108,13 +108,8 @@ class Output:
 def create_output(output: Output, overwrite: bool) -> Output:
     """Create an output without chunks; return it with its new id."""
     output = replace(output, creation_id=uuid.uuid4().hex)
-    names = [] if output.is_table else [columns.output for columns in output.columns]
-    own = {
-        **describe_output(output),
-        "kind": "scores",
-        "version": zarr_schema.VERSIONS["scores"],
-        "arrays": sorted(names),
-    }
+    names = [] if output.is_table else sorted(columns.output for columns in output.columns)
+    own = {**describe_output(output), "kind": "scores", "version": zarr_schema.VERSIONS["scores"], "arrays": names}
     if output.is_table:
         own["form"] = PARQUET
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
@@ -125,7 +120,7 @@ def create_output(output: Output, overwrite: bool) -> Output:
 
 
 def write_array_metadata(output: Output, location: OutputLocation) -> None:
-    """Write the metadata of arrays that have none; other readers of Zarr need it."""
+    """Write the metadata of arrays that have none yet, as after a kill; other readers of Zarr need it."""
     for columns in [] if output.is_table else output.columns:
         name = f"{columns.output}/zarr.json"
         if name not in location.file_sizes([name]):
@@ -151,7 +146,7 @@ def describe_output(output: Output) -> dict[str, object]:
 def find_output(root: Location, *, check_plain: bool = True) -> Output | None:
     """Return the output at a path or a URL, finished or not; None if nothing is there.
 
-    With ``plain=False`` the caller checks that all files are plain ones.
+    With ``check_plain=False`` the caller checks that all files are plain ones.
 
     Raises
     ------
@@ -195,6 +190,7 @@ def read_output(root: Location, *, check_plain: bool = True) -> Output:
 
 
 def _parse_attributes(root: Location, own: Mapping[str, Any]) -> Output:
+    """Return the output that dkfm's own attributes describe; raise an error of Python's if one is not valid."""
     columns = tuple(_parse_columns(*entry) for entry in own["outputs"])
     stored = own["settings"].items()
     settings = {_require_text(key): None if value is None else _require_text(value) for key, value in stored}
@@ -209,8 +205,8 @@ def _parse_attributes(root: Location, own: Mapping[str, Any]) -> Output:
     if (settings.get("form") == PARQUET) != (own.get("form") == PARQUET):
         raise ValueError("its form")
     classes = tuple(map(_require_label, own["classes"]))
-    run = _require_text(own["run"])
-    return Output(root, columns, rows, chunk_rows, precision, model, source, settings, classes, run)
+    creation_id = _require_text(own["run"])
+    return Output(root, columns, rows, chunk_rows, precision, model, source, settings, classes, creation_id)
 
 
 _TEXTS = {"model": ("path", "digest"), "input": ("name", "stamp")}
@@ -268,7 +264,7 @@ def require_same_job(existing: Output, requested: Output) -> None:
         )
 
 
-def require_run(root: Location, run: str) -> None:
-    """Raise a StoreError if the output was replaced by another since a task began."""
-    if output_at(root).read_attributes().get("run") != run:
+def require_run(root: Location, creation_id: str) -> None:
+    """Raise a StoreError if the output was replaced by another, which has another `creation_id`."""
+    if output_at(root).read_attributes().get("run") != creation_id:
         raise StoreError(f"{root} was replaced by another run while this one worked.")

@@ -60,17 +60,18 @@ class Plan:
     model_bytes : int
         Memory that all tasks of a process share, in bytes.
     chunk_bytes : int
-        Size of the scores of a chunk, in bytes.
+        Size of the scores of a chunk on disk, in bytes; not the memory of a task.
     row_seconds : float
         Predicted seconds for one row on one thread.
     threads : int
         Threads of all workers.
     have_bytes : int
-        Memory available for one task, in bytes; the job is refused if it is less than `task_bytes`.
+        Memory that the smallest worker has for one task (less the model, and divided by its threads), in bytes; the
+        job is refused if it is less than `task_bytes`.
     worker : str
         Worker with the least memory for a task; empty on threads of this process.
     done : int
-        Chunks that exist already.
+        Number of chunks that exist already and are not scored again.
     """
 
     rows: int
@@ -168,17 +169,17 @@ def plan_streamed(
     available_bytes: Callable[[int], int],
     chunk_rows: int | None = None,
     threads: int = 1,
-    writing: WriteBuffers = WriteBuffers(),
+    write_buffers: WriteBuffers = WriteBuffers(),
 ) -> Plan:
     """Plan a job whose tasks read the weights from the store, with as many rows a task as memory allows.
 
-    `available_bytes` returns the bytes available for one task, from the bytes that the tasks of a process share. The other
-    parameters are those of `plan_in_memory`.
+    `available_bytes` returns the bytes available for one task, from the bytes that the tasks of a process share. The
+    other parameters are those of `plan_in_memory`.
     """
     heads = _require_heads(model, outputs, source)
 
     def plan_rows(rows: int) -> Plan:
-        return _plan(model, heads, source, rows, rows, rows, threads, writing, streamed=True)
+        return _plan(model, heads, source, rows, rows, rows, threads, write_buffers, streamed=True)
 
     if chunk_rows is None:
         chunk_rows = _rows_within(plan_rows, source, available_bytes)
@@ -190,19 +191,17 @@ def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
     return budget.score_row_seconds(model.landmarks.shape[0], source.mean_values_per_row, width, model.dtype.itemsize)
 
 
-def _rows_within(plan_rows: Callable[[int], Plan], source: Source, have: Callable[[int], int]) -> int:
-    """Return the most rows of a task that memory allows, aligned to the chunks of the source."""
-    rows = _MAX_STREAMED_ROWS
-    available = have(plan_rows(_MIN_STREAMED_ROWS).model_bytes)
-    while (
-        rows > _MIN_STREAMED_ROWS
-        and plan_rows(chunking.align_to_chunks(rows, source.chunk_rows)).task_bytes > available
-    ):
+def _rows_within(plan_rows: Callable[[int], Plan], source: Source, available_bytes: Callable[[int], int]) -> int:
+    """Return the most rows of a task that fits into memory, aligned to the source; `plan_rows` plans such tasks."""
+    rows, step = _MAX_STREAMED_ROWS, source.chunk_rows
+    available = available_bytes(plan_rows(_MIN_STREAMED_ROWS).model_bytes)
+    while rows > _MIN_STREAMED_ROWS and plan_rows(chunking.align_to_chunks(rows, step)).task_bytes > available:
         rows = max(_MIN_STREAMED_ROWS, rows * 3 // 4)
-    return chunking.align_to_chunks(rows, source.chunk_rows)
+    return chunking.align_to_chunks(rows, step)
 
 
 def _require_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
+    """Return the heads of the requested outputs; raise an InvalidInputError if they cannot score the source."""
     if source.shape[1] != model.n_features_in:
         raise InvalidInputError(
             f"{source.name} has {source.shape[1]} columns and the model was fitted with {model.n_features_in}."
@@ -226,7 +225,7 @@ def _plan(
     piece_rows: int,
     tile_rows: int,
     threads: int,
-    writing: WriteBuffers,
+    write_buffers: WriteBuffers,
     *,
     streamed: bool = False,
 ) -> Plan:
@@ -249,10 +248,8 @@ def _plan(
     extra += size * max(count_partial_product_values(n, head.n_columns) for head in heads)
     if streamed:
         extra += 3 * size * n * max(map(_weight_panel_columns, heads))
-    extra += row_bytes * (writing.piece_copies * piece_rows + writing.chunk_copies * chunk_rows)
-    extra += (
-        3 * size * max(0, source.max_value_count(tile_rows) - tile_rows * values)
-    )  # one tile may have more values than others
+    extra += row_bytes * (write_buffers.piece_copies * piece_rows + write_buffers.chunk_copies * chunk_rows)
+    extra += 3 * size * max(0, source.max_value_count(tile_rows) - tile_rows * values)  # one tile may have more values
     task = budget.score_task_bytes(piece_rows, values, n, width, tile_rows, blocks, product, size, extra)
     landmark_values = estimate_values_per_row(model.landmarks)
     weight_values = model.n_head_elements - (model.n_stored_head_elements if streamed else 0)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -103,32 +104,30 @@ class ScoringJob:
     overwrite: bool
     """Whether to replace what is at the destination."""
     executor: Executor
-    """Runs the tasks."""
+    """Runs the tasks: on the cluster's workers, or on threads of this process."""
 
 
 @contextmanager
 def prepare_job(
     model: "str | Path | Savable", source: object, request: JobRequest, client: "Client | None"
 ) -> Iterator[ScoringJob]:
-    """Open the inputs of a job, check them, and plan; nothing is written at the destination."""
+    """Yield a checked and planned job; temporary copies of its inputs live as long. The destination is not changed."""
     if request.on_invalid not in ("raise", "nan"):
         raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {request.on_invalid!r}.')
     chunk_rows = request.chunk_rows
     if chunk_rows is not None:
         chunk_rows = chunking.require_count(chunk_rows, "chunk_rows")
     target, client = locate(request.destination), find_client(client)
-    trusted = (
-        serialization.function_paths(model.kernel_)
-        if isinstance(model, Savable)
-        else serialization.check_trusted(request.trusted)
-    )
+    if isinstance(model, Savable):
+        trusted = serialization.function_paths(model.kernel_)
+    else:
+        trusted = serialization.check_trusted(request.trusted)
     with _saved_model(model) as path, open_executor(client) as executor:
         record = load_record(path, trusted=trusted, streamed=True)
         names, columns = _output_names(request.output, record.model), _input_columns(request, record)
-        given = open_source(
-            source, "source", columns=columns, id_column=request.id_column, fitted_columns=record.feature_names
-        )
-        if isinstance(given, NamedColumns) and columns is None and record.feature_names is None:
+        fitted = record.feature_names
+        given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted_columns=fitted)
+        if isinstance(given, NamedColumns) and columns is None and fitted is None:
             _warn_about_column_order(given)
         require_disjoint(target, "output", [path, given.location])
         existing = None if request.overwrite else outputs.find_output(target)
@@ -197,7 +196,7 @@ def main_output_name(model: Model) -> str:
 
 def _describe_output(
     target: Location,
-    where: str,
+    model_name: str,
     record: Record,
     names: list[str],
     given: Source,
@@ -205,6 +204,7 @@ def _describe_output(
     plan: Plan,
     request: JobRequest,
 ) -> Output:
+    """Return the output that a job requests, after all checks of its columns and its form."""
     heads, main = record.model.heads, main_output_name(record.model)
     is_named = main in _NAMED_BY_ESTIMATOR
     prefixes = {name: record.estimator.lower() if name == main and is_named else name for name in names}
@@ -224,7 +224,7 @@ def _describe_output(
         rows=plan.rows,
         chunk_rows=plan.chunk_rows,
         compute_dtype=str(record.model.dtype),
-        model={"path": where, "digest": record.digest},
+        model={"path": model_name, "digest": record.digest},
         input={"name": given.name, "stamp": stamp},
         settings={
             "on_invalid": request.on_invalid,
@@ -253,16 +253,13 @@ def _plan(
     chunk_rows: int | None,
     client: "Client | None",
     threads: int,
-    writing: WriteBuffers,
+    write_buffers: WriteBuffers,
 ) -> Plan:
-    """Plan a job with the weights in memory, or read from the store if they do not fit."""
-
-    def have(shared: int) -> int:
-        return memory.task_budget(client, threads, shared)
-
-    plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, writing)
+    """Plan a job with the weights in memory, or streamed if they do not fit; add the worker with the least memory."""
+    have = partial(memory.task_budget, client, threads)
+    plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, write_buffers)
     if plan.task_bytes > have(plan.model_bytes) and model.n_stored_head_elements:
-        plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, writing)
+        plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, write_buffers)
     available, worker = (
         (have(plan.model_bytes), "") if client is None else memory.find_smallest_task_budget(client, plan.model_bytes)
     )

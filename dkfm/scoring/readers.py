@@ -136,6 +136,7 @@ def read_scores(output: Output, receipts: dict[int, Receipt], name: str, rows: s
 
 
 def _require_name(output: Output, name: str | None) -> str:
+    """Return the name of an output, for None that of the first; raise a StoreError if there is no such output."""
     names = [columns.output for columns in output.columns]
     if name is not None and name not in names:
         raise StoreError(f"{output.root} has no output {name!r}; it has {', '.join(names)}.")
@@ -147,15 +148,10 @@ def _lazy_frame(output: Output, receipts: dict[int, Receipt], name: str | None) 
 
     if name is not None:
         raise StoreError(f"{output.root} is a table of all its outputs; choose among its columns.")
-    starts = [output.chunk_slice(number).start for number in range(output.n_chunks)]
+    divisions = [*(output.chunk_slice(number).start for number in range(output.n_chunks)), output.rows - 1]
     first = _read_frame(receipts[0], output)
     frame: dd.DataFrame = dd.from_map(
-        _read_frame,
-        list(receipts.values()),
-        output=output,
-        meta=first.iloc[:0],
-        divisions=[*starts, output.rows - 1],
-        label=_TASK_NAME,
+        _read_frame, list(receipts.values()), output=output, meta=first.iloc[:0], divisions=divisions, label=_TASK_NAME
     )
     return frame
 
@@ -237,6 +233,7 @@ _Block: TypeAlias = tuple[Array, npt.NDArray[np.generic]]
 
 
 def _array_reader(output: Output, receipts: dict[int, Receipt], name: str | None) -> Callable[[Receipt], _Block]:
+    """Return a function that reads the chunk of a receipt from a Zarr store: its scores, and its row numbers."""
     chunks = _chunk_reader(output, receipts, name)
 
     def read(receipt: Receipt) -> _Block:
@@ -247,6 +244,7 @@ def _array_reader(output: Output, receipts: dict[int, Receipt], name: str | None
 
 
 def _table_reader(output: Output, name: str | None) -> Callable[[Receipt], _Block]:
+    """Return a function that reads the chunk of a receipt from Parquet: its scores, and its row numbers or ids."""
     columns = {columns.output: columns for columns in output.columns}
     selected = columns[_require_name(output, name)]
     ids = output.settings.get("id_column")

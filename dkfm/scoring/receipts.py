@@ -1,8 +1,7 @@
 """Keep the receipts of chunks in a journal while a job runs: numbered segments that are written once.
 
-A segment is ignored, and its chunks are scored again, if it is damaged, belongs to another output (by the id of its
-creation), or describes the input in another state (see `dkfm.files.change_detection`). A segment of an earlier version,
-which names neither, is ignored too.
+A segment is ignored, and its chunks are scored again, if it is damaged, or does not name this output (by the id of its
+creation) and the input in its present state (see `dkfm.files.change_detection`); those of an earlier version do not.
 """
 
 import json
@@ -131,6 +130,7 @@ def build_probe_segment() -> tuple[str, bytes]:
 def _build_segment(
     run: str, number: int, receipts: Iterable[Receipt], output: str = "", state: str = ""
 ) -> tuple[str, bytes]:
+    """Return the name and the JSON content of a segment, which is not written here."""
     rows = json.dumps([list(asdict(receipt).values()) for receipt in receipts])
     content = {"crc32c": _compute_crc32c(output, state, rows), "output": output, "input": state, "receipts": rows}
     return f"{zarr_schema.JOURNAL}/{run}-{number:06d}.json", json.dumps(content).encode()
@@ -170,14 +170,10 @@ def _read_segment(location: OutputLocation, name: str, output: str | None, state
     try:
         with opened:
             content = json_documents.parse_json(opened.read(json_documents.MAX_JSON + 1), f"{location}/{name}")
-        run, given, text = (str(content[key]) for key in ("output", "input", "receipts"))
-        if (
-            _compute_crc32c(run, given, text) != content["crc32c"]
-            or output not in (None, run)
-            or state not in (None, given)
-        ):
-            return []
-        return [_parse_receipt(row) for row in json.loads(text)]
+        creation_id, given, text = (str(content[key]) for key in ("output", "input", "receipts"))
+        is_sound = _compute_crc32c(creation_id, given, text) == content["crc32c"]
+        is_requested = output in (None, creation_id) and state in (None, given)
+        return [_parse_receipt(row) for row in json.loads(text)] if is_sound and is_requested else []
     except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
         return []
 

@@ -54,7 +54,7 @@ class ScoreReport:
     retries : int
         Tasks that were started again.
     duplicates : int
-        Chunks that existed already when their task came to write them.
+        Chunks whose files were already there when their task came to write them; they were not written twice.
     slowest : tuple of SlowChunk
         Chunks of this run that took longest.
     """

@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkfm.core.budget import STALL_SECONDS
-from dkfm.errors import (
-    ClusterError,
-    DamagedStoreError,
-    DkfmWarning,
-    StoreError,
-    StoreExistsError,
-    UnfitWorkerError,
-)
+from dkfm.errors import ClusterError, DamagedStoreError, DkfmWarning, StoreError, StoreExistsError, UnfitWorkerError
 from dkfm.execution import memory, worker_checks
 from dkfm.execution.model_cache import remove_model
 from dkfm.execution.task_runner import Tally, run_tasks
@@ -184,7 +177,7 @@ def plan_score(
 
 
 def _requirements(job: ScoringJob, probe: str, text: bytes) -> WorkerRequirements:
-    """Return what a job needs of its workers; `probe` is empty if nothing is written at the output yet."""
+    """Return what a job needs of its workers; `probe` names a file with `text`, or is empty if there is none yet."""
     return WorkerRequirements(
         location=job.output.location,
         probe=probe,
@@ -242,13 +235,12 @@ class _JobRun:
 
     def _score_and_complete(self, output: Output) -> None:
         """Score the missing chunks and write the marker; repeat if chunks were removed meanwhile."""
-        new_journal = Journal(
-            output.location, uuid.uuid4().hex, output.creation_id, self._job.input_watch.stamp_with_ctime
-        )
+        watch = self._job.input_watch
+        new_journal = Journal(output.location, uuid.uuid4().hex, output.creation_id, watch.stamp_with_ctime)
         for _ in range(_MAX_ROUNDS):
             self._score(output, new_journal)
-            self._job.input_watch.require_same("scored", "run it again, and all chunks are scored anew")
-            completion.complete_output(output, self._receipts, self._job.input_watch.stamp_with_ctime)
+            watch.require_same("scored", "run it again, and all chunks are scored anew")
+            completion.complete_output(output, self._receipts, watch.stamp_with_ctime)
             lost = completion.missing_chunks(output, self._receipts)
             if not lost:
                 output.location.remove_partial_files()
@@ -291,14 +283,14 @@ class _JobRun:
             self._receipts.clear()
         if stale:
             warnings.warn(
-                f"{self._job.input_watch.source.name} was copied or written to since {stale} chunks of {output.root} were "
-                "scored; they are scored again.",
+                f"{self._job.input_watch.source.name} was copied or written to since {stale} chunks of {output.root} "
+                "were scored; they are scored again.",
                 DkfmWarning,
                 stacklevel=4,
             )
 
     def _check_chunks(self, output: Output, receipts: Collection[Receipt]) -> None:
-        """Read chunks, and keep the receipts that are true."""
+        """Read chunks in tasks, and keep the receipts that are true in `_receipts`."""
         groups: dict[int, list[Receipt]] = {}
         for receipt in receipts:
             groups.setdefault(receipt.chunk // _CHUNKS_PER_CHECK, []).append(receipt)
@@ -308,18 +300,12 @@ class _JobRun:
 
         tasks = ((output, group, self._requirements) for group in groups.values())
         run_tasks(
-            self._job.executor,
-            "dkfm-look",
-            check_chunks,
-            tasks,
-            len(groups),
-            self._progress,
-            keep,
+            *(self._job.executor, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep),
             stall_seconds=self._stall,
         )
 
     def _score(self, output: Output, new_journal: Journal) -> None:
-        """Run the tasks of all chunks that are missing or differ from their receipts."""
+        """Run rounds of tasks until no chunk is missing or differs from its receipt."""
         try:
             for _ in range(_MAX_ROUNDS):
                 left = completion.missing_chunks(output, self._receipts)
@@ -360,6 +346,7 @@ class _JobRun:
         )
 
     def _require_no_killers(self, output: Output, killers: list[int]) -> None:
+        """Raise a ClusterError if any of the chunks killed every worker that scored it; `killers` has their numbers."""
         if killers:
             rows = ", ".join(f"{output.chunk_slice(n).start} to {output.chunk_slice(n).stop - 1}" for n in killers[:5])
             raise ClusterError(

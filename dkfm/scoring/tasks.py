@@ -21,8 +21,7 @@ from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
 from dkfm.scoring import completion, outputs
-from dkfm.scoring.formats import chunk_files
-from dkfm.scoring.formats.chunk_files import Piece
+from dkfm.scoring.formats.chunk_files import Piece, combine_summaries, write_chunk_files
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.sources.base import Source
@@ -72,19 +71,17 @@ class SharedTaskArguments:
 
 def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
     """Score the rows of one chunk, write it, and return its receipt."""
-    start, output = time.perf_counter(), work.output
+    start, output, chunk = time.perf_counter(), work.output, work.output.chunk(number)
     check_this_worker(work.requirements)
     scorer = get_saved_scorer(work.model, work.model_digest, work.trusted, work.streamed)
     require_current = partial(outputs.require_run, output.root, output.creation_id)
     with single_blas_thread():
         pieces = _score_pieces(work, scorer, output.chunk_slice(number))
-        contents, existed = chunk_files.write_chunk_files(
-            output.format, output.chunk(number), pieces, require_current, work.has_unverified_files
-        )
+        contents, existed = write_chunk_files(output.format, chunk, pieces, require_current, work.has_unverified_files)
     return Receipt(
         number,
-        output.chunk(number).rows,
-        *chunk_files.combine_summaries(contents),
+        chunk.rows,
+        *combine_summaries(contents),
         seconds=time.perf_counter() - start,
         worker=worker_address() or f"process {os.getpid()}",
         is_preexisting=existed,
@@ -106,12 +103,13 @@ def _score_pieces(work: SharedTaskArguments, scorer: Scorer, rows: slice) -> Gen
 
 
 def _read(work: SharedTaskArguments, rows: slice) -> "tuple[Rows, pa.Array | None]":
+    """Return some rows, and their ids if the output has an id column."""
     source, id_column = work.source, work.output.settings.get("id_column")
     return source.read(rows), source.read_ids(rows) if id_column and isinstance(source, HasIds) else None
 
 
 def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
-    """Raise if the rows Z of the first part are not finite; name the file and the rows that are not, in all parts."""
+    """Raise if the rows Z of `parts[0]` are not finite; name all such rows of `parts`, the rest of the chunk."""
     values = Z if isinstance(Z, np.ndarray) else Z.data
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):  # one cheap pass; an overflow only costs the exact check below
@@ -157,7 +155,7 @@ def _finite_rows(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
 
 
 def _describe_rows(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
-    """Return the file of the first bad row and the rows in it, and the verb of a sentence about them."""
+    """Return the parts of a sentence about bad rows: the file of the first, the rows in it, and "contain(s)"."""
     locations = [source.locate_row(int(row)) for row in bad[:_MAX_NAMED_ROWS]]
     file = locations[0][0]
     numbers = [str(row) for name, row in locations if name == file]

@@ -44,7 +44,7 @@ class ScoresVerification:
     sampled : int
         Rows that were computed again.
     worst : float
-        Largest difference of these rows as a share of the error that rounding allows; 0 if none were computed.
+        Largest error of these rows as a share of what rounding allows: 1 is the limit. 0 if none were computed.
     """
 
     rows: int
@@ -119,10 +119,7 @@ def verify_scores(
 
 
 def _model_path(output: Output) -> str:
-    """Return the path of the model in an output's attributes.
-
-    A URL must name the same store as the output's own: the output may come from a stranger.
-    """
+    """Return the path of an output's model. A URL must be in the output's store: the output may be a stranger's."""
     stated = output.model["path"]
     if "://" in stated and stated.split("/")[:3] != str(output.root).split("/")[:3]:
         raise InvalidInputError(f"{output.root} says that its model is at {stated}; name it with model= (--model).")
@@ -162,7 +159,7 @@ def _open_input(against: object, output: Output, record: Record) -> Source:
 
 
 def _sample_slices(rows: int, sample: int) -> list[slice]:
-    """Return slices of rows, evenly spread from the first row to the last."""
+    """Return slices of about `sample` rows in all, evenly spread from the first row to the last."""
     if rows <= sample:
         return list(chunking.row_slices(rows, max(1, chunking.count_tiles(rows, _SAMPLED_SLICES))))
     each = chunking.count_tiles(sample, _SAMPLED_SLICES)

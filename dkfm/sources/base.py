@@ -148,7 +148,7 @@ def read_finite(source: Source, rows: slice) -> Rows:
 
 
 def sample_rows(source: Source, rows: int) -> Rows:
-    """Read about `rows` finite rows in sixteen runs that are evenly spread over the source."""
+    """Read about `rows` rows, in sixteen runs evenly spread over the source; raise if one is not finite."""
     n = source.shape[0]
     run_rows = max(1, rows // 16)
     if n <= rows:

@@ -27,7 +27,7 @@ def as_float(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
 
 
 def estimate_decoding_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:
-    """Return the bytes of the chunks that Zarr decodes concurrently, both stored and decoded, from shape (n, d).
+    """Return the bytes, both stored and decoded, of the chunks that Zarr decodes at a time: ten, or `chunks` if fewer.
 
     >>> estimate_decoding_bytes((1000, 10), 100, 3)
     48000

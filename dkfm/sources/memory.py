@@ -49,11 +49,8 @@ class MemorySource:
 
     def max_value_count(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
-        return (
-            rows * self.shape[1]
-            if isinstance(self.array, np.ndarray)
-            else csr.max_csr_size_in_float64s(self.max_run_nnz, rows)
-        )
+        max_nnz = self.max_run_nnz
+        return csr.max_csr_size_in_float64s(max_nnz, rows) if max_nnz else rows * self.shape[1]
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return 0: rows are in memory already."""
@@ -128,19 +125,15 @@ def open_frame(
     require_unique_names(frame_columns, f"{name} has")
     requested = check_column_names(columns)
     selected = tuple(column for column in frame_columns if column != id_column) if requested is None else requested
-    for required, purpose in ((selected, ""), (() if id_column is None else (id_column,), " for ids")):
-        if missing := [column for column in required if column not in frame_columns]:
-            raise InvalidInputError(
-                f"{name} has no {format_names(missing)}{purpose}; it has {format_names(frame_columns)}."
-            )
+    for required, use in ((selected, ""), (() if id_column is None else (id_column,), " for ids")):
+        if absent := [column for column in required if column not in frame_columns]:
+            raise InvalidInputError(f"{name} has no {format_names(absent)}{use}; it has {format_names(frame_columns)}.")
     if not selected:
         raise InvalidInputError(f"{name} needs at least one column of numbers, and none is asked for or there.")
-    array = as_float64(
-        _read_values(frame if selected == tuple(frame_columns) else select_columns(frame, selected), selected, name)
-    )
-    return FrameSource(
-        array, name, 1, selected, id_column, None if id_column is None else _read_ids(frame, id_column, name)
-    )
+    chosen = frame if selected == tuple(frame_columns) else select_columns(frame, selected)
+    array = as_float64(_read_values(chosen, selected, name))
+    ids = None if id_column is None else _read_ids(frame, id_column, name)
+    return FrameSource(array, name, 1, selected, id_column, ids)
 
 
 def _read_values(frame: object, columns: tuple[str, ...], name: str) -> Rows:
@@ -153,8 +146,8 @@ def _read_values(frame: object, columns: tuple[str, ...], name: str) -> Rows:
                 as_rows_allow_nonfinite(select_columns(frame, [column]), name)
             except InvalidInputError as error:
                 raise InvalidInputError(
-                    f"The column {column!r} of {name} does not hold numbers or booleans ({extract_reason(error)}); convert it, "
-                    "leave it out with columns=, or make it the id_column."
+                    f"The column {column!r} of {name} does not hold numbers or booleans ({extract_reason(error)}); "
+                    "convert it, leave it out with columns=, or make it the id_column."
                 ) from None
         raise
 
@@ -171,9 +164,8 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
     try:
         table = pa.Table.from_pandas(chosen, preserve_index=False) if hasattr(chosen, "iloc") else pa.table(chosen)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InvalidInputError(
-            f"The column {column!r} of {name} cannot be the ids: {extract_reason(error)}."
-        ) from None
+        cause = extract_reason(error)
+        raise InvalidInputError(f"The column {column!r} of {name} cannot be the ids: {cause}.") from None
     require_ids(table.schema, table.schema, column, name)
     return pa.concat_arrays(table.column(column).chunks) if table.num_rows else pa.array([], table.schema.types[0])
 

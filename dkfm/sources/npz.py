@@ -128,8 +128,7 @@ class NpzSource(CsrRows):
             data, indices, indptr = headers
             columns = _check_columns(_read_buffers(archive, indices, self.location), indices, shape[1], self.location)
             unpacked = _map_on_disk(_read_buffers(archive, data, self.location), data), _map_on_disk(columns, indices)
-            pointers = _map_on_disk(_read_buffers(archive, indptr, self.location), indptr)
-            return *unpacked, pointers
+            return *unpacked, _map_on_disk(_read_buffers(archive, indptr, self.location), indptr)
 
 
 def clear_unpacked() -> None:
@@ -140,9 +139,7 @@ def clear_unpacked() -> None:
 def _stamp(path: Location, *, include_ctime: bool = False) -> str:
     try:
         if is_remote(path):
-            return change_detection.digest_file_stats(
-                [("", *read_size_and_stamp(path))]
-            )  # one object, not all below a prefix
+            return change_detection.digest_file_stats([("", *read_size_and_stamp(path))])  # one object, not a prefix
         return locations.stamp_with_ctime(path) if include_ctime else locations.stamp(path)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
@@ -197,7 +194,7 @@ def _read_csr_headers(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[i
 
 
 def _check_pointers(buffers: Iterable[bytes], header: _Header, stored: int, path: Location) -> tuple[int, ...]:
-    """Check row pointers; return the largest numbers of values in 1, 2, 4, .. consecutive rows."""
+    """Check the row pointers `indptr`; return the largest numbers of values in 1, 2, 4, .. consecutive rows."""
     pointers = csr.PointerCheck(stored)
     try:
         for buffer in buffers:
@@ -208,7 +205,7 @@ def _check_pointers(buffers: Iterable[bytes], header: _Header, stored: int, path
 
 
 def _check_columns(buffers: Iterable[bytes], header: _Header, columns: int, path: Location) -> Iterator[bytes]:
-    """Yield buffers of column indices; raise an InvalidInputError for an index out of range."""
+    """Yield the buffers of CSR `indices`, each after a check; raise an InvalidInputError for an index out of range."""
     for buffer in buffers:
         part = np.frombuffer(buffer, header.dtype)
         if part.min() < 0 or part.max() >= columns:
@@ -272,6 +269,7 @@ def _read_small_array(archive: zipfile.ZipFile, header: _Header, path: Location)
 
 
 def _require_room(path: Location, needed: int) -> None:
+    """Raise an InvalidInputError unless the disk of the temporary folder has `needed` bytes free."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if needed > free:

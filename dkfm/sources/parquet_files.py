@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dkfm.errors import InvalidInputError
-from dkfm.files import change_detection
+from dkfm.files.change_detection import digest_file_stats, modification_times_ns
 from dkfm.files.location import Location, is_remote, join, open_location, read_size_and_stamp
 from dkfm.files.object_store import Remote
 
@@ -59,12 +59,12 @@ def list_files_with_stamp(location: Location) -> tuple[str, tuple[TableFile, ...
     if not listed:
         raise InvalidInputError(f"{location} holds no .parquet file whose name begins with neither '_' nor '.'.")
     files = (TableFile(join(location, name), size, changed) for name, size, changed in listed)
-    return change_detection.digest_file_stats(listed), tuple(files)
+    return digest_file_stats(listed), tuple(files)
 
 
 def stamp_with_ctime(location: Location) -> str:
     """Return the state of the files that `list_files_with_stamp` lists; on an object store their stamp."""
-    return change_detection.digest_file_stats(
+    return digest_file_stats(
         _list_local(location, include_ctime=True) if isinstance(location, Path) else _list_remote(location)
     )
 
@@ -77,9 +77,7 @@ def _list_local(path: Path, *, include_ctime: bool = False) -> list[tuple[str, i
     for name, entry in entries:
         if not stat.S_ISREG(entry.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    return [
-        (name, entry.st_size, change_detection.modification_times_ns(entry, include_ctime)) for name, entry in entries
-    ]
+    return [(name, entry.st_size, modification_times_ns(entry, include_ctime)) for name, entry in entries]
 
 
 def _list_remote(remote: Remote) -> list[tuple[str, int, int | str]]:

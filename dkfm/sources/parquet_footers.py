@@ -59,7 +59,7 @@ class Footers:
         Files of the table.
     first_rows : ndarray of shape (row groups + 1,)
         First row of each row group that has rows, and at the end the number of all rows.
-    owners, numbers : ndarray of shape (row groups,)
+    file_indices, group_indices : ndarray of shape (row groups,)
         Index in `files` of the file of each row group, and index of the row group in that file.
     columns : tuple of str
         Names of the columns that are read.
@@ -180,32 +180,28 @@ def read_footers(
         columns = tuple(first.names[column] if isinstance(column, int) else column for column in requested)
     if not columns:
         raise InvalidInputError(f"{path} needs at least one column of numbers, and none is asked for or there.")
-    counts: list[int] = []
-    owners: list[int] = []
-    numbers: list[int] = []
+    groups: list[tuple[int, int, int]] = []  # number of rows, index of the file, and index in the file
     all_float32, largest = True, 0
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
-        for owner, (file, (schema, rows, size)) in enumerate(
-            zip(files, pool.map(_read_schema_and_group_rows, files), strict=True)
-        ):
+        footers = pool.map(_read_schema_and_group_rows, files)
+        for file_index, (file, (schema, rows, size)) in enumerate(zip(files, footers, strict=True)):
             largest = max(largest, size)
-            if owner == 0 or not schema.equals(first):
+            if file_index == 0 or not schema.equals(first):
                 all_float32 &= _require_numbers(schema, columns, file.location)
                 require_ids(schema, first, id_column, file.location)
                 if requested is None and (more := sorted(set(_default_columns(schema, id_column)) - set(columns))):
                     raise InvalidInputError(f"{file} has {format_names(more)}, which {files[0]} has not; name columns.")
-            nonempty = [number for number, count in enumerate(rows) if count]
-            counts += [rows[number] for number in nonempty]
-            owners += [owner] * len(nonempty)
-            numbers += nonempty
-    if not 0 < sum(counts) <= _MAX_ROWS:
-        raise InvalidInputError(f"{path} needs at least one row, and at most 2**48, and has {sum(counts)}.")
+            groups += [(count, file_index, number) for number, count in enumerate(rows) if count]
+    total = sum(count for count, _, _ in groups)
+    if not 0 < total <= _MAX_ROWS:
+        raise InvalidInputError(f"{path} needs at least one row, and at most 2**48, and has {total}.")
+    counts, file_indices, group_indices = zip(*groups, strict=True)
     first_rows = np.array([*accumulate(counts, initial=0)], np.int64)
     places = None if requested is None else _compact_indices([first.names.index(name) for name in columns])
-    groups = np.array(owners, np.intp), np.array(numbers, np.intp)
+    indices = np.array(file_indices, np.intp), np.array(group_indices, np.intp)
     id_type = None if id_column is None else first.field(id_column).type
     footer_bytes = _FOOTER_COPIES * largest * min(_CACHED_FOOTERS, len(files))
-    return stamp, Footers(files, first_rows, *groups, columns, places, all_float32, id_type, footer_bytes)
+    return stamp, Footers(files, first_rows, *indices, columns, places, all_float32, id_type, footer_bytes)
 
 
 def _read_schema_and_group_rows(file: TableFile) -> tuple["pa.Schema", list[int], int]:

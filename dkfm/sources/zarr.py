@@ -5,7 +5,7 @@ The metadata of an array, with its codecs, are validated before Zarr opens it.
 
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -68,18 +68,12 @@ class ZarrSource(_ZarrRows):
         if zarr_schema.stat_regular_file_within(path, path / _METADATA) is None:
             raise InvalidInputError(f"There is no Zarr version 3 array at {path}.")
         metadata = json_documents.read_json(path / _METADATA)
-        array = cast(
-            "Path", _resolve_array(path, metadata, lambda: sorted(p.parent.name for p in path.glob("*/zarr.json")))
-        )
+        array = cast("Path", _resolve_array(path, metadata, lambda: [p.parent.name for p in path.glob("*/zarr.json")]))
         if array != path:
             zarr_schema.stat_regular_file_within(path, array / _METADATA)
         _, info = zarr_schema.read_source_metadata(array)
-        return cls(
-            array,
-            _checked_shape(info, array),
-            info.chunks[0],
-            uncompressed_array=RawArray.open_if_supported(array, info),
-        )
+        raw = RawArray.open_if_supported(array, info)
+        return cls(array, _checked_shape(info, array), info.chunks[0], uncompressed_array=raw)
 
     def _read(self, rows: slice) -> Array:
         path = cast("Path", self.location)
@@ -91,9 +85,8 @@ class ZarrSource(_ZarrRows):
         except DkfmError:
             raise
         except Exception as error:  # decoders raise many classes for invalid bytes
-            raise InvalidInputError(
-                f"Rows {rows.start} to {rows.stop} of {path} cannot be read: {extract_reason(error)}."
-            ) from error
+            message = f"Rows {rows.start} to {rows.stop} of {path} cannot be read: {extract_reason(error)}."
+            raise InvalidInputError(message) from error
 
 
 @dataclass(frozen=True)
@@ -119,13 +112,11 @@ class RemoteZarrSource(_ZarrRows):
         return chunk_cache.as_float(_read_remote_rows(remote, metadata, rows), self.keep_float32)
 
 
-def _resolve_array(
-    location: Location, metadata: dict[str, object], list_arrays: Callable[[], Sequence[str]]
-) -> Location:
+def _resolve_array(location: Location, metadata: dict[str, object], list_arrays: Callable[[], list[str]]) -> Location:
     """Return the location of an array: the given one, or that of the only array of a group."""
     if metadata.get("node_type") != "group":
         return location
-    names = list_arrays()
+    names = sorted(list_arrays())
     if len(names) != 1:
         listed = ", ".join(names) or "none"
         raise InvalidInputError(f"{location} is a group; name one of its arrays as {location}/NAME ({listed}).")

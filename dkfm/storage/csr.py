@@ -37,20 +37,19 @@ def read_csr(root: Path, name: str, columns: int, rows: slice | None = None) -> 
     UnsupportedStoreError
         The arrays are not valid CSR rows.
     """
+    fault = f"The arrays {name}.* of {root} do not make rows"
     data, indices, indptr = (zarr_store.open_array(root, array) for array in array_names(name))
     if any(array.ndim != 1 for array in (data, indices, indptr)) or indptr.shape[0] < 2:
-        raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
+        raise UnsupportedStoreError(f"{fault}.")
     selected = slice(0, indptr.shape[0] - 1) if rows is None else rows
     try:
         pointers = np.asarray(indptr[selected.start : selected.stop + 1], dtype=np.int64)
         if len(pointers) != selected.stop - selected.start + 1:
-            raise UnsupportedStoreError(f"The arrays {name}.* of {root} do not make rows.")
+            raise UnsupportedStoreError(f"{fault}.")
         span = value_slice(pointers, data.shape[0])
         return join_csr(pointers, np.asarray(data[span]), np.asarray(indices[span]), columns)
     except (ValueError, RuntimeError, OSError) as error:
-        raise UnsupportedStoreError(
-            f"The arrays {name}.* of {root} do not make rows: {extract_reason(error)}."
-        ) from None
+        raise UnsupportedStoreError(f"{fault}: {extract_reason(error)}.") from None
 
 
 def value_slice(pointers: npt.NDArray[np.int64], stored: int) -> slice:
@@ -115,8 +114,7 @@ class PointerCheck:
             raise ValueError("the pointers do not rise within the values")
         for power in range(_MAX_POWER + 1):
             if len(pointers) > 2**power:
-                largest = (pointers[2**power :] - pointers[: -(2**power)]).max()
-                self._runs[power] = max(self._runs[power], int(largest))
+                self._runs[power] = max(self._runs[power], int((pointers[2**power :] - pointers[: -(2**power)]).max()))
         self._last = pointers[-(2**_MAX_POWER) :]
         self._rows += len(part)
 

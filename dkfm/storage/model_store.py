@@ -216,8 +216,7 @@ def _read_verified_digest(path: Path) -> str:
     if not isinstance(checksums, dict) or _manifest_digest(checksums) != marker.get("digest"):
         raise DamagedStoreError(f"The marker {path / zarr_schema.MARKER} is damaged.")
     present = set(zarr_schema.list_files(path)) - {zarr_schema.MARKER}
-    different = present.symmetric_difference(checksums)
-    if different:
+    if different := present.symmetric_difference(checksums):
         raise DamagedStoreError(f"{path} has lost or gained {min(different)} since it was written.")
     metadata = {name for name in present if name.rpartition("/")[2] == "zarr.json"}
     _require_checksums(path, metadata, checksums)
@@ -284,8 +283,7 @@ def _build_model(kernel: Kernel, landmarks: Rows, heads: dict[str, Head], shift:
 
 
 def _read_landmarks(path: Path, attributes: dict[str, object], read_array: Callable[[object], Array | None]) -> Rows:
-    columns = attributes.get("sparse_columns")
-    if columns is None:
+    if (columns := attributes.get("sparse_columns")) is None:
         return as_rows(read_array("landmarks"), "landmarks")
     if type(columns) is not int or not 0 < columns < 2**31:
         raise UnsupportedStoreError(f"{path} has sparse landmarks of {columns!r} columns.")

@@ -55,7 +55,7 @@ class OutputLocation(Protocol):
         """Whether a file begun for an earlier output may still be renamed into place."""
 
     def create_output(self, name: str, data: bytes, overwrite: bool) -> AbstractContextManager["OutputLocation"]:
-        """Create an output with its first file; yield the location for its other files until all are written."""
+        """Create an output with a first file of this name and data; yield the location to which to write the others."""
 
     def find_own_attributes(self) -> dict[str, object] | None:
         """Return the attributes of dkfm's store here; None if nothing is here, empty if something else is."""
@@ -79,7 +79,7 @@ class OutputLocation(Protocol):
         """Return the last `length` bytes of each file; `sizes` gives the names and sizes."""
 
     def open(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
-        """Open a file for reading; None if it does not exist. No more than `max_bytes` + 1 bytes need to be readable."""
+        """Open a file for reading; None if it does not exist. Only `max_bytes` + 1 bytes need to be readable."""
 
     def create_file(self, name: str) -> AbstractContextManager[PendingFile]:
         """Begin a file, which is removed at the end of the context unless it was committed."""
@@ -152,7 +152,7 @@ class LocalOutput:
                     ends[name] = opened.read(length)
         return ends
 
-    def open(self, name: str, limit: int | None = None) -> IO[bytes] | None:
+    def open(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
         """Open a file for reading."""
         try:
             return local.open_plain(self.root / name)
@@ -225,13 +225,11 @@ class RemoteOutput:
 
     def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
         """Return shape, chunks and dtype in the metadata of an array."""
-        path = f"{name}/zarr.json"
-        if self.root.size(path) is None:
+        key = f"{name}/zarr.json"
+        if self.root.size(key) is None:
             return None
-        data = self.root.read(path, 0, json_documents.MAX_JSON + 1)
-        return zarr_schema.parse_array_info(
-            json_documents.parse_json(data, f"{self.root}/{path}"), f"{self.root}/{name}"
-        )
+        metadata = json_documents.parse_json(self.root.read(key, 0, json_documents.MAX_JSON + 1), f"{self.root}/{key}")
+        return zarr_schema.parse_array_info(metadata, f"{self.root}/{name}")
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""
@@ -257,11 +255,11 @@ class RemoteOutput:
         with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="dkfm-ends") as pool:
             return dict(pool.map(end, sizes))
 
-    def open(self, name: str, limit: int | None = None) -> IO[bytes] | None:
+    def open(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
         """Read a file into memory with one request, so that all of it is of one version."""
         if self.root.size(name) is None:
             return None
-        return BytesIO(self.root.read(name) if limit is None else self.root.read(name, 0, limit + 1))
+        return BytesIO(self.root.read(name) if max_bytes is None else self.root.read(name, 0, max_bytes + 1))
 
     @contextmanager
     def create_file(self, name: str) -> Iterator[PendingFile]:

@@ -107,12 +107,10 @@ def _array_names(attrs: Attributes) -> set[str]:
 def _is_own(name: str, attrs: Attributes) -> bool:
     array, _, inner = name.partition("/")
     in_zarr = name == "zarr.json" or (array in _array_names(attrs) and _ARRAY_FILE.fullmatch(inner))
-    in_table = attrs.get("form") == "parquet" and (
-        name == zarr_schema.TABLE_ATTRIBUTES or zarr_schema.is_parquet_part_name(name)
-    )
-    in_journal = (
-        attrs.get("kind") == "scores" and array == zarr_schema.JOURNAL and zarr_schema.is_journal_segment_name(inner)
-    )
+    is_table_file = name == zarr_schema.TABLE_ATTRIBUTES or zarr_schema.is_parquet_part_name(name)
+    is_segment = array == zarr_schema.JOURNAL and zarr_schema.is_journal_segment_name(inner)
+    in_table = attrs.get("form") == "parquet" and is_table_file
+    in_journal = attrs.get("kind") == "scores" and is_segment
     return bool(name == zarr_schema.MARKER or in_zarr or in_table or in_journal)
 
 

@@ -74,7 +74,7 @@ class ArrayInfo:
     chunks: tuple[int, ...]
     dtype: str
     checksum_bytes: int | None = CRC_BYTES
-    """Bytes of the checksum at the end of a chunk file, or 0; None if chunk files are not uncompressed values."""
+    """Bytes of the crc32c after the raw values in a chunk file, or 0; None if `raw_chunks` cannot read the files."""
 
     @property
     def chunk_file_bytes(self) -> int:

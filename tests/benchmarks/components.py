@@ -33,8 +33,8 @@ def main():
     from distributed import Client, LocalCluster
     from dkfm import KernelPCA
     from dkfm.gram import build as gram
-    from dkfm.gram import stored_gram as panels
-    from dkfm.storage import raw_chunks as plain
+    from dkfm.gram import stored_gram
+    from dkfm.storage import raw_chunks
     from dkfm.execution.memory import peak_memory
 
     seconds = collections.Counter()
@@ -48,8 +48,8 @@ def main():
             return result
         setattr(owner, name, run)
 
-    timed(gram, "build_gram"), timed(panels.StoredGram, "__matmul__"), timed(panels.raw_chunks, "read_chunk")
-    fill = panels.raw_chunks.read_chunk
+    timed(gram, "build_gram"), timed(stored_gram.StoredGram, "__matmul__"), timed(stored_gram.raw_chunks, "read_chunk")
+    fill = stored_gram.raw_chunks.read_chunk
 
     def forgetful(chunk, file, checked):
         fill(chunk, file, checked)
@@ -58,7 +58,7 @@ def main():
         os.close(descriptor)
 
     if sys.argv[2] == "disk":
-        panels.raw_chunks.read_chunk = forgetful
+        stored_gram.raw_chunks.read_chunk = forgetful
     n = int(sys.argv[1])
     X = np.random.default_rng(0).normal(size=(n, 50))
     place = {"dashboard_address": "127.0.0.1:0", "memory_limit": MEMORY}

@@ -20,8 +20,7 @@ import zarr
 
 import dkfm
 from dkfm import kernels
-from dkfm.scoring import completion
-from dkfm.scoring import receipts as journal
+from dkfm.scoring import completion, receipts
 from dkfm.scoring.formats import chunk_files
 
 SCORE = [sys.executable, "-m", "dkfm", "score", "--no-progress", "--json"]
@@ -100,7 +99,7 @@ def bare_write(self, data):
     return len(view)
 
 
-def receipts(folder, rows, rounds):
+def time_receipts(folder, rows, rounds):
     """Print what journal and receipts cost: jobs with them and without, in turn, each as often the first."""
     paths, ratios = made(folder, rows), []
     dkfm.batch_score(*paths, folder / "first", progress=False)  # which imports what all of them need
@@ -109,12 +108,12 @@ def receipts(folder, rows, rounds):
         for kind in ("with", "without") if number % 2 else ("without", "with"):
             target = folder / f"{kind}{number}"
             nothing = [
-                patch.object(journal.Journal, "flush", lambda self: None),
+                patch.object(receipts.Journal, "flush", lambda self: None),
                 patch.object(chunk_files.ReadBackWriter, "write", bare_write),
                 patch.object(
                     completion,
                     "missing_chunks",
-                    lambda output, receipts: [n for n in range(output.chunks) if n not in receipts],
+                    lambda output, receipts: [n for n in range(output.n_chunks) if n not in receipts],
                 ),
             ]
             for patched in nothing if kind == "without" else []:
@@ -164,7 +163,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    for measure, rounds in ((resume, 15), (receipts, 15)):
+    for measure, rounds in ((resume, 15), (time_receipts, 15)):
         with tempfile.TemporaryDirectory() as folder:
             measure(Path(folder), 200_000 if quick else 1_000_000, 1 if quick else rounds)
     with tempfile.TemporaryDirectory() as folder:

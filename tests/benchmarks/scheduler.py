@@ -28,7 +28,7 @@ import distributed
 from dkfm.bench.calibration import time_empty_tasks
 from dkfm.bench.competitors import BenchSite
 from dkfm.core.text_tables import Table
-from dkfm.execution.clusters.client import fetch_worker_info
+from dkfm.execution.clusters.client import fetch_workers
 from dkfm.execution.clusters.connect import connect
 from dkfm.execution.executors import ClientExecutor
 from dkfm.execution.memory import peak_memory
@@ -126,7 +126,7 @@ def measured(count, tasks, profile):
 def looks(client):
     """Return what it takes the driver to see how the workers are, as it does every two seconds."""
     executor, taken = ClientExecutor(client), {}
-    for name, look in (("facts", lambda: fetch_worker_info(client)), ("health", executor.health)):
+    for name, look in (("facts", lambda: fetch_workers(client)), ("health", executor.update_health)):
         start = time.perf_counter()
         for _ in range(5):
             look()

@@ -24,6 +24,7 @@ from dkfm.execution import lazy_arrays, worker_checks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import temporary
 from dkfm.storage.output_location import LocalOutput
+from helpers.harness import left
 
 
 @pytest.fixture
@@ -60,10 +61,6 @@ def open_records():
         with suppress(FileNotFoundError):  # of the listing itself
             names.append(str(path.readlink()))
     return sum("owner.json" in name for name in names)
-
-
-def left(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_ctrl_c_that_whoever_started_the_command_ignores_is_ignored(as_program):

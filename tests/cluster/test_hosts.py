@@ -14,7 +14,7 @@ from distributed.security import Security
 import dkfm
 from cluster import netns, proxy
 from cluster.needs import needs
-from dkfm.scoring import receipts as journal
+from dkfm.scoring import receipts
 from dkfm.storage.output_location import LocalOutput
 from helpers import harness
 from helpers.harness import TOTALS, Site, process, run, sentence, wait_for
@@ -182,8 +182,8 @@ def target(tmp_path, site):
 
 def scored_by(target, address):
     """Return how many chunks were scored by workers whose addresses begin so, as far as the journal tells."""
-    receipts = journal.read_receipts(LocalOutput(target)) if (target / "zarr.json").exists() else []
-    return sum(receipt.worker.startswith(f"tls://{address}") for receipt in receipts)
+    found = receipts.read_receipts(LocalOutput(target)) if (target / "zarr.json").exists() else []
+    return sum(receipt.worker.startswith(f"tls://{address}") for receipt in found)
 
 
 def require_done(driver, target):

@@ -195,7 +195,7 @@ def test_the_papers_comparison_is_the_table_of_the_readme(mnist_247_labelled):
     told = dict(re.findall(r"^\| (k[12]) \| (.*) \|$", text, re.M))
     header = re.search(r"^\| kernel of the paper \| (.*) \|$", text, re.M)[1].split(" | ")
     for one in found.compared:
-        texts = found.table.texts()
+        texts = found.table.format_cells()
         shown = dict(zip(texts[0], texts[1 + ["k1", "k2"].index(one.name)], strict=True))
         for name, value in zip(header, told[one.name].split(" | "), strict=True):
             measured = float(shown[name].replace(",", ""))

@@ -33,7 +33,7 @@ def test_the_tile_that_is_recommended_fits(available, d, blocks, copies):
 def test_a_worker_counts_with_its_threads_and_three_fifths_of_its_limit(monkeypatch):
     sizes = {"a": (10**9, 2, 10**8), "b": (4 * 10**9, 16, 10**9)}
     facts = {a: {"memory_limit": m, "nthreads": t, "metrics": {"memory": held}} for a, (m, t, held) in sizes.items()}
-    monkeypatch.setattr(memory, "fetch_worker_info", lambda client: facts)
+    monkeypatch.setattr(memory, "fetch_workers", lambda client: facts)
     assert memory.task_budget("a client", 18, 10**8) == min((6 * 10**8 - 10**8) // 2, (24 * 10**8 - 10**8) // 16)
 
 

@@ -108,7 +108,8 @@ def test_the_kernels_of_the_table_are_those_that_have_a_name():
     rows = re.findall(r"^\| `(\w+)\(([\w, ]*)\)` \| .* \| ([\w, ]*)\|$", PAGES["kernels"], re.M)
     named = {name: kernel for name, kernel in vars(kernels).items() if is_named(kernel)}
     assert {name for name, _, _ in rows} == set(named) - {"Precomputed"}
-    assert (len(rows), "Seventeen are built in" in PAGES["README"]) == (17, True)
+    (count,) = re.findall(r"\*\*Any kernel.\*\* (\d+) are built in", PAGES["README"])
+    assert int(count) == len(rows)
     for name, parameters, notes in rows:
         kernel = named[name]()
         assert [field.name for field in dataclasses.fields(kernel)] == [p for p in parameters.split(", ") if p]
@@ -126,3 +127,21 @@ def test_the_table_of_limits_is_what_the_budget_predicts():
     assert len(rows) == 6
     for n, gigabytes in rows:
         assert f"{budget.fit_bytes(int(n.replace(',', '')), 50) / 1e9:.2g}" == f"{float(gigabytes):.2g}"
+
+
+def test_the_test_commands_of_contributing_select_tests():
+    commands = re.findall(
+        r"^\| `\.venv/bin/pytest (tests/\S+) -k (\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M
+    )
+    assert commands
+    for file, word in commands:
+        assert re.search(rf"^def test_\w*{word}", (ROOT / file).read_text(), re.M), (file, word)
+
+
+def test_the_files_and_names_that_contributing_lists_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    places = re.findall(r"`((?:dkfm|tests|docs|cluster)/[\w./]*\w)/?`", text)
+    assert len(places) > 20
+    assert [place for place in places if not (ROOT / place).exists()] == []
+    for name, place in re.findall(r"`(_?\w+)` of\s+`((?:dkfm|tests)/[\w/]+\.py)`", text):
+        assert re.search(rf"\b{name}\b", (ROOT / place).read_text()), (name, place)

@@ -214,7 +214,7 @@ def test_a_worker_is_silent_when_its_last_sign_of_life_stays_the_same(monkeypatc
         }
 
     asked = []
-    monkeypatch.setattr(executors, "fetch_worker_info", facts)
+    monkeypatch.setattr(executors, "fetch_workers", facts)
     monkeypatch.setattr(executors, "wait_for_workers", lambda client: None)
     monkeypatch.setattr(
         executors, "ask_scheduler", lambda *_, workers: asked.append(workers) or {"a": [("x", 1, 0), "y"]}
@@ -238,7 +238,7 @@ def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_sile
         client.now += 1
         return {a: {"last_seen": s, "status": "running", "nthreads": 1} for a, s in (("a", 1), ("b", client.now))}
 
-    monkeypatch.setattr(executors, "fetch_worker_info", facts)
+    monkeypatch.setattr(executors, "fetch_workers", facts)
     monkeypatch.setattr(executors, "wait_for_workers", lambda client: None)
     monkeypatch.setattr(executors, "ask_scheduler", lambda *_, workers: {})
     executor = executors.ClientExecutor(client)
@@ -254,6 +254,6 @@ def test_a_result_that_does_not_come_is_made_elsewhere_while_some_worker_is_sile
 
 
 def test_a_scheduler_that_does_not_answer_is_told_at_once(monkeypatch):
-    monkeypatch.setattr(clusters, "fetch_worker_info", lambda client: None)
+    monkeypatch.setattr(clusters, "fetch_workers", lambda client: None)
     with pytest.raises(ClusterError, match="does not answer"):
         executors.ClientExecutor(Client())

@@ -25,6 +25,7 @@ from dkfm.execution import lazy_arrays
 from dkfm.files import local
 from dkfm.files import temporary as scratch
 from dkfm.gram import build
+from helpers.harness import left
 
 ENDINGS = [signal.SIGTERM, signal.SIGHUP]
 
@@ -105,10 +106,6 @@ def process(code, *arguments):
             yield running
         finally:
             running.kill()
-
-
-def left(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ class Job:
         """Hold a finished output against the one that nothing disturbed, count, and let it go."""
         found, expected = outputs.read_output(target), outputs.read_output(self.expected)
         dkfm.verify_scores(target)
-        for number in range(expected.chunks):
+        for number in range(expected.n_chunks):
             ours, theirs = (output.root / output.format.file_names(number)[0] for output in (found, expected))
             rows = expected.chunk(number).rows
             TOTALS.lost += 0 if ours.exists() else rows
@@ -247,3 +247,8 @@ def numbers(few, campaign):
     return pytest.mark.parametrize(
         "faults", [pytest.param(campaign, marks=pytest.mark.timeout(3600)) if whole else few]
     )
+
+
+def left(folder):
+    """Return the names of what is left in a folder, in order."""
+    return sorted(path.name for path in folder.iterdir())

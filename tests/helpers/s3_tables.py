@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import scipy.sparse as sp
 
 from dkfm.sources import chunk_cache, npz, parquet, parquet_footers
+from helpers.parquet_files import table
 
 
 def fresh():
@@ -15,10 +16,6 @@ def fresh():
     chunk_cache.clear_chunks()
     parquet._cached_footers.remove()
     parquet_footers._cached_metadata.cache_clear()
-
-
-def table(rows, names="abc"):
-    return pa.table({name: rows[:, place] for place, name in enumerate(names)})
 
 
 def parquet_bytes(data, group_rows=100, **options):

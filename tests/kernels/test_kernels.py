@@ -13,6 +13,7 @@ from sklearn.metrics.pairwise import additive_chi2_kernel, chi2_kernel, cosine_s
 import contracts
 from dkfm import kernels
 from dkfm.errors import KernelError
+from dkfm.kernels import serialization
 from dkfm.kernels.pairwise.euclidean import prepare_negative_squared_distances
 from helpers import oracles, strategies
 from helpers.kernel_cases import HISTOGRAMS, SIGNED
@@ -88,6 +89,8 @@ TRUTHS = [
     (kernels.RationalQuadratic(0.7, 2.0), process.RationalQuadratic(2.0, 0.7)),
     (kernels.Periodic(2.0, 1.5), lambda X, Y: oracles.periodic(X, Y, 2.0, 1.5)),
     (kernels.NegativeSquaredDistance(2.0), lambda X, Y: -cdist(X, Y, "sqeuclidean") / 4),
+    (kernels.Linear(), lambda X, Y: X @ Y.T),
+    (kernels.Constant(2.0), lambda X, Y: np.full((len(X), len(Y)), 2.0)),
     (kernels.Polynomial(5, 0.25, 2.0), lambda X, Y: oracles.polynomial(X, Y, 5, 0.25, 2.0)),
     (kernels.Cosine(), cosine_similarity),
     (kernels.ArcCosine(0), lambda X, Y: oracles.arc_cosine(X, Y, 0)),
@@ -105,6 +108,20 @@ TRUTHS = [
 ]
 
 
+HISTOGRAM_TRUTHS = [
+    (kernels.ChiSquared(0.5), partial(chi2_kernel, gamma=0.5)),
+    (kernels.AdditiveChiSquared(), additive_chi2_kernel),
+    (kernels.HistogramIntersection(), lambda X, Y: np.minimum(X[:, None], Y).sum(-1)),
+    (kernels.JensenShannon(), lambda X, Y: 1 - cdist(X, Y, lambda x, y: jensenshannon(x, y, base=2)) ** 2),
+]
+
+
+def test_every_kernel_that_has_a_name_has_a_truth_and_a_case_of_the_laws():
+    named = set(serialization._NUMERIC.values()) - {kernels.Precomputed}  # whose values are given
+    assert named - {type(kernel) for kernel, _ in TRUTHS + HISTOGRAM_TRUTHS} == set()
+    assert named - {type(kernel) for kernel in SIGNED + HISTOGRAMS} == set()
+
+
 def _name(value):
     """Name a case, the same in every process: without an address."""
     return repr(value).partition(" at 0x")[0][:40]
@@ -117,16 +134,7 @@ def test_kernels_equal_their_formulas_scikit_learn_and_scipy(kernel, truth, rng)
     np.testing.assert_allclose(kernel(X, Y), expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(
-    ("kernel", "truth"),
-    [
-        (kernels.ChiSquared(0.5), partial(chi2_kernel, gamma=0.5)),
-        (kernels.AdditiveChiSquared(), additive_chi2_kernel),
-        (kernels.HistogramIntersection(), lambda X, Y: np.minimum(X[:, None], Y).sum(-1)),
-        (kernels.JensenShannon(), lambda X, Y: 1 - cdist(X, Y, lambda x, y: jensenshannon(x, y, base=2)) ** 2),
-    ],
-    ids=_name,
-)
+@pytest.mark.parametrize(("kernel", "truth"), HISTOGRAM_TRUTHS, ids=_name)
 def test_kernels_of_histograms_equal_scikit_learns_and_scipys(kernel, truth, rng):
     X, Y = rng.dirichlet(np.ones(12), size=30), rng.dirichlet(np.ones(12), size=9)
     X[:5, 3] = Y[:5, 3] = 0.0

@@ -18,7 +18,7 @@ def with_spectrum(values, seed=0):
 def largest(A, q, held=None, columns=None, **options):
     p = lanczos.choose_block_columns(len(A), q) if columns is None else columns
     start = np.random.default_rng(1).normal(size=(len(A), p))
-    return lanczos.largest_eigenpairs(lambda V: A @ V, start, q, held=held, **options)
+    return lanczos.largest_eigenpairs(lambda V: A @ V, start, q, basis_columns=held, **options)
 
 
 def require_pairs(found, A, q):
@@ -78,7 +78,7 @@ def test_products_are_counted_and_end_where_they_are_told_to():
         calls.append(V.shape[1])
         return A @ V
 
-    found = lanczos.largest_eigenpairs(multiply, np.random.default_rng(0).normal(size=(400, 10)), 3, most=4)
+    found = lanczos.largest_eigenpairs(multiply, np.random.default_rng(0).normal(size=(400, 10)), 3, max_products=4)
     assert not found.converged
     assert found.products == len(calls) == 4
     assert (found.residuals > 0).all()

@@ -121,12 +121,12 @@ def test_messages_hold_no_credentials(monkeypatch):
     monkeypatch.setattr(fsspec_options, "_RETRY_SECONDS", 0.0)
     for url in ("http://user:SeCrEt@127.0.0.1:9/x.npy", "ftp://user:SeCrEt@127.0.0.1:9/x.npy"):
         place = Remote(url)
-        assert SECRET not in f"{place} {place!r} {place.name}"
+        assert SECRET not in f"{place} {place!r} {place.redacted_url}"
         for act in (place.read, place.size, lambda place=place: open_source(place.url)):
             with pytest.raises(UnreachableError) as caught:
                 act()
             assert one_sentence(caught.value)
-    assert Remote(f"https://host/x?Signature={SECRET}").name == "https://host/x"
+    assert Remote(f"https://host/x?Signature={SECRET}").redacted_url == "https://host/x"
 
 
 def test_without_the_extra_the_error_names_it(tmp_path):

@@ -17,6 +17,12 @@ def fitted(rng):
 
 
 @pytest.fixture
+def one_thread(monkeypatch):
+    """Chunks are scored in their order."""
+    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+
+
+@pytest.fixture
 def job(fitted, rng, tmp_path):
     """A saved model, a source of 100 rows, and where the output goes."""
     fitted.save(tmp_path / "model")

@@ -22,6 +22,8 @@ from dkfm.scoring import tasks, verification
 from dkfm.sources.npy import NpySource
 from dkfm.sources.opening import open_source
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NAMES = ["a", "b", "c", "d"]
 FORMS = ["rows.npy", "rows.npz", "rows.zarr", "rows"]
 
@@ -35,12 +37,6 @@ def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "model"
     dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(rows_of(0, 30)).save(path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Chunks are scored in their order."""
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
 
 
 def write(path, rows):

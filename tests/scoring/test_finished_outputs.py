@@ -12,6 +12,8 @@ from dkfm.files import local
 from dkfm.scoring import tasks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS = np.random.default_rng(1).normal(size=(60, 4))
 
 
@@ -20,12 +22,6 @@ def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "model"
     dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(ROWS[:30]).save(path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Chunks are scored in their order."""
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
 
 
 def score(model, target):

@@ -23,8 +23,7 @@ from dkfm.errors import (
 )
 from dkfm.execution import task_runner
 from dkfm.numerics.certificates import reference
-from dkfm.scoring import completion, outputs, tasks
-from dkfm.scoring import receipts as journal
+from dkfm.scoring import completion, outputs, receipts, tasks
 from dkfm.sources.opening import open_source
 from dkfm.storage.output_location import LocalOutput
 from helpers.resumed_jobs import NAMES, expected, score, values
@@ -54,7 +53,7 @@ def test_a_chunk_that_is_done_is_told_of_while_the_next_is_made(made, tmp_path, 
 
     def last_waits_for_the_receipts_of_all_others(work, number):
         deadline = time.monotonic() + 60
-        while number == 4 and {receipt.chunk for receipt in journal.read_receipts(place)} != {0, 1, 2, 3}:
+        while number == 4 and {receipt.chunk for receipt in receipts.read_receipts(place)} != {0, 1, 2, 3}:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return score_chunk(work, number)
@@ -80,7 +79,7 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     """A chunk whose receipt is true but whose scores are not: only the formula tells."""
     score(made, tmp_path / "out")
     output = outputs.read_output(tmp_path / "out")
-    receipts = completion.read_marker_receipts(output)
+    kept = completion.read_marker_receipts(output)
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9
     completion.remove_chunks(output, [2])
@@ -89,8 +88,8 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     (held,), _ = chunk_files.write_chunk_files(
         output.format, output.chunk(2), (chunk_files.Piece({"scores": part}) for part in [wrong]), lambda: None
     )
-    receipts[2] = journal.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
-    completion.complete_output(output, receipts)
+    kept[2] = receipts.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
+    completion.complete_output(output, kept)
     assert dkfm.verify_scores(tmp_path / "out").rows == 100
     with pytest.raises(CertificateError, match="row 47"):
         dkfm.verify_scores(tmp_path / "out", made / "rows.npy")
@@ -130,11 +129,11 @@ def test_a_model_that_moved_is_found_where_it_is_said_to_be(made, tmp_path):
 
 
 def test_receipts_survive_a_journal_whose_segments_are_damaged_or_a_stranger_s(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "_MIN_SEGMENT_INTERVAL", 60.0)  # one segment, at the end
+    monkeypatch.setattr(receipts, "_MIN_SEGMENT_INTERVAL", 60.0)  # one segment, at the end
     score(made, tmp_path / "out")
     place = LocalOutput(tmp_path / "out")
     (segment,) = (tmp_path / "out" / "_journal").iterdir()
-    assert len(list(journal.read_receipts(place))) == 5
+    assert len(list(receipts.read_receipts(place))) == 5
     good = json.loads(segment.read_text())
     rows = json.loads(good["receipts"])
     import google_crc32c
@@ -142,26 +141,26 @@ def test_receipts_survive_a_journal_whose_segments_are_damaged_or_a_stranger_s(m
     for wrong in ([], [1], [[]], [[1, 2]], [["a", *rows[0][1:]]], [[-1, *rows[0][1:]]], [[*rows[0], 1]], None, 5):
         text = json.dumps(wrong)
         segment.write_text(json.dumps({"crc32c": google_crc32c.value(text.encode()), "receipts": text}))
-        assert list(journal.read_receipts(place)) == []
+        assert list(receipts.read_receipts(place)) == []
     segment.write_text(json.dumps(good | {"crc32c": good["crc32c"] ^ 1}))
-    assert list(journal.read_receipts(place)) == []
+    assert list(receipts.read_receipts(place)) == []
     (tmp_path / "out" / "_COMPLETE").unlink()
     assert score(made, tmp_path / "out").scored_chunks == 5
 
 
 def test_segments_stay_few_however_long_a_job_is(tmp_path, monkeypatch):
     now = 0.0
-    monkeypatch.setattr(journal.time, "monotonic", lambda: now)
+    monkeypatch.setattr(receipts.time, "monotonic", lambda: now)
     puts = []
 
     class Place:
         def write_file(self, name, data):
             puts.append(name)
 
-    book = journal.Journal(Place(), "0" * 32)
+    book = receipts.Journal(Place(), "0" * 32)
     for number in range(36_000):  # an hour of ten chunks a second
         now = number / 10
-        book.add(journal.Receipt(number, 1, 0, (1,), 8))
+        book.add(receipts.Receipt(number, 1, 0, (1,), 8))
     book.flush()
     assert 100 < len(puts) < 2000
     assert len(set(puts)) == len(puts)

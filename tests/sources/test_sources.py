@@ -54,11 +54,15 @@ def test_what_is_not_a_source_is_refused_in_one_sentence(tmp_path, rows):
     np.save(tmp_path / "empty.npy", np.ones((0, 3)))
     (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY")
     (tmp_path / "x.csv").write_text("1,2")
+    (tmp_path / "file.zarr").write_text("{}")
     zarr.create_array(tmp_path / "flat.zarr", data=np.ones(3))
     zarr.create_group(tmp_path / "none.zarr")
     zarr.open_array(tmp_path / "v2.zarr", shape=(2, 2), zarr_format=2, mode="w", dtype="f8")
     for data in [
-        *(tmp_path / n for n in ("object.npy", "flat.npy", "empty.npy", "cut.npy", "x.csv", "missing.npy")),
+        *(
+            tmp_path / n
+            for n in ("object.npy", "flat.npy", "empty.npy", "cut.npy", "x.csv", "file.zarr", "missing.npy")
+        ),
         *(tmp_path / n for n in ("flat.zarr", "none.zarr", "v2.zarr", "none.zarr/x")),
         "nosuch://bucket/x.npy",
         da.ones((3, 3)),
@@ -68,6 +72,8 @@ def test_what_is_not_a_source_is_refused_in_one_sentence(tmp_path, rows):
         with pytest.raises(DkfmError) as caught:
             open_source(data)
         assert "\n" not in str(caught.value)
+    with pytest.raises(DkfmError, match=r"file\.zarr is neither a \.npy, \.npz or \.parquet file"):
+        open_source(tmp_path / "file.zarr")  # a store is a folder
 
 
 def test_an_unknown_codec_of_a_source_is_refused_before_it_is_opened(tmp_path, rows):

@@ -108,11 +108,7 @@ def check_n_components(n_components: object) -> int | float | None:
 
 
 def resolve_kernel_and_gamma(
-    kernel: KernelSpec,
-    gamma: float | None,
-    degree: float,
-    coef0: float,
-    kernel_params: Mapping[str, object] | None,
+    kernel: KernelSpec, gamma: float | None, degree: float, coef0: float, kernel_params: Mapping[str, object] | None
 ) -> tuple[Kernel, float | None]:
     """Return the kernel that these parameters of `KernelPCA` specify, and gamma, which may be in `kernel_params`."""
     if gamma is not None and isinstance(kernel, Kernel):
@@ -197,34 +193,23 @@ def _open_eigenproblem(
     data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions
 ) -> Iterator[EigenProblem]:
     """Yield the eigenproblem, with the Gram matrix in memory if it fits, else in its store or source."""
-    n, d, kernel, free = (
-        data.rows_as_landmarks.shape[0],
-        data.mean_values_per_row,
-        data.kernel,
-        memory.available_memory(),
-    )
+    rows, kernel = data.rows_as_landmarks, data.kernel
+    n, d, copies, free = rows.shape[0], data.mean_values_per_row, kernel.landmark_copies, memory.available_memory()
     basis_columns, columns = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
-    if budget.lanczos_bytes(n, d, basis_columns, columns, kernel.peak_blocks, kernel.landmark_copies) <= free:
+    if budget.lanczos_bytes(n, d, basis_columns, columns, kernel.peak_blocks, copies) <= free:
         yield pca.make_dense_problem(data.compute_gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
         return
-    is_precomputed = isinstance(data, PrecomputedGram)
-    tile_rows, threads = (
-        (min(n, isqrt(TILE_VALUES)), 1) if is_precomputed else (solver.tile_rows or build.TILE_ROWS, CPU_COUNT)
-    )
-    need = budget.lanczos_out_of_core_bytes(
-        n, d, basis_columns, columns, min(n, tile_rows), threads, kernel.landmark_copies
-    )
+    tile_rows, threads = solver.tile_rows or build.TILE_ROWS, CPU_COUNT
+    if isinstance(data, PrecomputedGram):
+        tile_rows, threads = isqrt(TILE_VALUES), 1
+    need = budget.lanczos_out_of_core_bytes(n, d, basis_columns, columns, min(n, tile_rows), threads, copies)
     budget.require_fits(need, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
     if isinstance(data, PrecomputedGram):
         _require_symmetric(data)
         yield pca.make_product_problem(partial(_multiply_by_tiles, data), data.diagonal(), weighting)
     else:
         with build.open_stored_gram(
-            kernel,
-            data.rows_as_landmarks,
-            tile_rows=solver.tile_rows,
-            workspace=solver.workspace,
-            progress=solver.progress,
+            kernel, rows, tile_rows=solver.tile_rows, workspace=solver.workspace, progress=solver.progress
         ) as stored_gram:
             yield pca.make_product_problem(stored_gram.__matmul__, data.diagonal(), weighting)
 
@@ -258,9 +243,8 @@ def warn_of_rounding(score_certificate: certificate.Certificate, dtype: np.dtype
     remedy = "the mean of the features hides their variance: centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these scores: fit with dtype="float64"'
-    certificate.warn_if_error_is_large(
-        score_certificate.error, dtype, f"The certificate of these scores is {score_certificate}", remedy
-    )
+    message = f"The certificate of these scores is {score_certificate}"
+    certificate.warn_if_error_is_large(score_certificate.error, dtype, message, remedy)
 
 
 def collect_fitted(components: Components, total_weight: float) -> dict[str, object]:
@@ -292,9 +276,8 @@ def fit_in_map(
     """
     model, head = feature_map.model, feature_map.model.head("residual")
     W = head.weights.astype(np.float64)
-    map_scorer = prepare_scorer(
-        Model(model.kernel, model.original_landmarks, {"features": Head(W, triangular=head.triangular)})
-    )
+    features = {"features": Head(W, triangular=head.triangular)}
+    map_scorer = prepare_scorer(Model(model.kernel, model.original_landmarks, features))
     landmarks_only = X is None
     landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if landmarks_only:
@@ -309,13 +292,11 @@ def fit_in_map(
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     components = pca.solve_components_of_map(W, moments, options, centered)
     fitted_model = make_components_model(model.kernel, model.original_landmarks, components, centered, model.dtype)
-    scorer = prepare_scorer(fitted_model)
+    scorer, tiles = prepare_scorer(fitted_model), landmarks.iter_row_tiles()
     if landmarks_only:
-        measured = certificate.certify_components(scorer, components.eigenvalues, landmarks.iter_row_tiles())
+        measured = certificate.certify_components(scorer, components.eigenvalues, tiles)
     else:
-        measured = certificate.certify_principal_axes(
-            scorer, components.eigenvalues, landmarks.iter_row_tiles(), moments.weight
-        )
+        measured = certificate.certify_principal_axes(scorer, components.eigenvalues, tiles, moments.weight)
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
 

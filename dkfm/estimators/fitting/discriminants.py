@@ -11,16 +11,11 @@ import numpy as np
 from dkfm.core import budget
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
+from dkfm.estimators.fitting import training_data
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.components import compute_landmark_moments, warn_of_rounding
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
-from dkfm.estimators.fitting.training_data import (
-    Indices,
-    TrainingData,
-    TrainingRows,
-    as_training_data,
-    drop_zero_weights,
-)
+from dkfm.estimators.fitting.training_data import Indices, TrainingData, TrainingRows
 from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
@@ -74,30 +69,24 @@ def fit_discriminants(
     data: TrainingData, classes: Classes, options: DiscriminantOptions, dtype: np.dtype[np.floating]
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and the fitted values by name."""
-    kernel, n = data.kernel, data.rows_as_landmarks.shape[0]
+    kernel, n, d = data.kernel, data.rows_as_landmarks.shape[0], data.mean_values_per_row
     small_shrinkage = options.shrinkage is not None and options.shrinkage < shrinkage.SHRINKAGE_GRID[0]
     by_eigenvalues = small_shrinkage or options.on_indefinite == "clip" or not _is_known_psd(kernel)
     decomposes = by_eigenvalues or options.shrinkage is None
-    _require_memory(n, data.mean_values_per_row, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
-    has_room = decomposes or memory.has_driver_memory(
-        n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies
-    )
+    _require_memory(n, d, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
+    has_room = decomposes or memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
     with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n) if decomposes else 0.0, options.progress):
-        chosen = (
-            shrinkage.choose_shrinkage(K, classes, options.on_indefinite)
-            if options.shrinkage is None
-            else options.shrinkage
-        )
+        chosen = options.shrinkage
+        if chosen is None:
+            chosen = shrinkage.choose_shrinkage(K, classes, options.on_indefinite)
         spectral = by_eigenvalues or (None if has_room else False)
         result = fisher.solve_discriminants(
             K, classes, chosen, by_eigenvalues=spectral, on_indefinite=options.on_indefinite
         )
     del K
-    model = cast_model(
-        Model(kernel, data.rows_as_landmarks, fisher.make_discriminant_heads(result, classes, options.n_components)),
-        dtype,
-    )
+    heads = fisher.make_discriminant_heads(result, classes, options.n_components)
+    model = cast_model(Model(kernel, data.rows_as_landmarks, heads), dtype)
     values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
     measured = certify_fit(prepare_scorer(model), data, {**values, **weights}, result.ridge)
@@ -113,9 +102,8 @@ def fit_in_map(
         raise NotSupportedError('shrinkage="auto" needs a Gram matrix, which fit has; give from_map a number.')
     model, head = feature_map.model, feature_map.model.head("residual")
     W = head.weights.astype(np.float64)
-    map_scorer = prepare_scorer(
-        Model(model.kernel, model.original_landmarks, {"features": Head(W, triangular=head.triangular)})
-    )
+    features = {"features": Head(W, triangular=head.triangular)}
+    map_scorer = prepare_scorer(Model(model.kernel, model.original_landmarks, features))
     landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if X is None:
         moments = compute_landmark_moments(feature_map, W, sample_weight)
@@ -124,32 +112,21 @@ def fit_in_map(
         sums: Array = classes.weighted_indicators().T @ (W * moments.second_moment)
         second: Array = np.diag(moments.second_moment)
     else:
-        all_rows = as_training_data(model.kernel, X, copy=False)
-        data, weights = drop_zero_weights(all_rows, sample_weight)
-        labels, codes = np.unique(
-            y if data is all_rows else y[cast("Indices", data.original_row_indices)], return_inverse=True
-        )
+        all_rows = training_data.as_training_data(model.kernel, X, copy=False)
+        data, weights = training_data.drop_zero_weights(all_rows, sample_weight)
+        weighted = y if data is all_rows else y[cast("Indices", data.original_row_indices)]
+        labels, codes = np.unique(weighted, return_inverse=True)
         classes = options.make_classes(codes, weights, labels)
-        sums, second = training_reductions.sum_features_and_products(
-            map_scorer, data.iter_row_tiles(), classes.weighted_indicators()
-        )
+        tiles, indicators = data.iter_row_tiles(), classes.weighted_indicators()
+        sums, second = training_reductions.sum_features_and_products(map_scorer, tiles, indicators)
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)
-    fitted_model = cast_model(
-        Model(
-            model.kernel,
-            model.original_landmarks,
-            fisher.make_discriminant_heads(result, classes, options.n_components),
-        ),
-        model.dtype,
-    )
+    heads = fisher.make_discriminant_heads(result, classes, options.n_components)
+    fitted_model = cast_model(Model(model.kernel, model.original_landmarks, heads), model.dtype)
     mean = sums.sum(axis=0) / classes.total
-    values = {
-        **_collect_fitted(result, classes, options.shrinkage),
-        "squares": result.direction_inner_products,
-        "mean": W @ mean,
-    }
+    values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products}
+    values["mean"] = W @ mean
     measured = certify_fit(prepare_scorer(fitted_model), landmarks, values, result.ridge)
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
@@ -170,20 +147,17 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, ob
         ("scores", np.eye(len(combinations))[:, :count], np.zeros(count)),
         ("decision_function", combinations, constants),
     ):
+        tiles = landmarks.iter_row_tiles()
         if "codes" in fitted:
             codes = cast("Indices", fitted["codes"])
             weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
             indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_indicators()
             expected = T.T @ T, means @ T - b
-            measured = discriminants.certify_discriminants(
-                scorer, name, landmarks.iter_row_tiles(), indicators, expected, ridge
-            )
+            measured = discriminants.certify_discriminants(scorer, name, tiles, indicators, expected, ridge)
         else:
             products = T.T @ cast("Array", fitted["squares"]) @ T
             mean = cast("Array", fitted["mean"])
-            measured = discriminants.certify_direction_products(
-                scorer, name, landmarks.iter_row_tiles(), products, mean, b, longest
-            )
+            measured = discriminants.certify_direction_products(scorer, name, tiles, products, mean, b, longest)
         worst = worst.combine(measured)
     return worst
 

@@ -69,11 +69,8 @@ def fit_map(
         rank = roots.rank_in_float32(root, _sample_kernel_values(data, landmarks), landmarks.diagonal())
     if options.on_indefinite == "clip":
         negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))
-        bounds = (
-            np.full(len(bounds), np.inf)
-            if negative or lowest < -roots.EIGENVECTOR_ERROR_SHARE * max_similarity
-            else bounds
-        )
+        if negative or lowest < -roots.EIGENVECTOR_ERROR_SHARE * max_similarity:
+            bounds = np.full(len(bounds), np.inf)
     if options.tol is not None:
         rank = roots.find_rank_within(bounds[: rank + 1], options.tol)
         _warn_of_tolerance(float(bounds[rank]), options.tol)
@@ -87,26 +84,22 @@ def fit_map(
     del scorer
     fitted = {**_root_arrays(root, options.basis), "error_bounds": bounds[: rank + 1], "max_similarity": max_similarity}
     fitted |= {} if mean is None else {"mean": mean}
-    if landmarks.original_row_indices is not None and not (
-        landmarks is data and landmarks.original_row_indices[-1] == len(diagonal) - 1
-    ):
-        fitted["landmark_indices"] = landmarks.original_row_indices
+    indices = landmarks.original_row_indices
+    if indices is not None and not (landmarks is data and indices[-1] == len(diagonal) - 1):
+        fitted["landmark_indices"] = indices
     certificates = _certify(prepare_scorer(model), data, landmarks, mean)
     if not np.isfinite(certificates["certificate"].error):
         raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
-    ratio = 1.0 if mean is None else _compute_cancellation_factor(prepare_scorer(model), landmarks, max_similarity)
+    factor = 1.0 if mean is None else _compute_cancellation_factor(prepare_scorer(model), landmarks, max_similarity)
     accepted_error = _compute_accepted_error(options, float(bounds[rank]), max_similarity, landmarks)
-    _warn_of_rounding(certificates["certificate"], dtype, ratio, accepted_error)
+    _warn_of_rounding(certificates["certificate"], dtype, factor, accepted_error)
     return model, {**fitted, **certificates}
 
 
 def _certify(scorer: Scorer, data: TrainingData, landmarks: TrainingData, mean: Array | None) -> dict[str, Certificate]:
-    measured = certify_fit(scorer, landmarks, mean)
-    on_training = (
-        measured
-        if _uses_all(landmarks, data)
-        else certificate.certify_map(scorer, *_sample_rows_and_landmarks(data), mean=mean)
-    )
+    measured = on_training = certify_fit(scorer, landmarks, mean)
+    if not _uses_all(landmarks, data):
+        on_training = certificate.certify_map(scorer, *_sample_rows_and_landmarks(data), mean=mean)
     return {"certificate": measured, "training_certificate": on_training}
 
 
@@ -148,9 +141,8 @@ def _compute_accepted_error(options: MapOptions, bound: float, max_similarity: f
 
 def _compute_cancellation_factor(scorer: Scorer, landmarks: TrainingData, max_similarity: float) -> float:
     """Return the ratio of the largest k(x, x) to the largest squared length of sampled centred features, at least 1."""
-    max_square = float(
-        np.square(scorer("features", _sample_rows_and_landmarks(landmarks)[0]).astype(np.float64)).sum(axis=1).max()
-    )
+    features = scorer("features", _sample_rows_and_landmarks(landmarks)[0]).astype(np.float64)
+    max_square = float(np.square(features).sum(axis=1).max())
     return max(1.0, max_similarity / max(max_square, roots.EPS * max_similarity)) if max_similarity > 0 else 1.0
 
 
@@ -158,18 +150,14 @@ def _warn_of_rounding(
     map_certificate: Certificate, dtype: np.dtype[np.floating], cancellation_factor: float, accepted_error: float
 ) -> None:
     """Warn if rounding is too large a part of the features, which centring may have made small."""
-    message, remedy = (
-        f"The certificate of this map is {map_certificate}",
-        "choose another kernel, or scale the columns of X",
-    )
+    error, message = map_certificate.error * cancellation_factor, f"The certificate of this map is {map_certificate}"
+    remedy = "choose another kernel, or scale the columns of X"
     if cancellation_factor > 1:
-        message += f", {map_certificate.error * cancellation_factor:.1e} of the largest after the mean was taken away"
+        message += f", {error:.1e} of the largest after the mean was taken away"
         remedy = "centre the columns of X, or choose another kernel"
     if dtype == np.float32:
         remedy = 'float32 does not hold these features: fit with dtype="float64"'
-    certificate.warn_if_error_is_large(
-        map_certificate.error * cancellation_factor, dtype, message, remedy, accepted_error
-    )
+    certificate.warn_if_error_is_large(error, dtype, message, remedy, accepted_error)
 
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:
@@ -204,9 +192,8 @@ def truncate_map(
     truncated = _make_model(Model(model.kernel, points, {}), root, mean, basis, dtype)
     landmarks: TrainingData = TrainingRows(model.kernel, points, 0)
     if model.kernel.is_precomputed:
-        landmarks = PrecomputedGram(
-            model.kernel, _reconstruct_gram(model, full), cast("Array", points)[:, 0].astype(np.intp)
-        )
+        indices = cast("Array", points)[:, 0].astype(np.intp)
+        landmarks = PrecomputedGram(model.kernel, _reconstruct_gram(model, full), indices)
     return truncated, {**fitted, "certificate": certify_fit(prepare_scorer(truncated), landmarks, mean)}
 
 
@@ -232,9 +219,8 @@ def root_values_name(basis: str) -> str:
 
 def _make_model(template: Model, root: Root, mean: Array | None, basis: str, dtype: np.dtype[np.floating]) -> Model:
     """Return the model of a root in the precision `dtype`, with the kernel and the landmarks of another model."""
-    return cast_model(
-        Model(template.kernel, template.original_landmarks, roots.make_map_heads(root, basis, mean)), dtype
-    )
+    heads = roots.make_map_heads(root, basis, mean)
+    return cast_model(Model(template.kernel, template.original_landmarks, heads), dtype)
 
 
 def cast_model(model: Model, dtype: np.dtype[np.floating]) -> Model:
@@ -266,12 +252,9 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> 
         measured = certificate.certify_map(scorer, rows, points, tiles=landmarks.iter_row_tiles(), mean=mean)
         residual_head = model.heads["residual"]
         if not np.array_equal(residual_head.weights, model.heads["features"].weights):
-            residual_model = Model(
-                model.kernel, model.landmarks, {"features": replace(residual_head, link=links.IDENTITY)}, model.shift
-            )
-            other = certificate.certify_map(
-                Scorer(residual_model, scorer.evaluator), rows, points, tiles=landmarks.iter_row_tiles()
-            )
+            heads = {"features": replace(residual_head, link=links.IDENTITY)}
+            residual_scorer = Scorer(Model(model.kernel, model.landmarks, heads, model.shift), scorer.evaluator)
+            other = certificate.certify_map(residual_scorer, rows, points, tiles=landmarks.iter_row_tiles())
             measured = measured.combine(other)
     return measured
 
@@ -302,8 +285,7 @@ def verify_points(
     """
     model, sample = scorer.model, Z[sample_evenly(Z.shape[0])]
     landmarks = model.original_landmarks[sample_evenly(model.landmarks.shape[0])]
-    max_landmark = float(model.kernel.evaluate_diagonal(landmarks).max())
-    max_new = float(model.kernel.evaluate_diagonal(sample).max())
+    max_landmark, max_new = (float(model.kernel.evaluate_diagonal(rows).max()) for rows in (landmarks, sample))
     against = certificate.certify_map(scorer, landmarks, Z=sample, mean=mean)
     between = certificate.certify_map(scorer, sample, mean=mean)
     residuals = scorer("residual", sample)[:, 0]
@@ -314,9 +296,8 @@ def verify_points(
     against.require_error_at_most(bound * np.sqrt(max_new * max_similarity) / max_compared if max_compared > 0 else 0.0)
     pair_bound = float(residuals.max()) / max_new if max_new > 0 else 0.0
     rounding = 1e-8 if model.heads["residual"].triangular else roots.EIGENVECTOR_ERROR_SHARE
-    between.require_error_at_most(
-        pair_bound + max(rounding, bound * np.sqrt(max_similarity / max_new) if max_new > 0 else 0.0)
-    )
+    map_bound = bound * np.sqrt(max_similarity / max_new) if max_new > 0 else 0.0
+    between.require_error_at_most(pair_bound + max(rounding, map_bound))
     return Verification(landmark_certificate, against, between, residuals, pair_bound)
 
 

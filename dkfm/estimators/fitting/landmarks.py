@@ -95,9 +95,8 @@ def choose_landmarks(
     if landmarks == "kmeans":
         return ChosenLandmarks(_find_centres(data, count, rng))
     random = landmarks == "random_pivots"
-    pivots = _find_pivots(
-        data, options, count, _make_random_choice(rng) if random else pivoted_cholesky.choose_largest, random
-    )
+    choose = _make_random_choice(rng) if random else pivoted_cholesky.choose_largest
+    pivots = _find_pivots(data, options, count, choose, random)
     return ChosenLandmarks(_select_pivot_rows(data, pivots), pivots=pivots)
 
 
@@ -156,21 +155,16 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         if pivots is not None:
             return landmarks, _root_of_pivots(pivots), pivots.remaining
         # `tol` bounds the error of all training rows; with only some of them here, `fit_map` applies it.
-        pivots = _find_pivots(
-            landmarks, options if chosen.all_rows else replace(options, tol=None), None, pivoted_cholesky.choose_largest
-        )
-        return (
-            _select_pivot_rows(landmarks, pivots),
-            _root_of_pivots(pivots),
-            pivots.remaining if chosen.all_rows else None,
-        )
+        options = options if chosen.all_rows else replace(options, tol=None)
+        pivots = _find_pivots(landmarks, options, None, pivoted_cholesky.choose_largest)
+        remaining = pivots.remaining if chosen.all_rows else None
+        return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), remaining
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [landmarks.compute_gram(options.tile_rows, options.workspace, options.progress)]
     what = _describe_gram(landmarks.kernel)
-    with progress.call_bar(
-        "dkfm-root", budget.eigendecomposition_seconds(landmarks.rows_as_landmarks.shape[0]), options.progress
-    ):
+    seconds = budget.eigendecomposition_seconds(landmarks.rows_as_landmarks.shape[0])
+    with progress.call_bar("dkfm-root", seconds, options.progress):
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what)
     return landmarks, root, bound_residuals_by_rank(root, landmarks.diagonal()) if chosen.all_rows else None
 
@@ -241,17 +235,13 @@ class _ColumnMonitor:
     bar: "tqdm[Never]"
 
     def __call__(self, count: int, remaining: Array) -> bool:
-        n, d, copies = (
-            self.data.rows_as_landmarks.shape[0],
-            self.data.mean_values_per_row,
-            self.data.kernel.landmark_copies,
-        )
+        n, d = self.data.rows_as_landmarks.shape[0], self.data.mean_values_per_row
         rank = min(self.max_pivots, forecast_rank(remaining, self.residual_threshold, n))
         self.bar.total = rank if count else None
         self.bar.update(count - self.bar.n)
         available = memory.available_memory() + 8 * n * count
         next_columns = min(self.max_pivots, count + pivoted_cholesky.BLOCK_COLUMNS)
-        need = budget.pivot_columns_bytes(n, d, next_columns, copies)
+        need = budget.pivot_columns_bytes(n, d, next_columns, self.data.kernel.landmark_copies)
         if count and not self.is_columns_only and self._gram_fits():
             seconds_left = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, count)
             if seconds_left > budget.gram_pivots_seconds(n, d, rank) or need > available:

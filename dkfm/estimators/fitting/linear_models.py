@@ -119,18 +119,16 @@ def _read_coef_and_intercept(model: Any) -> AffineStep:  # Any: a scikit-learn m
     return AffineStep(weights, -_expand_offset(model.intercept_, weights.shape[1]))
 
 
-def _read_classifier(
-    model: Any, probability_link: str | None = None, decision_step: AffineStep | None = None
-) -> LinearModel:
+def _read_classifier(model: Any, probability_link: str | None = None) -> LinearModel:
     classes = np.asarray(model.classes_)
-    decision_step = _read_coef_and_intercept(model) if decision_step is None else decision_step
+    decision = _read_coef_and_intercept(model)
     if classes.ndim == 1 and len(classes) < 2:
         raise NotSupportedError(f"{type(model).__name__} knows one class alone, and decides nothing; {_ADVICE}.")
-    if classes.ndim != 1 or links.count_classes(decision_step.weights.shape[1]) != len(classes):
+    if classes.ndim != 1 or links.count_classes(decision.weights.shape[1]) != len(classes):
         raise NotSupportedError(f"{type(model).__name__} of several labels a row cannot be folded; {_ADVICE}.")
-    outputs = {PREDICT: (decision_step, links.ARGMAX), DECISION: (decision_step, links.IDENTITY)}
+    outputs = {PREDICT: (decision, links.ARGMAX), DECISION: (decision, links.IDENTITY)}
     if probability_link is not None:
-        outputs[PROBABILITIES] = (decision_step, probability_link)
+        outputs[PROBABILITIES] = (decision, probability_link)
     return LinearModel("classifier", outputs, classes)
 
 

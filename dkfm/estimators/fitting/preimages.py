@@ -65,7 +65,7 @@ class ComponentSpan:
 
 @dataclass(frozen=True, eq=False)
 class PreimageResult:
-    """Pre-images `points` (n, d), and whether the iteration converged for each of them, `settled` (n,)."""
+    """Pre-images `points` (n, d), and whether the iteration converged for each of them, `converged` (n,)."""
 
     points: Array
     converged: npt.NDArray[np.bool_]
@@ -105,14 +105,11 @@ def find_fixed_point_preimages(
     ``z <- sum_i c_i k(z, x_i) x_i / sum_i c_i k(z, x_i)`` with ``c = scores b' + e``: Mika et al., "Kernel PCA and
     de-noising in feature spaces" (1999), eq. (10). If the denominator vanishes, z stays and has not converged.
     """
-    values, points = kernel.make_evaluator(X), start.astype(np.float64)
+    values, points, settled = kernel.make_evaluator(X), start.astype(np.float64), np.zeros(len(start), np.bool_)
     step_tolerance = tol * float(np.sqrt(X.var(axis=0).sum()))
-    settled = np.zeros(len(points), np.bool_)
     for tile in row_slices(len(points), choose_tile_rows(len(X))):
-        moving, coefficients = (
-            np.arange(tile.start, tile.stop),
-            scores[tile] @ span.component_weights.T + span.mean_weights,
-        )
+        moving = np.arange(tile.start, tile.stop)
+        coefficients = scores[tile] @ span.component_weights.T + span.mean_weights
         for _ in range(max_iter):
             terms = values(points[moving]) * coefficients[moving - tile.start]
             sums = terms.sum(axis=1)

@@ -54,7 +54,7 @@ class TrainingData(Protocol):
 
     @property
     def mean_values_per_row(self) -> int:
-        """Number of float64 values in a landmark."""
+        """Average memory of a landmark in float64 values: d if dense, by its stored values if CSR, 1 if an index."""
 
     @property
     def original_row_indices(self) -> "Indices | None":
@@ -67,7 +67,7 @@ class TrainingData(Protocol):
         """Yield all rows in tiles."""
 
     def take_rows(self, numbers: Indices) -> Rows:
-        """Return the rows of the given indices."""
+        """Return the rows at the given positions, as the model scores them: points, or whole rows of the matrix."""
 
     def diagonal(self) -> Array:
         """Return k(x, x) of all rows, (N,)."""
@@ -86,6 +86,7 @@ class TrainingRows:
     kernel: Kernel
     rows_as_landmarks: Rows
     mean_values_per_row: int
+    """As in `TrainingData`; 0 if the rows are only to be certified, not fitted."""
     original_row_indices: Indices | None = None
 
     def compute_gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
@@ -158,12 +159,11 @@ class PrecomputedGram:
 
     def iter_row_tiles(self) -> Iterator[Array]:
         """Yield the landmarks' rows of the matrix in tiles; each row has all columns."""
-        tile_rows = max(1, TILE_VALUES // self.source.shape[1])
-        for tile in row_slices(len(self.original_row_indices), tile_rows):
+        for tile in row_slices(len(self.original_row_indices), max(1, TILE_VALUES // self.source.shape[1])):
             yield self._read_matrix_rows(self.original_row_indices[tile])
 
     def take_rows(self, numbers: Indices) -> Rows:
-        """Return the rows of the given indices; each row has all columns of the matrix."""
+        """Return the rows at the given positions of `original_row_indices`; each has all columns of the matrix."""
         return self._read_matrix_rows(self.original_row_indices[numbers])
 
     def diagonal(self) -> Array:
@@ -188,9 +188,8 @@ class PrecomputedGram:
         """Return rows of the matrix; consecutive rows are read together."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
         runs = np.split(ascending, np.flatnonzero(np.diff(ascending) > 1) + 1)
-        rows = np.concatenate(
-            [_require_dense(read_finite(self.source, slice(int(r[0]), int(r[-1]) + 1))) for r in runs]
-        )
+        blocks = (read_finite(self.source, slice(int(run[0]), int(run[-1]) + 1)) for run in runs)
+        rows = np.concatenate([_require_dense(block) for block in blocks])
         return rows if len(inverse) == len(ascending) and (np.diff(inverse) == 1).all() else rows[inverse]
 
 
@@ -268,9 +267,8 @@ def _from_source(kernel: Kernel, source: Source) -> PrecomputedGram:
         raise InvalidInputError(
             f"A precomputed kernel is fitted to a Gram matrix, square; the shape of this is {source.shape}."
         )
-    return PrecomputedGram(
-        kernel.resolve(_require_dense(read_finite(source, slice(0, 1)))), source, np.arange(source.shape[0])
-    )
+    resolved = kernel.resolve(_require_dense(read_finite(source, slice(0, 1))))
+    return PrecomputedGram(resolved, source, np.arange(source.shape[0]))
 
 
 def _from_dask(kernel: Kernel, X: object) -> PrecomputedGram:

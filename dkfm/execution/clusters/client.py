@@ -62,7 +62,7 @@ def nanny_local_directory() -> Path | None:
     return Path(worker.local_directory) if worker.nanny else None
 
 
-def fetch_worker_info(client: "Client") -> dict[str, dict[str, Any]] | None:
+def fetch_workers(client: "Client") -> dict[str, dict[str, Any]] | None:
     """Return the scheduler's facts on each worker, by address; None if the scheduler does not answer."""
     identity = ask_scheduler(client, "identity")
     return None if identity is None else dict(identity["workers"])
@@ -71,7 +71,7 @@ def fetch_worker_info(client: "Client") -> dict[str, dict[str, Any]] | None:
 def wait_for_workers(client: "Client") -> None:
     """Wait for a worker, paused or not; raise a ClusterError if none comes or the scheduler does not answer."""
     deadline, request = time.monotonic() + _WORKER_TIMEOUT, None
-    while not (facts := fetch_worker_info(client)):
+    while not (facts := fetch_workers(client)):
         # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
         request = request or (None if facts is None else client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}"))
         if facts is None:

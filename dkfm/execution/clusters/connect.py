@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,11 @@ _MAX_FILE_BYTES = 2**22
 
 _ANSWER_TIMEOUT = 5.0
 """Seconds to wait for an answer, and for a first worker before a message says so."""
+
+_CLUSTERS = {"slurm": "slurm_cluster", "ssh": "ssh_cluster"}
+"""Context manager of each cluster that is started: it yields the cluster and the seconds to wait for a worker."""
+
+_FORMS = "host:port, tcp://host:port, tls://host:port, slurm:FILE and ssh:HOSTS"
 
 _NOT_A_SCHEDULER = "what is there does not answer as a scheduler does; is it the port of its dashboard?"
 
@@ -51,7 +57,7 @@ def connect(spec: str, *, set_as_default: bool = True) -> "Iterator[Client]":
         There is no scheduler, it refuses the connection, or the cluster does not start.
     """
     kind, colon, path = spec.partition(":")
-    if colon and kind in ("slurm", "ssh"):
+    if colon and kind in _CLUSTERS:
         with _start_cluster(kind, path, set_as_default) as client:
             yield client
         return
@@ -64,18 +70,13 @@ def connect(spec: str, *, set_as_default: bool = True) -> "Iterator[Client]":
 def _start_cluster(kind: str, path: str, current: bool) -> "Iterator[Client]":
     from distributed import Client
 
-    if kind == "slurm":
-        from dkfm.execution.clusters.slurm import slurm_cluster as start
-    else:
-        from dkfm.execution.clusters.ssh import ssh_cluster as start
+    start = getattr(import_module(f"dkfm.execution.clusters.{kind}"), _CLUSTERS[kind])
     with start(path) as (cluster, wait):
         try:
             client = Client(cluster, set_as_default=current)
         except OSError as error:
-            where = cluster.scheduler_address
-            raise ClusterError(
-                f"The scheduler of {kind}:{path} is not reached at {where}: {extract_reason(error)}."
-            ) from None
+            cause = f"at {cluster.scheduler_address}: {extract_reason(error)}"
+            raise ClusterError(f"The scheduler of {kind}:{path} is not reached {cause}.") from None
         with client:
             _wait_for_first_worker(client, f"{kind}:{path}", wait)
             yield client
@@ -97,6 +98,8 @@ def _wait_for_first_worker(client: "Client", spec: str, seconds: float) -> None:
 def _address(spec: str) -> str:
     """Return the address in a scheduler file, or `spec` itself as an address."""
     if "://" in spec or not (spec.endswith(".json") or _exists(spec)):
+        if "://" not in spec and not spec.rpartition(":")[2].isdigit():
+            raise ClusterError(f"{spec} is no scheduler file, and none of {_FORMS}.")
         return spec if "://" in spec else f"tcp://{spec}"
     try:
         address = json_documents.read_json(Path(spec), _MAX_FILE_BYTES).get("address")

@@ -146,10 +146,8 @@ def _start_cluster(
         try:
             cluster.sync(_wait_for_submission, cluster)
         except (OSError, RuntimeError, ValueError) as error:
-            answer = RuntimeError(" ".join(str(error).rpartition("stderr:")[2].split()))
-            raise ClusterError(
-                f"Slurm does not take the job that {spec.path} describes: {extract_reason(answer)}."
-            ) from None
+            answer = extract_reason(RuntimeError(" ".join(str(error).rpartition("stderr:")[2].split())))
+            raise ClusterError(f"Slurm does not take the job that {spec.path} describes: {answer}.") from None
         # A fixed number of jobs is adapted too: that is what replaces a job that ended.
         cluster.adapt(minimum_jobs=spec.min_jobs, maximum_jobs=spec.max_jobs)
         yield cluster

@@ -143,26 +143,21 @@ def _require_job(path: Path, job: dict[str, Any]) -> None:
 
     for key in _COUNTS:
         _count(path, "jobqueue.slurm", job, key, 1)
+    where = f"in jobqueue.slurm of {path}"
     for key in _LISTS:
         if not isinstance(job[key], list) or not all(isinstance(item, str) for item in job[key]):
-            raise InvalidInputError(
-                f"{key} in jobqueue.slurm of {path} must be a list of texts, not {format_value(job[key])}."
-            )
+            raise InvalidInputError(f"{key} {where} must be a list of texts, not {format_value(job[key])}.")
     for key in _TEXTS:
         if not isinstance(job[key], str | None):
             # YAML reads 12:00:00 as a number of seconds, which Slurm would take for minutes.
             remedy = "; put it in quotes" if key == "walltime" else ""
-            raise InvalidInputError(
-                f"{key} in jobqueue.slurm of {path} must be a text, not {format_value(job[key])}{remedy}."
-            )
+            raise InvalidInputError(f"{key} {where} must be a text, not {format_value(job[key])}{remedy}.")
     if job["cores"] is None or job["memory"] is None:
         raise InvalidInputError(f"jobqueue.slurm of {path} must have cores and memory: those of one job.")
     try:
         parse_bytes(job["memory"])
     except ValueError:
-        raise InvalidInputError(
-            f"memory in jobqueue.slurm of {path} must be as 16GB, not {format_value(job['memory'])}."
-        ) from None
+        raise InvalidInputError(f"memory {where} must be as 16GB, not {format_value(job['memory'])}.") from None
 
 
 def _secure_scheduler_options(path: Path, options: object) -> dict[str, Any]:

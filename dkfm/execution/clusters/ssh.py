@@ -138,21 +138,19 @@ def _read_hosts(path: str) -> list[_Host]:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InvalidInputError(f"The hosts in {path} cannot be read: {why}.") from None
     hosts: list[_Host] = []
-    for number, line in enumerate(lines, 1):
+    for n, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:
             continue
         match = _HOST_LINE.fullmatch(text)
         if match is None or not 0 < int(match["port"] or 22) < 2**16:
             raise InvalidInputError(
-                f"Line {number} of {path} is {format_value(text)}; expected [user@]host[:port] and perhaps python=/path."
+                f"Line {n} of {path} is {format_value(text)}; expected [user@]host[:port] and perhaps python=/path."
             )
         port = int(match["port"]) if match["port"] else None
         host = _Host(match["name"], match["user"], port, match["python"] or sys.executable)
         if str(host) in map(str, hosts[1:]):
-            raise InvalidInputError(
-                f"Line {number} of {path} is a second worker on {host}; one has a thread for each core."
-            )
+            raise InvalidInputError(f"Line {n} of {path} is a second worker on {host}; one has a thread for each core.")
         hosts.append(host)
     if not hosts:
         raise InvalidInputError(f"{path} names no host; write one a line, the one for the scheduler first.")
@@ -252,10 +250,9 @@ def _start_cluster(
     first, *others = hosts
     scheduler = {"cls": _Scheduler, "options": {"host": first, "name": reached[first][0], "listen": reached[first][1]}}
     workers = {str(host): {"cls": _Worker, "options": {"host": host, "listen": reached[host][1]}} for host in others}
-    tls = {role: {"cert": pem, "key": None} for role in ("client", "scheduler", "worker")}
     remote = {
         "distributed.comm.tls.ca-file": pem,
-        **{f"distributed.comm.tls.{role}": files for role, files in tls.items()},
+        **{f"distributed.comm.tls.{role}": {"cert": pem, "key": None} for role in ("client", "scheduler", "worker")},
         "distributed.comm.require-encryption": True,
         "logging": {"distributed": "info"},  # Dask reads the log line that says that a process has started
     }
@@ -268,10 +265,9 @@ def _start_cluster(
             cause = error.__cause__ or error
             if isinstance(cause, ClusterError):
                 raise cause from None
+            problem = f"The scheduler on {first} is not reached from here: {extract_reason(cause)}"
             hint = "a firewall may be between; a driver on that host, or an open range of ports, helps"
-            raise ClusterError(
-                f"The scheduler on {first} is not reached from here: {extract_reason(cause)}; {hint}."
-            ) from None
+            raise ClusterError(f"{problem}; {hint}.") from None
     with cluster:
         yield cluster
 

@@ -57,7 +57,7 @@ def compile_sum(name: str, folder: Path | None) -> Callable[[Array, Array, Array
 
 
 @numba.njit(fastmath=_FLAGS)
-def _sum_absolute_differences_four_landmarks(x, y0, y1, y2, y3, zero):
+def _sum_absolute_of_four(x, y0, y1, y2, y3, zero):
     a, b, c, d = zero, zero, zero, zero
     for k in range(x.size):
         a += abs(x[k] - y0[k])
@@ -68,7 +68,7 @@ def _sum_absolute_differences_four_landmarks(x, y0, y1, y2, y3, zero):
 
 
 @numba.njit(fastmath=_FLAGS - {"reassoc"})
-def _sum_absolute_differences_few_columns(X, Y, block):
+def _sum_absolute_of_few_columns(X, Y, block):
     """Add up column by column over many landmarks at once, because a sum of so few terms does not fill a vector.
 
     Vectors hold sums, not terms, so the terms are added in the same order for every row.
@@ -101,9 +101,9 @@ def _sum_absolute_differences_few_columns(X, Y, block):
                     block[i + r, j] = total[r, j - start]
 
 
-def _sum_absolute_differences(X, Y, block):
+def _sum_absolute(X, Y, block):
     if X.shape[1] <= _NARROW:
-        _sum_absolute_differences_few_columns(X, Y, block)
+        _sum_absolute_of_few_columns(X, Y, block)
         return
     zero, last = X.dtype.type(0), Y.shape[0] - 1
     for start in range(0, Y.shape[0], _LANDMARKS_AT_ONCE):
@@ -114,9 +114,7 @@ def _sum_absolute_differences(X, Y, block):
                 p, q, r, s = 0.0, 0.0, 0.0, 0.0
                 for k in range(0, X.shape[1], _COLUMNS_AT_ONCE):
                     e = k + _COLUMNS_AT_ONCE
-                    a, b, c, d = _sum_absolute_differences_four_landmarks(
-                        X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero
-                    )
+                    a, b, c, d = _sum_absolute_of_four(X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero)
                     p, q, r, s = p + a, q + b, r + c, s + d
                 block[i, j], block[i, j1], block[i, j2], block[i, j3] = p, q, r, s
 
@@ -130,7 +128,7 @@ def _sum_minima(X, Y, block):
             block[i, j] = total
 
 
-def _sum_chi_squared_terms(X, Y, block):
+def _sum_chi_squared(X, Y, block):
     for i in range(X.shape[0]):
         for j in range(Y.shape[0]):
             total = 0.0
@@ -140,7 +138,7 @@ def _sum_chi_squared_terms(X, Y, block):
             block[i, j] = total
 
 
-def _sum_mixture_entropies(X, Y, block):
+def _sum_mixture(X, Y, block):
     for i in range(X.shape[0]):
         for j in range(Y.shape[0]):
             total = 0.0
@@ -154,9 +152,4 @@ def _sum_mixture_entropies(X, Y, block):
             block[i, j] = total
 
 
-_SUMS = {
-    "absolute": _sum_absolute_differences,
-    "chi_squared": _sum_chi_squared_terms,
-    "minimum": _sum_minima,
-    "mixture": _sum_mixture_entropies,
-}
+_SUMS = {"absolute": _sum_absolute, "chi_squared": _sum_chi_squared, "minimum": _sum_minima, "mixture": _sum_mixture}

@@ -7,7 +7,6 @@ large norms, distances whose exponential is not negligible are computed again, t
 exceed `FLOAT32_LIMIT` are computed in float64.
 """
 
-from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -50,8 +49,6 @@ _VALUES_AT_ONCE = 2**18
 """Differences in memory at a time."""
 
 _EPS = float(np.finfo(np.float64).eps)
-
-_Squares = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Array]
 
 
 def prepare_negative_squared_distances(landmarks: Rows, scale: float | Array, near: float = 0.0) -> Evaluator:
@@ -115,23 +112,32 @@ class _Products:
 
         Other pairs are far apart, so rounding cannot make their value positive.
         """
-        largest = float(z_squared_norms.max(initial=0.0)) + float(self.landmark_squared_norms.max(initial=0.0))
+        landmark_norms = self.landmark_squared_norms
+        largest = float(z_squared_norms.max(initial=0.0)) + float(landmark_norms.max(initial=0.0))
         large_float64 = block.dtype == np.float64 and _LARGE_NORMS < largest < np.inf  # float32 is handled below
         square_limit = float(np.log(8 * _EPS * largest / _EXPONENTIAL_ERROR)) if large_float64 else 0.0
-        _recompute_near(
-            block,
-            z_squared_norms,
-            self.landmark_squared_norms,
-            (self.near, square_limit),
-            lambda i, j: self._compute_squared_distances(Z, i, j),
-        )
+        self._recompute_near(block, Z, z_squared_norms, square_limit)
         if block.dtype == np.float32:
-            inexact = np.flatnonzero(
-                FLOAT32_ERROR * (z_squared_norms + self.landmark_squared_norms.max()) > FLOAT32_LIMIT
-            )
+            inexact = np.flatnonzero(FLOAT32_ERROR * (z_squared_norms + landmark_norms.max()) > FLOAT32_LIMIT)
             for part in row_slices(len(inexact), 256):
                 block[inexact[part]] = self.float64_evaluator(as_float64(Z[inexact[part]]))
         return block
+
+    def _recompute_near(self, block: Array, Z: Rows, z_squared_norms: Array, square_limit: float) -> None:
+        """Replace the values of near pairs in place by minus their squared distances, computed from differences.
+
+        A pair is near if its squared distance is at most the share `near` of the sum of both squared norms; or, for
+        large norms, at most `square_limit`.
+        """
+        landmark_norms = self.landmark_squared_norms
+        # One pass finds the rows that have any near landmark.
+        limits = -np.maximum(self.near * (z_squared_norms + landmark_norms.max()), square_limit)
+        candidates = np.flatnonzero(block.max(axis=1) >= limits)
+        for part in row_slices(len(candidates), _ROWS_AT_ONCE):
+            rows = candidates[part]
+            values, sums = block[rows], z_squared_norms[rows, np.newaxis] + landmark_norms
+            i, j = np.nonzero((values >= -self.near * sums) | ((values >= -square_limit) & (sums > _LARGE_NORMS)))
+            block[rows[i], j] = -self._compute_squared_distances(Z, rows[i], j)
 
     def _compute_squared_distances(self, Z: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Array:
         """Return the scaled squared distances (k,) of pairs of rows Z[i] and landmarks j, from their differences."""
@@ -226,27 +232,3 @@ class _SparseProducts(_Products):
         block -= norms.astype(block.dtype)[:, np.newaxis]
         block -= self.landmark_squared_norms.astype(block.dtype)
         return self.recompute_inexact_values(block, Z, norms)
-
-
-def _recompute_near(
-    block: Array,
-    z_squared_norms: Array,
-    landmark_squared_norms: Array,
-    limits: tuple[float, float],
-    compute_squares: _Squares,
-) -> None:
-    """Replace the values of near pairs in place by minus their squared distances, computed from differences.
-
-    A pair is near if its squared distance is at most a share, `limits[0]`, of the sum of both squared norms; or, for
-    large norms, at most `limits[1]`.
-    """
-    near, square_limit = limits
-    # One pass finds the rows that have any near landmark.
-    candidates = np.flatnonzero(
-        block.max(axis=1) >= -np.maximum(near * (z_squared_norms + landmark_squared_norms.max()), square_limit)
-    )
-    for part in row_slices(len(candidates), _ROWS_AT_ONCE):
-        rows = candidates[part]
-        sums = z_squared_norms[rows, np.newaxis] + landmark_squared_norms
-        i, j = np.nonzero((block[rows] >= -near * sums) | ((block[rows] >= -square_limit) & (sums > _LARGE_NORMS)))
-        block[rows[i], j] = -compute_squares(rows[i], j)

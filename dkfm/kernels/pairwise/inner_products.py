@@ -22,8 +22,7 @@ _DENSE_ROWS = 64
 def prepare_inner_products(Y: Rows) -> Evaluator:
     """Return a function from rows X (n, d) to <x, y> of all pairs, (n, m), in `out` if X and Y are dense.
 
-    Temporaries hold only some rows of the block. Sparse rows are not converted to dense ones, and no array has length d
-    if both sides are sparse.
+    Temporaries hold only some rows of the block, and no array has length d if both sides are sparse.
     """
     if isinstance(Y, np.ndarray):
         dense = Y
@@ -46,6 +45,7 @@ def prepare_inner_products(Y: Rows) -> Evaluator:
 
 
 def _multiply_sparse_by_dense(X: Sparse, Y: Array) -> Array:
+    """Return the inner products ``X Y'`` (n, m) of CSR and dense rows, some rows of each at a time."""
     block = np.empty((X.shape[0], len(Y)), np.result_type(X.dtype, Y.dtype))
     for columns in row_slices(len(Y), _DENSE_ROWS):
         right = np.ascontiguousarray(Y[columns].T)

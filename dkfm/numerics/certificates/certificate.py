@@ -35,7 +35,7 @@ class Certificate:
     Attributes
     ----------
     error : float
-        Largest ``|err| / max |k|``.
+        Largest ``|err|`` as a share of the largest ``|k|``: not an absolute error.
     relative_error : float
         Largest ``|err| / sqrt(k(x, x) k(z, z))``: pairs of small self-similarity count as much as large ones.
     pairs : int
@@ -73,9 +73,8 @@ class Certificate:
             raise CertificateError(f"The model measures {self} on these points, and its rank explains {bound:.1e}.")
 
     def __str__(self) -> str:
-        return (
-            f"{self.error:.1e} of the largest, {self.relative_error:.1e} of each pair's own scale, {self.pairs:,} pairs"
-        )
+        relative = f"{self.relative_error:.1e} of each pair's own scale"
+        return f"{self.error:.1e} of the largest, {relative}, {self.pairs:,} pairs"
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,14 +86,13 @@ class Verification:
     certificate : Certificate
         Errors for the rows that every model keeps: the landmarks of a map, or the training rows of components.
     against : Certificate, optional
-        Errors for the landmarks paired with the given points.
+        Errors of pairs of a landmark and a given point.
     between : Certificate, optional
-        Errors for the given points paired with each other; both may be new.
+        Errors of pairs of two given points; both may be new.
     residuals : ndarray of shape (m,), optional
-        ``k(z, z) - |phi(z)|^2`` of the points, at most 512 of them, clipped at 0.
+        ``k(z, z) - |phi(z)|^2`` of at most 512 of the given points, clipped at 0.
     bound : float, optional
-        Bound of the error between two of the points: the largest residual as a share of the largest k(z, z). It is
-        infinite if the kernel was clipped.
+        Bound of `between.error`: the largest residual over the largest k(z, z); infinite if the kernel was clipped.
     """
 
     certificate: Certificate
@@ -123,8 +121,7 @@ def warn_if_error_is_large(
     Parameters
     ----------
     error : float
-        `Certificate.error`. `relative_error` is not judged, because it is large for the smallest components and for
-        rows of small k(x, x) even in correct models.
+        `Certificate.error`; `relative_error` is large for small components and small k(x, x) even in correct models.
     dtype : dtype
         Dtype of the model.
     finding, remedy : str
@@ -166,34 +163,30 @@ def certify_map(
         Tiles of all landmarks, if X are some of them. The rows are then also paired with one fixed combination of all
         landmarks with random signs, so that the certificate depends on all weights.
     mean : ndarray of shape (N,), optional
-        Mean that the features are centred with, as in `roots.map_heads`; its image is added back to the features.
+        Mean that the features are centred with, as in `roots.make_map_heads`; its image is added back to the features.
 
     Returns
     -------
     Certificate
         Errors of features in the model's dtype, whose products are computed in float64.
     """
-    return compare_blocks(
-        *_compute_compared_blocks(scorer, X, X if kernel_rows is None else kernel_rows, Z, tiles, mean)
-    )
+    return compare_blocks(*_compute_both_blocks(scorer, X, X if kernel_rows is None else kernel_rows, Z, tiles, mean))
 
 
 def compute_relative_map_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
     """Return the errors ``|err| / sqrt(k(x, x) k(z, z))`` of all pairs, (s, m); `certify_map` returns the largest."""
-    found, expected, left, right = _compute_compared_blocks(score, X, X, Z, (), mean)
-    return _scale_errors(np.abs(found - expected), left, right)
+    found, expected, *diagonals = _compute_both_blocks(score, X, X, Z, (), mean)
+    return _scale_errors(np.abs(found - expected), *diagonals)
 
 
-def _compute_compared_blocks(
+def _compute_both_blocks(
     score: Scorer, X: Rows, points: Rows, Z: Rows | None, tiles: Iterable[Rows], mean: Array | None
 ) -> tuple[Array, Array, Array, Array]:
     """Return the products of features, the kernel values, and the k(x, x) and k(z, z) of both sides."""
-    model = score.model
+    model, d = score.model, score.model.n_features_in
     Z = X if Z is None else Z[sample_evenly(Z.shape[0])]
-    if Z.shape[1] != model.n_features_in:
-        raise InvalidInputError(
-            f"The points have {Z.shape[1]} columns and the model was fitted with {model.n_features_in}."
-        )
+    if Z.shape[1] != d:
+        raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {d}.")
     centre = 0.0 if mean is None else score.apply_weights("features", mean[np.newaxis]).astype(np.float64)
     expected = evaluate_block(model.kernel, Z, points).T
     left = score("features", X) + centre
@@ -293,8 +286,7 @@ def certify_principal_axes(
 def _certify_centring_rounding(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
     """Compare the rounding error of the mean, which centring adds to every axis, with the largest eigenvalue.
 
-    This error is ``4 eps`` of the squared length of the mean, as much as a map drops. If nothing else is left, the
-    certificate is 1, even if no axis was kept.
+    This error is ``4 eps`` of the mean's squared length, which a map drops. If only it is left, the certificate is 1.
     """
     head = score.model.heads.get("reconstruction_error")
     if head is None or head.offset is None:
@@ -328,16 +320,16 @@ def sample_evenly(n: int) -> npt.NDArray[np.intp]:
     return np.linspace(0, n - 1, min(n, MAX_SAMPLED_ROWS)).astype(np.intp)
 
 
-def compare_blocks(found: Array, expected: Array, left: Array, right: Array) -> Certificate:
-    """Return the certificate of a block (s, m); `left` (s,) and `right` (m,) are the k(x, x) of its two sides."""
+def compare_blocks(found: Array, expected: Array, left_diagonal: Array, right_diagonal: Array) -> Certificate:
+    """Return the certificate of a block (s, m), with the k(x, x) of its rows, (s,), and of its columns, (m,)."""
     error = np.abs(found - expected)
-    largest = max(float(np.abs(values).max()) for values in (expected, left, right))
-    relative = float(_scale_errors(error, left, right).max())
+    largest = max(float(np.abs(values).max()) for values in (expected, left_diagonal, right_diagonal))
+    relative = float(_scale_errors(error, left_diagonal, right_diagonal).max())
     return Certificate(_ratio(float(error.max()), largest), relative, found.size)
 
 
-def _scale_errors(error: Array, left: Array, right: Array) -> Array:
-    scale = np.sqrt(np.abs(np.outer(left, right)))
+def _scale_errors(error: Array, left_diagonal: Array, right_diagonal: Array) -> Array:
+    scale = np.sqrt(np.abs(np.outer(left_diagonal, right_diagonal)))
     # 0 / 0 is an exact zero; anything else over 0 is an infinite error.
     return np.divide(error, scale, out=np.where(error > 0, np.inf, 0.0), where=scale > 0)
 

@@ -14,12 +14,7 @@ from dkfm.numerics.scorer import Scorer
 
 
 def certify_discriminants(
-    score: Scorer,
-    name: str,
-    tiles: Iterable[Rows],
-    indicators: Array,
-    expected: tuple[Array, Array],
-    ridge: float,
+    score: Scorer, name: str, tiles: Iterable[Rows], indicators: Array, expected: tuple[Array, Array], ridge: float
 ) -> Certificate:
     """Compare the covariance within the classes, and the class means, of the training outputs with T'T and M.
 
@@ -61,7 +56,13 @@ def certify_discriminants(
 
 
 def certify_direction_products(
-    score: Scorer, name: str, tiles: Iterable[Rows], products: Array, mean: Array, constants: Array, longest: float
+    score: Scorer,
+    name: str,
+    tiles: Iterable[Rows],
+    products: Array,
+    mean_coefficients: Array,
+    offset_constants: Array,
+    max_squared_length: float,
 ) -> Certificate:
     """Compare ``b'Kb`` of a head's weights b with its expected value, and ``b'Km`` with the offset, for any landmarks.
 
@@ -73,27 +74,26 @@ def certify_direction_products(
         All landmarks, as the model scores them.
     products : ndarray of shape (p, p)
         Expected ``b'Kb``.
-    mean : ndarray of shape (N,)
+    mean_coefficients : ndarray of shape (N,)
         Coefficients m of the mean of the training rows.
-    constants : ndarray of shape (p,)
+    offset_constants : ndarray of shape (p,)
         Part of the offset beside ``b'Km``.
-    longest : float
-        Largest squared length of a direction along which the training rows have the variance 1: the rounding error of
-        the mean, ``eps m'Km``, times this number is an error of that variance.
+    max_squared_length : float
+        Largest squared length of a direction of variance 1; ``eps m'Km`` times it is an error of that variance.
     """
     head, start = _without_link(score, name), 0
     offset, p = _get_offset_or_zeros(head), head.n_columns
     if not p:
         return Certificate(0.0, 0.0, 0)
-    left, found = np.column_stack([head.weights[:, :p].astype(np.float64), mean]), np.zeros((p + 1, p + 1))
+    left, found = np.column_stack([head.weights[:, :p], mean_coefficients]).astype(np.float64), np.zeros((p + 1, p + 1))
     with_mean = Head(left.astype(head.weights.dtype), np.append(offset, 0.0).astype(head.weights.dtype))
     scored = Scorer(replace(score.model, heads={name: with_mean}), score.evaluator)
     for tile in tiles:
         S = scored(name, tile).astype(np.float64) + np.append(offset, 0.0)
         found += left[start : start + len(S)].T @ S
         start += len(S)
-    hidden = min(1.0, EPS * abs(float(found[-1, -1])) * longest)
-    found, of_mean = found[:, :p], offset - constants
+    hidden = min(1.0, EPS * abs(float(found[-1, -1])) * max_squared_length)
+    found, of_mean = found[:, :p], offset - offset_constants
     lengths = products.diagonal() + of_mean**2
     unit = float(np.sqrt(lengths.max()))
     found[-1] *= unit

@@ -69,7 +69,7 @@ class FileSummary:
     """Summary of one file of a chunk."""
 
     crc32c: int
-    """Checksum of the content."""
+    """Checksum of the values and padding of a Zarr file, without its own at the end; of a whole Parquet file."""
     bytes: int
     """Size of the file."""
     invalid_mask: npt.NDArray[np.bool_]
@@ -113,7 +113,7 @@ class ChunkFormat(Protocol):
         """Begin the files of a chunk; the stack removes those that were not committed."""
 
     def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
-        """Read a file of a chunk; return None if it is not as this format writes it."""
+        """Read and check a file of a chunk; return its summary, or None if it is not as this format writes it."""
 
     def trailer_bytes(self, crc32c: int) -> bytes:
         """Return the last bytes of a file with a checksum."""
@@ -126,7 +126,7 @@ def write_chunk_files(
     require_current: Callable[[], None],
     has_unverified_files: bool = False,
 ) -> tuple[list[FileSummary], bool]:
-    """Write a chunk durably and read it back; a piece is written while the next one is computed.
+    """Write a chunk durably and read it back, unless sound files exist; a piece is written while the next is computed.
 
     Parameters
     ----------
@@ -183,12 +183,13 @@ def _all_or_none(files: list[FileSummary | None]) -> list[FileSummary] | None:
     return sound if len(sound) == len(files) else None
 
 
-def _read(chunk_format: ChunkFormat, chunk: Chunk, number: int) -> FileSummary | None:
-    opened = chunk_format.location.open(chunk_format.file_names(chunk.number)[number])
+def _read(chunk_format: ChunkFormat, chunk: Chunk, file_number: int) -> FileSummary | None:
+    """Return the summary of one file of a chunk; None if it is missing or damaged."""
+    opened = chunk_format.location.open(chunk_format.file_names(chunk.number)[file_number])
     if opened is None:
         return None
     with opened:
-        return chunk_format.read_contents(chunk, number, opened)
+        return chunk_format.read_contents(chunk, file_number, opened)
 
 
 def _summarize_or_remove_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[FileSummary] | None:
@@ -205,16 +206,16 @@ def _commit(
     file_number: int,
     file: ChunkFile,
     require_current: Callable[[], None],
-    doubted: bool,
+    has_unverified_files: bool,
 ) -> FileSummary:
     """Commit a file; if another task committed it first, return the summary of that task's file.
 
-    A doubted file, or one that may belong to an earlier output, is replaced unless its checksum is the same.
+    With `has_unverified_files`, that file is replaced unless its checksum is the same.
     """
     if file.commit(exclusive=True):
         return file.summary
     name, existing = chunk_format.file_names(chunk.number)[file_number], _read(chunk_format, chunk, file_number)
-    if doubted and (existing is None or existing.crc32c != file.summary.crc32c):
+    if has_unverified_files and (existing is None or existing.crc32c != file.summary.crc32c):
         require_current()
         file.commit(exclusive=False)
         return file.summary
@@ -253,10 +254,10 @@ class ReadBackWriter:
         return self.size
 
     def flush(self) -> None:
-        """Do nothing: every write is flushed."""
+        """Do nothing, for pyarrow's file protocol: every write is flushed."""
 
     def close(self) -> None:
-        """Do nothing: the file is committed or removed by its owner."""
+        """Do nothing, for pyarrow's file protocol: the owner commits or removes the file."""
 
 
 def compute_checksum_and_size(file: IO[bytes]) -> tuple[int, int]:

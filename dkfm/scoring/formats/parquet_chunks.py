@@ -74,7 +74,7 @@ class ParquetChunks:
         return [file]
 
     def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
-        """Read every page of the file of a chunk; return None if it does not have the chunk's rows and columns."""
+        """Read every page of a chunk's file; return its summary, or None if its rows or columns are not the chunk's."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
@@ -96,6 +96,7 @@ class ParquetChunks:
         return contents if len(contents.invalid_mask) == chunk.rows else None
 
     def _invalid_rows(self, table: "ParquetFile", group: int) -> npt.NDArray[np.bool_]:
+        """Return which rows of a row group are invalid; raise a ValueError if a column is not one of scores."""
         import pyarrow as pa
 
         rows = table.read_row_group(group)
@@ -113,7 +114,7 @@ class ParquetChunks:
         return b"PAR1"
 
     def schema(self, chunk: Chunk, ids: "pa.DataType | None") -> "pa.Schema":
-        """Return the schema of a file; `ids` is the type of the ids, if there are any."""
+        """Return the schema of the file of a chunk; `ids` is the type of the ids, not their values; None if none."""
         import pyarrow as pa
 
         fields = [] if self.id_column is None else [pa.field(self.id_column, ids)]

@@ -49,7 +49,7 @@ class ZarrChunks:
         return files
 
     def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
-        """Read a file of a chunk; return None if its size or checksum is wrong."""
+        """Read a file of a chunk; return its summary, or None if its size or checksum is wrong."""
         width, dtype = self.columns[file_number].width, np.dtype(self.columns[file_number].dtype)
         row = width * dtype.itemsize
         if stream.seek(0, os.SEEK_END) != self.chunk_rows * row + CRC_BYTES:
