@@ -7,11 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dkfm import errors, kernels, plotting
-    from dkfm.comparison import tsne
-    from dkfm.comparison.compare import compare_kernels
+    from dkfm import errors as errors
+    from dkfm import kernels, plotting
+    from dkfm.comparison import tsne as tsne
+    from dkfm.comparison.kernel_comparison import compare_kernels
     from dkfm.comparison.result import Comparison
-    from dkfm.core import sizing
+    from dkfm.core import sizing as sizing
     from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
     from dkfm.gram.build import build_gram
     from dkfm.scoring.planning import Plan
@@ -58,7 +59,7 @@ _DEFINING_MODULES = {
     "ScoreReport": "dkfm.scoring.report",
     "batch_score": "dkfm.scoring.run",
     "build_gram": "dkfm.gram.build",
-    "compare_kernels": "dkfm.comparison.compare",
+    "compare_kernels": "dkfm.comparison.kernel_comparison",
     "fold": "dkfm.estimators",
     "iter_scores": "dkfm.scoring.readers",
     "load": "dkfm.estimators",

@@ -12,7 +12,7 @@ import numpy as np
 
 from dkfm.bench.competitors import AGREEMENT_ROWS, BenchSite
 from dkfm.bench.timing import Ratio
-from dkfm.bench.workloads import default_gaussian, random_components
+from dkfm.bench.workloads import default_gaussian, make_random_kernel_pca
 from dkfm.core.sizing import Constants
 from dkfm.core.text_tables import Row
 from dkfm.execution.blas_threads import single_blas_thread
@@ -20,7 +20,7 @@ from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
-from dkfm.scoring.prepare import JobRequest, prepare_job
+from dkfm.scoring.prepare import JobRequest, open_job
 from dkfm.scoring.run import batch_score
 from dkfm.scoring.tasks import SharedTaskArguments
 
@@ -81,7 +81,7 @@ def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_byte
     products = [(b - a) / (_MANY_COLUMNS - _FEW_COLUMNS) for a, b in zip(few, many, strict=True)]
     values = [a - product * (_FEW_COLUMNS + _OUTPUTS) for a, product in zip(few, products, strict=True)]
     read, written = _measure_transfers(site, moved_bytes)
-    scheduler = [time_empty_tasks(site, tasks) for _ in range(site.rounds)]
+    scheduler = [measure_scheduler_seconds(site, tasks) for _ in range(site.rounds)]
     measured = values, products, scheduler, read, written
     return MeasuredConstants(dict(zip(_UNITS, measured, strict=True)))
 
@@ -93,13 +93,19 @@ def _measure_value_seconds(site: BenchSite, executor: Executor, n: int, columns:
         cpu_seconds: list[float] = []
         tasks = [(n, columns, rows)] * site.threads
         run_tasks(
-            executor, "dkfm-bench-loop", _time_scoring, tasks, len(tasks), progress=False, on_result=cpu_seconds.append
+            executor,
+            "dkfm-bench-loop",
+            _measure_scoring_cpu_seconds,
+            tasks,
+            len(tasks),
+            progress=False,
+            on_result=cpu_seconds.append,
         )
         seconds.append(cpu_seconds)
     return [median(cpu_seconds) / (rows * n) for cpu_seconds in seconds]
 
 
-def _time_scoring(n: int, columns: int, rows: int) -> float:
+def _measure_scoring_cpu_seconds(n: int, columns: int, rows: int) -> float:
     """Score rows through components of random weights; return the CPU seconds of this thread."""
     rng = np.random.default_rng([n, columns])
     head = Head(rng.normal(size=(n, _OUTPUTS)), np.zeros(_OUTPUTS))
@@ -118,7 +124,7 @@ def _measure_transfers(site: BenchSite, moved: int) -> tuple[list[float], list[f
     jobs = {}
     for name, columns, width in (("read", _WIDE_COLUMNS, 1), ("write", 1, _WIDE_COLUMNS)):
         model, source = (
-            site.save_model(random_components(2, width, columns)),
+            site.save_model(make_random_kernel_pca(2, width, columns)),
             site.store_rows(thread_rows * site.threads, columns),
         )
         jobs[name] = partial(_score_rows, site.client, model, source, max(1, thread_rows // _CHUNKS_PER_THREAD))
@@ -131,11 +137,11 @@ def _score_rows(client: "Client", model: Path, source: Path, chunk_rows: int, de
     batch_score(model, source, destination, client=client, chunk_rows=chunk_rows, progress=False)
 
 
-def time_empty_tasks(site: BenchSite, tasks: int) -> float:
+def measure_scheduler_seconds(site: BenchSite, tasks: int) -> float:
     """Run empty tasks with the arguments of a job's tasks; return the CPU seconds of the scheduler for one task."""
-    model, source = site.save_model(random_components(2, 1, 1)), site.store_rows(tasks, 1)
+    model, source = site.save_model(make_random_kernel_pca(2, 1, 1)), site.store_rows(tasks, 1)
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
-    with prepare_job(model, source, request, site.client) as job:
+    with open_job(model, source, request, site.client) as job:
         digest, plan = job.model_record.digest, job.plan
         work = SharedTaskArguments(
             job.model, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from dkfm.bench import sklearn_peers
-from dkfm.bench.timing import Times, time_in_turn
+from dkfm.bench.timing import Times, time_round_robin
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import DisagreementError
@@ -68,13 +68,13 @@ class BenchSite:
     def make_peer_jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
         """Return scikit-learn jobs by chunk size: sizes whose blocks with n points fit into a worker, or the first."""
         sizes, budget = self.sklearn_chunk_rows, memory.task_budget(self.client, self.threads)
-        peer = sklearn_peers.ScatteredPeer.of(self.client, fitted, width)
+        peer = sklearn_peers.ScatteredPeer.scatter(self.client, fitted, width)
         fitting = [rows for rows in sizes if 3 * 8 * rows * n <= budget] or sizes[:1]
         return {f"{rows:,}": partial(peer.score, chunk_rows=rows) for rows in fitting}
 
     def time_jobs(self, jobs: Mapping[str, Callable[[Path], object]], rounds: int | None = None) -> Times:
-        """Time jobs in turn; see `time_in_turn`."""
-        return time_in_turn(jobs, rounds or self.rounds, self.folder / "out")
+        """Time jobs in turn; see `time_round_robin`."""
+        return time_round_robin(jobs, rounds or self.rounds, self.folder / "out")
 
 
 def _create_array(path: Path, shape: tuple[int, int], chunk_rows: int, dtype: str = "float64") -> zarr_store.ZarrArray:

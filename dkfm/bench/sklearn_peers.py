@@ -28,14 +28,14 @@ class Transformer(Protocol):
         """Transform rows."""
 
 
-def sklearn_components(gamma: float, q: int, solver: str, kernel: str = "rbf") -> "KernelPCA":
+def make_sklearn_kernel_pca(gamma: float, q: int, solver: str, kernel: str = "rbf") -> "KernelPCA":
     """Return an unfitted KernelPCA of scikit-learn, by default with the Gaussian kernel ``exp(-gamma |x - y|^2)``."""
     from sklearn.decomposition import KernelPCA
 
     return KernelPCA(q, kernel=kernel, gamma=gamma, eigen_solver=solver, random_state=0)
 
 
-def sklearn_nystroem(gamma: float, n: int) -> "Nystroem":
+def make_sklearn_nystroem(gamma: float, n: int) -> "Nystroem":
     """Return an unfitted Nystroem map of scikit-learn with n landmarks and the same Gaussian kernel."""
     from sklearn.kernel_approximation import Nystroem
 
@@ -46,7 +46,7 @@ class LaplacianKernelPCA:
     """scikit-learn's KernelPCA of a precomputed Laplacian kernel, which it does not accept by name."""
 
     def __init__(self, gamma: float, q: int) -> None:
-        self._gamma, self._components = gamma, sklearn_components(gamma, q, "arpack", "precomputed")
+        self._gamma, self._components = gamma, make_sklearn_kernel_pca(gamma, q, "arpack", "precomputed")
 
     def fit(self, X: Array) -> Self:
         """Fit to training rows."""
@@ -73,7 +73,7 @@ class ScatteredPeer:
     width: int
 
     @classmethod
-    def of(cls, client: "Client", fitted: Transformer, width: int) -> "ScatteredPeer":
+    def scatter(cls, client: "Client", fitted: Transformer, width: int) -> "ScatteredPeer":
         """Scatter a fitted estimator, whose outputs have `width` columns, to all workers."""
         return cls(client, client.scatter(fitted, broadcast=True, hash=False), width)
 

@@ -58,7 +58,7 @@ class Times:
         return Ratio.of(self.seconds[above], self.seconds[below])
 
 
-def time_in_turn(rivals: Mapping[str, Callable[[Path], object]], rounds: int, output: Path) -> Times:
+def time_round_robin(rivals: Mapping[str, Callable[[Path], object]], rounds: int, output: Path) -> Times:
     """Time all rivals once in each round, in round-robin order: every round starts with the next rival.
 
     Parameters

@@ -71,10 +71,10 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
         dtype: partial(_score, site.client, site.save_model(model)) for dtype, model in models.items()
     }
     # Lanczos components are exact, so that the scores of the rivals agree.
-    theirs = site.make_peer_jobs(sklearn_peers.sklearn_components(1 / columns, q, "arpack").fit(X), n, q)
+    theirs = site.make_peer_jobs(sklearn_peers.make_sklearn_kernel_pca(1 / columns, q, "arpack").fit(X), n, q)
     require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, columns), align_signs)
     source = site.store_rows(rows, columns)
-    rivals = _bind_rows(site, ours, theirs, rows, columns)
+    rivals = _bind_stored_rows(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
         rivals[f"loop {dtype}"] = arithmetic_limits.prepare_bare_tile_loop(model.model_, Z, site.threads)
@@ -84,14 +84,16 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
             )
     times = site.time_jobs(rivals)
     scores = [
-        {"columns": columns, "rows": rows, "dtype": dtype, **_compare(times, dtype, theirs)}
+        {"columns": columns, "rows": rows, "dtype": dtype, **_make_sklearn_row(times, dtype, theirs)}
         for dtype in DTYPE_TOLERANCES
     ]
     limits = [{"columns": columns, "dtype": dtype, **_fractions_of_limit(times, dtype)} for dtype in DTYPE_TOLERANCES]
     return ScoringResult(scores, limits)
 
 
-def _bind_rows(site: BenchSite, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int) -> Rivals:
+def _bind_stored_rows(
+    site: BenchSite, ours: Mapping[str, Job], theirs: Mapping[str, Job], rows: int, columns: int
+) -> Rivals:
     """Bind each job to the path of its stored rows: dkfm reads rows of its precision, scikit-learn reads float64."""
     bound = {name: partial(job, site.store_rows(rows, columns, name)) for name, job in ours.items()}
     return {**bound, **{name: partial(job, site.store_rows(rows, columns)) for name, job in theirs.items()}}
@@ -101,7 +103,7 @@ def _score(client: "Client | None", model: Path, source: Path, destination: Path
     batch_score(model, source, destination, client=client, progress=False)
 
 
-def _compare(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
+def _make_sklearn_row(times: Times, ours: str, theirs: Mapping[str, Job]) -> Row:
     """Return table cells that compare the dkfm job `ours` with the fastest scikit-learn job."""
     best = times.fastest(theirs)
     return {
@@ -130,8 +132,8 @@ def bench_laplacian(site: BenchSite, n: int, q: int, rows: int) -> Row:
     ours: dict[str, Job] = {"float64": partial(_score, site.client, model)}
     theirs = site.make_peer_jobs(sklearn_peers.LaplacianKernelPCA(1 / _COLUMNS, q).fit(X), n, q)
     require_agreement(site, ours, theirs, _normal_rows(AGREEMENT_ROWS, _COLUMNS), align_signs)
-    times = site.time_jobs(_bind_rows(site, ours, theirs, rows, _COLUMNS))
-    return {"columns": _COLUMNS, "N": n, "rows": rows, **_compare(times, "float64", theirs)}
+    times = site.time_jobs(_bind_stored_rows(site, ours, theirs, rows, _COLUMNS))
+    return {"columns": _COLUMNS, "N": n, "rows": rows, **_make_sklearn_row(times, "float64", theirs)}
 
 
 def bench_odd_shapes(
@@ -163,7 +165,7 @@ def bench_features(
     X, kernel, gamma = _normal_rows(n, columns), Gaussian(sigma), 0.5 / sigma**2
     maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=dtype).fit(X) for dtype in dtypes}
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.save_model(phi)) for dtype, phi in maps.items()}
-    theirs = site.make_peer_jobs(sklearn_peers.sklearn_nystroem(gamma, n).fit(X), n, n)
+    theirs = site.make_peer_jobs(sklearn_peers.make_sklearn_nystroem(gamma, n).fit(X), n, n)
     require_agreement(
         site,
         ours,
@@ -171,7 +173,7 @@ def bench_features(
         np.vstack([X[:AGREEMENT_ROWS], _normal_rows(AGREEMENT_ROWS, columns)]),
         sample_inner_products,
     )
-    times = site.time_jobs(_bind_rows(site, ours, theirs, rows, columns))
+    times = site.time_jobs(_bind_stored_rows(site, ours, theirs, rows, columns))
     for dtype, phi in maps.items():
         yield {
             "columns": columns,
@@ -179,10 +181,10 @@ def bench_features(
             "rows": rows,
             "dtype": dtype,
             "features": phi.rank_,
-            **_compare(times, dtype, theirs),
+            **_make_sklearn_row(times, dtype, theirs),
             "error": phi.certificate_.error,
             "Nystroem's": sklearn_peers.largest_relative_error(
-                sklearn_peers.sklearn_nystroem(gamma, n), kernel, X, dtype
+                sklearn_peers.make_sklearn_nystroem(gamma, n), kernel, X, dtype
             ),
         }
 
@@ -191,8 +193,8 @@ def bench_fits(site: BenchSite, n: int, columns: int, q: int, rounds: int) -> It
     """Compare fits of q components, and of all features, to n rows, in this process on all its cores."""
     X, kernel, gamma = _normal_rows(n, columns), default_gaussian(columns), 1 / columns
     pairs: list[tuple[sklearn_peers.Transformer, sklearn_peers.Transformer]] = [
-        (KernelPCA(q, kernel=kernel), sklearn_peers.sklearn_components(gamma, q, "dense")),
-        (ExactFeatureMap(kernel, basis="cholesky"), sklearn_peers.sklearn_nystroem(gamma, n)),
+        (KernelPCA(q, kernel=kernel), sklearn_peers.make_sklearn_kernel_pca(gamma, q, "dense")),
+        (ExactFeatureMap(kernel, basis="cholesky"), sklearn_peers.make_sklearn_nystroem(gamma, n)),
     ]
     for ours, theirs in pairs:
         times = site.time_jobs({"ours": _prepare_fit(ours, X), "theirs": _prepare_fit(theirs, X)}, rounds)
@@ -237,7 +239,7 @@ def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
 def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult:
     """Score rows once; the cluster must be new, because the result has the peak memory of its workers."""
     before = max(site.client.run(model_cache.peak_memory_after_imports).values())
-    pca, source = random_components(n, q, _COLUMNS), site.store_rows(rows, _COLUMNS)
+    pca, source = make_random_kernel_pca(n, q, _COLUMNS), site.store_rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.save_model(pca))
     site.time_jobs({"imports": partial(job, site.store_rows(AGREEMENT_ROWS, _COLUMNS))}, 1)
     times = site.time_jobs({"job": partial(job, source)}, 1)
@@ -265,7 +267,7 @@ def _fit_components(site: BenchSite, q: int, X: Array, dtype: str = "float64") -
     return KernelPCA(q, kernel=default_gaussian(X.shape[1]), dtype=dtype, workspace=site.folder).fit(X)
 
 
-def random_components(n: int, q: int, columns: int) -> KernelPCA:
+def make_random_kernel_pca(n: int, q: int, columns: int) -> KernelPCA:
     """Return a KernelPCA with random weights, which needs no long fit; time and memory do not depend on the weights."""
     X, weights = _normal_rows(n, columns), np.random.default_rng(n).normal(size=(n, q))
     pca = KernelPCA(1, kernel=default_gaussian(columns)).fit(_normal_rows(AGREEMENT_ROWS, columns))

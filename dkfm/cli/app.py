@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkfm import __version__
-from dkfm.cli import commands, options, performance_report, process
+from dkfm.cli import commands, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
 from dkfm.core.printing import escape_control_characters, print_message, print_result
 from dkfm.errors import DkfmError, StalledError
@@ -134,7 +134,7 @@ def _connect(address: str | None, report_path: str | None = None) -> "Iterator[C
         return
     from dkfm.execution.clusters.connect import connect
 
-    with _terminate_as_interrupt(), connect(address) as client, performance_report.write_report(client, report_path):
+    with _terminate_as_interrupt(), connect(address) as client, performance_report.record_report(client, report_path):
         yield client
 
 
@@ -161,14 +161,17 @@ def _connect(address: str | None, report_path: str | None = None) -> "Iterator[C
 @click.option("--on-indefinite", type=click.Choice(["raise", "clip"]), default="raise", show_default=True)
 @click.option(
     "--components",
-    callback=options.parse_components,
+    callback=option_parsing.parse_components,
     metavar="NUMBER",
     help="Of a pca: how many, or below 1 the share of variance they explain; of fisher: how many; all by default.",
 )
 @click.option("--labels", metavar="FILE", help="Of fisher: a .npy file of one label for each row of TRAIN.")
 @click.option("--label-column", metavar="NAME", help="Of fisher, in place of it: a column of a table, of numbers.")
 @click.option(
-    "--shrinkage", callback=options.parse_shrinkage, metavar="NUMBER", help="Of fisher: the ridge, or auto. [0.001]"
+    "--shrinkage",
+    callback=option_parsing.parse_shrinkage,
+    metavar="NUMBER",
+    help="Of fisher: the ridge, or auto. [0.001]",
 )
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
 @click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
@@ -240,15 +243,15 @@ def score(
     """
     from dkfm.scoring.run import batch_score, plan_score
 
-    options.allow_user_imports(*trusted)
+    option_parsing.allow_user_imports(*trusted)
     performance_report.require_report(page, scheduler, model, input, output)
     with _terminate_as_interrupt(), _connect(scheduler, None if dry_run else page) as client:
         arguments = {
-            "output": options.parse_list(names),
+            "output": option_parsing.parse_list(names),
             "client": client,
             "on_invalid": on_invalid,
             "chunk_rows": chunk_rows,
-            "columns": options.parse_list(columns),
+            "columns": option_parsing.parse_list(columns),
             "id_column": id_column,
             "overwrite": overwrite,
             "trusted": trusted,
@@ -298,7 +301,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
     from dkfm.errors import InvalidInputError
     from dkfm.storage import model_transfer
 
-    options.allow_user_imports(*trusted)
+    option_parsing.allow_user_imports(*trusted)
     if model_transfer.read_store_kind(path) == "scores":
         from dkfm.scoring.verification import verify_scores
 
@@ -309,7 +312,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
             print_result(f"{path}: {difference} of what rounding allows")
         return
     from dkfm.estimators import load
-    from dkfm.sources.base import sample_rows
+    from dkfm.sources.base import read_evenly_spaced_rows
     from dkfm.sources.opening import open_source
 
     estimator = load(path, trusted=trusted)
@@ -320,11 +323,11 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
         source = open_source(against, fitted_columns=columns)
         points: object = source.read(slice(0, source.shape[0]))
     else:
-        points = None if against is None else sample_rows(open_source(against, fitted_columns=columns), 512)
-    print_result(*_verification_lines(path, against, estimator, points))
+        points = None if against is None else read_evenly_spaced_rows(open_source(against, fitted_columns=columns), 512)
+    print_result(*_verify_model(path, against, estimator, points))
 
 
-def _verification_lines(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> Iterator[str]:
+def _verify_model(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> Iterator[str]:
     """Verify a fitted model, on points if there are any, and yield lines that describe the result."""
     from dkfm.estimators import ExactFeatureMap
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from dkfm.cli import options
+from dkfm.cli import option_parsing
 from dkfm.core.printing import print_result
 
 
@@ -61,20 +61,20 @@ def compare(
     module:name, a kernel or a function f(X, Y) of yours; or JSON, as in the zarr.json of a model.
     """
     from dkfm.comparison import html_page
-    from dkfm.comparison.compare import compare_kernels
+    from dkfm.comparison.kernel_comparison import compare_kernels
     from dkfm.files.location import locate, require_disjoint
     from dkfm.plotting.axes import import_pyplot
     from dkfm.sources.base import NamedColumns
     from dkfm.sources.opening import open_source
 
-    kernels = [options.parse_kernel(spec) for spec in specs]
+    kernels = [option_parsing.parse_kernel(spec) for spec in specs]
     if html is not None:
         import_pyplot()
-        options.require_parent_folder(html)
+        option_parsing.require_parent_folder(html)
         html_page.require_replaceable_page(Path(html).resolve())
-    y = options.read_labels(labels, "--labels")
-    t = None if test_labels is None else options.read_labels(test_labels, "--test-labels")
-    rows = open_source(train, columns=options.parse_list(columns), id_column=id_column)
+    y = option_parsing.read_labels(labels, "--labels")
+    t = None if test_labels is None else option_parsing.read_labels(test_labels, "--test-labels")
+    rows = open_source(train, columns=option_parsing.parse_list(columns), id_column=id_column)
     if html is not None:
         inputs = [
             locate(test) if test is not None else None,

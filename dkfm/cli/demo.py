@@ -106,7 +106,7 @@ def run_demo(directory: str | Path, rows: int, say: Callable[[str], None]) -> No
         peaks = [memory.peak_memory(), *client.run(memory.peak_memory).values()]
         say(f"peak memory   driver {peaks[0] / 1e6:,.0f} MB, worker {max(peaks[1:]) / 1e6:,.0f} MB")
     train, held_out = np.asarray(pca.transform(digits.train)), np.asarray(pca.transform(digits.held_out))
-    accuracy = _accuracy(train, digits.train_labels, held_out, digits.held_out_labels)
+    accuracy = _knn_accuracy(train, digits.train_labels, held_out, digits.held_out_labels)
     say(f"accuracy      {accuracy:.4f} of {NEIGHBOURS} nearest neighbours on {len(held_out)} untouched digits")
     _save_pictures(folder, phi, held_out, digits.held_out_labels)
     shape = open_scores(folder / "scores.zarr").shape
@@ -144,10 +144,10 @@ def _write_rows(path: Path, images: Array, rows: int) -> None:
     with zarr_store.new_store(path, "rows", {}, ["rows"]) as group:
         array = zarr_store.add_array(group, "rows", (rows, images.shape[1]), (min(_CHUNK_ROWS, rows), images.shape[1]))
         for part in chunking.row_slices(rows, _CHUNK_ROWS):
-            array[part] = _shift_images(images, part.stop - part.start, np.random.default_rng([_SEED, part.start]))
+            array[part] = _augment_images(images, part.stop - part.start, np.random.default_rng([_SEED, part.start]))
 
 
-def _shift_images(images: Array, count: int, rng: np.random.Generator) -> Array:
+def _augment_images(images: Array, count: int, rng: np.random.Generator) -> Array:
     """Return `count` images that are drawn at random, shifted by up to one pixel and made noisy."""
     padded = np.pad(images.reshape(-1, _SIDE, _SIDE), ((0, 0), (1, 1), (1, 1)))
     which, down, right = rng.integers(len(images), size=count), *rng.integers(3, size=(2, count))
@@ -157,7 +157,7 @@ def _shift_images(images: Array, count: int, rng: np.random.Generator) -> Array:
     return noisy
 
 
-def _accuracy(
+def _knn_accuracy(
     train: Array, train_labels: npt.NDArray[np.int64], test: Array, test_labels: npt.NDArray[np.int64]
 ) -> float:
     """Return the accuracy on test rows of a k-nearest-neighbours classifier that is fitted here to training rows."""

@@ -9,7 +9,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.cli import options as arguments
+from dkfm.cli import option_parsing as arguments
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA
 from dkfm.execution import memory

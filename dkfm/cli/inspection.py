@@ -25,7 +25,7 @@ def describe_store(path: str | Path) -> dict[str, object]:
     with model_transfer.open_model_folder(path) as folder:
         attributes = zarr_schema.read_group(folder, kind)
         facts: dict[str, object] = {"kind": kind, "path": str(root), "format": attributes["version"]}
-        describe = {"gram": _describe_gram, "model": _describe_model, "rows": _describe_rows}[kind]
+        describe = {"gram": _describe_gram, "model": _describe_model, "rows": _describe_row_store}[kind]
         return facts | describe(folder, attributes)
 
 
@@ -59,7 +59,7 @@ def _describe_model(root: Path, attributes: dict[str, object]) -> dict[str, obje
     }
 
 
-def _describe_rows(root: Path, attributes: dict[str, object]) -> dict[str, object]:
+def _describe_row_store(root: Path, attributes: dict[str, object]) -> dict[str, object]:
     """Return facts on a store of rows, which holds a dense array or the three arrays of CSR."""
     if (root / "rows").is_dir():
         info = zarr_schema.read_array_info(root / "rows")
@@ -84,7 +84,7 @@ def _describe_scores(root: Location) -> dict[str, object]:
     try:
         receipts = completion.open_complete(root)[1].values()
     except StoreError as error:
-        done = len({receipt.chunk for receipt in completion.journal_receipts(output)})
+        done = len({receipt.chunk for receipt in completion.iter_journal_receipts(output)})
         return facts | {"complete": False, "reason": str(error), "chunks_in_the_journal": done}
     invalid, size = (sum(values) for values in zip(*((r.invalid_rows, r.bytes) for r in receipts), strict=True))
     return facts | {"complete": True, "invalid_rows": invalid, "bytes": size}

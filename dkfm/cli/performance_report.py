@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkfm.cli import options
+from dkfm.cli import option_parsing
 from dkfm.comparison import html_page as pages
 from dkfm.core.printing import print_message
 from dkfm.errors import ClusterError, InvalidInputError, extract_reason
@@ -56,7 +56,7 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
         return
     if scheduler is None:
         raise ClusterError("There is no cluster to report on; name one with --scheduler.")
-    options.require_parent_folder(page)
+    option_parsing.require_parent_folder(page)
     path = Path(page).resolve()
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"{page} cannot be written: it is no file.")
@@ -69,7 +69,7 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
 
 
 @contextmanager
-def write_report(client: "Client", page: str | None) -> Iterator[None]:
+def record_report(client: "Client", page: str | None) -> Iterator[None]:
     """Record Dask's report of a cluster, and write it when the context ends; replace an earlier page atomically.
 
     A report that fails does not fail the job: a line on standard error says so.

@@ -108,14 +108,14 @@ class _InterruptionHandler:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
         if signal.getsignal(signal.SIGINT) == self._raise:
             self._last = time.monotonic()
-            signal.signal(signal.SIGINT, self._leave)
+            signal.signal(signal.SIGINT, self._exit_now)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if time.monotonic() - self._last >= _IGNORE_SECONDS:
             self.raised, self._last = True, time.monotonic()
             raise KeyboardInterrupt
 
-    def _leave(self, number: int, frame: FrameType | None) -> None:
+    def _exit_now(self, number: int, frame: FrameType | None) -> None:
         """Exit at once, without cleaning up, except in the first `_IGNORE_SECONDS` after `stop_raising`."""
         if time.monotonic() - self._last >= _IGNORE_SECONDS:
             os._exit(INTERRUPTED)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from dkfm.core import budget, notebook_display
+from dkfm.core import budget, html_cards
 from dkfm.numerics.model import Model
 
 
@@ -49,6 +49,6 @@ class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
             "size": f"{budget.format_bytes(model.nbytes)} in memory",
             "saved as": self._saved_at or "",
         }
-        return notebook_display.html_card(
+        return html_cards.html_card(
             f"{type(self).__name__}, fitted", repr(model.kernel), {k: v for k, v in facts.items() if v}
         )

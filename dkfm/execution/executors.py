@@ -227,7 +227,7 @@ class ClientExecutor:
         if facts is None:
             return ExecutorHealth(answers=False)
         now = time.monotonic()
-        self._heartbeats = {a: self._first_seen(a, fact["last_seen"], now) for a, fact in facts.items()}
+        self._heartbeats = {a: self._update_heartbeat(a, fact["last_seen"], now) for a, fact in facts.items()}
         silent = tuple(address for address, (_, since) in self._heartbeats.items() if now - since > _SILENCE_LIMIT)
         paused = tuple(a for a, fact in facts.items() if fact["status"] == "paused" and a not in silent)
         running = tuple(a for a in facts if a not in paused and a not in silent and a not in self._unfit)
@@ -246,7 +246,7 @@ class ClientExecutor:
                 warnings.warn(f"{error} It gets no more tasks of this job.", DkfmWarning, stacklevel=2)
         return bool(self._fit)
 
-    def _first_seen(self, address: str, last: object, now: float) -> tuple[object, float]:
+    def _update_heartbeat(self, address: str, last: object, now: float) -> tuple[object, float]:
         """Return the worker's last heartbeat, and the time at which this heartbeat was first seen."""
         before = self._heartbeats.get(address)
         return before if before is not None and before[0] == last else (last, now)

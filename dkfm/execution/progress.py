@@ -31,7 +31,7 @@ def step_bar(name: str, total: int | None, unit: str, shown: bool) -> "tqdm[Neve
     return _bar(name, total, unit, MIN_SECONDS, None, shown)
 
 
-def call_bar(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
+def show_elapsed_bar(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
     """Return a line with the predicted `seconds` of one blocking call, which reports no progress, and its elapsed time.
 
     There is no line below two seconds, or if the user does not want one (`shown`).

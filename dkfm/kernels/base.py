@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dkfm.core import notebook_display
+from dkfm.core import html_cards
 from dkfm.core.frames import as_row_pair
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
 from dkfm.errors import InvalidInputError, KernelError
@@ -201,7 +201,7 @@ class Kernel(ABC):
     def _repr_html_(self) -> str:
         """Return an HTML card for a notebook: the expression and properties of the kernel."""
         facts = {"definiteness": str(self.definiteness), "rows": "dense or sparse" if self.supports_sparse else "dense"}
-        return notebook_display.html_card(f"Kernel {type(self).__name__}", repr(self), facts)
+        return html_cards.html_card(f"Kernel {type(self).__name__}", repr(self), facts)
 
     def warp(self, h: Callable[[Array], object]) -> Kernel:
         """Return the kernel ``k(h(x), h(y))``; h, an `Affine` or your function, maps rows (n, d) to rows (n, d')."""

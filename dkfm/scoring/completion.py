@@ -12,7 +12,7 @@ from dkfm.scoring.formats.chunk_files import Chunk, combine_summaries, read_chun
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.storage import json_documents, ownership, zarr_schema
-from dkfm.storage.zarr_codecs import CRC_BYTES
+from dkfm.storage.codec_checks import CRC_BYTES
 
 _MAX_MARKER_BYTES = 2**26
 """Largest marker that is read, in bytes."""
@@ -38,13 +38,13 @@ def _is_of_output(output: Output, receipt: Receipt) -> bool:
     return receipt.rows == output.chunk(receipt.chunk).rows and len(receipt.crc32c) == files
 
 
-def journal_receipts(output: Output, state: str | None = None) -> Iterator[Receipt]:
+def iter_journal_receipts(output: Output, state: str | None = None) -> Iterator[Receipt]:
     """Yield the receipts in an output's journal; with `state`, only those of the input in that state."""
     receipts = journal.read_receipts(output.location, output.creation_id, state)
     return (receipt for receipt in receipts if _is_of_output(output, receipt))
 
 
-def missing_chunks(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
+def find_chunks_to_score(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:
     """Return the chunks without a receipt, or with lost or resized files; if none, those with other last bytes."""
     location, file_names, trailer_bytes = output.location, output.format.file_names, output.format.trailer_bytes
     sizes = location.file_sizes(name for number in receipts for name in file_names(number))
@@ -63,7 +63,7 @@ def missing_chunks(output: Output, receipts: Mapping[int, Receipt]) -> list[int]
     ]
 
 
-def chunks_with_files(output: Output, numbers: Sequence[int]) -> set[int]:
+def find_chunks_with_files(output: Output, numbers: Sequence[int]) -> set[int]:
     """Return those chunks of `numbers` that have any file."""
     file_names = output.format.file_names
     sizes = output.location.file_sizes(name for number in numbers for name in file_names(number))
@@ -78,16 +78,20 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], state: str 
     StoreError
         The output was removed or replaced, or contains a link or a file that does not belong to it.
     """
-    outputs.require_run(output.root, output.creation_id)
-    outputs.write_array_metadata(output, output.location)
+    outputs.require_not_replaced(output.root, output.creation_id)
+    outputs.ensure_array_metadata(output, output.location)
     require_same_output_on_disk(output)
     ordered = [receipts[number] for number in range(output.n_chunks)]
     columns = [[getattr(receipt, name) for receipt in ordered] for name in _MARKER_FIELDS]
-    content = {"sum": _digest(output, columns), "input": state, **dict(zip(_MARKER_FIELDS, columns, strict=True))}
+    content = {
+        "sum": _compute_marker_digest(output, columns),
+        "input": state,
+        **dict(zip(_MARKER_FIELDS, columns, strict=True)),
+    }
     output.location.write_file(zarr_schema.MARKER, json.dumps(content).encode())
 
 
-def _digest(output: Output, columns: Sequence[object]) -> str:
+def _compute_marker_digest(output: Output, columns: Sequence[object]) -> str:
     """Return a SHA-256 digest of an output's attributes and of the columns of its receipts, for the marker."""
     return hashlib.sha256(json.dumps([outputs.describe_output(output), *columns], sort_keys=True).encode()).hexdigest()
 
@@ -122,7 +126,7 @@ def read_marker_receipts(output: Output) -> dict[int, Receipt]:
     columns = [marker.get(name) for name in _MARKER_FIELDS]
     files = len(output.format.file_names(0))
     is_complete = all(isinstance(column, list) and len(column) == output.n_chunks for column in columns)
-    if not is_complete or marker.get("sum") != _digest(output, columns):
+    if not is_complete or marker.get("sum") != _compute_marker_digest(output, columns):
         raise DamagedStoreError(f"The marker of {output.root} is not the one of its {output.n_chunks} chunks and rows.")
     try:
         return {
@@ -171,7 +175,7 @@ def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
     output = outputs.read_output(root)
     receipts = read_marker_receipts(output)
     require_no_extra_files(output)
-    lost = missing_chunks(output, receipts)
+    lost = find_chunks_to_score(output, receipts)
     if lost:
         raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")
     return output, receipts

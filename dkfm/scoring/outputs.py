@@ -115,11 +115,11 @@ def create_output(output: Output, overwrite: bool) -> Output:
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
     first_file = zarr_schema.TABLE_ATTRIBUTES if output.is_table else "zarr.json"
     with output.location.create_output(first_file, group, overwrite) as location:
-        write_array_metadata(output, location)
+        ensure_array_metadata(output, location)
     return output
 
 
-def write_array_metadata(output: Output, location: OutputLocation) -> None:
+def ensure_array_metadata(output: Output, location: OutputLocation) -> None:
     """Write the metadata of arrays that have none yet, as after a kill; other readers of Zarr need it."""
     for columns in [] if output.is_table else output.columns:
         name = f"{columns.output}/zarr.json"
@@ -182,7 +182,7 @@ def read_output(root: Location, *, check_plain: bool = True) -> Output:
     for columns in [] if output.is_table else output.columns:
         info = location.read_array_info(columns.output)
         if info is None:
-            continue  # creation at a URL stopped after the claim; `write_array_metadata` completes it
+            continue  # creation at a URL stopped after the claim; `ensure_array_metadata` completes it
         expected = (output.rows, columns.width), (output.chunk_rows, columns.width), columns.dtype
         if (info.shape, info.chunks, info.dtype) != expected:
             raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")
@@ -264,7 +264,7 @@ def require_same_job(existing: Output, requested: Output) -> None:
         )
 
 
-def require_run(root: Location, creation_id: str) -> None:
+def require_not_replaced(root: Location, creation_id: str) -> None:
     """Raise a StoreError if the output was replaced by another, which has another `creation_id`."""
     if output_at(root).read_attributes().get("run") != creation_id:
         raise StoreError(f"{root} was replaced by another run while this one worked.")

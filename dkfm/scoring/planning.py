@@ -148,7 +148,7 @@ def plan_in_memory(
     InvalidInputError
         The source has another number of columns than the model.
     """
-    heads = _require_heads(model, outputs, source)
+    heads = _select_heads(model, outputs, source)
     n, rows, size = model.landmarks.shape[0], source.shape[0], model.dtype.itemsize
     width = sum(head.width for head in heads)
     if chunk_rows is None:
@@ -176,13 +176,13 @@ def plan_streamed(
     `available_bytes` returns the bytes available for one task, from the bytes that the tasks of a process share. The
     other parameters are those of `plan_in_memory`.
     """
-    heads = _require_heads(model, outputs, source)
+    heads = _select_heads(model, outputs, source)
 
     def plan_rows(rows: int) -> Plan:
         return _plan(model, heads, source, rows, rows, rows, threads, write_buffers, streamed=True)
 
     if chunk_rows is None:
-        chunk_rows = _rows_within(plan_rows, source, available_bytes)
+        chunk_rows = _choose_streamed_rows(plan_rows, source, available_bytes)
     return plan_rows(min(chunk_rows, source.shape[0]))
 
 
@@ -191,7 +191,9 @@ def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
     return budget.score_row_seconds(model.landmarks.shape[0], source.mean_values_per_row, width, model.dtype.itemsize)
 
 
-def _rows_within(plan_rows: Callable[[int], Plan], source: Source, available_bytes: Callable[[int], int]) -> int:
+def _choose_streamed_rows(
+    plan_rows: Callable[[int], Plan], source: Source, available_bytes: Callable[[int], int]
+) -> int:
     """Return the most rows of a task that fits into memory, aligned to the source; `plan_rows` plans such tasks."""
     rows, step = _MAX_STREAMED_ROWS, source.chunk_rows
     available = available_bytes(plan_rows(_MIN_STREAMED_ROWS).model_bytes)
@@ -200,7 +202,7 @@ def _rows_within(plan_rows: Callable[[int], Plan], source: Source, available_byt
     return chunking.align_to_chunks(rows, step)
 
 
-def _require_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
+def _select_heads(model: Model, outputs: Sequence[str], source: Source) -> list[Head]:
     """Return the heads of the requested outputs; raise an InvalidInputError if they cannot score the source."""
     if source.shape[1] != model.n_features_in:
         raise InvalidInputError(
@@ -238,7 +240,7 @@ def _plan(
         raise InvalidInputError(
             f"{rows} rows in {chunks} chunks are more than {chunking.MAX_CHUNKS}; raise chunk_rows."
         )
-    shared_read, extra = _reading_bytes(source, chunk_rows, piece_rows)
+    shared_read, extra = _estimate_read_bytes(source, chunk_rows, piece_rows)
     blocks = kernel.peak_blocks + (0 if kernel.supports_out else 1)
     if size < np.dtype(np.float64).itemsize and needs_float64_block(kernel):
         blocks = 1 + 2 * (kernel.peak_blocks + 1)  # blocks in float64 and a rounded one
@@ -269,7 +271,7 @@ def _plan(
     )
 
 
-def _reading_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
+def _estimate_read_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
     """Return the memory for reading beyond the rows themselves, in bytes: shared by a process, and of one task."""
     step = source.chunk_rows
     if not chunking.is_within_half_chunk(chunk_rows, step):

@@ -108,7 +108,7 @@ class ScoringJob:
 
 
 @contextmanager
-def prepare_job(
+def open_job(
     model: "str | Path | Savable", source: object, request: JobRequest, client: "Client | None"
 ) -> Iterator[ScoringJob]:
     """Yield a checked and planned job; temporary copies of its inputs live as long. The destination is not changed."""
@@ -135,14 +135,18 @@ def prepare_job(
             stamp = _read_unchanged_stamp(given)
             if existing is not None and chunk_rows is None:
                 chunk_rows = existing.chunk_rows
-            plan = _plan(record.model, names, shared, chunk_rows, client, executor.threads, _write_buffers(target))
+            plan = _choose_plan(
+                record.model, names, shared, chunk_rows, client, executor.threads, _write_buffers(target)
+            )
             remote = parse_remote(model)
             name = str(path) if remote is None else remote.redacted_url
-            output = _describe_output(target, name, record, names, given, stamp, plan, request)
+            output = _build_output(target, name, record, names, given, stamp, plan, request)
             if existing is not None:
                 outputs.require_same_job(existing, output)
-                receipts = {receipt.chunk: receipt for receipt in known_receipts(existing, watch.stamp_with_ctime)[0]}
-                plan = replace(plan, done=plan.chunks - len(completion.missing_chunks(existing, receipts)))
+                receipts = {
+                    receipt.chunk: receipt for receipt in read_marker_or_journal(existing, watch.stamp_with_ctime)[0]
+                }
+                plan = replace(plan, done=plan.chunks - len(completion.find_chunks_to_score(existing, receipts)))
             where = str(path) if remote is None else remote.url
             yield ScoringJob(where, record, trusted, watch, shared, plan, output, existing, request.overwrite, executor)
 
@@ -194,7 +198,7 @@ def main_output_name(model: Model) -> str:
     return next(iter(model.heads))
 
 
-def _describe_output(
+def _build_output(
     target: Location,
     model_name: str,
     record: Record,
@@ -246,7 +250,7 @@ def _is_table(target: Location) -> bool:
     return str(target).endswith(".parquet")
 
 
-def _plan(
+def _choose_plan(
     model: Model,
     names: list[str],
     source: Source,
@@ -266,7 +270,7 @@ def _plan(
     return replace(plan, have_bytes=available, worker=worker)
 
 
-def known_receipts(output: Output, state: str) -> tuple[list[Receipt], bool]:
+def read_marker_or_journal(output: Output, state: str) -> tuple[list[Receipt], bool]:
     """Return the receipts in the marker of an output and True; without a valid marker, those in its journal and False.
 
     Receipts in the journal count only if they are of the input in its present state.
@@ -274,7 +278,7 @@ def known_receipts(output: Output, state: str) -> tuple[list[Receipt], bool]:
     try:
         return list(completion.read_marker_receipts(output).values()), True
     except (IncompleteStoreError, DamagedStoreError):
-        return list(completion.journal_receipts(output, state)), False
+        return list(completion.iter_journal_receipts(output, state)), False
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class ChunkReader:
 
     def __getitem__(self, index: tuple[slice, ...]) -> Array:
         output = self.output
-        outputs.require_run(output.root, output.creation_id)
+        outputs.require_not_replaced(output.root, output.creation_id)
         start, stop, _ = index[0].indices(self.shape[0])
         parts = []
         for number in range(start // output.chunk_rows, count_tiles(stop, output.chunk_rows)):
@@ -118,7 +118,7 @@ def _lazy_array(output: Output, receipts: dict[int, Receipt], name: str | None) 
 
 def _chunk_reader(output: Output, receipts: dict[int, Receipt], name: str | None) -> ChunkReader:
     names = [columns.output for columns in output.columns]
-    file = names.index(_require_name(output, name))
+    file = names.index(_resolve_output_name(output, name))
     checksums = np.array([receipts[number].crc32c[file] for number in range(output.n_chunks)], np.uint32)
     columns = output.columns[file]
     return ChunkReader(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
@@ -128,14 +128,14 @@ def read_scores(output: Output, receipts: dict[int, Receipt], name: str, rows: s
     """Read some rows (n, width) of one output of the model."""
     if not output.is_table:
         return _chunk_reader(output, receipts, name)[rows, :]
-    parts, read = [], _table_reader(output, name)
+    parts, read = [], _make_parquet_block_reader(output, name)
     for number in range(rows.start // output.chunk_rows, count_tiles(rows.stop, output.chunk_rows)):
         block, first = read(receipts[number])[0], output.chunk_slice(number).start
         parts.append(block[max(0, rows.start - first) : rows.stop - first])
     return np.concatenate(parts)
 
 
-def _require_name(output: Output, name: str | None) -> str:
+def _resolve_output_name(output: Output, name: str | None) -> str:
     """Return the name of an output, for None that of the first; raise a StoreError if there is no such output."""
     names = [columns.output for columns in output.columns]
     if name is not None and name not in names:
@@ -167,7 +167,7 @@ def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    outputs.require_run(output.root, output.creation_id)
+    outputs.require_not_replaced(output.root, output.creation_id)
     chunk_format = output.format
     assert isinstance(chunk_format, ParquetChunks)  # noqa: S101  # for the type checker
     lost = f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written"
@@ -225,14 +225,20 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
     (1, 100)
     """
     scores, receipts = completion.open_complete(locate(path))
-    read = _table_reader(scores, output) if scores.is_table else _array_reader(scores, receipts, output)
+    read = (
+        _make_parquet_block_reader(scores, output)
+        if scores.is_table
+        else _make_zarr_block_reader(scores, receipts, output)
+    )
     return prefetch(partial(read, receipts[number]) for number in range(scores.n_chunks))
 
 
 _Block: TypeAlias = tuple[Array, npt.NDArray[np.generic]]
 
 
-def _array_reader(output: Output, receipts: dict[int, Receipt], name: str | None) -> Callable[[Receipt], _Block]:
+def _make_zarr_block_reader(
+    output: Output, receipts: dict[int, Receipt], name: str | None
+) -> Callable[[Receipt], _Block]:
     """Return a function that reads the chunk of a receipt from a Zarr store: its scores, and its row numbers."""
     chunks = _chunk_reader(output, receipts, name)
 
@@ -243,10 +249,10 @@ def _array_reader(output: Output, receipts: dict[int, Receipt], name: str | None
     return read
 
 
-def _table_reader(output: Output, name: str | None) -> Callable[[Receipt], _Block]:
+def _make_parquet_block_reader(output: Output, name: str | None) -> Callable[[Receipt], _Block]:
     """Return a function that reads the chunk of a receipt from Parquet: its scores, and its row numbers or ids."""
     columns = {columns.output: columns for columns in output.columns}
-    selected = columns[_require_name(output, name)]
+    selected = columns[_resolve_output_name(output, name)]
     ids = output.settings.get("id_column")
 
     def read(receipt: Receipt) -> _Block:

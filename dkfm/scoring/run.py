@@ -24,10 +24,10 @@ from dkfm.files.location import parse_remote
 from dkfm.scoring import completion, outputs
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.planning import Plan
-from dkfm.scoring.prepare import JobRequest, Savable, ScoringJob, known_receipts, prepare_job
+from dkfm.scoring.prepare import JobRequest, Savable, ScoringJob, open_job, read_marker_or_journal
 from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
 from dkfm.scoring.report import ScoreReport, slowest_chunks
-from dkfm.scoring.tasks import SharedTaskArguments, check_chunks, score_chunk
+from dkfm.scoring.tasks import SharedTaskArguments, find_sound_receipts, score_chunk
 from dkfm.sources import chunk_cache, npz
 from dkfm.sources.base import NamedColumns
 
@@ -117,7 +117,7 @@ def batch_score(
     """
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
     while True:  # repeat if another process creates the output after this one has looked for it
-        with prepare_job(model, source, request, client) as job:
+        with open_job(model, source, request, client) as job:
             job.plan.require()
             if isinstance(job.output.root, Path):
                 left = (job.plan.chunks - job.plan.done) * job.plan.chunk_bytes
@@ -170,7 +170,7 @@ def plan_score(
     (3, 4800)
     """
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
-    with prepare_job(model, source, request, client) as job:
+    with open_job(model, source, request, client) as job:
         if job.executor.client is not None and job.plan.task_bytes <= job.plan.have_bytes:
             worker_checks.check_workers(job.executor.client, _requirements(job, "", b""))
         return job.plan
@@ -238,10 +238,10 @@ class _JobRun:
         watch = self._job.input_watch
         new_journal = Journal(output.location, uuid.uuid4().hex, output.creation_id, watch.stamp_with_ctime)
         for _ in range(_MAX_ROUNDS):
-            self._score(output, new_journal)
+            self._score_missing_chunks(output, new_journal)
             watch.require_same("scored", "run it again, and all chunks are scored anew")
             completion.complete_output(output, self._receipts, watch.stamp_with_ctime)
-            lost = completion.missing_chunks(output, self._receipts)
+            lost = completion.find_chunks_to_score(output, self._receipts)
             if not lost:
                 output.location.remove_partial_files()
                 return
@@ -256,27 +256,27 @@ class _JobRun:
         """
         output.location.remove_partial_files(local.ABANDONED_SECONDS)
         if not output.is_table:
-            outputs.write_array_metadata(output, output.location)
+            outputs.ensure_array_metadata(output, output.location)
         checked: set[Receipt] = set()
-        known, complete = known_receipts(output, self._job.input_watch.stamp_with_ctime)
+        known, complete = read_marker_or_journal(output, self._job.input_watch.stamp_with_ctime)
         while new := set(known) - checked:  # another driver may add receipts meanwhile
-            self._check_chunks(output, new)
+            self._keep_sound_receipts(output, new)
             checked |= new
-            known, complete = known_receipts(output, self._job.input_watch.stamp_with_ctime)
+            known, complete = read_marker_or_journal(output, self._job.input_watch.stamp_with_ctime)
         self._drop_stale_receipts(output, complete)
         lost = [number for number in range(output.n_chunks) if number not in self._receipts]
         if lost and complete:
             completion.remove_marker(output)
         elif complete:
             completion.require_same_output_on_disk(output)
-        self._doubted = completion.chunks_with_files(output, lost)
+        self._doubted = completion.find_chunks_with_files(output, lost)
         return complete and not lost
 
     def _drop_stale_receipts(self, output: Output, is_complete: bool) -> None:
         """Drop receipts of the input in another state, with a warning; a complete, undamaged output is left alone."""
         state, stale = self._job.input_watch.stamp_with_ctime, 0
         if not is_complete:
-            every, current = ({r.chunk for r in completion.journal_receipts(output, of)} for of in (None, state))
+            every, current = ({r.chunk for r in completion.iter_journal_receipts(output, of)} for of in (None, state))
             stale = len(every - current)
         elif len(self._receipts) < output.n_chunks and completion.read_input_state(output) not in ("", state):
             stale = len(self._receipts)
@@ -289,7 +289,7 @@ class _JobRun:
                 stacklevel=4,
             )
 
-    def _check_chunks(self, output: Output, receipts: Collection[Receipt]) -> None:
+    def _keep_sound_receipts(self, output: Output, receipts: Collection[Receipt]) -> None:
         """Read chunks in tasks, and keep the receipts that are true in `_receipts`."""
         groups: dict[int, list[Receipt]] = {}
         for receipt in receipts:
@@ -300,27 +300,27 @@ class _JobRun:
 
         tasks = ((output, group, self._requirements) for group in groups.values())
         run_tasks(
-            *(self._job.executor, "dkfm-look", check_chunks, tasks, len(groups), self._progress, keep),
+            *(self._job.executor, "dkfm-look", find_sound_receipts, tasks, len(groups), self._progress, keep),
             stall_seconds=self._stall,
         )
 
-    def _score(self, output: Output, new_journal: Journal) -> None:
+    def _score_missing_chunks(self, output: Output, new_journal: Journal) -> None:
         """Run rounds of tasks until no chunk is missing or differs from its receipt."""
         try:
             for _ in range(_MAX_ROUNDS):
-                left = completion.missing_chunks(output, self._receipts)
+                left = completion.find_chunks_to_score(output, self._receipts)
                 if not left:
                     break
                 completion.remove_chunks(output, [number for number in left if self._receipts.pop(number, None)])
                 tally = self._run_tasks(output, left, new_journal)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
-                self._require_no_killers(output, [left[number] for number in tally.killers])
+                self._require_no_fatal_chunks(output, [left[number] for number in tally.killers])
         except BaseException:
             with suppress(StoreError):  # the first error matters more
                 new_journal.flush()
             raise
         new_journal.flush()
-        left = completion.missing_chunks(output, self._receipts)
+        left = completion.find_chunks_to_score(output, self._receipts)
         if left:
             raise DamagedStoreError(f"Chunk {left[0]} of {output.root} is lost again and again; who else writes there?")
 
@@ -345,7 +345,7 @@ class _JobRun:
             stall_seconds=self._stall,
         )
 
-    def _require_no_killers(self, output: Output, killers: list[int]) -> None:
+    def _require_no_fatal_chunks(self, output: Output, killers: list[int]) -> None:
         """Raise a ClusterError if any of the chunks killed every worker that scored it; `killers` has their numbers."""
         if killers:
             rows = ", ".join(f"{output.chunk_slice(n).start} to {output.chunk_slice(n).stop - 1}" for n in killers[:5])

@@ -74,7 +74,7 @@ def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
     start, output, chunk = time.perf_counter(), work.output, work.output.chunk(number)
     check_this_worker(work.requirements)
     scorer = get_saved_scorer(work.model, work.model_digest, work.trusted, work.streamed)
-    require_current = partial(outputs.require_run, output.root, output.creation_id)
+    require_current = partial(outputs.require_not_replaced, output.root, output.creation_id)
     with single_blas_thread():
         pieces = _score_pieces(work, scorer, output.chunk_slice(number))
         contents, existed = write_chunk_files(output.format, chunk, pieces, require_current, work.has_unverified_files)
@@ -96,13 +96,13 @@ def _score_pieces(work: SharedTaskArguments, scorer: Scorer, rows: slice) -> Gen
         for part in chunking.row_slices(rows.stop - rows.start, work.piece_rows)
     ]
     strict = work.on_invalid == "raise"
-    for at, (Z, ids) in enumerate(prefetch([partial(_read, work, part) for part in parts])):
+    for at, (Z, ids) in enumerate(prefetch([partial(_read_rows_and_ids, work, part) for part in parts])):
         if strict:
             _require_finite(work.source, Z, parts[at:])
         yield Piece((_score_or_raise if strict else _score_or_nan)(scorer, names, Z, work.source, parts[at].start), ids)
 
 
-def _read(work: SharedTaskArguments, rows: slice) -> "tuple[Rows, pa.Array | None]":
+def _read_rows_and_ids(work: SharedTaskArguments, rows: slice) -> "tuple[Rows, pa.Array | None]":
     """Return some rows, and their ids if the output has an id column."""
     source, id_column = work.source, work.output.settings.get("id_column")
     return source.read(rows), source.read_ids(rows) if id_column and isinstance(source, HasIds) else None
@@ -117,7 +117,7 @@ def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
     if zero_nonfinite_rows(Z)[0].all():
         return
     bad = np.concatenate([part.start + np.flatnonzero(~zero_nonfinite_rows(source.read(part))[0]) for part in parts])
-    (file, rows), contain = _describe_rows(source, bad)
+    (file, rows), contain = _describe_invalid_rows(source, bad)
     raise InvalidInputError(
         f"{file} must be finite, and {rows} {contain} NaN or infinity; nothing of that chunk was written "
         '(on_invalid="nan", --on-invalid nan, scores such rows NaN).'
@@ -129,7 +129,7 @@ def _score_or_raise(scorer: Scorer, names: list[str], Z: Rows, source: Source, f
     scores = scorer.score_heads(names, Z)
     bad = np.flatnonzero(~_finite_rows(scores.values()))
     if len(bad):
-        (file, rows), contain = _describe_rows(source, bad + first)
+        (file, rows), contain = _describe_invalid_rows(source, bad + first)
         raise KernelError(
             f"{rows.capitalize()} of {file} overflow{'s' if contain == 'contains' else ''} {scorer.model.kernel!r}: "
             f"the {', '.join(names)} are not finite."
@@ -154,7 +154,7 @@ def _finite_rows(scores: Iterable[Array]) -> npt.NDArray[np.bool_]:
     return finite
 
 
-def _describe_rows(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
+def _describe_invalid_rows(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str, str], str]:
     """Return the parts of a sentence about bad rows: the file of the first, the rows in it, and "contain(s)"."""
     locations = [source.locate_row(int(row)) for row in bad[:_MAX_NAMED_ROWS]]
     file = locations[0][0]
@@ -164,7 +164,7 @@ def _describe_rows(source: Source, bad: npt.NDArray[np.intp]) -> tuple[tuple[str
     return (file, f"row {rows}" if len(bad) == 1 else f"rows {rows}"), "contains" if len(bad) == 1 else "contain"
 
 
-def check_chunks(
+def find_sound_receipts(
     output: Output, receipts: Sequence[Receipt], requirements: WorkerRequirements | None = None
 ) -> list[Receipt]:
     """Read some chunks; return the receipts that are true, at most one for each chunk."""

@@ -21,7 +21,7 @@ from dkfm.scoring import completion, outputs
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.readers import read_scores
 from dkfm.scoring.receipts import Receipt
-from dkfm.scoring.tasks import check_chunks
+from dkfm.scoring.tasks import find_sound_receipts
 from dkfm.sources.base import Source
 from dkfm.sources.opening import open_source
 from dkfm.storage import model_transfer
@@ -111,9 +111,9 @@ def verify_scores(
     with model_transfer.open_model_folder(_model_path(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
     source, loaded = _open_input(against, output, record), record.model
-    slices = _sample_slices(output.rows, sample)
+    slices = _spread_slices(output.rows, sample)
     with change_detection.watch(source) as watch:
-        worst = max(_largest_error(output, receipts, loaded, source, rows) for rows in slices)
+        worst = max(_require_small_error(output, receipts, loaded, source, rows) for rows in slices)
         watch.require_same("compared", "verify again")
     return ScoresVerification(output.rows, output.n_chunks, sum(rows.stop - rows.start for rows in slices), worst)
 
@@ -136,7 +136,7 @@ def _require_undamaged(output: Output, receipts: dict[int, Receipt], progress: b
 
     with open_executor(None) as executor:
         tasks = ((output, [receipt]) for receipt in receipts.values())
-        run_tasks(executor, "dkfm-verify", check_chunks, tasks, len(receipts), progress, add)
+        run_tasks(executor, "dkfm-verify", find_sound_receipts, tasks, len(receipts), progress, add)
     bad = sorted(receipts.keys() - sound)
     if bad:
         more = f", and {len(bad) - 1} more are not" if bad[1:] else ""
@@ -158,7 +158,7 @@ def _open_input(against: object, output: Output, record: Record) -> Source:
     return source
 
 
-def _sample_slices(rows: int, sample: int) -> list[slice]:
+def _spread_slices(rows: int, sample: int) -> list[slice]:
     """Return slices of about `sample` rows in all, evenly spread from the first row to the last."""
     if rows <= sample:
         return list(chunking.row_slices(rows, max(1, chunking.count_tiles(rows, _SAMPLED_SLICES))))
@@ -167,7 +167,9 @@ def _sample_slices(rows: int, sample: int) -> list[slice]:
     return [slice(int(start), int(start) + each) for start in starts]
 
 
-def _largest_error(output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice) -> float:
+def _require_small_error(
+    output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice
+) -> float:
     """Return the largest error of some rows, as a share of the allowed one; raise a CertificateError above 1."""
     Z, worst = source.read(rows), 0.0
     valid, clean = zero_nonfinite_rows(Z)

@@ -147,7 +147,7 @@ def read_finite(source: Source, rows: slice) -> Rows:
     return values
 
 
-def sample_rows(source: Source, rows: int) -> Rows:
+def read_evenly_spaced_rows(source: Source, rows: int) -> Rows:
     """Read about `rows` rows, in sixteen runs evenly spread over the source; raise if one is not finite."""
     n = source.shape[0]
     run_rows = max(1, rows // 16)

@@ -26,10 +26,10 @@ def as_float(values: npt.NDArray[np.generic], keep_float32: bool) -> Array:
     return np.asarray(values, np.float32 if keep else np.float64)
 
 
-def estimate_decoding_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:
+def estimate_concurrent_decode_bytes(shape: tuple[int, int], chunk_rows: int, chunks: int) -> int:
     """Return the bytes, both stored and decoded, of the chunks that Zarr decodes at a time: ten, or `chunks` if fewer.
 
-    >>> estimate_decoding_bytes((1000, 10), 100, 3)
+    >>> estimate_concurrent_decode_bytes((1000, 10), 100, 3)
     48000
     """
     return 2 * 8 * shape[1] * min(chunk_rows, shape[0]) * min(_CONCURRENT_CHUNKS, chunks)

@@ -85,7 +85,7 @@ class NpzSource(CsrRows):
         """
         with _open_stamped_archive(location) as (archive, stamp):
             shape, (data, _, indptr) = _read_csr_headers(archive, location)
-            runs = _check_pointers(_read_buffers(archive, indptr, location), indptr, data.shape[0], location)
+            runs = _validate_indptr(_read_buffers(archive, indptr, location), indptr, data.shape[0], location)
         return cls(location, shape, -(-2 * data.shape[0] // shape[0]) + 1, runs, stamp)
 
     def stamp(self) -> str:
@@ -124,9 +124,11 @@ class NpzSource(CsrRows):
             shape, headers = _read_csr_headers(archive, self.location)
             if (stamp, shape) != (self.opened_stamp, self.shape):
                 raise InvalidInputError(f"{self.location} changed since it was opened; open it again.")
-            _require_room(self.location, sum(header.bytes for header in headers))
+            _require_temp_disk(self.location, sum(header.bytes for header in headers))
             data, indices, indptr = headers
-            columns = _check_columns(_read_buffers(archive, indices, self.location), indices, shape[1], self.location)
+            columns = _yield_checked_indices(
+                _read_buffers(archive, indices, self.location), indices, shape[1], self.location
+            )
             unpacked = _map_on_disk(_read_buffers(archive, data, self.location), data), _map_on_disk(columns, indices)
             return *unpacked, _map_on_disk(_read_buffers(archive, indptr, self.location), indptr)
 
@@ -193,7 +195,7 @@ def _read_csr_headers(archive: zipfile.ZipFile, path: Location) -> tuple[tuple[i
     return (rows, columns), headers
 
 
-def _check_pointers(buffers: Iterable[bytes], header: _Header, stored: int, path: Location) -> tuple[int, ...]:
+def _validate_indptr(buffers: Iterable[bytes], header: _Header, stored: int, path: Location) -> tuple[int, ...]:
     """Check the row pointers `indptr`; return the largest numbers of values in 1, 2, 4, .. consecutive rows."""
     pointers = csr.PointerCheck(stored)
     try:
@@ -204,7 +206,7 @@ def _check_pointers(buffers: Iterable[bytes], header: _Header, stored: int, path
         raise InvalidInputError(f"The arrays of {path} do not make rows: {error}.") from None
 
 
-def _check_columns(buffers: Iterable[bytes], header: _Header, columns: int, path: Location) -> Iterator[bytes]:
+def _yield_checked_indices(buffers: Iterable[bytes], header: _Header, columns: int, path: Location) -> Iterator[bytes]:
     """Yield the buffers of CSR `indices`, each after a check; raise an InvalidInputError for an index out of range."""
     for buffer in buffers:
         part = np.frombuffer(buffer, header.dtype)
@@ -268,7 +270,7 @@ def _read_small_array(archive: zipfile.ZipFile, header: _Header, path: Location)
     return np.frombuffer(b"".join(_read_buffers(archive, header, path)), header.dtype).reshape(header.shape)
 
 
-def _require_room(path: Location, needed: int) -> None:
+def _require_temp_disk(path: Location, needed: int) -> None:
     """Raise an InvalidInputError unless the disk of the temporary folder has `needed` bytes free."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free

@@ -41,7 +41,7 @@ class _ZarrRows(DenseRows):
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes of concurrently decoded chunks, both stored and decoded."""
-        return chunk_cache.estimate_decoding_bytes(self.shape, self.chunk_rows, chunks)
+        return chunk_cache.estimate_concurrent_decode_bytes(self.shape, self.chunk_rows, chunks)
 
     def is_unchanged(self, current_stamp: str) -> bool:  # only the metadata were kept
         """Return whether the metadata, read again, give an equal source."""

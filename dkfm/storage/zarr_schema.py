@@ -16,8 +16,8 @@ from pathlib import Path
 from dkfm.core.chunking import count_tiles
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, UnsupportedStoreError
 from dkfm.files.local import is_partial
-from dkfm.storage import json_documents, zarr_codecs
-from dkfm.storage.zarr_codecs import CRC_BYTES, parse_axis_lengths
+from dkfm.storage import codec_checks, json_documents
+from dkfm.storage.codec_checks import CRC_BYTES, parse_axis_lengths
 
 VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 3}
 """Format version of each kind of store, the only one that this version of dkfm reads and writes."""
@@ -242,7 +242,9 @@ def parse_array_info(metadata: dict[str, object], path: object, *, source: bool 
         fault = "its shape and chunks are not those of a regular grid"
     elif metadata.get("storage_transformers") not in (None, []):
         fault = "it has storage transformers"
-    elif not (zarr_codecs.is_supported(metadata.get("codecs"), chunks) if source else _codecs(metadata) == _OWN_CODECS):
+    elif not (
+        codec_checks.is_supported(metadata.get("codecs"), chunks) if source else _codecs(metadata) == _OWN_CODECS
+    ):
         fault = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
     elif source:
         fault = _find_size_fault(shape, chunks, known[dtype]) or _find_chunk_key_fault(metadata)
@@ -274,7 +276,7 @@ def _find_size_fault(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: 
 def _find_chunk_key_fault(metadata: Mapping[str, object]) -> str | None:
     encoding = metadata.get("chunk_key_encoding")
     known = isinstance(encoding, Mapping) and encoding.get("name") in ("default", "v2")
-    separator = zarr_codecs.codec_configuration([encoding], 0).get("separator", "/")
+    separator = codec_checks.codec_configuration([encoding], 0).get("separator", "/")
     return None if known and separator in ("/", ".") else "its chunk keys are not those of Zarr"
 
 
@@ -312,14 +314,14 @@ def _get_configuration(metadata: Mapping[str, object], field: str, key: str) -> 
     extension = metadata.get(field)
     expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[field]
     known = isinstance(extension, Mapping) and extension.get("name") == expected
-    return zarr_codecs.codec_configuration([extension], 0).get(key) if known else None
+    return codec_checks.codec_configuration([extension], 0).get(key) if known else None
 
 
 def _codecs(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
     codecs = metadata.get("codecs")
     return [
-        (name, zarr_codecs.codec_configuration(codecs, position))
-        for position, name in enumerate(zarr_codecs.codec_names(codecs) or [])
+        (name, codec_checks.codec_configuration(codecs, position))
+        for position, name in enumerate(codec_checks.codec_names(codecs) or [])
     ]
 
 

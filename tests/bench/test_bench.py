@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from dkfm.bench import arithmetic_limits, competitors, sklearn_peers, workloads
 from dkfm.bench import run as bench
-from dkfm.bench.timing import Ratio, Times, time_in_turn
+from dkfm.bench.timing import Ratio, Times, time_round_robin
 from dkfm.cli.app import main
 from dkfm.errors import ClusterError, DisagreementError
 
@@ -153,22 +153,24 @@ def test_features_of_low_rank_are_fewer_and_errors_are_those_of_the_same_pairs(m
     assert max(full["error"], low["error"]) < 1e-12 < single["error"] < 1e-5
     kernel = workloads.Gaussian(math.sqrt(2.5))
     X = workloads._normal_rows(300, 5)
-    features = sklearn_peers.sklearn_nystroem(1 / 5, 300).fit(X).transform(X)
+    features = sklearn_peers.make_sklearn_nystroem(1 / 5, 300).fit(X).transform(X)
     expected = np.abs(features @ features.T - kernel(X, X)).max()
     assert full["Nystroem's"] == pytest.approx(expected, rel=0.1)
 
 
 def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
-    original = sklearn_peers.sklearn_components
-    monkeypatch.setattr(sklearn_peers, "sklearn_components", lambda gamma, q, solver: original(1.01 * gamma, q, solver))
-    monkeypatch.setattr(competitors, "time_in_turn", lambda *_: pytest.fail("it was timed"))
+    original = sklearn_peers.make_sklearn_kernel_pca
+    monkeypatch.setattr(
+        sklearn_peers, "make_sklearn_kernel_pca", lambda gamma, q, solver: original(1.01 * gamma, q, solver)
+    )
+    monkeypatch.setattr(competitors, "time_round_robin", lambda *_: pytest.fail("it was timed"))
     with pytest.raises(DisagreementError, match="dkfm's float64 scores of 5 columns differ from scikit-learn's by"):
         workloads.bench_scoring(site, 60, 3, 5, 400)
 
 
 def test_a_map_that_computes_something_else_is_not_timed(site, monkeypatch):
-    original = sklearn_peers.sklearn_nystroem
-    monkeypatch.setattr(sklearn_peers, "sklearn_nystroem", lambda gamma, n: original(1.01 * gamma, n))
+    original = sklearn_peers.make_sklearn_nystroem
+    monkeypatch.setattr(sklearn_peers, "make_sklearn_nystroem", lambda gamma, n: original(1.01 * gamma, n))
     with pytest.raises(DisagreementError, match="scores of 5 columns"):
         next(workloads.bench_features(site, 2.0, 60, 5, 400, ("float64",)))
 
@@ -192,13 +194,13 @@ def test_a_job_that_leaves_nan_is_not_timed(site):
 
 def test_the_best_chunk_size_is_the_one_compared_with():
     times = Times({"ours": [1.0, 1.0, 1.0], "50": [3.0, 3.0, 9.0], "100": [2.0, 8.0, 2.0], "400": [4.0, 1.0, 4.0]})
-    row = workloads._compare(times, "ours", {"50": None, "100": None, "400": None})
+    row = workloads._make_sklearn_row(times, "ours", {"50": None, "100": None, "400": None})
     assert (row["chunk_rows"], row["scikit-learn"], row["times_less"]) == ("100", 2.0, Ratio(2.0, 2.0, 8.0, 3))
 
 
 def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and_every_time(site):
     X = workloads._normal_rows(60, 5)
-    fitted = sklearn_peers.sklearn_components(1 / 5, 3, "dense").fit(X)
+    fitted = sklearn_peers.make_sklearn_kernel_pca(1 / 5, 3, "dense").fit(X)
     source = site.store_rows(430, 5)
     expected = fitted.transform(zarr.open_array(source)[:])
     jobs = site.make_peer_jobs(fitted, 60, 3)
@@ -213,7 +215,7 @@ def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and
 
 
 def test_a_chunk_size_that_a_worker_cannot_hold_is_not_tried(site, monkeypatch):
-    fitted = sklearn_peers.sklearn_components(1 / 5, 3, "dense").fit(workloads._normal_rows(60, 5))
+    fitted = sklearn_peers.make_sklearn_kernel_pca(1 / 5, 3, "dense").fit(workloads._normal_rows(60, 5))
     monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
     assert list(site.make_peer_jobs(fitted, 60, 3)) == ["50", "100"]
     monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 0)
@@ -231,7 +233,7 @@ def test_rivals_run_in_turn_each_round_begun_by_another_and_each_where_nothing_i
 
         return run
 
-    times = time_in_turn({name: rival(name) for name in "abc"}, 4, tmp_path / "out")
+    times = time_round_robin({name: rival(name) for name in "abc"}, 4, tmp_path / "out")
     assert "".join(order) == "abcbcacababc"
     assert {name: len(taken) for name, taken in times.seconds.items()} == {"a": 4, "b": 4, "c": 4}
     assert not (tmp_path / "out").exists()

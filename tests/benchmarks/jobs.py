@@ -112,7 +112,7 @@ def time_receipts(folder, rows, rounds):
                 patch.object(chunk_files.ReadBackWriter, "write", bare_write),
                 patch.object(
                     completion,
-                    "missing_chunks",
+                    "find_chunks_to_score",
                     lambda output, receipts: [n for n in range(output.n_chunks) if n not in receipts],
                 ),
             ]

@@ -25,7 +25,7 @@ from pathlib import Path
 import dask
 import distributed
 
-from dkfm.bench.calibration import time_empty_tasks
+from dkfm.bench.calibration import measure_scheduler_seconds
 from dkfm.bench.competitors import BenchSite
 from dkfm.core.text_tables import Table
 from dkfm.execution.clusters.client import fetch_workers
@@ -99,11 +99,11 @@ def measured(count, tasks, profile):
         client.wait_for_workers(count, timeout=ARRIVAL)
         empty = client.run_on_scheduler(peak_memory)
         site = BenchSite(client, Path(folder), (1000,), 1)
-        time_empty_tasks(site, 10)
+        measure_scheduler_seconds(site, 10)
         start, worked = time.perf_counter(), time.process_time()
         if profile:
             profiler.enable()
-        seconds = time_empty_tasks(site, tasks)
+        seconds = measure_scheduler_seconds(site, tasks)
         profiler.disable()
         wall, driver = time.perf_counter() - start, time.process_time() - worked
         peak = client.run_on_scheduler(peak_memory)

@@ -87,10 +87,10 @@ def test_a_second_run_starts_clean_and_a_strangers_folder_is_left_untouched(fini
 def test_the_scoring_set_is_held_out_digits_shifted_by_at_most_one_pixel():
     images = np.zeros((1, 64))
     images[0, 27] = 1.0  # row 3, column 3
-    shifted = demo._shift_images(images, 500, np.random.default_rng(0)).reshape(-1, 8, 8)
+    shifted = demo._augment_images(images, 500, np.random.default_rng(0)).reshape(-1, 8, 8)
     bright = shifted.reshape(500, -1).argmax(axis=1)
     assert set(bright) == {8 * (3 + i) + 3 + j for i in (-1, 0, 1) for j in (-1, 0, 1)}
-    again = demo._shift_images(images, 500, np.random.default_rng(0)).reshape(-1, 8, 8)
+    again = demo._augment_images(images, 500, np.random.default_rng(0)).reshape(-1, 8, 8)
     np.testing.assert_array_equal(shifted, again)
 
 

@@ -175,7 +175,7 @@ def test_a_page_that_is_there_stays_until_the_report_is_whole(client, tmp_path, 
         if ends is not None:
             raise ends
 
-    with nullcontext() if ends is None else pytest.raises(ends), performance_report.write_report(client, str(link)):
+    with nullcontext() if ends is None else pytest.raises(ends), performance_report.record_report(client, str(link)):
         job()
     assert "number of tasks: 1" in page.read_text()
     assert link.is_symlink()
@@ -188,7 +188,7 @@ def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, m
     def full(*_):
         raise StoreError("the disk is full.")
 
-    with performance_report.write_report(client, str(tmp_path / "report.html")):
+    with performance_report.record_report(client, str(tmp_path / "report.html")):
         monkeypatch.setattr("dkfm.files.local.new_file", full)
     assert re.fullmatch(r"There is no report at .*report\.html: the disk is full\.\n", capsys.readouterr().err)
     assert (tmp_path / "report.html").read_text() == OLD
@@ -207,7 +207,7 @@ def test_a_scheduler_that_went_or_hangs_costs_the_report_and_not_the_job(tmp_pat
         start = time.monotonic()
         with (
             pytest.raises(ClusterError, match="the job's own"),
-            performance_report.write_report(client, str(tmp_path / "r.html")),
+            performance_report.record_report(client, str(tmp_path / "r.html")),
         ):
             job(site)
         assert time.monotonic() - start < 30

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import dkfm
 from dkfm import kernels, plotting
-from dkfm.cli import options
+from dkfm.cli import option_parsing
 from dkfm.cli.app import main
 from dkfm.comparison import html_page
 from dkfm.errors import DkfmWarning
@@ -71,7 +71,7 @@ def test_the_page_is_no_wider_than_a_phone(text, tmp_path):
     ],
 )
 def test_kernels_are_words(word, kernel):
-    assert options.parse_kernel(word) == kernel
+    assert option_parsing.parse_kernel(word) == kernel
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_an_input_that_changes_under_way_completes_nothing(small, tmp_path, monk
     from dkfm.errors import InvalidInputError, StoreExistsError
     from dkfm.scoring import tasks
 
-    rows, target, read = tmp_path / "rows.npy", tmp_path / "scores", tasks._read
+    rows, target, read = tmp_path / "rows.npy", tmp_path / "scores", tasks._read_rows_and_ids
     shutil.copy(small.folder / "rows.npy", rows)
 
     def changed(work, part):
@@ -180,7 +180,7 @@ def test_an_input_that_changes_under_way_completes_nothing(small, tmp_path, monk
             (tmp_path / "new.npy").rename(rows)
         return read(work, part)
 
-    monkeypatch.setattr(tasks, "_read", changed)
+    monkeypatch.setattr(tasks, "_read_rows_and_ids", changed)
     with pytest.raises(InvalidInputError, match="changed while it was scored"):
         dkfm.batch_score(small.folder / "model", rows, target, chunk_rows=50, progress=False)
     TOTALS.faults += 1

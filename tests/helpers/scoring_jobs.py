@@ -14,5 +14,5 @@ def score(job, **options):
 def write(output, number, values):
     """Write one chunk of an output of one array, as its task does."""
     pieces = (chunk_files.Piece({"scores": part}) for part in values)
-    still = partial(outputs.require_run, output.root, output.creation_id)
+    still = partial(outputs.require_not_replaced, output.root, output.creation_id)
     return chunk_files.write_chunk_files(output.format, output.chunk(number), pieces, still)

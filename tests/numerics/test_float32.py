@@ -189,8 +189,8 @@ def test_float32_components_are_cut_where_scikit_learn_cuts_them(rng):
 )
 @pytest.mark.parametrize("stored", ["rows.npy", "packed.zarr", pytest.param("rows.zarr", marks=pytest.mark.slow)])
 def test_rows_stored_in_float32_score_as_those_widened_on_disk(stored, kernel, output, rng, tmp_path, monkeypatch):
-    seen, read = set(), tasks._read
-    monkeypatch.setattr(tasks, "_read", lambda *a: seen.add((rows := read(*a))[0].dtype.name) or rows)
+    seen, read = set(), tasks._read_rows_and_ids
+    monkeypatch.setattr(tasks, "_read_rows_and_ids", lambda *a: seen.add((rows := read(*a))[0].dtype.name) or rows)
     Z = (5 + rng.normal(size=(120, 6))).astype(np.float32)
     phi = dkfm.ExactFeatureMap(kernel, dtype="float32").fit(5 + rng.normal(size=(60, 6)))
     for name, rows in (("as-it-is", Z), ("widened", Z.astype(float))):

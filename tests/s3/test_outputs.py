@@ -234,14 +234,14 @@ def test_an_object_that_changes_under_way_completes_nothing(job, monkeypatch):
     from dkfm.scoring import tasks
 
     _, _, place = job
-    read = tasks._read
+    read = tasks._read_rows_and_ids
 
     def changed(work, part):
         if part.start == 60:
             place.replace("rows.npy", place.read("rows.npy")[:-8] + bytes(8))
         return read(work, part)
 
-    monkeypatch.setattr(tasks, "_read", changed)
+    monkeypatch.setattr(tasks, "_read_rows_and_ids", changed)
     with pytest.raises(InvalidInputError, match="changed while it was scored"):
         score(job)
     with pytest.raises(IncompleteStoreError):
@@ -260,18 +260,18 @@ def test_a_server_that_fails_for_good_is_a_sentence_and_the_job_goes_on_when_it_
     _, _, place = job
     from dkfm.scoring import tasks
 
-    read = tasks._read
+    read = tasks._read_rows_and_ids
 
     def failing(work, part):
         if part.start >= 60:
             proxy.faults = [("GET", "rows.npy", 500)] * 1000
         return read(work, part)
 
-    monkeypatch.setattr(tasks, "_read", failing)
+    monkeypatch.setattr(tasks, "_read_rows_and_ids", failing)
     with pytest.raises(UnreachableError) as caught:
         score(job)
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr(tasks, "_read", read)
+    monkeypatch.setattr(tasks, "_read_rows_and_ids", read)
     proxy.faults = []
     assert score(job).rows == 100
     dkfm.verify_scores(f"{place.url}/scores")

@@ -246,7 +246,7 @@ def test_a_gram_of_rows_that_change_under_way_is_not_kept(tmp_path, monkeypatch)
 
 
 def test_an_input_that_changes_while_an_output_is_held_against_it_proves_nothing(model, tmp_path, monkeypatch):
-    source, target, worst = tmp_path / "rows.npy", tmp_path / "out", verification._largest_error
+    source, target, worst = tmp_path / "rows.npy", tmp_path / "out", verification._require_small_error
     write(source, rows_of(1))
     score(model, source, target)
 
@@ -256,7 +256,7 @@ def test_an_input_that_changes_while_an_output_is_held_against_it_proves_nothing
             rewrite(source, rows_of(1))
         return found
 
-    monkeypatch.setattr(verification, "_largest_error", changing)
+    monkeypatch.setattr(verification, "_require_small_error", changing)
     with pytest.raises(InvalidInputError, match="changed while it was compared"):
         dkfm.verify_scores(target, source)
 

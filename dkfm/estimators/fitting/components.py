@@ -31,7 +31,7 @@ from dkfm.gram import build
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.sklearn_names import filter_parameters
-from dkfm.numerics import lanczos, pca, training_reductions
+from dkfm.numerics import lanczos, pca, training_statistics
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.pca import ComponentOptions, Components, EigenProblem, Moments, Weighting
@@ -149,7 +149,7 @@ def fit_components(
     memory.require_driver_memory(n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [data.compute_gram(solver.tile_rows, solver.workspace, solver.progress)]
-    with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n), solver.progress):
+    with progress.show_elapsed_bar("dkfm-root", budget.eigendecomposition_seconds(n), solver.progress):
         return pca.solve_components_by_eigh(gram_holder.pop(), options, weighting, solver.formulation)
 
 
@@ -285,7 +285,7 @@ def fit_in_map(
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
         data, weights = drop_zero_weights(all_rows, sample_weight)
-        moments = training_reductions.feature_moments(map_scorer, data.iter_row_tiles(), data.diagonal(), weights)
+        moments = training_statistics.feature_moments(map_scorer, data.iter_row_tiles(), data.diagonal(), weights)
         if is_clipped_kernel(feature_map.error_bounds):
             moments = replace(moments, kernel_trace=float(np.trace(moments.second_moment)))
         if model.kernel.is_precomputed:

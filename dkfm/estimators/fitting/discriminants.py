@@ -19,7 +19,7 @@ from dkfm.estimators.fitting.training_data import Indices, TrainingData, Trainin
 from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
-from dkfm.numerics import fisher, shrinkage, training_reductions
+from dkfm.numerics import fisher, shrinkage, training_statistics
 from dkfm.numerics.certificates import discriminants
 from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.fisher import Classes, Discriminants
@@ -76,7 +76,9 @@ def fit_discriminants(
     _require_memory(n, d, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
     has_room = decomposes or memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
-    with progress.call_bar("dkfm-root", budget.eigendecomposition_seconds(n) if decomposes else 0.0, options.progress):
+    with progress.show_elapsed_bar(
+        "dkfm-root", budget.eigendecomposition_seconds(n) if decomposes else 0.0, options.progress
+    ):
         chosen = options.shrinkage
         if chosen is None:
             chosen = shrinkage.choose_shrinkage(K, classes, options.on_indefinite)
@@ -118,7 +120,7 @@ def fit_in_map(
         labels, codes = np.unique(weighted, return_inverse=True)
         classes = options.make_classes(codes, weights, labels)
         tiles, indicators = data.iter_row_tiles(), classes.weighted_indicators()
-        sums, second = training_reductions.sum_features_and_products(map_scorer, tiles, indicators)
+        sums, second = training_statistics.sum_features_and_products(map_scorer, tiles, indicators)
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)

@@ -11,7 +11,7 @@ from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmWarning, KernelError, NotSupportedError
 from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks
 from dkfm.estimators.fitting.training_data import PrecomputedGram, TrainingData, TrainingRows
-from dkfm.numerics import links, pivoted_cholesky, roots, training_reductions
+from dkfm.numerics import links, pivoted_cholesky, roots, training_statistics
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.certificates.certificate import Certificate, Verification, sample_evenly
 from dkfm.numerics.model import Head, Model
@@ -61,7 +61,7 @@ def fit_map(
     # Residuals and means over all training rows are computed in float64.
     scorer = _make_root_scorer(data, landmarks, root)
     if remaining is None:
-        remaining, lowest = training_reductions.compute_residual_extremes(scorer, data.iter_row_tiles(), diagonal)
+        remaining, lowest = training_statistics.compute_residual_extremes(scorer, data.iter_row_tiles(), diagonal)
     if options.on_indefinite != "clip" and not all_rows:
         _require_psd_residuals(scorer, data, lowest, root)
     bounds, rank = roots.bound_errors_by_rank(remaining, root.values, max_similarity, dtype), len(root.values)
@@ -78,7 +78,7 @@ def fit_map(
         root = root.truncate(rank)
         landmarks = landmarks.subset(np.arange(len(root.weights))) if root.triangular else landmarks
         scorer = _make_root_scorer(data, landmarks, root)
-    mean = None if weights is None else training_reductions.mean_kernel_values(scorer, data.iter_row_tiles(), weights)
+    mean = None if weights is None else training_statistics.mean_kernel_values(scorer, data.iter_row_tiles(), weights)
     with np.errstate(over="ignore"):  # values that float32 cannot hold raise below
         model = _make_model(scorer.model, root, mean, options.basis, dtype)
     del scorer

@@ -164,7 +164,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     gram_holder = [landmarks.compute_gram(options.tile_rows, options.workspace, options.progress)]
     what = _describe_gram(landmarks.kernel)
     seconds = budget.eigendecomposition_seconds(landmarks.rows_as_landmarks.shape[0])
-    with progress.call_bar("dkfm-root", seconds, options.progress):
+    with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what)
     return landmarks, root, bound_residuals_by_rank(root, landmarks.diagonal()) if chosen.all_rows else None
 
@@ -217,7 +217,7 @@ def _find_pivots(
             return pivots
     _require_gram_memory(data, budget.PIVOT_SQUARES)
     gram_holder = [data.compute_gram(options.tile_rows, options.workspace, options.progress)]
-    with progress.call_bar("dkfm-root", budget.gram_pivots_seconds(n, 0, n), options.progress):
+    with progress.show_elapsed_bar("dkfm-root", budget.gram_pivots_seconds(n, 0, n), options.progress):
         return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
 
 

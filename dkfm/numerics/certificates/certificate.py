@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, UnsupportedStoreError
 from dkfm.kernels.base import evaluate_block
-from dkfm.numerics import training_reductions
+from dkfm.numerics import training_statistics
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS
 from dkfm.numerics.scorer import Scorer
@@ -195,7 +195,7 @@ def _compute_both_blocks(
         diagonals = expected.diagonal(), expected.diagonal()
     else:
         diagonals = model.kernel.evaluate_diagonal(X), model.kernel.evaluate_diagonal(Z)
-    combined = training_reductions.kernel_values_of_random_combination(score, tiles, float(diagonals[0].max()))
+    combined = training_statistics.kernel_values_of_random_combination(score, tiles, float(diagonals[0].max()))
     if len(combined):
         sampled = sample_evenly(len(combined))
         expected = np.column_stack([expected, combined[sampled]])

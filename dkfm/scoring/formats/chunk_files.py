@@ -112,7 +112,7 @@ class ChunkFormat(Protocol):
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the files of a chunk; the stack removes those that were not committed."""
 
-    def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
+    def summarize_file(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
         """Read and check a file of a chunk; return its summary, or None if it is not as this format writes it."""
 
     def trailer_bytes(self, crc32c: int) -> bytes:
@@ -175,7 +175,7 @@ def write_chunk_files(
 def read_chunk_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[FileSummary] | None:
     """Read all files of a chunk and return their summaries; None if any is missing or damaged."""
     files = len(chunk_format.file_names(chunk.number))
-    return _all_or_none([_read(chunk_format, chunk, number) for number in range(files)])
+    return _all_or_none([_summarize_file(chunk_format, chunk, number) for number in range(files)])
 
 
 def _all_or_none(files: list[FileSummary | None]) -> list[FileSummary] | None:
@@ -183,19 +183,19 @@ def _all_or_none(files: list[FileSummary | None]) -> list[FileSummary] | None:
     return sound if len(sound) == len(files) else None
 
 
-def _read(chunk_format: ChunkFormat, chunk: Chunk, file_number: int) -> FileSummary | None:
+def _summarize_file(chunk_format: ChunkFormat, chunk: Chunk, file_number: int) -> FileSummary | None:
     """Return the summary of one file of a chunk; None if it is missing or damaged."""
     opened = chunk_format.location.open(chunk_format.file_names(chunk.number)[file_number])
     if opened is None:
         return None
     with opened:
-        return chunk_format.read_contents(chunk, file_number, opened)
+        return chunk_format.summarize_file(chunk, file_number, opened)
 
 
 def _summarize_or_remove_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[FileSummary] | None:
     """Return the summaries of a chunk's files if all are sound; remove those that are not."""
     names = chunk_format.file_names(chunk.number)
-    files = [_read(chunk_format, chunk, number) for number in range(len(names))]
+    files = [_summarize_file(chunk_format, chunk, number) for number in range(len(names))]
     chunk_format.location.remove_files(name for name, contents in zip(names, files, strict=True) if contents is None)
     return _all_or_none(files)
 
@@ -214,7 +214,10 @@ def _commit(
     """
     if file.commit(exclusive=True):
         return file.summary
-    name, existing = chunk_format.file_names(chunk.number)[file_number], _read(chunk_format, chunk, file_number)
+    name, existing = (
+        chunk_format.file_names(chunk.number)[file_number],
+        _summarize_file(chunk_format, chunk, file_number),
+    )
     if has_unverified_files and (existing is None or existing.crc32c != file.summary.crc32c):
         require_current()
         file.commit(exclusive=False)

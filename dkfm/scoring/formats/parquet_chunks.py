@@ -73,7 +73,7 @@ class ParquetChunks:
         stack.callback(file.close_writer)
         return [file]
 
-    def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
+    def summarize_file(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
         """Read every page of a chunk's file; return its summary, or None if its rows or columns are not the chunk's."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
@@ -87,7 +87,7 @@ class ParquetChunks:
                 if table.metadata.num_rows != chunk.rows or stream.seek(0, os.SEEK_END) < chunk.rows * self._row_bytes:
                     return None  # a small file that unpacks to many values is not read
                 for group in range(table.num_row_groups):
-                    invalid.append(self._invalid_rows(table, group))
+                    invalid.append(self._find_invalid_rows(table, group))
             stream.seek(0)
             checksum, size = compute_checksum_and_size(stream)
             contents = FileSummary(checksum, size, np.concatenate(invalid))
@@ -95,7 +95,7 @@ class ParquetChunks:
             return None
         return contents if len(contents.invalid_mask) == chunk.rows else None
 
-    def _invalid_rows(self, table: "ParquetFile", group: int) -> npt.NDArray[np.bool_]:
+    def _find_invalid_rows(self, table: "ParquetFile", group: int) -> npt.NDArray[np.bool_]:
         """Return which rows of a row group are invalid; raise a ValueError if a column is not one of scores."""
         import pyarrow as pa
 
@@ -113,7 +113,7 @@ class ParquetChunks:
         """Return the last bytes of every Parquet file."""
         return b"PAR1"
 
-    def schema(self, chunk: Chunk, ids: "pa.DataType | None") -> "pa.Schema":
+    def build_schema(self, chunk: Chunk, ids: "pa.DataType | None") -> "pa.Schema":
         """Return the schema of the file of a chunk; `ids` is the type of the ids, not their values; None if none."""
         import pyarrow as pa
 
@@ -141,7 +141,7 @@ class _ParquetFile:
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
 
-        schema = self._format.schema(self._chunk, None if piece.ids is None else piece.ids.type)
+        schema = self._format.build_schema(self._chunk, None if piece.ids is None else piece.ids.type)
         if self._writer is None:
             self._writer = ParquetWriter(
                 self._file,

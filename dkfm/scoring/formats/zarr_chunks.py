@@ -21,8 +21,8 @@ from dkfm.scoring.formats.chunk_files import (
     invalid_rows,
 )
 from dkfm.storage import zarr_store
+from dkfm.storage.codec_checks import CRC_BYTES
 from dkfm.storage.output_location import OutputLocation
-from dkfm.storage.zarr_codecs import CRC_BYTES
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ZarrChunks:
             files.append(_ZarrFile(columns, self.chunk_rows, chunk, ReadBackWriter(new)))
         return files
 
-    def read_contents(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
+    def summarize_file(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
         """Read a file of a chunk; return its summary, or None if its size or checksum is wrong."""
         width, dtype = self.columns[file_number].width, np.dtype(self.columns[file_number].dtype)
         row = width * dtype.itemsize

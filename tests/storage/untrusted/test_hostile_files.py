@@ -16,7 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 import dkfm
-from dkfm.cli import options
+from dkfm.cli import option_parsing
 from dkfm.errors import DkfmError, InvalidInputError
 from dkfm.execution.clusters import connect, slurm_config, ssh
 from dkfm.files import local
@@ -54,7 +54,7 @@ OPENED = {
     "x.npy": open_source,
     "x.npz": open_source,
     "x.parquet": open_source,
-    "labels": lambda path: options.read_labels(str(path), "--labels"),
+    "labels": lambda path: option_parsing.read_labels(str(path), "--labels"),
     "scheduler.json": opened_as_scheduler,
     "hosts": lambda path: ssh._read_hosts(str(path)),
     "slurm.yaml": lambda path: slurm_config.read_slurm_file(str(path)),
@@ -187,10 +187,10 @@ def test_a_npy_file_that_is_cut_while_it_is_read_is_an_error(dtype, order, tmp_p
         source.read(slice(3, 9))
 
 
-@pytest.mark.parametrize("read", [open_source, lambda path: options.read_labels(str(path), "--labels")])
+@pytest.mark.parametrize("read", [open_source, lambda path: option_parsing.read_labels(str(path), "--labels")])
 def test_a_header_of_gigabytes_takes_no_memory(read, tmp_path):
     code = (
-        "import resource, sys; from pathlib import Path; from dkfm.cli import options as arguments\n"
+        "import resource, sys; from pathlib import Path; from dkfm.cli import option_parsing as arguments\n"
         "from dkfm.sources.opening import open_source\nfrom dkfm.errors import InvalidInputError\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0]) * 4096 + 2**28\n"
         "resource.setrlimit(resource.RLIMIT_AS, (pages, pages))\n"

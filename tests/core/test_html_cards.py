@@ -12,7 +12,7 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 
 import dkfm
-from dkfm.core import notebook_display
+from dkfm.core import html_cards
 from dkfm.kernels import Constant, Function, Gaussian, Linear, Polynomial
 
 VOID = {"br", "input", "meta", "img", "hr", "link"}
@@ -182,7 +182,7 @@ def test_names_of_functions_are_escaped(rows, hostile):
 
 
 def test_every_text_of_a_card_is_escaped():
-    page = card_of(notebook_display.html_card("<b>", "<i>", {"<u>": "<s>"}))
+    page = card_of(html_cards.html_card("<b>", "<i>", {"<u>": "<s>"}))
     assert page.caption == "<b>"
     assert page.cells == {"kernel": "<i>", "<u>": "<s>"}
 
