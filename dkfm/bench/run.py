@@ -19,7 +19,7 @@ from dkfm.errors import ClusterError
 from dkfm.execution.clusters.client import find_client
 from dkfm.execution.clusters.connect import connect
 from dkfm.execution.clusters.local import local_cluster
-from dkfm.files import temporary
+from dkfm.files import temporary_folders
 
 _LOW_RANK_SIGMA = 1.08
 """Width of a Gaussian kernel at which 2,000 standard normal points of the plane have a rank of about 250."""
@@ -163,7 +163,7 @@ def run_benchmarks(sizes: BenchSizes, address: str | None, say: Callable[[str], 
     if find_client(None) is not None:
         raise ClusterError("A Dask client is current here, and dkfm bench compares with threads: close it first.")
     report: dict[str, object] = {"sizes": asdict(sizes)}
-    with temporary.temporary_folder("bench") as folder:
+    with temporary_folders.temporary_folder("bench") as folder:
         with _open_site(address, folder, sizes) as site:
             report["machine"] = machine = describe_machine(site.client)
             for name, fact in machine.items():

@@ -78,7 +78,7 @@ class ScatteredPeer:
         return cls(client, client.scatter(fitted, broadcast=True, hash=False), width)
 
     def score(self, source: Path, destination: Path, chunk_rows: int) -> None:
-        """Transform the rows of a Zarr array into a new one; `chunk_rows` is the chunk size of tasks and output."""
+        """Transform the rows of a Zarr array into the array `scores` of a new group, `chunk_rows` rows a task."""
         import dask.array as da
         import zarr
 

@@ -19,7 +19,7 @@ from dkfm.cli import commands, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
 from dkfm.core.printing import escape_control_characters, print_message, print_result
 from dkfm.errors import DkfmError, StalledError
-from dkfm.files import temporary
+from dkfm.files import temporary_folders
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -51,7 +51,7 @@ class _Group(click.Group):
         except DkfmError as error:
             print_message(f"{type(error).__name__}: {error}")
             if isinstance(error, StalledError):
-                temporary.remove_all_folders()
+                temporary_folders.remove_all_folders()
                 os._exit(1)  # a normal exit would wait for a thread that does not end
             ctx.exit(1)
         except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from dkfm.cli import option_parsing
 from dkfm.comparison import html_page as pages
 from dkfm.core.printing import print_message
 from dkfm.errors import ClusterError, InvalidInputError, extract_reason
-from dkfm.files import local, temporary
+from dkfm.files import local, temporary_folders
 from dkfm.files.location import locate, require_disjoint
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _write(client: "Client", report: "performance_report", path: Path) -> None:
     if client.status != "running":
         raise ClusterError("the scheduler is gone")
     command = html.escape(shlex.join(["dkfm", *sys.argv[1:]]))
-    with temporary.temporary_folder("report") as folder:
+    with temporary_folders.temporary_folder("report") as folder:
         # A plain name: Dask interprets some characters in a path.
         report.filename = f"{folder}/report.html"
         try:

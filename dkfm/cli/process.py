@@ -65,7 +65,7 @@ def run_command(command: Callable[[], object]) -> NoReturn:
             code = INTERRUPTED
         else:
             print_message(_describe_error(error))
-    interruption.stop_raising()
+    interruption.exit_on_next_interruption()
     if (failure := _flush_streams()) is not None and not code:
         print_message(_OUTPUT_ERROR.format(failure))
         code = 1
@@ -102,7 +102,7 @@ class _InterruptionHandler:
             signal.signal(signal.SIGINT, self._raise)
             sys.unraisablehook = self._repeat_dropped
 
-    def stop_raising(self) -> None:
+    def exit_on_next_interruption(self) -> None:
         """Raise nothing more while Python exits; another Ctrl-C leaves an exit that hangs."""
         if signal.getsignal(signal.SIGALRM) == self._raise:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
@@ -116,7 +116,7 @@ class _InterruptionHandler:
             raise KeyboardInterrupt
 
     def _exit_now(self, number: int, frame: FrameType | None) -> None:
-        """Exit at once, without cleaning up, except in the first `_IGNORE_SECONDS` after `stop_raising`."""
+        """Exit at once, without cleaning up, except in the `_IGNORE_SECONDS` after `exit_on_next_interruption`."""
         if time.monotonic() - self._last >= _IGNORE_SECONDS:
             os._exit(INTERRUPTED)
 

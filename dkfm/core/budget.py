@@ -91,7 +91,7 @@ def lanczos_bytes(n: int, d: int, basis_columns: int, block_columns: int, blocks
 def lanczos_out_of_core_bytes(
     n: int, d: int, basis_columns: int, block_columns: int, tile_rows: int, threads: int, copies: int = 1
 ) -> int:
-    """Return the bytes of `lanczos_bytes` with the Gram matrix in its store and one tile in memory for each thread."""
+    """Return the peak memory, in bytes, of Lanczos on a Gram matrix on disk, of which each thread holds one tile."""
     tiles = threads * tile_rows * tile_rows + 4 * (threads + 1) * tile_rows * block_columns
     return _VALUE * (tiles + _basis_values(n, basis_columns, block_columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 

@@ -177,13 +177,13 @@ class KernelEstimator(ModelTransformerMixin):
         measured.require_not_worse_than(self.certificate_)
         if X is None or model.kernel.is_precomputed:
             return Verification(measured)
-        return self._verify_points(scorer, measured, self._check_rows(compute_lazy_frame(X)))
+        return self._verify_new_points(scorer, measured, self._check_rows(compute_lazy_frame(X)))
 
     def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         """Measure the certificate of a model with fitted arrays, which may come from a fit in progress."""
         raise AssertionError("subclasses implement this")
 
-    def _verify_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
+    def _verify_new_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
         """Measure the error of the model on new points Z."""
         raise InvalidInputError(
             f"A {type(self).__name__} is measured on its training rows alone; give no other points."

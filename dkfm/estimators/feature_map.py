@@ -372,7 +372,7 @@ class ExactFeatureMap(KernelEstimator):
     def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
         return feature_maps.certify_fit(scorer, landmarks, cast("Array | None", fitted.get("mean")))
 
-    def _verify_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
+    def _verify_new_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
         mean, bound = vars(self).get("mean_"), self.error_bound_
         return feature_maps.verify_points(scorer, landmark_certificate, Z, mean, bound, self.max_similarity_)
 

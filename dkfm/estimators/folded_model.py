@@ -13,12 +13,12 @@ from dkfm.core.rows import Array, Rows
 from dkfm.errors import CertificateError, NotSupportedError, UnsupportedStoreError
 from dkfm.estimators.fitting import class_labels
 from dkfm.estimators.fitting.class_labels import Labels
-from dkfm.estimators.fitting.linear_models import DECISION, PREDICT, PROBABILITIES, TRANSFORM
-from dkfm.estimators.fitting.predictions import Predictions, codes_to_labels, flatten_column
+from dkfm.estimators.fitting.prediction_labels import Predictions, codes_to_labels, flatten_column
+from dkfm.estimators.fitting.sklearn_linear_models import DECISION, PREDICT, PROBABILITIES, TRANSFORM
 from dkfm.estimators.serving import ScoringMixin
 from dkfm.estimators.transformer import ModelTransformerMixin
 from dkfm.numerics import links
-from dkfm.numerics.certificates import reference
+from dkfm.numerics.certificates import direct_scores
 from dkfm.numerics.certificates.certificate import sample_evenly
 from dkfm.numerics.model import Model
 from dkfm.storage.model_store import Record
@@ -139,7 +139,7 @@ class Folded(ScoringMixin):
         points = sample_landmarks(model)
         ratios = [0.0]
         for name, computed in self._get_scorer().score_heads(list(model.heads), points).items():
-            expected, allowed = reference.compute_scores_and_tolerances(model, name, points)
+            expected, allowed = direct_scores.compute_scores_and_tolerances(model, name, points)
             difference = np.abs(computed - expected)
             ratios.append(float(np.divide(difference, allowed, out=difference, where=difference != 0).max()))
         worst = float(np.max(ratios))  # NaN counts as largest

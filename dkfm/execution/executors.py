@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, extract_reason
 from dkfm.execution.clusters.client import ask_scheduler, fetch_workers, find_client, is_inside_worker, wait_for_workers
-from dkfm.files import temporary
+from dkfm.files import temporary_folders
 
 if TYPE_CHECKING:
     import distributed
@@ -268,7 +268,7 @@ class ClientExecutor:
 @contextmanager
 def open_executor(client: "Client | None") -> Iterator[Executor]:
     """Open an executor on a client, or on threads of this process; cancel unfinished tasks when the context ends."""
-    temporary.remove_abandoned_once()
+    temporary_folders.remove_abandoned_once()
     client = find_client(client)
     if client is not None:
         with _cancel_at_end(ClientExecutor(client)) as executor:

@@ -15,7 +15,7 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.model_cache import get_saved_scorer, get_scorer
-from dkfm.files import local, temporary
+from dkfm.files import local, temporary_folders
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
@@ -79,7 +79,9 @@ class TemporaryModelStore:
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
         root = None if workspace is None else local.make_folder(local.local_path(workspace))
-        folder = temporary.SharedSubfolder("model", root, need=record.model.nbytes, what="The model for Dask's workers")
+        folder = temporary_folders.SharedSubfolder(
+            "model", root, need=record.model.nbytes, what="The model for Dask's workers"
+        )
         self._remove = weakref.finalize(self, folder.remove)
         self.token = uuid.uuid4().hex
         self._path = str(folder.path / "model")

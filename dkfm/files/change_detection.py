@@ -27,7 +27,7 @@ def digest_path_stats(path: Path, *, include_ctime: bool = False) -> str:
 
 
 def digest_file_stats(files: Iterable[tuple[str, int, int | str]]) -> str:
-    """Return a digest of names, sizes in bytes, and times of change or ETags of files, in the given order."""
+    """Return a digest of names, sizes in bytes, and times or ETags of files, in the given order."""
     digest = hashlib.sha256()
     for name, size, changed in files:
         # A name on disk may contain bytes that are not valid UTF-8.

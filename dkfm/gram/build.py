@@ -30,7 +30,7 @@ from dkfm.execution.clusters.client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
-from dkfm.files import change_detection, local, temporary
+from dkfm.files import change_detection, local, temporary_folders
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import local_path
 from dkfm.files.location import require_disjoint
@@ -38,11 +38,11 @@ from dkfm.gram.stored_gram import StoredGram
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.sources.base import NamedColumns, Source, read_finite
+from dkfm.sources.driver_csr import DriverCsrSource
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
-from dkfm.sources.stored_csr import DriverCsrSource
 from dkfm.sources.zarr import ZarrSource
-from dkfm.storage import csr, ownership, zarr_schema, zarr_store
+from dkfm.storage import csr, own_files, zarr_schema, zarr_store
 from dkfm.storage.output_location import LocalOutput
 from dkfm.storage.zarr_store import ZarrArray
 
@@ -118,7 +118,7 @@ def build_gram(
         identity = _build_key(kernel, source)
         rows = _existing_tile_rows(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
         if zarr_store.is_taken(root):
-            ownership.remove_partial_files(root, zarr_schema.read_group(root, "gram"), local.ABANDONED_SECONDS)
+            own_files.remove_partial_files(root, zarr_schema.read_group(root, "gram"), local.ABANDONED_SECONDS)
         if (root / zarr_schema.MARKER).exists():
             return _open_finished(root)
         n, width = source.shape[0], chunking.count_tiles(source.max_value_count(rows), rows)
@@ -390,7 +390,7 @@ def _open_store_path(kernel: Kernel, X: Rows, workspace: str | Path | None, tile
         return
     n, parent = X.shape[0], None if workspace is None else local.make_folder(local_path(workspace))
     need = _disk_bytes(n, open_source(X).mean_values_per_row, min(_checked_tile_rows(tile_rows), n))
-    with temporary.temporary_folder("gram", parent, need=need, what="The Gram matrix") as folder:
+    with temporary_folders.temporary_folder("gram", parent, need=need, what="The Gram matrix") as folder:
         yield folder / "gram.zarr"
 
 

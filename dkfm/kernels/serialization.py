@@ -5,7 +5,6 @@ A user function is stored as its import path, and imported only if the reader tr
 
 import hashlib
 import inspect
-import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
@@ -236,11 +235,6 @@ def _instantiate(cls: type, parameters: Mapping[str, object]) -> Any:
     if missing:
         raise KernelError(f"{cls.__name__} needs {', '.join(missing)}.")
     return cls(**parameters)
-
-
-def kernel_digest(kernel: Kernel) -> str:
-    """Return the SHA-256 digest of the kernel's JSON, in hexadecimal; equal kernels have equal digests."""
-    return hashlib.sha256(json.dumps(to_config(kernel), sort_keys=True).encode()).hexdigest()
 
 
 def get_import_path(function: Callable[..., object]) -> str:

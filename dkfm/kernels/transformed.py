@@ -144,7 +144,7 @@ class Warped(_RowTransform):  # numpydoc ignore=PR02
 
     @property
     def translation_invariant(self) -> bool:
-        """Whether the inner kernel is, and the map is affine: it scales differences of rows."""
+        """Whether the inner kernel is translation invariant and the map is affine, so that it scales differences."""
         return isinstance(self.h, Affine) and self.kernel.translation_invariant
 
     def _transform_rows(self, X: Rows) -> Rows:

@@ -105,7 +105,7 @@ class _KrylovSpace:
         self.count = 0
 
     def run_block_step(self, block: Array, multiply: Multiply) -> tuple[Array, Array]:
-        """Append a block to the basis; return the next block Q, and R, with ``Q R`` the product less its projection."""
+        """Append a block to the basis; return Q, R: ``Q R`` is its product with the matrix, orthogonal to the basis."""
         first, last = self.count, self.count + block.shape[1]
         self.basis[:, first:last] = block
         self.count = last

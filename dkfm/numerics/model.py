@@ -110,9 +110,9 @@ class Model:
 
     @cached_property
     def _narrow_shift(self) -> Array | None:
-        """Shift in the model's dtype, or None if that dtype cannot represent it.
+        """`shift` in the model's dtype; None if that would change one of its values.
 
-        Rows of this dtype are rounded only once if this shift is subtracted.
+        Rows of this dtype are rounded once if this is subtracted, and twice with the float64 `shift`.
         """
         with np.errstate(over="ignore"):
             narrow: Array = np.asarray(self.shift, self.dtype)

@@ -33,7 +33,7 @@ class Pivots:
     """Numbers of the rows that are pivots. Shape (r,)."""
     root: Root
     """Triangular root of the Gram matrix of the pivots."""
-    remaining: Array
+    largest_residuals: Array
     """Largest diagonal entry of ``K - L L'`` after 0, 1, .. r pivots. Shape (r + 1,)."""
 
 

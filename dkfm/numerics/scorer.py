@@ -13,15 +13,15 @@ from functools import cache, partial
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core.background_io import prefetch
 from dkfm.core.chunking import choose_tile_rows, count_tiles, row_slices
-from dkfm.core.prefetch import prefetch
 from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.pairwise.blocks import Evaluator
 from dkfm.numerics import links
-from dkfm.numerics.matmul import skinny_matmul, triangular_matmul_in_place
+from dkfm.numerics.fast_matmul import skinny_matmul, triangular_matmul_in_place
 from dkfm.numerics.model import Head, Model, StoredWeights
 
 
@@ -149,7 +149,7 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Com
     direct = alone and first.sqrt_eigenvalues is None and first.link == links.IDENTITY
     product = target if direct else np.empty((len(values), columns), values.dtype)
     in_place = first.triangular and not isinstance(first.weights, StoredWeights)
-    for part, W in _read_panels(first, columns):
+    for part, W in _iter_weight_panels(first, columns):
         if in_place:
             np.copyto(product, values)
             triangular_matmul_in_place(product, W)
@@ -165,12 +165,12 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Com
             _apply_link(product if direct else product[:, : head.n_columns], head, diagonal, out)
 
 
-def _read_panels(head: Head, columns: int) -> Iterator[tuple[slice, Array]]:
-    """Yield the weights; stored ones a few columns at a time, without the zero rows of a triangular W."""
+def _iter_weight_panels(head: Head, n_columns: int) -> Iterator[tuple[slice, Array]]:
+    """Yield slices of the first `n_columns` columns with their weights; stored ones without zero rows of a triangle."""
     W = head.weights
     if not isinstance(W, StoredWeights):
-        return iter([(slice(0, columns), W[:, :columns])] if columns else [])
-    parts = list(row_slices(columns, W.panel_columns))
+        return iter([(slice(0, n_columns), W[:, :n_columns])] if n_columns else [])
+    parts = list(row_slices(n_columns, W.panel_columns))
     reads = [partial(W.__getitem__, (slice(part.stop if head.triangular else None), part)) for part in parts]
     return zip(parts, prefetch(reads), strict=True)
 

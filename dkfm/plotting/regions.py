@@ -7,7 +7,7 @@ import numpy as np
 
 from dkfm.core.frames import column_names, unwrap_container
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.feature_names import require_fitted_columns, to_named_frame
+from dkfm.estimators.feature_name_checks import require_fitted_columns, to_named_frame
 from dkfm.plotting.axes import (
     add_legend,
     choose_label_color,
@@ -202,7 +202,7 @@ def contours(
 
 
 def _check_estimator_input(estimator: object, method: str, X: Values) -> Values:
-    """Return X unwrapped; raise unless the estimator has the method and was fitted to columns of these names."""
+    """Return the array or table in X; raise unless the estimator has the method and its columns have these names."""
     if not hasattr(estimator, method):
         raise InvalidInputError(f"The picture shows what {method} returns; {type(estimator).__name__} has no {method}.")
     rows: Values = unwrap_container(X)  # type: ignore[assignment]  # the wrapped array

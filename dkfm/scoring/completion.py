@@ -11,7 +11,7 @@ from dkfm.scoring import receipts as journal
 from dkfm.scoring.formats.chunk_files import Chunk, combine_summaries, read_chunk_files
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.receipts import Receipt
-from dkfm.storage import json_documents, ownership, zarr_schema
+from dkfm.storage import json_documents, own_files, zarr_schema
 from dkfm.storage.codec_checks import CRC_BYTES
 
 _MAX_MARKER_BYTES = 2**26
@@ -190,7 +190,7 @@ def require_no_extra_files(output: Output) -> None:
         "form": output.settings.get("form"),
     }
     for name in output.location.list_files():
-        if ownership.find_foreign_name([name], own) or (zarr_schema.is_chunk_name(name) and name not in expected):
+        if own_files.find_foreign_name([name], own) or (zarr_schema.is_chunk_name(name) and name not in expected):
             raise DamagedStoreError(
                 f"{output.root} has gained {name}, which is of none of its chunks; move it out of the output."
             )

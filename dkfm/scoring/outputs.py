@@ -146,12 +146,12 @@ def describe_output(output: Output) -> dict[str, object]:
 def find_output(root: Location, *, check_plain: bool = True) -> Output | None:
     """Return the output at a path or a URL, finished or not; None if nothing is there.
 
-    With ``check_plain=False`` the caller checks that all files are plain ones.
+    ``check_plain=False`` leaves it to the caller to check that no file is a link or a special file.
 
     Raises
     ------
     StoreExistsError
-        Something else is there.
+        Something that is no output of dkfm is there.
     """
     own = output_at(root).find_own_attributes()
     if own is None:

@@ -11,7 +11,7 @@ from dkfm.core.rows import estimate_values_per_row
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.algebra import needs_float64_block
 from dkfm.numerics import links
-from dkfm.numerics.matmul import count_partial_product_values
+from dkfm.numerics.fast_matmul import count_partial_product_values
 from dkfm.numerics.model import Head, Model, StoredWeights
 from dkfm.sources.base import Source
 
@@ -26,7 +26,7 @@ _LINK_COPIES = 6
 
 
 @dataclass(frozen=True)
-class WriteBuffers:
+class WriteCopies:
     """Copies of scores that a task holds while it writes them."""
 
     piece_copies: int = 0
@@ -136,7 +136,7 @@ def plan_in_memory(
     source: Source,
     chunk_rows: int | None = None,
     threads: int = 1,
-    write_buffers: WriteBuffers = WriteBuffers(),
+    write_copies: WriteCopies = WriteCopies(),
 ) -> Plan:
     """Plan a job with the whole model in memory.
 
@@ -159,7 +159,7 @@ def plan_in_memory(
     wide = max(max(head.width, head.n_columns) for head in heads)
     tile = chunking.choose_tile_rows(n, _dense_landmark_columns(model), wide, size)
     piece_rows = chunking.choose_read_rows(chunk_rows, source.mean_values_per_row, source.chunk_rows, size)
-    return _plan(model, heads, source, chunk_rows, piece_rows, tile, threads, write_buffers)
+    return _plan(model, heads, source, chunk_rows, piece_rows, tile, threads, write_copies)
 
 
 def plan_streamed(
@@ -169,7 +169,7 @@ def plan_streamed(
     available_bytes: Callable[[int], int],
     chunk_rows: int | None = None,
     threads: int = 1,
-    write_buffers: WriteBuffers = WriteBuffers(),
+    write_copies: WriteCopies = WriteCopies(),
 ) -> Plan:
     """Plan a job whose tasks read the weights from the store, with as many rows a task as memory allows.
 
@@ -179,7 +179,7 @@ def plan_streamed(
     heads = _select_heads(model, outputs, source)
 
     def plan_rows(rows: int) -> Plan:
-        return _plan(model, heads, source, rows, rows, rows, threads, write_buffers, streamed=True)
+        return _plan(model, heads, source, rows, rows, rows, threads, write_copies, streamed=True)
 
     if chunk_rows is None:
         chunk_rows = _choose_streamed_rows(plan_rows, source, available_bytes)
@@ -227,7 +227,7 @@ def _plan(
     piece_rows: int,
     tile_rows: int,
     threads: int,
-    write_buffers: WriteBuffers,
+    write_copies: WriteCopies,
     *,
     streamed: bool = False,
 ) -> Plan:
@@ -250,7 +250,7 @@ def _plan(
     extra += size * max(count_partial_product_values(n, head.n_columns) for head in heads)
     if streamed:
         extra += 3 * size * n * max(map(_weight_panel_columns, heads))
-    extra += row_bytes * (write_buffers.piece_copies * piece_rows + write_buffers.chunk_copies * chunk_rows)
+    extra += row_bytes * (write_copies.piece_copies * piece_rows + write_copies.chunk_copies * chunk_rows)
     extra += 3 * size * max(0, source.max_value_count(tile_rows) - tile_rows * values)  # one tile may have more values
     task = budget.score_task_bytes(piece_rows, values, n, width, tile_rows, blocks, product, size, extra)
     landmark_values = estimate_values_per_row(model.landmarks)

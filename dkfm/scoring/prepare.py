@@ -19,7 +19,7 @@ from dkfm.errors import DamagedStoreError, DkfmWarning, IncompleteStoreError, In
 from dkfm.execution import memory
 from dkfm.execution.clusters.client import find_client
 from dkfm.execution.executors import Executor, open_executor
-from dkfm.files import change_detection, temporary
+from dkfm.files import change_detection, temporary_folders
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import translate_write_errors
 from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint
@@ -30,13 +30,13 @@ from dkfm.scoring import completion, outputs, planning
 from dkfm.scoring.formats.chunk_files import OutputColumns
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.outputs import Output
-from dkfm.scoring.planning import Plan, WriteBuffers
+from dkfm.scoring.planning import Plan, WriteCopies
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.tasks import HasIds
 from dkfm.sources.base import NamedColumns, Source
+from dkfm.sources.driver_csr import DriverCsrSource
 from dkfm.sources.memory import FrameSource, MemorySource
 from dkfm.sources.opening import open_source
-from dkfm.sources.stored_csr import DriverCsrSource
 from dkfm.storage import csr, model_transfer
 from dkfm.storage.model_store import Record, load_record
 from dkfm.storage.zarr_store import new_store
@@ -136,7 +136,7 @@ def open_job(
             if existing is not None and chunk_rows is None:
                 chunk_rows = existing.chunk_rows
             plan = _choose_plan(
-                record.model, names, shared, chunk_rows, client, executor.threads, _write_buffers(target)
+                record.model, names, shared, chunk_rows, client, executor.threads, _count_write_copies(target)
             )
             remote = parse_remote(model)
             name = str(path) if remote is None else remote.redacted_url
@@ -241,9 +241,9 @@ def _build_output(
     )
 
 
-def _write_buffers(target: Location) -> WriteBuffers:
+def _count_write_copies(target: Location) -> WriteCopies:
     """Return the copies that a task holds: columns and pages of a table; an object that is sent and read back."""
-    return WriteBuffers(piece_copies=3 if _is_table(target) else 0, chunk_copies=2 if is_remote(target) else 0)
+    return WriteCopies(piece_copies=3 if _is_table(target) else 0, chunk_copies=2 if is_remote(target) else 0)
 
 
 def _is_table(target: Location) -> bool:
@@ -257,13 +257,13 @@ def _choose_plan(
     chunk_rows: int | None,
     client: "Client | None",
     threads: int,
-    write_buffers: WriteBuffers,
+    write_copies: WriteCopies,
 ) -> Plan:
     """Plan a job with the weights in memory, or streamed if they do not fit; add the worker with the least memory."""
     have = partial(memory.task_budget, client, threads)
-    plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, write_buffers)
+    plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, write_copies)
     if plan.task_bytes > have(plan.model_bytes) and model.n_stored_head_elements:
-        plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, write_buffers)
+        plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, write_copies)
     available, worker = (
         (have(plan.model_bytes), "") if client is None else memory.find_smallest_task_budget(client, plan.model_bytes)
     )
@@ -289,7 +289,9 @@ def _saved_model(model: "str | Path | Savable") -> Iterator[Path]:
         return
     if not isinstance(model, Savable):
         raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
-    with temporary.temporary_folder("model", need=model.model_.nbytes, what="The model for the tasks") as folder:
+    with temporary_folders.temporary_folder(
+        "model", need=model.model_.nbytes, what="The model for the tasks"
+    ) as folder:
         copy(model).save(folder / "model")  # a copy: the estimator remembers where the user saved it
         yield folder / "model"
 
@@ -303,7 +305,7 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
     array = rows.array
     parts = [array] if isinstance(array, np.ndarray) else [array.data, array.indices, array.indptr]
     need = sum(part.nbytes for part in parts)
-    with temporary.temporary_folder("rows", need=need, what="The rows for the workers") as folder:
+    with temporary_folders.temporary_folder("rows", need=need, what="The rows for the workers") as folder:
         if isinstance(rows, FrameSource) and rows.id_column is not None:
             with translate_write_errors(folder):
                 rows.write_parquet(folder / "rows.parquet")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core.background_io import prefetch
 from dkfm.core.chunking import count_tiles
-from dkfm.core.prefetch import prefetch
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, extract_reason
 from dkfm.files.location import locate

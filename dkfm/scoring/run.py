@@ -28,7 +28,7 @@ from dkfm.scoring.prepare import JobRequest, Savable, ScoringJob, open_job, read
 from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
 from dkfm.scoring.report import ScoreReport, slowest_chunks
 from dkfm.scoring.tasks import SharedTaskArguments, find_sound_receipts, score_chunk
-from dkfm.sources import chunk_cache, npz
+from dkfm.sources import chunk_cache, csr_npz
 from dkfm.sources.base import NamedColumns
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class _JobRun:
         finally:
             remove_model(job.model_record.digest)
             chunk_cache.clear_chunks()
-            npz.clear_unpacked()
+            csr_npz.clear_unpacked()
         return self._report(output, time.perf_counter() - start)
 
     @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core import chunking
-from dkfm.core.prefetch import prefetch
+from dkfm.core.background_io import prefetch
 from dkfm.core.rows import Array, Rows, zero_nonfinite_rows
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution.blas_threads import single_blas_thread

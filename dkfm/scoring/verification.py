@@ -15,7 +15,7 @@ from dkfm.execution.task_runner import run_tasks
 from dkfm.files import change_detection
 from dkfm.files.location import locate
 from dkfm.numerics import links
-from dkfm.numerics.certificates import reference
+from dkfm.numerics.certificates import direct_scores
 from dkfm.numerics.model import Model
 from dkfm.scoring import completion, outputs
 from dkfm.scoring.outputs import Output
@@ -176,7 +176,7 @@ def _require_small_error(
     for columns in output.columns:
         scores = np.asarray(read_scores(output, receipts, columns.output, rows), np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            expected, allowed = reference.compute_scores_and_tolerances(model, columns.output, as_float64(clean))
+            expected, allowed = direct_scores.compute_scores_and_tolerances(model, columns.output, as_float64(clean))
             lost = ~(valid & links.find_valid_rows(expected))
             shares = np.abs(scores - expected) / allowed
         if columns.dtype == "int64":

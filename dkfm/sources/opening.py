@@ -13,9 +13,9 @@ from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.files.location import Location, locate
 from dkfm.files.object_store import Remote
 from dkfm.sources.base import Source
+from dkfm.sources.csr_npz import NpzSource
 from dkfm.sources.memory import MemorySource, open_frame
 from dkfm.sources.npy import open_npy
-from dkfm.sources.npz import NpzSource
 from dkfm.sources.zarr import open_zarr
 
 _OPENERS: Mapping[str, Callable[[Location], Source]] = {".npy": open_npy, ".npz": NpzSource.open, ".zarr": open_zarr}

@@ -237,7 +237,7 @@ def _read_id_batches(table: Footers, group: int, column: str) -> Iterator[tuple[
     """Yield ids of a row group as `_read_batches` does; text ids are dictionary arrays."""
     group_rows = table.group_slice(group)
     with parquet_footers.open_parquet(
-        table.group_file(group), dictionary_column=column if _is_text(table.id_type) else None
+        table.group_file(group), dictionary_column=column if _has_variable_length(table.id_type) else None
     ) as parquet:
         max_bytes = _IDS_BYTES + _ID_BYTES * (group_rows.stop - group_rows.start)
         yield from _read_checked_batches(parquet, table, group, (column,), _ID_ROWS, max_bytes)
@@ -267,7 +267,7 @@ def _read_checked_batches(
     raise InvalidInputError(f"{file} is damaged: its row group {number} must have {rows} rows, and has others.")
 
 
-def _is_text(dtype: "pa.DataType | None") -> bool:
+def _has_variable_length(dtype: "pa.DataType | None") -> bool:
     return dtype is not None and any(is_type(dtype) for is_type in parquet_footers.TEXT_PREDICATES)
 
 

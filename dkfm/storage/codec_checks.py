@@ -24,7 +24,7 @@ def parse_axis_lengths(value: object) -> tuple[int, ...] | None:
 
 
 def is_supported(codecs: object, chunks: tuple[int, ...]) -> bool:
-    """Return whether a source may have these codecs: no two compressors, and no shards within shards."""
+    """Return whether a source may have these codecs: known, in order, one compressor at most, shards not nested."""
     names = codec_names(codecs)
     if names == ["sharding_indexed"]:
         return _is_supported_shard(codec_configuration(codecs, 0), chunks)

@@ -67,12 +67,12 @@ def value_slice(pointers: npt.NDArray[np.int64], stored: int) -> slice:
 
 
 def join_csr(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np.integer], columns: int) -> Sparse:
-    """Return the rows with these pointers, from the values and column indices of their `value_slice`.
+    """Return consecutive CSR rows, from their pointers in the store and the `data` and `indices` that these enclose.
 
     Raises
     ------
     ValueError
-        An index is not that of a column.
+        An index is negative, or not below `columns`.
     """
     dtype = np.result_type(indices.dtype, np.min_scalar_type(-1 - len(data)))  # common, so that SciPy widens neither
     offsets = (pointers - pointers[0]).astype(dtype)

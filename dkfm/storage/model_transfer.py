@@ -18,10 +18,10 @@ from dkfm.errors import (
     UnreachableError,
     UnsupportedStoreError,
 )
-from dkfm.files import local, temporary
+from dkfm.files import local, temporary_folders
 from dkfm.files.location import parse_remote
 from dkfm.files.object_store import Remote
-from dkfm.storage import json_documents, ownership, zarr_schema, zarr_store
+from dkfm.storage import json_documents, own_files, zarr_schema, zarr_store
 from dkfm.storage.model_store import Record, load_record, save_record
 
 _METADATA = "zarr.json"
@@ -106,7 +106,7 @@ def get_cached_model_folder(path: str | Path, digest: str, within: Path | None =
     key = (os.getpid(), remote.url, digest)
     with _lock:
         if key not in _copies:
-            parent = temporary.TemporaryFolder("model", within)
+            parent = temporary_folders.TemporaryFolder("model", within)
             try:
                 _download(remote, parent.path / "model", digest)
             except BaseException:
@@ -118,7 +118,7 @@ def get_cached_model_folder(path: str | Path, digest: str, within: Path | None =
 
 @contextmanager
 def _temporary_model() -> Iterator[Path]:
-    with temporary.temporary_folder("model") as folder:
+    with temporary_folders.temporary_folder("model") as folder:
         yield folder.resolve() / "model"
 
 
@@ -169,7 +169,7 @@ def _require_outside_stores(remote: Remote) -> None:
         above = Remote(f"{scheme}://{'/'.join(parts[:count])}")
         attrs = find_own_attributes_at(above)
         if attrs:
-            ownership.raise_inside_store(remote, above, attrs)
+            own_files.raise_inside_store(remote, above, attrs)
 
 
 def find_own_attributes_at(remote: Remote) -> dict[str, object]:
@@ -190,11 +190,11 @@ def _require_replaceable_files(remote: Remote, kind: str, overwrite: bool) -> li
     attrs = find_own_attributes_at(remote)
     if not attrs or remote.size() is not None:
         raise StoreExistsError(f"{remote} holds something that dkfm did not write there; it was left untouched.")
-    ownership.require_overwritable(
+    own_files.require_overwritable(
         remote, attrs, kind, overwrite=overwrite, is_complete=lambda: remote.size(zarr_schema.MARKER) is not None
     )
     names = [name for name, _, _ in remote.list_objects()]
-    ownership.require_no_foreign_file(remote, ownership.find_foreign_name(names, attrs))
+    own_files.require_no_foreign_file(remote, own_files.find_foreign_name(names, attrs))
     return names
 
 
@@ -244,7 +244,7 @@ def _download(remote: Remote, folder: Path, digest: str | None = None) -> None:
     free = shutil.disk_usage(folder).free
     if sum(sizes.values()) > free:
         raise StoreError(f"{remote} has {sum(sizes.values())} bytes and {folder.parent} has room for {free}.")
-    temporary.warn_of_large_store(folder.parent, sum(sizes.values()), f"A copy of {remote}")
+    temporary_folders.warn_of_large_store(folder.parent, sum(sizes.values()), f"A copy of {remote}")
     with local.translate_write_errors(folder):
         remote.download(folder, sizes)
 

@@ -16,7 +16,7 @@ from dkfm.errors import DamagedStoreError, StoreError, UnreachableError
 from dkfm.files import local
 from dkfm.files.location import Location
 from dkfm.files.object_store import Remote
-from dkfm.storage import json_documents, model_transfer, ownership, zarr_schema, zarr_store
+from dkfm.storage import json_documents, model_transfer, own_files, zarr_schema, zarr_store
 
 _MAX_ATTEMPTS = 8
 """Attempts to write a file: another run of the job that completes the output removes files that are half written."""
@@ -51,8 +51,8 @@ class OutputLocation(Protocol):
     """Files of one output, in a folder or below a prefix."""
 
     @property
-    def has_in_flight_writes(self) -> bool:
-        """Whether a file begun for an earlier output may still be renamed into place."""
+    def may_write_late(self) -> bool:
+        """Whether, on this kind of storage, a file begun for an earlier output may still get its name."""
 
     def create_output(self, name: str, data: bytes, overwrite: bool) -> AbstractContextManager["OutputLocation"]:
         """Create an output with a first file of this name and data; yield the location to which to write the others."""
@@ -99,7 +99,7 @@ class LocalOutput:
     """Files of an output in a folder of this file system."""
 
     root: Path
-    has_in_flight_writes = False  # hidden files are removed together with the folder of their output
+    may_write_late = False  # hidden files are removed together with the folder of their output
 
     def __str__(self) -> str:
         return str(self.root)
@@ -196,7 +196,7 @@ class LocalOutput:
 
     def remove_partial_files(self, seconds: float = 0.0) -> None:
         """Remove files of killed writers to which nothing was written for `seconds`."""
-        ownership.remove_partial_files(self.root, self.read_attributes(), seconds)
+        own_files.remove_partial_files(self.root, self.read_attributes(), seconds)
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class RemoteOutput:
     """Files of an output below a prefix of an object store."""
 
     root: Remote
-    has_in_flight_writes = True  # a request that was sent may arrive at any time
+    may_write_late = True  # a request that was sent may arrive at any time
 
     def __str__(self) -> str:
         return str(self.root)

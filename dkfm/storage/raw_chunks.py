@@ -51,8 +51,8 @@ class RawArray:
             status = zarr_schema.stat_regular_file_within(self.path, file)
             if status is None:
                 return None
-            if status.st_size != self._file_bytes:
-                raise ValueError(f"{file} has {status.st_size} bytes and must have {self._file_bytes}.")
+            if status.st_size != self._expected_file_bytes:
+                raise ValueError(f"{file} has {status.st_size} bytes and must have {self._expected_file_bytes}.")
         values = np.empty((stop - rows.start, d), np.dtype(self.info.dtype).newbyteorder("<"))
         for number, file in files.items():
             first, last = max(rows.start, number * chunk_rows), min(stop, (number + 1) * chunk_rows)
@@ -64,7 +64,7 @@ class RawArray:
         return values
 
     @property
-    def _file_bytes(self) -> int:
+    def _expected_file_bytes(self) -> int:
         return prod(self.info.chunks) * np.dtype(self.info.dtype).itemsize + (self.info.checksum_bytes or 0)
 
 

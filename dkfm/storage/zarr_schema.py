@@ -333,7 +333,7 @@ def require_array_name(root: Path, name: object) -> str:
 
 
 def require_chunks(path: Path, info: ArrayInfo) -> None:
-    """Raise a DamagedStoreError unless every chunk of an array of dkfm exists and has its exact size."""
+    """Raise a DamagedStoreError unless every chunk of an array that dkfm wrote exists and has its exact size."""
     present = sum(1 for name in list_files(path) if name != "zarr.json")
     if present != prod(info.grid):  # first: an untrusted shape may have too many chunks to loop over
         raise DamagedStoreError(f"{path} has {present} chunks and must have {prod(info.grid)}.")

@@ -20,9 +20,9 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from dkfm.errors import DkfmWarning, StoreError, StoreExistsError, extract_reason
-from dkfm.files import local, temporary
+from dkfm.files import local, temporary_folders
 from dkfm.files.local import new_file, sync_folder, translate_write_errors
-from dkfm.storage import codec_checks, ownership, zarr_schema
+from dkfm.storage import codec_checks, own_files, zarr_schema
 
 if TYPE_CHECKING:
     from zarr.core.metadata import ArrayV3Metadata
@@ -74,12 +74,12 @@ def new_store_folder(path: Path, kind: str, *, overwrite: bool = False) -> Itera
         _require_outside_stores(path)
         _require_replaceable_attributes(path, kind, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.temporary_folder("partial", path.parent, hidden=True) as folder:
+        with temporary_folders.temporary_folder("partial", path.parent, hidden=True) as folder:
             partial = folder / local.hidden_sibling(path, "partial").name
             yield partial
             local.sync_tree(partial)
             if overwrite and is_taken(path):
-                temporary.keep_after_exit(folder)  # between the two renames, no other store can be opened
+                temporary_folders.keep_after_exit(folder)  # between the two renames, no other store can be opened
                 _replace_store(partial, path, kind)
             else:
                 _rename_new_store(partial, path)
@@ -137,7 +137,7 @@ def _require_outside_stores(path: Path) -> None:
             attrs = zarr_schema.read_group(parent)
         except StoreError:
             continue
-        ownership.raise_inside_store(path, parent, attrs)
+        own_files.raise_inside_store(path, parent, attrs)
 
 
 def require_own_attributes(path: Path) -> dict[str, object]:
@@ -157,8 +157,8 @@ def _require_replaceable_attributes(path: Path, kind: str, overwrite: bool) -> d
         return {}
     attrs = require_own_attributes(path)
     marker = path / zarr_schema.MARKER
-    ownership.require_overwritable(path, attrs, kind, overwrite=overwrite, is_complete=marker.exists)
-    ownership.require_no_foreign_file(path, ownership.find_foreign_entry(path, attrs))
+    own_files.require_overwritable(path, attrs, kind, overwrite=overwrite, is_complete=marker.exists)
+    own_files.require_no_foreign_file(path, own_files.find_foreign_entry(path, attrs))
     return attrs
 
 
@@ -186,10 +186,13 @@ def _try_remove_renamed_store(aside: Path, attrs: Json) -> None:
     """Remove a store that was renamed, if it exists; files that others have written to it meanwhile are kept."""
     if not aside.exists():
         return
-    if ownership.find_foreign_entry(aside, attrs) is None:
-        with suppress(OSError, StoreError), temporary.temporary_folder("old", aside.parent, hidden=True) as folder:
+    if own_files.find_foreign_entry(aside, attrs) is None:
+        with (
+            suppress(OSError, StoreError),
+            temporary_folders.temporary_folder("old", aside.parent, hidden=True) as folder,
+        ):
             aside.rename(folder / "store")  # a folder that a kill leaves is swept later
-    elif not ownership.remove_own_files(aside, attrs):
+    elif not own_files.remove_own_files(aside, attrs):
         message = f"{aside} is what is left of a store that was replaced: it came to hold something that is not dkfm's."
         warnings.warn(message, DkfmWarning, stacklevel=5)
 

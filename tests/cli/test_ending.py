@@ -22,14 +22,14 @@ from dkfm.core.printing import escape_control_characters
 from dkfm.errors import StoreError
 from dkfm.execution import lazy_arrays, worker_checks
 from dkfm.execution.worker_checks import WorkerRequirements
-from dkfm.files import temporary
+from dkfm.files import temporary_folders
 from dkfm.storage.output_location import LocalOutput
 from helpers.harness import left
 
 
 @pytest.fixture
 def signals():
-    numbers = signal.SIGINT, signal.SIGALRM, *temporary._ENDING_SIGNALS
+    numbers = signal.SIGINT, signal.SIGALRM, *temporary_folders._ENDING_SIGNALS
     before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
@@ -202,19 +202,19 @@ def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_cl
 
 def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeypatch):
     before = open_records()
-    parts = [temporary.SharedSubfolder("model", tmp_path) for _ in range(40)]
+    parts = [temporary_folders.SharedSubfolder("model", tmp_path) for _ in range(40)]
     for part in parts:
         (part.path / "file").touch()
     assert open_records() == before + 1
     (above,) = tmp_path.iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr(temporary, "_folders", {})  # what another process knows
-        temporary.remove_abandoned(tmp_path)
+        patch.setattr(temporary_folders, "_folders", {})  # what another process knows
+        temporary_folders.remove_abandoned(tmp_path)
     assert all((part.path / "file").exists() for part in parts)
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # a forked child
         parts[0].remove()
-        other = temporary.SharedSubfolder("model", tmp_path)
+        other = temporary_folders.SharedSubfolder("model", tmp_path)
         assert other.path.parent != above
         other.remove()
     assert left(tmp_path) == [above.name]
@@ -225,18 +225,18 @@ def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeyp
     parts[0].remove()
     assert left(tmp_path) == []
     assert open_records() == before
-    again = temporary.SharedSubfolder("model", tmp_path)
+    again = temporary_folders.SharedSubfolder("model", tmp_path)
     assert again.path.is_dir()
     again.remove()
     assert left(tmp_path) == []
 
 
 def test_a_part_is_made_after_its_shared_folder_was_removed_by_others(tmp_path):
-    first = temporary.SharedSubfolder("model", tmp_path)
+    first = temporary_folders.SharedSubfolder("model", tmp_path)
     (first.path.parent / "owner.json").unlink()
     first.path.rmdir()
     first.path.parent.rmdir()
-    second = temporary.SharedSubfolder("model", tmp_path)
+    second = temporary_folders.SharedSubfolder("model", tmp_path)
     assert second.path.is_dir()
     first.remove()
     second.remove()
@@ -254,7 +254,7 @@ def test_models_that_went_to_workers_hold_one_file_open_together(tmp_path, monke
     gc.collect()
     assert open_records() == before + 1
     assert len(list(tmp_path.glob("dkfm-model-*/*/model/_COMPLETE"))) == 3
-    for folder in [folder for folder in temporary._folders.values() if folder.path.parent == tmp_path]:
+    for folder in [folder for folder in temporary_folders._folders.values() if folder.path.parent == tmp_path]:
         folder.remove()
     assert left(tmp_path) == []
 
@@ -263,13 +263,13 @@ def test_a_folder_whose_record_finds_no_room_is_gone(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before, known = open_records(), dict(temporary._folders)
+    before, known = open_records(), dict(temporary_folders._folders)
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StoreError, match="No space left"):
-        temporary.TemporaryFolder("gram", tmp_path)
+        temporary_folders.TemporaryFolder("gram", tmp_path)
     monkeypatch.undo()
     assert left(tmp_path) == []
-    assert (open_records(), temporary._folders) == (before, known)
+    assert (open_records(), temporary_folders._folders) == (before, known)
 
 
 def test_an_empty_folder_of_an_unfinished_store_is_swept_after_an_hour(tmp_path):
@@ -282,14 +282,14 @@ def test_an_empty_folder_of_an_unfinished_store_is_swept_after_an_hour(tmp_path)
     (full / "store").touch()
     for path in (gone, full, other, tmp_path / "mine"):
         os.utime(path, (time.time() - 4000,) * 2)
-    temporary.remove_abandoned(tmp_path)
+    temporary_folders.remove_abandoned(tmp_path)
     assert left(tmp_path) == sorted(path.name for path in (young, full, link, other, tmp_path / "mine"))
 
 
 def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_again(signals, monkeypatch):
-    monkeypatch.setattr(temporary, "_REPEAT_AFTER", 0.1)
+    monkeypatch.setattr(temporary_folders, "_REPEAT_AFTER", 0.1)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    monkeypatch.setattr(temporary, "remove_all_folders", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+    monkeypatch.setattr(temporary_folders, "remove_all_folders", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
     monkeypatch.setattr(os, "kill", lambda *sent: seen.append(sent))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     seen = []
@@ -299,7 +299,7 @@ def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_aga
             signal.raise_signal(signal.SIGTERM)
 
     def work():
-        with temporary.unwinding_on_signals():
+        with temporary_folders.unwinding_on_signals():
             Ended()
             signal.raise_signal(signal.SIGTERM)  # at once: what the first one ends is not disturbed
             seen.append("on")
@@ -317,5 +317,5 @@ def test_a_signal_whose_end_was_dropped_in_a_destructor_ends_when_it_is_sent_aga
 def test_a_lock_is_not_waited_for(tmp_path, monkeypatch):
     asked, flock = [], fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda file, how: (asked.append(how), flock(file, how)))
-    temporary.TemporaryFolder("gram", tmp_path).remove()
+    temporary_folders.TemporaryFolder("gram", tmp_path).remove()
     assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB]

@@ -7,7 +7,7 @@ from sklearn.base import clone
 
 import dkfm
 from dkfm import kernels
-from dkfm.estimators.fitting import linear_models
+from dkfm.estimators.fitting import sklearn_linear_models
 
 OUTPUTS = ("predict", "decision_function", "predict_proba", "transform")
 
@@ -23,6 +23,17 @@ def map_of(basis, X, **options):
     return dkfm.ExactFeatureMap(kernels.Gaussian(1.5), basis=basis, **options).fit(X)
 
 
+def rounding_scale(head, affine, K):
+    """Return ``sum |k| |W| |A| + |b|`` (n, q) for kernel values (n, N): the scale of rounding in head and map."""
+    W = np.abs(np.asarray(head.weights[:, : head.n_columns], np.float64))
+    sums = np.abs(K) @ W
+    if head.offset is not None:
+        sums += np.abs(head.offset)
+    if head.sqrt_eigenvalues is not None:
+        sums = (sums * np.abs(head.sqrt_eigenvalues)) @ W.T
+    return sums @ np.abs(affine.dense_weights) + np.abs(affine.offset)
+
+
 def fitted(model, phi, X, y):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of scikit-learn's solvers on few rows
@@ -31,10 +42,10 @@ def fitted(model, phi, X, y):
 
 def allowed(phi, model, Z, output):
     """Return what rounding allows the pair and its fold to differ by: 64 eps (sum |k| |W_map| |A| + |b|)."""
-    after = linear_models.read_linear_model(model).outputs[output][0]
+    after = sklearn_linear_models.read_linear_model(model).outputs[output][0]
     head, eps = phi.model_.head(phi._output), np.finfo(phi.model_.dtype).eps
     K = np.asarray(phi.model_.kernel(Z, phi.model_.original_landmarks), np.float64)
-    return 64 * eps * linear_models.compute_rounding_scale(head, after, K).max(axis=1)
+    return 64 * eps * rounding_scale(head, after, K).max(axis=1)
 
 
 def has(model, output):

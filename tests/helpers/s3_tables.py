@@ -6,13 +6,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import scipy.sparse as sp
 
-from dkfm.sources import chunk_cache, npz, parquet, parquet_footers
+from dkfm.sources import chunk_cache, csr_npz, parquet, parquet_footers
 from helpers.parquet_files import table
 
 
 def fresh():
     """Make this process one that has read nothing yet."""
-    npz.clear_unpacked()
+    csr_npz.clear_unpacked()
     chunk_cache.clear_chunks()
     parquet._cached_footers.remove()
     parquet_footers._cached_metadata.cache_clear()

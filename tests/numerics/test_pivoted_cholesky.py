@@ -39,12 +39,12 @@ def pivot_laws(found, kernel, X, tol=None):
     assert left.min() >= -1e-12 * size
     assert np.abs(F @ F.T - K).max() <= stop + 1e-12 * size
     assert (found.root.values > stop).all()
-    assert len(found.remaining) == r + 1
+    assert len(found.largest_residuals) == r + 1
     for j in {0, r // 2, r}:  # nested: the first pivots are the factor of lower rank, and what remains is known
         short = found.root.truncate(j).weights
         features = K[:, found.row_indices[:j]] @ short
         most = (diagonal - np.square(features).sum(axis=1)).max()
-        assert most <= found.remaining[j] * (1 + 1e-6) + 1e-12 * size
+        assert most <= found.largest_residuals[j] * (1 + 1e-6) + 1e-12 * size
     assert len(found.root.dropped) == len(X) - r
     np.testing.assert_allclose(np.sort(np.delete(left, found.row_indices))[::-1], found.root.dropped, atol=1e-12 * size)
 
@@ -129,7 +129,7 @@ def test_a_limit_takes_the_first_pivots(rng):
     for found, short in zip(both(k, X), both(k, X, limit=20), strict=True):
         np.testing.assert_array_equal(short.row_indices, found.row_indices[:20])
         np.testing.assert_allclose(short.root.weights, found.root.weights[:20, :20], rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(short.remaining, found.remaining[:21], rtol=1e-6)
+        np.testing.assert_allclose(short.largest_residuals, found.largest_residuals[:21], rtol=1e-6)
 
 
 def test_a_build_by_columns_computes_only_the_columns_of_its_pivots(rng):

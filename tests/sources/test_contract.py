@@ -9,8 +9,8 @@ import scipy.sparse as sp
 import zarr
 
 from contracts import check_source
+from dkfm.sources.driver_csr import DriverCsrSource
 from dkfm.sources.opening import open_source
-from dkfm.sources.stored_csr import DriverCsrSource
 from dkfm.storage import csr
 from dkfm.storage.zarr_store import new_store
 

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 import dkfm
 from dkfm.errors import InvalidInputError
-from dkfm.sources import npz
+from dkfm.sources import csr_npz
 from dkfm.sources.opening import open_source
 from helpers.npz_files import archive, members, npy, refusal, save
 
@@ -22,7 +22,7 @@ from helpers.npz_files import archive, members, npy, refusal, save
 @pytest.fixture(autouse=True)
 def forgotten():
     yield
-    npz.clear_unpacked()
+    csr_npz.clear_unpacked()
 
 
 def patched(path, name, **sizes):
@@ -75,8 +75,8 @@ def test_headers_that_lie_are_refused_before_anything_is_unpacked(lie, matrix, t
     assert matrix.nnz == 600
     path = archive(tmp_path / "x.npz", members(matrix))
     np.testing.assert_array_equal(open_source(path).read(slice(0, 200)).toarray(), matrix.toarray())
-    npz.clear_unpacked()
-    monkeypatch.setattr(npz, "_map_on_disk", lambda *_: unpacked.append(1))
+    csr_npz.clear_unpacked()
+    monkeypatch.setattr(csr_npz, "_map_on_disk", lambda *_: unpacked.append(1))
     refusal(archive(path, members(matrix, **LIES[lie])))
     assert not unpacked
 
@@ -93,7 +93,7 @@ def test_a_member_whose_header_claims_terabytes_is_refused_before_anything_is_un
             opened.writestr(name, content)
         for name, part in [("data", matrix.data), ("indices", matrix.indices)] if directory else []:
             opened.getinfo(f"{name}.npy").file_size += (10**13 - 600) * part.itemsize
-    monkeypatch.setattr(npz, "_map_on_disk", lambda *_: pytest.fail("unpacked"))
+    monkeypatch.setattr(csr_npz, "_map_on_disk", lambda *_: pytest.fail("unpacked"))
     tracemalloc.start()
     try:
         with pytest.raises(InvalidInputError, match=message) as caught:
@@ -134,14 +134,14 @@ def test_a_member_that_gives_more_than_it_declares_is_refused_and_not_unpacked_f
     bomb = npy(matrix.data) + bytes(50_000_000 if method == zipfile.ZIP_DEFLATED else 5000)
     path = archive(tmp_path / "x.npz", members(matrix, data=bomb), method)
     assert "is damaged" in refusal(path)  # the directory is honest, and the header is not
-    honest, written, pieces = npy(matrix.data), [], npz._read_buffers
+    honest, written, pieces = npy(matrix.data), [], csr_npz._read_buffers
 
     def counted(*arguments):
         for piece in pieces(*arguments):
             written.append(len(piece))
             yield piece
 
-    monkeypatch.setattr(npz, "_read_buffers", counted)
+    monkeypatch.setattr(csr_npz, "_read_buffers", counted)
     for sum_of, message in [(honest, "data.npy"), (bomb[: len(honest) + 1], "more or fewer bytes than it declares")]:
         patched(path, "data.npy", size=len(honest), crc=zipfile.crc32(sum_of))
         source = open_source(path)
@@ -164,9 +164,9 @@ def test_what_does_not_fit_on_the_disk_is_refused_with_both_numbers(matrix, tmp_
     source = open_source(save(tmp_path / "x.npz", matrix))
     needed = 600 * (8 + 4) + 201 * 4
     free = type("Usage", (), {"free": needed})
-    monkeypatch.setattr(npz.shutil, "disk_usage", lambda _: free)
+    monkeypatch.setattr(csr_npz.shutil, "disk_usage", lambda _: free)
     source.read(slice(0, 1))
-    npz.clear_unpacked()
+    csr_npz.clear_unpacked()
     free.free = needed - 1
     with pytest.raises(InvalidInputError, match=rf"takes {needed} bytes .* {needed - 1} free: .*TMPDIR"):
         source.read(slice(0, 1))
@@ -192,8 +192,8 @@ def test_names_of_members_are_never_paths(matrix, tmp_path, monkeypatch):
 def test_a_process_unpacks_a_file_once_whatever_threads_read_it_until_it_forgets(matrix, tmp_path, monkeypatch):
     from concurrent.futures import ThreadPoolExecutor
 
-    unpacked, mapped = [], npz._map_on_disk
-    monkeypatch.setattr(npz, "_map_on_disk", lambda *arguments: unpacked.append(1) or mapped(*arguments))
+    unpacked, mapped = [], csr_npz._map_on_disk
+    monkeypatch.setattr(csr_npz, "_map_on_disk", lambda *arguments: unpacked.append(1) or mapped(*arguments))
     path = save(tmp_path / "x.npz", matrix)
     source = pickle.loads(pickle.dumps(open_source(path)))
     with ThreadPoolExecutor(8) as pool:
@@ -201,7 +201,7 @@ def test_a_process_unpacks_a_file_once_whatever_threads_read_it_until_it_forgets
     np.testing.assert_array_equal(sp.vstack(parts).toarray(), matrix.toarray())
     open_source(path).read(slice(0, 10))
     assert len(unpacked) == 3
-    npz.clear_unpacked()
+    csr_npz.clear_unpacked()
     source.read(slice(0, 10))
     assert len(unpacked) == 6
 
@@ -216,7 +216,7 @@ def test_what_is_unpacked_has_no_name_and_its_room_is_free_once_it_is_forgotten(
     read = source.read(slice(0, 200))
     assert list(tmp_path.iterdir()) == [tmp_path / "x.npz"]
     assert held() == 3
-    npz.clear_unpacked()
+    csr_npz.clear_unpacked()
     assert held() == 0
     np.testing.assert_array_equal(read.toarray(), matrix.toarray())
 
@@ -233,7 +233,7 @@ def test_a_file_that_changed_has_another_stamp_and_is_refused(matrix, tmp_path):
     for _ in range(2):
         with pytest.raises(InvalidInputError, match="changed since it was opened; open it again"):
             source.read(slice(0, 10))
-        npz.clear_unpacked()
+        csr_npz.clear_unpacked()
     np.testing.assert_array_equal(open_source(path).read(slice(0, 10)).toarray(), 2 * matrix.toarray()[:10])
     again = open_source(path)
     path.unlink()
@@ -255,7 +255,7 @@ def test_memory_is_that_of_the_rows_asked_for_and_a_task_is_small(tmp_path, rng)
     finally:
         tracemalloc.stop()
     assert read.nnz > 9900
-    assert peak < 3 * 8 * source.mean_values_per_row * 1000 + 3 * npz._BUFFER_BYTES < wide.data.nbytes / 3
+    assert peak < 3 * 8 * source.mean_values_per_row * 1000 + 3 * csr_npz._BUFFER_BYTES < wide.data.nbytes / 3
 
 
 def test_a_matrix_without_a_value_is_read(tmp_path):
@@ -268,7 +268,7 @@ def test_a_file_scores_and_builds_as_its_rows_do_and_is_forgotten_after_it(matri
     path, kernel = save(tmp_path / "x.npz", matrix), dkfm.kernels.Gaussian(2.0)
     pca = dkfm.KernelPCA(2, kernel=kernel).fit(matrix)
     dkfm.batch_score(pca, path, tmp_path / "out", chunk_rows=33, progress=False)
-    assert len(npz._unpacked) == 0
+    assert len(csr_npz._unpacked) == 0
     found = dkfm.open_scores(tmp_path / "out").compute(scheduler="synchronous")
     np.testing.assert_allclose(found, pca.transform(matrix), atol=1e-12)
     gram = dkfm.build_gram(kernel, path, tmp_path / "gram", tile_rows=64)

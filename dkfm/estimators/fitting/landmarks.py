@@ -153,11 +153,11 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     landmarks, pivots = chosen.landmarks, chosen.pivots
     if options.basis == "cholesky":
         if pivots is not None:
-            return landmarks, _root_of_pivots(pivots), pivots.remaining
+            return landmarks, _root_of_pivots(pivots), pivots.largest_residuals
         # `tol` bounds the error of all training rows; with only some of them here, `fit_map` applies it.
         options = options if chosen.all_rows else replace(options, tol=None)
         pivots = _find_pivots(landmarks, options, None, pivoted_cholesky.choose_largest)
-        remaining = pivots.remaining if chosen.all_rows else None
+        remaining = pivots.largest_residuals if chosen.all_rows else None
         return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), remaining
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.

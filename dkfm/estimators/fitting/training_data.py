@@ -15,7 +15,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, as_rows_allow_nonfinite
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
-from dkfm.files import local, temporary
+from dkfm.files import local, temporary_folders
 from dkfm.gram import build
 from dkfm.kernels import Affine
 from dkfm.kernels.base import Kernel
@@ -282,7 +282,7 @@ def _from_dask(kernel: Kernel, X: object) -> PrecomputedGram:
 def _spool(X: "da.Array") -> Source:
     """Write a matrix to an unnamed temporary file; it lasts as long as an array maps it."""
     folder, start = Path(tempfile.gettempdir()), 0
-    temporary.require_room(folder, 8 * math.prod(X.shape), "The Gram matrix")
+    temporary_folders.require_room(folder, 8 * math.prod(X.shape), "The Gram matrix")
     with local.translate_write_errors(folder), tempfile.TemporaryFile() as file:
         for length in filter(None, X.chunks[0]):
             # Writing to a memory map would kill the process on a full disk; `write` raises.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dkfm.execution.clusters.client import require_dask_version
-from dkfm.files import temporary
+from dkfm.files import temporary_folders
 
 if TYPE_CHECKING:
     from distributed import LocalCluster
@@ -48,7 +48,7 @@ def local_cluster() -> Iterator["LocalCluster"]:
     from dkfm.execution.clusters.worker_plugins import SilenceClosingWorker
 
     with (
-        temporary.temporary_folder("cluster") as folder,
+        temporary_folders.temporary_folder("cluster") as folder,
         # The scheduler needs it too, and LocalCluster has no parameter for it.
         dask.config.set({"temporary-directory": str(folder), **_select_default_overrides()}),
         LocalCluster(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dkfm.errors import ClusterError, MissingExtraError, StoreError, extract_reason
 from dkfm.execution.clusters.slurm_config import SlurmSpec, merge_dask_config, read_slurm_file
-from dkfm.files import temporary
+from dkfm.files import temporary_folders
 
 if TYPE_CHECKING:
     from distributed import Security, SpecCluster
@@ -82,7 +82,7 @@ def slurm_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
     with (
         dask.config.set(settings),
         _write_certificates(certificates, shared_folder) as security,
-        _start_cluster(cluster_class, spec, security) as cluster,
+        _open_cluster(cluster_class, spec, security) as cluster,
     ):
         yield cluster, spec.first_worker_timeout_seconds
 
@@ -116,7 +116,7 @@ def _write_certificates(certificates: "Security", shared_folder: Path) -> Iterat
 
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(temporary.temporary_folder("slurm", shared_folder, hidden=True))
+            folder = stack.enter_context(temporary_folders.temporary_folder("slurm", shared_folder, hidden=True))
         except StoreError as error:
             message = f"Certificates for workers cannot be written there: {extract_reason(error)}"
             raise ClusterError(f"{message}; name another shared-temp-directory.") from None
@@ -131,9 +131,7 @@ def _write_certificates(certificates: "Security", shared_folder: Path) -> Iterat
 
 
 @contextmanager
-def _start_cluster(
-    cluster_class: "type[SpecCluster]", spec: SlurmSpec, security: "Security"
-) -> Iterator["SpecCluster"]:
+def _open_cluster(cluster_class: "type[SpecCluster]", spec: SlurmSpec, security: "Security") -> Iterator["SpecCluster"]:
     """Start the scheduler in this process, submit the first jobs, and replace jobs that end."""
     try:
         # Errors are reported in one sentence; the scheduler's own logs would add tracebacks.

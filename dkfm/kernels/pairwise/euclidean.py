@@ -123,7 +123,7 @@ class _Products:
                 block[inexact[part]] = self.float64_evaluator(as_float64(Z[inexact[part]]))
         return block
 
-    def _recompute_near(self, block: Array, Z: Rows, z_squared_norms: Array, square_limit: float) -> None:
+    def _recompute_near(self, negative_squares: Array, Z: Rows, z_squared_norms: Array, square_limit: float) -> None:
         """Replace the values of near pairs in place by minus their squared distances, computed from differences.
 
         A pair is near if its squared distance is at most the share `near` of the sum of both squared norms; or, for
@@ -132,20 +132,26 @@ class _Products:
         landmark_norms = self.landmark_squared_norms
         # One pass finds the rows that have any near landmark.
         limits = -np.maximum(self.near * (z_squared_norms + landmark_norms.max()), square_limit)
-        candidates = np.flatnonzero(block.max(axis=1) >= limits)
+        candidates = np.flatnonzero(negative_squares.max(axis=1) >= limits)
         for part in row_slices(len(candidates), _ROWS_AT_ONCE):
             rows = candidates[part]
-            values, sums = block[rows], z_squared_norms[rows, np.newaxis] + landmark_norms
+            values, sums = negative_squares[rows], z_squared_norms[rows, np.newaxis] + landmark_norms
             i, j = np.nonzero((values >= -self.near * sums) | ((values >= -square_limit) & (sums > _LARGE_NORMS)))
-            block[rows[i], j] = -self._compute_squared_distances(Z, rows[i], j)
+            negative_squares[rows[i], j] = -self._pair_squared_distances(Z, rows[i], j)
 
-    def _compute_squared_distances(self, Z: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Array:
-        """Return the scaled squared distances (k,) of pairs of rows Z[i] and landmarks j, from their differences."""
-        squares = np.empty(len(i))
+    def _pair_squared_distances(
+        self, Z: Rows, z_indices: npt.NDArray[np.intp], landmark_indices: npt.NDArray[np.intp]
+    ) -> Array:
+        """Return the scaled squared distances (k,) of rows Z[z_indices] and their landmarks, from differences."""
+        squares = np.empty(len(z_indices))
         dense = isinstance(Z, np.ndarray) or isinstance(self.landmarks, np.ndarray)
-        width = Z.shape[1] if dense else _max_values_per_row(Z, i) + _max_values_per_row(self.landmarks, j)
-        for part in row_slices(len(i), max(1, _VALUES_AT_ONCE // width)):
-            difference = as_float64(Z[i[part]]) - self.landmarks[j[part]]
+        width = (
+            Z.shape[1]
+            if dense
+            else _max_values_per_row(Z, z_indices) + _max_values_per_row(self.landmarks, landmark_indices)
+        )
+        for part in row_slices(len(z_indices), max(1, _VALUES_AT_ONCE // width)):
+            difference = as_float64(Z[z_indices[part]]) - self.landmarks[landmark_indices[part]]
             squares[part] = squared_norms(scale_columns(_as_ndarray(difference), self.factors))
         return squares
 

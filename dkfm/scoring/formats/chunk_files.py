@@ -13,8 +13,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core.background_io import write_behind
 from dkfm.core.chunking import row_slices
-from dkfm.core.prefetch import write_behind
 from dkfm.errors import DamagedStoreError
 from dkfm.storage.output_location import OutputLocation, PendingFile
 
@@ -149,7 +149,7 @@ def write_chunk_files(
         Whether the chunk existed already.
     """
     require_current()
-    has_unverified_files = has_unverified_files or chunk_format.location.has_in_flight_writes
+    has_unverified_files = has_unverified_files or chunk_format.location.may_write_late
     existing = None if has_unverified_files else _summarize_or_remove_files(chunk_format, chunk)
     if existing is not None:
         pieces.close()
@@ -208,9 +208,9 @@ def _commit(
     require_current: Callable[[], None],
     has_unverified_files: bool,
 ) -> FileSummary:
-    """Commit a file; if another task committed it first, return the summary of that task's file.
+    """Give a new file its name and return its summary; if another task's file has that name, keep and return that one.
 
-    With `has_unverified_files`, that file is replaced unless its checksum is the same.
+    With `has_unverified_files` the other file is replaced if it is damaged or its checksum is another.
     """
     if file.commit(exclusive=True):
         return file.summary

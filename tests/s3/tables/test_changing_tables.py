@@ -16,7 +16,7 @@ from dkfm.errors import InvalidInputError, UnreachableError
 from dkfm.files import fsspec_options
 from dkfm.files.object_store import Remote
 from dkfm.sources import parquet, parquet_footers
-from dkfm.sources.npz import NpzSource
+from dkfm.sources.csr_npz import NpzSource
 from dkfm.sources.opening import open_source
 from helpers.s3_server import SECRET, one_sentence, put
 from helpers.s3_tables import dense, fresh, npz_bytes, parquet_bytes, split, table

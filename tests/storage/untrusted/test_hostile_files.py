@@ -22,7 +22,7 @@ from dkfm.execution.clusters import connect, slurm_config, ssh
 from dkfm.files import local
 from dkfm.kernels import Gaussian
 from dkfm.scoring import planning
-from dkfm.sources import npy, npz
+from dkfm.sources import csr_npz, npy
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.storage import csr, json_documents, model_store, output_location, raw_chunks
@@ -285,6 +285,6 @@ def test_a_directory_of_many_members_is_not_read(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         for number in range(2000):
             archive.writestr(f"{number}", b"")
-    monkeypatch.setattr(npz, "_MAX_READ_BYTES", 2**16)
+    monkeypatch.setattr(csr_npz, "_MAX_READ_BYTES", 2**16)
     with pytest.raises(InvalidInputError, match="a part of it is longer than 65536 bytes"):
         open_source(tmp_path / "x.npz")

@@ -23,7 +23,7 @@ from dkfm.errors import BudgetError, StoreError, TemporaryStoreWarning
 from dkfm.estimators.fitting.training_data import as_training_data
 from dkfm.execution import lazy_arrays
 from dkfm.files import local
-from dkfm.files import temporary as scratch
+from dkfm.files import temporary_folders as scratch
 from dkfm.gram import build
 from helpers.harness import left
 

@@ -16,7 +16,7 @@ from dkfm.cli import demo
 from dkfm.cli.app import main
 from dkfm.comparison import html_page
 from dkfm.errors import DkfmWarning, InvalidInputError, StoreExistsError
-from dkfm.storage import ownership
+from dkfm.storage import own_files
 
 ROWS = np.random.default_rng(0).normal(size=(40, 3))
 K = kernels.Gaussian(3.0)
@@ -75,14 +75,14 @@ def test_what_killed_writers_left_does_not_keep_a_store_from_being_replaced(pca,
 
 def test_what_comes_into_a_store_while_it_is_replaced_stays(pca, tmp_path, monkeypatch):
     pca.save(tmp_path / "model")
-    look = ownership.find_foreign_entry
+    look = own_files.find_foreign_entry
 
     def late(root, own):
         if root.name.endswith(".old"):
             (root / "thesis.txt").write_text("mine")
         return look(root, own)
 
-    monkeypatch.setattr(ownership, "find_foreign_entry", late)
+    monkeypatch.setattr(own_files, "find_foreign_entry", late)
     with pytest.warns(DkfmWarning, match="came to hold something that is not dkfm's"):
         pca.save(tmp_path / "model", overwrite=True)
     (kept,) = tmp_path.glob(".model.*.old/*")

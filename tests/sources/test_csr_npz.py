@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from dkfm.core.rows import estimate_values_per_row
 from dkfm.errors import InvalidInputError
-from dkfm.sources import npz
+from dkfm.sources import csr_npz
 from dkfm.sources.base import read_finite
+from dkfm.sources.csr_npz import NpzSource
 from dkfm.sources.memory import MemorySource
-from dkfm.sources.npz import NpzSource
 from dkfm.sources.opening import open_source
 from helpers.npz_files import archive, members, refusal, save
 
@@ -23,7 +23,7 @@ from helpers.npz_files import archive, members, refusal, save
 @pytest.fixture(autouse=True)
 def forgotten():
     yield
-    npz.clear_unpacked()
+    csr_npz.clear_unpacked()
 
 
 @given(

@@ -87,18 +87,6 @@ def compose_head(head: Head, affine: AffineStep) -> tuple[Array, Array]:
     return W @ matrix, b @ matrix + affine.offset
 
 
-def compute_rounding_scale(head: Head, affine: AffineStep, K: Array) -> Array:
-    """Return ``sum |k| |W| |A| + |b|`` (n, q) for kernel values (n, N): the scale of rounding in head and map."""
-    W = np.abs(np.asarray(head.weights[:, : head.n_columns], np.float64))
-    sums = np.abs(K) @ W
-    if head.offset is not None:
-        sums += np.abs(head.offset)
-    if head.sqrt_eigenvalues is not None:
-        sums = (sums * np.abs(head.sqrt_eigenvalues)) @ W.T
-    magnitudes: Array = sums @ np.abs(affine.dense_weights) + np.abs(affine.offset)
-    return magnitudes
-
-
 def _sklearn_names(model: object) -> list[str]:
     """Return the names of the scikit-learn classes of a model, in the order of its bases."""
     return [base.__name__ for base in type(model).__mro__ if base.__module__.partition(".")[0] == "sklearn"]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Sparse
 from dkfm.errors import DkfmError, InvalidInputError, extract_reason
-from dkfm.files import change_detection, temporary
+from dkfm.files import change_detection, temporary_folders
 from dkfm.files import location as locations
 from dkfm.files.local import BoundedReader
 from dkfm.files.location import Location, is_remote, open_unbuffered, read_size_and_stamp
@@ -279,7 +279,7 @@ def _require_temp_disk(path: Location, needed: int) -> None:
             f"{path} takes {needed} bytes when it is unpacked, and {folder} has {free} free: "
             "make room, set TMPDIR to another folder, or store the rows in Zarr or .npy."
         )
-    temporary.warn_of_large_store(Path(folder), needed, f"What {path} is unpacked to")
+    temporary_folders.warn_of_large_store(Path(folder), needed, f"What {path} is unpacked to")
 
 
 def _map_on_disk(buffers: Iterable[bytes], header: _Header) -> _Values:
