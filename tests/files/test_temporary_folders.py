@@ -40,7 +40,7 @@ with gram.open_stored_gram(kernels.Gaussian(1.0), X, tile_rows=20):
 
 FOLDER = """
 import sys
-from dkfm.files import temporary as scratch
+from dkfm.files import temporary_folders as scratch
 with scratch.temporary_folder("gram"):
     print("there", flush=True)
     sys.stdin.read()
@@ -57,7 +57,7 @@ with store.new_store(Path(sys.argv[1]) / "model", "rows", {}, ["rows"]):
 
 FORKED = """
 import os, sys
-from dkfm.files import temporary as scratch
+from dkfm.files import temporary_folders as scratch
 made = scratch.TemporaryFolder("gram")
 child = os.fork()
 if child == 0:
