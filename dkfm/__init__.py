@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dkfm import errors as errors
     from dkfm import kernels, plotting
-    from dkfm.comparison import tsne as tsne
-    from dkfm.comparison.kernel_comparison import compare_kernels
-    from dkfm.comparison.result import Comparison
     from dkfm.core import sizing as sizing
     from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
     from dkfm.gram.build import build_gram
+    from dkfm.kernel_comparison import tsne_embedding
+    from dkfm.kernel_comparison.compare import compare_kernels
+    from dkfm.kernel_comparison.result import Comparison
     from dkfm.scoring.planning import Plan
-    from dkfm.scoring.readers import iter_scores, open_scores
     from dkfm.scoring.report import ScoreReport
     from dkfm.scoring.run import batch_score, plan_score
+    from dkfm.scoring.score_readers import iter_scores, open_scores
     from dkfm.scoring.verification import verify_scores
+
+    tsne = tsne_embedding
 
 __version__ = "0.1.0"
 
@@ -48,10 +50,10 @@ _MODULE_PATHS = {
     "kernels": "dkfm.kernels",
     "plotting": "dkfm.plotting",
     "sizing": "dkfm.core.sizing",
-    "tsne": "dkfm.comparison.tsne",
+    "tsne": "dkfm.kernel_comparison.tsne_embedding",
 }
 _DEFINING_MODULES = {
-    "Comparison": "dkfm.comparison.result",
+    "Comparison": "dkfm.kernel_comparison.result",
     "ExactFeatureMap": "dkfm.estimators",
     "KernelFisher": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
@@ -59,11 +61,11 @@ _DEFINING_MODULES = {
     "ScoreReport": "dkfm.scoring.report",
     "batch_score": "dkfm.scoring.run",
     "build_gram": "dkfm.gram.build",
-    "compare_kernels": "dkfm.comparison.kernel_comparison",
+    "compare_kernels": "dkfm.kernel_comparison.compare",
     "fold": "dkfm.estimators",
-    "iter_scores": "dkfm.scoring.readers",
+    "iter_scores": "dkfm.scoring.score_readers",
     "load": "dkfm.estimators",
-    "open_scores": "dkfm.scoring.readers",
+    "open_scores": "dkfm.scoring.score_readers",
     "plan_score": "dkfm.scoring.run",
     "verify_scores": "dkfm.scoring.verification",
 }

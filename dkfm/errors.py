@@ -88,7 +88,7 @@ class DamagedStoreError(StoreError):
 
 
 class UnsupportedStoreError(StoreError):
-    """A store that this version cannot read: a newer one, one of another kind, or one in another format."""
+    """A store that this version cannot read: newer, of another kind or format, or with what dkfm never writes."""
 
 
 class UnreachableError(StoreError):
@@ -104,7 +104,7 @@ class ClusterError(DkfmError, RuntimeError):
 
 
 class UnfitWorkerError(ClusterError):
-    """A worker that sees another file system, has other package versions, or has too little memory.
+    """A worker that sees other files, or has other versions, too little memory, or several BLAS threads.
 
     Attributes
     ----------

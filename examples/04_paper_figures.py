@@ -11,8 +11,7 @@ from sklearn.datasets import fetch_openml, load_digits
 from sklearn.metrics import silhouette_score
 
 import dkfm
-from dkfm import plotting
-from dkfm.comparison import tsne
+from dkfm import plotting, tsne
 from dkfm.kernels import Affine, Polynomial
 
 SHOWN = (2, 4, 7)

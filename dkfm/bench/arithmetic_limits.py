@@ -72,8 +72,8 @@ def prepare_bare_arithmetic(
     return run
 
 
-def prepare_bare_tile_loop(model: Model, Z: Array, threads: int) -> Callable[[Path], None]:
-    """Return a job that scores rows in memory with the tile loop of dkfm, without Dask and without files."""
+def prepare_threaded_tile_loop(model: Model, Z: Array, threads: int) -> Callable[[Path], None]:
+    """Return a job that scores rows in memory by the tile loop on threads, without Dask and without files."""
     score, shares = scorer.prepare_scorer(model), list(row_slices(len(Z), -(-len(Z) // threads)))
 
     def run(_: Path) -> None:

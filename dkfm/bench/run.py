@@ -39,7 +39,7 @@ class BenchSizes:
         Components and landmarks of the scoring jobs.
     scored : tuple of (int, int)
         (columns, rows) of each scoring job.
-    odd, friendly : (int, int, int)
+    unaligned, powers_of_2 : (int, int, int)
         (landmarks, columns, components) of two models: not multiples of any block size, and powers of 2 nearby.
     odd_rows, laplacian_n, laplacian_rows : int
         Rows of those two jobs; landmarks and rows of the Laplacian job.
@@ -61,8 +61,8 @@ class BenchSizes:
     components: int
     scored_n: int
     scored: tuple[tuple[int, int], ...]
-    odd: tuple[int, int, int]
-    friendly: tuple[int, int, int]
+    unaligned: tuple[int, int, int]
+    powers_of_2: tuple[int, int, int]
     odd_rows: int
     laplacian_n: int
     laplacian_rows: int
@@ -87,8 +87,8 @@ FULL = BenchSizes(
     components=20,
     scored_n=4_000,
     scored=((10, 240_000), (50, 180_000), (200, 120_000), (784, 120_000)),
-    odd=(3_777, 33, 7),
-    friendly=(4_096, 32, 8),
+    unaligned=(3_777, 33, 7),
+    powers_of_2=(4_096, 32, 8),
     odd_rows=150_000,
     laplacian_n=2_000,
     laplacian_rows=32_000,
@@ -117,8 +117,8 @@ QUICK = replace(
     fit_rounds=1,
     scored_n=1_000,
     scored=((10, 66_000), (784, 20_000)),
-    odd=(977, 33, 7),
-    friendly=(1_024, 32, 8),
+    unaligned=(977, 33, 7),
+    powers_of_2=(1_024, 32, 8),
     odd_rows=64_000,
     laplacian_n=500,
     laplacian_rows=8_000,
@@ -206,7 +206,7 @@ def _measure_tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, T
     yield "scoring", Table(title, [row for case in cases for row in case.sklearn_table_rows])
     title = "Those jobs beside their limit, the bare products and exponentials: its share of the loop and of the job"
     yield "limits", Table(title, [row for case in cases for row in case.limit_table_rows])
-    odd = workloads.bench_odd_shapes(site, sizes.odd, sizes.friendly, sizes.odd_rows)
+    odd = workloads.bench_odd_shapes(site, sizes.unaligned, sizes.powers_of_2, sizes.odd_rows)
     yield "odd", Table("Unfriendly numbers beside friendly ones: time per kernel value", [odd])
     laplacian = workloads.bench_laplacian(site, sizes.laplacian_n, q, sizes.laplacian_rows)
     title = f"KernelPCA of a Laplacian, {'with' if find_spec('numba') else 'without'} the extra fast: times less"

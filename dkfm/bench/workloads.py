@@ -77,7 +77,7 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
     rivals = _bind_stored_rows(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
-        rivals[f"loop {dtype}"] = arithmetic_limits.prepare_bare_tile_loop(model.model_, Z, site.threads)
+        rivals[f"loop {dtype}"] = arithmetic_limits.prepare_threaded_tile_loop(model.model_, Z, site.threads)
         for tile in _TILE_ROWS:
             rivals[f"{dtype} {tile}"] = arithmetic_limits.prepare_bare_arithmetic(
                 rows, columns, n, q, dtype, tile, site.threads
@@ -237,7 +237,7 @@ def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
 
 
 def bench_growth_job(site: BenchSite, n: int, q: int, rows: int) -> GrowthResult:
-    """Score rows once; the cluster must be new, because the result has the peak memory of its workers."""
+    """Time scoring once on a new cluster, and measure the peak memory of its workers, which never falls."""
     before = max(site.client.run(model_cache.peak_memory_after_imports).values())
     pca, source = make_random_kernel_pca(n, q, _COLUMNS), site.store_rows(rows, _COLUMNS)
     job = partial(_score, site.client, site.save_model(pca))

@@ -19,8 +19,8 @@ from dkfm.execution.clusters.local import local_cluster
 from dkfm.gram.build import build_gram, workspace_path
 from dkfm.kernels import Gaussian
 from dkfm.plotting.figures import require_replaceable_picture
-from dkfm.scoring.readers import open_scores
 from dkfm.scoring.run import batch_score
+from dkfm.scoring.score_readers import open_scores
 from dkfm.storage import zarr_store
 
 KERNEL = Gaussian(2.0)

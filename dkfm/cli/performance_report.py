@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkfm.cli import option_parsing
-from dkfm.comparison import html_page as pages
-from dkfm.core.printing import print_message
+from dkfm.core.terminal_output import print_message
 from dkfm.errors import ClusterError, InvalidInputError, extract_reason
 from dkfm.files import local, temporary_folders
 from dkfm.files.location import locate, require_disjoint
+from dkfm.kernel_comparison import html_page as pages
 
 if TYPE_CHECKING:
     from distributed import Client, performance_report

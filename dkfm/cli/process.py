@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from dkfm.core.printing import print_message
+from dkfm.core.terminal_output import print_message
 from dkfm.errors import OutputError, ResourceError, extract_reason
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _describe_error(error: BaseException) -> str:
         raise error
     if isinstance(error, OSError) and (failure := _flush_streams()) is not None:
         return _OUTPUT_ERROR.format(failure)
-    refusal = _describe_resource_error(error)
+    refusal = _describe_refused_resource(error)
     if refusal is not None:
         return f"{ResourceError.__name__}: The system {refusal}."
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -161,7 +161,7 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {cause}; dkfm did not expect this: DKFM_TRACEBACK=1 shows more."
 
 
-def _describe_resource_error(error: BaseException) -> str | None:
+def _describe_refused_resource(error: BaseException) -> str | None:
     """Return which resource the system refused, in words; None for an error of another kind."""
     if not isinstance(error, OSError):
         error = _find_resource_error(error)

@@ -15,7 +15,7 @@ from dkfm.estimators.fitting.sklearn_linear_models import PREDICT, TRANSFORM, Li
 from dkfm.estimators.folded_model import Folded, FoldedTransformer, sample_landmarks
 from dkfm.estimators.transformer import ModelTransformerMixin
 from dkfm.numerics import links, scorer
-from dkfm.numerics.certificates import certificate, direct_scores
+from dkfm.numerics.certificates import certificate, reference_scores
 from dkfm.numerics.model import Head, Model
 
 _N_RANDOM_FEATURES = 64
@@ -145,7 +145,7 @@ def _require_affine_outputs(model: object, linear: LinearModel, F: Array) -> Non
         same_shape = returned.shape == expected.shape
         if (
             not same_shape
-            or not (np.abs(returned - expected) <= direct_scores.propagate_error(link, product, error, eps)).all()
+            or not (np.abs(returned - expected) <= reference_scores.propagate_error(link, product, error, eps)).all()
         ):
             raise NotSupportedError(
                 f"The {name} of {type(model).__name__} is not what its coefficients say, so that it cannot be folded; "

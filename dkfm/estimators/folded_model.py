@@ -18,7 +18,7 @@ from dkfm.estimators.fitting.sklearn_linear_models import DECISION, PREDICT, PRO
 from dkfm.estimators.serving import ScoringMixin
 from dkfm.estimators.transformer import ModelTransformerMixin
 from dkfm.numerics import links
-from dkfm.numerics.certificates import direct_scores
+from dkfm.numerics.certificates import reference_scores
 from dkfm.numerics.certificates.certificate import sample_evenly
 from dkfm.numerics.model import Model
 from dkfm.storage.model_store import Record
@@ -139,7 +139,7 @@ class Folded(ScoringMixin):
         points = sample_landmarks(model)
         ratios = [0.0]
         for name, computed in self._get_scorer().score_heads(list(model.heads), points).items():
-            expected, allowed = direct_scores.compute_scores_and_tolerances(model, name, points)
+            expected, allowed = reference_scores.compute_scores_and_tolerances(model, name, points)
             difference = np.abs(computed - expected)
             ratios.append(float(np.divide(difference, allowed, out=difference, where=difference != 0).max()))
         worst = float(np.max(ratios))  # NaN counts as largest

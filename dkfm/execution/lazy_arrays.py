@@ -79,7 +79,7 @@ class TemporaryModelStore:
 
     def __init__(self, record: Record, workspace: str | Path | None) -> None:
         root = None if workspace is None else local.make_folder(local.local_path(workspace))
-        folder = temporary_folders.SharedSubfolder(
+        folder = temporary_folders.SubfolderOfShared(
             "model", root, need=record.model.nbytes, what="The model for Dask's workers"
         )
         self._remove = weakref.finalize(self, folder.remove)

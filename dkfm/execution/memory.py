@@ -51,7 +51,7 @@ def peak_memory() -> int:
 def require_driver_memory(
     n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
 ) -> None:
-    """Raise a BudgetError unless this process can hold the root of an N x N Gram matrix: see `budget.fit_bytes`."""
+    """Raise a BudgetError unless this process has the memory to factorize an N x N Gram matrix: `budget.fit_bytes`."""
     if n > budget.LARGEST_DENSE_N:
         raise BudgetError(
             f"The root of a Gram matrix of N = {n} training rows is beyond LAPACK's {budget.LARGEST_DENSE_N}; fit "
@@ -67,7 +67,7 @@ def require_driver_memory(
 def has_driver_memory(
     n: int, d: int, blocks: int = 1, copies: int = 1, squares: int = budget.EIGENVECTOR_SQUARES
 ) -> bool:
-    """Return whether this process can hold the root of an N x N Gram matrix: see `budget.fit_bytes`."""
+    """Return whether this process has the memory to factorize an N x N Gram matrix: see `budget.fit_bytes`."""
     return n <= budget.LARGEST_DENSE_N and budget.fit_bytes(n, d, blocks, copies, squares) <= available_memory()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dkfm.errors import DkfmError, StoreError
-from dkfm.files import change_detection, fsspec_options
+from dkfm.files import change_detection, fsspec_access
 from dkfm.files.fsspec_errors import as_store_error, is_transient, strip_credentials
 
 if TYPE_CHECKING:
@@ -81,15 +81,15 @@ class Remote:
         info = self._request("read", _read_info)
         if info is None or info["type"] != "file":
             return None
-        return int(info["size"]), fsspec_options.object_stamp(info)
+        return int(info["size"]), fsspec_access.object_stamp(info)
 
     def list_objects(self) -> Iterator[tuple[str, int, str]]:
         """Yield the name, the size in bytes and the stamp of every object below this prefix."""
         with self.open_filesystem("listed") as (files, path):
             prefix = path.rstrip("/") + "/"
-            for key, status in fsspec_options.list_below(files, prefix):
+            for key, status in fsspec_access.list_below(files, prefix):
                 if key.startswith(prefix) and not key.endswith("/"):  # a slash at the end marks a folder
-                    yield key.removeprefix(prefix), int(status["size"]), fsspec_options.object_stamp(status)
+                    yield key.removeprefix(prefix), int(status["size"]), fsspec_access.object_stamp(status)
 
     def list_folders(self) -> list[str]:
         """Return the names of the folders directly below this prefix."""
@@ -108,7 +108,7 @@ class Remote:
         """
         remote = self.join(name)
         return remote._request(
-            "written", lambda files, path: fsspec_options.create_exclusively(files, path, data, str(remote))
+            "written", lambda files, path: fsspec_access.create_exclusively(files, path, data, str(remote))
         )
 
     def replace(self, name: str, data: bytes) -> None:
@@ -145,13 +145,13 @@ class Remote:
     def _request(self, verb: str, request: "Callable[[AbstractFileSystem, str], T]") -> T:
         """Make a request for this path, retry transient failures, and return the answer."""
         with self.open_filesystem(verb) as (files, path):
-            return fsspec_options.retry(files, lambda: request(files, path))
+            return fsspec_access.retry(files, lambda: request(files, path))
 
     @contextmanager
     def open_filesystem(self, verb: str) -> "Iterator[tuple[AbstractFileSystem, str]]":
         """Yield the file system and the path in it; raise a StoreError of one sentence for its exceptions."""
         try:
-            yield fsspec_options.open_filesystem(self.url, self.redacted_url)
+            yield fsspec_access.open_filesystem(self.url, self.redacted_url)
         except (DkfmError, MemoryError):
             raise
         except Exception as error:

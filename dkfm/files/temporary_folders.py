@@ -132,10 +132,10 @@ class TemporaryFolder:
                 os.close(self._record)
 
 
-class SharedSubfolder:
-    """A subfolder of a `TemporaryFolder` that all parts of the same kind and parent share.
+class SubfolderOfShared:
+    """A subfolder in one `TemporaryFolder`, which all of the same kind and parent share.
 
-    The parameters are those of `TemporaryFolder`. There may be thousands of parts, too many for an open record each.
+    The parameters are those of `TemporaryFolder`, thousands of which would keep too many files open.
     """
 
     def __init__(self, kind: str, within: str | Path | None = None, *, need: int = 0, what: str = "") -> None:

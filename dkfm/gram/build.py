@@ -38,7 +38,7 @@ from dkfm.gram.stored_gram import StoredGram
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.sources.base import NamedColumns, Source, read_finite
-from dkfm.sources.driver_csr import DriverCsrSource
+from dkfm.sources.csr_copy import CsrCopySource
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import ZarrSource
@@ -271,7 +271,7 @@ def _store_rows_for_workers(source: Source, root: Path, rows: int) -> Source:
     if not isinstance(source, MemorySource):
         return source
     if not isinstance(source.array, np.ndarray):
-        return DriverCsrSource(root, source.shape, source.mean_values_per_row, source.max_run_nnz, "rows")
+        return CsrCopySource(root, source.shape, source.mean_values_per_row, source.max_run_nnz, "rows")
     with local.translate_write_errors(root):
         shared = zarr_store.open_array(root, "rows", "r+")
         if shared.shape != source.shape:

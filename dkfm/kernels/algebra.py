@@ -32,7 +32,7 @@ class Wrapper(PreparedKernel):
 
     @property
     def supports_float32(self) -> bool:
-        """True, whatever the inner kernel supports: its `make_evaluator` converts rows and rounds the block."""
+        """True, whatever the inner kernel supports: its `make_evaluator` takes and returns float32 anyway."""
         return True
 
     @property

@@ -46,7 +46,7 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
         return columnwise_sums.sum_absolute_differences(X, X)
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Divide the landmarks by their length scales once, in float64, if there is one for each column."""
+        """Divide the landmarks once, in float64, if each column has a length scale of its own."""
         scale = self._column_scales(landmarks.shape[1])
         if isinstance(scale, float):
             return lambda Z, out=None, /: _exp_scaled(

@@ -178,18 +178,18 @@ def _decode(config: object, trusted: Collection[str], depth: int) -> object:
     return _instantiate(cls, {key: _decode_value(v, trusted, depth - 1) for key, v in config.items() if key != "name"})
 
 
-def _decode_value(value: object, trusted: Collection[str], depth: int) -> object:
+def _decode_value(value: object, trusted: Collection[str], levels_left: int) -> object:
     if isinstance(value, Mapping):
-        return _decode(value, trusted, depth)
+        return _decode(value, trusted, levels_left)
     if not isinstance(value, list):
         return value
-    if depth == 0:
+    if levels_left == 0:
         raise KernelError(f"A stored kernel is nested deeper than {_MAX_DEPTH}.")
-    return tuple(_decode_value(part, trusted, depth - 1) for part in value)
+    return tuple(_decode_value(part, trusted, levels_left - 1) for part in value)
 
 
 def load_named_kernel(name: str, parameters: Mapping[str, object]) -> Kernel:
-    """Return the kernel that a name on the command line means; ``module:name`` is a function of blocks, or a kernel.
+    """Return the kernel that a name on the command line means; ``module:name`` imports a kernel or an f(X, Y).
 
     Examples
     --------

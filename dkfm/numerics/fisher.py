@@ -146,7 +146,7 @@ def solve_discriminants(
     if by_eigenvalues:
         spectral = decompose(K, Y, on_indefinite, means, weighting)
         ridge = shrinkage * spectral.within_class_scatter_trace(classes) / classes.total  # N lambda
-        C, residual = spectral.combination(ridge), spectral.residual_cross_products(ridge) / classes.total
+        C, residual = spectral.combination(ridge), spectral.indicator_residual_products(ridge) / classes.total
     else:
         C = _solve_by_cholesky(K, Y, ridge, rounding)
         residual = ridge / classes.total * (Y.T @ C)
@@ -259,7 +259,7 @@ class SpectralGram:
         """Return ``R Y`` (N, C), without the part that is orthogonal to the eigenvectors."""
         return self.vectors @ self.solve_coordinates(ridge)
 
-    def residual_cross_products(self, ridge: float) -> Array:
+    def indicator_residual_products(self, ridge: float) -> Array:
         """Return ``ridge Y'RY`` (C, C); the ridge may be 0."""
         return ridge * (self.coordinates.T @ self.solve_coordinates(ridge)) + self.unexplained_cross_products
 

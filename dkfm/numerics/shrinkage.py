@@ -61,7 +61,7 @@ def _weigh_correct(K: Array, classes: Classes, in_fold: npt.NDArray[np.bool_], o
     for number, shrinkage in enumerate(SHRINKAGE_GRID):
         ridge = shrinkage * spread / training.total
         with suppress(InvalidInputError):  # a shrinkage that is too small for these rows scores 0
-            directions = fisher.solve_directions(spectral.residual_cross_products(ridge) / training.total, training)
+            directions = fisher.solve_directions(spectral.indicator_residual_products(ridge) / training.total, training)
             T, constants = fisher.decision_functions(directions.means, training.class_probabilities)
             decisions = coordinates @ (spectral.solve_coordinates(ridge) @ directions.combinations) @ T - constants
             codes = decisions.argmax(axis=1) if training.count > 2 else decisions[:, 0] > 0

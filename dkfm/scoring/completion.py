@@ -122,7 +122,7 @@ def read_marker_receipts(output: Output) -> dict[int, Receipt]:
     StoreError
         The output is not finished, or its marker belongs to another output.
     """
-    marker = _read_marker(output)
+    marker = _read_required_marker(output)
     columns = [marker.get(name) for name in _MARKER_FIELDS]
     files = len(output.format.file_names(0))
     is_complete = all(isinstance(column, list) and len(column) == output.n_chunks for column in columns)
@@ -145,10 +145,10 @@ def read_input_state(output: Output) -> str:
     StoreError
         The output is not finished.
     """
-    return str(_read_marker(output).get("input", ""))
+    return str(_read_required_marker(output).get("input", ""))
 
 
-def _read_marker(output: Output) -> dict[str, object]:
+def _read_required_marker(output: Output) -> dict[str, object]:
     opened = output.location.open(zarr_schema.MARKER, _MAX_MARKER_BYTES)
     if opened is None:
         raise IncompleteStoreError(

@@ -34,7 +34,7 @@ from dkfm.scoring.planning import Plan, WriteCopies
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.tasks import HasIds
 from dkfm.sources.base import NamedColumns, Source
-from dkfm.sources.driver_csr import DriverCsrSource
+from dkfm.sources.csr_copy import CsrCopySource
 from dkfm.sources.memory import FrameSource, MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.storage import csr, model_transfer
@@ -143,9 +143,7 @@ def open_job(
             output = _build_output(target, name, record, names, given, stamp, plan, request)
             if existing is not None:
                 outputs.require_same_job(existing, output)
-                receipts = {
-                    receipt.chunk: receipt for receipt in read_marker_or_journal(existing, watch.stamp_with_ctime)[0]
-                }
+                receipts = {receipt.chunk: receipt for receipt in load_receipts(existing, watch.stamp_with_ctime)[0]}
                 plan = replace(plan, done=plan.chunks - len(completion.find_chunks_to_score(existing, receipts)))
             where = str(path) if remote is None else remote.url
             yield ScoringJob(where, record, trusted, watch, shared, plan, output, existing, request.overwrite, executor)
@@ -270,7 +268,7 @@ def _choose_plan(
     return replace(plan, have_bytes=available, worker=worker)
 
 
-def read_marker_or_journal(output: Output, state: str) -> tuple[list[Receipt], bool]:
+def load_receipts(output: Output, input_stamp: str) -> tuple[list[Receipt], bool]:
     """Return the receipts in the marker of an output and True; without a valid marker, those in its journal and False.
 
     Receipts in the journal count only if they are of the input in its present state.
@@ -278,7 +276,7 @@ def read_marker_or_journal(output: Output, state: str) -> tuple[list[Receipt], b
     try:
         return list(completion.read_marker_receipts(output).values()), True
     except (IncompleteStoreError, DamagedStoreError):
-        return list(completion.iter_journal_receipts(output, state)), False
+        return list(completion.iter_journal_receipts(output, input_stamp)), False
 
 
 @contextmanager
@@ -318,7 +316,7 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
             return
         with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
             csr.write_csr(group, "rows", array)
-        yield DriverCsrSource(folder / "rows.zarr", rows.shape, rows.mean_values_per_row, rows.max_run_nnz, "rows")
+        yield CsrCopySource(folder / "rows.zarr", rows.shape, rows.mean_values_per_row, rows.max_run_nnz, "rows")
 
 
 def _save_npy(path: Path, array: Array) -> None:

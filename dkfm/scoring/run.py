@@ -24,7 +24,7 @@ from dkfm.files.location import parse_remote
 from dkfm.scoring import completion, outputs
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.planning import Plan
-from dkfm.scoring.prepare import JobRequest, Savable, ScoringJob, open_job, read_marker_or_journal
+from dkfm.scoring.prepare import JobRequest, Savable, ScoringJob, load_receipts, open_job
 from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
 from dkfm.scoring.report import ScoreReport, slowest_chunks
 from dkfm.scoring.tasks import SharedTaskArguments, find_sound_receipts, score_chunk
@@ -258,11 +258,11 @@ class _JobRun:
         if not output.is_table:
             outputs.ensure_array_metadata(output, output.location)
         checked: set[Receipt] = set()
-        known, complete = read_marker_or_journal(output, self._job.input_watch.stamp_with_ctime)
+        known, complete = load_receipts(output, self._job.input_watch.stamp_with_ctime)
         while new := set(known) - checked:  # another driver may add receipts meanwhile
             self._keep_sound_receipts(output, new)
             checked |= new
-            known, complete = read_marker_or_journal(output, self._job.input_watch.stamp_with_ctime)
+            known, complete = load_receipts(output, self._job.input_watch.stamp_with_ctime)
         self._drop_stale_receipts(output, complete)
         lost = [number for number in range(output.n_chunks) if number not in self._receipts]
         if lost and complete:

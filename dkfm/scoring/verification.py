@@ -15,12 +15,12 @@ from dkfm.execution.task_runner import run_tasks
 from dkfm.files import change_detection
 from dkfm.files.location import locate
 from dkfm.numerics import links
-from dkfm.numerics.certificates import direct_scores
+from dkfm.numerics.certificates import reference_scores
 from dkfm.numerics.model import Model
 from dkfm.scoring import completion, outputs
 from dkfm.scoring.outputs import Output
-from dkfm.scoring.readers import read_scores
 from dkfm.scoring.receipts import Receipt
+from dkfm.scoring.score_readers import read_scores
 from dkfm.scoring.tasks import find_sound_receipts
 from dkfm.sources.base import Source
 from dkfm.sources.opening import open_source
@@ -176,7 +176,7 @@ def _require_small_error(
     for columns in output.columns:
         scores = np.asarray(read_scores(output, receipts, columns.output, rows), np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            expected, allowed = direct_scores.compute_scores_and_tolerances(model, columns.output, as_float64(clean))
+            expected, allowed = reference_scores.compute_scores_and_tolerances(model, columns.output, as_float64(clean))
             lost = ~(valid & links.find_valid_rows(expected))
             shares = np.abs(scores - expected) / allowed
         if columns.dtype == "int64":

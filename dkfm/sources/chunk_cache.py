@@ -35,7 +35,9 @@ def estimate_concurrent_decode_bytes(shape: tuple[int, int], chunk_rows: int, ch
     return 2 * 8 * shape[1] * min(chunk_rows, shape[0]) * min(_CONCURRENT_CHUNKS, chunks)
 
 
-def read_by_chunks(key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]) -> Array:
+def read_rows_caching_chunks(
+    key: tuple[Hashable, ...], rows: slice, chunk_rows: int, read: Callable[[slice], Array]
+) -> Array:
     """Return some rows; if chunks are at least twice as large, decode and cache whole chunks under `key`."""
     if rows.stop <= rows.start or not is_within_half_chunk(rows.stop - rows.start, chunk_rows):
         return read(rows)

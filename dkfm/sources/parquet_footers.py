@@ -205,7 +205,7 @@ def read_footers(
 
 
 def _read_schema_and_group_rows(file: TableFile) -> tuple["pa.Schema", list[int], int]:
-    """Return the schema of a file, the numbers of rows of its row groups, and the bytes of its footer."""
+    """Return a file's schema, the row count of each row group, and the size of the footer in bytes."""
     with open_parquet(file, use_cached_footer=False) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata
         _ = schema.names  # raises an error if a name is not text

@@ -16,7 +16,7 @@ from zarr.storage import FsspecStore, StorePath
 
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmError, InvalidInputError, extract_reason
-from dkfm.files import fsspec_options
+from dkfm.files import fsspec_access
 from dkfm.files.location import Location, join
 from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
@@ -49,7 +49,9 @@ class _ZarrRows(DenseRows):
 
     def read(self, rows: slice) -> Array:
         """Return some rows; cache a chunk that is much larger than they are."""
-        return chunk_cache.read_by_chunks((self.opening_id, self.keep_float32), rows, self.chunk_rows, self._read)
+        return chunk_cache.read_rows_caching_chunks(
+            (self.opening_id, self.keep_float32), rows, self.chunk_rows, self._read
+        )
 
     def _read(self, rows: slice) -> Array:
         raise NotImplementedError
@@ -151,7 +153,7 @@ def _read_remote_rows(remote: Remote, metadata: dict[str, object], rows: slice) 
         chunks = FsspecStore(AsyncFileSystemWrapper(files, asynchronous=True), read_only=True, path=path)
         array = zarr.Array(zarr.AsyncArray(bounded_chunks.bounded_metadata(metadata), StorePath(chunks)))
         try:
-            return np.asarray(fsspec_options.retry(files, lambda: array[rows]))
+            return np.asarray(fsspec_access.retry(files, lambda: array[rows]))
         except (ValueError, RuntimeError, TypeError, EOFError, zlib.error) as error:  # invalid bytes of a chunk
             message = f"Rows {rows.start} to {rows.stop} of {remote} cannot be read: {extract_reason(error)}."
             raise InvalidInputError(message) from error

@@ -29,7 +29,7 @@ def write_csr(group: zarr.Group, name: str, rows: Sparse) -> None:
         zarr_store.add_array(group, array, values.shape, chunks, dtype)[...] = values.astype(dtype, copy=False)
 
 
-def read_csr(root: Path, name: str, columns: int, rows: slice | None = None) -> Sparse:
+def read_csr(root: Path, name: str, columns: int, row_slice: slice | None = None) -> Sparse:
     """Read a slice of CSR rows, or all of them, and check that their arrays are consistent.
 
     Raises
@@ -41,7 +41,7 @@ def read_csr(root: Path, name: str, columns: int, rows: slice | None = None) -> 
     data, indices, indptr = (zarr_store.open_array(root, array) for array in array_names(name))
     if any(array.ndim != 1 for array in (data, indices, indptr)) or indptr.shape[0] < 2:
         raise UnsupportedStoreError(f"{fault}.")
-    selected = slice(0, indptr.shape[0] - 1) if rows is None else rows
+    selected = slice(0, indptr.shape[0] - 1) if row_slice is None else row_slice
     try:
         pointers = np.asarray(indptr[selected.start : selected.stop + 1], dtype=np.int64)
         if len(pointers) != selected.stop - selected.start + 1:

@@ -18,7 +18,7 @@ import pytest
 
 import dkfm
 from dkfm.cli import process
-from dkfm.core.printing import escape_control_characters
+from dkfm.core.terminal_output import escape_control_characters
 from dkfm.errors import StoreError
 from dkfm.execution import lazy_arrays, worker_checks
 from dkfm.execution.worker_checks import WorkerRequirements
@@ -202,7 +202,7 @@ def test_another_blas_at_the_driver_is_neither_a_fault_nor_a_warning(threaded_cl
 
 def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeypatch):
     before = open_records()
-    parts = [temporary_folders.SharedSubfolder("model", tmp_path) for _ in range(40)]
+    parts = [temporary_folders.SubfolderOfShared("model", tmp_path) for _ in range(40)]
     for part in parts:
         (part.path / "file").touch()
     assert open_records() == before + 1
@@ -214,7 +214,7 @@ def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # a forked child
         parts[0].remove()
-        other = temporary_folders.SharedSubfolder("model", tmp_path)
+        other = temporary_folders.SubfolderOfShared("model", tmp_path)
         assert other.path.parent != above
         other.remove()
     assert left(tmp_path) == [above.name]
@@ -225,18 +225,18 @@ def test_many_parts_hold_one_file_open_and_a_sweep_leaves_them(tmp_path, monkeyp
     parts[0].remove()
     assert left(tmp_path) == []
     assert open_records() == before
-    again = temporary_folders.SharedSubfolder("model", tmp_path)
+    again = temporary_folders.SubfolderOfShared("model", tmp_path)
     assert again.path.is_dir()
     again.remove()
     assert left(tmp_path) == []
 
 
 def test_a_part_is_made_after_its_shared_folder_was_removed_by_others(tmp_path):
-    first = temporary_folders.SharedSubfolder("model", tmp_path)
+    first = temporary_folders.SubfolderOfShared("model", tmp_path)
     (first.path.parent / "owner.json").unlink()
     first.path.rmdir()
     first.path.parent.rmdir()
-    second = temporary_folders.SharedSubfolder("model", tmp_path)
+    second = temporary_folders.SubfolderOfShared("model", tmp_path)
     assert second.path.is_dir()
     first.remove()
     second.remove()

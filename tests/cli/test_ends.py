@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import dkfm
 from dkfm.cli import process
 from dkfm.cli.app import _format_warning, main
-from dkfm.core.printing import escape_control_characters, print_message, print_result
+from dkfm.core.terminal_output import escape_control_characters, print_message, print_result
 from dkfm.errors import ClusterError, DkfmWarning, OutputError, StoreError
 from dkfm.execution.clusters.connect import connect
 

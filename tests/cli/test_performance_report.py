@@ -18,8 +18,8 @@ import dkfm
 from dkfm import kernels
 from dkfm.cli import performance_report
 from dkfm.cli.app import main
-from dkfm.comparison import html_page as pages
 from dkfm.errors import ClusterError, StoreError
+from dkfm.kernel_comparison import html_page as pages
 from helpers.harness import Site, sentence
 
 OLD = f"<html><head>{pages.GENERATOR}</head></html>"

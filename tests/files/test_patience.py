@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from dkfm.errors import StoreError, UnreachableError
-from dkfm.files import fsspec_options
+from dkfm.files import fsspec_access
 from dkfm.files.object_store import Remote
 from dkfm.sources.opening import open_source
 from helpers import s3_server as s3
@@ -32,7 +32,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(fsspec_options, "time", clock)
+    monkeypatch.setattr(fsspec_access, "time", clock)
     return clock
 
 
@@ -75,17 +75,17 @@ PASSING = [answered(500), answered(503), answered(429), slow_down(), ConnectionR
 @pytest.mark.parametrize("error", PASSING, ids=repr)
 def test_a_store_that_fails_for_a_minute_and_a_half_is_waited_for(clock, files, error):
     request = Failing(clock, 90.0, error)
-    assert fsspec_options.retry(files, request) == "answer"
-    assert 90 <= clock.now <= 90 + fsspec_options._MAX_PAUSE
+    assert fsspec_access.retry(files, request) == "answer"
+    assert 90 <= clock.now <= 90 + fsspec_access._MAX_PAUSE
     assert 8 <= request.asked <= 30
 
 
 def test_a_store_that_fails_for_good_is_given_up_after_two_minutes(clock, files):
     request = Failing(clock, np.inf, answered(503))
     with pytest.raises(OSError, match="status 503"):
-        fsspec_options.retry(files, request)
-    assert 120 - fsspec_options._MAX_PAUSE <= clock.now <= 120
-    longest = [min(0.5 * 2**i, fsspec_options._MAX_PAUSE) for i in range(len(clock.pauses))]
+        fsspec_access.retry(files, request)
+    assert 120 - fsspec_access._MAX_PAUSE <= clock.now <= 120
+    longest = [min(0.5 * 2**i, fsspec_access._MAX_PAUSE) for i in range(len(clock.pauses))]
     assert all(most / 2 <= pause <= most for pause, most in zip(clock.pauses, longest, strict=True))
     assert len(set(clock.pauses)) == len(clock.pauses)  # no two of them alike: they are drawn
 
@@ -94,7 +94,7 @@ def test_a_store_that_fails_for_good_is_given_up_after_two_minutes(clock, files)
 def test_what_cannot_pass_is_raised_at_once(clock, files, error):
     request = Failing(clock, np.inf, error)
     with pytest.raises(type(error)):
-        fsspec_options.retry(files, request)
+        fsspec_access.retry(files, request)
     assert (request.asked, clock.pauses) == (1, [])
 
 
@@ -155,7 +155,7 @@ def aws(monkeypatch, tmp_path):
     """An environment that says nothing of S3, and a file where AWS's configuration may be."""
     from fsspec.config import conf
 
-    for name in fsspec_options._AWS_VARIABLES:
+    for name in fsspec_access._AWS_VARIABLES:
         if name.startswith("AWS_"):
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -164,29 +164,29 @@ def aws(monkeypatch, tmp_path):
 
 
 def test_what_the_user_says_of_attempts_is_what_counts(aws, clock, monkeypatch):
-    files, _ = fsspec_options.open_filesystem("s3://bucket/x", "x")
-    assert files.config_kwargs == {**fsspec_options._S3_CONFIG, "retries": fsspec_options._S3_RETRIES}
+    files, _ = fsspec_access.open_filesystem("s3://bucket/x", "x")
+    assert files.config_kwargs == {**fsspec_access._S3_CONFIG, "retries": fsspec_access._S3_RETRIES}
 
     def attempts():
         clock.now, request = 0.0, Failing(clock, np.inf, answered(503))
         with pytest.raises(OSError, match="503"):
-            fsspec_options.retry(files, request)
+            fsspec_access.retry(files, request)
         return request.asked
 
     assert attempts() > 5
     aws.set(config_kwargs={"retries": {"max_attempts": 7}})
     assert attempts() == 1
-    assert fsspec_options._botocore_config_kwargs()["retries"] == {"max_attempts": 7}
+    assert fsspec_access._botocore_config_kwargs()["retries"] == {"max_attempts": 7}
     aws.set()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "9")
     assert attempts() == 1
-    assert "retries" not in fsspec_options._botocore_config_kwargs()  # which would go before the environment
+    assert "retries" not in fsspec_access._botocore_config_kwargs()  # which would go before the environment
     monkeypatch.delenv("AWS_MAX_ATTEMPTS")
     assert attempts() > 5
     aws.file.write_text("[default]\nregion = us-east-1\n[profile patient]\nmax_attempts = 20\n")
     monkeypatch.setenv("AWS_PROFILE", "patient")
     assert attempts() == 1
-    assert "retries" not in fsspec_options._botocore_config_kwargs()
+    assert "retries" not in fsspec_access._botocore_config_kwargs()
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def unlimited(one_proxy, monkeypatch, clock):
     from fsspec.config import conf
 
     monkeypatch.setitem(conf, "s3", {"endpoint_url": one_proxy.url})
-    monkeypatch.setattr(fsspec_options, "_S3_RETRIES", {"total_max_attempts": 1})
+    monkeypatch.setattr(fsspec_access, "_S3_RETRIES", {"total_max_attempts": 1})
     one_proxy.seen, one_proxy.faults = [], []
     return one_proxy
 
@@ -242,7 +242,7 @@ def test_a_server_that_is_not_there_is_waited_for(place, clock, monkeypatch):
     from fsspec.config import conf
 
     monkeypatch.setitem(conf, "s3", {"endpoint_url": "http://127.0.0.1:9"})
-    monkeypatch.setattr(fsspec_options, "_S3_RETRIES", {"total_max_attempts": 1})
+    monkeypatch.setattr(fsspec_access, "_S3_RETRIES", {"total_max_attempts": 1})
     with pytest.raises(UnreachableError) as caught:
         place.read("x")
     assert s3.one_sentence(caught.value)

@@ -15,7 +15,7 @@ from dkfm.errors import (
     StoreError,
     UnreachableError,
 )
-from dkfm.files import fsspec_options
+from dkfm.files import fsspec_access
 from dkfm.files.object_store import Remote
 from dkfm.sources.opening import open_source
 from helpers.s3_server import BUCKET, SECRET, one_sentence, put
@@ -118,7 +118,7 @@ def test_what_is_refused_for_good_is_no_unreachable_store(place, monkeypatch):
 
 
 def test_messages_hold_no_credentials(monkeypatch):
-    monkeypatch.setattr(fsspec_options, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(fsspec_access, "_RETRY_SECONDS", 0.0)
     for url in ("http://user:SeCrEt@127.0.0.1:9/x.npy", "ftp://user:SeCrEt@127.0.0.1:9/x.npy"):
         place = Remote(url)
         assert SECRET not in f"{place} {place!r} {place.redacted_url}"

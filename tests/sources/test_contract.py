@@ -9,7 +9,7 @@ import scipy.sparse as sp
 import zarr
 
 from contracts import check_source
-from dkfm.sources.driver_csr import DriverCsrSource
+from dkfm.sources.csr_copy import CsrCopySource
 from dkfm.sources.opening import open_source
 from dkfm.storage import csr
 from dkfm.storage.zarr_store import new_store
@@ -78,6 +78,6 @@ def test_rows_that_a_driver_stores_for_its_workers_obey_the_contract(tmp_path):
     with new_store(tmp_path / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
         csr.write_csr(group, "rows", memory.array)
     check_source(
-        DriverCsrSource(tmp_path / "rows.zarr", ROWS.shape, memory.mean_values_per_row, memory.max_run_nnz, "rows"),
+        CsrCopySource(tmp_path / "rows.zarr", ROWS.shape, memory.mean_values_per_row, memory.max_run_nnz, "rows"),
         ROWS,
     )

@@ -14,8 +14,8 @@ import dkfm
 from dkfm import kernels
 from dkfm.cli import demo
 from dkfm.cli.app import main
-from dkfm.comparison import html_page
 from dkfm.errors import DkfmWarning, InvalidInputError, StoreExistsError
+from dkfm.kernel_comparison import html_page
 from dkfm.storage import own_files
 
 ROWS = np.random.default_rng(0).normal(size=(40, 3))

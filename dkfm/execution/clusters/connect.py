@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from dkfm.core.printing import print_message
+from dkfm.core.terminal_output import print_message
 from dkfm.errors import ClusterError, DkfmWarning, StoreError, extract_reason
 from dkfm.execution.clusters.client import require_dask_version
 from dkfm.storage import json_documents

@@ -94,7 +94,7 @@ def ssh_cluster(path: str) -> "Iterator[tuple[SpecCluster, float]]":
         A cluster like that of distributed.SSHCluster, whose workers have started. Each process listens on the address
         at which SSH reached its host.
     wait : float
-        Seconds to wait for the first worker.
+        Seconds that a client waits for the first worker.
 
     Raises
     ------

@@ -78,7 +78,7 @@ def prepare_negative_squared_distances(landmarks: Rows, scale: float | Array, ne
 
 
 class _Differences:
-    """Compute distances of rows with a few columns from differences."""
+    """Compute minus squared distances of rows with a few columns from differences."""
 
     def __init__(self, landmarks: Array, scale: float | Array) -> None:
         self.landmarks = landmarks
@@ -170,7 +170,7 @@ _augmented_rows = ThreadBuffer()
 
 
 class _CentredProducts(_Products):
-    """Compute distances of dense rows from products of centred rows."""
+    """Compute minus squared distances of dense rows from inner products of centred rows."""
 
     def __init__(self, landmarks: Array, scale: float | Array, near: float) -> None:
         super().__init__(landmarks, scale, near)
@@ -216,7 +216,7 @@ def _is_mean_small(rows: Array, norms: Array) -> bool:
 
 
 class _SparseProducts(_Products):
-    """Compute distances of rows of which either side is sparse, from products without centring."""
+    """Compute minus squared distances from inner products, without centring, if Z or landmarks are sparse."""
 
     @cached_property
     def scaled_landmarks(self) -> Rows:

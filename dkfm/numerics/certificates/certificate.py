@@ -174,7 +174,7 @@ def certify_map(
 
 
 def compute_relative_map_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
-    """Return the errors ``|err| / sqrt(k(x, x) k(z, z))`` of all pairs, (s, m); `certify_map` returns the largest."""
+    """Return ``|<phi(x), phi(z)> - k(x, z)| / sqrt(k(x, x) k(z, z))`` for all pairs, (s, m), of X and sampled Z."""
     found, expected, *diagonals = _compute_both_blocks(score, X, X, Z, (), mean)
     return _scale_errors(np.abs(found - expected), *diagonals)
 

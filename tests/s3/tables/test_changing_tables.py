@@ -13,7 +13,7 @@ import zarr
 import dkfm
 from dkfm import kernels
 from dkfm.errors import InvalidInputError, UnreachableError
-from dkfm.files import fsspec_options
+from dkfm.files import fsspec_access
 from dkfm.files.object_store import Remote
 from dkfm.sources import parquet, parquet_footers
 from dkfm.sources.csr_npz import NpzSource
@@ -204,7 +204,7 @@ def test_a_server_that_fails_for_ever_is_unreachable_in_one_sentence(
 
 
 def test_no_credentials_of_a_url_are_told(monkeypatch):
-    monkeypatch.setattr(fsspec_options, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(fsspec_access, "_RETRY_SECONDS", 0.0)
     for name in ("x.parquet", "x.npz", "folder.parquet"):
         with pytest.raises(UnreachableError) as caught:
             open_source(f"http://user:{SECRET}@127.0.0.1:9/{name}")

@@ -124,7 +124,7 @@ OTHERS = {
     ("model_transfer", "read_bytes"),
     ("memory", "read_text"),  # of /proc
     ("machine", "read_text"),
-    ("temporary", "read_text"),
+    ("temporary_folders", "read_text"),
     ("training_data", "memmap"),  # a Gram matrix in a file of our own that has no name
 }
 
@@ -140,7 +140,7 @@ def test_files_are_opened_to_be_read_by_one_function():
             reads = called.rpartition(".")[2] == "open" and mode and set(mode[-1]) <= set("rbt")
             if reads or called.endswith((".read_bytes", ".read_text", "np.load", "np.fromfile", "np.memmap")):
                 found.add((path.stem, "np.load" if called == "np.load" else called.rpartition(".")[2]))
-    assert found - {("local", "open"), ("npz", "memmap")} <= OTHERS  # of npz, a file without a name that it wrote
+    assert found - {("local", "open"), ("csr_npz", "memmap")} <= OTHERS  # of npz, a file without a name that it wrote
 
 
 ROWS = np.random.default_rng(5).integers(-99, 99, (50, 7))

@@ -56,7 +56,7 @@ def draw_picture(draw: "Callable[[Axes], object]", alt: str, caption: str) -> Pi
 
     Examples
     --------
-    >>> from dkfm.comparison.html_page import draw_picture
+    >>> from dkfm.kernel_comparison.html_page import draw_picture
     >>> draw_picture(lambda ax: ax.plot([1, 2]), "a line", "It rises.").png[1:4]
     b'PNG'
     """
@@ -106,14 +106,14 @@ def render_page(title: str, notes: Sequence[str], table: Sequence[Sequence[str]]
 
     Examples
     --------
-    >>> from dkfm.comparison.html_page import render_page
+    >>> from dkfm.kernel_comparison.html_page import render_page
     >>> "<td>&lt;b&gt;</td>" in render_page("Kernels", [], [["kernel"], ["<b>"]], [])
     True
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("dkfm.comparison", "."),
+        loader=PackageLoader("dkfm.kernel_comparison", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -10,7 +10,7 @@ from dkfm.storage import csr
 
 
 @dataclass(frozen=True)
-class DriverCsrSource(CsrRows):
+class CsrCopySource(CsrRows):
     """CSR rows in a store, as three arrays with a common name."""
 
     array_prefix: str

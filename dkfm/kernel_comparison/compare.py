@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dkfm.comparison import tsne
-from dkfm.comparison.labelled_rows import LabelledRows, load_labelled_rows
-from dkfm.comparison.result import Comparison, KernelComparison
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Rows
 from dkfm.errors import InvalidInputError, KernelError, MissingExtraError
 from dkfm.estimators import ExactFeatureMap, KernelFisher
+from dkfm.kernel_comparison import tsne_embedding
+from dkfm.kernel_comparison.labelled_rows import LabelledRows, load_labelled_rows
+from dkfm.kernel_comparison.result import Comparison, KernelComparison
 from dkfm.kernels import Kernel, KernelSpec, as_kernel
 from dkfm.numerics import scorer
 
@@ -122,7 +122,7 @@ def _make_unique(name: str, used: Mapping[str, str]) -> str:
 def _find_tsne_problem() -> str:
     """Return why t-SNE cannot be computed; empty if openTSNE is installed."""
     try:
-        tsne.require_opentsne()
+        tsne_embedding.require_opentsne()
     except MissingExtraError as error:
         return str(error)
     return ""
@@ -162,9 +162,9 @@ def _measure_kernel(
     )
 
 
-def _embed(phi: ExactFeatureMap, rows: LabelledRows, drawn: Rows, seed: int) -> tsne.Embedding:
+def _embed(phi: ExactFeatureMap, rows: LabelledRows, drawn: Rows, seed: int) -> tsne_embedding.Embedding:
     train, test = (np.asarray(phi.transform(part)) for part in (rows.train[rows.sample_indices], drawn))
-    return tsne.embed(train, test, random_state=seed)
+    return tsne_embedding.embed(train, test, random_state=seed)
 
 
 def _measure_neighbours(kernel: Kernel, rows: LabelledRows) -> float:

@@ -12,8 +12,8 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import dkfm
 from dkfm import kernels
-from dkfm.comparison import labelled_rows, tsne
 from dkfm.errors import BudgetError, InvalidInputError, MissingExtraError
+from dkfm.kernel_comparison import labelled_rows, tsne_embedding
 from helpers.compared_digits import K1, NAMES, Parsed
 
 
@@ -133,14 +133,14 @@ def test_rows_that_are_too_many_for_a_gram_matrix_are_refused_before_they_are_re
 def test_an_embedding_keeps_neighbours_together_and_is_the_same_twice(rng):
     labels = np.repeat([0, 1], 40)
     X = rng.normal(size=(80, 5)) + 8 * labels[:, np.newaxis]
-    first, again = (tsne.embed(X, X + 1e-3, random_state=3) for _ in range(2))
+    first, again = (tsne_embedding.embed(X, X + 1e-3, random_state=3) for _ in range(2))
     np.testing.assert_array_equal(first.train, again.train)
     np.testing.assert_array_equal(first.test, again.test)
     assert silhouette_score(first.train, labels) > 0.5
     assert (KNeighborsClassifier(1).fit(first.train, labels).predict(first.test) == labels).all()
     for train, test in ((X[:4], X), (X, X[:, :3])):
         with pytest.raises(InvalidInputError, match="at least 5"):
-            tsne.embed(train, test)
+            tsne_embedding.embed(train, test)
 
 
 def test_the_page_needs_nothing_else_and_escapes_what_it_is_given(text):

@@ -14,8 +14,8 @@ import dkfm
 from dkfm import kernels, plotting
 from dkfm.cli import option_parsing
 from dkfm.cli.app import main
-from dkfm.comparison import html_page
 from dkfm.errors import DkfmWarning
+from dkfm.kernel_comparison import html_page
 from dkfm.kernels.serialization import to_config
 from helpers.browser import open_page
 from helpers.compared_digits import K1, NAMES, Parsed

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.comparison.result import LabelArray
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
@@ -14,6 +13,7 @@ from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_labels
 from dkfm.estimators.fitting.training_data import compute_lazy_frame
 from dkfm.execution import memory
+from dkfm.kernel_comparison.result import LabelArray
 from dkfm.plotting.data import concatenate_labels, read_matrix_shape, require_length, sample_row_numbers
 from dkfm.sources.base import NamedColumns, read_finite
 from dkfm.sources.opening import open_source

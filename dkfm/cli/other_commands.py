@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from dkfm.cli import option_parsing
-from dkfm.core.printing import print_result
+from dkfm.core.terminal_output import print_result
 
 
 @click.command()
@@ -60,9 +60,9 @@ def compare(
     A KERNEL is a name, with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784; or
     module:name, a kernel or a function f(X, Y) of yours; or JSON, as in the zarr.json of a model.
     """
-    from dkfm.comparison import html_page
-    from dkfm.comparison.kernel_comparison import compare_kernels
     from dkfm.files.location import locate, require_disjoint
+    from dkfm.kernel_comparison import html_page
+    from dkfm.kernel_comparison.compare import compare_kernels
     from dkfm.plotting.axes import import_pyplot
     from dkfm.sources.base import NamedColumns
     from dkfm.sources.opening import open_source
