@@ -324,11 +324,11 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
         points: object = source.read(slice(0, source.shape[0]))
     else:
         points = None if against is None else read_evenly_spaced_rows(open_source(against, fitted_columns=columns), 512)
-    print_result(*_verify_model(path, against, estimator, points))
+    print_result(*_remeasure(path, against, estimator, points))
 
 
-def _verify_model(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> Iterator[str]:
-    """Verify a fitted model, on points if there are any, and yield lines that describe the result."""
+def _remeasure(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> Iterator[str]:
+    """Measure a model anew, on points if given, and yield lines; `against` names the points."""
     from dkfm.estimators import ExactFeatureMap
 
     certificate = estimator.verify(points)

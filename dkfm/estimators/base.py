@@ -15,7 +15,7 @@ from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows, as_training_data, compute_lazy_frame
 from dkfm.estimators.serving import ScoringMixin
-from dkfm.estimators.transformer import ModelTransformerMixin
+from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Precomputed

@@ -257,7 +257,7 @@ class ExactFeatureMap(KernelEstimator):
     def truncate(self, rank: int | None = None, *, tol: float | None = None) -> Self:
         """Return a map of lower rank, without another fit.
 
-        It keeps the first features and, in the cholesky basis, the first landmarks. A symmetric map keeps N features.
+        It keeps the first features and, in the cholesky basis, the first landmarks. A symmetric map still has N.
 
         Parameters
         ----------

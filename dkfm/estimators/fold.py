@@ -9,11 +9,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError
+from dkfm.estimators import linear_model_readers
 from dkfm.estimators.feature_name_checks import require_column_order, to_named_frame
-from dkfm.estimators.fitting import class_labels, sklearn_linear_models
-from dkfm.estimators.fitting.sklearn_linear_models import PREDICT, TRANSFORM, LinearModel
+from dkfm.estimators.fitting import class_labels
 from dkfm.estimators.folded_model import Folded, FoldedTransformer, sample_landmarks
-from dkfm.estimators.transformer import ModelTransformerMixin
+from dkfm.estimators.linear_model_readers import PREDICT, TRANSFORM, LinearModel
+from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.numerics import links, scorer
 from dkfm.numerics.certificates import certificate, reference_scores
 from dkfm.numerics.model import Head, Model
@@ -84,7 +85,7 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     check_is_fitted(feature_map, "model_")
     head = feature_map.model_.head(feature_map._output)
     check_is_fitted(model)
-    linear = sklearn_linear_models.read_linear_model(model)
+    linear = linear_model_readers.read_linear_model(model)
     width = next(iter(linear.outputs.values()))[0].dense_weights.shape[0]
     if width != head.width:
         raise InvalidInputError(f"The model was fitted to {width} features, and the map returns {head.width}.")
@@ -114,7 +115,7 @@ def _compose_model(base: Model, head: Head, linear: LinearModel) -> Model:
     for name, (step, link) in linear.outputs.items():
         if id(step) not in composed:
             with np.errstate(over="ignore"):  # an overflow in float32 is refused below
-                W, b = (array.astype(base.dtype) for array in sklearn_linear_models.compose_head(head, step))
+                W, b = (array.astype(base.dtype) for array in linear_model_readers.compose_head(head, step))
             if not (np.isfinite(W).all() and np.isfinite(b).all()):
                 raise NotSupportedError(f"The weights of {name} are not finite in {base.dtype}: it cannot be folded.")
             composed[id(step)] = W, b

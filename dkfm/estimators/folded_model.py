@@ -14,9 +14,9 @@ from dkfm.errors import CertificateError, NotSupportedError, UnsupportedStoreErr
 from dkfm.estimators.fitting import class_labels
 from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.prediction_labels import Predictions, codes_to_labels, flatten_column
-from dkfm.estimators.fitting.sklearn_linear_models import DECISION, PREDICT, PROBABILITIES, TRANSFORM
+from dkfm.estimators.linear_model_readers import DECISION, PREDICT, PROBABILITIES, TRANSFORM
 from dkfm.estimators.serving import ScoringMixin
-from dkfm.estimators.transformer import ModelTransformerMixin
+from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.numerics import links
 from dkfm.numerics.certificates import reference_scores
 from dkfm.numerics.certificates.certificate import sample_evenly

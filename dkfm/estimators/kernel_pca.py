@@ -19,8 +19,8 @@ from dkfm.estimators.inverse_transform import InverseTransformMixin
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
-from dkfm.numerics import pca
 from dkfm.numerics.certificates import certificate
+from dkfm.numerics.kernel_components import MIN_WEIGHT_SHARE, ComponentOptions, Weighting
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class KernelPCA(InverseTransformMixin):
             kernel, columns = training_data.make_standardizing_kernel(kernel, X, sample_weight)
         rows = self._check_data(X, kernel, copy=bool(self.copy_X))
         rows, weights = training_data.drop_zero_weights(rows, sample_weight)
-        weighting = pca.Weighting(weights, bool(self.centered))
+        weighting = Weighting(weights, bool(self.centered))
         if self.fit_inverse_transform:
             self._require_invertible(rows, bool(columns))
         with single_blas_thread_in_worker():
@@ -293,13 +293,13 @@ class KernelPCA(InverseTransformMixin):
         check_is_fitted(feature_map, "model_")
         X, fitted_map = feature_map._load_rows(X), feature_map._fitted_map()
         estimator = cls(n_components, kernel=feature_map.kernel_, centered=centered, dtype=fitted_map.model.dtype.name)
-        options = pca.ComponentOptions(components.check_n_components(n_components), fitted_map.model.dtype)
+        options = ComponentOptions(components.check_n_components(n_components), fitted_map.model.dtype)
         with single_blas_thread_in_worker():
             model, fitted, whole = components.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
         fitted["gamma"] = 1 / model.n_features_in
         return estimator._set_fitted_from_map(feature_map, model, fitted, whole=whole)
 
-    def _component_options(self, X: object, kernel: Kernel) -> pca.ComponentOptions:
+    def _component_options(self, X: object, kernel: Kernel) -> ComponentOptions:
         """Check the parameters; return those of the components."""
         for name in ("centered", "fit_inverse_transform", "remove_zero_eig", "copy_X"):
             if not isinstance(getattr(self, name), bool | np.bool_):
@@ -309,14 +309,14 @@ class KernelPCA(InverseTransformMixin):
         self._get_options(components.SolverOptions).validate()
         dtype = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         count = components.check_n_components(self.n_components)
-        return pca.ComponentOptions(count, check_dtype(dtype), self.on_indefinite)
+        return ComponentOptions(count, check_dtype(dtype), self.on_indefinite)
 
     def _transform_training_rows(self, X: object) -> Array:
         # The eigenvectors save a second kernel product. They have no entries for rows of weight 0.
         weights = vars(self).get("sample_weight_")
         if weights is not None:
             # The entries of rows of small weight are small, too, and may be mostly rounding error.
-            too_light = weights.min() < pca.MIN_WEIGHT_SHARE * weights.max()
+            too_light = weights.min() < MIN_WEIGHT_SHARE * weights.max()
             if too_light or len(weights) != as_rows(X).shape[0]:
                 return super()._transform_training_rows(X)
         scores: Array = self._head_weights * self.eigenvalues_ / (1.0 if weights is None else weights[:, np.newaxis])

@@ -20,7 +20,7 @@ from dkfm.execution import memory
 from dkfm.execution.blas_threads import count_task_blas_threads, describe_blas_architectures, describe_blas_libraries
 from dkfm.execution.clusters.client import fetch_workers, worker_address
 from dkfm.sources.base import Source
-from dkfm.storage.output_location import OutputLocation
+from dkfm.storage.output_files import OutputLocation
 
 if TYPE_CHECKING:
     from distributed import Client, Worker

@@ -43,7 +43,7 @@ from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import ZarrSource
 from dkfm.storage import csr, own_files, zarr_schema, zarr_store
-from dkfm.storage.output_location import LocalOutput
+from dkfm.storage.output_files import LocalOutput
 from dkfm.storage.zarr_store import ZarrArray
 
 if TYPE_CHECKING:

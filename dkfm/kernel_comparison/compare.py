@@ -96,7 +96,7 @@ def compare_kernels(
     if not compared:
         name, reason = next(iter(refused.items()))
         raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {reason}")
-    labels = rows.labels[rows.sample_indices], rows.test_labels[rows.test_sample_indices]
+    labels = rows.labels[rows.sample_indices], rows.test_labels[rows.plotted_test_indices]
     return Comparison(tuple(compared), refused, tuple(_describe_measurements(rows, shrinkage)), *labels, problem)
 
 
@@ -139,11 +139,11 @@ def _measure_kernel(
     phi = ExactFeatureMap(requested, basis="spectral", progress=False).fit(rows.train)
     kernel = phi.kernel_
     diagonal = kernel.evaluate_diagonal(rows.train)
-    neighbour_accuracy, silhouette = _measure_neighbours(kernel, rows), _measure_silhouette(kernel, rows)
+    neighbour_accuracy, silhouette = _nearest_neighbour_accuracy(kernel, rows), _measure_silhouette(kernel, rows)
     fisher = KernelFisher.from_map(phi, rows.labels, shrinkage=shrinkage)
     accuracy = float(fisher.score(rows.test, rows.test_labels))
     seconds = time.perf_counter() - start
-    drawn = rows.test[rows.test_sample_indices]
+    drawn = rows.test[rows.plotted_test_indices]
     return KernelComparison(
         name=name or repr(kernel),
         kernel=kernel,
@@ -167,7 +167,7 @@ def _embed(phi: ExactFeatureMap, rows: LabelledRows, drawn: Rows, seed: int) -> 
     return tsne_embedding.embed(train, test, random_state=seed)
 
 
-def _measure_neighbours(kernel: Kernel, rows: LabelledRows) -> float:
+def _nearest_neighbour_accuracy(kernel: Kernel, rows: LabelledRows) -> float:
     correct = 0
     for tile in row_slices(len(rows.test_labels), max(1, _MAX_BLOCK_VALUES // len(rows.labels))):
         nearest = scorer.kernel_distances(kernel, rows.test[tile], rows.train).argmin(axis=1)

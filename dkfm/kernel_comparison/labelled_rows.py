@@ -33,7 +33,7 @@ _READ_ROWS = 10_000
 class LabelledRows:
     """Training rows (n, d) and test rows (m, d) with their labels.
 
-    `sample_indices` and `test_sample_indices` are the numbers of the rows that silhouettes and plots use, at most 2,000
+    `sample_indices` and `plotted_test_indices` are the numbers of the rows of silhouettes and plots, at most 2,000
     each. `test_origin_clause` says how the test rows were chosen.
     """
 
@@ -42,7 +42,7 @@ class LabelledRows:
     test: Rows
     test_labels: LabelArray
     sample_indices: npt.NDArray[np.intp]
-    test_sample_indices: npt.NDArray[np.intp]
+    plotted_test_indices: npt.NDArray[np.intp]
     test_origin_clause: str
 
 

@@ -64,7 +64,7 @@ class Function(Kernel):  # numpydoc ignore=PR02
                 raise KernelError(f"{self!r} is not symmetric in rows {rows.start + i} and {j}, which every kernel is.")
 
     def __repr__(self) -> str:
-        return f"Function({qualified_name(self.function)})"
+        return f"Function({display_name(self.function)})"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Pairwise(Kernel):  # numpydoc ignore=PR02
         return np.array([self.block(x[np.newaxis], x[np.newaxis])[0, 0] for x in X])
 
     def __repr__(self) -> str:
-        return f"Pairwise({qualified_name(self.function)})"
+        return f"Pairwise({display_name(self.function)})"
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Outer(Kernel):  # numpydoc ignore=PR02
         return values
 
     def __repr__(self) -> str:
-        return f"Outer({qualified_name(self.g)})"
+        return f"Outer({display_name(self.g)})"
 
 
 def _require_callable(kernel: Kernel, function: object, form: str) -> None:
@@ -187,7 +187,7 @@ def read_only_view(rows: Array) -> Array:
     return view
 
 
-def qualified_name(function: object) -> str:
+def display_name(function: object) -> str:
     """Return the qualified name of a function, or its repr if it has none."""
     return getattr(function, "__qualname__", None) or repr(function)
 

@@ -14,7 +14,7 @@ from dkfm.errors import DkfmWarning, KernelError
 from dkfm.kernels import serialization
 from dkfm.kernels.algebra import Constant, Power
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.custom import Pairwise, Precomputed, qualified_name
+from dkfm.kernels.custom import Pairwise, Precomputed, display_name
 from dkfm.kernels.dot_product import Cosine, Linear, Polynomial, Sigmoid
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared
 from dkfm.kernels.parameters import as_float_or_nan
@@ -199,7 +199,7 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
             f"kernel must be a dkfm kernel, a name of scikit-learn's, or a function; it is {spec!r:.100}."
         )
     warnings.warn(
-        f"{qualified_name(spec)} is called for every pair of rows, which is slow; "
+        f"{display_name(spec)} is called for every pair of rows, which is slow; "
         "a function of blocks, f(X, Y) of shape (n, m), in kernels.Function is not.",
         DkfmWarning,
         stacklevel=4,

@@ -14,7 +14,7 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
-from dkfm.kernels.pairwise.euclidean import prepare_negative_squared_distances
+from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distance, require_positive, require_scale
 
 

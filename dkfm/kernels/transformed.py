@@ -13,7 +13,7 @@ from dkfm.core.rows import Array, Rows, as_rows, scale_columns
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.algebra import Power, Product, Scaled, Sum, Wrapper, parenthesize
 from dkfm.kernels.base import Kernel, register_operator_class
-from dkfm.kernels.custom import call_user_function, qualified_name, read_only_view
+from dkfm.kernels.custom import call_user_function, display_name, read_only_view
 from dkfm.kernels.pairwise.blocks import Evaluator
 from dkfm.kernels.parameters import as_float_or_nan, unwrap_0d_array
 
@@ -150,14 +150,14 @@ class Warped(_RowTransform):  # numpydoc ignore=PR02
     def _transform_rows(self, X: Rows) -> Rows:
         if isinstance(self.h, Affine):
             return self.h(X)
-        name = f"The rows that {qualified_name(self.h)} returned"
+        name = f"The rows that {display_name(self.h)} returned"
         rows = as_rows(call_user_function(self, self.h, read_only_view(X)), name)  # type: ignore[arg-type]  # dense: sparse rows are refused
         if rows.shape[0] != X.shape[0]:
             raise InvalidInputError(f"{name} are {rows.shape[0]}, and must be as many as came, {X.shape[0]}.")
         return rows
 
     def __repr__(self) -> str:
-        h = repr(self.h) if isinstance(self.h, Affine) else qualified_name(self.h)
+        h = repr(self.h) if isinstance(self.h, Affine) else display_name(self.h)
         return f"{parenthesize(self.kernel, Sum, Product, Scaled, Power)}.warp({h})"
 
 

@@ -14,8 +14,8 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
+from dkfm.numerics.kernel_components import Weighting, center_gram_in_place
 from dkfm.numerics.model import Head
-from dkfm.numerics.pca import Weighting, center_gram_in_place
 from dkfm.numerics.roots import EPS, ROUNDING_SHARE, check_psd, choose_signs, eigh_in_place
 
 Codes = npt.NDArray[np.int64]
@@ -131,7 +131,7 @@ def solve_discriminants(
 
     Notes
     -----
-    Let ``G = S K S'`` as in `dkfm.numerics.pca`, Y be the centred indicators of the classes, F their shares,
+    Let ``G = S K S'`` as in `kernel_components`, Y be the centred indicators of the classes, F their shares,
     ``R = (G + N lambda)^(-1)``, and ``E = lambda Y'RY``, the residual of a ridge regression of Y. The eigenproblem
     ``E a = theta F a`` gives ``u = S'R Y a / sqrt(theta (1 - theta))``, the ratio ``(1 - theta) / theta``, and the
     scores ``a sqrt(ratio)`` of the class means. No nearly equal numbers are subtracted, and no root of K is needed.

@@ -88,7 +88,7 @@ def require_parameters(basis: str, rcond: float | None, tol: float | None) -> No
 
 
 def condition_number(values: Array) -> float:
-    """Return the ratio of the largest to the smallest of the kept values (r,); 1 if there are none."""
+    """Return the largest of a root's values (r,) divided by the smallest; 1 if there are none."""
     return float(values.max() / values.min()) if len(values) else 1.0
 
 

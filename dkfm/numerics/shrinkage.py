@@ -10,7 +10,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.kernels.pairwise.blocks import mirror_lower
 from dkfm.numerics import fisher
 from dkfm.numerics.fisher import Classes, Codes
-from dkfm.numerics.pca import Weighting, center_gram_in_place
+from dkfm.numerics.kernel_components import Weighting, center_gram_in_place
 
 SHRINKAGE_GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 """Values that a shrinkage is chosen from: 1e-6 to 100, two for each power of ten."""

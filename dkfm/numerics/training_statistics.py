@@ -7,7 +7,7 @@ import numpy as np
 from dkfm.core.chunking import choose_tile_rows, row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import KernelError
-from dkfm.numerics.pca import Moments
+from dkfm.numerics.kernel_components import Moments
 from dkfm.numerics.scorer import Scorer
 
 

@@ -17,7 +17,7 @@ from dkfm.scoring.formats.chunk_files import Chunk, OutputColumns
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.storage import zarr_schema, zarr_store
-from dkfm.storage.output_location import OutputLocation, output_at
+from dkfm.storage.output_files import OutputLocation, output_at
 
 PARQUET = "parquet"
 """Value of the setting `form` for a folder of Parquet files."""

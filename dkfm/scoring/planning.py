@@ -182,7 +182,7 @@ def plan_streamed(
         return _plan(model, heads, source, rows, rows, rows, threads, write_copies, streamed=True)
 
     if chunk_rows is None:
-        chunk_rows = _choose_streamed_rows(plan_rows, source, available_bytes)
+        chunk_rows = _choose_rows_for_streamed_weights(plan_rows, source, available_bytes)
     return plan_rows(min(chunk_rows, source.shape[0]))
 
 
@@ -191,7 +191,7 @@ def _row_seconds(model: Model, heads: Sequence[Head], source: Source) -> float:
     return budget.score_row_seconds(model.landmarks.shape[0], source.mean_values_per_row, width, model.dtype.itemsize)
 
 
-def _choose_streamed_rows(
+def _choose_rows_for_streamed_weights(
     plan_rows: Callable[[int], Plan], source: Source, available_bytes: Callable[[int], int]
 ) -> int:
     """Return the most rows of a task that fits into memory, aligned to the source; `plan_rows` plans such tasks."""
@@ -272,7 +272,7 @@ def _plan(
 
 
 def _estimate_read_bytes(source: Source, chunk_rows: int, piece_rows: int) -> tuple[int, int]:
-    """Return the memory for reading beyond the rows themselves, in bytes: shared by a process, and of one task."""
+    """Return the bytes that reading needs besides the rows: those that a process's tasks share, and those of a task."""
     step = source.chunk_rows
     if not chunking.is_within_half_chunk(chunk_rows, step):
         return 0, source.read_overhead_bytes(chunking.count_tiles(piece_rows, step) + 1)

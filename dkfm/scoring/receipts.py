@@ -16,7 +16,7 @@ import google_crc32c
 
 from dkfm.errors import DamagedStoreError
 from dkfm.storage import json_documents, zarr_schema
-from dkfm.storage.output_location import OutputLocation
+from dkfm.storage.output_files import OutputLocation
 
 _MIN_SEGMENT_INTERVAL = 0.05
 """Least seconds between two segments."""

@@ -172,16 +172,16 @@ def plan_score(
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
     with open_job(model, source, request, client) as job:
         if job.executor.client is not None and job.plan.task_bytes <= job.plan.have_bytes:
-            worker_checks.check_workers(job.executor.client, _requirements(job, "", b""))
+            worker_checks.check_workers(job.executor.client, _make_worker_requirements(job, "", b""))
         return job.plan
 
 
-def _requirements(job: ScoringJob, probe: str, text: bytes) -> WorkerRequirements:
-    """Return what a job needs of its workers; `probe` names a file with `text`, or is empty if there is none yet."""
+def _make_worker_requirements(job: ScoringJob, probe_name: str, probe_content: bytes) -> WorkerRequirements:
+    """Return what a job needs of its workers; `probe_name` is empty if the probe file does not exist yet."""
     return WorkerRequirements(
         location=job.output.location,
-        probe=probe,
-        probe_text=text,
+        probe=probe_name,
+        probe_text=probe_content,
         versions=worker_checks.local_versions(tables=job.output.is_table or isinstance(job.source, NamedColumns)),
         task_bytes=job.plan.task_bytes,
         shared_bytes=job.plan.model_bytes,
@@ -229,7 +229,7 @@ class _JobRun:
             yield
             return
         probe, text = build_probe_segment()
-        self._requirements = _requirements(job, probe, text)
+        self._requirements = _make_worker_requirements(job, probe, text)
         with worker_checks.check_workers_with_probe(client, self._requirements):
             yield
 
@@ -263,7 +263,7 @@ class _JobRun:
             self._keep_sound_receipts(output, new)
             checked |= new
             known, complete = load_receipts(output, self._job.input_watch.stamp_with_ctime)
-        self._drop_stale_receipts(output, complete)
+        self._drop_receipts_of_changed_input(output, complete)
         lost = [number for number in range(output.n_chunks) if number not in self._receipts]
         if lost and complete:
             completion.remove_marker(output)
@@ -272,7 +272,7 @@ class _JobRun:
         self._doubted = completion.find_chunks_with_files(output, lost)
         return complete and not lost
 
-    def _drop_stale_receipts(self, output: Output, is_complete: bool) -> None:
+    def _drop_receipts_of_changed_input(self, output: Output, is_complete: bool) -> None:
         """Drop receipts of the input in another state, with a warning; a complete, undamaged output is left alone."""
         state, stale = self._job.input_watch.stamp_with_ctime, 0
         if not is_complete:

@@ -88,7 +88,7 @@ def save_record(path: Path, record: Record, *, overwrite: bool = False) -> str:
     StoreExistsError
         Something exists at the path.
     KernelError
-        The kernel is code, not a value of dkfm's registry.
+        The kernel has a class of the user, or a function that cannot be imported.
     """
     arrays, landmarks = dict(record.extra_arrays), record.model.landmarks
     if isinstance(landmarks, np.ndarray):

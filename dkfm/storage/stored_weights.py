@@ -33,7 +33,7 @@ class _ZarrWeights:
     """Weights in a store; all checksums were verified when it was opened, and each read checks the digest again."""
 
     path: Path
-    digest: str
+    model_digest: str
     name: str
     shape: tuple[int, int]
     dtype: np.dtype[np.floating]
@@ -57,5 +57,5 @@ class _ZarrWeights:
 
     def _require_unchanged(self) -> None:
         """Raise if another model has replaced this one: its chunks would be valid too."""
-        if zarr_schema.read_marker(self.path).get("digest") != self.digest:
+        if zarr_schema.read_marker(self.path).get("digest") != self.model_digest:
             raise DamagedStoreError(f"The model at {self.path} was replaced while it was in use.")

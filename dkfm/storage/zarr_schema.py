@@ -281,7 +281,7 @@ def _find_chunk_key_fault(metadata: Mapping[str, object]) -> str | None:
 
 
 def _trailer_bytes(metadata: Mapping[str, object]) -> int | None:
-    """Return the bytes of the checksum at the end of a chunk file; None if `raw_chunks` cannot read the chunks."""
+    """Return the length of the checksum in a chunk file, 0 without one; None if `raw_chunks` cannot read it."""
     fill = metadata.get("fill_value")
     number = isinstance(fill, int | float) or fill in ("NaN", "Infinity", "-Infinity")
     standard = set(metadata) <= _METADATA_KEYS and number and metadata.get("dimension_names") is None

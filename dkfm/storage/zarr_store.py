@@ -69,7 +69,7 @@ def new_store(
 
 @contextmanager
 def new_store_folder(path: Path, kind: str, *, overwrite: bool = False) -> Iterator[Path]:
-    """Create the folder of a store as `new_store` does; yield the path below which to write its files."""
+    """Yield a hidden path for a store's files; sync them and rename it to `path`, as `new_store` does."""
     with translate_write_errors(path):
         _require_outside_stores(path)
         _require_replaceable_attributes(path, kind, overwrite)

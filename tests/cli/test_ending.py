@@ -23,7 +23,7 @@ from dkfm.errors import StoreError
 from dkfm.execution import lazy_arrays, worker_checks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import temporary_folders
-from dkfm.storage.output_location import LocalOutput
+from dkfm.storage.output_files import LocalOutput
 from helpers.harness import left
 
 

@@ -15,7 +15,7 @@ import dkfm
 from cluster import netns, proxy
 from cluster.needs import needs
 from dkfm.scoring import receipts
-from dkfm.storage.output_location import LocalOutput
+from dkfm.storage.output_files import LocalOutput
 from helpers import harness
 from helpers.harness import TOTALS, Site, process, run, sentence, wait_for
 

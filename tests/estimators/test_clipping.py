@@ -8,7 +8,7 @@ import pytest
 import dkfm
 from dkfm import KernelFisher, KernelPCA, kernels
 from dkfm.errors import DkfmWarning, NotPSDError, NotSupportedError
-from dkfm.numerics import lanczos, pca, roots
+from dkfm.numerics import kernel_components, lanczos, roots
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*negative part is dropped:dkfm.errors.DkfmWarning")
 
@@ -144,7 +144,7 @@ def test_all_formulations_and_solvers_have_the_components_of_the_positive_part(n
     values, P = positive(A)
     options = {"kernel": kernel, "on_indefinite": "clip", "centered": center, "dtype": dtype}
     few = 2
-    for more in (*({"formulation": f} for f in pca.FORMULATIONS), {"eigen_solver": "arpack"}):
+    for more in (*({"formulation": f} for f in kernel_components.FORMULATIONS), {"eigen_solver": "arpack"}):
         q = few if "eigen_solver" in more else min(5, len(values))
         found = KernelPCA(q, **options, **more).fit(X, sample_weight=w if weighted else None)
         np.testing.assert_allclose(found.eigenvalues_, values[:q], rtol=0, atol=1e-11 * np.abs(A).max() * len(A))
@@ -195,12 +195,14 @@ def test_components_of_a_clipped_map_of_landmarks_share_the_variance_of_its_feat
 @pytest.mark.parametrize("name", ["sigmoid", "random"])
 def test_lanczos_does_not_know_the_shares_of_a_clipped_kernel_and_says_so(name, stored, tmp_path):
     _, _, K = case(name)
-    weighting = pca.Weighting(np.ones(len(K)))
-    problem = pca.make_product_problem(K.__matmul__, np.diagonal(K), weighting)
+    weighting = kernel_components.Weighting(np.ones(len(K)))
+    problem = kernel_components.make_product_problem(K.__matmul__, np.diagonal(K), weighting)
     if not stored:
-        problem = pca.make_dense_problem(np.asfortranarray(K), weighting)
+        problem = kernel_components.make_dense_problem(np.asfortranarray(K), weighting)
     start = np.random.default_rng(0).normal(size=(len(K), lanczos.choose_block_columns(len(K), 2)))
-    found, _ = pca.solve_leading_components(problem, start, pca.ComponentOptions(2, on_indefinite="auto"), weighting)
+    found, _ = kernel_components.solve_leading_components(
+        problem, start, kernel_components.ComponentOptions(2, on_indefinite="auto"), weighting
+    )
     assert np.isnan(found.eigenvalue_sum)
     kernel, X, _ = case(name)
     model = KernelPCA(2, kernel=kernel, eigen_solver="arpack").fit(X)
@@ -213,10 +215,15 @@ def test_lanczos_does_not_know_the_shares_of_a_clipped_kernel_and_says_so(name, 
 
 def test_a_negative_part_that_no_product_shows_is_told_by_the_trace():
     values, weighting = np.concatenate([[100.0, 100.0], np.full(28, 1e-3), np.full(170, -1.0)]), np.ones(200)
-    problem = pca.EigenProblem(lambda C: values[:, None] * C, np.zeros(200), float(values.sum()))
-    wanted, start = pca.ComponentOptions(2, on_indefinite="raise"), np.eye(200, 16)  # which sees no negative eigenvalue
+    problem = kernel_components.EigenProblem(lambda C: values[:, None] * C, np.zeros(200), float(values.sum()))
+    wanted, start = (
+        kernel_components.ComponentOptions(2, on_indefinite="raise"),
+        np.eye(200, 16),
+    )  # which sees no negative eigenvalue
     with pytest.raises(NotPSDError):
-        pca.solve_leading_components(problem, start, wanted, pca.Weighting(weighting, centered=False), max_products=1)
+        kernel_components.solve_leading_components(
+            problem, start, wanted, kernel_components.Weighting(weighting, centered=False), max_products=1
+        )
 
 
 def test_shares_of_a_positive_semi_definite_kernel_are_of_the_trace_in_every_solver(rng):

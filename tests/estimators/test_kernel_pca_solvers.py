@@ -148,9 +148,9 @@ def test_lanczos_takes_few_components_of_many_rows(rng, monkeypatch):
     from dkfm.estimators.fitting import components
 
     used = []
-    solve, leading = components.pca.solve_components_by_eigh, components.pca.solve_leading_components
-    monkeypatch.setattr(components.pca, "solve_components_by_eigh", lambda *a: used.append("dense") or solve(*a))
-    monkeypatch.setattr(components.pca, "solve_leading_components", lambda *a: used.append("lanczos") or leading(*a))
+    solve, leading = components.kernel_components.solve_components_by_eigh, components.kernel_components.solve_leading_components
+    monkeypatch.setattr(components.kernel_components, "solve_components_by_eigh", lambda *a: used.append("dense") or solve(*a))
+    monkeypatch.setattr(components.kernel_components, "solve_leading_components", lambda *a: used.append("lanczos") or leading(*a))
     X = rng.normal(size=(1000, 3))
     for q, expected in ((5, "lanczos"), (51, "dense"), (None, "dense"), (0.5, "dense")):
         KernelPCA(q, kernel="rbf").fit(X)

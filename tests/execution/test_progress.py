@@ -61,10 +61,12 @@ def test_a_fit_shows_its_tiles_and_the_time_that_the_root_will_take(estimator, t
 
 
 def test_the_time_of_the_root_is_told_before_it_begins(terminal, long, rng, monkeypatch):
-    from dkfm.numerics import pca
+    from dkfm.numerics import kernel_components
 
-    stderr, told, solve = terminal(), [], pca.solve_components_by_eigh
-    monkeypatch.setattr(pca, "solve_components_by_eigh", lambda *args: told.append(stderr.getvalue()) or solve(*args))
+    stderr, told, solve = terminal(), [], kernel_components.solve_components_by_eigh
+    monkeypatch.setattr(
+        kernel_components, "solve_components_by_eigh", lambda *args: told.append(stderr.getvalue()) or solve(*args)
+    )
     dkfm.KernelPCA(2).fit(rng.normal(size=(20, 3)))
     assert told == ["\rdkfm-root, about 40 s: 00:00"]
 

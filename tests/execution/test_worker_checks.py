@@ -18,7 +18,7 @@ from dkfm.execution import worker_checks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.scoring import receipts
 from dkfm.sources.opening import open_source
-from dkfm.storage.output_location import LocalOutput
+from dkfm.storage.output_files import LocalOutput
 from helpers import harness
 
 

@@ -10,7 +10,7 @@ from dkfm import kernels
 from dkfm.errors import DkfmWarning, UnfitWorkerError
 from dkfm.execution import blas_threads, worker_checks
 from dkfm.execution.worker_checks import WorkerRequirements
-from dkfm.storage.output_location import LocalOutput
+from dkfm.storage.output_files import LocalOutput
 from helpers import harness
 
 COMPUTING = ("numpy", "scipy", "numba", "llvmlite")

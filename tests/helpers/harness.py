@@ -22,7 +22,7 @@ import pytest
 import dkfm
 from dkfm import kernels
 from dkfm.scoring import outputs, receipts
-from dkfm.storage.output_location import LocalOutput
+from dkfm.storage.output_files import LocalOutput
 
 ROWS, CHUNK_ROWS, COLUMNS, LANDMARKS = 20_000, 500, 40, 600
 """Of the job that is disturbed: forty tasks of a fifth of a second."""

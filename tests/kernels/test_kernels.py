@@ -14,7 +14,7 @@ import contracts
 from dkfm import kernels
 from dkfm.errors import KernelError
 from dkfm.kernels import serialization
-from dkfm.kernels.pairwise.euclidean import prepare_negative_squared_distances
+from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
 from helpers import oracles, strategies
 from helpers.kernel_cases import HISTOGRAMS, SIGNED
 

@@ -6,7 +6,7 @@ import pytest
 import dkfm
 from dkfm import kernels
 from dkfm.errors import CertificateError, InvalidInputError
-from dkfm.numerics import pca, roots, scorer
+from dkfm.numerics import kernel_components, roots, scorer
 from dkfm.numerics.certificates.certificate import Certificate, certify_components, certify_map, sample_evenly
 from dkfm.numerics.model import Head, Model
 
@@ -59,7 +59,9 @@ def test_moved_landmarks_or_another_kernel_fail(fitted):
 
 def test_components_with_a_damaged_offset_or_weight_fail(rng):
     X = rng.normal(size=(80, 3))
-    found = pca.solve_components_by_eigh(np.asfortranarray(KERNEL(X)), pca.ComponentOptions(4))
+    found = kernel_components.solve_components_by_eigh(
+        np.asfortranarray(KERNEL(X)), kernel_components.ComponentOptions(4)
+    )
 
     def model(weights, offset):
         return scorer.prepare_scorer(Model(KERNEL, X, {"scores": Head(weights, offset)}))
@@ -102,7 +104,9 @@ def test_all_components_of_many_rows_are_sampled_in_little_memory(rng):
     import tracemalloc
 
     X = rng.normal(size=(1500, 3))
-    found = pca.solve_components_by_eigh(np.asfortranarray(KERNEL(X)), pca.ComponentOptions())
+    found = kernel_components.solve_components_by_eigh(
+        np.asfortranarray(KERNEL(X)), kernel_components.ComponentOptions()
+    )
     score = scorer.prepare_scorer(Model(KERNEL, X, {"scores": Head(found.weights, found.offset)}))
     tracemalloc.start()
     certificate = certify_components(score, found.eigenvalues, [X])

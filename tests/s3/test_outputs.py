@@ -22,7 +22,7 @@ from dkfm.errors import (
 from dkfm.files.object_store import Remote
 from dkfm.scoring import completion, outputs, receipts
 from dkfm.scoring import run as scoring
-from dkfm.storage.output_location import output_at
+from dkfm.storage.output_files import output_at
 
 pytest.importorskip("s3fs", reason="the README's environment of tests has no extra s3; .ci/run has")
 pytest.importorskip("moto", reason="the README's environment of tests has no S3 server; .ci/run has")

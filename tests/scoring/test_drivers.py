@@ -15,7 +15,7 @@ from dkfm.errors import StoreExistsError, UnreachableError
 from dkfm.files import local
 from dkfm.scoring import outputs
 from dkfm.storage import zarr_schema
-from dkfm.storage.output_location import LocalOutput
+from dkfm.storage.output_files import LocalOutput
 
 DRIVERS = 3
 

@@ -25,7 +25,7 @@ from dkfm.execution import task_runner
 from dkfm.numerics.certificates import reference_scores
 from dkfm.scoring import completion, outputs, receipts, tasks
 from dkfm.sources.opening import open_source
-from dkfm.storage.output_location import LocalOutput
+from dkfm.storage.output_files import LocalOutput
 from helpers.resumed_jobs import NAMES, expected, score, values
 
 

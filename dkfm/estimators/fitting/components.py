@@ -31,10 +31,10 @@ from dkfm.gram import build
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.sklearn_names import filter_parameters
-from dkfm.numerics import lanczos, pca, training_statistics
+from dkfm.numerics import kernel_components, lanczos, training_statistics
 from dkfm.numerics.certificates import certificate
+from dkfm.numerics.kernel_components import ComponentOptions, Components, EigenProblem, Moments, Weighting
 from dkfm.numerics.model import Head, Model
-from dkfm.numerics.pca import ComponentOptions, Components, EigenProblem, Moments, Weighting
 from dkfm.numerics.scorer import prepare_scorer
 
 SOLVERS = ("auto", "dense", "arpack", "randomized")
@@ -70,8 +70,8 @@ class SolverOptions:
         """Raise an InvalidInputError unless all parameters are valid."""
         if self.eigen_solver not in SOLVERS:
             raise InvalidInputError(f"eigen_solver must be one of {', '.join(SOLVERS)}, and is {self.eigen_solver!r}.")
-        if self.formulation not in pca.FORMULATIONS:
-            choices = ", ".join(pca.FORMULATIONS)
+        if self.formulation not in kernel_components.FORMULATIONS:
+            choices = ", ".join(kernel_components.FORMULATIONS)
             raise InvalidInputError(f"formulation must be one of {choices}, and is {self.formulation!r}.")
         if self.formulation == "primal" and self.eigen_solver not in ("auto", "dense"):
             raise InvalidInputError('formulation="primal" has a root of the Gram matrix; use eigen_solver="dense".')
@@ -150,7 +150,7 @@ def fit_components(
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [data.compute_gram(solver.tile_rows, solver.workspace, solver.progress)]
     with progress.show_elapsed_bar("dkfm-root", budget.eigendecomposition_seconds(n), solver.progress):
-        return pca.solve_components_by_eigh(gram_holder.pop(), options, weighting, solver.formulation)
+        return kernel_components.solve_components_by_eigh(gram_holder.pop(), options, weighting, solver.formulation)
 
 
 def _uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bool:
@@ -179,7 +179,9 @@ def _fit_by_lanczos(
             return problem.multiply(V)
 
         counted = replace(problem, multiply=multiply_and_count)
-        components, pairs = pca.solve_leading_components(counted, start, options, weighting, float(solver.tol), limit)
+        components, pairs = kernel_components.solve_leading_components(
+            counted, start, options, weighting, float(solver.tol), limit
+        )
     if not pairs.converged and solver.eigen_solver != "randomized":
         raise ConvergenceError(
             f"After {pairs.products} products with the Gram matrix {q} components have residuals up to "
@@ -197,7 +199,9 @@ def _open_eigenproblem(
     n, d, copies, free = rows.shape[0], data.mean_values_per_row, kernel.landmark_copies, memory.available_memory()
     basis_columns, columns = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
     if budget.lanczos_bytes(n, d, basis_columns, columns, kernel.peak_blocks, copies) <= free:
-        yield pca.make_dense_problem(data.compute_gram(solver.tile_rows, solver.workspace, solver.progress), weighting)
+        yield kernel_components.make_dense_problem(
+            data.compute_gram(solver.tile_rows, solver.workspace, solver.progress), weighting
+        )
         return
     tile_rows, threads = solver.tile_rows or build.TILE_ROWS, CPU_COUNT
     if isinstance(data, PrecomputedGram):
@@ -206,12 +210,12 @@ def _open_eigenproblem(
     budget.require_fits(need, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
     if isinstance(data, PrecomputedGram):
         _require_symmetric(data)
-        yield pca.make_product_problem(partial(_multiply_by_tiles, data), data.diagonal(), weighting)
+        yield kernel_components.make_product_problem(partial(_multiply_by_tiles, data), data.diagonal(), weighting)
     else:
         with build.open_stored_gram(
             kernel, rows, tile_rows=solver.tile_rows, workspace=solver.workspace, progress=solver.progress
         ) as stored_gram:
-            yield pca.make_product_problem(stored_gram.__matmul__, data.diagonal(), weighting)
+            yield kernel_components.make_product_problem(stored_gram.__matmul__, data.diagonal(), weighting)
 
 
 def _require_symmetric(data: PrecomputedGram) -> None:
@@ -235,7 +239,7 @@ def make_components_model(
     kernel: Kernel, landmarks: Rows, components: Components, centered: bool, dtype: np.dtype[np.floating]
 ) -> Model:
     """Return the model that scores the components, in the precision `dtype`."""
-    return cast_model(Model(kernel, landmarks, pca.make_component_heads(components, centered)), dtype)
+    return cast_model(Model(kernel, landmarks, kernel_components.make_component_heads(components, centered)), dtype)
 
 
 def warn_of_rounding(score_certificate: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:
@@ -290,7 +294,7 @@ def fit_in_map(
             moments = replace(moments, kernel_trace=float(np.trace(moments.second_moment)))
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
-    components = pca.solve_components_of_map(W, moments, options, centered)
+    components = kernel_components.solve_components_of_map(W, moments, options, centered)
     fitted_model = make_components_model(model.kernel, model.original_landmarks, components, centered, model.dtype)
     scorer, tiles = prepare_scorer(fitted_model), landmarks.iter_row_tiles()
     if landmarks_only:

@@ -189,7 +189,7 @@ class PrecomputedGram:
         ascending, inverse = np.unique(numbers, return_inverse=True)
         runs = np.split(ascending, np.flatnonzero(np.diff(ascending) > 1) + 1)
         blocks = (read_finite(self.source, slice(int(run[0]), int(run[-1]) + 1)) for run in runs)
-        rows = np.concatenate([_require_dense(block) for block in blocks])
+        rows = np.concatenate([_require_dense_gram(block) for block in blocks])
         return rows if len(inverse) == len(ascending) and (np.diff(inverse) == 1).all() else rows[inverse]
 
 
@@ -267,7 +267,7 @@ def _from_source(kernel: Kernel, source: Source) -> PrecomputedGram:
         raise InvalidInputError(
             f"A precomputed kernel is fitted to a Gram matrix, square; the shape of this is {source.shape}."
         )
-    resolved = kernel.resolve(_require_dense(read_finite(source, slice(0, 1))))
+    resolved = kernel.resolve(_require_dense_gram(read_finite(source, slice(0, 1))))
     return PrecomputedGram(resolved, source, np.arange(source.shape[0]))
 
 
@@ -286,14 +286,14 @@ def _spool(X: "da.Array") -> Source:
     with local.translate_write_errors(folder), tempfile.TemporaryFile() as file:
         for length in filter(None, X.chunks[0]):
             # Writing to a memory map would kill the process on a full disk; `write` raises.
-            rows = _require_dense(as_rows_allow_nonfinite(X[start : start + length].compute(), _GRAM_NAME))
+            rows = _require_dense_gram(as_rows_allow_nonfinite(X[start : start + length].compute(), _GRAM_NAME))
             file.write(np.ascontiguousarray(rows, np.float64).data)
             start += length
         file.flush()
         return MemorySource(np.memmap(file, np.float64, "r", shape=X.shape), _GRAM_NAME)
 
 
-def _require_dense(rows: Rows) -> Array:
+def _require_dense_gram(rows: Rows) -> Array:
     if not isinstance(rows, np.ndarray):
         raise InvalidInputError("A precomputed kernel takes dense rows, and these are sparse.")
     return rows

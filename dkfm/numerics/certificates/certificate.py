@@ -248,7 +248,7 @@ def certify_components(
 def certify_principal_axes(
     score: Scorer, eigenvalues: Array, tiles: Iterable[Rows], total_weight: float
 ) -> Certificate:
-    """Compare ``b'Kb`` with 1, and ``b'Km`` with the offset, scaled by the eigenvalues, for any landmarks.
+    """Compare ``B'KB`` with I and ``B'Km`` with the offsets; B and m are landmark weights of axes and mean.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ def certify_principal_axes(
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All landmarks, as the model scores them.
     total_weight : float
-        Sum of the weights of the training rows: an offset is compared with the scores, ``sqrt(mu / total_weight)``.
+        Sum of the training rows' weights. The unit of offset errors is a score's size, ``sqrt(mu / total_weight)``.
 
     Returns
     -------

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dkfm.core.background_io import write_behind
 from dkfm.core.chunking import row_slices
 from dkfm.errors import DamagedStoreError
-from dkfm.storage.output_location import OutputLocation, PendingFile
+from dkfm.storage.output_files import OutputLocation, PendingFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

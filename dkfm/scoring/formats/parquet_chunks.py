@@ -20,7 +20,7 @@ from dkfm.scoring.formats.chunk_files import (
     compute_checksum_and_size,
     invalid_rows,
 )
-from dkfm.storage.output_location import OutputLocation
+from dkfm.storage.output_files import OutputLocation
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,7 +22,7 @@ from dkfm.scoring.formats.chunk_files import (
 )
 from dkfm.storage import zarr_store
 from dkfm.storage.codec_checks import CRC_BYTES
-from dkfm.storage.output_location import OutputLocation
+from dkfm.storage.output_files import OutputLocation
 
 
 @dataclass(frozen=True)

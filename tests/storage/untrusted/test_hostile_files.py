@@ -25,7 +25,7 @@ from dkfm.scoring import planning
 from dkfm.sources import csr_npz, npy
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
-from dkfm.storage import csr, json_documents, model_store, output_location, raw_chunks
+from dkfm.storage import csr, json_documents, model_store, output_files, raw_chunks
 
 TEXT = {"capture_output": True, "text": True}
 ROOT = Path(dkfm.__file__).parent
@@ -59,7 +59,7 @@ OPENED = {
     "hosts": lambda path: ssh._read_hosts(str(path)),
     "slurm.yaml": lambda path: slurm_config.read_slurm_file(str(path)),
     "zarr.json": json_documents.read_json,
-    "part-00000.parquet": lambda path: output_location.LocalOutput(path.parent).open(path.name),
+    "part-00000.parquet": lambda path: output_files.LocalOutput(path.parent).open(path.name),
     "c": model_store._sha256,
 }
 

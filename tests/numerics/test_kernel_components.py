@@ -8,12 +8,14 @@ from sklearn.decomposition import KernelPCA as Peer
 
 from dkfm import kernels
 from dkfm.errors import NotPSDError
-from dkfm.numerics import pca
+from dkfm.numerics import kernel_components
 from helpers import oracles
 
 
 def solve(kernel, X, q=None):
-    return pca.solve_components_by_eigh(np.asfortranarray(kernel(X)), pca.ComponentOptions(q))
+    return kernel_components.solve_components_by_eigh(
+        np.asfortranarray(kernel(X)), kernel_components.ComponentOptions(q)
+    )
 
 
 def scores(kernel, X, Z, q):
@@ -55,7 +57,7 @@ def test_centring_is_h_k_h_from_the_lower_triangle(rng):
     K = np.asfortranarray(kernels.Gaussian(1.0)(rng.normal(size=(700, 3))))
     truth, means = oracles.centred(K), K.mean(axis=0)
     K[np.triu_indices(700, 1)] = np.nan
-    np.testing.assert_allclose(pca.center_gram_in_place(K), means, rtol=1e-13)
+    np.testing.assert_allclose(kernel_components.center_gram_in_place(K), means, rtol=1e-13)
     np.testing.assert_allclose(K, truth, atol=1e-13)
 
 
@@ -75,7 +77,7 @@ def test_a_slightly_indefinite_matrix_is_refused():
     Q = null_space(np.ones((1, 50)))
     K = Q @ np.diag(np.append(np.linspace(1, 2, 48), -1e-8)) @ Q.T
     with pytest.raises(NotPSDError):
-        pca.solve_components_by_eigh(np.asfortranarray(K), pca.ComponentOptions())
+        kernel_components.solve_components_by_eigh(np.asfortranarray(K), kernel_components.ComponentOptions())
 
 
 def test_rows_that_do_not_vary_have_no_components():
