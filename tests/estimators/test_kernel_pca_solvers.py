@@ -22,6 +22,7 @@ from dkfm.errors import (
     NotSupportedError,
 )
 from dkfm.execution import memory
+from dkfm.numerics import kernel_components
 from helpers import oracles
 from helpers.kernel_pca_cases import up_to_sign
 
@@ -145,12 +146,11 @@ def test_the_classical_solution_is_the_same(rng):
 
 @pytest.mark.slow
 def test_lanczos_takes_few_components_of_many_rows(rng, monkeypatch):
-    from dkfm.estimators.fitting import components
 
     used = []
-    solve, leading = components.kernel_components.solve_components_by_eigh, components.kernel_components.solve_leading_components
-    monkeypatch.setattr(components.kernel_components, "solve_components_by_eigh", lambda *a: used.append("dense") or solve(*a))
-    monkeypatch.setattr(components.kernel_components, "solve_leading_components", lambda *a: used.append("lanczos") or leading(*a))
+    solve, leading = kernel_components.solve_components_by_eigh, kernel_components.solve_leading_components
+    monkeypatch.setattr(kernel_components, "solve_components_by_eigh", lambda *a: used.append("dense") or solve(*a))
+    monkeypatch.setattr(kernel_components, "solve_leading_components", lambda *a: used.append("lanczos") or leading(*a))
     X = rng.normal(size=(1000, 3))
     for q, expected in ((5, "lanczos"), (51, "dense"), (None, "dense"), (0.5, "dense")):
         KernelPCA(q, kernel="rbf").fit(X)
