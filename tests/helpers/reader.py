@@ -13,7 +13,7 @@ from pathlib import Path
 SPARE = 2**30
 """Bytes that it may take beside what its imports and one reading of every kind took."""
 
-SECONDS = 30
+SECONDS = 120
 """After which an opening has hung."""
 
 OWN_PICKLES = {"dask", "dkfm", "numpy", "pathlib"}
