@@ -60,7 +60,7 @@ def reduce_arrows(arrows):
 def draw():
     """Return the picture as a Mermaid flow chart."""
     names = {folder: folder.replace(".", "_") for folder in FOLDERS}
-    lines = ["```mermaid", "flowchart BT"]
+    lines = ["```mermaid", "flowchart TD"]
     lines += [f"    {names[folder]}[{folder.replace('.', '/')}]" for folder in FOLDERS]
     for folder, others in reduce_arrows({folder: imported_folders(folder) for folder in FOLDERS}).items():
         lines += [f"    {names[folder]} --> {names[other]}" for other in FOLDERS if other in others]

@@ -35,23 +35,23 @@ class BenchSizes:
         Number of times that jobs, and fits, are timed.
     chunks : tuple of int
         Rows of a scikit-learn task: the sizes tried, ascending. The source has chunks of the first size.
-    components, scored_landmarks : int
+    components, scored_n : int
         Components and landmarks of the scoring jobs.
     scored : tuple of (int, int)
         (columns, rows) of each scoring job.
-    unaligned, powers_of_2 : (int, int, int)
+    odd, friendly : (int, int, int)
         (landmarks, columns, components) of two models: not multiples of any block size, and powers of 2 nearby.
-    odd_rows, laplacian_landmarks, laplacian_rows : int
+    odd_rows, laplacian_n, laplacian_rows : int
         Rows that those two models score; landmarks and rows of the Laplacian job.
-    mapped_landmarks, mapped_columns, mapped_rows : int
+    mapped_n, mapped_columns, mapped_rows : int
         Landmarks, columns and rows of the feature map jobs.
     fitted_n, fitted_columns : int
         Shape of the training rows of the fits.
-    dask_landmarks, dask_rows : int
+    dask_n, dask_rows : int
         Landmarks and rows of the job that runs both on threads and on the cluster.
     growth : tuple of (int, int)
         (rows, landmarks) of the jobs whose memory is measured.
-    sized_landmarks, sized_rows, sized_tasks, sized_bytes : int
+    sized_n, sized_rows, sized_tasks, sized_bytes : int
         To measure the constants of `sizing`: landmarks, rows of a thread, empty tasks, bytes that a thread moves.
     """
 
@@ -59,22 +59,22 @@ class BenchSizes:
     fit_rounds: int
     chunks: tuple[int, ...]
     components: int
-    scored_landmarks: int
+    scored_n: int
     scored: tuple[tuple[int, int], ...]
-    unaligned: tuple[int, int, int]
-    powers_of_2: tuple[int, int, int]
+    odd: tuple[int, int, int]
+    friendly: tuple[int, int, int]
     odd_rows: int
-    laplacian_landmarks: int
+    laplacian_n: int
     laplacian_rows: int
-    mapped_landmarks: int
+    mapped_n: int
     mapped_columns: int
     mapped_rows: int
     fitted_n: int
     fitted_columns: int
-    dask_landmarks: int
+    dask_n: int
     dask_rows: int
     growth: tuple[tuple[int, int], ...]
-    sized_landmarks: int
+    sized_n: int
     sized_rows: int
     sized_tasks: int
     sized_bytes: int
@@ -85,19 +85,19 @@ FULL = BenchSizes(
     fit_rounds=3,
     chunks=(1_000, 4_000, 16_000),
     components=20,
-    scored_landmarks=4_000,
+    scored_n=4_000,
     scored=((10, 240_000), (50, 180_000), (200, 120_000), (784, 120_000)),
-    unaligned=(3_777, 33, 7),
-    powers_of_2=(4_096, 32, 8),
+    odd=(3_777, 33, 7),
+    friendly=(4_096, 32, 8),
     odd_rows=150_000,
-    laplacian_landmarks=2_000,
+    laplacian_n=2_000,
     laplacian_rows=32_000,
-    mapped_landmarks=2_000,
+    mapped_n=2_000,
     mapped_columns=50,
     mapped_rows=36_000,
     fitted_n=3_000,
     fitted_columns=50,
-    dask_landmarks=2_000,
+    dask_n=2_000,
     dask_rows=1_000_000,
     growth=(
         (100_000, 2_000),
@@ -106,7 +106,7 @@ FULL = BenchSizes(
         (100_000, 4_000),
         (100_000, 8_000),
     ),
-    sized_landmarks=4_000,
+    sized_n=4_000,
     sized_rows=20_000,
     sized_tasks=10_000,
     sized_bytes=256_000_000,
@@ -115,20 +115,20 @@ QUICK = replace(
     FULL,
     rounds=3,
     fit_rounds=1,
-    scored_landmarks=1_000,
+    scored_n=1_000,
     scored=((10, 66_000), (784, 20_000)),
-    unaligned=(977, 33, 7),
-    powers_of_2=(1_024, 32, 8),
+    odd=(977, 33, 7),
+    friendly=(1_024, 32, 8),
     odd_rows=64_000,
-    laplacian_landmarks=500,
+    laplacian_n=500,
     laplacian_rows=8_000,
-    mapped_landmarks=500,
+    mapped_n=500,
     mapped_rows=30_000,
     fitted_n=1_000,
-    dask_landmarks=1_000,
+    dask_n=1_000,
     dask_rows=66_000,
     growth=((66_000, 1_000), (132_000, 2_000)),
-    sized_landmarks=1_000,
+    sized_n=1_000,
     sized_rows=8_000,
     sized_tasks=300,
     sized_bytes=64_000_000,
@@ -171,7 +171,7 @@ def run_benchmarks(sizes: BenchSizes, address: str | None, say: Callable[[str], 
             for name, table in _measure_tables(site, sizes):
                 _report_table(name, table, report, say)
             measured = calibration.measure_constants(
-                site, sizes.sized_landmarks, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes
+                site, sizes.sized_n, sizes.sized_rows, sizes.sized_tasks, sizes.sized_bytes
             )
             title = "Constants of a sizing, with all threads at work"
             _report_table("sizing", Table(title, measured.table_rows()), report, say)
@@ -200,27 +200,27 @@ def _open_site(address: str | None, folder: Path, sizes: BenchSizes) -> Iterator
 
 
 def _measure_tables(site: BenchSite, sizes: BenchSizes) -> Iterator[tuple[str, Table]]:
-    n, q = sizes.scored_landmarks, sizes.components
+    n, q = sizes.scored_n, sizes.components
     cases = [workloads.bench_scoring(site, n, q, columns, rows) for columns, rows in sizes.scored]
     title = f"KernelPCA, N = {n:,}, {q} components, Zarr to Zarr: times less than scikit-learn's float64"
     yield "scoring", Table(title, [row for case in cases for row in case.sklearn_table_rows])
     title = "Those jobs beside their limit, the bare products and exponentials: its share of the loop and of the job"
     yield "limits", Table(title, [row for case in cases for row in case.limit_table_rows])
-    odd = workloads.bench_odd_shapes(site, sizes.unaligned, sizes.powers_of_2, sizes.odd_rows)
+    odd = workloads.bench_odd_shapes(site, sizes.odd, sizes.friendly, sizes.odd_rows)
     yield "odd", Table("Unfriendly numbers beside friendly ones: time per kernel value", [odd])
-    laplacian = workloads.bench_laplacian(site, sizes.laplacian_landmarks, q, sizes.laplacian_rows)
+    laplacian = workloads.bench_laplacian(site, sizes.laplacian_n, q, sizes.laplacian_rows)
     title = f"KernelPCA of a Laplacian, {'with' if find_spec('numba') else 'without'} the extra fast: times less"
     yield "laplacian", Table(title, [laplacian])
     title = "Features, Zarr to Zarr: times less than scikit-learn's float64 Nystroem; errors of inner products"
     yield "features", Table(title, list(_measure_features(site, sizes)))
     fits = workloads.bench_fits(site, sizes.fitted_n, sizes.fitted_columns, q, sizes.fit_rounds)
     yield "fits", Table("Fits in this process: times less than scikit-learn's", list(fits))
-    share = workloads.bench_dask_overhead(site, sizes.dask_landmarks, q, sizes.dask_rows)
+    share = workloads.bench_dask_overhead(site, sizes.dask_n, q, sizes.dask_rows)
     yield "dask", Table("Dask's share: times as long on the cluster as on a thread pool of this process", [share])
 
 
 def _measure_features(site: BenchSite, sizes: BenchSizes) -> Iterator[Row]:
-    n, columns, rows = sizes.mapped_landmarks, sizes.mapped_columns, sizes.mapped_rows
+    n, columns, rows = sizes.mapped_n, sizes.mapped_columns, sizes.mapped_rows
     yield from workloads.bench_features(site, sqrt(columns / 2), n, columns, rows, tuple(DTYPE_TOLERANCES))
     yield from workloads.bench_features(site, _LOW_RANK_SIGMA, n, 2, 2 * rows, ("float64",))
 

@@ -79,9 +79,7 @@ def _format_warning(
 
 
 _SCHEDULER = click.option(
-    "--scheduler",
-    metavar="ADDRESS",
-    help="Scheduler (host:port, a scheduler file, slurm:FILE or ssh:HOSTS); else threads.",
+    "--scheduler", metavar="ADDRESS", help="host:port, a scheduler file, slurm:FILE or ssh:HOSTS; without it, threads."
 )
 
 _REPORT = click.option(
@@ -286,13 +284,9 @@ def _summarize_report(report: "ScoreReport") -> str:
 
 @main.command()
 @click.argument("path")
+@click.option("--against", metavar="INPUT", help="Rows of an output to score anew, or to measure a feature map on.")
 @click.option(
-    "--against",
-    metavar="INPUT",
-    help="Rows of an output, some of which are scored anew, or rows to measure a feature map on.",
-)
-@click.option(
-    "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows of an output to score anew."
+    "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="How many of these rows, about."
 )
 @click.option("--model", metavar="MODEL", help="Of an output: where its model is, if it moved.")
 @_TRUSTED

@@ -22,7 +22,7 @@ def demo(rows: int, directory: str) -> None:
 @click.command()
 @click.option("--quick", is_flag=True, help="Smaller: two minutes rather than twenty.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler; without it, a cluster of this machine.")
+@click.option("--scheduler", metavar="ADDRESS", help="As of dkfm score; without it, a cluster of this machine.")
 def bench(quick: bool, as_json: bool, scheduler: str | None) -> None:
     """Measure how fast dkfm is here, beside scikit-learn and beside the arithmetic alone."""
     from dkfm.bench import run

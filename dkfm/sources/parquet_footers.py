@@ -180,7 +180,9 @@ def read_footers(
         columns = tuple(first.names[column] if isinstance(column, int) else column for column in requested)
     if not columns:
         raise InvalidInputError(f"{path} needs at least one column of numbers, and none is asked for or there.")
-    groups: list[tuple[int, int, int]] = []  # number of rows, index of the file, and index in the file
+    counts: list[int] = []
+    file_indices: list[int] = []
+    group_indices: list[int] = []
     all_float32, largest = True, 0
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
         footers = pool.map(_read_schema_and_group_rows, files)
@@ -191,11 +193,12 @@ def read_footers(
                 require_ids(schema, first, id_column, file.location)
                 if requested is None and (more := sorted(set(_default_columns(schema, id_column)) - set(columns))):
                     raise InvalidInputError(f"{file} has {format_names(more)}, which {files[0]} has not; name columns.")
-            groups += [(count, file_index, number) for number, count in enumerate(rows) if count]
-    total = sum(count for count, _, _ in groups)
-    if not 0 < total <= _MAX_ROWS:
-        raise InvalidInputError(f"{path} needs at least one row, and at most 2**48, and has {total}.")
-    counts, file_indices, group_indices = zip(*groups, strict=True)
+            nonempty = [number for number, count in enumerate(rows) if count]
+            counts += [rows[number] for number in nonempty]
+            file_indices += [file_index] * len(nonempty)
+            group_indices += nonempty
+    if not 0 < sum(counts) <= _MAX_ROWS:
+        raise InvalidInputError(f"{path} needs at least one row, and at most 2**48, and has {sum(counts)}.")
     first_rows = np.array([*accumulate(counts, initial=0)], np.int64)
     places = None if requested is None else _compact_indices([first.names.index(name) for name in columns])
     indices = np.array(file_indices, np.intp), np.array(group_indices, np.intp)

@@ -23,6 +23,7 @@ from dkfm.errors import ClusterError, InvalidInputError, KernelError
 from dkfm.estimators import serving
 from dkfm.execution import executors, model_cache, task_runner
 from dkfm.execution.blas_threads import single_blas_thread
+from dkfm.execution.clusters.connect import connect
 from dkfm.gram import build as gram
 from dkfm.numerics import roots
 from dkfm.numerics.model import Head, Model
@@ -338,7 +339,6 @@ def test_a_warning_of_a_command_is_one_line():
 
 
 def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):
-    from dkfm.execution.clusters.connect import connect
 
     (tmp_path / "scheduler.json").write_text(f'{{"address": "{client.scheduler.address}"}}')
     with connect(str(tmp_path / "scheduler.json"), set_as_default=False) as found:
@@ -348,8 +348,6 @@ def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):
 def test_a_lost_scheduler_leaves_no_traceback_in_the_log(client):
     """A message is on its way as the connection breaks."""
     from distributed.batched import logger
-
-    from dkfm.execution.clusters.connect import connect
 
     told = []
     handler = logging.Handler()
@@ -368,3 +366,18 @@ def test_a_lost_scheduler_leaves_no_traceback_in_the_log(client):
     finally:
         logger.removeHandler(handler)
     assert told == []
+
+
+@pytest.mark.parametrize("spec", ["kubernetes:x", "host:port", "slrm:dkfm.yaml"])
+def test_a_scheduler_that_has_none_of_the_forms_is_told_them(spec):
+    with (
+        pytest.raises(ClusterError, match=r"is no scheduler file, and none of host:port, .* and ssh:HOSTS\."),
+        connect(spec),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("spec", ["[::1]:1", "127.0.0.1:1", "localhost:1", "nowhere.invalid"])
+def test_a_host_with_a_port_or_without_is_an_address(spec):
+    with pytest.raises(ClusterError, match="There is no scheduler at"), connect(spec):
+        pass

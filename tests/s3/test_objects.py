@@ -18,20 +18,20 @@ pytest.importorskip("moto", reason="the README's environment of tests has no S3 
 
 
 def test_an_object_is_read_measured_listed_and_removed_as_it_is_now(place):
-    assert (place.size("a"), list(place.list_objects()), place.folders()) == (None, [], [])
+    assert (place.size("a"), list(place.list_objects()), place.list_folders()) == (None, [], [])
     place.replace("a", b"0123456789")
     place.replace("b/c/d", b"x")
     assert (place.size("a"), place.size("b"), place.size("b/c/d")) == (10, None, 1)
     parts = {(): b"0123456789", (3,): b"3456789", (3, 5): b"34", (8, 20): b"89", (5, 5): b""}
     assert {part: place.read("a", *part) for part in parts} == parts
     assert [(name, size) for name, size, _ in place.list_objects()] == [("a", 10), ("b/c/d", 1)]
-    assert place.folders() == ["b"]
+    assert place.list_folders() == ["b"]
     stamps = {name: stamp for name, _, stamp in place.list_objects()}
     place.replace("a", b"9876543210")
     place.remove("b/c/d", "b/none")
     [(name, size, stamp)] = place.list_objects()
     assert (name, size, stamp != stamps["a"]) == ("a", 10, True)
-    assert place.folders() == []
+    assert place.list_folders() == []
 
 
 def test_what_another_process_writes_is_seen_at_once(place):

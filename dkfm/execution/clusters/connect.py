@@ -98,8 +98,8 @@ def _wait_for_first_worker(client: "Client", spec: str, seconds: float) -> None:
 def _address(spec: str) -> str:
     """Return the address in a scheduler file, or `spec` itself as an address."""
     if "://" in spec or not (spec.endswith(".json") or _exists(spec)):
-        _, colon, port = spec.partition(":")
-        if colon and "://" not in spec and not port.isdigit():
+        _, colon, port = spec.rpartition(":")
+        if colon and "://" not in spec and not port.strip(" /").isdigit():
             raise ClusterError(f"{spec} is no scheduler file, and none of {_FORMS}.")
         return spec if "://" in spec else f"tcp://{spec}"
     try:

@@ -36,7 +36,7 @@ def forgotten():
         {"id_column": "id"},
         {"columns": ["c", "a"]},
         {"columns": ["b"], "id_column": "id"},
-        {"fitted": ["c", "b", "a"], "id_column": "id"},
+        {"fitted_columns": ["c", "b", "a"], "id_column": "id"},
     ],
     ids=" ".join,
 )
