@@ -5,6 +5,7 @@ The metadata of an array, with its codecs, are validated before Zarr opens it.
 
 import uuid
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ def open_zarr(location: Location) -> "ZarrSource | RemoteZarrSource":
 
 
 @dataclass(frozen=True)
-class _ZarrRows(DenseRows):
+class _ZarrRows(DenseRows, ABC):
     """Rows of an array; a chunk that is much larger than the requested rows is cached for later reads."""
 
     opening_id: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, kw_only=True)
@@ -53,8 +54,9 @@ class _ZarrRows(DenseRows):
             (self.opening_id, self.keep_float32), rows, self.chunk_rows, self._read
         )
 
+    @abstractmethod
     def _read(self, rows: slice) -> Array:
-        raise NotImplementedError
+        """Return some rows, without the cache."""
 
 
 @dataclass(frozen=True)
