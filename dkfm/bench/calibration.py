@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dkfm.bench.competitors import AGREEMENT_ROWS, BenchSite
+from dkfm.bench.bench_site import AGREEMENT_ROWS, BenchSite
 from dkfm.bench.timing import Ratio
 from dkfm.bench.workloads import default_gaussian, make_random_kernel_pca
 from dkfm.core.sizing import Constants
@@ -80,14 +80,14 @@ def measure_constants(site: BenchSite, n: int, rows: int, tasks: int, moved_byte
         few, many = (_measure_value_seconds(site, executor, n, d, rows) for d in (_FEW_COLUMNS, _MANY_COLUMNS))
     products = [(b - a) / (_MANY_COLUMNS - _FEW_COLUMNS) for a, b in zip(few, many, strict=True)]
     values = [a - product * (_FEW_COLUMNS + _OUTPUTS) for a, product in zip(few, products, strict=True)]
-    read, written = _measure_transfers(site, moved_bytes)
+    read, written = _measure_read_and_write_rates(site, moved_bytes)
     scheduler = [measure_scheduler_seconds(site, tasks) for _ in range(site.rounds)]
     measured = values, products, scheduler, read, written
     return MeasuredConstants(dict(zip(_UNITS, measured, strict=True)))
 
 
 def _measure_value_seconds(site: BenchSite, executor: Executor, n: int, columns: int, rows: int) -> list[float]:
-    """Return the CPU seconds that a thread needs for one kernel value and its outputs, of each round."""
+    """Return the CPU seconds, in each round, of a thread for one kernel value and its product with the weights."""
     seconds: list[list[float]] = []
     for _ in range(site.rounds):
         cpu_seconds: list[float] = []
@@ -118,9 +118,9 @@ def _measure_scoring_cpu_seconds(n: int, columns: int, rows: int) -> float:
         return time.thread_time() - start
 
 
-def _measure_transfers(site: BenchSite, moved: int) -> tuple[list[float], list[float]]:
+def _measure_read_and_write_rates(site: BenchSite, bytes_per_thread: int) -> tuple[list[float], list[float]]:
     """Return the bytes a second that a thread reads, and those that it writes, of each round."""
-    thread_rows = moved // (8 * _WIDE_COLUMNS)
+    thread_rows = bytes_per_thread // (8 * _WIDE_COLUMNS)
     jobs = {}
     for name, columns, width in (("read", _WIDE_COLUMNS, 1), ("write", 1, _WIDE_COLUMNS)):
         model, source = (

@@ -12,12 +12,12 @@ from math import sqrt
 from pathlib import Path
 
 from dkfm.bench import calibration, workloads
-from dkfm.bench.competitors import DTYPE_TOLERANCES, BenchSite
+from dkfm.bench.bench_site import DTYPE_TOLERANCES, BenchSite
 from dkfm.bench.machine import describe_machine
 from dkfm.core.text_tables import Row, Table
 from dkfm.errors import ClusterError
-from dkfm.execution.clusters.client import find_client
 from dkfm.execution.clusters.connect import connect
+from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.clusters.local import local_cluster
 from dkfm.files import temporary_folders
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from dkfm.bench import arithmetic_limits, sklearn_peers
-from dkfm.bench.competitors import (
+from dkfm.bench.bench_site import (
     AGREEMENT_ROWS,
     DTYPE_TOLERANCES,
     BenchSite,

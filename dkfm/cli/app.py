@@ -115,8 +115,9 @@ def _terminate_as_interrupt() -> Iterator[None]:
     A signal that is ignored, as under nohup, stays ignored.
     """
     handled = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    interrupt = signal.getsignal(signal.SIGINT)
     for number in handled:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, interrupt if callable(interrupt) else signal.default_int_handler)
     try:
         yield
     finally:

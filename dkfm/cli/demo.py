@@ -92,7 +92,7 @@ def run_demo(directory: str | Path, rows: int, say: Callable[[str], None]) -> No
         seconds = _measure_seconds(
             lambda: build_gram(KERNEL, digits.train, workspace_path(KERNEL, digits.train, folder), tile_rows=TILE)
         )
-        tiles = list(chunking.lower_triangle_tiles(TRAINING, TILE))
+        tiles = list(chunking.lower_triangle_tile_indices(TRAINING, TILE))
         say(f"Gram          {len(tiles)} tiles of {TILE} x {TILE} in {seconds:.1f} s")
         phi = ExactFeatureMap(KERNEL, tile_rows=TILE, workspace=folder).fit(digits.train)
         phi.save(folder / "features")

@@ -55,7 +55,7 @@ def compare(
     html: str | None,
     as_json: bool,
 ) -> None:
-    """Say what each kernel makes of the labelled rows of TRAIN, in a table and on a page.
+    """Measure how well each kernel separates the labelled rows of TRAIN, in a table and on a page.
 
     A KERNEL is a name, with its parameters after a colon, as gaussian:sigma=5 or polynomial:degree=9,scale=1/784; or
     module:name, a kernel or a function f(X, Y) of yours; or JSON, as in the zarr.json of a model.

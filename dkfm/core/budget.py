@@ -116,7 +116,7 @@ def pivot_columns_seconds(n: int, d: int, r: int) -> float:
     return r * (1e-4 + n * (4 * r + 8 * d) / 3e10)
 
 
-def gram_pivots_seconds(n: int, d: int, r: int) -> float:
+def gram_and_pivots_seconds(n: int, d: int, r: int) -> float:
     """Predict the seconds to compute the Gram matrix of N rows of d columns and find r pivots in it."""
     return n * n * (8e-9 + 5e-11 * d + r / 5e10)
 

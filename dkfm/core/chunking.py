@@ -162,10 +162,10 @@ def row_slices(n: int, rows: int) -> Iterator[slice]:
     return (row_slice(tile, n, rows) for tile in range(count_tiles(n, rows)))
 
 
-def lower_triangle_tiles(n: int, rows: int) -> Iterator[tuple[int, int]]:
+def lower_triangle_tile_indices(n: int, rows: int) -> Iterator[tuple[int, int]]:
     """Return the tile pairs ``(i, j)`` with ``j <= i``, row by row: the lower triangle.
 
-    >>> list(lower_triangle_tiles(5, 3))
+    >>> list(lower_triangle_tile_indices(5, 3))
     [(0, 0), (1, 0), (1, 1)]
     """
     return ((i, j) for i in range(count_tiles(n, rows)) for j in range(i + 1))

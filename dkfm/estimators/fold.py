@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators import linear_model_readers
-from dkfm.estimators.feature_name_checks import require_column_order, to_named_frame
+from dkfm.estimators.columns_between_models import require_column_order, to_named_frame
 from dkfm.estimators.fitting import class_labels
 from dkfm.estimators.folded_model import Folded, FoldedTransformer, sample_landmarks
 from dkfm.estimators.linear_model_readers import PREDICT, TRANSFORM, LinearModel

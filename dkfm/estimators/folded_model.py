@@ -12,8 +12,7 @@ from sklearn.utils.metaestimators import available_if
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import CertificateError, NotSupportedError, UnsupportedStoreError
 from dkfm.estimators.fitting import class_labels
-from dkfm.estimators.fitting.class_labels import Labels
-from dkfm.estimators.fitting.prediction_labels import Predictions, codes_to_labels, flatten_column
+from dkfm.estimators.fitting.class_labels import Labels, Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.linear_model_readers import DECISION, PREDICT, PROBABILITIES, TRANSFORM
 from dkfm.estimators.serving import ScoringMixin
 from dkfm.estimators.transformer_mixin import ModelTransformerMixin
@@ -64,7 +63,7 @@ def _available_with(name: str) -> Callable[[_Method], _Method]:
 class Folded(ScoringMixin):
     """Linear model of features, computed as one product with kernel values.
 
-    `fold` creates it, already fitted. It has those of the methods below that the original model has. `fit` does
+    `fold` creates it, already fitted. It has those methods of this class that the original model has. `fit` does
     nothing, and `clone` returns the model itself.
 
     Attributes

@@ -14,7 +14,7 @@ from dkfm.core.frames import column_names
 from dkfm.core.rows import Array, as_float64, as_rows
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator
-from dkfm.estimators.feature_name_checks import require_column_order
+from dkfm.estimators.columns_between_models import require_column_order
 from dkfm.estimators.fitting import preimages
 from dkfm.estimators.fitting.training_data import TrainingData
 from dkfm.execution import memory

@@ -17,10 +17,9 @@ from dkfm.errors import InvalidInputError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import class_labels, discriminants, training_data
-from dkfm.estimators.fitting.class_labels import Labels
-from dkfm.estimators.fitting.components import resolve_kernel_and_gamma
+from dkfm.estimators.fitting.class_labels import Labels, Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
-from dkfm.estimators.fitting.prediction_labels import Predictions, codes_to_labels, flatten_column
+from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.fitting.training_data import Indices, TrainingData
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.execution.lazy_arrays import set_dashboard_name

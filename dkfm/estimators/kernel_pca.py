@@ -13,8 +13,8 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import components, training_data
-from dkfm.estimators.fitting.components import resolve_kernel_and_gamma
+from dkfm.estimators.fitting import pca, training_data
+from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.inverse_transform import InverseTransformMixin
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec
@@ -234,14 +234,14 @@ class KernelPCA(InverseTransformMixin):
         if self.fit_inverse_transform:
             self._require_invertible(rows, bool(columns))
         with single_blas_thread_in_worker():
-            result = components.fit_components(rows, options, weighting, self._get_options(components.SolverOptions))
+            result = pca.fit_components(rows, options, weighting, self._get_options(pca.SolverOptions))
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
             landmarks, eigenvalues, tiles = rows.rows_as_landmarks, result.eigenvalues, rows.iter_row_tiles()
-            model = components.make_components_model(rows.kernel, landmarks, result, weighting.centered, options.dtype)
+            model = pca.make_components_model(rows.kernel, landmarks, result, weighting.centered, options.dtype)
             measured = certificate.certify_components(prepare_scorer(model), eigenvalues, tiles, weights)
-            components.warn_of_rounding(measured, options.dtype)
-            fitted = {**columns, **components.collect_fitted(result, weighting.total), "certificate": measured}
+            pca.warn_of_rounding(measured, options.dtype)
+            fitted = {**columns, **pca.collect_fitted(result, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.n_features_in if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
             if self.fit_inverse_transform:
@@ -293,9 +293,9 @@ class KernelPCA(InverseTransformMixin):
         check_is_fitted(feature_map, "model_")
         X, fitted_map = feature_map._load_rows(X), feature_map._fitted_map()
         estimator = cls(n_components, kernel=feature_map.kernel_, centered=centered, dtype=fitted_map.model.dtype.name)
-        options = ComponentOptions(components.check_n_components(n_components), fitted_map.model.dtype)
+        options = ComponentOptions(pca.check_n_components(n_components), fitted_map.model.dtype)
         with single_blas_thread_in_worker():
-            model, fitted, whole = components.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
+            model, fitted, whole = pca.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
         fitted["gamma"] = 1 / model.n_features_in
         return estimator._set_fitted_from_map(feature_map, model, fitted, whole=whole)
 
@@ -306,9 +306,9 @@ class KernelPCA(InverseTransformMixin):
                 raise InvalidInputError(f"{name} must be True or False, and is {getattr(self, name)!r}.")
         if self.fit_inverse_transform and kernel.is_precomputed:
             raise InvalidInputError("Cannot fit_inverse_transform with a precomputed kernel, which has no points.")
-        self._get_options(components.SolverOptions).validate()
+        self._get_options(pca.SolverOptions).validate()
         dtype = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
-        count = components.check_n_components(self.n_components)
+        count = pca.check_n_components(self.n_components)
         return ComponentOptions(count, check_dtype(dtype), self.on_indefinite)
 
     def _transform_training_rows(self, X: object) -> Array:
@@ -347,7 +347,7 @@ class KernelPCA(InverseTransformMixin):
     def explained_variance_ratio_(self) -> Array:
         """Shares of `total_variance_`, of shape (q,): 1 in sum for all components; NaN, with a warning, if unknown."""
         check_is_fitted(self, "model_")
-        return components.variance_ratios(self.explained_variance_, self.total_variance_)
+        return pca.variance_ratios(self.explained_variance_, self.total_variance_)
 
     @property
     def X_fit_(self) -> object:  # noqa: N802  # scikit-learn's name

@@ -12,7 +12,7 @@ from typing import Any
 
 from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
 
-from dkfm.execution.clusters.client import is_inside_worker, nanny_local_directory
+from dkfm.execution.clusters.current_client import is_inside_worker, nanny_local_directory
 from dkfm.kernels.pairwise import columnwise_sums
 
 _BUNDLED_LIBRARY = re.compile(r"/(numpy|scipy)(\.libs|/\.dylibs)/")

@@ -12,7 +12,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, extract_reason
-from dkfm.execution.clusters.client import ask_scheduler, fetch_workers, find_client, is_inside_worker, wait_for_workers
+from dkfm.execution.clusters.current_client import (
+    ask_scheduler,
+    fetch_workers,
+    find_client,
+    is_inside_worker,
+    wait_for_workers,
+)
 from dkfm.files import temporary_folders
 
 if TYPE_CHECKING:

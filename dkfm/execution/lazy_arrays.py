@@ -134,7 +134,7 @@ def transform_array(
         shared_model=shared,
         output_name=output_name,
         chunks=(Z.chunks[0], (model.head(output_name).width,)),
-        meta=np.empty((0, 0), model.head(output_name).dtype),
+        meta=np.empty((0, 0), model.head(output_name).output_dtype),
     )
     return scores
 
@@ -157,7 +157,7 @@ def lazy_distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
     _require_rows(X, Y.shape[1])
     shared = delayed((kernel, Y), name=f"dkfm-points-{uuid.uuid4().hex}", traverse=False)
     distances: da.Array = X.rechunk({1: -1}).map_blocks(
-        _block_distances,
+        _kernel_distances_of_block,
         kernel_and_rows=shared,
         dtype=np.float64,
         chunks=(X.chunks[0], (Y.shape[0],)),
@@ -167,7 +167,7 @@ def lazy_distances(kernel: Kernel, X: "da.Array", Y: Rows) -> "da.Array":
 
 
 @set_dashboard_name("dkfm-distances")
-def _block_distances(block: Array, *, kernel_and_rows: tuple[Kernel, Rows]) -> Array:
+def _kernel_distances_of_block(block: Array, *, kernel_and_rows: tuple[Kernel, Rows]) -> Array:
     kernel, Y = kernel_and_rows
     if block.shape[0] == 0:
         return np.empty((0, Y.shape[0]))
@@ -198,7 +198,7 @@ def _score_block(block: Array, diagonal: Array | None = None, *, shared_model: S
     what, scorer = "a block of rows", shared_model.scorer()
     if block.shape[0] == 0:
         output = scorer.model.head(output_name)
-        return np.empty((0, output.width), output.dtype)
+        return np.empty((0, output.width), output.output_dtype)
     rows = as_float64(as_rows(block, what))
     known = None if diagonal is None else diagonal[:, 0]
     with single_blas_thread():

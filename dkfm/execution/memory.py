@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dkfm.core import budget
 from dkfm.errors import BudgetError, ClusterError
-from dkfm.execution.clusters.client import fetch_workers
+from dkfm.execution.clusters.current_client import fetch_workers
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from dkfm.core.lru_cache import LruCache
-from dkfm.execution.clusters.client import nanny_local_directory
+from dkfm.execution.clusters.current_client import nanny_local_directory
 from dkfm.execution.memory import peak_memory
 from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record

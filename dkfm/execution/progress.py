@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tqdm import TqdmWarning
 
 from dkfm.core.budget import format_seconds
-from dkfm.execution.clusters.client import is_inside_worker
+from dkfm.execution.clusters.current_client import is_inside_worker
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets, tqdm falls back to a plain bar with a warning

@@ -70,7 +70,7 @@ def run_tasks(
     function : callable
         Called with the arguments of each task.
     tasks : iterable of tuple
-        Arguments of each task; consumed as the window moves.
+        Arguments of each task; read as tasks are submitted.
     total : int
         Number of tasks.
     progress : bool
@@ -80,8 +80,8 @@ def run_tasks(
     on_idle : callable
         Called repeatedly while no result arrives.
     stall_seconds : float, optional
-        Seconds without a result after which the job ends. Without it a task may take any time, and the job ends after
-        `STALL_SECONDS` in which no worker was running.
+        Seconds without a result after which the job ends. By default a task may take any time, and the job ends only
+        after `STALL_SECONDS` without a running worker.
 
     Returns
     -------

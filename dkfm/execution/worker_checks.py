@@ -18,7 +18,7 @@ from dkfm.core import budget
 from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, extract_reason
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import count_task_blas_threads, describe_blas_architectures, describe_blas_libraries
-from dkfm.execution.clusters.client import fetch_workers, worker_address
+from dkfm.execution.clusters.current_client import fetch_workers, worker_address
 from dkfm.sources.base import Source
 from dkfm.storage.output_files import OutputLocation
 

@@ -149,7 +149,7 @@ class Remote:
 
     @contextmanager
     def open_filesystem(self, verb: str) -> "Iterator[tuple[AbstractFileSystem, str]]":
-        """Yield the file system and the path in it; raise a StoreError of one sentence for its exceptions."""
+        """Yield the file system and the path in it; an error in the body becomes a StoreError that names the `verb`."""
         try:
             yield fsspec_access.open_filesystem(self.url, self.redacted_url)
         except (DkfmError, MemoryError):

@@ -26,7 +26,7 @@ from dkfm.errors import (
 )
 from dkfm.execution import memory, worker_checks
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.clusters.client import find_client
+from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
@@ -121,7 +121,7 @@ def build_gram(
             own_files.remove_partial_files(root, zarr_schema.read_group(root, "gram"), local.ABANDONED_SECONDS)
         if (root / zarr_schema.MARKER).exists():
             return _open_finished(root)
-        n, width = source.shape[0], chunking.count_tiles(source.max_value_count(rows), rows)
+        n, width = source.shape[0], chunking.count_tiles(source.max_size_in_float64s(rows), rows)
         with open_executor(client) as executor:
             have = memory.task_budget(client, executor.threads)
             fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
@@ -131,7 +131,7 @@ def build_gram(
             memory.require_disk(root, _disk_bytes(n, source.mean_values_per_row, rows) - _existing_bytes(root))
             rows = _ensure_store(root, identity, source, rows)
             readable = source if client is None else _store_rows_for_workers(source, root, rows)
-            pairs = list(chunking.lower_triangle_tiles(n, rows))
+            pairs = list(chunking.lower_triangle_tile_indices(n, rows))
             requirements = _make_worker_requirements(root, source if readable is source else None, need)
             with nullcontext() if client is None else worker_checks.check_workers_with_probe(client, requirements):
                 checked = None if client is None else requirements
@@ -362,7 +362,7 @@ def open_stored_gram(
 
 def _compute_in_memory(kernel: Kernel, X: Rows, rows: int, progress: bool) -> Array:
     n = X.shape[0]
-    K, pairs = np.empty((n, n), order="F"), list(chunking.lower_triangle_tiles(n, rows))
+    K, pairs = np.empty((n, n), order="F"), list(chunking.lower_triangle_tile_indices(n, rows))
     with open_executor(None) as executor:
         tasks = ((K, kernel, X, pair, rows) for pair in pairs)
         run_tasks(executor, "dkfm-gram", _fill_tile, tasks, len(pairs), progress)

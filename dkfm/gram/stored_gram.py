@@ -15,7 +15,7 @@ from dkfm.core.rows import Array
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import DamagedStoreError
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.clusters.client import is_inside_worker
+from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.storage import raw_chunks, zarr_schema, zarr_store
 
 _Products = tuple[slice, Array, slice, Array | None]
@@ -42,7 +42,7 @@ class StoredGram:
         array = zarr_store.open_array(self.root, "gram")
         n, rows = array.shape[0], array.chunks[0]
         K = np.empty((n, n), order="F")
-        for i, j in chunking.lower_triangle_tiles(n, rows):
+        for i, j in chunking.lower_triangle_tile_indices(n, rows):
             row, column = chunking.row_slice(i, n, rows), chunking.row_slice(j, n, rows)
             try:
                 # The transpose of a tile has the memory order of K.
@@ -65,7 +65,7 @@ class StoredGram:
         """Return the product (N, p) with V (N, p); it has the same bits each time."""
         info, n = self._array_info, len(V)
         product, right = np.zeros((n, V.shape[1])), np.ascontiguousarray(V)
-        pairs = list(chunking.lower_triangle_tiles(n, info.chunks[0]))
+        pairs = list(chunking.lower_triangle_tile_indices(n, info.chunks[0]))
         with single_blas_thread(), ThreadPoolExecutor(self.threads, thread_name_prefix="dkfm-gram") as pool:
             for rows, part, columns, transposed in self._tile_products(pool, info, pairs, right):
                 product[rows] += part

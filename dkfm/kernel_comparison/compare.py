@@ -96,7 +96,7 @@ def compare_kernels(
     if not compared:
         name, reason = next(iter(refused.items()))
         raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {reason}")
-    labels = rows.labels[rows.sample_indices], rows.test_labels[rows.plotted_test_indices]
+    labels = rows.train_labels[rows.sample_indices], rows.test_labels[rows.plotted_test_indices]
     return Comparison(tuple(compared), refused, tuple(_describe_measurements(rows, shrinkage)), *labels, problem)
 
 
@@ -140,10 +140,10 @@ def _measure_kernel(
     kernel = phi.kernel_
     diagonal = kernel.evaluate_diagonal(rows.train)
     neighbour_accuracy, silhouette = _nearest_neighbour_accuracy(kernel, rows), _measure_silhouette(kernel, rows)
-    fisher = KernelFisher.from_map(phi, rows.labels, shrinkage=shrinkage)
+    fisher = KernelFisher.from_map(phi, rows.train_labels, shrinkage=shrinkage)
     accuracy = float(fisher.score(rows.test, rows.test_labels))
     seconds = time.perf_counter() - start
-    drawn = rows.test[rows.plotted_test_indices]
+    plotted_test_rows = rows.test[rows.plotted_test_indices]
     return KernelComparison(
         name=name or repr(kernel),
         kernel=kernel,
@@ -157,28 +157,28 @@ def _measure_kernel(
         seconds=seconds,
         eigenvalues=phi.eigenvalues_,
         dropped=phi.dropped_,
-        discriminants=np.asarray(fisher.transform(drawn)),
-        embedding=None if seed is None else _embed(phi, rows, drawn, seed),
+        discriminants=np.asarray(fisher.transform(plotted_test_rows)),
+        embedding=None if seed is None else _embed(phi, rows, plotted_test_rows, seed),
     )
 
 
-def _embed(phi: ExactFeatureMap, rows: LabelledRows, drawn: Rows, seed: int) -> tsne_embedding.Embedding:
-    train, test = (np.asarray(phi.transform(part)) for part in (rows.train[rows.sample_indices], drawn))
+def _embed(phi: ExactFeatureMap, rows: LabelledRows, plotted_test_rows: Rows, seed: int) -> tsne_embedding.Embedding:
+    train, test = (np.asarray(phi.transform(part)) for part in (rows.train[rows.sample_indices], plotted_test_rows))
     return tsne_embedding.embed(train, test, random_state=seed)
 
 
 def _nearest_neighbour_accuracy(kernel: Kernel, rows: LabelledRows) -> float:
     correct = 0
-    for tile in row_slices(len(rows.test_labels), max(1, _MAX_BLOCK_VALUES // len(rows.labels))):
+    for tile in row_slices(len(rows.test_labels), max(1, _MAX_BLOCK_VALUES // len(rows.train_labels))):
         nearest = scorer.kernel_distances(kernel, rows.test[tile], rows.train).argmin(axis=1)
-        correct += int((rows.labels[nearest] == rows.test_labels[tile]).sum())
+        correct += int((rows.train_labels[nearest] == rows.test_labels[tile]).sum())
     return correct / len(rows.test_labels)
 
 
 def _measure_silhouette(kernel: Kernel, rows: LabelledRows) -> float:
     from sklearn.metrics import silhouette_score
 
-    points, labels = rows.train[rows.sample_indices], rows.labels[rows.sample_indices]
+    points, labels = rows.train[rows.sample_indices], rows.train_labels[rows.sample_indices]
     if not 2 <= len(np.unique(labels)) < len(labels):
         return float("nan")  # the sample may lack rare classes
     return float(silhouette_score(scorer.kernel_distances(kernel, points, points), labels, metric="precomputed"))
@@ -187,9 +187,10 @@ def _measure_silhouette(kernel: Kernel, rows: LabelledRows) -> float:
 def _describe_measurements(rows: LabelledRows, shrinkage: float) -> Iterator[str]:
     """Yield two paragraphs: the sizes of the data, and the meaning of the columns of the table."""
     (n, d), sampled = rows.train.shape, len(rows.sample_indices)
+    classes = len(np.unique(rows.train_labels))
     yield (
-        f"{n:,} training rows of {d:,} columns in {len(np.unique(rows.labels)):,} classes; {len(rows.test_labels):,} "
-        f"test rows{rows.test_origin_clause}."
+        f"{n:,} training rows of {d:,} columns in {classes:,} classes; {len(rows.test_labels):,} test rows"
+        f"{rows.test_origin_clause}."
     )
     sample = "the training rows" if sampled == n else f"{sampled:,} training rows, taken at random"
     yield (

@@ -38,7 +38,7 @@ class LabelledRows:
     """
 
     train: Rows
-    labels: LabelArray
+    train_labels: LabelArray
     test: Rows
     test_labels: LabelArray
     sample_indices: npt.NDArray[np.intp]

@@ -162,7 +162,7 @@ class Normalized(Wrapper):
         return np.divide(1, np.sqrt(squares), out=np.zeros_like(squares), where=squares > 0)
 
     def _require_no_underflow(self, rows: Rows, squares: Array) -> None:
-        """Raise a KernelError if k(x, x) is subnormal, or is 0 although that of the longer row x / |x| is positive."""
+        """Raise a KernelError if k(x, x), in `squares`, is subnormal, or is 0 only because the row x is too short."""
         small = np.flatnonzero(squares < _MIN_NORMAL)
         if not len(small):
             return

@@ -201,7 +201,7 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """The negative squared distance, ``-|x - y|^2 / length_scale^2``.
 
     Conditionally positive semi-definite: use it for kernel PCA, or as ``Exp(k)``. Half of its centred Gram matrix
-    is that of the linear kernel (classical scaling; with other distances, Isomap). Takes sparse rows.
+    is the centred Gram matrix of the linear kernel: kernel PCA is then classical scaling. Takes sparse rows.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ RowMap = Affine | Callable[[Array], object]
 """A function of rows (n, d) that returns rows (n, d') and maps each row independently of the others."""
 
 
-class _RowTransform(Wrapper):
+class _TransformedRowsKernel(Wrapper):
     """Base class of kernels that transform the rows first."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class _RowTransform(Wrapper):
 
 @register_operator_class
 @dataclass(frozen=True)
-class Warped(_RowTransform):  # numpydoc ignore=PR02
+class Warped(_TransformedRowsKernel):  # numpydoc ignore=PR02
     """A kernel of mapped rows, ``k(h(x), h(y))``, as made by ``k.warp(h)``; its definiteness is that of k.
 
     Parameters
@@ -163,7 +163,7 @@ class Warped(_RowTransform):  # numpydoc ignore=PR02
 
 @register_operator_class
 @dataclass(frozen=True)
-class Columns(_RowTransform):  # numpydoc ignore=PR02
+class Columns(_TransformedRowsKernel):  # numpydoc ignore=PR02
     """A kernel of some of the columns, as made by ``k.on(columns)``; its definiteness is that of k.
 
     Parameters

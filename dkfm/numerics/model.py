@@ -66,7 +66,7 @@ class Head:
         return links.output_width(self.link, columns)
 
     @property
-    def dtype(self) -> np.dtype[np.generic]:
+    def output_dtype(self) -> np.dtype[np.generic]:
         """Dtype of the output: int64 for codes of classes, otherwise that of the weights."""
         return links.result_dtype(self.link, self.weights.dtype)
 

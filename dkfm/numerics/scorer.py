@@ -60,7 +60,7 @@ class Scorer:
         """
         model, n = self.model, Z.shape[0]
         heads = {name: model.head(name) for name in names}
-        out = {name: np.empty((n, head.width), head.dtype) for name, head in heads.items()}
+        out = {name: np.empty((n, head.width), head.output_dtype) for name, head in heads.items()}
         rows = max(1, _equal_tile_rows(n, rows or self._tile_rows(heads.values(), n)))
         with (
             np.errstate(over="ignore", invalid="ignore"),  # `compute_finite_scores` raises an error for them
@@ -165,12 +165,12 @@ def _project(values: Array, heads: list[tuple[Head, Array]], diagonal: links.Com
             _apply_link(product if direct else product[:, : head.n_columns], head, diagonal, out)
 
 
-def _iter_weight_panels(head: Head, n_columns: int) -> Iterator[tuple[slice, Array]]:
-    """Yield slices of the first `n_columns` columns with their weights; stored ones without zero rows of a triangle."""
+def _iter_weight_panels(head: Head, column_stop: int) -> Iterator[tuple[slice, Array]]:
+    """Yield slices of the columns before `column_stop`, with weights; stored ones without zero rows of a triangle."""
     W = head.weights
     if not isinstance(W, StoredWeights):
-        return iter([(slice(0, n_columns), W[:, :n_columns])] if n_columns else [])
-    parts = list(row_slices(n_columns, W.panel_columns))
+        return iter([(slice(0, column_stop), W[:, :column_stop])] if column_stop else [])
+    parts = list(row_slices(column_stop, W.panel_columns))
     reads = [partial(W.__getitem__, (slice(part.stop if head.triangular else None), part)) for part in parts]
     return zip(parts, prefetch(reads), strict=True)
 

@@ -19,7 +19,7 @@ def compute_residual_extremes(score: Scorer, tiles: Iterable[Rows], diagonal: Ar
     """
     largest = np.full(score.model.head("features").width + 1, -np.inf)
     largest[0], lowest = diagonal.max(), float(diagonal.min())
-    for positions, rows in _iter_tiles(score, tiles):
+    for positions, rows in _split_tiles(score, tiles):
         features = score.apply_weights("features", score.kernel_values(rows)).astype(np.float64)
         residuals = diagonal[positions, np.newaxis] - np.cumsum(np.square(features, out=features), axis=1, out=features)
         np.maximum(largest[1:], residuals.max(axis=0), out=largest[1:])
@@ -33,7 +33,7 @@ def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> 
     """Return the weighted mean of ``k(x, landmarks)`` over the training rows x, (N,)."""
     evaluate = score.model.kernel.make_evaluator(score.model.original_landmarks)
     total, shares = np.zeros(score.model.landmarks.shape[0]), weights / weights.max()
-    for positions, rows in _iter_tiles(score, tiles):
+    for positions, rows in _split_tiles(score, tiles):
         total += shares[positions] @ evaluate(rows)
     total /= shares.sum()
     return total
@@ -54,7 +54,7 @@ def sum_features_and_products(score: Scorer, tiles: Iterable[Rows], weights: Arr
     """
     r = score.model.head("features").width
     second, first = np.zeros((r, r)), np.zeros((weights.shape[1], r))
-    for positions, rows in _iter_tiles(score, tiles):
+    for positions, rows in _split_tiles(score, tiles):
         features = score.apply_weights("features", score.kernel_values(rows))
         second += (features * weights[positions].sum(axis=1, keepdims=True)).T @ features
         first += weights[positions].T @ features
@@ -69,7 +69,7 @@ def kernel_values_of_random_combination(score: Scorer, tiles: Iterable[Rows], sq
     """
     evaluate = score.model.kernel.make_evaluator(score.model.original_landmarks)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], score.model.landmarks.shape[0])
-    parts = [signs[positions] @ evaluate(rows) for positions, rows in _iter_tiles(score, tiles)]
+    parts = [signs[positions] @ evaluate(rows) for positions, rows in _split_tiles(score, tiles)]
     if not parts:
         return np.zeros(0)
     values: Array = np.sum(parts, axis=0)
@@ -77,7 +77,7 @@ def kernel_values_of_random_combination(score: Scorer, tiles: Iterable[Rows], sq
     return values * np.sqrt(squared_norm / squared_length) if squared_length > 0 else values * 0.0
 
 
-def _iter_tiles(score: Scorer, tiles: Iterable[Rows]) -> Iterator[tuple[slice, Rows]]:
+def _split_tiles(score: Scorer, tiles: Iterable[Rows]) -> Iterator[tuple[slice, Rows]]:
     """Yield tiles small enough for the tile loop, each with its slice of all rows."""
     start = 0
     for rows in tiles:

@@ -7,7 +7,7 @@ import numpy as np
 
 from dkfm.core.frames import column_names, unwrap_container
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.feature_name_checks import require_fitted_columns, to_named_frame
+from dkfm.estimators.columns_between_models import require_fitted_columns, to_named_frame
 from dkfm.plotting.axes import (
     add_legend,
     choose_label_color,

@@ -8,10 +8,10 @@ from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError
 from dkfm.files.location import Location
 from dkfm.scoring import outputs
 from dkfm.scoring import receipts as journal
-from dkfm.scoring.formats.chunk_files import Chunk, combine_summaries, read_chunk_files
+from dkfm.scoring.formats.chunk_writing import Chunk, combine_summaries, read_chunk_files
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.receipts import Receipt
-from dkfm.storage import json_documents, own_files, zarr_schema
+from dkfm.storage import json_reading, own_files, zarr_schema
 from dkfm.storage.codec_checks import CRC_BYTES
 
 _MAX_MARKER_BYTES = 2**26
@@ -38,9 +38,9 @@ def _is_of_output(output: Output, receipt: Receipt) -> bool:
     return receipt.rows == output.chunk(receipt.chunk).rows and len(receipt.crc32c) == files
 
 
-def iter_journal_receipts(output: Output, state: str | None = None) -> Iterator[Receipt]:
-    """Yield the receipts in an output's journal; with `state`, only those of the input in that state."""
-    receipts = journal.read_receipts(output.location, output.creation_id, state)
+def iter_journal_receipts(output: Output, input_stamp: str | None = None) -> Iterator[Receipt]:
+    """Yield the receipts in an output's journal; with `input_stamp`, only those of the input with that stamp."""
+    receipts = journal.read_receipts(output.location, output.creation_id, input_stamp)
     return (receipt for receipt in receipts if _is_of_output(output, receipt))
 
 
@@ -70,8 +70,8 @@ def find_chunks_with_files(output: Output, numbers: Sequence[int]) -> set[int]:
     return {number for number in numbers if any(name in sizes for name in file_names(number))}
 
 
-def complete_output(output: Output, receipts: Mapping[int, Receipt], state: str = "") -> None:
-    """Check that readers will accept an output, and write its marker with all receipts and the state of the input.
+def complete_output(output: Output, receipts: Mapping[int, Receipt], input_stamp: str = "") -> None:
+    """Check that readers will accept an output, and write its marker with all receipts and the stamp of the input.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], state: str 
     columns = [[getattr(receipt, name) for receipt in ordered] for name in _MARKER_FIELDS]
     content = {
         "sum": _compute_marker_digest(output, columns),
-        "input": state,
+        "input": input_stamp,
         **dict(zip(_MARKER_FIELDS, columns, strict=True)),
     }
     output.location.write_file(zarr_schema.MARKER, json.dumps(content).encode())
@@ -137,8 +137,8 @@ def read_marker_receipts(output: Output) -> dict[int, Receipt]:
         raise DamagedStoreError(f"The marker of {output.root} has no receipts that dkfm writes.") from None
 
 
-def read_input_state(output: Output) -> str:
-    """Return the state of the input of a finished output; empty if its marker is of an old version without one.
+def read_input_stamp(output: Output) -> str:
+    """Return the stamp of the input of a finished output; empty if its marker is of an old version without one.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def _read_required_marker(output: Output) -> dict[str, object]:
             f"{output.root} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish."
         )
     with opened:
-        return json_documents.parse_json(opened.read(_MAX_MARKER_BYTES + 1), f"{output.root}/{zarr_schema.MARKER}")
+        return json_reading.parse_json(opened.read(_MAX_MARKER_BYTES + 1), f"{output.root}/{zarr_schema.MARKER}")
 
 
 def _parse_receipt(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:

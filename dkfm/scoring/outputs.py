@@ -13,7 +13,7 @@ from typing import Any
 from dkfm.core.chunking import count_tiles, row_slice
 from dkfm.errors import DamagedStoreError, StoreError, StoreExistsError
 from dkfm.files.location import Location
-from dkfm.scoring.formats.chunk_files import Chunk, OutputColumns
+from dkfm.scoring.formats.chunk_writing import Chunk, OutputColumns
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.storage import zarr_schema, zarr_store

@@ -173,7 +173,7 @@ def plan_streamed(
 ) -> Plan:
     """Plan a job whose tasks read the weights from the store, with as many rows a task as memory allows.
 
-    `available_bytes` returns the bytes available for one task, from the bytes that the tasks of a process share. The
+    `available_bytes` is a function of the bytes that the tasks of a process share, and returns those of one task. The
     other parameters are those of `plan_in_memory`.
     """
     heads = _select_heads(model, outputs, source)
@@ -232,9 +232,9 @@ def _plan(
     streamed: bool = False,
 ) -> Plan:
     n, rows, kernel, tile_rows = model.landmarks.shape[0], source.shape[0], model.kernel, min(tile_rows, piece_rows)
-    values = chunking.count_tiles(source.max_value_count(piece_rows), piece_rows)
+    values = chunking.count_tiles(source.max_size_in_float64s(piece_rows), piece_rows)
     chunks, size = chunking.count_tiles(rows, chunk_rows), model.dtype.itemsize
-    row_bytes = sum(head.width * head.dtype.itemsize for head in heads)
+    row_bytes = sum(head.width * head.output_dtype.itemsize for head in heads)
     width = chunking.count_tiles(row_bytes, size)  # an int64 code is as large as two float32 values
     if chunks > chunking.MAX_CHUNKS:
         raise InvalidInputError(
@@ -251,7 +251,9 @@ def _plan(
     if streamed:
         extra += 3 * size * n * max(map(_weight_panel_columns, heads))
     extra += row_bytes * (write_copies.piece_copies * piece_rows + write_copies.chunk_copies * chunk_rows)
-    extra += 3 * size * max(0, source.max_value_count(tile_rows) - tile_rows * values)  # one tile may have more values
+    extra += (
+        3 * size * max(0, source.max_size_in_float64s(tile_rows) - tile_rows * values)
+    )  # one tile may have more values
     task = budget.score_task_bytes(piece_rows, values, n, width, tile_rows, blocks, product, size, extra)
     landmark_values = estimate_values_per_row(model.landmarks)
     weight_values = model.n_head_elements - (model.n_stored_head_elements if streamed else 0)

@@ -17,7 +17,7 @@ from dkfm.core import chunking
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, DkfmWarning, IncompleteStoreError, InvalidInputError
 from dkfm.execution import memory
-from dkfm.execution.clusters.client import find_client
+from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import Executor, open_executor
 from dkfm.files import change_detection, temporary_folders
 from dkfm.files.change_detection import Watch
@@ -27,7 +27,7 @@ from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
 from dkfm.scoring import completion, outputs, planning
-from dkfm.scoring.formats.chunk_files import OutputColumns
+from dkfm.scoring.formats.chunk_writing import OutputColumns
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.planning import Plan, WriteCopies
@@ -124,7 +124,7 @@ def open_job(
         trusted = serialization.check_trusted(request.trusted)
     with _saved_model(model) as path, open_executor(client) as executor:
         record = load_record(path, trusted=trusted, streamed=True)
-        names, columns = _output_names(request.output, record.model), _input_columns(request, record)
+        names, columns = _resolve_outputs(request.output, record.model), _input_columns(request, record)
         fitted = record.feature_names
         given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted_columns=fitted)
         if isinstance(given, NamedColumns) and columns is None and fitted is None:
@@ -180,7 +180,7 @@ def _input_columns(request: JobRequest, record: Record) -> list[str] | None:
     return fitted
 
 
-def _output_names(output: str | Sequence[str] | None, model: Model) -> list[str]:
+def _resolve_outputs(output: str | Sequence[str] | None, model: Model) -> list[str]:
     if output is None:
         return [main_output_name(model)]
     names = [output] if isinstance(output, str) else list(output)
@@ -217,7 +217,9 @@ def _build_output(
         raise InvalidInputError(f"id_column is kept in a table: name the output {target}.parquet.")
     if request.id_column is not None and not isinstance(given, HasIds):
         raise InvalidInputError(f"id_column is of a table, and {given.name} is none.")
-    columns = tuple(OutputColumns(name, heads[name].width, prefixes[name], heads[name].dtype.name) for name in names)
+    columns = tuple(
+        OutputColumns(name, heads[name].width, prefixes[name], heads[name].output_dtype.name) for name in names
+    )
     if request.id_column in [name for entry in columns for name in entry.names]:
         raise InvalidInputError(f"The ids are called {request.id_column!r}, as a column of the scores is; rename it.")
     return Output(

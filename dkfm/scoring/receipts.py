@@ -15,7 +15,7 @@ from typing import Any
 import google_crc32c
 
 from dkfm.errors import DamagedStoreError
-from dkfm.storage import json_documents, zarr_schema
+from dkfm.storage import json_reading, zarr_schema
 from dkfm.storage.output_files import OutputLocation
 
 _MIN_SEGMENT_INTERVAL = 0.05
@@ -86,14 +86,14 @@ class Journal:
         Location of the output.
     run : str
         Unique id of this run, in the names of its segments.
-    output : str
+    creation_id : str
         Id of the output.
-    state : str
-        State of the input.
+    input_stamp : str
+        Stamp of the input; see `dkfm.files.change_detection`.
     """
 
-    def __init__(self, location: OutputLocation, run: str, output: str = "", state: str = "") -> None:
-        self._location, self._run, self._identity = location, run, (output, state)
+    def __init__(self, location: OutputLocation, run: str, creation_id: str = "", input_stamp: str = "") -> None:
+        self._location, self._run, self._identity = location, run, (creation_id, input_stamp)
         self._pending: list[Receipt] = []
         self._segments = 0
         self._started = self._written = time.monotonic()
@@ -124,15 +124,13 @@ class Journal:
 
 def build_probe_segment() -> tuple[str, bytes]:
     """Return the name and the content of a segment without receipts, under a new name."""
-    return _build_segment(uuid.uuid4().hex, 0, [])
+    return _build_segment(uuid.uuid4().hex, 0, [], "", "")
 
 
-def _build_segment(
-    run: str, number: int, receipts: Iterable[Receipt], output: str = "", state: str = ""
-) -> tuple[str, bytes]:
+def _build_segment(run: str, number: int, receipts: Iterable[Receipt], output: str, stamp: str) -> tuple[str, bytes]:
     """Return the name and the JSON content of a segment, which is not written here."""
     rows = json.dumps([list(asdict(receipt).values()) for receipt in receipts])
-    content = {"crc32c": _compute_crc32c(output, state, rows), "output": output, "input": state, "receipts": rows}
+    content = {"crc32c": _compute_crc32c(output, stamp, rows), "output": output, "input": stamp, "receipts": rows}
     return f"{zarr_schema.JOURNAL}/{run}-{number:06d}.json", json.dumps(content).encode()
 
 
@@ -140,17 +138,19 @@ def _compute_crc32c(*texts: str) -> int:
     return int(google_crc32c.value("\0".join(texts).encode()))
 
 
-def read_receipts(location: OutputLocation, output: str | None = None, state: str | None = None) -> Iterator[Receipt]:
+def read_receipts(
+    location: OutputLocation, creation_id: str | None = None, input_stamp: str | None = None
+) -> Iterator[Receipt]:
     """Yield the receipts in all segments of a journal; a chunk may have changed since its receipt was written.
 
     Parameters
     ----------
     location : OutputLocation
         Location of the output.
-    output : str, optional
+    creation_id : str, optional
         Id of the output; receipts of other outputs are left out.
-    state : str, optional
-        State of the input; receipts of other states are left out.
+    input_stamp : str, optional
+        Stamp of the input; receipts with another stamp are left out.
 
     Yields
     ------
@@ -160,19 +160,20 @@ def read_receipts(location: OutputLocation, output: str | None = None, state: st
     for name in sorted(location.list_files()):
         folder, _, segment = name.partition("/")
         if folder == zarr_schema.JOURNAL and zarr_schema.is_journal_segment_name(segment):
-            yield from _read_segment(location, name, output, state)
+            yield from _read_segment(location, name, creation_id, input_stamp)
 
 
-def _read_segment(location: OutputLocation, name: str, output: str | None, state: str | None) -> Iterable[Receipt]:
-    opened = location.open(name, json_documents.MAX_JSON)
+def _read_segment(location: OutputLocation, name: str, *wanted: str | None) -> Iterable[Receipt]:
+    """Return the receipts of one segment, if its output and its input are those wanted, or any where that is None."""
+    opened = location.open(name, json_reading.MAX_JSON)
     if opened is None:
         return []
     try:
         with opened:
-            content = json_documents.parse_json(opened.read(json_documents.MAX_JSON + 1), f"{location}/{name}")
-        creation_id, given, text = (str(content[key]) for key in ("output", "input", "receipts"))
-        is_sound = _compute_crc32c(creation_id, given, text) == content["crc32c"]
-        is_requested = output in (None, creation_id) and state in (None, given)
+            content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
+        found_id, found_stamp, text = (str(content[key]) for key in ("output", "input", "receipts"))
+        is_sound = _compute_crc32c(found_id, found_stamp, text) == content["crc32c"]
+        is_requested = all(want in (None, found) for want, found in zip(wanted, (found_id, found_stamp), strict=True))
         return [_parse_receipt(row) for row in json.loads(text)] if is_sound and is_requested else []
     except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
         return []

@@ -200,7 +200,7 @@ class _JobRun:
         self._new: dict[int, Receipt] = {}
         self._retries = self._duplicates = 0
         self._requirements: WorkerRequirements | None = None
-        self._doubted: set[int] = set()
+        self._unverified: set[int] = set()
         """Chunks that have files but no true receipt."""
 
     def run(self) -> ScoreReport:
@@ -251,7 +251,7 @@ class _JobRun:
     def _verify_existing_output(self, output: Output) -> bool:
         """Read all chunks that have receipts; return whether the output is complete and undamaged.
 
-        Chunks with files but no receipt are noted as doubted. Nothing but the marker of a damaged output is removed:
+        Chunks with files but no receipt are noted as unverified. Nothing but the marker of a damaged output is removed:
         another driver may be writing the same output.
         """
         output.location.remove_partial_files(local.ABANDONED_SECONDS)
@@ -269,16 +269,16 @@ class _JobRun:
             completion.remove_marker(output)
         elif complete:
             completion.require_same_output_on_disk(output)
-        self._doubted = completion.find_chunks_with_files(output, lost)
+        self._unverified = completion.find_chunks_with_files(output, lost)
         return complete and not lost
 
     def _drop_receipts_of_changed_input(self, output: Output, is_complete: bool) -> None:
-        """Drop receipts of the input in another state, with a warning; a complete, undamaged output is left alone."""
-        state, stale = self._job.input_watch.stamp_with_ctime, 0
+        """Drop receipts of chunks scored before the input changed, and warn, unless the output is whole."""
+        stamp, stale = self._job.input_watch.stamp_with_ctime, 0
         if not is_complete:
-            every, current = ({r.chunk for r in completion.iter_journal_receipts(output, of)} for of in (None, state))
+            every, current = ({r.chunk for r in completion.iter_journal_receipts(output, of)} for of in (None, stamp))
             stale = len(every - current)
-        elif len(self._receipts) < output.n_chunks and completion.read_input_state(output) not in ("", state):
+        elif len(self._receipts) < output.n_chunks and completion.read_input_stamp(output) not in ("", stamp):
             stale = len(self._receipts)
             self._receipts.clear()
         if stale:
@@ -337,8 +337,8 @@ class _JobRun:
             *(job.model, job.model_record.digest, job.trusted, job.plan.streamed, source, job.plan.piece_rows),
             *(output, on_invalid, self._requirements),
         )
-        doubted_work = replace(work, has_unverified_files=True)
-        tasks = ((doubted_work if number in self._doubted else work, number) for number in chunk_numbers)
+        unverified_work = replace(work, has_unverified_files=True)
+        tasks = ((unverified_work if number in self._unverified else work, number) for number in chunk_numbers)
         return run_tasks(
             *(job.executor, "dkfm-score", score_chunk, tasks, len(chunk_numbers), self._progress, done),
             on_idle=new_journal.flush_if_due,

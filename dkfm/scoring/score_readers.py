@@ -15,7 +15,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, extract_reason
 from dkfm.files.location import locate
 from dkfm.scoring import completion, outputs
-from dkfm.scoring.formats.chunk_files import compute_checksum_and_size
+from dkfm.scoring.formats.chunk_writing import compute_checksum_and_size
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.scoring.outputs import Output

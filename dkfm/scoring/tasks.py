@@ -15,13 +15,13 @@ from dkfm.core.background_io import prefetch
 from dkfm.core.rows import Array, Rows, zero_nonfinite_rows
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.clusters.client import worker_address
+from dkfm.execution.clusters.current_client import worker_address
 from dkfm.execution.model_cache import get_saved_scorer
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
 from dkfm.scoring import completion, outputs
-from dkfm.scoring.formats.chunk_files import Piece, combine_summaries, write_chunk_files
+from dkfm.scoring.formats.chunk_writing import Piece, combine_summaries, write_chunk_files
 from dkfm.scoring.outputs import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.sources.base import Source
@@ -109,7 +109,7 @@ def _read_rows_and_ids(work: SharedTaskArguments, rows: slice) -> "tuple[Rows, p
 
 
 def _require_finite(source: Source, Z: Rows, parts: list[slice]) -> None:
-    """Raise if the rows Z of `parts[0]` are not finite; name all such rows of `parts`, the rest of the chunk."""
+    """Raise if the rows Z, of `parts[0]`, are not finite; the error names every such row in all `parts`."""
     values = Z if isinstance(Z, np.ndarray) else Z.data
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):  # one cheap pass; an overflow only costs the exact check below

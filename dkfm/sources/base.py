@@ -37,7 +37,7 @@ class Source(Protocol):
     def mean_values_per_row(self) -> int:
         """Average memory of a row, in float64 values; less than the number of columns if rows are sparse."""
 
-    def max_value_count(self, rows: int) -> int:
+    def max_size_in_float64s(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
 
     def read_overhead_bytes(self, chunks: int) -> int:
@@ -113,7 +113,7 @@ class DenseRows(_Located):
         """Number of columns."""
         return self.shape[1]
 
-    def max_value_count(self, rows: int) -> int:
+    def max_size_in_float64s(self, rows: int) -> int:
         """Return the memory of `rows` rows, in float64 values."""
         return rows * self.shape[1]
 
@@ -131,7 +131,7 @@ class CsrRows(_Located):
     """Largest numbers of stored values in 1, 2, 4, .. consecutive rows."""
     chunk_rows = 1
 
-    def max_value_count(self, rows: int) -> int:
+    def max_size_in_float64s(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
         return csr.max_csr_size_in_float64s(self.max_run_nnz, rows)
 

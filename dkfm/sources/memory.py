@@ -47,7 +47,7 @@ class MemorySource:
         """Largest numbers of stored values in 1, 2, 4, .. consecutive CSR rows; empty if rows are dense."""
         return () if isinstance(self.array, np.ndarray) else csr.max_nnz_per_row_window(self.array)
 
-    def max_value_count(self, rows: int) -> int:
+    def max_size_in_float64s(self, rows: int) -> int:
         """Return the largest memory of any `rows` consecutive rows, in float64 values."""
         max_nnz = self.max_run_nnz
         return csr.max_csr_size_in_float64s(max_nnz, rows) if max_nnz else rows * self.shape[1]

@@ -19,7 +19,7 @@ from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.files.location import Location
-from dkfm.sources import chunk_cache, parquet_files, parquet_footers
+from dkfm.sources import chunk_cache, parquet_file_list, parquet_footers
 from dkfm.sources.base import DenseRows
 from dkfm.sources.parquet_footers import Footers, compute, pa, pq
 
@@ -111,11 +111,11 @@ class ParquetSource(DenseRows):
 
     def stamp(self) -> str:
         """Return a digest of the names, sizes, and times of change or ETags of the files."""
-        return parquet_files.list_files_with_stamp(self.location)[0]
+        return parquet_file_list.list_files_with_stamp(self.location)[0]
 
     def stamp_with_ctime(self) -> str:
         """Return a digest of the files that includes times of status change; on an object store the stamp."""
-        return parquet_files.stamp_with_ctime(self.location)
+        return parquet_file_list.stamp_with_ctime(self.location)
 
     def is_unchanged(self, current_stamp: str) -> bool:
         """Return whether `current_stamp` is that of the files when they were opened."""
@@ -131,7 +131,7 @@ class ParquetSource(DenseRows):
         """Return some rows; cache a row group that is read in part."""
         table = self._footers
         start, stop, _ = rows.indices(self.shape[0])
-        values = np.empty((max(0, stop - start), self.shape[1]), self._dtype(table))
+        values = np.empty((max(0, stop - start), self.shape[1]), self._decoded_dtype(table))
         for group, part in _split_by_group(table, start, stop):
             group_rows = table.group_slice(group)
             out = values[group_rows.start + part.start - start : group_rows.start + part.stop - start]
@@ -184,14 +184,14 @@ class ParquetSource(DenseRows):
             )[1],
         )
 
-    def _dtype(self, table: Footers) -> np.dtype[np.floating]:
-        return np.dtype(np.float32 if self.keep_float32 and table.all_float32 else np.float64)
+    def _decoded_dtype(self, footers: Footers) -> np.dtype[np.floating]:
+        return np.dtype(np.float32 if self.keep_float32 and footers.all_float32 else np.float64)
 
     def _decode_group(self, group: int) -> Array:
         table = self._footers
         group_rows = table.group_slice(group)
         _require_max_bytes(8 * (group_rows.stop - group_rows.start) * self.shape[1], table, group)
-        values = np.empty((group_rows.stop - group_rows.start, self.shape[1]), self._dtype(table))
+        values = np.empty((group_rows.stop - group_rows.start, self.shape[1]), self._decoded_dtype(table))
         self._decode(group, values)
         return values
 

@@ -17,8 +17,8 @@ from dkfm.core.frames import format_names, require_unique_names
 from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason
 from dkfm.files.local import BoundedReader
 from dkfm.files.location import Location, open_unbuffered
-from dkfm.sources import parquet_files
-from dkfm.sources.parquet_files import TableFile
+from dkfm.sources import parquet_file_list
+from dkfm.sources.parquet_file_list import TableFile
 
 try:
     import pyarrow as pa
@@ -170,7 +170,7 @@ def read_footers(
     InvalidInputError
         The table changed, or its files, columns or rows are not those of a table of numbers.
     """
-    stamp, files = parquet_files.list_files_with_stamp(path)
+    stamp, files = parquet_file_list.list_files_with_stamp(path)
     if expected_stamp not in (None, stamp):
         raise InvalidInputError(f"{path} changed since it was opened; open it again.")
     first, *_ = _read_schema_and_group_rows(files[0])

@@ -22,7 +22,7 @@ from dkfm.files.location import Location, join
 from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
 from dkfm.sources.base import DenseRows
-from dkfm.storage import bounded_chunks, json_documents, zarr_schema
+from dkfm.storage import bounded_chunks, json_reading, zarr_schema
 from dkfm.storage.raw_chunks import RawArray
 
 _METADATA = "zarr.json"
@@ -71,7 +71,7 @@ class ZarrSource(_ZarrRows):
         """Return a source from the metadata of an array, or of the only array of a group."""
         if zarr_schema.stat_regular_file_within(path, path / _METADATA) is None:
             raise InvalidInputError(f"There is no Zarr version 3 array at {path}.")
-        metadata = json_documents.read_json(path / _METADATA)
+        metadata = json_reading.read_json(path / _METADATA)
         array = cast("Path", _resolve_array(path, metadata, lambda: [p.parent.name for p in path.glob("*/zarr.json")]))
         if array != path:
             zarr_schema.stat_regular_file_within(path, array / _METADATA)
@@ -138,12 +138,12 @@ def _list_remote_arrays(remote: Remote) -> list[str]:
 
 
 def _read_remote_metadata(remote: Remote) -> dict[str, object]:
-    data = remote.read(_METADATA, 0, json_documents.MAX_JSON + 1)
-    if len(data) > json_documents.MAX_JSON:
+    data = remote.read(_METADATA, 0, json_reading.MAX_JSON + 1)
+    if len(data) > json_reading.MAX_JSON:
         raise InvalidInputError(
-            f"{remote}/{_METADATA} has more than {json_documents.MAX_JSON} bytes, and is no metadata."
+            f"{remote}/{_METADATA} has more than {json_reading.MAX_JSON} bytes, and is no metadata."
         )
-    return json_documents.parse_json(data, f"{remote}/{_METADATA}")
+    return json_reading.parse_json(data, f"{remote}/{_METADATA}")
 
 
 def _read_remote_rows(remote: Remote, metadata: dict[str, object], rows: slice) -> np.ndarray:

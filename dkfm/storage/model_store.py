@@ -21,7 +21,7 @@ from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
-from dkfm.storage import csr, json_documents, zarr_schema, zarr_store
+from dkfm.storage import csr, json_reading, zarr_schema, zarr_store
 from dkfm.storage.stored_weights import count_columns_within, open_weights
 
 _CHUNK_BYTES = 2**22
@@ -162,7 +162,7 @@ def _compute_checksums(root: Path, names: list[str]) -> dict[str, str]:
 
 def _sha256(path: Path) -> str:
     try:
-        with open_plain(path, json_documents.MAX_JSON if path.name == "zarr.json" else None) as file:
+        with open_plain(path, json_reading.MAX_JSON if path.name == "zarr.json" else None) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from None

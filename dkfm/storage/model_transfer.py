@@ -21,7 +21,7 @@ from dkfm.errors import (
 from dkfm.files import local, temporary_folders
 from dkfm.files.location import parse_remote
 from dkfm.files.object_store import Remote
-from dkfm.storage import json_documents, own_files, zarr_schema, zarr_store
+from dkfm.storage import json_reading, own_files, zarr_schema, zarr_store
 from dkfm.storage.model_store import Record, load_record, save_record
 
 _METADATA = "zarr.json"
@@ -157,9 +157,9 @@ def _read_json(remote: Remote, name: str) -> dict[str, object] | None:
     size = remote.size(name)
     if size is None:
         return None
-    if size > json_documents.MAX_JSON:
-        raise UnsupportedStoreError(f"{remote}/{name} has {size} bytes; metadata are below {json_documents.MAX_JSON}.")
-    return json_documents.parse_json(remote.read(name), f"{remote}/{name}")
+    if size > json_reading.MAX_JSON:
+        raise UnsupportedStoreError(f"{remote}/{name} has {size} bytes; metadata are below {json_reading.MAX_JSON}.")
+    return json_reading.parse_json(remote.read(name), f"{remote}/{name}")
 
 
 def _require_outside_stores(remote: Remote) -> None:
@@ -169,7 +169,7 @@ def _require_outside_stores(remote: Remote) -> None:
         above = Remote(f"{scheme}://{'/'.join(parts[:count])}")
         attrs = find_own_attributes_at(above)
         if attrs:
-            own_files.raise_inside_store(remote, above, attrs)
+            raise own_files.make_inside_store_error(remote, above, attrs)
 
 
 def find_own_attributes_at(remote: Remote) -> dict[str, object]:

@@ -16,7 +16,7 @@ from dkfm.errors import DamagedStoreError, StoreError, UnreachableError
 from dkfm.files import local
 from dkfm.files.location import Location
 from dkfm.files.object_store import Remote
-from dkfm.storage import json_documents, model_transfer, own_files, zarr_schema, zarr_store
+from dkfm.storage import json_reading, model_transfer, own_files, zarr_schema, zarr_store
 
 _MAX_ATTEMPTS = 8
 """Attempts to write a file: another run of the job that completes the output removes files that are half written."""
@@ -228,7 +228,7 @@ class RemoteOutput:
         key = f"{name}/zarr.json"
         if self.root.size(key) is None:
             return None
-        metadata = json_documents.parse_json(self.root.read(key, 0, json_documents.MAX_JSON + 1), f"{self.root}/{key}")
+        metadata = json_reading.parse_json(self.root.read(key, 0, json_reading.MAX_JSON + 1), f"{self.root}/{key}")
         return zarr_schema.parse_array_info(metadata, f"{self.root}/{name}")
 
     def list_files(self) -> Iterator[str]:

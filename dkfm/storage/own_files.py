@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from dkfm.errors import StoreExistsError
 from dkfm.files.local import translate_write_errors
@@ -42,9 +41,10 @@ def find_foreign_entry(root: Path, attrs: Attributes) -> str | None:
     return None
 
 
-def raise_inside_store(location: object, above: object, attrs: Attributes) -> NoReturn:
-    """Raise a StoreExistsError for a location inside a store of dkfm."""
-    raise StoreExistsError(f"{location} lies inside a dkfm {attrs['kind']} store, {above}, which it would damage.")
+def make_inside_store_error(location: object, enclosing_store: object, attrs: Attributes) -> StoreExistsError:
+    """Return the error of a location inside a store of dkfm."""
+    kind = attrs["kind"]
+    return StoreExistsError(f"{location} lies inside a dkfm {kind} store, {enclosing_store}, which it would damage.")
 
 
 def require_overwritable(

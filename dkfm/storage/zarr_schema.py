@@ -16,7 +16,7 @@ from pathlib import Path
 from dkfm.core.chunking import count_tiles
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError, UnsupportedStoreError
 from dkfm.files.local import is_partial
-from dkfm.storage import codec_checks, json_documents
+from dkfm.storage import codec_checks, json_reading
 from dkfm.storage.codec_checks import CRC_BYTES, parse_axis_lengths
 
 VERSIONS = {"gram": 1, "model": 2, "rows": 1, "scores": 3}
@@ -168,7 +168,7 @@ def read_group(root: Path, kind: str | None = None) -> dict[str, object]:
     )
     if _is_link(file):
         raise UnsupportedStoreError(f"{root} is refused: its metadata are a link.")
-    return parse_group(json_documents.read_json(file), root, kind)
+    return parse_group(json_reading.read_json(file), root, kind)
 
 
 def parse_group(metadata: Mapping[str, object], root: object, kind: str | None = None) -> dict[str, object]:
@@ -213,13 +213,13 @@ def read_array_info(path: Path, *, source: bool = False) -> ArrayInfo:
     """
     if not source and (_is_link(path) or _is_link(path / "zarr.json")):
         raise UnsupportedStoreError(f"The array {path} is refused: it is a link.")
-    return parse_array_info(json_documents.read_json(path / "zarr.json"), path, source=source)
+    return parse_array_info(json_reading.read_json(path / "zarr.json"), path, source=source)
 
 
 def read_source_metadata(path: Path) -> tuple[dict[str, object], ArrayInfo]:
     """Return the metadata of an array of a user's input, and the result of `read_array_info` for it."""
     stat_regular_file_within(path, path / "zarr.json")
-    metadata = json_documents.read_json(path / "zarr.json")
+    metadata = json_reading.read_json(path / "zarr.json")
     return metadata, parse_array_info(metadata, path, source=True)
 
 
@@ -352,4 +352,4 @@ def read_marker(root: Path) -> dict[str, object]:
     """Return the content of the completion marker; raise an IncompleteStoreError if there is none."""
     if _is_link(root / MARKER) or not (root / MARKER).is_file():
         raise IncompleteStoreError(f"{root} has no {MARKER} marker: whatever wrote it did not finish.")
-    return json_documents.read_json(root / MARKER, _MAX_MARKER_BYTES)
+    return json_reading.read_json(root / MARKER, _MAX_MARKER_BYTES)

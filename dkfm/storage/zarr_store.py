@@ -37,9 +37,9 @@ def new_store(
 ) -> Iterator[zarr.Group]:
     """Create a store beside its path, sync it to disk, and rename it to the path when the context ends.
 
-    After a failure, the earlier content is still at the path. After a kill, the path has the earlier content or the new
-    store; or, after a kill between the two renames, both are complete beside the path under hidden names. Unfinished
-    files that a kill leaves beside the path are removed when the next store is created there.
+    An earlier store is first renamed to a hidden name. After a failure, it is back at the path. After a kill, the path
+    has the earlier or the new store, or neither: a kill between the two renames leaves both complete, under hidden
+    names. Unfinished files that a kill leaves beside the path are removed when the next store is created there.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def _require_outside_stores(path: Path) -> None:
             attrs = zarr_schema.read_group(parent)
         except StoreError:
             continue
-        own_files.raise_inside_store(path, parent, attrs)
+        raise own_files.make_inside_store_error(path, parent, attrs)
 
 
 def require_own_attributes(path: Path) -> dict[str, object]:

@@ -12,7 +12,7 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from dkfm.bench import arithmetic_limits, competitors, sklearn_peers, workloads
+from dkfm.bench import arithmetic_limits, bench_site, sklearn_peers, workloads
 from dkfm.bench import run as bench
 from dkfm.bench.timing import Ratio, Times, time_round_robin
 from dkfm.cli.app import main
@@ -163,7 +163,7 @@ def test_a_peer_that_computes_something_else_is_not_timed(site, monkeypatch):
     monkeypatch.setattr(
         sklearn_peers, "make_sklearn_kernel_pca", lambda gamma, q, solver: original(1.01 * gamma, q, solver)
     )
-    monkeypatch.setattr(competitors, "time_round_robin", lambda *_: pytest.fail("it was timed"))
+    monkeypatch.setattr(bench_site, "time_round_robin", lambda *_: pytest.fail("it was timed"))
     with pytest.raises(DisagreementError, match="dkfm's float64 scores of 5 columns differ from scikit-learn's by"):
         workloads.bench_scoring(site, 60, 3, 5, 400)
 
@@ -177,19 +177,19 @@ def test_a_map_that_computes_something_else_is_not_timed(site, monkeypatch):
 
 def test_scores_of_the_other_sign_agree_and_nan_does_not():
     scores = np.random.default_rng(0).normal(size=(9, 3))
-    left, right = competitors.align_signs(scores * [1.0, -1.0, 1.0], scores)
+    left, right = bench_site.align_signs(scores * [1.0, -1.0, 1.0], scores)
     np.testing.assert_array_equal(left, right)
 
 
 def test_a_job_that_leaves_nan_is_not_timed(site):
     def write(value, source, destination):
-        competitors._create_array(destination, (4, 2), 4)[...] = value
+        bench_site._create_array(destination, (4, 2), 4)[...] = value
 
     jobs = [lambda *paths, value=value: write(value, *paths) for value in (1.0, math.nan)]
     rows = np.ones((4, 2))
-    competitors.require_agreement(site, {"float64": jobs[0]}, {"50": jobs[0]}, rows, competitors.align_signs)
+    bench_site.require_agreement(site, {"float64": jobs[0]}, {"50": jobs[0]}, rows, bench_site.align_signs)
     with pytest.raises(DisagreementError, match="by nan"):
-        competitors.require_agreement(site, {"float64": jobs[1]}, {"50": jobs[0]}, rows, competitors.align_signs)
+        bench_site.require_agreement(site, {"float64": jobs[1]}, {"50": jobs[0]}, rows, bench_site.align_signs)
 
 
 def test_the_best_chunk_size_is_the_one_compared_with():
@@ -216,9 +216,9 @@ def test_scikit_learns_job_writes_what_transform_returns_at_every_chunk_size_and
 
 def test_a_chunk_size_that_a_worker_cannot_hold_is_not_tried(site, monkeypatch):
     fitted = sklearn_peers.make_sklearn_kernel_pca(1 / 5, 3, "dense").fit(workloads._normal_rows(60, 5))
-    monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
+    monkeypatch.setattr(bench_site.memory, "task_budget", lambda client, threads: 3 * 8 * 60 * 100)
     assert list(site.make_peer_jobs(fitted, 60, 3)) == ["50", "100"]
-    monkeypatch.setattr(competitors.memory, "task_budget", lambda client, threads: 0)
+    monkeypatch.setattr(bench_site.memory, "task_budget", lambda client, threads: 0)
     assert list(site.make_peer_jobs(fitted, 60, 3)) == ["50"]
 
 

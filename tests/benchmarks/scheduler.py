@@ -25,11 +25,11 @@ from pathlib import Path
 import dask
 import distributed
 
+from dkfm.bench.bench_site import BenchSite
 from dkfm.bench.calibration import measure_scheduler_seconds
-from dkfm.bench.competitors import BenchSite
 from dkfm.core.text_tables import Table
-from dkfm.execution.clusters.client import fetch_workers
 from dkfm.execution.clusters.connect import connect
+from dkfm.execution.clusters.current_client import fetch_workers
 from dkfm.execution.executors import ClientExecutor
 from dkfm.execution.memory import peak_memory
 

@@ -17,7 +17,7 @@ import dask.array as da
 import pytest
 
 import dkfm
-from dkfm.cli import process
+from dkfm.cli import app, process
 from dkfm.core.terminal_output import escape_control_characters
 from dkfm.errors import StoreError
 from dkfm.execution import lazy_arrays, worker_checks
@@ -61,6 +61,26 @@ def open_records():
         with suppress(FileNotFoundError):  # of the listing itself
             names.append(str(path.readlink()))
     return sum("owner.json" in name for name in names)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_destructor_that_fails_after_an_interruption_says_nothing(as_program, number):
+    class Failing:
+        def __del__(self):
+            raise AttributeError("a client that is closed has no loop")
+
+    def command():
+        with app._terminate_as_interrupt():
+            signal.raise_signal(number)
+        raise AssertionError("not reached")
+
+    def command_with_a_destructor():
+        try:
+            command()
+        finally:
+            Failing()
+
+    assert as_program(command_with_a_destructor) == (130, "", "Interrupted.\n")
 
 
 def test_ctrl_c_that_whoever_started_the_command_ignores_is_ignored(as_program):

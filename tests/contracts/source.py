@@ -26,7 +26,7 @@ def check_source(source, rows, travels=True):
     assert source.mean_values_per_row >= 1
     for count in (1, 2, n):
         held = max(np.count_nonzero(rows[a : a + count]) for a in range(n - count + 1))
-        assert source.max_value_count(count) >= held, "no fewer values than any so many rows hold"
+        assert source.max_size_in_float64s(count) >= held, "no fewer values than any so many rows hold"
     assert source.read_overhead_bytes(1) >= 0
     stamp = source.stamp()
     assert (source.stamp(), source.stamp_with_ctime()) == (stamp, source.stamp_with_ctime())

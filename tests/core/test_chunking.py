@@ -12,7 +12,7 @@ def test_slices_cover_every_row_once(n, rows):
 @given(st.integers(1, 60), st.integers(1, 20))
 def test_lower_tiles_and_their_images_cover_every_entry_once(n, rows):
     seen = [[0] * n for _ in range(n)]
-    for i, j in chunking.lower_triangle_tiles(n, rows):
+    for i, j in chunking.lower_triangle_tile_indices(n, rows):
         for a, b in {(i, j), (j, i)}:
             row, column = chunking.row_slice(a, n, rows), chunking.row_slice(b, n, rows)
             for r in range(row.start, row.stop):

@@ -112,7 +112,7 @@ def test_a_package_that_is_missing_names_the_extra(commands, file, monkeypatch, 
     for name in [
         name
         for name in sys.modules
-        if name.partition(".")[0] == package or name == "dkfm.execution.clusters.slurm_jobqueue"
+        if name.partition(".")[0] == package or name == "dkfm.execution.clusters.slurm_job_classes"
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
@@ -214,9 +214,9 @@ def test_a_job_that_slurm_does_not_take_is_told_in_its_words(commands, file):
 
 def test_a_submission_that_fails_in_the_middle_is_repeated_and_fails_nothing(commands, file, monkeypatch):
     pytest.importorskip("dask_jobqueue")  # reason: it is an extra
-    from dkfm.execution.clusters import slurm_jobqueue
+    from dkfm.execution.clusters import slurm_job_classes
 
-    monkeypatch.setattr(slurm_jobqueue, "_RETRY_AFTER", 0.5)
+    monkeypatch.setattr(slurm_job_classes, "_RETRY_AFTER", 0.5)
     with slurm_cluster(file(section() + "dkfm: {jobs: 1}")) as (cluster, _):
         works = (commands / "bin/sbatch").read_text()
         (commands / "bin/sbatch").write_text(f"#!/bin/sh\ntouch {commands}/refused\nexit 1\n")

@@ -14,7 +14,7 @@ from dkfm.errors import (
     WorkerDiedError,
 )
 from dkfm.execution import executors, task_runner
-from dkfm.execution.clusters import client as clusters
+from dkfm.execution.clusters import current_client as clusters
 from dkfm.execution.executors import ExecutorHealth, FinishedTask
 
 

@@ -23,7 +23,7 @@ from dkfm.errors import (
 )
 from dkfm.execution import model_cache
 from dkfm.files.object_store import Remote
-from dkfm.storage import json_documents, model_transfer, zarr_schema
+from dkfm.storage import json_reading, model_transfer, zarr_schema
 from helpers.s3_models import flip, npy
 from helpers.s3_server import one_sentence, put
 
@@ -180,7 +180,7 @@ def test_names_that_would_leave_the_folder_are_refused(model, tmp_path):
 
 
 def test_metadata_that_are_too_large_are_not_read(model, monkeypatch):
-    monkeypatch.setattr(json_documents, "MAX_JSON", 100)
+    monkeypatch.setattr(json_reading, "MAX_JSON", 100)
     with pytest.raises(UnsupportedStoreError, match="metadata are below 100"):
         dkfm.load(model.url)
 

@@ -25,7 +25,7 @@ from dkfm.errors import (
 )
 from dkfm.files import local
 from dkfm.scoring import completion, outputs, planning
-from dkfm.scoring.formats.chunk_files import OutputColumns
+from dkfm.scoring.formats.chunk_writing import OutputColumns
 from dkfm.sources.opening import open_source
 from dkfm.storage import zarr_store
 from helpers.scoring_jobs import score, write

@@ -83,10 +83,10 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9
     completion.remove_chunks(output, [2])
-    from dkfm.scoring.formats import chunk_files
+    from dkfm.scoring.formats import chunk_writing
 
-    (held,), _ = chunk_files.write_chunk_files(
-        output.format, output.chunk(2), (chunk_files.Piece({"scores": part}) for part in [wrong]), lambda: None
+    (held,), _ = chunk_writing.write_chunk_files(
+        output.format, output.chunk(2), (chunk_writing.Piece({"scores": part}) for part in [wrong]), lambda: None
     )
     kept[2] = receipts.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
     completion.complete_output(output, kept)

@@ -22,8 +22,8 @@ from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.scoring import outputs, planning, tasks
-from dkfm.scoring.formats import chunk_files
-from dkfm.scoring.formats.chunk_files import OutputColumns
+from dkfm.scoring.formats import chunk_writing
+from dkfm.scoring.formats.chunk_writing import OutputColumns
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import ZarrSource
 from dkfm.storage import model_store
@@ -41,7 +41,7 @@ MEMORY = [
 def write_late(monkeypatch, pieces):
     """Let each of some pieces be written once the next is scored, as on a slow disk: a task then holds the most."""
     scored, written = [], []
-    score, behind = tasks._score_or_raise, chunk_files.write_behind
+    score, behind = tasks._score_or_raise, chunk_writing.write_behind
 
     def score_all(*given):
         found = score(*given)
@@ -55,7 +55,7 @@ def write_late(monkeypatch, pieces):
         use(piece)
 
     monkeypatch.setattr(tasks, "_score_or_raise", score_all)
-    monkeypatch.setattr(chunk_files, "write_behind", lambda items, use: behind(items, partial(late, use)))
+    monkeypatch.setattr(chunk_writing, "write_behind", lambda items, use: behind(items, partial(late, use)))
 
 
 def measured(model, names, folder, rng, monkeypatch):
@@ -69,7 +69,10 @@ def measured(model, names, folder, rng, monkeypatch):
     with single_blas_thread():
         model.kernel(np.ones((1, d)))  # what is compiled or imported once is not a task's
         prepare_scorer(model).score_heads(names, np.ones((1, d)))
-    columns = tuple(OutputColumns(name, model.head(name).width, name, model.head(name).dtype.name) for name in names)
+    heads = [model.head(name) for name in names]
+    columns = tuple(
+        OutputColumns(n, head.width, n, head.output_dtype.name) for n, head in zip(names, heads, strict=True)
+    )
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
     output = outputs.create_output(
         outputs.Output(folder / "out", columns, 3000, 1500, "float64", *about), overwrite=False

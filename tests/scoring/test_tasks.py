@@ -16,7 +16,7 @@ from dkfm.errors import (
     StoreError,
 )
 from dkfm.scoring import outputs, planning, tasks
-from dkfm.scoring.formats import chunk_files
+from dkfm.scoring.formats import chunk_writing
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.storage import zarr_store
@@ -62,8 +62,8 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chunk_files, "_SYNC_BYTES", 0)
-    monkeypatch.setattr(chunk_files.os, "fdatasync", full)
+    monkeypatch.setattr(chunk_writing, "_SYNC_BYTES", 0)
+    monkeypatch.setattr(chunk_writing.os, "fdatasync", full)
     with pytest.raises(StoreError, match="cannot be written: No space left on device"):
         score(job)
     assert not [path for path in (job[2] / "scores" / "c").rglob("*") if path.is_file()]

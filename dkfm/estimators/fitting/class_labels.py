@@ -1,6 +1,6 @@
-"""Check class labels, and convert classes to JSON values and back, without pickle."""
+"""Check class labels, convert classes to JSON values and back, without pickle, and predicted codes to labels."""
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -9,15 +9,22 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from dkfm.core.frames import is_dask_collection
 from dkfm.errors import InvalidInputError, InvalidTypeError, UnsupportedStoreError, extract_reason
+from dkfm.execution.lazy_arrays import set_dashboard_name
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     import dask.array as da
+    import dask.dataframe as dd
+    import pandas as pd
 
 Labels = npt.NDArray[np.generic]
+Predictions: TypeAlias = "npt.NDArray[np.generic] | da.Array | dd.DataFrame | dd.Series"
 
 _JSON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "U": str, "O": str}
 """Python type of a label in JSON, by the kind of its NumPy dtype."""
+
+_TASK_NAME = "dkfm-labels"
+"""Name on the dashboard of the tasks that convert codes to labels."""
 
 
 def check_labels(y: object, n: int, name: str) -> Labels:
@@ -79,3 +86,36 @@ def classes_from_json(record: Record) -> Labels:
     if not np.array_equal(classes.astype(object), np.array(values, object)):
         raise UnsupportedStoreError("The classes of this model are not of the type that it states.")
     return classes
+
+
+def flatten_column(outcome: Predictions) -> Predictions:
+    """Return a single column (n, 1) as a vector (n,) or a series, and several columns (n, q) unchanged."""
+    if outcome.shape[1] != 1:
+        return outcome
+    column: Predictions = cast("dd.DataFrame", outcome).iloc[:, 0] if hasattr(outcome, "columns") else outcome[:, 0]
+    return column
+
+
+def codes_to_labels(outcome: Predictions, classes: Labels) -> Predictions:
+    """Return the labels (n,) of class codes (n, 1), which are indices into `classes` (C,)."""
+    codes = flatten_column(outcome)
+    if hasattr(codes, "map_partitions"):
+        series = cast("dd.Series", codes)
+        meta = (series.name, classes.dtype)
+        labels: dd.Series = series.map_partitions(_convert_series, classes, meta=meta, token=_TASK_NAME)
+        return labels
+    if hasattr(codes, "map_blocks"):
+        array: da.Array = codes.map_blocks(_convert_array, classes, dtype=classes.dtype, meta=classes[:0])  # type: ignore[arg-type]  # dask's annotations are incomplete
+        return array
+    return _convert_array(codes, classes)
+
+
+@set_dashboard_name(_TASK_NAME)
+def _convert_array(codes: Labels, classes: Labels) -> Labels:
+    return classes[codes.astype(np.intp)]
+
+
+def _convert_series(codes: "pd.Series", classes: Labels) -> "pd.Series":
+    import pandas as pd
+
+    return pd.Series(_convert_array(codes.to_numpy(), classes), index=codes.index, name=codes.name)

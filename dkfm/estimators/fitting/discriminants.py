@@ -13,8 +13,8 @@ from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting import training_data
 from dkfm.estimators.fitting.class_labels import Labels
-from dkfm.estimators.fitting.components import compute_landmark_moments, warn_of_rounding
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
+from dkfm.estimators.fitting.pca import compute_landmark_moments, warn_of_rounding
 from dkfm.estimators.fitting.training_data import Indices, TrainingData, TrainingRows
 from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness, serialization

@@ -198,7 +198,7 @@ def _find_pivots(
             _require_gram_memory(data, budget.PIVOT_SQUARES)
     elif data.kernel.is_precomputed:
         build = "gram"  # the matrix already exists
-    elif build == "auto" and budget.gram_pivots_seconds(n, d, max_pivots) <= budget.pivot_columns_seconds(
+    elif build == "auto" and budget.gram_and_pivots_seconds(n, d, max_pivots) <= budget.pivot_columns_seconds(
         n, d, min(max_pivots, pivoted_cholesky.BLOCK_COLUMNS)
     ):
         build = "gram"
@@ -217,7 +217,7 @@ def _find_pivots(
             return pivots
     _require_gram_memory(data, budget.PIVOT_SQUARES)
     gram_holder = [data.compute_gram(options.tile_rows, options.workspace, options.progress)]
-    with progress.show_elapsed_bar("dkfm-root", budget.gram_pivots_seconds(n, 0, n), options.progress):
+    with progress.show_elapsed_bar("dkfm-root", budget.gram_and_pivots_seconds(n, 0, n), options.progress):
         return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
 
 
@@ -244,7 +244,7 @@ class _ColumnMonitor:
         need = budget.pivot_columns_bytes(n, d, next_columns, self.data.kernel.landmark_copies)
         if count and not self.is_columns_only and self._gram_fits():
             seconds_left = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, count)
-            if seconds_left > budget.gram_pivots_seconds(n, d, rank) or need > available:
+            if seconds_left > budget.gram_and_pivots_seconds(n, d, rank) or need > available:
                 return False
         error_bound = float(np.sqrt(remaining[-1] / remaining[0])) if remaining[0] > 0 else 0.0
         remedy = f"after {count} of them the error bound is {error_bound:.1e}: use tol= or n_landmarks=, or fewer rows"

@@ -55,7 +55,7 @@ def find_nearest_scores(scores: Array, known: Array) -> npt.NDArray[np.intp]:
 
 @dataclass(frozen=True, eq=False)
 class ComponentSpan:
-    """Affine span of components through the mean: scores s have the point ``sum_i (s b' + e)_i phi(x_i)``."""
+    """Affine span of components: scores s stand for ``sum_i (b s + e)_i phi(x_i)``, with weights b and e as below."""
 
     component_weights: Array
     """Weights b of the components. Shape (N, q)."""

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from dkfm.core.terminal_output import print_message
 from dkfm.errors import ClusterError, DkfmWarning, StoreError, extract_reason
-from dkfm.execution.clusters.client import require_dask_version
-from dkfm.storage import json_documents
+from dkfm.execution.clusters.current_client import require_dask_version
+from dkfm.storage import json_reading
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -61,7 +61,7 @@ def connect(spec: str, *, set_as_default: bool = True) -> "Iterator[Client]":
         with _start_cluster(kind, path, set_as_default) as client:
             yield client
         return
-    address = _address(spec)
+    address = _scheduler_address(spec)
     with _open_client(address, spec, set_as_default) as client:
         yield client
 
@@ -95,7 +95,7 @@ def _wait_for_first_worker(client: "Client", spec: str, seconds: float) -> None:
     raise ClusterError(f"No worker of {spec} has come in {seconds:.0f} seconds.")
 
 
-def _address(spec: str) -> str:
+def _scheduler_address(spec: str) -> str:
     """Return the address in a scheduler file, or `spec` itself as an address."""
     if "://" in spec or not (spec.endswith(".json") or _exists(spec)):
         _, colon, port = spec.rpartition(":")
@@ -103,7 +103,7 @@ def _address(spec: str) -> str:
             raise ClusterError(f"{spec} is no scheduler file, and none of {_FORMS}.")
         return spec if "://" in spec else f"tcp://{spec}"
     try:
-        address = json_documents.read_json(Path(spec), _MAX_FILE_BYTES).get("address")
+        address = json_reading.read_json(Path(spec), _MAX_FILE_BYTES).get("address")
         if not isinstance(address, str):
             raise TypeError("its address is no text")
     except (StoreError, TypeError) as error:

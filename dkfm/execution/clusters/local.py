@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dkfm.execution.clusters.client import require_dask_version
+from dkfm.execution.clusters.current_client import require_dask_version
 from dkfm.files import temporary_folders
 
 if TYPE_CHECKING:

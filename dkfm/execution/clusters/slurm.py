@@ -93,7 +93,7 @@ def _import_cluster_class_and_security() -> "tuple[type[SpecCluster], Security]"
 
     before = signal.getsignal(signal.SIGINT)
     try:
-        from dkfm.execution.clusters.slurm_jobqueue import SlurmCluster
+        from dkfm.execution.clusters.slurm_job_classes import SlurmCluster
 
         return SlurmCluster, Security.temporary()
     except ImportError as error:

@@ -152,7 +152,7 @@ class _Products:
         )
         for part in row_slices(len(z_indices), max(1, _VALUES_AT_ONCE // width)):
             difference = as_float64(Z[z_indices[part]]) - self.landmarks[landmark_indices[part]]
-            squares[part] = squared_norms(scale_columns(_as_ndarray(difference), self.factors))
+            squares[part] = squared_norms(scale_columns(_strip_matrix_class(difference), self.factors))
         return squares
 
 
@@ -161,7 +161,7 @@ def _max_values_per_row(X: Rows, row_indices: npt.NDArray[np.intp]) -> int:
     return 2 * int(np.diff(X.indptr)[row_indices].max(initial=0)) + 1  # type: ignore[union-attr]  # the caller has checked that X is CSR
 
 
-def _as_ndarray(difference: Rows) -> Rows:
+def _strip_matrix_class(difference: Rows) -> Rows:
     """Return a difference of rows as a plain array if it is dense: dense minus sparse rows may give a numpy.matrix."""
     return np.asarray(difference) if isinstance(difference, np.ndarray) else difference
 

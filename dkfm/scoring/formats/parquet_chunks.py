@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.errors import MissingExtraError
-from dkfm.scoring.formats.chunk_files import (
+from dkfm.scoring.formats.chunk_writing import (
     Chunk,
     ChunkFile,
     FileSummary,
@@ -69,7 +69,7 @@ class ParquetChunks:
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the file of a chunk; the stack removes it unless it was committed."""
         new = stack.enter_context(self.location.create_file(file_name(chunk.number)))
-        file = _ParquetFile(self, chunk, ReadBackWriter(new))
+        file = _ParquetChunkFile(self, chunk, ReadBackWriter(new))
         stack.callback(file.close_writer)
         return [file]
 
@@ -128,7 +128,7 @@ def _chunk_metadata(chunk: Chunk) -> bytes:
     return json.dumps({"chunk": chunk.number, "rows": chunk.rows}).encode()
 
 
-class _ParquetFile:
+class _ParquetChunkFile:
     """The Parquet file of a chunk that is being written."""
 
     def __init__(self, chunk_format: ParquetChunks, chunk: Chunk, file: ReadBackWriter) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.scoring.formats.chunk_files import (
+from dkfm.scoring.formats.chunk_writing import (
     READ_BYTES,
     Chunk,
     ChunkFile,
@@ -45,7 +45,7 @@ class ZarrChunks:
         files: list[ChunkFile] = []
         for columns, path in zip(self.columns, self.file_names(chunk.number), strict=True):
             new = stack.enter_context(self.location.create_file(path))
-            files.append(_ZarrFile(columns, self.chunk_rows, chunk, ReadBackWriter(new)))
+            files.append(_ZarrChunkFile(columns, self.chunk_rows, chunk, ReadBackWriter(new)))
         return files
 
     def summarize_file(self, chunk: Chunk, file_number: int, stream: IO[bytes]) -> FileSummary | None:
@@ -88,7 +88,7 @@ class ZarrChunks:
         return crc32c.to_bytes(CRC_BYTES, "little")
 
 
-class _ZarrFile:
+class _ZarrChunkFile:
     """A chunk of one array that is being written."""
 
     def __init__(self, columns: OutputColumns, chunk_rows: int, chunk: Chunk, file: ReadBackWriter) -> None:

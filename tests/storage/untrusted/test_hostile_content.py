@@ -14,7 +14,7 @@ from dkfm.execution.clusters import slurm_config
 from dkfm.kernels import Linear, PowerSeries, serialization
 from dkfm.sources import parquet, parquet_footers
 from dkfm.sources.parquet import ParquetSource
-from dkfm.storage import json_documents
+from dkfm.storage import json_reading
 
 LINEAR = {"name": "linear"}
 LONG = {
@@ -143,4 +143,4 @@ def test_json_of_millions_of_empty_lists_is_refused_before_it_is_parsed(tmp_path
     text = b'{"a": [' + b"[]," * 2_200_000 + b"[]]}"
     monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("parsed"))
     with pytest.raises(DamagedStoreError, match="lists and objects"):
-        json_documents.parse_json(text, "x.json")
+        json_reading.parse_json(text, "x.json")

@@ -25,7 +25,7 @@ from dkfm.scoring import planning
 from dkfm.sources import csr_npz, npy
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
-from dkfm.storage import csr, json_documents, model_store, output_files, raw_chunks
+from dkfm.storage import csr, json_reading, model_store, output_files, raw_chunks
 
 TEXT = {"capture_output": True, "text": True}
 ROOT = Path(dkfm.__file__).parent
@@ -58,7 +58,7 @@ OPENED = {
     "scheduler.json": opened_as_scheduler,
     "hosts": lambda path: ssh._read_hosts(str(path)),
     "slurm.yaml": lambda path: slurm_config.read_slurm_file(str(path)),
-    "zarr.json": json_documents.read_json,
+    "zarr.json": json_reading.read_json,
     "part-00000.parquet": lambda path: output_files.LocalOutput(path.parent).open(path.name),
     "c": model_store._sha256,
 }
@@ -260,7 +260,7 @@ def test_runs_of_rows_hold_at_most_what_is_planned_for_them(rng):
     source = MemorySource(X)
     for rows in (1, 2, 3, 7, 64, 100, 255, 299, 300, 400):
         most = max(X[at : at + rows].nnz for at in range(300))
-        assert 2 * most <= source.max_value_count(rows) <= 2 * 2 * most + rows
+        assert 2 * most <= source.max_size_in_float64s(rows) <= 2 * 2 * most + rows
     pieces = csr.PointerCheck(X.nnz)
     for part in np.array_split(X.indptr, 17):
         pieces.add(part)
@@ -275,7 +275,7 @@ def test_a_job_is_planned_for_the_heaviest_rows(tmp_path, rng):
     for source in (open_source(path), MemorySource(sp.load_npz(path))):
         assert source.mean_values_per_row < 5
         plan = planning.plan_in_memory(model, ["scores"], source)
-        assert plan.piece_rows * source.mean_values_per_row < source.max_value_count(plan.piece_rows)
+        assert plan.piece_rows * source.mean_values_per_row < source.max_size_in_float64s(plan.piece_rows)
         light = MemorySource(sp.csr_array((5000, 1000)))
         spare = planning.plan_in_memory(model, ["scores"], light, plan.chunk_rows).task_bytes
         assert plan.task_bytes - spare > 2 * 16 * 1000

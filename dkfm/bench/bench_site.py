@@ -66,7 +66,7 @@ class BenchSite:
         return path
 
     def make_peer_jobs(self, fitted: sklearn_peers.Transformer, n: int, width: int) -> dict[str, Job]:
-        """Return scikit-learn jobs by chunk size: sizes whose blocks with n points fit into a worker, or the first."""
+        """Return scikit-learn's jobs, by the chunk sizes whose blocks with n points fit into a worker; at least one."""
         sizes, budget = self.sklearn_chunk_rows, memory.task_budget(self.client, self.threads)
         peer = sklearn_peers.ScatteredPeer.scatter(self.client, fitted, width)
         fitting = [rows for rows in sizes if 3 * 8 * rows * n <= budget] or sizes[:1]
