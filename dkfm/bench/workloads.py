@@ -43,7 +43,10 @@ Rivals: TypeAlias = dict[str, Callable[[Path], object]]
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """Comparison of a scoring job with scikit-learn, and with its lower bound: one row for each precision."""
+    """Two tables of a scoring benchmark, with a row for each precision.
+
+    They hold times beside scikit-learn's, and beside those of the bare arithmetic, a lower bound.
+    """
 
     sklearn_table_rows: Sequence[Row]
     limit_table_rows: Sequence[Row]

@@ -10,7 +10,7 @@ from dkfm.estimators.fold import fold
 from dkfm.estimators.folded_model import Folded, FoldedTransformer
 from dkfm.estimators.kernel_fisher import KernelFisher
 from dkfm.estimators.kernel_pca import KernelPCA
-from dkfm.estimators.serving import ScoringMixin
+from dkfm.estimators.scoring_mixin import ScoringMixin
 from dkfm.files.location import locate
 from dkfm.kernels.serialization import check_trusted
 from dkfm.storage import model_transfer

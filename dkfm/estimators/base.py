@@ -14,7 +14,7 @@ from dkfm.core.frames import column_names, require_unique_names
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows, as_training_data, compute_lazy_frame
-from dkfm.estimators.serving import ScoringMixin
+from dkfm.estimators.scoring_mixin import ScoringMixin
 from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel

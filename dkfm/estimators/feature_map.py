@@ -19,7 +19,7 @@ from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.fitting import feature_maps, landmarks
 from dkfm.estimators.fitting.landmarks import BUILDS, MapOptions
 from dkfm.estimators.fitting.training_data import TrainingData, compute_lazy_frame, drop_zero_weights
-from dkfm.execution import lazy_arrays
+from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import roots
@@ -357,7 +357,7 @@ class ExactFeatureMap(KernelEstimator):
         X = unwrap_container(X)
         if is_dask_collection(X):
             lazy_rows = cast("da.Array", X) if is_dask_array(X) else self._select_frame_columns(X).to_dask_array()
-            return lazy_arrays.lazy_distances(
+            return lazy_scoring.lazy_distances(
                 self.kernel_, lazy_rows, self._check_rows(compute_lazy_frame(lazy_rows if Y is None else Y), "Y")
             )
         rows = self._check_rows(X)

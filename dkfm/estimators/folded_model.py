@@ -14,7 +14,7 @@ from dkfm.errors import CertificateError, NotSupportedError, UnsupportedStoreErr
 from dkfm.estimators.fitting import class_labels
 from dkfm.estimators.fitting.class_labels import Labels, Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.linear_model_readers import DECISION, PREDICT, PROBABILITIES, TRANSFORM
-from dkfm.estimators.serving import ScoringMixin
+from dkfm.estimators.scoring_mixin import ScoringMixin
 from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.numerics import links
 from dkfm.numerics.certificates import reference_scores
@@ -125,7 +125,9 @@ class Folded(ScoringMixin):
         return self.kind_ in ("classifier", "outlier_detector")
 
     def verify(self, X: object = None) -> FoldVerification:
-        """Compare the outputs for landmarks with the dense formula; X is ignored.
+        """Compare the outputs for landmarks with the formula ``link(k(Z, X) W - b)``; X is ignored.
+
+        The linear model that was folded takes no part; `rounding_` compares with it.
 
         Raises
         ------

@@ -22,7 +22,7 @@ from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.fitting.training_data import Indices, TrainingData
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
-from dkfm.execution.lazy_arrays import set_dashboard_name
+from dkfm.execution.lazy_scoring import set_dashboard_name
 from dkfm.kernels import KernelSpec
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer

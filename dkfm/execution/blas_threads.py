@@ -57,7 +57,7 @@ def single_blas_thread_in_worker() -> AbstractContextManager[None]:
     return single_blas_thread() if is_inside_worker() else nullcontext()
 
 
-def count_task_blas_threads() -> int:
+def measure_task_blas_threads() -> int:
     """Return how many threads BLAS uses in a task: more than one if it ignores the limit."""
     with _counted_limit():
         return max((info["num_threads"] for info in ThreadpoolController().select(user_api="blas").info()), default=1)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dkfm.core import budget
 from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitWorkerError, extract_reason
 from dkfm.execution import memory
-from dkfm.execution.blas_threads import count_task_blas_threads, describe_blas_architectures, describe_blas_libraries
+from dkfm.execution.blas_threads import describe_blas_architectures, describe_blas_libraries, measure_task_blas_threads
 from dkfm.execution.clusters.current_client import fetch_workers, worker_address
 from dkfm.sources.base import Source
 from dkfm.storage.output_files import OutputLocation
@@ -215,7 +215,7 @@ def _find_store_fault(requirements: WorkerRequirements) -> str:
     text = requirements.probe_text
     if not requirements.probe:
         return ""
-    probe = requirements.location.open(requirements.probe, len(text))
+    probe = requirements.location.open_for_reading(requirements.probe, len(text))
     if probe is not None:
         with probe:
             if probe.read(len(text) + 1) == text:
@@ -243,7 +243,7 @@ def _find_memory_fault(worker: "Worker", requirements: WorkerRequirements) -> st
 
 
 def _find_blas_fault() -> str:
-    threads = count_task_blas_threads()
+    threads = measure_task_blas_threads()
     return f"computes with {threads} BLAS threads a task; start it with OMP_NUM_THREADS=1." if threads > 1 else ""
 
 

@@ -269,13 +269,13 @@ def sync_tree(root: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Sync the content of a file to disk."""
+    """Flush a file to disk with fsync, so that its content survives a crash."""
     with open_plain(path) as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Sync the names in a folder to disk."""
+    """Flush a folder to disk with fsync, so that files created, renamed or deleted in it stay so after a crash."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

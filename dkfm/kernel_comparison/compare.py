@@ -13,7 +13,7 @@ from dkfm.errors import InvalidInputError, KernelError, MissingExtraError
 from dkfm.estimators import ExactFeatureMap, KernelFisher
 from dkfm.kernel_comparison import tsne_embedding
 from dkfm.kernel_comparison.labelled_rows import LabelledRows, load_labelled_rows
-from dkfm.kernel_comparison.result import Comparison, KernelComparison
+from dkfm.kernel_comparison.result import Comparison, KernelResult
 from dkfm.kernels import Kernel, KernelSpec, as_kernel
 from dkfm.numerics import scorer
 
@@ -86,7 +86,7 @@ def compare_kernels(
     rows = load_labelled_rows(X, y, test, test_labels, random_state)
     problem = _find_tsne_problem() if embedding else ""
     seed = random_state if embedding and not problem else None
-    compared: list[KernelComparison] = []
+    compared: list[KernelResult] = []
     refused: dict[str, str] = {}
     for name, spec in named:
         try:
@@ -130,7 +130,7 @@ def _find_tsne_problem() -> str:
 
 def _measure_kernel(
     name: str, spec: KernelSpec, rows: LabelledRows, shrinkage: float, seed: int | None
-) -> KernelComparison:
+) -> KernelResult:
     """Fit one kernel and measure it on the test rows; with a seed, compute t-SNE too."""
     start = time.perf_counter()
     requested = as_kernel(spec)
@@ -144,7 +144,7 @@ def _measure_kernel(
     accuracy = float(fisher.score(rows.test, rows.test_labels))
     seconds = time.perf_counter() - start
     plotted_test_rows = rows.test[rows.plotted_test_indices]
-    return KernelComparison(
+    return KernelResult(
         name=name or repr(kernel),
         kernel=kernel,
         rank=phi.rank_,

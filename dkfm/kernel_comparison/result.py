@@ -24,7 +24,7 @@ LabelArray: TypeAlias = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, eq=False)
-class KernelComparison:
+class KernelResult:
     """The results of one kernel.
 
     Attributes
@@ -89,7 +89,7 @@ class Comparison:
 
     Attributes
     ----------
-    compared : tuple of KernelComparison
+    compared : tuple of KernelResult
         Results of each kernel that has a feature map of these rows.
     refused : mapping of str to str
         Names of the other kernels, and the reason of each.
@@ -97,7 +97,7 @@ class Comparison:
         Sentences that say what was measured, and on which rows.
     """
 
-    compared: tuple[KernelComparison, ...]
+    compared: tuple[KernelResult, ...]
     refused: Mapping[str, str]
     words: tuple[str, ...]
     _labels: LabelArray
@@ -144,9 +144,7 @@ class Comparison:
         html_page.write_page(path, self.to_html())
 
 
-def _draw_pictures(
-    result: KernelComparison, labels: LabelArray, test_labels: LabelArray
-) -> Iterator[html_page.Picture]:
+def _draw_pictures(result: KernelResult, labels: LabelArray, test_labels: LabelArray) -> Iterator[html_page.Picture]:
     """Yield the plots of one kernel: t-SNE if it was computed, discriminants if there are any, and the spectrum."""
     if result.embedding is not None:
         sides = ("training", result.embedding.train, labels), ("test", result.embedding.test, test_labels)

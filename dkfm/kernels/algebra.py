@@ -37,7 +37,7 @@ class Wrapper(PreparedKernel):
 
     @property
     def supports_out(self) -> bool:
-        """Whether the inner kernel does."""
+        """Whether the inner kernel can write its block into `out`."""
         return self.kernel.supports_out
 
     @property
@@ -150,7 +150,7 @@ class _Reduction(PreparedKernel):
 
     @property
     def supports_out(self) -> bool:
-        """Whether the first part does: only it writes to `out`, and the others' values are accumulated there."""
+        """Whether the first part can write its block into `out`, where those of the others are then accumulated."""
         return self.parts[0].supports_out
 
     @property

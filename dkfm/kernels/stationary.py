@@ -61,7 +61,7 @@ class DistanceKernel(PreparedKernel):
 
 
 class EuclideanDistanceKernel(DistanceKernel):
-    """Base class of functions of the Euclidean distance; a subclass defines the function, `_map_values`."""
+    """Base class of functions of the Euclidean distance; a subclass defines `_map_values` of minus its squares."""
 
     supports_sparse = supports_out = True
     _length_scale_factor: float = 1.0

@@ -37,13 +37,13 @@ def choose_shrinkage(K: Array, classes: Classes, on_indefinite: str = "raise") -
     mirror_lower(K)
     folds, correct = _assign_folds(classes), np.zeros(len(SHRINKAGE_GRID))
     for fold in range(folds.max() + 1):
-        correct += _weigh_correct(K, classes, folds == fold, on_indefinite)
+        correct += _correct_weight_of_fold(K, classes, folds == fold, on_indefinite)
     if not correct.any():
         raise InvalidInputError('shrinkage="auto" finds no row that the others predict right; give it a number.')
     return SHRINKAGE_GRID[int(np.flatnonzero(correct >= correct.max() * (1 - 1e-12))[-1])]
 
 
-def _weigh_correct(K: Array, classes: Classes, in_fold: npt.NDArray[np.bool_], on_indefinite: str) -> Array:
+def _correct_weight_of_fold(K: Array, classes: Classes, in_fold: npt.NDArray[np.bool_], on_indefinite: str) -> Array:
     """Return the weight of the correctly predicted rows of one fold, for each shrinkage of `SHRINKAGE_GRID`."""
     test, train = np.flatnonzero(in_fold), np.flatnonzero(~in_fold)
     training = classes.subset(train)

@@ -149,7 +149,7 @@ def read_input_stamp(output: Output) -> str:
 
 
 def _read_required_marker(output: Output) -> dict[str, object]:
-    opened = output.location.open(zarr_schema.MARKER, _MAX_MARKER_BYTES)
+    opened = output.location.open_for_reading(zarr_schema.MARKER, _MAX_MARKER_BYTES)
     if opened is None:
         raise IncompleteStoreError(
             f"{output.root} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish."

@@ -165,7 +165,7 @@ def read_receipts(
 
 def _read_segment(location: OutputLocation, name: str, *wanted: str | None) -> Iterable[Receipt]:
     """Return the receipts of one segment, if its output and its input are those wanted, or any where that is None."""
-    opened = location.open(name, json_reading.MAX_JSON)
+    opened = location.open_for_reading(name, json_reading.MAX_JSON)
     if opened is None:
         return []
     try:

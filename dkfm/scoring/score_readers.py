@@ -32,7 +32,7 @@ _TASK_NAME = "dkfm-read"
 
 
 @dataclass(frozen=True)
-class ChunkReader:
+class ScoresArray:
     """Scores of a finished output, read by slices; chunks that were lost, changed or replaced raise.
 
     Attributes
@@ -110,24 +110,24 @@ def _lazy_array(output: Output, receipts: dict[int, Receipt], name: str | None) 
     import dask.array as da
     from dask.base import tokenize
 
-    scores = _chunk_reader(output, receipts, name)
+    scores = _make_scores_array(output, receipts, name)
     chunks, key = (output.chunk_rows, scores.shape[1]), f"{_TASK_NAME}-{tokenize(scores)}"
     lazy: da.Array = da.from_array(scores, chunks=chunks, name=key, asarray=False)
     return lazy
 
 
-def _chunk_reader(output: Output, receipts: dict[int, Receipt], name: str | None) -> ChunkReader:
+def _make_scores_array(output: Output, receipts: dict[int, Receipt], name: str | None) -> ScoresArray:
     names = [columns.output for columns in output.columns]
     file = names.index(_resolve_output_name(output, name))
     checksums = np.array([receipts[number].crc32c[file] for number in range(output.n_chunks)], np.uint32)
     columns = output.columns[file]
-    return ChunkReader(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
+    return ScoresArray(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
 
 
 def read_scores(output: Output, receipts: dict[int, Receipt], name: str, rows: slice) -> Array:
     """Read some rows (n, width) of one output of the model."""
     if not output.is_table:
-        return _chunk_reader(output, receipts, name)[rows, :]
+        return _make_scores_array(output, receipts, name)[rows, :]
     parts, read = [], _make_parquet_block_reader(output, name)
     for number in range(rows.start // output.chunk_rows, count_tiles(rows.stop, output.chunk_rows)):
         block, first = read(receipts[number])[0], output.chunk_slice(number).start
@@ -171,7 +171,7 @@ def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
     chunk_format = output.format
     assert isinstance(chunk_format, ParquetChunks)  # noqa: S101  # for the type checker
     lost = f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written"
-    opened = output.location.open(chunk_format.file_names(receipt.chunk)[0], receipt.bytes)
+    opened = output.location.open_for_reading(chunk_format.file_names(receipt.chunk)[0], receipt.bytes)
     if opened is None:
         raise DamagedStoreError(f"{lost}.")
     try:
@@ -240,7 +240,7 @@ def _make_zarr_block_reader(
     output: Output, receipts: dict[int, Receipt], name: str | None
 ) -> Callable[[Receipt], _Block]:
     """Return a function that reads the chunk of a receipt from a Zarr store: its scores, and its row numbers."""
-    chunks = _chunk_reader(output, receipts, name)
+    chunks = _make_scores_array(output, receipts, name)
 
     def read(receipt: Receipt) -> _Block:
         rows = output.chunk_slice(receipt.chunk)

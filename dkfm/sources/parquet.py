@@ -163,7 +163,7 @@ class ParquetSource(DenseRows):
                 if first >= part.stop:
                     break
                 ids = batch.column(0)[max(0, part.start - first) : part.stop - first]
-                remaining -= _decoded_bytes(ids)
+                remaining -= _decoded_id_bytes(ids)
                 if remaining < 0:
                     raise InvalidInputError(
                         f"The ids {self.id_column!r} of {table.group_file(group)} are longer than texts that name a "
@@ -275,7 +275,7 @@ def _is_dictionary(ids: "pa.Array") -> bool:
     return isinstance(ids.type, pa.DictionaryType)
 
 
-def _decoded_bytes(ids: "pa.Array") -> int:
+def _decoded_id_bytes(ids: "pa.Array") -> int:
     """Return the bytes of ids after dictionary decoding."""
     if not _is_dictionary(ids):
         return int(ids.nbytes)

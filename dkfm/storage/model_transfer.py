@@ -173,7 +173,7 @@ def _require_outside_stores(remote: Remote) -> None:
 
 
 def find_own_attributes_at(remote: Remote) -> dict[str, object]:
-    """Return dkfm's own attributes of the store at a URL; {} (never None) if dkfm did not write one there."""
+    """Return the attributes that dkfm wrote into the store at a URL, or {} if there is no valid store of dkfm."""
     try:
         metadata = _read_metadata(remote)
         return {} if metadata is None else zarr_schema.parse_group(metadata, remote)

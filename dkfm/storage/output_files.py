@@ -78,7 +78,7 @@ class OutputLocation(Protocol):
     def read_last_bytes(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
         """Return the last `length` bytes of each file; `sizes` gives the names and sizes."""
 
-    def open(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
+    def open_for_reading(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
         """Open a file for reading; None if it does not exist. Only `max_bytes` + 1 bytes need to be readable."""
 
     def create_file(self, name: str) -> AbstractContextManager[PendingFile]:
@@ -145,14 +145,14 @@ class LocalOutput:
         """Return the last `length` bytes of each file; `sizes` gives the names and sizes."""
         ends = {}
         for name, size in sizes.items():
-            opened = self.open(name)
+            opened = self.open_for_reading(name)
             if opened is not None:
                 with opened:
                     opened.seek(max(0, size - length))
                     ends[name] = opened.read(length)
         return ends
 
-    def open(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
+    def open_for_reading(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
         """Open a file for reading."""
         try:
             return local.open_plain(self.root / name)
@@ -255,7 +255,7 @@ class RemoteOutput:
         with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="dkfm-ends") as pool:
             return dict(pool.map(end, sizes))
 
-    def open(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
+    def open_for_reading(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
         """Read a file into memory with one request, so that all of it is of one version."""
         if self.root.size(name) is None:
             return None

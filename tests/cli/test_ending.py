@@ -20,7 +20,7 @@ import dkfm
 from dkfm.cli import app, process
 from dkfm.core.terminal_output import escape_control_characters
 from dkfm.errors import StoreError
-from dkfm.execution import lazy_arrays, worker_checks
+from dkfm.execution import lazy_scoring, worker_checks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import temporary_folders
 from dkfm.storage.output_files import LocalOutput
@@ -265,7 +265,7 @@ def test_a_part_is_made_after_its_shared_folder_was_removed_by_others(tmp_path):
 
 @pytest.mark.slow
 def test_models_that_went_to_workers_hold_one_file_open_together(tmp_path, monkeypatch, rng):
-    monkeypatch.setattr(lazy_arrays, "SMALL_MODEL", 0)
+    monkeypatch.setattr(lazy_scoring, "SMALL_MODEL", 0)
     X, before = rng.normal(size=(8, 2)), open_records()
     for _ in range(3):
         phi = dkfm.ExactFeatureMap("rbf", workspace=tmp_path).fit(X)

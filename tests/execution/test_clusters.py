@@ -20,7 +20,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.core.lru_cache import LruCache
 from dkfm.errors import ClusterError, InvalidInputError, KernelError
-from dkfm.estimators import serving
+from dkfm.estimators import scoring_mixin
 from dkfm.execution import executors, model_cache, task_runner
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.connect import connect
@@ -118,7 +118,7 @@ def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_p
         (gram, "evaluate_block"),
         (roots, "eigh"),
         (lapack, "dpstrf"),
-        (serving, "compute_finite_scores"),
+        (scoring_mixin, "compute_finite_scores"),
     ):
         watch(module, name)
     X, before = rng.normal(size=(60, 3)), blas_threads()

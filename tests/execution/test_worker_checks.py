@@ -93,7 +93,7 @@ def test_a_worker_with_too_little_memory_is_named_with_both_numbers(threaded_cli
 
 
 def test_a_worker_whose_blas_does_not_obey_is_named(threaded_client, requirements, monkeypatch):
-    monkeypatch.setattr(worker_checks, "count_task_blas_threads", lambda: 8)
+    monkeypatch.setattr(worker_checks, "measure_task_blas_threads", lambda: 8)
     with pytest.raises(UnfitWorkerError, match="computes with 8 BLAS threads a task; start it with OMP_NUM_THREADS=1"):
         worker_checks.check_workers(threaded_client, requirements)
 

@@ -21,7 +21,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import BudgetError, StoreError, TemporaryStoreWarning
 from dkfm.estimators.fitting.training_data import as_training_data
-from dkfm.execution import lazy_arrays
+from dkfm.execution import lazy_scoring
 from dkfm.files import local
 from dkfm.files import temporary_folders as scratch
 from dkfm.gram import build
@@ -173,7 +173,7 @@ def test_a_forked_child_removes_nothing_of_its_parent(temporary):
 def test_a_model_that_went_to_a_worker_is_gone_with_its_process_and_swept_if_that_was_killed(temporary):
     code = """
 import sys, pickle, numpy as np, dask.array as da, dkfm
-from dkfm.execution import lazy_arrays as lazy
+from dkfm.execution import lazy_scoring as lazy
 lazy.SMALL_MODEL = 0
 map = dkfm.ExactFeatureMap("rbf").fit(np.eye(5))
 pickle.dumps(map.transform(da.ones((4, 5))).dask)
@@ -316,7 +316,7 @@ def test_a_large_temporary_store_is_announced_with_its_size_and_place(temporary,
         pass
     with pytest.warns(TemporaryStoreWarning, match=r"The Gram matrix takes 28.8 kB"):
         as_training_data(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))
-    monkeypatch.setattr(lazy_arrays, "SMALL_MODEL", 0)
+    monkeypatch.setattr(lazy_scoring, "SMALL_MODEL", 0)
     phi = dkfm.ExactFeatureMap("rbf").fit(X)
     with pytest.warns(TemporaryStoreWarning, match="The model for Dask's workers"):
         phi.transform(da.ones((4, 2)))
@@ -332,7 +332,7 @@ def test_a_temporary_store_that_does_not_fit_is_refused_with_both_numbers_before
         pass
     with pytest.raises(BudgetError, match=r"28800 bytes.*20000 bytes.*TMPDIR"):
         as_training_data(kernels.as_kernel("precomputed"), da.from_array(X @ X.T, chunks=20))
-    monkeypatch.setattr(lazy_arrays, "SMALL_MODEL", 0)
+    monkeypatch.setattr(lazy_scoring, "SMALL_MODEL", 0)
     phi = dkfm.ExactFeatureMap("rbf").fit(X)
     with pytest.raises(BudgetError, match="The model for Dask's workers"):
         phi.transform(da.ones((4, 2)))

@@ -9,7 +9,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from dkfm.core.frames import is_dask_collection
 from dkfm.errors import InvalidInputError, InvalidTypeError, UnsupportedStoreError, extract_reason
-from dkfm.execution.lazy_arrays import set_dashboard_name
+from dkfm.execution.lazy_scoring import set_dashboard_name
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
@@ -102,20 +102,20 @@ def codes_to_labels(outcome: Predictions, classes: Labels) -> Predictions:
     if hasattr(codes, "map_partitions"):
         series = cast("dd.Series", codes)
         meta = (series.name, classes.dtype)
-        labels: dd.Series = series.map_partitions(_convert_series, classes, meta=meta, token=_TASK_NAME)
+        labels: dd.Series = series.map_partitions(_decode_series, classes, meta=meta, token=_TASK_NAME)
         return labels
     if hasattr(codes, "map_blocks"):
-        array: da.Array = codes.map_blocks(_convert_array, classes, dtype=classes.dtype, meta=classes[:0])  # type: ignore[arg-type]  # dask's annotations are incomplete
+        array: da.Array = codes.map_blocks(_decode_array, classes, dtype=classes.dtype, meta=classes[:0])  # type: ignore[arg-type]  # dask's annotations are incomplete
         return array
-    return _convert_array(codes, classes)
+    return _decode_array(codes, classes)
 
 
 @set_dashboard_name(_TASK_NAME)
-def _convert_array(codes: Labels, classes: Labels) -> Labels:
+def _decode_array(codes: Labels, classes: Labels) -> Labels:
     return classes[codes.astype(np.intp)]
 
 
-def _convert_series(codes: "pd.Series", classes: Labels) -> "pd.Series":
+def _decode_series(codes: "pd.Series", classes: Labels) -> "pd.Series":
     import pandas as pd
 
-    return pd.Series(_convert_array(codes.to_numpy(), classes), index=codes.index, name=codes.name)
+    return pd.Series(_decode_array(codes.to_numpy(), classes), index=codes.index, name=codes.name)

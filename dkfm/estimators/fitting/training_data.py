@@ -64,7 +64,7 @@ class TrainingData(Protocol):
         """Return the Gram matrix (N, N), Fortran-contiguous, in a new array."""
 
     def iter_row_tiles(self) -> Iterator[Rows]:
-        """Yield all rows in tiles."""
+        """Yield all rows in blocks of consecutive rows; for a precomputed kernel, rows of the Gram matrix."""
 
     def take_rows(self, numbers: Indices) -> Rows:
         """Return the rows at the given positions, as the model scores them: points, or whole rows of the matrix."""

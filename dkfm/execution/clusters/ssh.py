@@ -69,7 +69,7 @@ class _Host:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of asyncssh beyond the user's SSH configuration, which also decides the known hosts."""
+        """Arguments of ``asyncssh.connect``; keys and known hosts come from the user's SSH configuration."""
         given = {"username": self.user, "port": self.port}
         # Firewalls drop idle connections, and the cluster ends with its connections.
         return {key: value for key, value in given.items() if value is not None} | {"keepalive_interval": 30}

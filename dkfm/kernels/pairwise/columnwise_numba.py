@@ -138,7 +138,7 @@ def _sum_chi_squared(X, Y, block):
             block[i, j] = total
 
 
-def _sum_mixture(X, Y, block):
+def _sum_mixture_entropies(X, Y, block):
     for i in range(X.shape[0]):
         for j in range(Y.shape[0]):
             total = 0.0
@@ -152,4 +152,9 @@ def _sum_mixture(X, Y, block):
             block[i, j] = total
 
 
-_SUMS = {"absolute": _sum_absolute, "chi_squared": _sum_chi_squared, "minimum": _sum_minima, "mixture": _sum_mixture}
+_SUMS = {
+    "absolute": _sum_absolute,
+    "chi_squared": _sum_chi_squared,
+    "minimum": _sum_minima,
+    "mixture": _sum_mixture_entropies,
+}

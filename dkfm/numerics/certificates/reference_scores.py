@@ -62,7 +62,7 @@ def compute_scores_and_tolerances(model: Model, name: str, Z: Rows) -> tuple[Arr
 
 
 def propagate_error(link: str, product: Array, error: Array, eps: float) -> Array:
-    """Return the errors (n, width) of a link's output that errors of its product (n, q) cause.
+    """Bound the errors of a link's output (n, width), given bounds of those of its input (n, q).
 
     Parameters
     ----------

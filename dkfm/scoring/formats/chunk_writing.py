@@ -185,7 +185,7 @@ def _all_or_none(files: list[FileSummary | None]) -> list[FileSummary] | None:
 
 def _summarize_file(chunk_format: ChunkFormat, chunk: Chunk, file_number: int) -> FileSummary | None:
     """Return the summary of one file of a chunk; None if it is missing or damaged."""
-    opened = chunk_format.location.open(chunk_format.file_names(chunk.number)[file_number])
+    opened = chunk_format.location.open_for_reading(chunk_format.file_names(chunk.number)[file_number])
     if opened is None:
         return None
     with opened:

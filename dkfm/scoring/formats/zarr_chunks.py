@@ -70,7 +70,7 @@ class ZarrChunks:
         """Read the scores (n, width) of one output of a chunk; return None if their checksum is another."""
         width, dtype = self.columns[file_number].width, np.dtype(self.columns[file_number].dtype)
         size = self.chunk_rows * width * dtype.itemsize + CRC_BYTES
-        opened = self.location.open(self.file_names(chunk.number)[file_number], size)
+        opened = self.location.open_for_reading(self.file_names(chunk.number)[file_number], size)
         if opened is None:
             return None
         with opened:

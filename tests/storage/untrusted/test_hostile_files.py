@@ -59,7 +59,7 @@ OPENED = {
     "hosts": lambda path: ssh._read_hosts(str(path)),
     "slurm.yaml": lambda path: slurm_config.read_slurm_file(str(path)),
     "zarr.json": json_reading.read_json,
-    "part-00000.parquet": lambda path: output_files.LocalOutput(path.parent).open(path.name),
+    "part-00000.parquet": lambda path: output_files.LocalOutput(path.parent).open_for_reading(path.name),
     "c": model_store._sha256,
 }
 

@@ -13,7 +13,7 @@ from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.notebook_display import HtmlDisplayMixin
-from dkfm.execution import lazy_arrays
+from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.files.location import locate
 from dkfm.kernels.base import Kernel
@@ -79,12 +79,12 @@ class ScoringMixin(HtmlDisplayMixin):
         check_is_fitted(self, "model_")
         if is_dask_array(X):
             array = cast("da.Array", X)
-            return lazy_arrays.transform_array(self._get_graph_model(), self.model_, output, array, diagonal)
+            return lazy_scoring.transform_array(self._get_graph_model(), self.model_, output, array, diagonal)
         rows = self._select_frame_columns(X)
         if diagonal is not None:
             raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
         names = self._output_names(output)
-        return lazy_arrays.transform_frame(self._get_graph_model(), self.model_, output, rows, names)
+        return lazy_scoring.transform_frame(self._get_graph_model(), self.model_, output, rows, names)
 
     def _select_frame_columns(self, X: object) -> dd.DataFrame:
         """Return the columns of a dask data frame that have names of the fit; all columns if the fit had no names."""
@@ -136,10 +136,10 @@ class ScoringMixin(HtmlDisplayMixin):
     def _get_scorer(self) -> Scorer:
         return self._current_cache().scorer
 
-    def _get_graph_model(self) -> lazy_arrays.EmbeddedModel | lazy_arrays.TemporaryModelStore:
+    def _get_graph_model(self) -> lazy_scoring.EmbeddedModel | lazy_scoring.TemporaryModelStore:
         cache = self._current_cache()
         if cache.graph_model is None:
-            cache.graph_model = lazy_arrays.model_for_graph(self._to_record(), self.workspace)
+            cache.graph_model = lazy_scoring.model_for_graph(self._to_record(), self.workspace)
         return cache.graph_model
 
     def _current_cache(self) -> _ModelCache:
@@ -184,7 +184,7 @@ class _ModelCache:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.graph_model: lazy_arrays.EmbeddedModel | lazy_arrays.TemporaryModelStore | None = None
+        self.graph_model: lazy_scoring.EmbeddedModel | lazy_scoring.TemporaryModelStore | None = None
 
     @cached_property
     def scorer(self) -> Scorer:

@@ -11,7 +11,7 @@ import pytest
 import dkfm
 from dkfm import kernels
 from dkfm.errors import DkfmError, InvalidInputError
-from dkfm.execution import lazy_arrays
+from dkfm.execution import lazy_scoring
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_bad_block_raises_when_it_is_computed(fitted):
 def large(rng, tmp_path):
     """A model of 8 MB: too large to travel in a graph."""
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(0.5), workspace=tmp_path / "w").fit(rng.normal(size=(1000, 3)))
-    assert phi.model_.nbytes > lazy_arrays.SMALL_MODEL
+    assert phi.model_.nbytes > lazy_scoring.SMALL_MODEL
     return phi
 
 
@@ -169,7 +169,7 @@ def test_functions_that_look_alike_are_not_taken_for_each_other(rng):
 def test_a_large_model_with_a_function_travels_in_the_graph(rng):
     gaussian = kernels.Gaussian(0.5)
     phi = dkfm.ExactFeatureMap(kernels.Function(gaussian.block)).fit(rng.normal(size=(900, 3)))
-    assert phi.model_.nbytes > lazy_arrays.SMALL_MODEL
+    assert phi.model_.nbytes > lazy_scoring.SMALL_MODEL
     Z = rng.normal(size=(9, 3))
     found = phi.transform(da.from_array(Z, chunks=(4, 3))).compute(scheduler="synchronous")
     np.testing.assert_allclose(found, phi.transform(Z), atol=1e-10)
