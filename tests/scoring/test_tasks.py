@@ -85,6 +85,45 @@ def test_a_run_that_is_replaced_while_a_task_scores_is_not_written_into(job):
     assert not list(job[2].rglob("*.partial"))
 
 
+def test_a_chunk_that_another_task_writes_meanwhile_is_not_removed_as_missing(job, monkeypatch):
+    score(job, chunk_rows=30)
+    output, path = outputs.read_output(job[2]), job[2] / "scores" / "c" / "0" / "0"
+    bytes_of_chunk, removed = path.read_bytes(), []
+    path.unlink()
+
+    def remove_files(location, names):
+        path.write_bytes(bytes_of_chunk)
+        removed.extend(names)
+
+    monkeypatch.setattr(type(output.location), "remove_files", remove_files)
+    write(output, 0, iter([np.zeros((30, 3))]))
+    assert not removed
+    assert path.read_bytes() == bytes_of_chunk
+
+
+def test_a_chunk_whose_name_another_task_frees_just_now_takes_it(job, monkeypatch):
+    score(job, chunk_rows=30)
+    output, path, summarize = (
+        outputs.read_output(job[2]),
+        job[2] / "scores" / "c" / "0" / "0",
+        chunk_writing._summarize_file,
+    )
+    bytes_of_chunk = path.read_bytes()
+    path.unlink()
+
+    def pieces():
+        yield np.zeros((30, 3))
+        path.write_bytes(bytes_of_chunk)  # another task is first
+
+    def find_removed(*arguments):
+        path.unlink()
+        return summarize(*arguments)
+
+    monkeypatch.setattr(chunk_writing, "_summarize_file", find_removed)
+    write(output, 0, pieces())
+    assert not np.frombuffer(path.read_bytes()[:-4]).any()
+
+
 def test_a_chunk_is_written_in_order_while_the_next_rows_are_made_and_no_more_are_held(job, monkeypatch):
     made, held = [], []
 

@@ -27,6 +27,9 @@ READ_BYTES = 2**20
 _SYNC_BYTES = 2**20
 """Bytes after which a file is synced to disk, so that its end waits only for the last bytes."""
 
+_MAX_COMMITS = 5
+"""How often a file is offered for a name that another task's file had a moment ago."""
+
 
 @dataclass(frozen=True)
 class OutputColumns:
@@ -193,10 +196,13 @@ def _summarize_file(chunk_format: ChunkFormat, chunk: Chunk, file_number: int) -
 
 
 def _summarize_or_remove_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[FileSummary] | None:
-    """Return the summaries of a chunk's files if all are sound; remove those that are not."""
+    """Return the summaries of a chunk's files if all are sound; remove those that are damaged."""
     names = chunk_format.file_names(chunk.number)
-    files = [_summarize_file(chunk_format, chunk, number) for number in range(len(names))]
-    chunk_format.location.remove_files(name for name, contents in zip(names, files, strict=True) if contents is None)
+    # A file that is missing now may be written by another driver's task at any moment, and is then not to be removed.
+    present = chunk_format.location.file_sizes(names)
+    files = [_summarize_file(chunk_format, chunk, i) if name in present else None for i, name in enumerate(names)]
+    damaged = [name for name, contents in zip(names, files, strict=True) if contents is None and name in present]
+    chunk_format.location.remove_files(damaged)
     return _all_or_none(files)
 
 
@@ -212,19 +218,19 @@ def _commit(
 
     With `has_unverified_files` the other file is replaced if it is damaged or its checksum is another.
     """
-    if file.commit(exclusive=True):
-        return file.summary
-    name, existing = (
-        chunk_format.file_names(chunk.number)[file_number],
-        _summarize_file(chunk_format, chunk, file_number),
-    )
-    if has_unverified_files and (existing is None or existing.crc32c != file.summary.crc32c):
-        require_current()
-        file.commit(exclusive=False)
-        return file.summary
-    if existing is None:
-        raise DamagedStoreError(f"{chunk_format.location}/{name} was written by another task just now, and is damaged.")
-    return existing
+    for _ in range(_MAX_COMMITS):
+        if file.commit(exclusive=True):
+            return file.summary
+        existing = _summarize_file(chunk_format, chunk, file_number)
+        if has_unverified_files and (existing is None or existing.crc32c != file.summary.crc32c):
+            require_current()
+            file.commit(exclusive=False)
+            return file.summary
+        if existing is not None:
+            return existing
+        # Another driver's task may have removed a damaged file between the two lines.
+    name = chunk_format.file_names(chunk.number)[file_number]
+    raise DamagedStoreError(f"{chunk_format.location}/{name} was written by another task just now, and is damaged.")
 
 
 class ReadBackWriter:
