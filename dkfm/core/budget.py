@@ -27,6 +27,9 @@ PRODUCT_SECONDS = 4.5e-11
 EIGENVECTOR_SQUARES = 3
 """Number of (N, N) arrays that an eigendecomposition needs."""
 
+ROTATION_SQUARES = 9
+"""Number of (N, N) arrays that `ExactFeatureMap` needs where a singular value decomposition rotates its root."""
+
 PIVOT_SQUARES = 2
 """Number of (N, N) arrays that a pivoted Cholesky factorization of a Gram matrix needs."""
 

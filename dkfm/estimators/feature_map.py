@@ -16,13 +16,13 @@ from dkfm.core.frames import is_dask_array, is_dask_collection, require_same_col
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError, UnsupportedStoreError
 from dkfm.estimators.base import KernelEstimator, check_dtype
-from dkfm.estimators.fitting import feature_maps, landmarks
+from dkfm.estimators.fitting import feature_maps, landmarks, map_certificates
 from dkfm.estimators.fitting.landmarks import BUILDS, MapOptions
 from dkfm.estimators.fitting.training_data import TrainingData, compute_lazy_frame, drop_zero_weights
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec, as_kernel
-from dkfm.numerics import roots
+from dkfm.numerics import error_bounds, roots
 from dkfm.numerics.certificates.certificate import Certificate, Verification
 from dkfm.numerics.scorer import Scorer, kernel_distances
 from dkfm.storage.model_store import Record
@@ -145,11 +145,12 @@ class ExactFeatureMap(KernelEstimator):
 
     dropped_: Array
     error_bounds_: Array
+    scales_: Array
     max_similarity_: float
     _output: ClassVar[str] = "features"
     _stored_params: ClassVar[tuple[str, ...]] = ("basis", "centered", "tol", "rcond", "on_indefinite", "dtype")
     _required_arrays: ClassVar[tuple[str, ...]] = ("dropped", "error_bounds")
-    _optional_arrays: ClassVar[tuple[str, ...]] = ("eigenvalues", "pivots", "mean", "landmark_indices")
+    _optional_arrays: ClassVar[tuple[str, ...]] = ("eigenvalues", "pivots", "mean", "landmark_indices", "scales")
     _certificate_names: ClassVar[tuple[str, ...]] = ("certificate", "training_certificate")
     _scalars: ClassVar[tuple[str, ...]] = ("max_similarity",)
 
@@ -290,7 +291,7 @@ class ExactFeatureMap(KernelEstimator):
         if (rank is None) == (tol is None):
             raise InvalidInputError("truncate takes a rank or a tol, one of them.")
         roots.require_parameters("spectral", None, tol)
-        r = require_count(rank, "rank") if tol is None else roots.find_rank_within(self.error_bounds_, tol)
+        r = require_count(rank, "rank") if tol is None else error_bounds.find_rank_within(self.error_bounds_, tol)
         if r > self.rank_:
             raise InvalidInputError(f"The rank of this map is {self.rank_}, and {r} is more.")
         basis = str(self._fitted_parameters["basis"])
@@ -367,14 +368,16 @@ class ExactFeatureMap(KernelEstimator):
         """Return the parts that fits of components and discriminants in the features of this map need."""
         fitted = vars(self)
         holds_all = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == self.certificate_
-        return feature_maps.FittedMap(self.model_, fitted.get("eigenvalues_"), self.error_bounds_, holds_all)
+        return feature_maps.FittedMap(
+            self.model_, fitted.get("eigenvalues_"), self.scales_, self.error_bounds_, holds_all
+        )
 
     def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
-        return feature_maps.certify_fit(scorer, landmarks, cast("Array | None", fitted.get("mean")))
+        return map_certificates.certify_fit(scorer, landmarks, cast("Array | None", fitted.get("mean")))
 
     def _verify_new_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
         mean, bound = vars(self).get("mean_"), self.error_bound_
-        return feature_maps.verify_points(scorer, landmark_certificate, Z, mean, bound, self.max_similarity_)
+        return map_certificates.verify_points(scorer, landmark_certificate, Z, mean, bound)
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
@@ -382,6 +385,10 @@ class ExactFeatureMap(KernelEstimator):
         n, r = head.weights.shape
         shapes = {feature_maps.root_values_name(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
         shapes |= {"mean": (n,)} if record.parameters["centered"] else {}
+        if "scales" in arrays:
+            shapes["scales"] = (n,)
+        else:
+            record = feature_maps.convert_old_bounds(record)
         if any(arrays[name].shape != shape for name, shape in shapes.items()) or arrays["dropped"].ndim != 1:
             raise UnsupportedStoreError("The fitted arrays of a feature map do not fit its model.")
         if record.parameters["dtype"] != str(record.model.dtype):

@@ -14,7 +14,7 @@ from dkfm.kernels.separable import Laplacian, Periodic
 from dkfm.kernels.series import Exp, Normalized, PowerSeries
 from dkfm.kernels.sklearn_names import KernelSpec, as_kernel, from_sklearn
 from dkfm.kernels.stationary import Exponential, Gaussian, Matern, NegativeSquaredDistance, RationalQuadratic
-from dkfm.kernels.transformed import Affine, Columns, Warped
+from dkfm.kernels.transformed import Affine, Columns, Standardize, Warped
 
 __all__ = [
     "AdditiveChiSquared",
@@ -49,6 +49,7 @@ __all__ = [
     "RationalQuadratic",
     "Scaled",
     "Sigmoid",
+    "Standardize",
     "Sum",
     "Warped",
     "as_kernel",

@@ -22,7 +22,7 @@ from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared, HistogramInte
 from dkfm.kernels.separable import Laplacian, Periodic
 from dkfm.kernels.series import Exp, Normalized, PowerSeries
 from dkfm.kernels.stationary import Exponential, Gaussian, Matern, NegativeSquaredDistance, RationalQuadratic
-from dkfm.kernels.transformed import Affine, Columns, Warped
+from dkfm.kernels.transformed import Affine, Columns, Standardize, Warped
 
 _NUMERIC: dict[str, type[Kernel]] = {
     "additive_chi_squared": AdditiveChiSquared,
@@ -59,6 +59,7 @@ _REGISTRY: dict[str, type] = {
     "power_series": PowerSeries,
     "product": Product,
     "scaled": Scaled,
+    "standardize": Standardize,
     "sum": Sum,
     "warped": Warped,
 }

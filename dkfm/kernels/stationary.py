@@ -73,13 +73,19 @@ class EuclideanDistanceKernel(DistanceKernel):
     def _map_values(self, negative_squares: Array) -> Array:
         """Return the kernel values of negative squared distances, which may be overwritten."""
 
+    def _effect_of_errors(self, negative_squares: Array) -> Array:
+        """Return values that errors of squared distances change as they change the kernel's."""
+        return self._map_values(negative_squares)
+
     def _pairwise_distances(self, X: Rows) -> Array:
         return np.sqrt(-prepare_negative_squared_distances(X, 1.0)(X))
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare the squared distances to the landmarks."""
         unit = self._length_scale_factor * self._column_scales(landmarks.shape[1])
-        negative_squared_distances = prepare_negative_squared_distances(landmarks, unit, self._near_threshold)
+        negative_squared_distances = prepare_negative_squared_distances(
+            landmarks, unit, self._near_threshold, self._effect_of_errors
+        )
         return lambda Z, out=None, /: self._map_values(negative_squared_distances(Z, out))
 
     def diagonal(self, X: Rows) -> Array:
@@ -223,6 +229,9 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     def _map_values(self, negative_squares: Array) -> Array:
         return negative_squares
+
+    def _effect_of_errors(self, negative_squares: Array) -> Array:
+        return np.exp(negative_squares)  # its use is in Exp(k); by itself every error changes it
 
 
 _MAX_NU = 100.0

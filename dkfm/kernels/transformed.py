@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 
 import numpy as np
@@ -18,8 +18,41 @@ from dkfm.kernels.pairwise.blocks import Evaluator
 from dkfm.kernels.parameters import as_float_or_nan, unwrap_0d_array
 
 
+class AffineMap:
+    """Base class of affine maps of rows, whose parameters are finite numbers, or sequences of one for each column."""
+
+    def __post_init__(self) -> None:
+        for parameter in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = unwrap_0d_array(getattr(self, parameter.name))
+            is_sequence = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+            parts: Iterable[object] = value if is_sequence else (value,)  # type: ignore[assignment]  # a sequence
+            numbers = tuple(as_float_or_nan(part) for part in parts)
+            if not numbers or not all(isfinite(number) for number in numbers):
+                name = type(self).__name__
+                raise KernelError(f"{name} needs finite numbers as {parameter.name}, and got {value!r:.50}.")
+            object.__setattr__(self, parameter.name, numbers if is_sequence else numbers[0])
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether the map keeps the zeros of sparse rows."""
+        return False
+
+    def __call__(self, X: Rows) -> Rows:
+        """Return the mapped float64 rows (n, d); sparse rows stay sparse, and raise an error if zeros are not kept."""
+        constants = [np.asarray(getattr(self, parameter.name)) for parameter in fields(self)]  # type: ignore[arg-type]  # as above
+        if any(c.ndim and len(c) != X.shape[1] for c in constants):
+            raise KernelError(f"{self!r} has other columns than these rows, which have {X.shape[1]}.")
+        if not isinstance(X, np.ndarray) and not self.keeps_zeros:
+            raise InvalidInputError(f"{self!r} shifts every value and would make sparse rows dense.")
+        return self._map(X, *constants)
+
+    @abstractmethod
+    def _map(self, X: Rows, *constants: Array) -> Rows:
+        """Return the mapped rows, given the parameters as arrays."""
+
+
 @dataclass(frozen=True)
-class Affine:  # numpydoc ignore=PR02
+class Affine(AffineMap):  # numpydoc ignore=PR02
     """The affine map of rows ``x -> scale * x + shift``, for `Kernel.warp`.
 
     Parameters
@@ -39,31 +72,50 @@ class Affine:  # numpydoc ignore=PR02
     scale: float | tuple[float, ...] = 1.0
     shift: float | tuple[float, ...] = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("scale", "shift"):
-            value = unwrap_0d_array(getattr(self, name))
-            is_sequence = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
-            parts: Iterable[object] = value if is_sequence else (value,)  # type: ignore[assignment]  # a sequence
-            numbers = tuple(as_float_or_nan(part) for part in parts)
-            if not numbers or not all(isfinite(number) for number in numbers):
-                raise KernelError(f"Affine needs finite numbers as {name}, and got {value!r:.50}.")
-            object.__setattr__(self, name, numbers if is_sequence else numbers[0])
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether the shift is 0."""
+        return not np.any(self.shift)
 
-    def __call__(self, X: Rows) -> Rows:
-        """Return the mapped float64 rows (n, d); sparse rows stay sparse, and raise an error if a shift is not 0."""
-        constants = [np.asarray(value) for value in (self.scale, self.shift)]
-        if any(c.ndim and len(c) != X.shape[1] for c in constants):
-            raise KernelError(f"{self!r} has other columns than these rows, which have {X.shape[1]}.")
+    def _map(self, X: Rows, *constants: Array) -> Rows:
         scale, shift = constants
-        if not isinstance(X, np.ndarray):
-            if shift.any():
-                raise InvalidInputError(f"{self!r} shifts every value and would make sparse rows dense.")
-            return scale_columns(X, np.broadcast_to(scale, X.shape[1]))
-        mapped: Array = X * scale + shift
-        return mapped
+        return X * scale + shift if isinstance(X, np.ndarray) else scale_columns(X, np.broadcast_to(scale, X.shape[1]))
 
 
-RowMap = Affine | Callable[[Array], object]
+@dataclass(frozen=True)
+class Standardize(AffineMap):  # numpydoc ignore=PR02
+    """The affine map of rows ``x -> (x - mean) / scale``, for `Kernel.warp`.
+
+    It keeps the digits of columns that lie far from 0, which an `Affine` of the same values loses.
+
+    Parameters
+    ----------
+    mean : float, or one for each column
+        Constant that is subtracted from the columns.
+    scale : float, or one for each column
+        Divisor of the columns, not 0.
+
+    Examples
+    --------
+    >>> from dkfm.kernels import Linear, Standardize
+    >>> Linear().warp(Standardize((1e9, 1.0), (2.0, 1.0)))([[1e9 + 1, 3.0]])
+    array([[4.25]])
+    """
+
+    mean: float | tuple[float, ...] = 0.0
+    scale: float | tuple[float, ...] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not np.all(self.scale):
+            raise KernelError(f"Standardize divides by its scale, which must not be 0, and got {self.scale!r:.50}.")
+
+    def _map(self, X: Rows, *constants: Array) -> Rows:
+        mean, scale = constants
+        return np.asarray((X - mean) / scale)
+
+
+RowMap = AffineMap | Callable[[Array], object]
 """A function of rows (n, d) that returns rows (n, d') and maps each row independently of the others."""
 
 
@@ -112,7 +164,7 @@ class Warped(_TransformedRowsKernel):  # numpydoc ignore=PR02
     ----------
     kernel : Kernel
         Kernel of the mapped rows.
-    h : Affine or callable
+    h : Affine, Standardize or callable
         Map of the rows. Your own function gets dense, read-only float64 rows (n, d) and returns n rows; it must map
         each row independently of the others.
 
@@ -134,21 +186,21 @@ class Warped(_TransformedRowsKernel):  # numpydoc ignore=PR02
 
     @property
     def supports_float32(self) -> bool:
-        """False, also for an `Affine` map: float32 would round the mapped rows."""
+        """False, also for an affine map: float32 would round the mapped rows."""
         return False
 
     @property
     def supports_sparse(self) -> bool:
         """Whether the map keeps zeros, and the inner kernel takes sparse rows."""
-        return isinstance(self.h, Affine) and not np.any(self.h.shift) and self.kernel.supports_sparse
+        return isinstance(self.h, AffineMap) and self.h.keeps_zeros and self.kernel.supports_sparse
 
     @property
     def translation_invariant(self) -> bool:
         """Whether the inner kernel is translation invariant and the map is affine, so that it scales differences."""
-        return isinstance(self.h, Affine) and self.kernel.translation_invariant
+        return isinstance(self.h, AffineMap) and self.kernel.translation_invariant
 
     def _transform_rows(self, X: Rows) -> Rows:
-        if isinstance(self.h, Affine):
+        if isinstance(self.h, AffineMap):
             return self.h(X)
         name = f"The rows that {display_name(self.h)} returned"
         rows = as_rows(call_user_function(self, self.h, read_only_view(X)), name)  # type: ignore[arg-type]  # dense: sparse rows are refused
@@ -157,7 +209,7 @@ class Warped(_TransformedRowsKernel):  # numpydoc ignore=PR02
         return rows
 
     def __repr__(self) -> str:
-        h = repr(self.h) if isinstance(self.h, Affine) else display_name(self.h)
+        h = repr(self.h) if isinstance(self.h, AffineMap) else display_name(self.h)
         return f"{parenthesize(self.kernel, Sum, Product, Scaled, Power)}.warp({h})"
 
 

@@ -1,8 +1,9 @@
 """Compute pivoted Cholesky factors: rank-revealing, nested, with an error bound before any point is mapped.
 
-Pivots are chosen until no diagonal entry of ``K - L L'`` exceeds a threshold, which bounds the residual of every
-training point. If the Gram matrix is in memory, LAPACK factors it. Otherwise the factor grows column by column, and
-only the columns of the pivots are computed.
+The matrix that is factored is ``A = D^-1 K D^-1``, of diagonal 1 (0 for rows that are the zero vector). Pivots are
+chosen until no diagonal entry of ``A - L L'`` exceeds a threshold, which bounds the residual of every training row as a
+share of its own k(x, x). If the Gram matrix is in memory, LAPACK factors it. Otherwise the factor grows column by
+column, and only the columns of the pivots are computed.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,23 @@ from scipy.linalg import lapack
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import NotPSDError
-from dkfm.numerics.roots import EIGENVECTOR_ERROR_SHARE, EPS, MIN_ERROR_BOUND, ROUNDING_SHARE, Root, condition_number
+from dkfm.numerics.error_bounds import Residuals, estimate_largest_norm, make_probes
+from dkfm.numerics.roots import (
+    EIGENVECTOR_ERROR_SHARE,
+    EPS,
+    ROUNDING_SHARE,
+    Root,
+    condition_number,
+    nonzero_lengths,
+    row_lengths,
+    scale_gram_in_place,
+)
+
+_TOL_SHARE = 0.9
+"""Share of a tolerance that dropped residuals may take; the rest is left for rounding."""
+
+RESIDUAL_ROUNDING = 8 * EPS
+"""Rounding error of a residual, as a share of k(x, x), that is computed from the factor."""
 
 BLOCK_COLUMNS = 256
 """Number of columns by which the memory of a factor grows."""
@@ -33,18 +50,17 @@ class Pivots:
     """Numbers of the rows that are pivots. Shape (r,)."""
     root: Root
     """Triangular root of the Gram matrix of the pivots."""
-    largest_residuals: Array
-    """Largest diagonal entry of ``K - L L'`` after 0, 1, .. r pivots. Shape (r + 1,)."""
+    residuals: Residuals
+    """Diagonal entries of ``A - L L'``, and coefficients of all rows for the pivots."""
 
 
-def pivot_threshold(diagonal: Array, tol: float | None) -> float:
-    """Return the threshold that a diagonal entry must exceed to be a pivot.
+def pivot_threshold(tol: float | None) -> float:
+    """Return the threshold that a diagonal entry of A must exceed to be a pivot.
 
-    It is the larger of ``64 eps`` and ``tol^2``, times the largest entry. `tol` is first reduced by the rounding that
-    the error bound adds. With ``4 eps``, 500 points that were given twice had a rank of 590 and negative residuals.
+    It is the larger of ``64 eps`` and ``tol^2``. `tol` is first reduced by the rounding that the error bound adds, in
+    proportion. With ``4 eps``, 500 points that were given twice had a rank of 590 and negative residuals.
     """
-    share = 0.0 if tol is None else max(0.0, tol - 2 * MIN_ERROR_BOUND) ** 2
-    return max(ROUNDING_SHARE, share) * float(diagonal.max())
+    return max(ROUNDING_SHARE, 0.0 if tol is None else (_TOL_SHARE * tol) ** 2)
 
 
 def choose_largest(residuals: Array) -> int:
@@ -60,7 +76,7 @@ def factor_gram(K: Array, tol: float | None = None, limit: int | None = None) ->
     K : ndarray of shape (N, N), Fortran-contiguous
         Gram matrix, overwritten; only the lower triangle is read.
     tol : float, optional
-        Stop when all diagonal entries are at most ``tol^2`` of the largest entry of K. The smallest threshold, and the
+        Stop when all diagonal entries of the scaled matrix are at most ``tol^2``. The smallest threshold, and the
         default, is ``64 eps``.
     limit : int, optional
         Largest number of pivots.
@@ -68,10 +84,11 @@ def factor_gram(K: Array, tol: float | None = None, limit: int | None = None) ->
     Notes
     -----
     LAPACK ``dpstrf`` subtracts from the diagonal step by step, so that accumulated rounding can pass for a pivot.
-    Therefore each pivot is computed again as ``K_pp - |R_p|^2``, and the first below the threshold ends the factor.
+    Therefore each pivot is computed again as ``A_pp - |R_p|^2``, and the first below the threshold ends the factor.
     """
+    lengths, threshold = row_lengths(K.diagonal()), pivot_threshold(tol)
+    scale_gram_in_place(K, lengths)
     diagonal = K.diagonal().copy()
-    threshold = pivot_threshold(diagonal, tol)
     factor, order, rank, _ = lapack.dpstrf(K, tol=threshold, lower=1, overwrite_a=1)
     del K
     order = order.astype(np.intp) - 1
@@ -82,10 +99,11 @@ def factor_gram(K: Array, tol: float | None = None, limit: int | None = None) ->
     values = diagonal[order[:rank]] - _sum_squares(R)
     R[np.diag_indices(rank)] = factor.diagonal()[:rank]
     rank = int(np.append(values <= threshold, True).argmax())
-    residuals = diagonal[order[rank:]]
+    residuals, rest = diagonal[order[rank:]], factor[rank:, :rank]
     for rows in row_slices(len(residuals), BLOCK_COLUMNS):
-        residuals[rows] -= _sum_squares(factor[rank:][rows, :rank])
-    return _make_pivots(order[:rank], R[:rank, :rank], values[:rank], residuals)
+        residuals[rows] -= _sum_squares(rest[rows])
+    remaining = np.append(values[:rank], residuals.max(initial=0.0))
+    return _make_pivots(order[:rank], R[:rank, :rank], values[:rank], lengths, residuals, remaining, rest.dot)
 
 
 def factor_columns(
@@ -117,7 +135,8 @@ def factor_columns(
     Pivots or None
         None if `should_continue` returned False.
     """
-    n, threshold = len(diagonal), pivot_threshold(diagonal, tol)
+    n, threshold, lengths = len(diagonal), pivot_threshold(tol), row_lengths(diagonal)
+    divisors, diagonal = nonzero_lengths(lengths), np.sign(diagonal)
     blocks: list[Array] = []
     numbers: list[int] = []
     rejected: list[int] = []
@@ -143,6 +162,8 @@ def factor_columns(
                 return None
             blocks.append(np.empty((min(BLOCK_COLUMNS, (limit or n) - len(numbers)), n)))
         column_of_factor = column(pivot)
+        column_of_factor /= divisors
+        column_of_factor /= divisors[pivot]
         for part, block in zip(parts, blocks, strict=False):
             column_of_factor -= part @ block[: len(part)]
         column_of_factor /= np.sqrt(value)
@@ -156,11 +177,19 @@ def factor_columns(
         remaining.append(float(residuals.max()))
     pivots = np.array(numbers, dtype=np.intp)
     residuals = np.delete(_compute_residuals(diagonal, blocks, numbers), pivots)
+    remaining[-1] = float(residuals.max(initial=0.0))
     R = np.zeros((len(pivots), len(pivots)), order="F")
     for i, block in enumerate(blocks):
         columns = R[:, i * BLOCK_COLUMNS : (i + 1) * BLOCK_COLUMNS]
         columns[...] = block[: columns.shape[1], pivots].T
-    return _make_pivots(pivots, R, np.array(values), residuals, np.array(remaining[:-1]))
+
+    def project(G: Array) -> Array:
+        product = np.zeros((n, G.shape[1]))
+        for block, columns in zip(blocks, row_slices(len(G), BLOCK_COLUMNS), strict=True):
+            product += block[: columns.stop - columns.start].T @ G[columns]
+        return product
+
+    return _make_pivots(pivots, R, np.array(values), lengths, residuals, np.array(remaining), project)
 
 
 def require_psd_residual(K: Array, features: Array, lowest_residual: float, root: Root, n_rows: int, what: str) -> None:
@@ -169,11 +198,11 @@ def require_psd_residual(K: Array, features: Array, lowest_residual: float, root
     Parameters
     ----------
     K : ndarray of shape (s, s)
-        Kernel values of some of the N training rows.
+        Kernel values of some of the N training rows, divided by the lengths of both.
     features : ndarray of shape (s, r)
-        Features of the same rows.
+        Features of the same rows, divided by their lengths.
     lowest_residual : float
-        Smallest ``k(x, x) - |phi(x)|^2`` of all N training rows.
+        Smallest ``(k(x, x) - |phi(x)|^2) / k(x, x)`` of all N training rows.
     root : Root
         Root that the features were computed with; a feature has a rounding error of about ``eps sqrt(condition)``.
     n_rows : int
@@ -195,7 +224,7 @@ def require_psd_residual(K: Array, features: Array, lowest_residual: float, root
     )
     # The relative error of a feature is about ``eps top / value``.
     top = float(root.values.max(initial=0.0))
-    rounding = share * float(np.abs(K).max()) + 16 * EPS * top * (np.square(features) @ (1 / root.values))
+    rounding = share + 16 * EPS * top * (np.square(features) @ (1 / root.values))
     # The residual of a row that the features explain in full is rounding instead of 0.
     lengths = np.sqrt(np.maximum(rest.diagonal(), 0.0) + rounding)
     excess = np.abs(rest) - np.outer(lengths, lengths)
@@ -203,9 +232,9 @@ def require_psd_residual(K: Array, features: Array, lowest_residual: float, root
     if excess[i, j] <= 0 and -lowest_residual <= rounding.max():
         return
     finding = f"{what} is not positive semi-definite: beyond {features.shape[1]} features"
-    why = f"two rows still have a similarity of {rest[i, j]:.6g}, with themselves {rest[i, i]:.6g} and {rest[j, j]:.6g}"
+    why = f"two rows still have a cosine of {rest[i, j]:.6g}, with themselves {rest[i, i]:.6g} and {rest[j, j]:.6g}"
     if i == j or -lowest_residual > excess[i, j]:
-        why = f"a row still has a similarity of {min(lowest_residual, rest[i, i]):.6g} with itself"
+        why = f"a row still has a cosine of {min(lowest_residual, rest[i, i]):.6g} with itself"
     remedy = 'choose another kernel, or drop its negative part with basis="spectral" and on_indefinite="clip"'
     raise NotPSDError(f"{finding} {why}; {remedy}.")
 
@@ -227,9 +256,37 @@ def _sum_squares(rows: Array) -> Array:
     return squares
 
 
-def _make_pivots(numbers: Indices, R: Array, values: Array, residuals: Array, remaining: Array | None = None) -> Pivots:
-    """Return the pivots with the root ``R'^(-1)``; `residuals` are those of all other rows."""
+def _make_pivots(
+    numbers: Indices,
+    R: Array,
+    values: Array,
+    lengths: Array,
+    residuals: Array,
+    remaining: Array,
+    project: Callable[[Array], Array],
+) -> Pivots:
+    """Return the pivots with the root ``D^-1 R'^(-1)``.
+
+    Parameters
+    ----------
+    numbers, R, values
+        Numbers of the pivots (r,), the factor of their scaled Gram matrix (r, r), and their residuals (r,).
+    lengths : ndarray of shape (N,)
+        `row_lengths` of all rows.
+    residuals : ndarray of shape (N - r,)
+        Residuals of all other rows.
+    remaining : ndarray of shape (r + 1,)
+        Largest residual of any row after 0, 1, .. r pivots.
+    project : callable
+        Function that multiplies the features of rows that are no pivots by a matrix (r, p).
+    """
     inverse, _ = lapack.dtrtri(R, lower=1, overwrite_c=1) if len(R) else (R, 0)
+    scales = lengths[numbers]
+    norm = 1.0
+    if len(R) and len(residuals):
+        norm = max(1.0, estimate_largest_norm(np.asarray(project(inverse @ make_probes(len(R))))))
+    # The residual of a row that the features explain in full is rounding instead of 0.
+    noise = 0.0 if not len(residuals) else RESIDUAL_ROUNDING
+    shares = Residuals(np.maximum(remaining, 0.0), float(residuals.min(initial=0.0)), norm, noise)
     dropped = np.sort(residuals)[::-1]
-    after = np.append(values if remaining is None else remaining, dropped.max(initial=0.0))
-    return Pivots(numbers, Root(inverse.T, values, dropped, triangular=True), after)
+    return Pivots(numbers, Root(inverse.T / scales[:, np.newaxis], values, dropped, scales, triangular=True), shares)

@@ -2,6 +2,11 @@
 
 Every W with ``K W W' K = K`` gives the same inner products of the features ``k_z' W``. The columns of the spectral and
 of the Cholesky root are nested: the first r of them define the map of rank r.
+
+Rounding is relative to the largest entry of the matrix that is decomposed. So that rows of small ``k(x, x)`` keep their
+digits, K is scaled to a unit diagonal first: ``A = D^-1 K D^-1`` with ``D = diag(sqrt k(x_n, x_n))``, and a root of A
+becomes one of K by ``W = D^-1 W_A``. The error is then of order ``eps`` times the condition of A (Demmel, "On floating
+point errors in Cholesky", 1989).
 """
 
 import warnings
@@ -9,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import eigh
+from scipy.linalg import eigh, lapack, solve_triangular, svd
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
@@ -23,57 +28,92 @@ EPS = float(np.finfo(np.float64).eps)
 ROUNDING_SHARE = 64 * EPS
 """Share of the largest eigenvalue or diagonal entry below which values may be rounding, of the kernel or of LAPACK."""
 
-MIN_ERROR_BOUND = 1e-12
-"""Smallest error bound in float64."""
-
-MIN_ERROR_BOUND_FLOAT32 = 1e-4
-"""Smallest error bound in float32."""
-
 EIGENVECTOR_ERROR_SHARE = 1e-4
 """Error, as a share of the largest value, that the last eigenvectors may make between two other points."""
-
-DOUBLE: np.dtype[np.floating] = np.dtype(np.float64)
-
-_EPS32 = float(np.finfo(np.float32).eps)
 
 _WELL_CONDITIONED = 2000.0
 """Condition number up to which ``K^(-1/2)`` is explicit: its error, ``eps sqrt(condition)``, is then below 1e-14."""
 
+_MAX_ROTATED_CONDITION = 1e8
+"""Condition number of the scaled matrix up to which a rotation of its root is ``K^(-1/2)``."""
+
+_EQUAL_SCALES = 1e-2
+"""Ratio of the smallest to the largest length of a row above which scaling would gain less than four digits of k."""
+
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """A root W, whose columns are in descending order of what each explains."""
+    """A root W of a Gram matrix, whose columns are in descending order of what each explains."""
 
     weights: Array
-    """W: ``V L^(-1/2)`` of the eigenvectors V and eigenvalues L, or the upper triangular ``R'^(-1)`` of the pivots,
-    with ``R R' = K``. Shape (N, r)."""
+    """W: ``D^-1 V L^(-1/2)`` of the eigenvectors V and eigenvalues L, or ``D^-1 R'^(-1)`` of the pivots, with
+    ``R R' = A`` of the pivots. Shape (N, r)."""
     values: Array
     """The eigenvalues, or the pivots: the diagonal entry that each had when it was chosen. Shape (r,)."""
     dropped: Array
     """Values that were treated as zero: the other eigenvalues, or the residuals of the rows that are no pivots."""
+    scales: Array
+    """Diagonal of D: ``sqrt k(x_n, x_n)``, or ones if K itself was decomposed. W is 0 where it is 0. Shape (N,)."""
     triangular: bool = False
-    """Whether the root is that of pivots."""
+    """Whether the root is that of pivots, and W upper triangular."""
+    rotation: Array | None = None
+    """Matrix O with orthonormal rows for which ``W O = K^(-1/2)``; None if that is not to be formed. Shape (r, N)."""
 
     def truncate(self, r: int) -> "Root":
         """Return the root of rank r: the first r columns, and for pivots also only the first r rows."""
-        weights = self.weights[: r if self.triangular else None, :r]
+        rows = r if self.triangular else len(self.weights)
         dropped = np.concatenate([self.values[r:], self.dropped])
-        return Root(np.ascontiguousarray(weights), self.values[:r], dropped, self.triangular)
+        weights = np.ascontiguousarray(self.weights[:rows, :r])
+        rotation = None if self.rotation is None else self.rotation[:r]
+        return Root(weights, self.values[:r], dropped, self.scales[:rows], self.triangular, rotation)
+
+    def landmark_features(self) -> Array:
+        """Return ``K W``, the features of the landmarks, (N, r), without kernel values."""
+        if self.triangular:
+            return solve_triangular(self.weights, np.eye(len(self.weights)), trans="T", lower=False)
+        # D twice, because its square may overflow or underflow where the product does not.
+        lengths = self.scales[:, np.newaxis]
+        return lengths * (lengths * self.weights) * self.values
+
+    def is_scaled(self, lengths: Array) -> bool:
+        """Return whether the root is one of the matrix scaled by these lengths (N,), up to one factor of all."""
+        smallest, largest = self.relative_scales(lengths)
+        return largest <= 2 * smallest
+
+    def relative_scales(self, lengths: Array) -> tuple[float, float]:
+        """Return the smallest and the largest ``scale / length`` of rows of the given positive lengths, (N,)."""
+        positive = lengths > 0
+        ratios = self.scales[positive] / lengths[positive]
+        return (float(ratios.min()), float(ratios.max())) if len(ratios) else (1.0, 1.0)
 
 
-def rank_in_float32(root: Root, values: Array, diagonal: Array) -> int:
-    """Return the number of columns before the first feature that is smaller than its rounding error in float32.
+def row_lengths(diagonal: Array) -> Array:
+    """Return ``sqrt |k(x, x)|``, the lengths of rows in feature space, (N,), of their k(x, x)."""
+    return np.sqrt(np.abs(diagonal))
 
-    `values` are kernel values (s, N) of some training rows with the landmarks, and `diagonal` is k(x, x) of the
-    landmarks, (N,). Rounding ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of feature j.
-    The columns that remain have eigenvalues above about ``eps lambda_max / sqrt(N)``, or pivots above ``eps max diag``.
-    A fixed threshold would be some digits too high for one kernel and too low for another.
+
+def nonzero_lengths(lengths: Array) -> Array:
+    """Return lengths (N,) with those of 0 replaced by the largest, or by 1, so that rows can be divided by them."""
+    largest = float(lengths.max(initial=0.0))
+    return np.where(lengths > 0, lengths, largest if largest > 0 else 1.0)
+
+
+def scale_gram_in_place(K: Array, lengths: Array) -> None:
+    """Replace the lower triangle of K by that of ``D^-1 K D^-1``; the diagonal becomes exactly 1, 0 or -1.
+
+    `lengths` (N,) are those of `row_lengths`. A row of length 0 is divided by the largest length instead: if it is not
+    zero, K is not positive semi-definite, and the eigenvalues of the scaled matrix show it.
     """
-    # These rows may include no landmark, so each landmark counts with at least its own k(x, x).
-    squares = np.maximum(np.square(values).mean(axis=0), np.square(diagonal) / len(diagonal))
-    noise = _EPS32**2 * (squares @ np.square(root.weights))
-    features = np.maximum(np.square(values @ root.weights).mean(axis=0), root.values / len(diagonal))
-    return max(min(1, len(features)), int(np.append(noise > features, True).argmax()))
+    divisors = nonzero_lengths(lengths)
+    if (divisors == 1.0).all():
+        return
+    signs = np.sign(K.diagonal())
+    for columns in row_slices(len(K), 256):
+        # Two divisions, because the product of two lengths may overflow.
+        block = K[columns.start :, columns]
+        block /= divisors[columns.start :, np.newaxis]
+        block /= divisors[columns]
+    K[np.diag_indices(len(K))] = signs
 
 
 def require_parameters(basis: str, rcond: float | None, tol: float | None) -> None:
@@ -92,63 +132,6 @@ def condition_number(values: Array) -> float:
     return float(values.max() / values.min()) if len(values) else 1.0
 
 
-def bound_errors_by_rank(
-    largest_residuals: Array, values: Array, max_diagonal: float, dtype: np.dtype[np.floating] = DOUBLE
-) -> Array:
-    """Bound the error of pairs with a training point, for each number of columns that are kept.
-
-    Parameters
-    ----------
-    largest_residuals : ndarray of shape (r + 1,)
-        Largest ``k(x, x) - |phi(x)|^2`` of a training point x after 0, 1, .. r columns, or an upper bound of it.
-    values : ndarray of shape (r,)
-        `Root.values`.
-    max_diagonal : float
-        Largest k(x, x) of a training point.
-    dtype : dtype
-        Dtype in which the map computes.
-
-    Returns
-    -------
-    ndarray of shape (r + 1,)
-        Bounds E with ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(c k(z, z))`` for a training point x and every z, where c
-        is `max_diagonal`, because the part of x that is not kept is at most ``E sqrt(c)`` long. They include rounding.
-        In float64, an eigenvector or pivot is exact to ``eps top / value`` and a feature of x is at most
-        ``sqrt(value)``, which adds ``eps top / sqrt(value)``, and at least 1e-12. In float32, 1e-4 is added.
-    """
-    if max_diagonal <= 0:
-        return np.zeros(len(largest_residuals))
-    bounds = np.sqrt(np.clip(np.minimum.accumulate(largest_residuals) / max_diagonal, 0.0, 1.0))
-    if dtype == np.float32:
-        bounds += MIN_ERROR_BOUND_FLOAT32
-        return bounds
-    top = float(values.max(initial=0.0))
-    smallest = np.minimum.accumulate(np.concatenate([[max(top, max_diagonal)], values]))
-    bounds += np.maximum(MIN_ERROR_BOUND, 4 * EPS * max(top, max_diagonal) / np.sqrt(smallest * max_diagonal))
-    return bounds
-
-
-def bound_residuals_by_rank(root: Root, diagonal: Array) -> Array:
-    """Bound the largest ``k(x, x) - |phi(x)|^2`` of the landmarks x after 0, 1, .. r eigenvectors, (r + 1,).
-
-    It is at most the next eigenvalue. It is also computed from the features of the landmarks, ``L^(1/2) V'``.
-    """
-    bounds: Array = np.append(root.values, np.abs(root.dropped).max(initial=0.0))
-    residuals = np.full(len(bounds), -np.inf)
-    residuals[0] = diagonal.max()
-    for rows in row_slices(len(diagonal), 256):
-        explained = np.cumsum(np.square(root.weights[rows] * root.values), axis=1)
-        np.maximum(residuals[1:], (diagonal[rows, np.newaxis] - explained).max(axis=0), out=residuals[1:])
-    np.minimum(bounds, np.maximum(residuals, 0.0) + ROUNDING_SHARE * max(float(diagonal.max()), 0.0), out=bounds)
-    return bounds
-
-
-def find_rank_within(bounds: Array, tol: float) -> int:
-    """Return the smallest number of columns whose error bound is at most tol; all columns if there is none."""
-    within = bounds <= tol
-    return int(within.argmax()) if within.any() else len(bounds) - 1
-
-
 def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[str, Head]:
     """Return the heads "features" and "residual" of a map in a basis.
 
@@ -163,12 +146,15 @@ def make_map_heads(root: Root, basis: str, mean: Array | None = None) -> dict[st
 
     Notes
     -----
-    symmetric: ``K^(-1/2) k_z`` (Ghiasi-Shirazi and Qaraei, eq. 4), N columns; spectral: ``L^(-1/2) V' k_z``, r
-    columns; cholesky: ``R^(-1) k_z``, r columns. All have the same inner products. Centred, they are the paper's psi,
-    ``phi(z) - M`` with M the mean of the features (eqs. 8 and 9). The symmetric root is explicit if that loses no
+    symmetric: ``K^(-1/2) k_z`` (Ghiasi-Shirazi and Qaraei, eq. 4), N columns; spectral: ``L^(-1/2) V' D^-1 k_z``, r
+    columns; cholesky: ``R^(-1) D^-1 k_z``, r columns. All have the same inner products. Centred, they are the paper's
+    psi, ``phi(z) - M`` with M the mean of the features (eqs. 8 and 9). The symmetric root is explicit if that loses no
     digits and takes no more work than its factors. Residuals are those of uncentred features, and never use that root.
     """
     W, n, residual = root.weights, len(root.weights), make_residual_head(root)
+    if basis == "symmetric" and root.rotation is not None:
+        W = W @ root.rotation
+        return {"features": Head(W, None if mean is None else mean @ W), "residual": residual}
     offset = None if mean is None else mean @ W
     if basis != "symmetric":
         return {"features": Head(W, offset, triangular=root.triangular), "residual": residual}
@@ -295,9 +281,13 @@ def choose_signs(vectors: Array, row_scale: Array | float = 1.0) -> Array:
 
 
 def inverse_root(
-    K: Array, rcond: float | None = None, on_indefinite: str = "raise", what: str = "The Gram matrix of this kernel"
+    K: Array,
+    rcond: float | None = None,
+    on_indefinite: str = "raise",
+    what: str = "The Gram matrix of this kernel",
+    scales: Array | None = None,
 ) -> Root:
-    """Decompose a Gram matrix and keep its numerical rank.
+    """Decompose a Gram matrix, or the matrix scaled to a unit diagonal, and keep its numerical rank.
 
     Parameters
     ----------
@@ -309,6 +299,8 @@ def inverse_root(
         Whether to raise an error or to drop the negative part if ``lambda_min < -max(1000, N) eps lambda_max``.
     what : str
         Name of K in messages.
+    scales : ndarray of shape (N,), optional
+        `row_lengths` of K, if the scaled matrix is decomposed.
 
     Raises
     ------
@@ -316,6 +308,8 @@ def inverse_root(
         The kernel is not positive semi-definite; the message has both ends of the spectrum.
     """
     n = len(K)
+    if scales is not None:
+        scale_gram_in_place(K, scales)
     values, vectors = eigh_in_place(K)
     del K
     lowest, highest = float(values[0]), float(values[-1])
@@ -328,7 +322,46 @@ def inverse_root(
         _warn_of_dropped_eigenvalues(dropped, max(requested_cut, ROUNDING_SHARE * highest), lowest, highest, what)
     vectors = vectors[:, n - rank :][:, ::-1]
     weights = np.multiply(vectors, choose_signs(vectors) / np.sqrt(kept), order="C")
-    return Root(weights, kept, dropped)
+    if scales is not None:
+        weights /= nonzero_lengths(scales)[:, np.newaxis]
+        weights[scales == 0] = 0.0
+    return Root(weights, kept, dropped, np.ones(n) if scales is None else scales)
+
+
+def serves_rotation(K: Array, scales: Array) -> bool:
+    """Return whether ``K^(-1/2)`` is better computed as a rotation of the root of the scaled matrix.
+
+    It is if the rows differ in scale, so that K itself would lose digits of the small ones, and the scaled matrix has
+    full rank and a condition of at most 1e8. K (N, N) is not changed; only its lower triangle is read. `scales` (N,)
+    are its `row_lengths`.
+    """
+    if not 0 < scales.min() < _EQUAL_SCALES * scales.max():
+        return False
+    A = K.copy(order="F")
+    scale_gram_in_place(A, scales)
+    row_sums = _sum_magnitudes(A)
+    R, fault = lapack.dpotrf(A, lower=1, overwrite_a=1)
+    return not fault and lapack.dpocon(R, float(row_sums.max()), uplo="L")[0] * _MAX_ROTATED_CONDITION >= 1
+
+
+def _sum_magnitudes(A: Array) -> Array:
+    """Return the sums of the absolute values of the rows of a symmetric matrix, (N,), from its lower triangle."""
+    sums = np.zeros(len(A))
+    for columns in row_slices(len(A), 256):
+        block = np.abs(np.tril(A[columns.start :, columns]))
+        sums[columns.start :] += block.sum(axis=1)
+        sums[columns] += block.sum(axis=0) - block.diagonal()
+    return sums
+
+
+def add_rotation(root: Root) -> Root:
+    """Return a root of full rank with the rotation that makes it ``K^(-1/2)``.
+
+    With ``F = K W = P S Q'`` (singular values) there is ``K = F F'``, and ``K^(-1/2) = P S^-1 P' = W (Q P')``. An
+    orthogonal factor keeps errors of each pair's own scale.
+    """
+    P, _, Qt = svd(root.landmark_features(), check_finite=False, overwrite_a=True)
+    return replace(root, rotation=(P @ Qt).T)
 
 
 def _warn_of_dropped_eigenvalues(dropped: Array, rounding: float, lowest: float, highest: float, what: str) -> None:

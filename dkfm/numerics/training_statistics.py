@@ -7,26 +7,44 @@ import numpy as np
 from dkfm.core.chunking import choose_tile_rows, row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import KernelError
+from dkfm.numerics.error_bounds import Residuals, estimate_largest_norm, make_probes
 from dkfm.numerics.kernel_components import Moments
+from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer
 
 
-def compute_residual_extremes(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> tuple[Array, float]:
-    """Return the largest residual of the training rows after 0, 1, .. r features, (r + 1,), and the smallest residual.
+def compute_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array, root: Root, lengths: Array) -> Residuals:
+    """Return the residuals of all training rows after 0, 1, .. r features of a root, and their coefficients' norm.
 
-    A residual is ``k(x, x) - |phi(x)|^2``. The model has a head "features" whose columns are nested; `tiles` are all
-    training rows, and `diagonal` (N,) has their k(x, x).
+    Parameters
+    ----------
+    score : Scorer
+        A prepared model with the head "features" of the root, whose columns are nested.
+    tiles : iterable of ndarray or csr_array of shape (n, d)
+        All training rows.
+    diagonal : ndarray of shape (N,)
+        Their k(x, x).
+    root : Root
+        Root of the m landmarks.
+    lengths : ndarray of shape (m,)
+        `row_lengths` of the landmarks.
     """
-    largest = np.full(score.model.head("features").width + 1, -np.inf)
-    largest[0], lowest = diagonal.max(), float(diagonal.min())
+    divisors = nonzero_lengths(row_lengths(diagonal))
+    # The root's rounding is a share of the largest length in its own units.
+    units = np.ones(len(diagonal)) if root.is_scaled(lengths) else np.square(divisors / divisors.max())
+    largest, lowest, norm = np.zeros(score.model.head("features").width + 1), 0.0, 1.0
+    probes = root.weights.T @ (lengths[:, np.newaxis] * make_probes(len(lengths)))
     for positions, rows in _split_tiles(score, tiles):
-        features = score.apply_weights("features", score.kernel_values(rows)).astype(np.float64)
-        residuals = diagonal[positions, np.newaxis] - np.cumsum(np.square(features, out=features), axis=1, out=features)
-        np.maximum(largest[1:], residuals.max(axis=0), out=largest[1:])
-        lowest = min(lowest, float(residuals.min(initial=lowest)))
-    if not np.isfinite(largest).all():
+        features = score.apply_weights("features", score.kernel_values(rows)).astype(np.float64, copy=False)
+        features /= divisors[positions, np.newaxis]
+        norm = max(norm, estimate_largest_norm(features @ probes))
+        explained = np.cumsum(np.square(features, out=features), axis=1, out=features)
+        shares = np.sign(diagonal[positions, np.newaxis]) - np.pad(explained, ((0, 0), (1, 0)))
+        np.maximum(largest, shares.max(axis=0), out=largest)
+        lowest = min(lowest, float((shares[:, -1] * units[positions]).min(initial=0.0)))
+    if not np.isfinite([*largest, norm]).all():
         raise KernelError(f"{score.model.kernel!r} overflows between a training row and a landmark.")
-    return largest, lowest
+    return Residuals(largest, lowest, norm)
 
 
 def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> Array:
@@ -61,20 +79,25 @@ def sum_features_and_products(score: Scorer, tiles: Iterable[Rows], weights: Arr
     return first, second
 
 
-def kernel_values_of_random_combination(score: Scorer, tiles: Iterable[Rows], squared_norm: float) -> Array:
-    """Return the kernel values (N,) of the landmarks with a fixed combination of them of squared length `squared_norm`.
+def kernel_values_of_random_combinations(score: Scorer, tiles: Iterable[Rows], diagonal: Array) -> Array:
+    """Return the kernel values (2, N) of the landmarks with two fixed combinations of them, each of length 1.
 
-    The coefficients of the combination have random signs from a fixed seed. `tiles` are the tiles of the landmarks; the
-    result is empty if there are none.
+    The coefficients of the first have random signs from a fixed seed; those of the second are also divided by the
+    lengths of the landmarks, so that each landmark has the same share in it. `tiles` are the tiles of the landmarks,
+    and `diagonal` (N,) their k(x, x). The result is empty if there are no tiles.
     """
     evaluate = score.model.kernel.make_evaluator(score.model.original_landmarks)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], score.model.landmarks.shape[0])
-    parts = [signs[positions] @ evaluate(rows) for positions, rows in _split_tiles(score, tiles)]
+    lengths = nonzero_lengths(row_lengths(diagonal))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (2, len(diagonal)))
+    signs[0] /= lengths.max()
+    signs[1] /= lengths
+    parts = [signs[:, positions] @ evaluate(rows) for positions, rows in _split_tiles(score, tiles)]
     if not parts:
-        return np.zeros(0)
+        return np.zeros((0, len(diagonal)))
     values: Array = np.sum(parts, axis=0)
-    squared_length = float(signs @ values)
-    return values * np.sqrt(squared_norm / squared_length) if squared_length > 0 else values * 0.0
+    norms = np.sqrt(np.maximum(np.einsum("ij,ij->i", signs, values), 0.0))
+    unit: Array = np.divide(values, norms[:, np.newaxis], out=np.zeros_like(values), where=norms[:, np.newaxis] > 0)
+    return unit
 
 
 def _split_tiles(score: Scorer, tiles: Iterable[Rows]) -> Iterator[tuple[slice, Rows]]:

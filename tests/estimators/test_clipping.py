@@ -108,7 +108,7 @@ def test_a_tolerance_takes_no_positive_eigenvalue_of_a_clipped_kernel(name):
 
 
 def test_residuals_leave_out_eigenvectors_by_the_rounding_of_the_whole_spectrum():
-    found = roots.Root(np.eye(3), np.array([1.0, 1e-3, 1e-8]), np.array([-1e6]))
+    found = roots.Root(np.eye(3), np.array([1.0, 1e-3, 1e-8]), np.array([-1e6]), np.ones(3))
     assert roots.make_residual_head(found).n_leading_columns == 2
 
 

@@ -1,5 +1,7 @@
 """What a mean hides: certificates, and the warning of them, hold against rows that were centred before."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.kernels import Gaussian, Linear, Polynomial
 from dkfm.numerics import fisher
 from dkfm.numerics.certificates import certificate
+from dkfm.numerics.scorer import prepare_scorer
 
 BASES = ("symmetric", "spectral", "cholesky")
 
@@ -77,6 +80,48 @@ def test_components_of_rows_that_are_centred_before_are_certified(rows):
         assert pca.certificate_.error < 1e-13
 
 
+@pytest.mark.parametrize("shift", [1e4, 1e6])
+@pytest.mark.parametrize("kernel", [Linear(), Gaussian(2e4)])
+@pytest.mark.filterwarnings("ignore::dkfm.errors.DkfmWarning")
+def test_components_that_are_what_centring_left_are_not_counted(kernel, shift, rng):
+    X = rng.normal(size=(300, 3)) + shift
+    assert len(KernelPCA(kernel=kernel).fit(X).eigenvalues_) == 3
+    few = KernelPCA(6, kernel=kernel, remove_zero_eig=False, eigen_solver="arpack").fit(X)
+    assert (few.eigenvalues_ > 0).tolist() == [True] * 3 + [False] * 3
+    assert len(KernelPCA.from_map(ExactFeatureMap(kernel, basis="spectral").fit(X)).eigenvalues_) == 3
+
+
+@pytest.mark.parametrize("of_a_map", [False, True])
+def test_the_certificate_sees_each_of_many_components(of_a_map, rng):
+    X = rng.normal(size=(700, 4))
+    fitted = KernelPCA(kernel=Gaussian(0.5)).fit(X)
+    if of_a_map:
+        fitted = KernelPCA.from_map(ExactFeatureMap(Gaussian(0.5), basis="spectral").fit(X), X=X)
+    unsampled = np.setdiff1d(np.arange(len(fitted.eigenvalues_)), certificate.sample_evenly(len(fitted.eigenvalues_)))
+    assert len(unsampled) > 100
+    head = fitted.model_.heads["scores"]
+    for j in (unsampled[0], unsampled[-1]):
+        weights = head.weights.copy()
+        weights[:, j] *= 1.01
+        heads = {**fitted.model_.heads, "scores": replace(head, weights=weights)}
+        scorer = prepare_scorer(replace(fitted.model_, heads=heads))
+        if of_a_map:
+            damaged = certificate.certify_principal_axes(scorer, fitted.eigenvalues_, [X], 700.0)
+        else:
+            damaged = certificate.certify_components(scorer, fitted.eigenvalues_, [X])
+        assert damaged.error > 1e4 * fitted.certificate_.error, j
+
+
+def test_columns_far_from_0_are_standardized_without_a_loss_of_digits(rng):
+    X = rng.normal(size=(60, 3))
+    far = X * [1, 2, 3] + 1e9
+    plain = (far - far.mean(axis=0)) / far.std(axis=0)
+    found = KernelPCA(3, kernel=Gaussian(2.0)).fit(far, standardize=True)
+    truth = KernelPCA(3, kernel=Gaussian(2.0)).fit(plain)
+    np.testing.assert_allclose(found.eigenvalues_, truth.eigenvalues_, rtol=1e-12)
+    np.testing.assert_allclose(found.transform(far), truth.transform(plain), rtol=0, atol=1e-12)
+
+
 def test_a_centred_map_whose_mean_hides_the_rest_warns(rows):
     with pytest.warns(DkfmWarning, match="after the mean was taken away.*centre the columns of X"):
         ExactFeatureMap(Linear(), centered=True).fit(rows + 1e7)
@@ -140,7 +185,11 @@ def test_a_ridge_above_rounding_is_factored_and_one_below_it_is_decomposed(class
 def test_one_rule_judges_every_estimator(rows, classes, monkeypatch):
     X, y = classes
     judged = []
-    monkeypatch.setattr(certificate, "warn_if_error_is_large", lambda error, *rest: judged.append(error))
+
+    def judge(error, dtype, finding, remedy, limit=1e-6):
+        judged.append(error / limit)
+
+    monkeypatch.setattr(certificate, "warn_if_error_is_large", judge)
     phi = ExactFeatureMap(Gaussian(2.0)).fit(X)
     ExactFeatureMap(Gaussian(2.0), landmarks="uniform", n_landmarks=20, random_state=0).fit(X)
     KernelPCA(2).fit(X)
@@ -150,14 +199,15 @@ def test_one_rule_judges_every_estimator(rows, classes, monkeypatch):
     from sklearn.linear_model import Ridge
 
     fold(phi, Ridge().fit(phi.transform(X), y))
-    assert len(judged) == 7
-    assert max(judged) < 1e-8
+    assert len(judged) == 9  # maps twice: their landmarks, and their training rows
+    assert max(judged) < 1
 
 
 def test_maps_within_what_they_promise_do_not_warn(rng):
     X = rng.normal(size=(100, 4)) * np.logspace(-3, 0, 100)[:, None]
-    ExactFeatureMap(1e-7 * Polynomial(4)).fit(X)
-    ExactFeatureMap(1e-7 * Polynomial(4), dtype="float32").fit(X)
+    for basis in ("spectral", "cholesky"):
+        ExactFeatureMap(1e-7 * Polynomial(4), basis=basis).fit(X)
+        ExactFeatureMap(1e-7 * Polynomial(4), basis=basis, dtype="float32").fit(X)
     for basis in BASES:
         ExactFeatureMap(Gaussian(2.0), basis=basis, tol=1e-2).fit(X)
         ExactFeatureMap(Gaussian(2.0), basis=basis, dtype="float32").fit(X)

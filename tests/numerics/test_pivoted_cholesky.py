@@ -25,28 +25,33 @@ def both(kernel, X, **options):
 
 
 def pivot_laws(found, kernel, X, tol=None):
-    """What pivots obey, however they were found."""
+    """What pivots obey, however they were found, of each row's own scale."""
     K, r = kernel(X), len(found.row_indices)
-    diagonal, size = K.diagonal(), max(float(K.diagonal().max()), 1e-300)
+    lengths = np.sqrt(K.diagonal())
+    lengths = np.where(lengths > 0, lengths, 1.0)
+    A, left_of_all = K / lengths[:, np.newaxis] / lengths, found.residuals.largest
     assert len(set(found.row_indices.tolist())) == r == len(found.root.values)
     assert found.root.weights.shape == (r, r)
     assert not np.tril(found.root.weights, -1).any()
     assert found.root.weights.flags.c_contiguous
-    F = K[:, found.row_indices] @ found.root.weights
-    left = diagonal - np.square(F).sum(axis=1)
-    stop = max(64 * EPS, (tol or 0) ** 2) * size
-    assert left.max() <= stop * (1 + 1e-9) + 64 * EPS * size  # the features round, too
-    assert left.min() >= -1e-12 * size
-    assert np.abs(F @ F.T - K).max() <= stop + 1e-12 * size
-    assert (found.root.values > stop).all()
-    assert len(found.largest_residuals) == r + 1
+    F = K[:, found.row_indices] @ found.root.weights / lengths[:, np.newaxis]
+    left = A.diagonal() - np.square(F).sum(axis=1)
+    stop = max(64 * EPS, (tol or 0) ** 2)
+    assert left.max() <= stop * (1 + 1e-9) + 64 * EPS  # the features round, too
+    assert left.min() >= -1e-12
+    assert np.abs(F @ F.T - A).max() <= stop + 1e-12
+    assert (found.root.values > 64 * EPS).all()
+    assert len(left_of_all) == r + 1
     for j in {0, r // 2, r}:  # nested: the first pivots are the factor of lower rank, and what remains is known
         short = found.root.truncate(j).weights
-        features = K[:, found.row_indices[:j]] @ short
-        most = (diagonal - np.square(features).sum(axis=1)).max()
-        assert most <= found.largest_residuals[j] * (1 + 1e-6) + 1e-12 * size
+        features = K[:, found.row_indices[:j]] @ short / lengths[:, np.newaxis]
+        most = (A.diagonal() - np.square(features).sum(axis=1)).max()
+        assert most <= left_of_all[j] * (1 + 1e-6) + 1e-12
     assert len(found.root.dropped) == len(X) - r
-    np.testing.assert_allclose(np.sort(np.delete(left, found.row_indices))[::-1], found.root.dropped, atol=1e-12 * size)
+    np.testing.assert_allclose(np.sort(np.delete(left, found.row_indices))[::-1], found.root.dropped, atol=1e-12)
+    coefficients = (F @ found.root.weights.T) * lengths[found.row_indices]
+    norm = np.linalg.norm(coefficients, axis=1).max(initial=1.0)
+    assert 0.5 * norm <= found.residuals.coefficient_norm <= 2 * norm  # 16 random signs estimate it
 
 
 @given(strategies.rows(1, 40), strategies.expressions, st.sampled_from([None, 1e-3, 0.3]))
@@ -129,7 +134,7 @@ def test_a_limit_takes_the_first_pivots(rng):
     for found, short in zip(both(k, X), both(k, X, limit=20), strict=True):
         np.testing.assert_array_equal(short.row_indices, found.row_indices[:20])
         np.testing.assert_allclose(short.root.weights, found.root.weights[:20, :20], rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(short.largest_residuals, found.largest_residuals[:21], rtol=1e-6)
+        np.testing.assert_allclose(short.residuals.largest, found.residuals.largest[:21], rtol=1e-6)
 
 
 def test_a_build_by_columns_computes_only_the_columns_of_its_pivots(rng):
@@ -143,9 +148,7 @@ def test_a_build_by_columns_computes_only_the_columns_of_its_pivots(rng):
 @pytest.mark.parametrize("build", ["gram", "columns"])
 def test_an_indefinite_kernel_is_refused_with_numbers(build, rng):
     sigmoid = kernels.Function(lambda X, Y: np.tanh(2 * X @ Y.T - 1))
-    with pytest.raises(
-        NotPSDError, match=r'\d+ features (a row|two rows) still .* similarity of -?\d.*basis="spectral"'
-    ):
+    with pytest.raises(NotPSDError, match=r'\d+ features (a row|two rows) still .* cosine of -?\d.*basis="spectral"'):
         dkfm.ExactFeatureMap(sigmoid, basis="cholesky", build=build).fit(rng.normal(size=(50, 3)))
 
 

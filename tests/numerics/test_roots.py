@@ -1,12 +1,10 @@
-"""Roots: bounds, nested ranks, the rank that float32 carries, heads that share their arrays."""
+"""Roots: nested ranks, scaled matrices, rotations, heads that share their arrays."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dkfm import kernels
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import roots
 
 
@@ -14,37 +12,56 @@ def fitted(kernel, X):
     return roots.inverse_root(np.asfortranarray(kernel(X)))
 
 
-@given(st.lists(st.floats(1e-12, 1e6), min_size=1, max_size=30), st.floats(1e-3, 1e6))
-def test_bounds_are_what_remains_and_what_rounding_may_add(values, largest):
-    values = np.sort(values)[::-1]
-    remaining = np.append(values, 0.0)
-    bounds = roots.bound_errors_by_rank(remaining, values, largest)
-    parts = np.sqrt(np.minimum(remaining / largest, 1))
-    top = max(values[0], largest)
-    rounding = 4 * roots.EPS * top / np.sqrt(np.append(top, values) * largest)
-    np.testing.assert_allclose(bounds, parts + np.maximum(1e-12, rounding), rtol=1e-9)
-    for tol in (0.0, 1e-3, 1.0):
-        r = roots.find_rank_within(bounds, tol)
-        assert bounds[r] <= tol or (r == len(bounds) - 1 and (bounds > tol).all())
-        assert (bounds[:r] > tol).all()
+def spread(rng, n=60, d=4, orders=6):
+    """Rows whose lengths span some orders of magnitude."""
+    return rng.normal(size=(n, d)) * np.logspace(-orders, 0, n)[:, np.newaxis]
+
+
+@pytest.mark.parametrize("factor", [1e-150, 1.0, 1e150])
+def test_a_scaled_root_is_the_root_of_each_row_to_its_own_scale(rng, factor):
+    k = factor * kernels.Polynomial(2)
+    K = k(spread(rng, 20, 6))
+    lengths = roots.row_lengths(np.diagonal(K))
+    found = roots.inverse_root(np.asfortranarray(K), scales=lengths)
+    assert len(found.values) == 20
+    A = K / lengths[:, np.newaxis] / lengths
+    np.testing.assert_allclose(found.values, np.linalg.eigvalsh(A)[::-1], atol=64 * roots.EPS)
+    features = K @ found.weights
+    own = (features @ features.T - K) / lengths[:, np.newaxis] / lengths
+    assert np.abs(own).max() < 1e-13
     np.testing.assert_allclose(
-        roots.bound_errors_by_rank(remaining, values, largest, np.dtype(np.float32)), parts + 1e-4
+        found.landmark_features() / lengths[:, np.newaxis], features / lengths[:, np.newaxis], atol=1e-11
     )
-    assert not roots.bound_errors_by_rank(remaining, values, 0.0).any()
 
 
-@given(st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 10.0]))
-def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_them(seed, sigma):
-    X = np.random.default_rng(seed).normal(size=(40, 2))
-    k = kernels.Gaussian(sigma)
-    found = fitted(k, X)
-    bounds = roots.bound_residuals_by_rank(found, k.diag(X))
-    features = k(X) @ found.weights
-    for r in (0, len(found.values) // 2, len(found.values)):
-        truth = (1 - np.square(features[:, :r]).sum(axis=1)).max()
-        assert truth <= bounds[r] + 1e-12
-        assert bounds[r] <= max(truth, 0) + 1e-12
-        assert bounds[r] <= np.append(found.values, np.abs(found.dropped).max(initial=0))[r]
+def test_rows_of_no_length_have_no_weights_and_show_a_kernel_that_is_not_psd(rng):
+    X = np.vstack([np.zeros(3), rng.normal(size=(5, 3)), np.zeros(3)])
+    K = np.asfortranarray(kernels.Linear()(X))
+    found = roots.inverse_root(K.copy(order="F"), scales=roots.row_lengths(np.diagonal(K)))
+    assert len(found.values) == 3
+    assert not found.weights[[0, 6]].any()
+    K[0, 3] = K[3, 0] = 1e-3  # |k(x, z)| > sqrt(k(x, x) k(z, z))
+    with pytest.raises(NotPSDError):
+        roots.inverse_root(K, scales=roots.row_lengths(np.diagonal(K)))
+
+
+def test_a_rotated_root_is_the_symmetric_root(rng):
+    k = kernels.Polynomial(3, scale=0.1, offset=0.0)
+    K = k(spread(rng, 12, 20, 1))
+    lengths = roots.row_lengths(np.diagonal(K))
+    assert roots.serves_rotation(np.asfortranarray(K), lengths)
+    found = roots.add_rotation(roots.inverse_root(np.asfortranarray(K), scales=lengths))
+    values, vectors = np.linalg.eigh(K)
+    truth = vectors / np.sqrt(values) @ vectors.T
+    np.testing.assert_allclose(found.weights @ found.rotation, truth, atol=1e-9 * np.abs(truth).max())
+    short = found.truncate(5)
+    np.testing.assert_allclose(short.rotation @ short.rotation.T, np.eye(5), atol=1e-14)
+
+
+def test_a_rotation_does_not_serve_equal_scales_lost_rank_or_rows_of_no_length(rng):
+    for X in (rng.normal(size=(10, 20)), spread(rng, 30, 2), np.vstack([np.zeros(20), spread(rng, 5, 20)])):
+        K = np.asfortranarray(kernels.Linear()(X))
+        assert not roots.serves_rotation(K, roots.row_lengths(np.diagonal(K)))
 
 
 def test_the_first_columns_are_the_root_of_that_rank(rng):
@@ -53,21 +70,6 @@ def test_the_first_columns_are_the_root_of_that_rank(rng):
     np.testing.assert_array_equal(short.weights, found.weights[:, :7])
     np.testing.assert_array_equal(short.dropped, [*found.values[7:], *found.dropped])
     assert short.weights.flags.c_contiguous
-
-
-def test_float32_carries_all_of_a_sound_root_and_little_of_a_wide_one(rng):
-    X = rng.normal(size=(400, 2))
-    for sigma, least, most in ((0.02, 400, 400), (3.0, 20, 45)):
-        k = kernels.Gaussian(sigma)
-        assert least <= roots.rank_in_float32(fitted(k, X), k(X[::3], X), k.diag(X)) <= most
-    nothing = fitted(kernels.Linear(), np.zeros((4, 1)))
-    assert roots.rank_in_float32(nothing, np.zeros((4, 4)), np.zeros(4)) == 0
-
-
-def test_a_landmark_that_is_not_among_the_sampled_rows_counts(rng):
-    X = np.arange(300.0)[:, None]  # of a kernel so narrow that no row knows another
-    k = kernels.Gaussian(1e-3)
-    assert roots.rank_in_float32(fitted(k, X), k(X[:5], X), k.diag(X)) == 300
 
 
 def test_heads_share_their_arrays_in_any_precision(rng):

@@ -102,17 +102,16 @@ def fit_in_map(
     """Return the model of discriminants in the features of a map, and the fitted values (`KernelFisher.from_map`)."""
     if options.shrinkage is None:
         raise NotSupportedError('shrinkage="auto" needs a Gram matrix, which fit has; give from_map a number.')
-    model, head = feature_map.model, feature_map.model.head("residual")
-    W = head.weights.astype(np.float64)
-    features = {"features": Head(W, triangular=head.triangular)}
+    model, root = feature_map.model, feature_map.root
+    W, features = root.weights, {"features": Head(root.weights, triangular=root.triangular)}
     map_scorer = prepare_scorer(Model(model.kernel, model.original_landmarks, features))
     landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if X is None:
-        moments = compute_landmark_moments(feature_map, W, sample_weight)
+        moments, landmark_features = compute_landmark_moments(feature_map, sample_weight)
         labels, codes = np.unique(y, return_inverse=True)
         classes = options.make_classes(codes, np.ones(len(y)), labels)
-        sums: Array = classes.weighted_indicators().T @ (W * moments.second_moment)
-        second: Array = np.diag(moments.second_moment)
+        sums: Array = classes.weighted_indicators().T @ landmark_features
+        second = moments.second_moment if moments.second_moment.ndim == 2 else np.diag(moments.second_moment)
     else:
         all_rows = training_data.as_training_data(model.kernel, X, copy=False)
         data, weights = training_data.drop_zero_weights(all_rows, sample_weight)

@@ -5,20 +5,21 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
-from dkfm.core.rows import Array, Rows
+from dkfm.core.rows import Array, as_float64
 from dkfm.errors import DkfmWarning, KernelError, NotSupportedError
+from dkfm.estimators.fitting import map_certificates
 from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks
 from dkfm.estimators.fitting.training_data import PrecomputedGram, TrainingData, TrainingRows
-from dkfm.numerics import links, pivoted_cholesky, roots, training_statistics
-from dkfm.numerics.certificates import certificate
-from dkfm.numerics.certificates.certificate import Certificate, Verification, sample_evenly
+from dkfm.numerics import pivoted_cholesky, roots, training_statistics
+from dkfm.numerics.certificates import kernel_rounding
+from dkfm.numerics.error_bounds import Residuals, bound_errors_by_rank, find_rank_within, rank_in_float32
 from dkfm.numerics.model import Head, Model
-from dkfm.numerics.roots import Root, is_indefinite
+from dkfm.numerics.roots import Root, is_indefinite, nonzero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
+from dkfm.storage.model_store import Record
 
 _MEAN_TOLERANCE = 1e-3
 """Largest rounding error of the float32 mean of a column, relative to the largest distance from the mean."""
@@ -31,11 +32,21 @@ class FittedMap:
     model: Model
     """Model of the map."""
     eigenvalues: Array | None
-    """Eigenvalues of the Gram matrix of the landmarks, descending; None in the Cholesky basis. Shape (r,)."""
+    """Eigenvalues of the scaled Gram matrix of the landmarks, descending; None in the Cholesky basis. Shape (r,)."""
+    scales: Array
+    """Scales of the landmarks, as in `Root`. Shape (N,)."""
     error_bounds: Array
     """Error bounds for 0, 1, .. r features. Shape (r + 1,)."""
     holds_training_rows: bool
     """Whether the landmarks are all training rows, in the same order."""
+
+    @property
+    def root(self) -> Root:
+        """Root of the landmarks, whose weights W are those of the features, in float64."""
+        head = self.model.head("residual")
+        W = head.weights.astype(np.float64)
+        values = np.ones(W.shape[1]) if self.eigenvalues is None else self.eigenvalues
+        return Root(W, values, np.zeros(0), self.scales, head.triangular)
 
 
 def fit_map(
@@ -54,25 +65,18 @@ def fit_map(
     options : MapOptions
         Parameters of the map.
     """
-    landmarks, root, remaining = factor_landmarks(chosen, options)
-    diagonal, dtype = data.diagonal(), np.dtype(options.dtype)
-    max_similarity, lowest = float(diagonal.max()), _lowest_dropped(root) if options.basis == "cholesky" else 0.0
-    all_rows = _uses_all(landmarks, data)
+    landmarks, root, residuals = factor_landmarks(chosen, options)
+    diagonal, dtype, all_rows = data.diagonal(), np.dtype(options.dtype), _uses_all(landmarks, data)
+    lengths = row_lengths(diagonal if landmarks is data else landmarks.diagonal())
     # Residuals and means over all training rows are computed in float64.
     scorer = _make_root_scorer(data, landmarks, root)
-    if remaining is None:
-        remaining, lowest = training_statistics.compute_residual_extremes(scorer, data.iter_row_tiles(), diagonal)
+    if residuals is None:
+        residuals = training_statistics.compute_residuals(scorer, data.iter_row_tiles(), diagonal, root, lengths)
     if options.on_indefinite != "clip" and not all_rows:
-        _require_psd_residuals(scorer, data, lowest, root)
-    bounds, rank = roots.bound_errors_by_rank(remaining, root.values, max_similarity, dtype), len(root.values)
-    if dtype == np.float32:
-        rank = roots.rank_in_float32(root, _sample_kernel_values(data, landmarks), landmarks.diagonal())
-    if options.on_indefinite == "clip":
-        negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))
-        if negative or lowest < -roots.EIGENVECTOR_ERROR_SHARE * max_similarity:
-            bounds = np.full(len(bounds), np.inf)
+        _require_psd_residuals(scorer, data, residuals.lowest, root, lengths)
+    bounds, rank = _bound_errors(scorer, data, root, residuals, lengths, options)
     if options.tol is not None:
-        rank = roots.find_rank_within(bounds[: rank + 1], options.tol)
+        rank = find_rank_within(bounds[: rank + 1], options.tol)
         _warn_of_tolerance(float(bounds[rank]), options.tol)
     if rank < len(root.values):
         root = root.truncate(rank)
@@ -82,25 +86,48 @@ def fit_map(
     with np.errstate(over="ignore"):  # values that float32 cannot hold raise below
         model = _make_model(scorer.model, root, mean, options.basis, dtype)
     del scorer
+    max_similarity = float(diagonal.max())
     fitted = {**_root_arrays(root, options.basis), "error_bounds": bounds[: rank + 1], "max_similarity": max_similarity}
     fitted |= {} if mean is None else {"mean": mean}
     indices = landmarks.original_row_indices
     if indices is not None and not (landmarks is data and indices[-1] == len(diagonal) - 1):
         fitted["landmark_indices"] = indices
-    certificates = _certify(prepare_scorer(model), data, landmarks, mean)
-    if not np.isfinite(certificates["certificate"].error):
+    scorer = prepare_scorer(model)
+    measured = map_certificates.certify_fit(scorer, landmarks, mean)
+    if not np.isfinite(measured.error):
         raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
-    factor = 1.0 if mean is None else _compute_cancellation_factor(prepare_scorer(model), landmarks, max_similarity)
-    accepted_error = _compute_accepted_error(options, float(bounds[rank]), max_similarity, landmarks)
-    _warn_of_rounding(certificates["certificate"], dtype, factor, accepted_error)
+    on_training = measured if all_rows else map_certificates.certify_training_rows(scorer, data, mean)
+    on_training = on_training.combine(map_certificates.certify_residuals(residuals, rank, diagonal))
+    measured = on_training if all_rows else measured
+    certificates = {"certificate": measured, "training_certificate": on_training}
+    accepts_bound = options.tol is not None or options.rcond is not None or bool(np.isinf(bounds[rank]))
+    map_certificates.warn_of_map_errors(measured, on_training, float(bounds[rank]), dtype, accepts_bound)
+    if mean is not None:
+        map_certificates.warn_of_centring(scorer, measured, landmarks, max_similarity, dtype)
     return model, {**fitted, **certificates}
 
 
-def _certify(scorer: Scorer, data: TrainingData, landmarks: TrainingData, mean: Array | None) -> dict[str, Certificate]:
-    measured = on_training = certify_fit(scorer, landmarks, mean)
-    if not _uses_all(landmarks, data):
-        on_training = certificate.certify_map(scorer, *_sample_rows_and_landmarks(data), mean=mean)
-    return {"certificate": measured, "training_certificate": on_training}
+def _bound_errors(
+    scorer: Scorer, data: TrainingData, root: Root, residuals: Residuals, lengths: Array, options: MapOptions
+) -> tuple[Array, int]:
+    """Return the error bounds after 0, 1, .. r features, and the rank that the dtype of the map holds."""
+    dtype, rank = np.dtype(options.dtype), len(root.values)
+    rows, points = map_certificates.sample_rows_and_landmarks(data)
+    kernel_rounding_error = kernel_rounding.measure_in_float64(data.kernel, points)
+    if dtype == np.float32:
+        own = (
+            nonzero_lengths(row_lengths(data.kernel.evaluate_diagonal(points))) if not data.kernel.is_precomputed else 1
+        )
+        values = scorer.kernel_values(rows) / np.reshape(own, (-1, 1))
+        rank = rank_in_float32(root, values, lengths)
+        cast = prepare_scorer(cast_model(replace(scorer.model, heads={}), dtype))
+        kernel_rounding_error = kernel_rounding.measure_in_float32(cast, rows, values, lengths)
+    bounds = bound_errors_by_rank(residuals, root, lengths, kernel_rounding_error)
+    if options.on_indefinite == "clip":
+        negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))
+        if negative or residuals.lowest < -roots.EIGENVECTOR_ERROR_SHARE:
+            bounds = np.full(len(bounds), np.inf)
+    return bounds, rank
 
 
 def _uses_all(landmarks: TrainingData, data: TrainingData) -> bool:
@@ -121,43 +148,6 @@ def _lowest_dropped(root: Root) -> float:
 def _make_root_scorer(data: TrainingData, landmarks: TrainingData, root: Root) -> Scorer:
     head = Head(root.weights, triangular=root.triangular)
     return prepare_scorer(Model(data.kernel, landmarks.rows_as_landmarks, {"features": head}))
-
-
-def _sample_kernel_values(data: TrainingData, landmarks: TrainingData) -> Array:
-    """Return the kernel values (s, m) of a sample of the training rows with the m landmarks."""
-    return data.kernel.make_evaluator(landmarks.rows_as_landmarks)(_sample_rows_and_landmarks(data)[0])
-
-
-def _compute_accepted_error(options: MapOptions, bound: float, max_similarity: float, landmarks: TrainingData) -> float:
-    """Return the error that the user accepts with `tol` or `rcond`, or by clipping (which has its own warning), else 0.
-
-    The bound is in units of ``sqrt(max_similarity k(z, z))``; a certificate is relative to the largest value compared.
-    """
-    if options.tol is None and options.rcond is None and not np.isinf(bound):
-        return 0.0
-    max_compared = float(landmarks.diagonal()[sample_evenly(landmarks.rows_as_landmarks.shape[0])].max())
-    return bound * float(np.sqrt(max_similarity / max_compared)) if max_compared > 0 else bound
-
-
-def _compute_cancellation_factor(scorer: Scorer, landmarks: TrainingData, max_similarity: float) -> float:
-    """Return the ratio of the largest k(x, x) to the largest squared length of sampled centred features, at least 1."""
-    features = scorer("features", _sample_rows_and_landmarks(landmarks)[0]).astype(np.float64)
-    max_square = float(np.square(features).sum(axis=1).max())
-    return max(1.0, max_similarity / max(max_square, roots.EPS * max_similarity)) if max_similarity > 0 else 1.0
-
-
-def _warn_of_rounding(
-    map_certificate: Certificate, dtype: np.dtype[np.floating], cancellation_factor: float, accepted_error: float
-) -> None:
-    """Warn if rounding is too large a part of the features, which centring may have made small."""
-    error, message = map_certificate.error * cancellation_factor, f"The certificate of this map is {map_certificate}"
-    remedy = "choose another kernel, or scale the columns of X"
-    if cancellation_factor > 1:
-        message += f", {error:.1e} of the largest after the mean was taken away"
-        remedy = "centre the columns of X, or choose another kernel"
-    if dtype == np.float32:
-        remedy = 'float32 does not hold these features: fit with dtype="float64"'
-    certificate.warn_if_error_is_large(error, dtype, message, remedy, accepted_error)
 
 
 def _warn_of_tolerance(bound: float, tol: float) -> None:
@@ -182,11 +172,14 @@ def truncate_map(
             "and the map does not keep the part that was dropped; fit again with rcond=."
         )
     head = model.head("residual")
-    full = Root(head.weights, arrays[root_values_name(basis)], arrays["dropped"], head.triangular)
+    full = Root(head.weights, arrays[root_values_name(basis)], arrays["dropped"], arrays["scales"], head.triangular)
+    features = model.head("features")
+    if basis == "symmetric" and features.sqrt_eigenvalues is None and (full.scales != 1.0).any():
+        full = replace(full, rotation=full.landmark_features().T @ features.weights)
     root = full.truncate(r)
     count = len(root.weights)
     fitted = {**arrays, **_root_arrays(root, basis), "error_bounds": arrays["error_bounds"][: r + 1]}
-    fitted |= {name: arrays[name][:count] for name in ("mean", "landmark_indices") if name in arrays}
+    fitted |= {name: arrays[name][:count] for name in ("mean", "landmark_indices", "scales") if name in arrays}
     mean = cast("Array | None", fitted.get("mean"))
     points = model.original_landmarks[:count]
     truncated = _make_model(Model(model.kernel, points, {}), root, mean, basis, dtype)
@@ -194,14 +187,38 @@ def truncate_map(
     if model.kernel.is_precomputed:
         indices = cast("Array", points)[:, 0].astype(np.intp)
         landmarks = PrecomputedGram(model.kernel, _reconstruct_gram(model, full), indices)
-    return truncated, {**fitted, "certificate": certify_fit(prepare_scorer(truncated), landmarks, mean)}
+    return truncated, {
+        **fitted,
+        "certificate": map_certificates.certify_fit(prepare_scorer(truncated), landmarks, mean),
+    }
+
+
+def convert_old_bounds(record: Record) -> Record:
+    """Return the record of a map of dkfm 0.1, whose root is not scaled, with bounds of each pair's own scale.
+
+    Its bounds are in units of ``sqrt(k(z, z) max_n k(x_n, x_n))``. They are divided by the length of the shortest row
+    that is known; where training rows are no landmarks, all of which are not known, they are 1, which no error exceeds.
+    """
+    arrays, model = record.extra_arrays, record.model
+    bounds, n = arrays["error_bounds"], model.landmarks.shape[0]
+    if model.kernel.is_precomputed:
+        converted = np.where(np.isinf(bounds), np.inf, 1.0)
+    else:
+        diagonal = model.kernel.evaluate_diagonal(as_float64(model.original_landmarks))
+        shortest = float(diagonal[diagonal > 0].min(initial=np.inf))
+        certificates = cast("dict[str, object]", record.fitted["certificates"])
+        largest = cast("dict[str, float]", record.fitted["numbers"])["max_similarity"]
+        known = (
+            diagonal.min() == diagonal.max() or certificates.get("training_certificate") == certificates["certificate"]
+        )
+        converted = bounds * np.sqrt(largest / shortest) if known else np.ones(len(bounds))
+        converted = np.where(np.isinf(bounds), np.inf, np.minimum(converted, 1.0))
+    return replace(record, extra_arrays={**arrays, "error_bounds": converted, "scales": np.ones(n)})
 
 
 def _reconstruct_gram(model: Model, root: Root) -> Source:
     """Return the Gram matrix (N, N) of a precomputed kernel, computed from its root; 0 except between landmarks."""
-    W = root.weights.astype(np.float64)
-    # K = R R' with W = R'^(-1), or K = V L V' with W = V L^(-1/2).
-    factor = solve_triangular(W, np.eye(len(W))).T if root.triangular else W * root.values
+    factor = replace(root, weights=root.weights.astype(np.float64)).landmark_features()
     indices = cast("Array", model.landmarks)[:, 0].astype(np.intp)
     K = np.zeros((model.n_features_in, model.n_features_in))
     K[np.ix_(indices, indices)] = factor @ factor.T
@@ -209,7 +226,7 @@ def _reconstruct_gram(model: Model, root: Root) -> Source:
 
 
 def _root_arrays(root: Root, basis: str) -> dict[str, object]:
-    return {"dropped": root.dropped, root_values_name(basis): root.values}
+    return {"dropped": root.dropped, root_values_name(basis): root.values, "scales": root.scales}
 
 
 def root_values_name(basis: str) -> str:
@@ -244,72 +261,13 @@ def _choose_landmark_shift(points: Array) -> Array:
     return np.where(accurate, rounded, mean)
 
 
-def certify_fit(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> Certificate:
-    """Certify pairs of landmarks: return the worse certificate of the features and of the residuals' features."""
-    rows, points = _sample_rows_and_landmarks(landmarks)
-    model = scorer.model
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises in `fit_map`
-        measured = certificate.certify_map(scorer, rows, points, tiles=landmarks.iter_row_tiles(), mean=mean)
-        residual_head = model.heads["residual"]
-        if not np.array_equal(residual_head.weights, model.heads["features"].weights):
-            heads = {"features": replace(residual_head, link=links.IDENTITY)}
-            residual_scorer = Scorer(Model(model.kernel, model.landmarks, heads, model.shift), scorer.evaluator)
-            other = certificate.certify_map(residual_scorer, rows, points, tiles=landmarks.iter_row_tiles())
-            measured = measured.combine(other)
-    return measured
-
-
-def verify_points(
-    scorer: Scorer, landmark_certificate: Certificate, Z: Rows, mean: Array | None, bound: float, max_similarity: float
-) -> Verification:
-    """Verify a map on new points.
-
-    Parameters
-    ----------
-    landmark_certificate : Certificate
-        Certificate of the landmarks.
-    Z : ndarray or csr_array of shape (m, d)
-        New points; at most 512 of them are used, evenly spread.
-    mean : ndarray of shape (N,), optional
-        Mean kernel values of a centred map.
-    bound : float
-        Error bound of pairs with a training point, in units of ``sqrt(max_similarity k(z, z))``. If it is infinite, as
-        for a clipped kernel, the errors are measured but not compared with it.
-    max_similarity : float
-        Largest k(x, x) of a training point.
-
-    Raises
-    ------
-    CertificateError
-        The errors are larger than the bounds.
-    """
-    model, sample = scorer.model, Z[sample_evenly(Z.shape[0])]
-    landmarks = model.original_landmarks[sample_evenly(model.landmarks.shape[0])]
-    max_landmark, max_new = (float(model.kernel.evaluate_diagonal(rows).max()) for rows in (landmarks, sample))
-    against = certificate.certify_map(scorer, landmarks, Z=sample, mean=mean)
-    between = certificate.certify_map(scorer, sample, mean=mean)
-    residuals = scorer("residual", sample)[:, 0]
-    if np.isinf(bound):  # residuals of a clipped kernel are no bounds either
-        return Verification(landmark_certificate, against, between, residuals, np.inf)
-    # A certificate is relative to the largest value compared.
-    max_compared = max(max_landmark, max_new)
-    against.require_error_at_most(bound * np.sqrt(max_new * max_similarity) / max_compared if max_compared > 0 else 0.0)
-    pair_bound = float(residuals.max()) / max_new if max_new > 0 else 0.0
-    rounding = 1e-8 if model.heads["residual"].triangular else roots.EIGENVECTOR_ERROR_SHARE
-    map_bound = bound * np.sqrt(max_similarity / max_new) if max_new > 0 else 0.0
-    between.require_error_at_most(pair_bound + max(rounding, map_bound))
-    return Verification(landmark_certificate, against, between, residuals, pair_bound)
-
-
-def _sample_rows_and_landmarks(rows: TrainingData) -> tuple[Rows, Rows]:
-    """Return a sample of the rows, as the model scores them and as the kernel compares them."""
-    numbers = sample_evenly(rows.rows_as_landmarks.shape[0])
-    return rows.take_rows(numbers), rows.rows_as_landmarks[numbers]
-
-
-def _require_psd_residuals(scorer: Scorer, data: TrainingData, lowest: float, root: Root) -> None:
-    rows, points = _sample_rows_and_landmarks(data)
+def _require_psd_residuals(scorer: Scorer, data: TrainingData, lowest: float, root: Root, lengths: Array) -> None:
+    rows, points = map_certificates.sample_rows_and_landmarks(data)
     values = data.kernel.make_evaluator(points)(rows)
     features = scorer.apply_weights("features", scorer.kernel_values(rows))
     what = f"The Gram matrix of {data.kernel!r}"
+    own = nonzero_lengths(row_lengths(values.diagonal()))
+    divisors = own if root.is_scaled(lengths) else np.full(len(own), own.max())
+    values = values / divisors[:, np.newaxis] / divisors
+    features = features / divisors[:, np.newaxis]
     pivoted_cholesky.require_psd_residual(values, features, lowest, root, data.rows_as_landmarks.shape[0], what)

@@ -17,7 +17,8 @@ from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots
-from dkfm.numerics.roots import Root, bound_residuals_by_rank
+from dkfm.numerics.error_bounds import Residuals, bound_landmark_residuals
+from dkfm.numerics.roots import Root, row_lengths
 
 if TYPE_CHECKING:
     from typing import Never
@@ -138,10 +139,10 @@ def _make_random_choice(rng: np.random.RandomState) -> pivoted_cholesky.ChoosePi
     return choose
 
 
-def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[TrainingData, Root, Array | None]:
-    """Return the landmarks of a map, their root, and the largest residuals of training rows (r + 1,) if known.
+def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[TrainingData, Root, Residuals | None]:
+    """Return the landmarks of a map, their root, and the residuals of all training rows if they are known.
 
-    The residuals are those after 0, 1, .. r columns of the root. In the cholesky basis the pivots are the landmarks.
+    In the cholesky basis the pivots are the landmarks.
 
     Raises
     ------
@@ -153,20 +154,36 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     landmarks, pivots = chosen.landmarks, chosen.pivots
     if options.basis == "cholesky":
         if pivots is not None:
-            return landmarks, _root_of_pivots(pivots), pivots.largest_residuals
+            return landmarks, _root_of_pivots(pivots), pivots.residuals
         # `tol` bounds the error of all training rows; with only some of them here, `fit_map` applies it.
         options = options if chosen.all_rows else replace(options, tol=None)
         pivots = _find_pivots(landmarks, options, None, pivoted_cholesky.choose_largest)
-        remaining = pivots.largest_residuals if chosen.all_rows else None
-        return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), remaining
+        residuals = pivots.residuals if chosen.all_rows else None
+        return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), residuals
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [landmarks.compute_gram(options.tile_rows, options.workspace, options.progress)]
     what = _describe_gram(landmarks.kernel)
     seconds = budget.eigendecomposition_seconds(landmarks.rows_as_landmarks.shape[0])
+    lengths = row_lengths(gram_holder[0].diagonal())
     with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
-        root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what)
-    return landmarks, root, bound_residuals_by_rank(root, landmarks.diagonal()) if chosen.all_rows else None
+        rotates = _rotates(gram_holder[0], lengths, options, landmarks)
+        scales = lengths if rotates or (options.basis == "spectral" and options.on_indefinite != "clip") else None
+        root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what, scales)
+        root = roots.add_rotation(root) if rotates and len(root.values) == len(lengths) else root
+    return landmarks, root, bound_landmark_residuals(root, lengths) if chosen.all_rows else None
+
+
+def _rotates(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> bool:
+    """Return whether a symmetric root is computed as a rotation: if that serves, and fits in memory."""
+    asked = (options.tol, options.rcond, options.on_indefinite)
+    if options.basis != "symmetric" or asked != (None, None, "raise") or not roots.serves_rotation(K, lengths):
+        return False
+    try:
+        _require_gram_memory(landmarks, budget.ROTATION_SQUARES)
+    except BudgetError:
+        return False
+    return True
 
 
 def _select_pivot_rows(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
@@ -176,7 +193,7 @@ def _select_pivot_rows(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> T
 
 def _root_of_pivots(pivots: pivoted_cholesky.Pivots) -> Root:
     """Return the root of the pivots, or a root of rank 0 for one landmark if there are none."""
-    empty = Root(np.zeros((1, 0)), pivots.root.values, pivots.root.dropped)
+    empty = Root(np.zeros((1, 0)), pivots.root.values, pivots.root.dropped, np.ones(1))
     return pivots.root if len(pivots.row_indices) else empty
 
 
@@ -206,7 +223,7 @@ def _find_pivots(
         diagonal = data.diagonal()
         with progress.step_bar("dkfm-root", None, "pivot", options.progress) as bar:
             monitor = _ColumnMonitor(
-                data, pivoted_cholesky.pivot_threshold(diagonal, options.tol), max_pivots, build == "columns", bar
+                data, pivoted_cholesky.pivot_threshold(options.tol), max_pivots, build == "columns", bar
             )
             pivots = pivoted_cholesky.factor_columns(
                 diagonal, data.make_column_evaluator(), options.tol, limit, choose, monitor
@@ -246,7 +263,7 @@ class _ColumnMonitor:
             seconds_left = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, count)
             if seconds_left > budget.gram_and_pivots_seconds(n, d, rank) or need > available:
                 return False
-        error_bound = float(np.sqrt(remaining[-1] / remaining[0])) if remaining[0] > 0 else 0.0
+        error_bound = float(np.sqrt(remaining[-1]))
         remedy = f"after {count} of them the error bound is {error_bound:.1e}: use tol= or n_landmarks=, or fewer rows"
         budget.require_fits(need, available, f"A root of {next_columns} pivots of N = {n} rows", remedy)
         return True

@@ -278,23 +278,23 @@ def fit_in_map(
 
     Without X, the landmarks are the training rows. See `KernelPCA.from_map`.
     """
-    model, head = feature_map.model, feature_map.model.head("residual")
-    W = head.weights.astype(np.float64)
-    features = {"features": Head(W, triangular=head.triangular)}
+    model, root = feature_map.model, feature_map.root
+    features = {"features": Head(root.weights, triangular=root.triangular)}
     map_scorer = prepare_scorer(Model(model.kernel, model.original_landmarks, features))
     landmarks_only = X is None
     landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if landmarks_only:
-        moments = compute_landmark_moments(feature_map, W, sample_weight)
+        moments = compute_landmark_moments(feature_map, sample_weight)[0]
     else:
         all_rows = as_training_data(model.kernel, X, copy=False)
         data, weights = drop_zero_weights(all_rows, sample_weight)
         moments = training_statistics.feature_moments(map_scorer, data.iter_row_tiles(), data.diagonal(), weights)
-        if is_clipped_kernel(feature_map.error_bounds):
-            moments = replace(moments, kernel_trace=float(np.trace(moments.second_moment)))
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
-    components = kernel_components.solve_components_of_map(W, moments, options, centered)
+    if is_clipped_kernel(feature_map.error_bounds):
+        second = moments.second_moment
+        moments = replace(moments, kernel_trace=float(second.sum() if second.ndim == 1 else np.trace(second)))
+    components = kernel_components.solve_components_of_map(root.weights, moments, options, centered)
     fitted_model = make_components_model(model.kernel, model.original_landmarks, components, centered, model.dtype)
     scorer, tiles = prepare_scorer(fitted_model), landmarks.iter_row_tiles()
     if landmarks_only:
@@ -305,14 +305,19 @@ def fit_in_map(
     return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
 
 
-def compute_landmark_moments(feature_map: FittedMap, W: Array, sample_weight: object) -> Moments:
-    """Return the moments of the landmarks' features; raise unless the landmarks are all training rows."""
+def compute_landmark_moments(feature_map: FittedMap, sample_weight: object) -> tuple[Moments, Array]:
+    """Return the moments of the landmarks' features, and these features (N, r).
+
+    Raises
+    ------
+    InvalidInputError
+        The landmarks are not all training rows.
+    """
     values, kernel, points = feature_map.eigenvalues, feature_map.model.kernel, feature_map.model.original_landmarks
     if not feature_map.holds_training_rows or values is None or kernel.is_precomputed or sample_weight is not None:
         raise InvalidInputError(
             "X, the training rows, is needed: this map does not keep them (it has fewer landmarks, or pivots, or a "
             "precomputed kernel), or they are to have weights."
         )
-    diagonal = values if is_clipped_kernel(feature_map.error_bounds) else kernel.evaluate_diagonal(points)
-    similarity = float(diagonal.sum())
-    return Moments(values, W.mean(axis=0) * values, float(len(W)), similarity, len(W))
+    trace = float(kernel.evaluate_diagonal(points).sum())
+    return kernel_components.compute_moments_of_landmarks(feature_map.root, np.ones(points.shape[0]), trace)

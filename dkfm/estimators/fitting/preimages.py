@@ -12,7 +12,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.stationary import Gaussian
-from dkfm.kernels.transformed import Affine, Warped
+from dkfm.kernels.transformed import AffineMap, Warped
 
 _ZERO_SHARE = 1e-12
 """A sum of weights below this share of the sum of their magnitudes is rounding error."""
@@ -74,7 +74,7 @@ class PreimageResult:
 def has_fixed_point_iteration(kernel: Kernel) -> bool:
     """Return whether the kernel is a Gaussian with any scales, or a Gaussian of scaled and shifted rows."""
     return isinstance(kernel, Gaussian) or (
-        isinstance(kernel, Warped) and isinstance(kernel.h, Affine) and isinstance(kernel.kernel, Gaussian)
+        isinstance(kernel, Warped) and isinstance(kernel.h, AffineMap) and isinstance(kernel.kernel, Gaussian)
     )
 
 

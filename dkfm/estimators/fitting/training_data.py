@@ -17,7 +17,7 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows, as_rows_allow_nonfi
 from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.files import local, temporary_folders
 from dkfm.gram import build
-from dkfm.kernels import Affine
+from dkfm.kernels import Standardize
 from dkfm.kernels.base import Kernel
 from dkfm.sources.base import Source, read_finite
 from dkfm.sources.memory import MemorySource
@@ -230,7 +230,7 @@ def make_standardizing_kernel(kernel: Kernel, X: object, sample_weight: object) 
     weights = None if sample_weight is None else _check_weights(sample_weight, len(rows))
     scaler = StandardScaler().fit(rows, sample_weight=weights)  # it detects columns that are constant up to rounding
     mean, scale = scaler.mean_, scaler.scale_
-    return kernel.warp(Affine(tuple(1 / scale), tuple(-mean / scale))), {"mean": mean, "scale": scale}
+    return kernel.warp(Standardize(tuple(mean), tuple(scale))), {"mean": mean, "scale": scale}
 
 
 def drop_zero_weights(data: TrainingData, sample_weight: object) -> tuple[TrainingData, Array]:

@@ -3,10 +3,11 @@
 One GEMM of centred, augmented rows gives ``-|x - y|^2``; its error is at most ``8 eps (|x-c|^2 + |y-c|^2)``. Here ``c``
 is the mean of the landmarks, or 0 if the mean is close to 0 or rows are sparse. If this error would cost digits of a
 small distance, the distance is computed again from differences, so equal rows give exactly 0 in any tile. For rows of
-large norms, distances whose exponential is not negligible are computed again, too. Rows whose error in float32 would
-exceed `FLOAT32_LIMIT` are computed in float64.
+large norms, distances at which the error would change the kernel value are computed again, too. Rows whose error in
+float32 would exceed `FLOAT32_LIMIT` are computed in float64.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -33,8 +34,11 @@ _NEAR_SHARES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
 _LARGE_NORMS = 64.0
 """Sum of the squared norms of two rows above which the error of a product is too large for an exponent."""
 
-_EXPONENTIAL_ERROR = 5e-16
-"""Largest absolute error of an exponential for large norms; its relative error is the error of the exponent."""
+_VALUE_ERROR = 5e-16
+"""Largest error of a kernel value, as a share of that at distance 0, that a product may cause for large norms."""
+
+_SQUARES: Array = np.geomspace(1e-6, 1e12, 1200)
+"""Squared distances at which the effect of an error on the kernel value is examined."""
 
 _ROWS_AT_ONCE = 64
 """Rows whose near landmarks are searched at a time."""
@@ -51,7 +55,13 @@ _VALUES_AT_ONCE = 2**18
 _EPS = float(np.finfo(np.float64).eps)
 
 
-def prepare_negative_squared_distances(landmarks: Rows, scale: float | Array, near: float = 0.0) -> Evaluator:
+MapValues = Callable[[Array], Array]
+"""Function from minus squared distances, which it may overwrite, to kernel values; 1 for distance 0."""
+
+
+def prepare_negative_squared_distances(
+    landmarks: Rows, scale: float | Array, near: float = 0.0, map_values: MapValues = np.exp
+) -> Evaluator:
     """Return a function from rows Z (n, d) to ``-sum_j ((z_j - x_j) / scale_j)^2`` (n, m), at most 0.
 
     Parameters
@@ -62,6 +72,8 @@ def prepare_negative_squared_distances(landmarks: Rows, scale: float | Array, ne
         Divisor of all columns, or of each column.
     near : float
         Least share of the squared norms below which differences are used; kernels that take roots need a larger one.
+    map_values : callable
+        The kernel, which decides up to which distance errors matter; by default the exponential.
 
     Returns
     -------
@@ -69,11 +81,13 @@ def prepare_negative_squared_distances(landmarks: Rows, scale: float | Array, ne
         Function of rows Z and optionally an array `out` (n, m), which only dense rows use.
     """
     near = max(near, _NEAR_SHARES[landmarks.dtype])
-    sparse = _SparseProducts(landmarks, scale, near)
+    sparse = _SparseProducts(landmarks, scale, near, map_values)
     if not isinstance(landmarks, np.ndarray):
         return sparse
     narrow = landmarks.shape[1] <= _FEW_COLUMNS
-    dense: PreparedBlock = _Differences(landmarks, scale) if narrow else _CentredProducts(landmarks, scale, near)
+    dense: PreparedBlock = (
+        _Differences(landmarks, scale) if narrow else _CentredProducts(landmarks, scale, near, map_values)
+    )
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
 
 
@@ -98,14 +112,15 @@ class _Products:
 
     landmark_squared_norms: Array
 
-    def __init__(self, landmarks: Rows, scale: float | Array, near: float) -> None:
-        self.landmarks, self.scale, self.near = landmarks, scale, near
+    def __init__(self, landmarks: Rows, scale: float | Array, near: float, map_values: MapValues) -> None:
+        self.landmarks, self.scale, self.near, self.map_values = landmarks, scale, near, map_values
         self.factors = 1 / scale
+        self._reaches: dict[int, float] = {}
 
     @cached_property
     def float64_evaluator(self) -> Evaluator:
         """The function in float64, prepared when the first rows need it."""
-        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale)
+        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, self.near, self.map_values)
 
     def recompute_inexact_values(self, block: Array, Z: Rows, z_squared_norms: Array) -> Array:
         """Recompute in place near pairs from differences, and rows in float64 for which float32 is not enough.
@@ -115,13 +130,22 @@ class _Products:
         landmark_norms = self.landmark_squared_norms
         largest = float(z_squared_norms.max(initial=0.0)) + float(landmark_norms.max(initial=0.0))
         large_float64 = block.dtype == np.float64 and _LARGE_NORMS < largest < np.inf  # float32 is handled below
-        square_limit = float(np.log(8 * _EPS * largest / _EXPONENTIAL_ERROR)) if large_float64 else 0.0
+        square_limit = self._find_reach(8 * _EPS * largest) if large_float64 else 0.0
         self._recompute_near(block, Z, z_squared_norms, square_limit)
         if block.dtype == np.float32:
             inexact = np.flatnonzero(FLOAT32_ERROR * (z_squared_norms + landmark_norms.max()) > FLOAT32_LIMIT)
             for part in row_slices(len(inexact), 256):
                 block[inexact[part]] = self.float64_evaluator(as_float64(Z[inexact[part]]))
         return block
+
+    def _find_reach(self, error: float) -> float:
+        """Return the largest squared distance at which an error of it changes the kernel value."""
+        exponent = int(np.ceil(np.log2(error)))
+        if exponent not in self._reaches:  # threads may compute it twice
+            values = self.map_values(-_SQUARES), self.map_values(-(_SQUARES + 2.0**exponent))
+            matters = np.append(_SQUARES[np.abs(values[0] - values[1]) > _VALUE_ERROR], 0.0)
+            self._reaches[exponent] = float(matters.max())
+        return self._reaches[exponent]
 
     def _recompute_near(self, negative_squares: Array, Z: Rows, z_squared_norms: Array, square_limit: float) -> None:
         """Replace the values of near pairs in place by minus their squared distances, computed from differences.
@@ -172,8 +196,8 @@ _augmented_rows = ThreadBuffer()
 class _CentredProducts(_Products):
     """Compute minus squared distances of dense rows from inner products of centred rows."""
 
-    def __init__(self, landmarks: Array, scale: float | Array, near: float) -> None:
-        super().__init__(landmarks, scale, near)
+    def __init__(self, landmarks: Array, scale: float | Array, near: float, map_values: MapValues) -> None:
+        super().__init__(landmarks, scale, near, map_values)
         self.centre: Array | None = None
         m, d = landmarks.shape
         # For narrow landmarks the product is faster if they are stored by columns.

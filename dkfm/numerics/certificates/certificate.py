@@ -16,15 +16,15 @@ from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, Unsupp
 from dkfm.kernels.base import evaluate_block
 from dkfm.numerics import training_statistics
 from dkfm.numerics.model import Head
-from dkfm.numerics.roots import EPS
+from dkfm.numerics.roots import EPS, row_lengths
 from dkfm.numerics.scorer import Scorer
 
 MAX_SAMPLED_ROWS = 512
 
-_LIMITS = {"float64": 1e-6, "float32": 1e-2}
+LIMITS = {"float64": 1e-6, "float32": 1e-2}
 """Largest error, relative to the largest value, without a warning at the fit, by the dtype of the model."""
 
-_DROPPED_SHARE = 4 * EPS
+_DROPPED_SHARE = 8 * EPS
 """Share of the squared length of the mean below which a map drops eigenvalues, and their variance with them."""
 
 
@@ -37,7 +37,8 @@ class Certificate:
     error : float
         Largest ``|err|`` as a share of the largest ``|k|``: not an absolute error.
     relative_error : float
-        Largest ``|err| / sqrt(k(x, x) k(z, z))``: pairs of small self-similarity count as much as large ones.
+        Largest ``|err| / sqrt(k(x, x) k(z, z))``, of each pair's own scale: pairs of small self-similarity count as
+        much as large ones.
     pairs : int
         Number of pairs that were compared.
     """
@@ -72,9 +73,14 @@ class Certificate:
         if not self.error <= bound:
             raise CertificateError(f"The model measures {self} on these points, and its rank explains {bound:.1e}.")
 
+    def require_own_scale_error_at_most(self, bound: float) -> None:
+        """Raise a CertificateError if `relative_error` exceeds the error bound of the map."""
+        if not self.relative_error <= bound:
+            raise CertificateError(f"The model measures {self} on these points, and its error bound is {bound:.1e}.")
+
     def __str__(self) -> str:
-        relative = f"{self.relative_error:.1e} of each pair's own scale"
-        return f"{self.error:.1e} of the largest, {relative}, {self.pairs:,} pairs"
+        largest = f"{self.error:.1e} of the largest"
+        return f"{self.relative_error:.1e} of each pair's own scale, {largest}, {self.pairs:,} pairs"
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,29 +120,30 @@ class Verification:
 
 
 def warn_if_error_is_large(
-    error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, accepted_error: float = 0.0
+    error: float, dtype: np.dtype[np.floating], finding: str, remedy: str, limit: float | None = None
 ) -> None:
-    """Warn if the error of a fitted model exceeds 1e-6 of the largest value, or 1e-2 in float32.
+    """Warn if the error of a fitted model exceeds a limit, by default 1e-6, or 1e-2 in float32.
 
     Parameters
     ----------
     error : float
-        `Certificate.error`; `relative_error` is large for small components and small k(x, x) even in correct models.
+        `Certificate.relative_error` of a map. Of components and discriminants `Certificate.error`: their relative error
+        is large for small components even in correct models.
     dtype : dtype
         Dtype of the model.
     finding, remedy : str
         Parts of the warning: the finding with the number, and the remedy.
-    accepted_error : float
-        Larger error that the parameters of the fit accept.
+    limit : float, optional
+        Largest error without a warning.
 
     Warns
     -----
     DkfmWarning
         The error exceeds the limit.
     """
-    limit = max(_LIMITS[dtype.name], accepted_error)
+    limit = LIMITS[dtype.name] if limit is None else limit
     if not error <= limit:  # a NaN is not
-        warnings.warn(f"{finding}, and at most {limit:.0e} is expected; {remedy}.", DkfmWarning, stacklevel=4)
+        warnings.warn(f"{finding}, and at most {limit:.0e} is expected; {remedy}.", DkfmWarning, stacklevel=5)
 
 
 def certify_map(
@@ -145,6 +152,7 @@ def certify_map(
     kernel_rows: Rows | None = None,
     Z: Rows | None = None,
     tiles: Iterable[Rows] = (),
+    diagonal: Array | None = None,
     mean: Array | None = None,
 ) -> Certificate:
     """Compare ``<phi(x), phi(z)>`` with ``k(x, z)``.
@@ -160,8 +168,10 @@ def certify_map(
     Z : ndarray or csr_array of shape (m, d), optional
         Points z, of which at most 512 are used, evenly spread; by default X.
     tiles : iterable of ndarray or csr_array, optional
-        Tiles of all landmarks, if X are some of them. The rows are then also paired with one fixed combination of all
-        landmarks with random signs, so that the certificate depends on all weights.
+        Tiles of all landmarks, if X are some of them. The rows are then also paired with two fixed combinations of all
+        landmarks with random signs, in both scales, so that the certificate depends on all weights.
+    diagonal : ndarray of shape (N,), optional
+        k(x, x) of all landmarks; needed with `tiles`.
     mean : ndarray of shape (N,), optional
         Mean that the features are centred with, as in `roots.make_map_heads`; its image is added back to the features.
 
@@ -170,38 +180,57 @@ def certify_map(
     Certificate
         Errors of features in the model's dtype, whose products are computed in float64.
     """
-    return compare_blocks(*_compute_both_blocks(scorer, X, X if kernel_rows is None else kernel_rows, Z, tiles, mean))
+    points = X if kernel_rows is None else kernel_rows
+    features, found, expected, *lengths = _compute_both_blocks(scorer, X, points, Z, mean)
+    measured = compare_blocks(found, expected, *lengths)
+    if diagonal is None:
+        return measured
+    return measured.combine(_certify_combinations(scorer, features, lengths[0], tiles, diagonal))
 
 
 def compute_relative_map_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
     """Return ``|<phi(x), phi(z)> - k(x, z)| / sqrt(k(x, x) k(z, z))`` for all pairs, (s, m), of X and sampled Z."""
-    found, expected, *diagonals = _compute_both_blocks(score, X, X, Z, (), mean)
-    return _scale_errors(np.abs(found - expected), *diagonals)
+    _, found, expected, *lengths = _compute_both_blocks(score, X, X, Z, mean)
+    return _scale_errors(np.abs(found - expected), *lengths)
 
 
 def _compute_both_blocks(
-    score: Scorer, X: Rows, points: Rows, Z: Rows | None, tiles: Iterable[Rows], mean: Array | None
-) -> tuple[Array, Array, Array, Array]:
-    """Return the products of features, the kernel values, and the k(x, x) and k(z, z) of both sides."""
+    score: Scorer, X: Rows, points: Rows, Z: Rows | None, mean: Array | None
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the features of X, the products, the kernel values, and the lengths ``sqrt k(x, x)`` of both sides."""
     model, d = score.model, score.model.n_features_in
     Z = X if Z is None else Z[sample_evenly(Z.shape[0])]
     if Z.shape[1] != d:
         raise InvalidInputError(f"The points have {Z.shape[1]} columns and the model was fitted with {d}.")
-    centre = 0.0 if mean is None else score.apply_weights("features", mean[np.newaxis]).astype(np.float64)
     expected = evaluate_block(model.kernel, Z, points).T
-    left = score("features", X) + centre
-    right = left if Z is X else score("features", Z) + centre
+    left = _uncentred_features(score, X, mean)
+    right = left if Z is X else _uncentred_features(score, Z, mean)
     if model.kernel.is_precomputed:  # k(z, z) is known only for training rows
         diagonals = expected.diagonal(), expected.diagonal()
     else:
         diagonals = model.kernel.evaluate_diagonal(X), model.kernel.evaluate_diagonal(Z)
-    combined = training_statistics.kernel_values_of_random_combination(score, tiles, float(diagonals[0].max()))
-    if len(combined):
-        sampled = sample_evenly(len(combined))
-        expected = np.column_stack([expected, combined[sampled]])
-        right = np.concatenate([right, score.apply_weights("features", combined[np.newaxis])])
-        diagonals = diagonals[0], np.append(diagonals[1], diagonals[0].max())
-    return left.astype(np.float64) @ right.astype(np.float64).T, expected, *diagonals
+    left_lengths, right_lengths = (row_lengths(np.asarray(values, np.float64)) for values in diagonals)
+    return left, left @ right.T, expected, left_lengths, right_lengths
+
+
+def _uncentred_features(score: Scorer, X: Rows, mean: Array | None) -> Array:
+    """Return the features (s, r) in float64, with the mean that was subtracted added again."""
+    centre = 0.0 if mean is None else score.apply_weights("features", mean[np.newaxis])
+    uncentred: Array = np.asarray(score("features", X) + centre, np.float64)
+    return uncentred
+
+
+def _certify_combinations(
+    score: Scorer, features: Array, lengths: Array, tiles: Iterable[Rows], diagonal: Array
+) -> Certificate:
+    """Compare the products of landmarks' features (s, r) with those of two random combinations of all landmarks."""
+    combined = training_statistics.kernel_values_of_random_combinations(score, tiles, diagonal)
+    # Of the length of the longest row, they are compared on the scale of the rows.
+    longest = float(lengths.max(initial=0.0))
+    combined *= longest
+    found = features @ score.apply_weights("features", combined).astype(np.float64).T
+    expected = combined[:, sample_evenly(len(diagonal))].T
+    return compare_blocks(found, expected, lengths, np.full(len(combined), longest))
 
 
 def certify_components(
@@ -214,7 +243,8 @@ def certify_components(
     score : Scorer
         A prepared model with a head "scores", which has an offset if the components are centred.
     eigenvalues : ndarray of shape (q,)
-        mu. The pairs are those of at most 512 components, evenly spread, over all training rows.
+        mu. The pairs are those of at most 512 components, evenly spread, over all training rows. More components are
+        also compared as one sum of all of them with random signs.
     tiles : iterable of ndarray or csr_array of shape (n, d)
         All training rows, as the model scores them.
     sample_weight : ndarray of shape (N,), optional
@@ -231,18 +261,20 @@ def certify_components(
     hidden = _certify_centring_rounding(score, eigenvalues, float(weights.sum()))
     if not len(eigenvalues):
         return hidden
-    selected, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
-    sampled, mu = _make_component_scorer(score, selected), eigenvalues[selected]
-    constant = 0.0 if head.offset is None else np.sqrt(eigenvalues[0] / weights.sum())
+    C = _choose_combinations(eigenvalues)
+    sampled, centered = _make_combination_scorer(score, C), score.model.head("scores").offset is not None
+    constant = np.sqrt(eigenvalues[0] / weights.sum()) if centered else 0.0
     # A further constant component makes the means part of the products.
-    mu = np.append(mu, 0.0 if head.offset is None else eigenvalues[0])
-    products, start = np.zeros((len(mu), len(mu))), 0
+    expected = np.pad((eigenvalues * C.T) @ C, (0, 1))
+    expected[-1, -1] = eigenvalues[0] if centered else 0.0
+    products, start = np.zeros_like(expected), 0
     for tile in tiles:
         S = sampled("scores", tile).astype(np.float64)
         S = np.pad(S, ((0, 0), (0, 1)), constant_values=constant)
         products += (weights[start : start + len(S)] * S.T) @ S
         start += len(S)
-    return compare_blocks(products, np.diag(mu), mu, mu).combine(hidden)
+    sizes = np.sqrt(expected.diagonal())
+    return compare_blocks(products, expected, sizes, sizes).combine(hidden)
 
 
 def certify_principal_axes(
@@ -267,20 +299,21 @@ def certify_principal_axes(
     hidden = _certify_centring_rounding(score, eigenvalues, total_weight)
     if not len(eigenvalues):
         return hidden
-    selected, head = sample_evenly(len(eigenvalues)), score.model.head("scores")
-    sampled, mu = _make_component_scorer(score, selected), eigenvalues[selected]
-    W = sampled.model.head("scores").weights.astype(np.float64)
-    offset = np.zeros(len(selected)) if head.offset is None else head.offset[selected].astype(np.float64)
+    C, head = _choose_combinations(eigenvalues), score.model.head("scores")
+    sampled, sizes = _make_combination_scorer(score, C), np.sqrt(eigenvalues)
+    W = head.weights[:, : len(eigenvalues)].astype(np.float64)
+    offset = np.zeros(len(sizes)) if head.offset is None else head.offset.astype(np.float64)
     mean = np.zeros((len(W), 1)) if head.offset is None else head.weights[:, -1:].astype(np.float64) / 2
-    left, products, start = np.hstack([W, mean]), np.zeros((len(selected) + 1, len(selected))), 0
+    left, products, start = np.hstack([W, mean]), np.zeros((len(sizes) + 1, C.shape[1])), 0
     for tile in tiles:
-        S = sampled("scores", tile).astype(np.float64) + offset
+        S = sampled("scores", tile).astype(np.float64) + offset @ C
         products += left[start : start + len(S)].T @ S
         start += len(S)
-    expected, sizes = np.vstack([np.diag((mu > 0).astype(np.float64)), offset]), np.sqrt(mu)
-    error = (products - expected) * np.outer(np.append(sizes, 0.0), sizes)
-    error[-1] = np.where(mu > 0, (products - expected)[-1] * np.sqrt(mu[0] * total_weight), 0.0)
-    return compare_blocks(error, np.zeros_like(error), np.append(mu, mu[0]), mu).combine(hidden)
+    expected, unit = np.vstack([(sizes > 0)[:, np.newaxis] * C, offset @ C]), np.sqrt(eigenvalues[0] * total_weight)
+    column_sizes = np.append(sizes, sizes[0])[_sampled_or_last(len(sizes))]
+    error = (products - expected) * np.append(sizes, 0.0)[:, np.newaxis] * column_sizes
+    error[-1] = np.where(column_sizes > 0, (products - expected)[-1] * unit, 0.0)
+    return compare_blocks(error, np.zeros_like(error), np.append(sizes, sizes[0]), column_sizes).combine(hidden)
 
 
 def _certify_centring_rounding(score: Scorer, eigenvalues: Array, total_weight: float) -> Certificate:
@@ -307,11 +340,30 @@ def _is_one_point(rows: Rows) -> bool:
     return all(bool((part.reshape(n, -1) == part[: stored[0]]).all()) for part in (rows.indices, rows.data))
 
 
-def _make_component_scorer(score: Scorer, component_indices: npt.NDArray[np.intp]) -> Scorer:
-    """Return a scorer of some of the components."""
+def _choose_combinations(eigenvalues: Array) -> Array:
+    """Return combinations (q, p) of components: at most 512 components, and, if there are more, one sum of all.
+
+    In the sum each component counts, with a random sign, in proportion to the size of its scores.
+    """
+    columns = _sampled_or_last(len(eigenvalues))
+    C: Array = (np.arange(len(eigenvalues))[:, np.newaxis] == columns).astype(np.float64)
+    if len(eigenvalues) > MAX_SAMPLED_ROWS:
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], len(eigenvalues))
+        C[:, -1] = signs * np.sqrt(eigenvalues / float(eigenvalues.sum()))
+    return C
+
+
+def _sampled_or_last(q: int) -> npt.NDArray[np.intp]:
+    """Return the numbers of at most 512 of q components, and q, the number of their sum, if there are more."""
+    return sample_evenly(q) if q <= MAX_SAMPLED_ROWS else np.append(sample_evenly(q), q)
+
+
+def _make_combination_scorer(score: Scorer, combinations: Array) -> Scorer:
+    """Return a scorer of combinations (q, p) of the components."""
     head = score.model.head("scores")
-    offset = None if head.offset is None else head.offset[component_indices]
-    heads = {"scores": Head(np.ascontiguousarray(head.weights[:, component_indices]), offset)}
+    combine, dtype = combinations.astype(head.weights.dtype), head.weights.dtype
+    offset = None if head.offset is None else (head.offset @ combinations).astype(dtype)
+    heads = {"scores": Head(np.ascontiguousarray(head.weights[:, : len(combine)] @ combine), offset)}
     return Scorer(replace(score.model, heads=heads), score.evaluator)
 
 
@@ -320,18 +372,23 @@ def sample_evenly(n: int) -> npt.NDArray[np.intp]:
     return np.linspace(0, n - 1, min(n, MAX_SAMPLED_ROWS)).astype(np.intp)
 
 
-def compare_blocks(found: Array, expected: Array, left_diagonal: Array, right_diagonal: Array) -> Certificate:
-    """Return the certificate of a block (s, m), with the k(x, x) of its rows, (s,), and of its columns, (m,)."""
-    error = np.abs(found - expected)
-    largest = max(float(np.abs(values).max()) for values in (expected, left_diagonal, right_diagonal))
-    relative = float(_scale_errors(error, left_diagonal, right_diagonal).max())
+def compare_blocks(found: Array, expected: Array, left_lengths: Array, right_lengths: Array) -> Certificate:
+    """Return the certificate of a block (s, m), with the lengths ``sqrt k(x, x)`` of its rows and of its columns."""
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinite error is one
+        error = np.abs(found - expected)
+    largest = max(float(np.abs(expected).max()), *(float(np.square(v.max())) for v in (left_lengths, right_lengths)))
+    relative = float(_scale_errors(error, left_lengths, right_lengths).max())
     return Certificate(_ratio(float(error.max()), largest), relative, found.size)
 
 
-def _scale_errors(error: Array, left_diagonal: Array, right_diagonal: Array) -> Array:
-    scale = np.sqrt(np.abs(np.outer(left_diagonal, right_diagonal)))
-    # 0 / 0 is an exact zero; anything else over 0 is an infinite error.
-    return np.divide(error, scale, out=np.where(error > 0, np.inf, 0.0), where=scale > 0)
+def _scale_errors(error: Array, left_lengths: Array, right_lengths: Array) -> Array:
+    """Return errors (s, m) divided by the lengths of both sides, one after the other: their product may overflow."""
+    scaled = error.copy()
+    for lengths in (left_lengths[:, np.newaxis], right_lengths):
+        # 0 / 0 is an exact zero; anything else over 0 is an infinite error.
+        np.divide(scaled, lengths, out=scaled, where=lengths > 0)
+        scaled[np.broadcast_to(lengths == 0, scaled.shape) & (error > 0)] = np.inf
+    return scaled
 
 
 def _ratio(error: float, scale: float) -> float:

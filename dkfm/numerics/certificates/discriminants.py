@@ -49,10 +49,10 @@ def certify_discriminants(
     sizes = indicators.sum(axis=0)
     means = sums / sizes[:, np.newaxis]
     within = (second - (means * sizes[:, np.newaxis]).T @ means) / sizes.sum()
-    lengths = np.square(class_means).max(axis=0) + products.diagonal()
+    lengths = np.sqrt(np.square(class_means).max(axis=0) + products.diagonal())
     found = compare_blocks(within + ridge * squares, products, lengths, lengths)
-    unit = float(np.sqrt(lengths.max()))
-    return found.combine(compare_blocks(unit * means, unit * class_means, np.full(len(sizes), unit**2), lengths))
+    unit = float(lengths.max())
+    return found.combine(compare_blocks(unit * means, unit * class_means, np.full(len(sizes), unit), lengths))
 
 
 def certify_direction_products(
@@ -94,10 +94,10 @@ def certify_direction_products(
         start += len(S)
     hidden = min(1.0, EPS * abs(float(found[-1, -1])) * max_squared_length)
     found, of_mean = found[:, :p], offset - offset_constants
-    lengths = products.diagonal() + of_mean**2
-    unit = float(np.sqrt(lengths.max()))
+    lengths = np.sqrt(products.diagonal() + of_mean**2)
+    unit = float(lengths.max())
     found[-1] *= unit
-    measured = compare_blocks(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit**2), lengths)
+    measured = compare_blocks(found, np.vstack([products, unit * of_mean]), np.append(lengths, unit), lengths)
     return measured.combine(Certificate(hidden, hidden, 0))
 
 

@@ -1,0 +1,69 @@
+"""Measure the rounding error of a kernel's own values, in units of ``sqrt(k(x, x) k(z, z))``."""
+
+import numpy as np
+
+from dkfm.core.rows import Array, Rows
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.serialization import is_code_free
+from dkfm.numerics.error_bounds import MIN_KERNEL_ROUNDING
+from dkfm.numerics.roots import EPS, nonzero_lengths, row_lengths
+from dkfm.numerics.scorer import Scorer
+
+_JUMP = 1e-4
+"""Change of a value that is a jump of the function, and not rounding."""
+
+_UNSEEN_PAIRS = 4.0
+"""Factor by which the error of a pair outside the sample may exceed the largest of the sample."""
+
+_MIN_FLOAT32_ROUNDING = 8 * float(np.finfo(np.float32).eps)
+
+
+def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
+    """Measure how far kernel values of rows (s, d) change if each number changes by its last bit.
+
+    The signs of the changes are random, from a fixed seed. A computation that is backward stable is as far from the
+    truth. Values of a precomputed kernel are exact.
+    """
+    if kernel.is_precomputed:
+        return MIN_KERNEL_ROUNDING
+    evaluate, lengths = kernel.make_evaluator(rows), nonzero_lengths(row_lengths(kernel.evaluate_diagonal(rows)))
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise elsewhere
+        errors = _scale(evaluate(_change_last_bits(rows)) - evaluate(rows), lengths, lengths)
+    if not is_code_free(kernel):
+        errors[errors > _JUMP] = 0.0  # a function of equal or unequal numbers, for instance
+    return max(MIN_KERNEL_ROUNDING, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
+
+
+def measure_in_float32(scorer: Scorer, rows: Rows, values: Array, lengths: Array) -> float:
+    """Measure the errors of a float32 model's kernel values: of arithmetic, and of rounded rows and landmarks.
+
+    Parameters
+    ----------
+    scorer : Scorer
+        A prepared model in float32.
+    rows : ndarray or csr_array of shape (s, d)
+        Some training rows, in float64.
+    values : ndarray of shape (s, N)
+        ``k(x, x_n) / sqrt k(x, x)`` of these rows with the landmarks, in float64.
+    lengths : ndarray of shape (N,)
+        `roots.row_lengths` of the landmarks.
+    """
+    kernel = scorer.model.kernel
+    if kernel.is_precomputed:
+        return _MIN_FLOAT32_ROUNDING
+    own = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(rows)))
+    with np.errstate(over="ignore", invalid="ignore"):  # values that float32 cannot hold raise elsewhere
+        found = scorer.kernel_values(rows).astype(np.float64) / own[:, np.newaxis]
+        errors = _scale(found - values, np.ones(len(own)), nonzero_lengths(lengths))
+    return max(_MIN_FLOAT32_ROUNDING, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
+
+
+def _change_last_bits(rows: Rows) -> Rows:
+    changed = rows.copy()
+    numbers = changed if isinstance(changed, np.ndarray) else changed.data
+    numbers *= 1 + EPS * np.random.default_rng(0).choice([-1.0, 1.0], numbers.shape)
+    return changed
+
+
+def _scale(errors: Array, left: Array, right: Array) -> Array:
+    return np.abs(errors / left[:, np.newaxis] / right)

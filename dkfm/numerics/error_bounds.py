@@ -1,0 +1,124 @@
+"""Bound the error of a feature map, relative to each pair's own scale ``sqrt(k(x, x) k(z, z))``.
+
+For a training row x and any z, ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(x, x) k(z, z))``. One E for all of them is
+known at the fit: a sum of what is dropped and of what is rounded. The page ``docs/exactness.md`` has the proof.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkfm.core.chunking import row_slices
+from dkfm.core.rows import Array
+from dkfm.numerics.roots import EPS, ROUNDING_SHARE, Root, nonzero_lengths
+
+ROOT_ROUNDING = 4 * EPS
+"""Rounding error of a decomposition, as a share of the largest eigenvalue or of the unit diagonal."""
+
+MIN_KERNEL_ROUNDING = 8 * EPS
+"""Least rounding error of a kernel value, in units of ``sqrt(k(x, x) k(z, z))``, and of a product with the weights."""
+
+_EPS32 = float(np.finfo(np.float32).eps)
+
+_PROBES = 16
+"""Random vectors that estimate the lengths of coefficients; an estimate is above half the length but once in 10^4."""
+
+
+@dataclass(frozen=True, eq=False)
+class Residuals:
+    """What the features leave of training rows x, as shares ``(k(x, x) - |phi(x)|^2) / k(x, x)``."""
+
+    largest: Array
+    """Largest share of a row after 0, 1, .. r features, as computed. Shape (r + 1,)."""
+    lowest: float = 0.0
+    """Smallest share of a row after all features: negative only by rounding, or for an indefinite kernel. Of a root of
+    K itself it is a share of the largest k(x, x)."""
+    coefficient_norm: float = 1.0
+    """Largest ``|D c| / sqrt k(x, x)`` of a row's coefficients c for the landmarks; 1 if all rows are landmarks."""
+    noise: float | None = None
+    """Rounding error of the shares; None if they were measured with features, and have the rounding of these."""
+    limits: Array | float = np.inf
+    """Limits of the shares that hold whatever was computed: the next eigenvalues. Shape (r + 1,)."""
+
+
+def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kernel_rounding: float) -> Array:
+    """Bound the error of pairs with a training row, for each number of features that are kept.
+
+    Parameters
+    ----------
+    residuals : Residuals
+        Residuals of the training rows.
+    root : Root
+        Root of the landmarks.
+    lengths : ndarray of shape (N,)
+        `roots.row_lengths` of the landmarks.
+    kernel_rounding : float
+        Largest rounding error eta of a kernel value in the map, in units of ``sqrt(k(x, x) k(z, z))``.
+
+    Returns
+    -------
+    ndarray of shape (r + 1,)
+        Bounds E. With r features, ``E = sqrt(s) + 4 eps b top / sqrt(v) + eta (B + |D W|_F)``: s is the largest share,
+        B the norm of the coefficients, b the same in the units of the root, top and v its largest and its last value.
+    """
+    if not lengths.any():  # every row is the zero vector
+        return np.zeros(len(residuals.largest))
+    B, values, top = residuals.coefficient_norm, root.values, float(root.values.max(initial=0.0))
+    _, unit = root.relative_scales(lengths)
+    smallest = np.minimum.accumulate(np.concatenate([[top or 1.0], values]))
+    squares = np.square(lengths) @ np.square(root.weights)
+    rounding = ROOT_ROUNDING * B * unit * top / np.sqrt(smallest)
+    rounding += max(kernel_rounding, MIN_KERNEL_ROUNDING) * (B + np.sqrt(np.cumsum(np.append(0.0, squares))))
+    shares = np.maximum(residuals.largest, 0.0) + (2 * rounding if residuals.noise is None else residuals.noise)
+    shares = np.minimum.accumulate(np.minimum(np.minimum(shares, residuals.limits), 1.0))
+    return np.sqrt(shares) + rounding
+
+
+def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
+    """Bound the residuals of landmarks after 0, 1, .. r eigenvectors; `lengths` (N,) are their `roots.row_lengths`.
+
+    A residual is at most the next eigenvalue. It is also computed from the features of the landmarks, ``K W``.
+    """
+    _, unit = root.relative_scales(lengths)
+    limits: Array = np.append(root.values, np.abs(root.dropped).max(initial=0.0)) * unit**2
+    factors = root.scales * (root.scales / nonzero_lengths(lengths))
+    largest, lowest = np.zeros(len(limits)), 0.0
+    for rows in row_slices(len(lengths), 256):
+        explained = np.cumsum(np.square(root.weights[rows] * factors[rows, np.newaxis] * root.values), axis=1)
+        shares = (lengths[rows, np.newaxis] > 0) - np.pad(explained, ((0, 0), (1, 0)))
+        np.maximum(largest, shares.max(axis=0), out=largest)
+        lowest = min(lowest, float(shares[:, -1].min()))
+    noise = ROUNDING_SHARE * max(1.0, float(root.values.max(initial=0.0)) * unit**2)
+    return Residuals(largest, lowest, noise=noise, limits=limits)
+
+
+def rank_in_float32(root: Root, values: Array, lengths: Array) -> int:
+    """Return the number of columns before the first feature that is smaller than its rounding error in float32.
+
+    `values` are ``k(x, x_n) / sqrt k(x, x)`` (s, N) of some training rows x with the landmarks x_n, and `lengths` (N,)
+    are those of the landmarks. Rounding ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of
+    feature j. The columns that remain have eigenvalues above about ``eps lambda_max / sqrt(N)``, or pivots above
+    ``eps max diag``. A fixed threshold would be some digits too high for one kernel and too low for another.
+    """
+    # These rows may include no landmark, so each landmark counts with at least its own k(x, x).
+    squares = np.maximum(np.square(values).mean(axis=0), np.square(lengths) / len(lengths))
+    noise = _EPS32**2 * (squares @ np.square(root.weights))
+    unit, _ = root.relative_scales(lengths)
+    features = np.maximum(np.square(values @ root.weights).mean(axis=0), root.values * unit**2 / len(lengths))
+    return max(min(1, len(features)), int(np.append(noise > features, True).argmax()))
+
+
+def make_probes(n: int) -> Array:
+    """Return random signs (n, 16) from a fixed seed, whose products with a vector estimate its length."""
+    return np.random.default_rng(0).choice([-1.0, 1.0], (n, _PROBES))
+
+
+def estimate_largest_norm(products: Array) -> float:
+    """Estimate the largest length of a vector from the products (n, 16) of n vectors with `make_probes`."""
+    return float(np.sqrt(np.square(products).mean(axis=1).max(initial=0.0)))
+
+
+def find_rank_within(bounds: Array, tol: float) -> int:
+    """Return the smallest number of columns whose error bound is at most tol; all columns if there is none."""
+    within = bounds <= tol
+    return int(within.argmax()) if within.any() else len(bounds) - 1

@@ -1,0 +1,128 @@
+"""Error bounds of each pair's own scale: what is dropped, what is rounded; the rank that float32 carries."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dkfm import ExactFeatureMap, kernels
+from dkfm.numerics import error_bounds, roots
+from dkfm.numerics.certificates import kernel_rounding
+from dkfm.numerics.error_bounds import Residuals
+
+BASES = ["symmetric", "spectral", "cholesky"]
+
+
+def fitted(kernel, X, scaled=True):
+    K = np.asfortranarray(kernel(X))
+    return roots.inverse_root(K, scales=roots.row_lengths(np.diagonal(K)) if scaled else None)
+
+
+def lengths_of(kernel, X):
+    return roots.row_lengths(kernel.diag(X))
+
+
+@given(st.lists(st.floats(1e-12, 1.0), min_size=1, max_size=30), st.floats(0.0, 1e-9), st.floats(1.0, 1e3))
+def test_bounds_are_what_remains_and_what_rounding_may_add(values, eta, norm):
+    values = np.sort(values)[::-1]
+    remaining, r = np.append(values, 0.0), len(values)
+    root = roots.Root(np.diag(1 / np.sqrt(values)), values, np.zeros(0), np.ones(r))
+    found = error_bounds.bound_errors_by_rank(Residuals(remaining, 0.0, norm, noise=0.0), root, np.ones(r), eta)
+    weights = np.sqrt(np.cumsum(np.append(0.0, 1 / values)))
+    rounding = 4 * roots.EPS * norm * values[0] / np.sqrt(np.append(values[0], values))
+    rounding += max(eta, 8 * roots.EPS) * (norm + weights)
+    np.testing.assert_allclose(found, np.sqrt(remaining) + rounding, rtol=1e-9)
+    for tol in (0.0, 1e-3, 1.0):
+        r = error_bounds.find_rank_within(found, tol)
+        assert found[r] <= tol or (r == len(found) - 1 and (found > tol).all())
+        assert (found[:r] > tol).all()
+    assert not error_bounds.bound_errors_by_rank(Residuals(remaining), root, np.zeros(len(values)), eta).any()
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 10.0]))
+def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_them(seed, sigma):
+    X = np.random.default_rng(seed).normal(size=(40, 2))
+    k = kernels.Gaussian(sigma)
+    found = fitted(k, X)
+    left = error_bounds.bound_landmark_residuals(found, lengths_of(k, X))
+    features = k(X) @ found.weights
+    for r in (0, len(found.values) // 2, len(found.values)):
+        truth = (1 - np.square(features[:, :r]).sum(axis=1)).max()
+        bound = min(left.largest[r] + left.noise, left.limits[r])
+        assert truth <= bound + 1e-12
+        assert bound <= max(truth, 0) + 1e-12
+        assert left.limits[r] == np.append(found.values, np.abs(found.dropped).max(initial=0))[r]
+
+
+def test_float32_carries_all_of_a_sound_root_and_little_of_a_wide_one(rng):
+    X = rng.normal(size=(400, 2))
+    for sigma, least, most in ((0.02, 400, 400), (3.0, 20, 45)):
+        k = kernels.Gaussian(sigma)
+        assert least <= error_bounds.rank_in_float32(fitted(k, X), k(X[::3], X), lengths_of(k, X)) <= most
+    nothing = fitted(kernels.Linear(), np.zeros((4, 1)))
+    assert error_bounds.rank_in_float32(nothing, np.zeros((4, 4)), np.zeros(4)) == 0
+
+
+def test_a_landmark_that_is_not_among_the_sampled_rows_counts():
+    X = np.arange(300.0)[:, None]  # of a kernel so narrow that no row knows another
+    k = kernels.Gaussian(1e-3)
+    assert error_bounds.rank_in_float32(fitted(k, X), k(X[:5], X), lengths_of(k, X)) == 300
+
+
+def test_random_signs_tell_the_longest_vector(rng):
+    vectors = rng.normal(size=(1000, 30)) * np.logspace(-3, 2, 1000)[:, np.newaxis]
+    found = error_bounds.estimate_largest_norm(vectors @ error_bounds.make_probes(30))
+    assert 0.5 < found / np.linalg.norm(vectors, axis=1).max() < 2
+
+
+def test_the_rounding_of_a_kernel_is_that_of_its_rows(rng):
+    X = rng.normal(size=(50, 5))
+    near, far = (kernel_rounding.measure_in_float64(kernels.Gaussian(1.0), rows) for rows in (X, X + 1e6))
+    assert near < 1e-14
+    assert 1e-10 < far < 1e-7
+    equal = kernels.Function(_count_equal)
+    assert kernel_rounding.measure_in_float64(equal, np.floor(X)) == error_bounds.MIN_KERNEL_ROUNDING
+
+
+def _count_equal(X, Y):
+    return (X[:, np.newaxis] == Y).mean(axis=2)
+
+
+def rows_of(seed):
+    """Rows of a seed: of equal lengths, of mixed lengths, or in two clusters far from 0; and new ones like them."""
+    rng = np.random.default_rng(seed)
+    n, d = rng.integers(5, 60), rng.integers(1, 8)
+    X = rng.normal(size=(n + 40, d))
+    shape = rng.integers(3)
+    if shape == 1:
+        X *= np.exp(rng.uniform(-6, 3, size=(n + 40, 1)))
+    elif shape == 2:
+        X += 10.0 ** rng.uniform(0, 4) * rng.choice([-1, 1], size=(n + 40, 1))
+    return X[:n], X[n:]
+
+
+KERNELS = [
+    kernels.Gaussian("median"),
+    kernels.Polynomial(5, scale=0.1),
+    kernels.Linear(),
+    kernels.RationalQuadratic(0.7, 1.0),
+    kernels.Exponential(2.0),
+    kernels.Gaussian(1.0) * kernels.Linear() + kernels.Polynomial(2),
+    1e-200 * kernels.ArcCosine(1),
+]
+
+
+@pytest.mark.filterwarnings("ignore::dkfm.errors.DkfmWarning")
+@given(
+    st.integers(0, 10**6), st.sampled_from(KERNELS), st.sampled_from(BASES), st.sampled_from([None, 1e-3, "uniform"])
+)
+@settings(max_examples=60)
+def test_no_pair_of_a_training_row_breaks_the_bound(seed, kernel, basis, limit):
+    X, Z = rows_of(seed)
+    options = {"landmarks": "uniform", "n_landmarks": len(X) // 2 + 1, "random_state": 0} if limit == "uniform" else {}
+    phi = ExactFeatureMap(kernel, basis=basis, tol=None if limit == "uniform" else limit, **options).fit(X)
+    for points in (X, Z, 1e-3 * Z, 30 * Z):
+        K, k = phi.kernel_(X, points), phi.kernel_
+        error = np.abs(phi.transform(X) @ phi.transform(points).T - K)
+        scale = lengths_of(k, X)[:, np.newaxis] * lengths_of(k, points)
+        assert (error <= phi.error_bound_ * scale).all()
