@@ -38,7 +38,7 @@ class Residuals:
     noise: float | None = None
     """Rounding error of the shares; None if they were measured with features, and have the rounding of these."""
     limits: Array | float = np.inf
-    """Limits of the shares that hold whatever was computed: the next eigenvalues. Shape (r + 1,)."""
+    """Limits of the shares that hold whatever was computed: the next eigenvalues; 0 if none is left. Shape (r + 1,)."""
 
 
 def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kernel_rounding: float) -> Array:
@@ -67,10 +67,16 @@ def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kerne
     _, unit = root.relative_scales(lengths)
     smallest = np.minimum.accumulate(np.concatenate([[top or 1.0], values]))
     squares = np.square(lengths) @ np.square(root.weights)
+    eta = max(kernel_rounding, MIN_KERNEL_ROUNDING)
     rounding = ROOT_ROUNDING * B * unit * top / np.sqrt(smallest)
-    rounding += max(kernel_rounding, MIN_KERNEL_ROUNDING) * (B + np.sqrt(np.cumsum(np.append(0.0, squares))))
-    shares = np.maximum(residuals.largest, 0.0) + (2 * rounding if residuals.noise is None else residuals.noise)
-    shares = np.minimum.accumulate(np.minimum(np.minimum(shares, residuals.limits), 1.0))
+    rounding += eta * (B + np.sqrt(np.cumsum(np.append(0.0, squares))))
+    if residuals.noise is None:
+        shares, limits = np.maximum(residuals.largest, 0.0) + 2 * rounding, residuals.limits
+    else:  # the eigenvalues of A move by its rounding errors, whose norm is at most eta sqrt(N) if they are random
+        moved = eta * np.sqrt(len(lengths))
+        shares = np.maximum(residuals.largest, 0.0) + residuals.noise + moved
+        limits = np.where(np.asarray(residuals.limits) > 0, residuals.limits + moved, 0.0)
+    shares = np.minimum.accumulate(np.minimum(np.minimum(shares, limits), 1.0))
     return np.sqrt(shares) + rounding
 
 
@@ -80,7 +86,10 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
     A residual is at most the next eigenvalue. It is also computed from the features of the landmarks, ``K W``.
     """
     _, unit = root.relative_scales(lengths)
-    limits: Array = np.append(root.values, np.abs(root.dropped).max(initial=0.0)) * unit**2
+    top = float(root.values.max(initial=0.0))
+    limits: Array = (np.append(root.values, np.abs(root.dropped).max(initial=0.0)) + ROOT_ROUNDING * top) * unit**2
+    if not len(root.dropped):
+        limits[-1] = 0.0
     factors = root.scales * (root.scales / nonzero_lengths(lengths))
     largest, lowest = np.zeros(len(limits)), 0.0
     for rows in row_slices(len(lengths), 256):
@@ -88,7 +97,7 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
         shares = (lengths[rows, np.newaxis] > 0) - np.pad(explained, ((0, 0), (1, 0)))
         np.maximum(largest, shares.max(axis=0), out=largest)
         lowest = min(lowest, float(shares[:, -1].min()))
-    noise = ROUNDING_SHARE * max(1.0, float(root.values.max(initial=0.0)) * unit**2)
+    noise = ROUNDING_SHARE * max(1.0, top * unit**2)
     return Residuals(largest, lowest, noise=noise, limits=limits)
 
 

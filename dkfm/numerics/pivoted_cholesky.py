@@ -285,8 +285,8 @@ def _make_pivots(
     norm = 1.0
     if len(R) and len(residuals):
         norm = max(1.0, estimate_largest_norm(np.asarray(project(inverse @ make_probes(len(R))))))
-    # The residual of a row that the features explain in full is rounding instead of 0.
-    noise = 0.0 if not len(residuals) else RESIDUAL_ROUNDING
-    shares = Residuals(np.maximum(remaining, 0.0), float(residuals.min(initial=0.0)), norm, noise)
+    # The residual of a row that the features explain in full is rounding instead of 0; that of a pivot is 0.
+    limits = np.append(np.full(len(values), np.inf), np.inf if len(residuals) else 0.0)
+    shares = Residuals(np.maximum(remaining, 0.0), float(residuals.min(initial=0.0)), norm, RESIDUAL_ROUNDING, limits)
     dropped = np.sort(residuals)[::-1]
     return Pivots(numbers, Root(inverse.T / scales[:, np.newaxis], values, dropped, scales, triangular=True), shares)

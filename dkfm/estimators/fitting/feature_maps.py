@@ -121,7 +121,7 @@ def _bound_errors(
         values = scorer.kernel_values(rows) / np.reshape(own, (-1, 1))
         rank = rank_in_float32(root, values, lengths)
         cast = prepare_scorer(cast_model(replace(scorer.model, heads={}), dtype))
-        kernel_rounding_error = kernel_rounding.measure_in_float32(cast, rows, values, lengths)
+        kernel_rounding_error = kernel_rounding.measure_in_float32(cast, scorer, rows, lengths)
     bounds = bound_errors_by_rank(residuals, root, lengths, kernel_rounding_error)
     if options.on_indefinite == "clip":
         negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))

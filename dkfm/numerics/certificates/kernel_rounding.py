@@ -15,7 +15,9 @@ _JUMP = 1e-4
 _UNSEEN_PAIRS = 4.0
 """Factor by which the error of a pair outside the sample may exceed the largest of the sample."""
 
-_MIN_FLOAT32_ROUNDING = 8 * float(np.finfo(np.float32).eps)
+_EPS32 = float(np.finfo(np.float32).eps)
+
+_MIN_FLOAT32_ROUNDING = 8 * _EPS32
 
 
 def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
@@ -34,34 +36,35 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
     return max(MIN_KERNEL_ROUNDING, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
 
 
-def measure_in_float32(scorer: Scorer, rows: Rows, values: Array, lengths: Array) -> float:
+def measure_in_float32(cast: Scorer, scorer: Scorer, rows: Rows, lengths: Array) -> float:
     """Measure the errors of a float32 model's kernel values: of arithmetic, and of rounded rows and landmarks.
+
+    The rows are changed by less than a bit of float32, so that pairs of nearly equal rows are among those measured.
 
     Parameters
     ----------
-    scorer : Scorer
-        A prepared model in float32.
+    cast, scorer : Scorer
+        Prepared models of the same landmarks, in float32 and in float64.
     rows : ndarray or csr_array of shape (s, d)
         Some training rows, in float64.
-    values : ndarray of shape (s, N)
-        ``k(x, x_n) / sqrt k(x, x)`` of these rows with the landmarks, in float64.
     lengths : ndarray of shape (N,)
         `roots.row_lengths` of the landmarks.
     """
     kernel = scorer.model.kernel
     if kernel.is_precomputed:
         return _MIN_FLOAT32_ROUNDING
-    own = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(rows)))
+    changed = _change_last_bits(rows, _EPS32 / 3)  # which float32 rounds by a third of a bit or more
+    own = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(changed)))
     with np.errstate(over="ignore", invalid="ignore"):  # values that float32 cannot hold raise elsewhere
-        found = scorer.kernel_values(rows).astype(np.float64) / own[:, np.newaxis]
-        errors = _scale(found - values, np.ones(len(own)), nonzero_lengths(lengths))
+        difference = scorer.kernel_values(changed).astype(np.float64) - cast.kernel_values(changed)
+        errors = _scale(difference, own, nonzero_lengths(lengths))
     return max(_MIN_FLOAT32_ROUNDING, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
 
 
-def _change_last_bits(rows: Rows) -> Rows:
+def _change_last_bits(rows: Rows, eps: float = EPS) -> Rows:
     changed = rows.copy()
     numbers = changed if isinstance(changed, np.ndarray) else changed.data
-    numbers *= 1 + EPS * np.random.default_rng(0).choice([-1.0, 1.0], numbers.shape)
+    numbers *= 1 + eps * np.random.default_rng(0).choice([-1.0, 1.0], numbers.shape)
     return changed
 
 
