@@ -23,7 +23,7 @@ BASES = ("symmetric", "spectral", "cholesky")
 CLIMBED = 20
 
 SMALLEST = {dtype: float(np.finfo(dtype).tiny / np.finfo(dtype).eps) for dtype in ("float64", "float32")}
-"""Own scale of a pair below which values underflow, which no bound of relative errors counts."""
+"""Size below which a kernel value or a feature underflows, which no bound of relative errors counts."""
 
 
 def products(X, Y):
@@ -130,7 +130,8 @@ def ratios(phi, truth, X, Z):
         errors = np.abs(F @ G.T - truth(X.astype(wide), Z.astype(wide)))
         left, right = own_lengths(truth, X), own_lengths(truth, Z)
         found = errors / left[:, np.newaxis] / right / phi.error_bound_
-        held = left[:, np.newaxis] * right >= SMALLEST[phi.dtype]
+        known = np.concatenate([left, own_lengths(truth, np.asarray(phi.model_.original_landmarks))])
+        held = right * np.minimum(known[known > 0].min(initial=np.inf), 1.0) >= SMALLEST[phi.dtype]
     return np.nan_to_num(np.where(held & (errors > 0), found, 0.0).astype(np.float64), posinf=0.0)
 
 

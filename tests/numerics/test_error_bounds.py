@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 
 from dkfm import ExactFeatureMap, kernels
 from dkfm.numerics import error_bounds, roots
@@ -84,6 +85,18 @@ def test_the_rounding_of_a_kernel_is_that_of_its_rows(rng):
     assert 1e-10 < far < 1e-7
     equal = kernels.Function(_count_equal)
     assert kernel_rounding.measure_in_float64(equal, np.floor(X)) == error_bounds.MIN_KERNEL_ROUNDING
+
+
+@pytest.mark.parametrize("form", [np.asarray, csr_array])
+def test_the_rounding_of_rows_far_apart_is_that_of_points_near_them(rng, form):
+    X = 1e5 * rng.normal(size=(20, 3))  # no two rows of which have a kernel value above 0
+    k = kernels.Gaussian(0.3)
+    found = kernel_rounding.measure_in_float64(k, form(X))
+    Z = X + 0.2 * rng.normal(size=X.shape)
+    differences = X.astype(np.longdouble)[:, np.newaxis] - Z
+    truth = np.exp(-np.square(differences).sum(axis=2) / (2 * np.longdouble(0.3) ** 2))
+    assert np.abs(k(X, Z) - truth).max() < found < 1e-8
+    assert found > 1e-12
 
 
 def _count_equal(X, Y):

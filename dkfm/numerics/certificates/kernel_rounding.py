@@ -1,6 +1,7 @@
 """Measure the rounding error of a kernel's own values, in units of ``sqrt(k(x, x) k(z, z))``."""
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Kernel
@@ -15,6 +16,9 @@ _JUMP = 1e-4
 _UNSEEN_PAIRS = 4.0
 """Factor by which the error of a pair outside the sample may exceed the largest of the sample."""
 
+_BETWEEN = 10.0 ** -np.arange(0.5, 8.5, 0.5)
+"""Positions of points on the lines between sampled rows: rows far apart have no other pairs at middle distances."""
+
 _EPS32 = float(np.finfo(np.float32).eps)
 
 _MIN_FLOAT32_ROUNDING = 8 * _EPS32
@@ -23,17 +27,35 @@ _MIN_FLOAT32_ROUNDING = 8 * _EPS32
 def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
     """Measure how far kernel values of rows (s, d) change if each number changes by its last bit.
 
-    The signs of the changes are random, from a fixed seed. A computation that is backward stable is as far from the
-    truth. Values of a precomputed kernel are exact.
+    The values are those of the rows, and of points between them, with the rows. The signs of the changes are random,
+    from a fixed seed. A computation that is backward stable is as far from the truth. Values of a precomputed kernel
+    are exact.
     """
     if kernel.is_precomputed:
         return MIN_KERNEL_ROUNDING
     evaluate, lengths = kernel.make_evaluator(rows), nonzero_lengths(row_lengths(kernel.evaluate_diagonal(rows)))
+    points = [rows, _interpolate(rows)] if is_code_free(kernel) else [rows]
+    largest = MIN_KERNEL_ROUNDING
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise elsewhere
-        errors = _scale(evaluate(_change_last_bits(rows)) - evaluate(rows), lengths, lengths)
-    if not is_code_free(kernel):
-        errors[errors > _JUMP] = 0.0  # a function of equal or unequal numbers, for instance
-    return max(MIN_KERNEL_ROUNDING, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
+        for z in points:
+            own = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(z)))
+            errors = _scale(evaluate(_change_last_bits(z)) - evaluate(z), own, lengths)
+            if not is_code_free(kernel):
+                errors[errors > _JUMP] = 0.0  # a function of equal or unequal numbers, for instance
+            largest = max(largest, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
+    return largest
+
+
+def _interpolate(rows: Rows) -> Rows:
+    """Return points between some rows and others, (16 p, d): near the first, and farther away."""
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(rows.shape[0], size=(2, min(16, rows.shape[0]), len(_BETWEEN)))
+    share = np.broadcast_to(_BETWEEN, first.shape).reshape(-1, 1)
+    left, right = rows[first.ravel()], rows[second.ravel()]
+    if isinstance(left, np.ndarray):
+        between: Array = left * (1 - share) + right * share
+        return between
+    return csr_array(left.multiply(1 - share) + right.multiply(share))
 
 
 def measure_in_float32(cast: Scorer, scorer: Scorer, rows: Rows, lengths: Array) -> float:
