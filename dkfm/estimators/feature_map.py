@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 class ExactFeatureMap(KernelEstimator):
     """Exact, explicit, finite-dimensional feature map of a kernel.
 
-    The map ``phi(z) = K^(-1/2) [k(x_1, z) .. k(x_N, z)]`` has ``<phi(x_n), phi(z)> = k(x_n, z)`` for every row z.
+    The map ``phi(z) = K^(-1/2) [k(x_1, z) .. k(x_N, z)]`` has ``<phi(x_n), phi(z)> = k(x_n, z)`` for every row z, up
+    to rounding of the pair's own scale ``sqrt(k(x, x) k(z, z))``. For that, its root is one of the scaled Gram matrix
+    ``A = D^(-1) K D^(-1)``, ``D = diag(sqrt k(x_n, x_n))``.
 
     Parameters
     ----------
@@ -45,26 +47,26 @@ class ExactFeatureMap(KernelEstimator):
     kernel_params : mapping, default=None
         Parameters of a named kernel, or keyword arguments of a callable.
     basis : {"symmetric", "spectral", "cholesky"}, default="symmetric"
-        Basis of the features; inner products are the same in each. "symmetric" has one feature per landmark. "spectral"
-        has as many as the rank, uncorrelated. "cholesky" has as many as the rank, one per pivot, and is the fastest to
-        fit and to map.
+        Basis of the features; inner products are the same in each. "symmetric" has one feature per landmark, with the
+        root of A if k(x, x) spans more than a factor of 1e4 and A has a condition of at most 1e8, else with that of K.
+        "spectral" has as many as the rank, uncorrelated if all k(x, x) are equal. "cholesky" has as many as the rank,
+        one per pivot, and is the fastest to fit and to map.
     centered : bool, default=False
         Whether to subtract the mean of the training features (the paper's psi).
     landmarks : array-like or {"uniform", "kmeans", "pivots", "random_pivots"}, default=None
         Landmarks, for which the map is exact: indices of training rows (n,), points (n, d), or a selector of
         `n_landmarks` landmarks; None is all training rows. "uniform" draws rows at random. "kmeans" takes the cluster
-        centres of scikit-learn's KMeans, which are not rows. "pivots" takes in each step the row that earlier pivots
-        explain least. "random_pivots" draws rows with a probability proportional to what earlier pivots do not explain,
-        which suits data with outliers.
+        centres of scikit-learn's KMeans. "pivots" takes in each step the row of whose k(x, x) earlier pivots leave the
+        largest share. "random_pivots" draws rows with probabilities proportional to these shares.
     n_landmarks : int, default=None
         Number of landmarks of a selector. It is required, except for "pivots", where None is the rank.
     tol : float, default=None
         Acceptable error bound: the map keeps the smallest rank that meets it. None is the limit set by rounding.
     rcond : float, default=None
-        Eigenvalues up to ``rcond * lambda_max`` count as zero; None is ``4 eps``. Not for the cholesky basis.
+        Eigenvalues of A up to ``rcond * lambda_max`` count as zero; None is ``4 eps``. Not for the cholesky basis.
     build : {"auto", "gram", "columns"}, default="auto"
-        How to find pivots: in the Gram matrix, or column by column without it, which allows far more rows if the rank
-        is low. "auto" selects the one with the lower predicted cost.
+        How to find pivots: in the Gram matrix, or column by column without it, for far more rows of low rank. "auto"
+        selects the lower predicted cost.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action for a kernel that is not positive semi-definite: raise an error, or drop its negative part and warn. A
         clipped map keeps all eigenvalues above rounding, ``4 eps max |lambda|``; `verify` does not judge new points.
@@ -77,8 +79,7 @@ class ExactFeatureMap(KernelEstimator):
     workspace : path, default=None
         Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
     progress : bool, default=True
-        Whether to show the Gram tiles done and the predicted time of the root, for work of more than 2 seconds, in a
-        notebook or a terminal (on stderr).
+        Whether to show the Gram tiles done and the predicted time of the root, if that is more than 2 seconds.
 
     Attributes
     ----------
@@ -87,12 +88,15 @@ class ExactFeatureMap(KernelEstimator):
     kernel_ : Kernel
         Fitted kernel, with all parameters resolved.
     eigenvalues_ : ndarray of shape (rank_,)
-        Eigenvalues kept, in descending order; not in the cholesky basis.
+        Eigenvalues of A (or K) kept, in descending order; not in the cholesky basis.
     pivots_ : ndarray of shape (rank_,)
-        Residual ``k(x, x) - |phi(x)|^2`` of each pivot when it was chosen; only in the cholesky basis.
+        Residual ``k(x, x) - |phi(x)|^2`` of each pivot when it was chosen, as a share of k(x, x); only in the cholesky
+        basis.
+    scales_ : ndarray of shape (n_landmarks,)
+        Diagonal of D; ones if the root is that of K, as for a clipped kernel.
     dropped_ : ndarray of shape (n_dropped,)
-        Eigenvalues that count as zero, in descending order; in the cholesky basis, the residuals that the full factor
-        leaves of rows that are not pivots. Values removed by `truncate`, `tol` or float32 come first.
+        Eigenvalues that count as zero, or shares of rows that are not pivots, in descending order. Values removed by
+        `truncate`, `tol` or float32 come first.
     rank_ : int
         Number of eigenvalues or pivots kept.
     n_negative_ : int
@@ -101,15 +105,15 @@ class ExactFeatureMap(KernelEstimator):
         Ratio of the largest to the smallest eigenvalue or pivot kept.
     error_bounds_ : ndarray of shape (rank_ + 1,)
         Error bounds E by number of features kept, from 0 to `rank_`; `truncate` uses them. They satisfy
-        ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(z, z) max_n k(x_n, x_n))`` for every training row x and every row z,
-        rounding included. Infinite for a clipped kernel.
+        ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(x, x) k(z, z))`` for every training row x and every row z, rounding
+        included. Infinite for a clipped kernel.
     error_bound_ : float
         Error bound of this map, the last of `error_bounds_`.
     certificate_ : Certificate
-        Measured error on pairs of landmarks; `verify` measures it again, and on other points. For a clipped kernel, it
-        is the error against the original kernel, negative part included.
+        Measured error on pairs of landmarks, and the residual of each if all training rows are landmarks. For a clipped
+        kernel, it is the error against the original kernel.
     training_certificate_ : Certificate
-        Measured error on pairs of training rows, equal to `certificate_` if all are landmarks. Not after `truncate`.
+        Measured error on pairs of training rows, and the residual of each. Not after `truncate`.
     max_similarity_ : float
         Largest k(x, x) of a training row.
     landmark_indices_ : ndarray of shape (n_landmarks,)
@@ -122,14 +126,14 @@ class ExactFeatureMap(KernelEstimator):
     Raises
     ------
     InvalidInputError, NotPSDError, KernelError, BudgetError
-        Raised by `fit`: invalid rows or kernel, or too little memory in this process.
+        Raised by `fit`: invalid rows or kernel, or too little memory.
 
     Notes
     -----
     Ghiasi-Shirazi and Qaraei, "An exact finite-dimensional explicit feature map for kernel functions", Theorem 1 and
-    eq. (4); eq. (9) for centred features. For two new points, the error is bounded by `residual`. With landmarks, it is
-    a Nystroem map (Williams and Seeger 2001) with the error bound `error_bound_`; "random_pivots" are those of Chen,
-    Epperly, Tropp and Webber, "Randomly pivoted Cholesky" (2023).
+    eq. (4); eq. (9) for centred features. For two new points, `residual` bounds the error. With landmarks, it is a
+    Nystroem map (Williams and Seeger 2001); "random_pivots" are those of Chen, Epperly, Tropp and Webber, "Randomly
+    pivoted Cholesky" (2023).
 
     Examples
     --------
@@ -304,9 +308,9 @@ class ExactFeatureMap(KernelEstimator):
         """Return the squared distances of rows, in feature space, from the span of the landmarks.
 
         They are ``k(z, z) - |phi(z)|^2``, clipped at 0, and bound the error for two new points:
-        ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus rounding, about 1e-8 of the largest
-        kernel value. Rounding is larger for points far outside the training data unless the basis is cholesky. For a
-        clipped kernel, residuals are neither distances nor bounds.
+        ``|<phi(z), phi(w)> - k(z, w)| <= sqrt(residual(z) residual(w))``, plus rounding: 1e-8 of the largest kernel
+        value, and more far outside the training data unless the basis is cholesky. For a clipped kernel, residuals are
+        neither distances nor bounds.
 
         Parameters
         ----------
