@@ -35,7 +35,7 @@ _WELL_CONDITIONED = 2000.0
 """Condition number up to which ``K^(-1/2)`` is explicit: its error, ``eps sqrt(condition)``, is then below 1e-14."""
 
 _MAX_ROTATED_CONDITION = 1e8
-"""Condition number of the scaled matrix up to which a rotation of its root is ``K^(-1/2)``."""
+"""Condition number of the scaled matrix up to which a rotation of its root loses fewer digits than K itself."""
 
 _EQUAL_SCALES = 1e-2
 """Ratio of the smallest to the largest length of a row above which scaling would gain less than four digits of k."""
@@ -328,39 +328,28 @@ def inverse_root(
     return Root(weights, kept, dropped, np.ones(n) if scales is None else scales)
 
 
-def serves_rotation(K: Array, scales: Array) -> bool:
-    """Return whether ``K^(-1/2)`` is better computed as a rotation of the root of the scaled matrix.
+def find_rotated_rank(K: Array, scales: Array) -> int:
+    """Return the rank of a root of the scaled matrix whose rotation is ``K^(-1/2)``; 0 if K itself serves better.
 
-    It is if the rows differ in scale, so that K itself would lose digits of the small ones, and the scaled matrix has
-    full rank and a condition of at most 1e8. K (N, N) is not changed; only its lower triangle is read. `scales` (N,)
-    are its `row_lengths`.
+    The rotation serves if the rows differ in scale, so that K itself would lose digits of the small ones, and the
+    pivots of the scaled matrix are above ``N / 1e8`` or rounding: no condition number exceeds about 1e8. K (N, N) is
+    not changed; only its lower triangle is read. `scales` (N,) are its `row_lengths`.
     """
-    if not 0 < scales.min() < _EQUAL_SCALES * scales.max():
-        return False
+    if not nonzero_lengths(scales).min() < _EQUAL_SCALES * scales.max():
+        return 0
     A = K.copy(order="F")
     scale_gram_in_place(A, scales)
-    row_sums = _sum_magnitudes(A)
-    R, fault = lapack.dpotrf(A, lower=1, overwrite_a=1)
-    return not fault and lapack.dpocon(R, float(row_sums.max()), uplo="L")[0] * _MAX_ROTATED_CONDITION >= 1
-
-
-def _sum_magnitudes(A: Array) -> Array:
-    """Return the sums of the absolute values of the rows of a symmetric matrix, (N,), from its lower triangle."""
-    sums = np.zeros(len(A))
-    for columns in row_slices(len(A), 256):
-        block = np.abs(np.tril(A[columns.start :, columns]))
-        sums[columns.start :] += block.sum(axis=1)
-        sums[columns] += block.sum(axis=0) - block.diagonal()
-    return sums
+    R, _, rank, _ = lapack.dpstrf(A, tol=ROUNDING_SHARE, lower=1, overwrite_a=1)
+    return int(rank) if np.square(R.diagonal()[:rank]).min(initial=1.0) * _MAX_ROTATED_CONDITION >= len(K) else 0
 
 
 def add_rotation(root: Root) -> Root:
-    """Return a root of full rank with the rotation that makes it ``K^(-1/2)``.
+    """Return a root with the rotation that makes it ``K^(-1/2)``, of the pseudo-inverse if the rank is below N.
 
     With ``F = K W = P S Q'`` (singular values) there is ``K = F F'``, and ``K^(-1/2) = P S^-1 P' = W (Q P')``. An
     orthogonal factor keeps errors of each pair's own scale.
     """
-    P, _, Qt = svd(root.landmark_features(), check_finite=False, overwrite_a=True)
+    P, _, Qt = svd(root.landmark_features(), full_matrices=False, check_finite=False, overwrite_a=True)
     return replace(root, rotation=(P @ Qt).T)
 
 

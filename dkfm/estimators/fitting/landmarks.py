@@ -167,23 +167,23 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     seconds = budget.eigendecomposition_seconds(landmarks.rows_as_landmarks.shape[0])
     lengths = row_lengths(gram_holder[0].diagonal())
     with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
-        rotates = _rotates(gram_holder[0], lengths, options, landmarks)
-        scales = lengths if rotates or (options.basis == "spectral" and options.on_indefinite != "clip") else None
+        rotated_rank = _find_rotated_rank(gram_holder[0], lengths, options, landmarks)
+        scales = lengths if rotated_rank or (options.basis == "spectral" and options.on_indefinite != "clip") else None
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what, scales)
-        root = roots.add_rotation(root) if rotates and len(root.values) == len(lengths) else root
+        if rotated_rank:  # eigenvalues beyond that rank are rounding, which a rotation would spread over all features
+            root = roots.add_rotation(root.truncate(min(rotated_rank, len(root.values))))
     return landmarks, root, bound_landmark_residuals(root, lengths) if chosen.all_rows else None
 
 
-def _rotates(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> bool:
-    """Return whether a symmetric root is computed as a rotation: if that serves, and fits in memory."""
-    asked = (options.tol, options.rcond, options.on_indefinite)
-    if options.basis != "symmetric" or asked != (None, None, "raise") or not roots.serves_rotation(K, lengths):
-        return False
+def _find_rotated_rank(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> int:
+    """Return the rank of a symmetric root that is a rotation; 0 if that does not serve, or does not fit in memory."""
+    if options.basis != "symmetric" or options.on_indefinite == "clip":
+        return 0
     try:
         _require_gram_memory(landmarks, budget.ROTATION_SQUARES)
     except BudgetError:
-        return False
-    return True
+        return 0
+    return roots.find_rotated_rank(K, lengths)
 
 
 def _select_pivot_rows(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
