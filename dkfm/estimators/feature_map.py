@@ -385,16 +385,15 @@ class ExactFeatureMap(KernelEstimator):
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
+        record = feature_maps.convert_old_bounds(record)
         head, arrays = record.model.head("residual"), record.extra_arrays
         n, r = head.weights.shape
         shapes = {feature_maps.root_values_name(str(record.parameters["basis"])): (r,), "error_bounds": (r + 1,)}
-        shapes |= {"mean": (n,)} if record.parameters["centered"] else {}
-        if "scales" in arrays:
-            shapes["scales"] = (n,)
-        else:
-            record = feature_maps.convert_old_bounds(record)
+        shapes |= {"scales": (n,), "mean": (n,)} if record.parameters["centered"] else {"scales": (n,)}
         if any(arrays[name].shape != shape for name, shape in shapes.items()) or arrays["dropped"].ndim != 1:
             raise UnsupportedStoreError("The fitted arrays of a feature map do not fit its model.")
+        if not (np.isfinite(arrays["scales"]) & (arrays["scales"] >= 0)).all():
+            raise UnsupportedStoreError("The scales of a feature map are not lengths of rows.")
         if record.parameters["dtype"] != str(record.model.dtype):
             raise UnsupportedStoreError("A feature map is not of the precision of its model.")
         return super()._from_record(record)

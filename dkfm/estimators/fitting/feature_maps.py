@@ -101,7 +101,9 @@ def fit_map(
     measured = on_training if all_rows else measured
     certificates = {"certificate": measured, "training_certificate": on_training}
     accepts_bound = options.tol is not None or options.rcond is not None or bool(np.isinf(bounds[rank]))
-    map_certificates.warn_of_map_errors(measured, on_training, float(bounds[rank]), dtype, accepts_bound)
+    map_certificates.warn_of_map_errors(
+        measured, on_training, float(bounds[rank]), dtype, accepts_bound, not chosen.all_rows
+    )
     if mean is not None:
         map_certificates.warn_of_centring(scorer, measured, landmarks, max_similarity, dtype)
     return model, {**fitted, **certificates}
@@ -194,12 +196,15 @@ def truncate_map(
 
 
 def convert_old_bounds(record: Record) -> Record:
-    """Return the record of a map of dkfm 0.1, whose root is not scaled, with bounds of each pair's own scale.
+    """Return a record with error bounds of each pair's own scale, converted if an earlier version saved it.
 
-    Its bounds are in units of ``sqrt(k(z, z) max_n k(x_n, x_n))``. They are divided by the length of the shortest row
-    that is known; where training rows are no landmarks, all of which are not known, they are 1, which no error exceeds.
+    The root of such a map is not scaled, and its bounds are in units of ``sqrt(k(z, z) max_n k(x_n, x_n))``. They are
+    divided by the length of the shortest row that is known; where training rows are no landmarks, all of which are not
+    known, they are 1, which no error exceeds.
     """
     arrays, model = record.extra_arrays, record.model
+    if "scales" in arrays:
+        return record
     bounds, n = arrays["error_bounds"], model.landmarks.shape[0]
     if model.kernel.is_precomputed:
         converted = np.where(np.isinf(bounds), np.inf, 1.0)

@@ -46,7 +46,12 @@ def certify_residuals(residuals: Residuals, rank: int, diagonal: Array) -> Certi
 
 
 def warn_of_map_errors(
-    measured: Certificate, on_training: Certificate, bound: float, dtype: np.dtype[np.floating], accepts_bound: bool
+    measured: Certificate,
+    on_training: Certificate,
+    bound: float,
+    dtype: np.dtype[np.floating],
+    accepts_bound: bool,
+    chosen_landmarks: bool,
 ) -> None:
     """Warn if a certificate of a map exceeds the bound of its error, or 1e-6 (1e-2 in float32).
 
@@ -60,6 +65,8 @@ def warn_of_map_errors(
         Dtype of the map.
     accepts_bound : bool
         Whether the parameters of the fit accept errors up to the bound: with `tol`, `rcond`, or by clipping.
+    chosen_landmarks : bool
+        Whether the landmarks were chosen, so that errors of the other training rows up to the bound are accepted.
 
     Warns
     -----
@@ -74,7 +81,9 @@ def warn_of_map_errors(
     certificate.warn_if_error_is_large(measured.relative_error, dtype, finding, remedy, limit)
     if measured.relative_error <= limit:
         finding = f"The certificate of the training rows is {on_training}, the error bound of the map {bound:.1e}"
-        certificate.warn_if_error_is_large(on_training.relative_error, dtype, finding, remedy, bound)
+        certificate.warn_if_error_is_large(
+            on_training.relative_error, dtype, finding, remedy, bound if chosen_landmarks else limit
+        )
 
 
 def warn_of_centring(

@@ -1,0 +1,142 @@
+"""Every pair exact to its own scale, or a warning that says how far it is from that; models of earlier versions."""
+
+import functools
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dkfm import ExactFeatureMap, KernelPCA, batch_score, verify_scores
+from dkfm.errors import DkfmWarning, UnsupportedStoreError
+from dkfm.kernels import Gaussian, Linear, Polynomial
+from dkfm.numerics import pivoted_cholesky
+
+BASES = ["symmetric", "spectral", "cholesky"]
+NINTH = Polynomial(9, scale=1 / 60, offset=0.0)
+
+
+def mixed(rng, n=300, d=20):
+    """Rows whose lengths differ by a factor of e^3.5, so that their ninth powers span 27 orders of magnitude."""
+    return rng.normal(size=(n, d)) * np.exp(rng.uniform(-3, 0.5, size=(n, 1)))
+
+
+def own_error(phi, X, Z):
+    """Return the largest error of an inner product, over ``sqrt(k(x, x) k(z, z))``; rows of no length must be 0."""
+    k, error = phi.kernel_, phi.transform(X) @ phi.transform(Z).T - phi.kernel_(X, Z)
+    scale = np.sqrt(np.outer(k.diag(X), k.diag(Z)))
+    assert not error[scale == 0].any()
+    return np.abs(error[scale > 0] / scale[scale > 0]).max()
+
+
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("more", ["nothing", "a row twice", "a row of zeros", "an outlier"])
+def test_rows_of_mixed_lengths_are_exact_to_their_own_scale(basis, more, rng):
+    X, Z = mixed(rng), mixed(rng)
+    X[5] = {"nothing": X[5], "a row twice": X[6], "a row of zeros": 0.0, "an outlier": 1e6 * X[5]}[more]
+    phi = ExactFeatureMap(NINTH, basis=basis).fit(X)
+    assert phi.condition_ < 1e3
+    assert own_error(phi, X, X) < 1e-13
+    assert max(own_error(phi, X, Z), own_error(phi, X, 1e-9 * Z)) < phi.error_bound_ < 1e-6
+    assert own_error(phi, X, Z) < 1e-13
+
+
+@pytest.mark.parametrize("columns", [2, 5])
+def test_the_symmetric_basis_is_a_rotation_where_the_rank_is_low(columns, rng):
+    X, Z = mixed(rng, 100, columns), mixed(rng, 50, columns)
+    phi = ExactFeatureMap(Linear(), basis="symmetric").fit(X)
+    assert phi.transform(Z).shape == (50, 100)
+    assert len(phi.eigenvalues_) == columns
+    assert max(own_error(phi, X, X), own_error(phi, X, Z)) < 1e-13
+    values, vectors = np.linalg.eigh(Linear()(X))  # K^(-1/2) k_z, of the pseudo-inverse
+    leading = vectors[:, -columns:]
+    truth = Linear()(Z, X) @ leading / np.sqrt(values[-columns:]) @ leading.T
+    np.testing.assert_allclose(phi.transform(Z), truth, rtol=0, atol=1e-9 * np.abs(truth).max())
+
+
+def test_a_symmetric_map_that_neither_root_serves_warns_with_both_scales(rng):
+    X = mixed(rng, 60, 5)
+    X[1] = X[0] * (1 + 1e-6 * rng.normal(size=5))
+    with pytest.warns(DkfmWarning, match=r"certificate of this map is .* of each pair's own scale, .* error bound .*"):
+        phi = ExactFeatureMap(NINTH, basis="symmetric").fit(X)
+    assert phi.certificate_.relative_error > 1e-6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DkfmWarning)
+        ExactFeatureMap(NINTH, basis="cholesky").fit(X)
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_products_that_are_not_translation_invariant_warn_in_float32(basis, rng):
+    X = rng.normal(size=(100, 3)) + 1e4
+    k = Gaussian(2.0) * Polynomial(2)
+    with pytest.warns(DkfmWarning, match=r'certificate .* its error bound \d.*fit with dtype="float64"'):
+        phi = ExactFeatureMap(k, basis=basis, dtype="float32").fit(X)
+    assert own_error(phi, X, X) < phi.error_bound_
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DkfmWarning)
+        ExactFeatureMap(k, basis=basis).fit(X)
+
+
+def test_components_of_columns_far_from_0_warn_and_are_not_more_than_the_columns(rng):
+    X = rng.normal(size=(300, 3)) + 1e6
+    with pytest.warns(DkfmWarning, match="centre the columns of X"):
+        assert len(KernelPCA(kernel=Linear()).fit(X).eigenvalues_) == 3
+    phi = ExactFeatureMap(Linear(), basis="spectral").fit(X)
+    with pytest.warns(DkfmWarning, match="centre the columns of X"):
+        assert len(KernelPCA.from_map(phi).eigenvalues_) == 3
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_two_clusters_far_apart_are_within_the_bound_and_verified(basis, rng, tmp_path):
+    X = np.concatenate([rng.normal(size=(100, 3)) + 1e3, rng.normal(size=(100, 3)) - 1e3])
+    phi = ExactFeatureMap(Gaussian(2.0), basis=basis).fit(X)
+    Z = X + rng.normal(size=X.shape)
+    assert 1e-13 < own_error(phi, X, Z) < phi.error_bound_ < 1e-6
+    np.save(tmp_path / "Z.npy", Z)
+    phi.save(tmp_path / "model")
+    batch_score(tmp_path / "model", tmp_path / "Z.npy", tmp_path / "scores", progress=False)
+    assert verify_scores(tmp_path / "scores", Z).worst < 1
+
+
+def test_small_rows_that_are_no_landmarks_are_seen_at_fit(rng, monkeypatch):
+    """Pivots that leave the small rows out are exact among themselves; the training rows are not."""
+    factor = functools.partial(pivoted_cholesky.factor_gram, limit=100)
+    monkeypatch.setattr(pivoted_cholesky, "factor_gram", lambda K, tol, _: factor(K, tol))
+    with pytest.warns(DkfmWarning, match=r"The certificate of the training rows is 1.0e.00 of .* at most 1e-06 is expected"):
+        phi = ExactFeatureMap(NINTH, basis="cholesky", build="gram").fit(mixed(rng))
+    assert len(phi.pivots_) == 100
+    assert phi.certificate_.relative_error < 1e-12
+    assert phi.training_certificate_.relative_error > 0.9
+
+
+def saved_before_scales(phi, bounds):
+    """Return the record of a map without scales, as an earlier version saved it, with bounds of its kind."""
+    record = phi._to_record()
+    arrays = {name: a for name, a in record.extra_arrays.items() if name != "scales"}
+    return replace(record, extra_arrays={**arrays, "error_bounds": bounds})
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(2.0), Polynomial(2)])
+def test_bounds_of_models_of_earlier_versions_are_converted(kernel, rng):
+    X = rng.normal(size=(60, 3)) * np.logspace(-1, 1, 60)[:, np.newaxis]
+    phi = ExactFeatureMap(kernel, basis="cholesky").fit(X)
+    K = kernel(X)
+    longest = np.sqrt(np.diagonal(K).max())
+    features = phi.transform(X)
+    r = len(phi.pivots_)
+    missing = [np.diagonal(K) - np.square(features[:, :j]).sum(axis=1) for j in range(r + 1)]
+    old = np.sqrt(np.maximum([m.max() for m in missing], 0)) / longest + 1e-12
+    found = ExactFeatureMap._from_record(saved_before_scales(phi, old))
+    np.testing.assert_array_equal(found.scales_, np.ones(r))
+    assert (found.error_bounds_ >= np.minimum(old, 1.0)).all()
+    for j in range(r + 1):
+        own = np.abs(features[:, :j] @ features[:, :j].T - K) / np.sqrt(np.outer(np.diagonal(K), np.diagonal(K)))
+        assert own.max() <= found.error_bounds_[j], j
+    assert found.truncate(r // 2).error_bound_ >= found.error_bound_
+
+
+@pytest.mark.parametrize("scales", [np.ones(59), np.full(60, np.nan), -np.ones(60), np.ones((60, 1))])
+def test_scales_that_are_not_lengths_of_the_landmarks_are_refused(scales, rng):
+    record = ExactFeatureMap(Gaussian(0.5), basis="spectral").fit(rng.normal(size=(60, 3)))._to_record()
+    with pytest.raises(UnsupportedStoreError, match="of a feature map"):
+        ExactFeatureMap._from_record(replace(record, extra_arrays={**record.extra_arrays, "scales": scales}))
