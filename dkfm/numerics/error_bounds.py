@@ -20,6 +20,9 @@ MIN_KERNEL_ROUNDING = 8 * EPS
 
 _EPS32 = float(np.finfo(np.float32).eps)
 
+_ROWS_IN_CACHE = 32
+"""Rows of weights that are read at a time, so that their temporaries stay in the cache."""
+
 _PROBES = 16
 """Random vectors that estimate the lengths of coefficients; an estimate is above half the length but once in 10^4."""
 
@@ -66,7 +69,7 @@ def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kerne
     B, values, top = residuals.coefficient_norm, root.values, float(root.values.max(initial=0.0))
     _, unit = root.relative_scales(lengths)
     smallest = np.minimum.accumulate(np.concatenate([[top or 1.0], values]))
-    squares = np.square(lengths) @ np.square(root.weights)
+    squares = _sum_scaled_squares(root, lengths)
     eta = max(kernel_rounding, MIN_KERNEL_ROUNDING)
     rounding = ROOT_ROUNDING * B * unit * top / np.sqrt(smallest)
     rounding += eta * (B + np.sqrt(np.cumsum(np.append(0.0, squares))))
@@ -78,6 +81,16 @@ def bound_errors_by_rank(residuals: Residuals, root: Root, lengths: Array, kerne
         limits = np.where(np.asarray(residuals.limits) > 0, residuals.limits + moved, 0.0)
     shares = np.minimum.accumulate(np.minimum(np.minimum(shares, limits), 1.0))
     return np.sqrt(shares) + rounding
+
+
+def _sum_scaled_squares(root: Root, lengths: Array) -> Array:
+    """Return the squared norms of the columns of ``D W``, (r,)."""
+    squares = np.zeros(len(root.values))
+    for rows in row_slices(len(lengths), _ROWS_IN_CACHE):
+        columns = slice(rows.start if root.triangular else 0, None)
+        block = root.weights[rows, columns] * lengths[rows, np.newaxis]
+        squares[columns] += np.einsum("nj,nj->j", block, block)
+    return squares
 
 
 def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
@@ -92,11 +105,14 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
         limits[-1] = 0.0
     factors = root.scales * (root.scales / nonzero_lengths(lengths))
     largest, lowest = np.zeros(len(limits)), 0.0
-    for rows in row_slices(len(lengths), 256):
-        explained = np.cumsum(np.square(root.weights[rows] * factors[rows, np.newaxis] * root.values), axis=1)
-        shares = (lengths[rows, np.newaxis] > 0) - np.pad(explained, ((0, 0), (1, 0)))
-        np.maximum(largest, shares.max(axis=0), out=largest)
-        lowest = min(lowest, float(shares[:, -1].min()))
+    largest[0] = lengths.any()
+    for rows in row_slices(len(lengths), _ROWS_IN_CACHE):
+        shares = root.weights[rows] * root.values
+        shares *= factors[rows, np.newaxis]
+        np.cumsum(np.square(shares, out=shares), axis=1, out=shares)
+        np.subtract(lengths[rows, np.newaxis] > 0, shares, out=shares)
+        np.maximum(largest[1:], shares.max(axis=0), out=largest[1:])
+        lowest = min(lowest, float(shares[:, -1:].min(initial=0.0)))
     noise = ROUNDING_SHARE * max(1.0, top * unit**2)
     return Residuals(largest, lowest, noise=noise, limits=limits)
 

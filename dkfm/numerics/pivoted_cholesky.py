@@ -289,4 +289,7 @@ def _make_pivots(
     limits = np.append(np.full(len(values), np.inf), np.inf if len(residuals) else 0.0)
     shares = Residuals(np.maximum(remaining, 0.0), float(residuals.min(initial=0.0)), norm, RESIDUAL_ROUNDING, limits)
     dropped = np.sort(residuals)[::-1]
-    return Pivots(numbers, Root(inverse.T / scales[:, np.newaxis], values, dropped, scales, triangular=True), shares)
+    weights = inverse.T
+    for rows in row_slices(len(scales), BLOCK_COLUMNS):
+        weights[rows, rows.start :] /= scales[rows, np.newaxis]
+    return Pivots(numbers, Root(weights, values, dropped, scales, triangular=True), shares)

@@ -102,7 +102,9 @@ def test_small_rows_that_are_no_landmarks_are_seen_at_fit(rng, monkeypatch):
     """Pivots that leave the small rows out are exact among themselves; the training rows are not."""
     factor = functools.partial(pivoted_cholesky.factor_gram, limit=100)
     monkeypatch.setattr(pivoted_cholesky, "factor_gram", lambda K, tol, _: factor(K, tol))
-    with pytest.warns(DkfmWarning, match=r"The certificate of the training rows is 1.0e.00 of .* at most 1e-06 is expected"):
+    with pytest.warns(
+        DkfmWarning, match=r"The certificate of the training rows is 1.0e.00 of .* at most 1e-06 is expected"
+    ):
         phi = ExactFeatureMap(NINTH, basis="cholesky", build="gram").fit(mixed(rng))
     assert len(phi.pivots_) == 100
     assert phi.certificate_.relative_error < 1e-12
