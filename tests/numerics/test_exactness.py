@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import exactness
 
-EPS = np.finfo(np.float64).eps
+EPS, EPS32 = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).eps)
 FACTORS = {"symmetric": 3.0, "spectral": 1.5, "cholesky": 1.5}
 """Of the error of scikit-learn's map: a symmetric root rounds once more."""
 
@@ -24,7 +24,8 @@ LARGE = cases(1500, [line for line in exactness.lines(1500, IMAGES) if line.scal
 
 
 OWN_SCALE = {"cholesky": 1e-13, "spectral": 1e-13}
-"""Own-scale error of a map whose scaled matrix is well-conditioned; the spectral one grows with the condition."""
+"""Own-scale error of a map whose scaled matrix is well-conditioned; the spectral one grows with the condition, and with
+the largest eigenvalue, of which the rounding of a decomposition is a share; it is at most N."""
 
 
 @pytest.mark.parametrize(("line", "n"), SMALL + MEDIUM + LARGE)
@@ -39,7 +40,7 @@ def test_a_line_is_as_exact_as_promised(line, n):
         assert found.train[1] <= found.bound, (basis, dtype)
         assert found.test[1] <= found.bound, (basis, dtype)
         if dtype == "float64" and basis in OWN_SCALE and found.rank == n and condition < 1e8:
-            allowed = max(OWN_SCALE[basis], 2 * EPS * condition**0.5 if basis == "spectral" else 0.0)
+            allowed = max(OWN_SCALE[basis], max(2 * EPS * condition**0.5, EPS * n / 2) if basis == "spectral" else 0.0)
             assert own <= allowed, basis
 
 
@@ -49,11 +50,11 @@ def require_absolute_errors(line, n, results):
         double = results[basis, "float64"]
         for pairs in ("train", "test"):
             error, peer = getattr(double, pairs)[0], getattr(results["Nystroem", "float64"], pairs)[0]
-            assert error <= max(factor * peer, 1e-13) or np.isnan(peer), (basis, pairs)
+            assert error <= max(factor * peer, 1e-13, EPS * n / 2) or np.isnan(peer), (basis, pairs)
             assert error <= 2e-8, (basis, pairs)
             if "float32" in line.dtypes:
                 error32, peer32 = (getattr(results[m, "float32"], pairs)[0] for m in (basis, "Nystroem"))
-                assert error32 <= max(1.5 * peer32, 1e-13), (basis, pairs, "float32")
+                assert error32 <= max(1.5 * peer32, 16 * EPS32), (basis, pairs, "float32")
                 assert error32 <= 1e-4, (basis, pairs, "float32")
             if double.rank == n:
                 assert error <= max(1e-12, 4 * EPS * results["spectral", "float64"].condition ** 0.5), (basis, pairs)

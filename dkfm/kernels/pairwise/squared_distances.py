@@ -49,7 +49,7 @@ _NARROW = 256
 _SMALL_MEAN = 1e-3
 """Squared norm of the mean, relative to the mean squared distance from it, up to which the mean counts as 0."""
 
-_VALUES_AT_ONCE = 2**18
+_VALUES_AT_ONCE = 2**15
 """Differences in memory at a time."""
 
 _EPS = float(np.finfo(np.float64).eps)
