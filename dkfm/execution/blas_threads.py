@@ -20,7 +20,7 @@ _BUNDLED_LIBRARY = re.compile(r"/(numpy|scipy)(\.libs|/\.dylibs)/")
 
 _blas_lock = threading.Lock()
 _limits: threadpool_limits | None = None
-_users = 0
+_n_users_of_limit = 0
 
 
 @contextmanager
@@ -31,23 +31,23 @@ def single_blas_thread() -> Iterator[None]:
     restore the wrong number.
     """
     _set_compile_cache_folder()
-    with _counted_limit():
+    with _shared_thread_limit():
         yield
 
 
 @contextmanager
-def _counted_limit() -> Iterator[None]:
-    global _users, _limits  # noqa: PLW0603  # BLAS has one limit for the process
+def _shared_thread_limit() -> Iterator[None]:
+    global _n_users_of_limit, _limits  # noqa: PLW0603  # BLAS has one limit for the process
     with _blas_lock:
-        if _users == 0:
+        if _n_users_of_limit == 0:
             _limits = _set_one_thread()
-        _users += 1
+        _n_users_of_limit += 1
     try:
         yield
     finally:
         with _blas_lock:
-            _users -= 1
-            if _users == 0 and _limits is not None:
+            _n_users_of_limit -= 1
+            if _n_users_of_limit == 0 and _limits is not None:
                 with _release_openblas_control():
                     _limits.restore_original_limits()
 
@@ -59,7 +59,7 @@ def single_blas_thread_in_worker() -> AbstractContextManager[None]:
 
 def measure_task_blas_threads() -> int:
     """Return how many threads BLAS uses in a task: more than one if it ignores the limit."""
-    with _counted_limit():
+    with _shared_thread_limit():
         return max((info["num_threads"] for info in ThreadpoolController().select(user_api="blas").info()), default=1)
 
 

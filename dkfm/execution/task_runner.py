@@ -43,7 +43,7 @@ class Tally:
     """Tasks that were started again."""
     duplicates: int = 0
     """Results of copies of a task that was done already."""
-    killers: list[int] = field(default_factory=list)
+    fatal_tasks: list[int] = field(default_factory=list)
     """Numbers of tasks that killed their workers each time they ran alone."""
 
 
@@ -139,7 +139,7 @@ class _Run(Generic[R]):
         suspects, self._suspects = self._suspects, {}
         for number, arguments in sorted(suspects.items()):
             if self._rerun_alone(number, arguments):
-                self._tally.killers.append(number)
+                self._tally.fatal_tasks.append(number)
         return self._tally
 
     def _rerun_alone(self, number: int, arguments: tuple[object, ...]) -> bool:

@@ -106,11 +106,11 @@ def _s3_attempts_are_set() -> bool:
     configured = _read_s3_options()
     if "retries" in configured.get("config_kwargs", {}):
         return True
-    return _aws_sets_attempts(configured.get("profile"), *map(os.environ.get, _AWS_VARIABLES))
+    return _aws_config_sets_attempts(configured.get("profile"), *map(os.environ.get, _AWS_VARIABLES))
 
 
 @cache
-def _aws_sets_attempts(profile: str | None, *variables: str | None) -> bool:
+def _aws_config_sets_attempts(profile: str | None, *variables: str | None) -> bool:
     """Return whether the environment or AWS's files set the number of attempts; `variables` are for the cache."""
     session = import_module("botocore.session").Session(profile=profile)
     return session.get_config_variable("max_attempts") is not None

@@ -137,9 +137,9 @@ def build_gram(
                 checked = None if client is None else requirements
                 tasks = ((kernel, readable, str(root), pair, rows, checked) for pair in pairs)
                 tally = run_tasks(executor, "dkfm-gram", write_tile, tasks, len(pairs), progress)
-        if tally.killers:
+        if tally.fatal_tasks:
             raise ClusterError(
-                f"Every worker died that computed the tile {pairs[tally.killers[0]]}; what else was built stays."
+                f"Every worker died that computed the tile {pairs[tally.fatal_tasks[0]]}; what else was built stays."
             )
         _require_tiles(root)
         _existing_tile_rows(root, identity, None)  # raises if the store was replaced meanwhile

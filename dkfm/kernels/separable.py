@@ -95,7 +95,7 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
     -----
     MacKay, "Introduction to Gaussian processes" (1998). Each column is mapped to a circle, and the Gaussian
     kernel of the points on the circles is computed. The error of a point is about ``eps |x - c| / period``, with c the
-    mean of the landmarks.
+    first landmark, and at most eps, because remainders of whole periods are exact.
 
     Examples
     --------
@@ -122,12 +122,14 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Map the landmarks to the circles once."""
         d = landmarks.shape[1]
-        centre, frequency = landmarks.mean(axis=0, dtype=np.float64), 2 * np.pi / column_scales(self, "period", d)
-        scale = column_scales(self, "length_scale", d)
+        period, scale = column_scales(self, "period", d), column_scales(self, "length_scale", d)
+        centre = np.fmod(landmarks[0], period)
         gaussian = Gaussian(scale if isinstance(scale, float) else tuple(np.tile(scale, 2)))
 
         def map_to_circles(rows: Array) -> Array:
-            angles = (rows - centre) * frequency
+            remainders = np.fmod(rows, period) - centre
+            remainders -= period * np.rint(remainders / period)
+            angles = 2 * np.pi * (remainders / period)
             return np.hstack([np.cos(angles), np.sin(angles)])
 
         prepared = gaussian.prepare(map_to_circles(landmarks))

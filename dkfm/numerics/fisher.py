@@ -179,7 +179,7 @@ def solve_discriminants_of_map(
     within = np.asfortranarray(second_moment / classes.total)
     within -= (means * shares[:, np.newaxis]).T @ means
     between = shares * np.square(centred).sum(axis=1)
-    ridge = shrinkage * _spread_within(float(np.trace(within) + between.sum()), between) / classes.total
+    ridge = shrinkage * _within_class_scatter_trace(float(np.trace(within) + between.sum()), between) / classes.total
     within.flat[:: len(within) + 1] += ridge
     try:
         V = cho_solve(cho_factor(within, lower=True, overwrite_a=True, check_finite=False), centred.T)
@@ -223,8 +223,8 @@ def decision_functions(means: Array, priors: Array) -> tuple[Array, Array]:
     return T, constants
 
 
-def _spread_within(total: float, between: Array) -> float:
-    """Return the spread within the classes; raise an error if it is not above rounding."""
+def _within_class_scatter_trace(total: float, between: Array) -> float:
+    """Return the trace of the scatter within the classes; raise an error if it is not above rounding."""
     within = total - float(between.sum())
     if not within > 1e-13 * total:
         raise InvalidInputError(
@@ -248,7 +248,7 @@ class SpectralGram:
     def within_class_scatter_trace(self, classes: Classes) -> float:
         """Return ``N tr(S_w)``; raise an error if it is not above rounding."""
         between = (self.coordinates**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.sizes
-        return _spread_within(float(self.values.sum()), between)
+        return _within_class_scatter_trace(float(self.values.sum()), between)
 
     def solve_coordinates(self, ridge: float) -> Array:
         """Return the coordinates of ``R Y`` in the eigenvectors, (r, C)."""
@@ -282,7 +282,7 @@ def decompose(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: W
 def _compute_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
     """Return ``N lambda`` (`Discriminants.ridge` is lambda); raise if the variance within classes is rounding."""
     between = np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes
-    return shrinkage * _spread_within(float(np.trace(G)), between) / classes.total
+    return shrinkage * _within_class_scatter_trace(float(np.trace(G)), between) / classes.total
 
 
 def _estimate_rounding(G: Array, means: Array, weighting: Weighting) -> float:

@@ -105,11 +105,11 @@ class Model:
     def prepare_rows(self, Z: Rows) -> Rows:
         """Return rows shifted and cast like the landmarks, as the kernel compares them."""
         if self.shift is not None:
-            Z = Z - (self.shift if self._narrow_shift is None or Z.dtype != self.dtype else self._narrow_shift)
+            Z = Z - (self.shift if self._shift_in_model_dtype is None or Z.dtype != self.dtype else self._shift_in_model_dtype)
         return Z if Z.dtype == self.dtype else Z.astype(self.dtype)
 
     @cached_property
-    def _narrow_shift(self) -> Array | None:
+    def _shift_in_model_dtype(self) -> Array | None:
         """`shift` in the model's dtype; None if that would change one of its values.
 
         Rows of this dtype are rounded once if this is subtracted, and twice with the float64 `shift`.

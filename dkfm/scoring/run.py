@@ -314,7 +314,7 @@ class _JobRun:
                 completion.remove_chunks(output, [number for number in left if self._receipts.pop(number, None)])
                 tally = self._run_tasks(output, left, new_journal)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
-                self._require_no_fatal_chunks(output, [left[number] for number in tally.killers])
+                self._require_no_fatal_chunks(output, [left[number] for number in tally.fatal_tasks])
         except BaseException:
             with suppress(StoreError):  # the first error matters more
                 new_journal.flush()
@@ -345,13 +345,13 @@ class _JobRun:
             stall_seconds=self._stall,
         )
 
-    def _require_no_fatal_chunks(self, output: Output, killers: list[int]) -> None:
-        """Raise a ClusterError if any of the chunks killed every worker that scored it; `killers` has their numbers."""
-        if killers:
-            rows = ", ".join(f"{output.chunk_slice(n).start} to {output.chunk_slice(n).stop - 1}" for n in killers[:5])
+    def _require_no_fatal_chunks(self, output: Output, fatal: list[int]) -> None:
+        """Raise a ClusterError if any of the chunks killed every worker that scored it; `fatal` has their numbers."""
+        if fatal:
+            rows = ", ".join(f"{output.chunk_slice(n).start} to {output.chunk_slice(n).stop - 1}" for n in fatal[:5])
             raise ClusterError(
-                f"Every worker died that scored rows {rows} (chunks {', '.join(map(str, killers[:5]))}; {len(killers)} "
-                f"such chunks), even alone; the other {output.n_chunks - len(killers)} chunks are done."
+                f"Every worker died that scored rows {rows} (chunks {', '.join(map(str, fatal[:5]))}; {len(fatal)} "
+                f"such chunks), even alone; the other {output.n_chunks - len(fatal)} chunks are done."
             )
 
     def _report(self, output: Output, seconds: float) -> ScoreReport:

@@ -51,7 +51,7 @@ class OutputLocation(Protocol):
     """Files of one output, in a folder or below a prefix."""
 
     @property
-    def may_write_late(self) -> bool:
+    def allows_stale_writes(self) -> bool:
         """Whether, on this kind of storage, a file begun for an earlier output may still get its name."""
 
     def create_output(self, name: str, data: bytes, overwrite: bool) -> AbstractContextManager["OutputLocation"]:
@@ -99,7 +99,7 @@ class LocalOutput:
     """Files of an output in a folder of this file system."""
 
     root: Path
-    may_write_late = False  # hidden files are removed together with the folder of their output
+    allows_stale_writes = False  # hidden files are removed together with the folder of their output
 
     def __str__(self) -> str:
         return str(self.root)
@@ -204,7 +204,7 @@ class RemoteOutput:
     """Files of an output below a prefix of an object store."""
 
     root: Remote
-    may_write_late = True  # a request that was sent may arrive at any time
+    allows_stale_writes = True  # a request that was sent may arrive at any time
 
     def __str__(self) -> str:
         return str(self.root)

@@ -104,7 +104,7 @@ def test_tasks_whose_workers_died_are_run_alone_when_all_others_are_done():
         lambda number, copy: died if number in (2, 5) and (number == 5 or not copy_of(executor, 2)) else number
     )
     tally, found = go(executor, 8)
-    assert (sorted(found), tally.killers, tally.retries) == ([0, 1, 2, 3, 4, 6, 7], [5], 4)
+    assert (sorted(found), tally.fatal_tasks, tally.retries) == ([0, 1, 2, 3, 4, 6, 7], [5], 4)
     assert [number for number, _, _ in executor.submitted[-4:]] == [2, 5, 5, 5]
     assert len(set(executor.submitted)) == len(executor.submitted)  # no key twice: a cluster may have its old end
 

@@ -7,7 +7,7 @@ import numpy as np
 from dkfm.core.rows import Array, Rows
 from dkfm.estimators.fitting.training_data import TrainingData
 from dkfm.numerics import links, roots
-from dkfm.numerics.certificates import certificate
+from dkfm.numerics.certificates import certificate, kernel_rounding
 from dkfm.numerics.certificates.certificate import Certificate, Verification, sample_evenly
 from dkfm.numerics.error_bounds import Residuals
 from dkfm.numerics.model import Model
@@ -137,7 +137,12 @@ def verify_points(
     return Verification(landmark_certificate, against, between, residuals, pair_bound)
 
 
-def sample_rows_and_landmarks(rows: TrainingData) -> tuple[Rows, Rows]:
-    """Return a sample of the rows, as the model scores them and as the kernel compares them."""
+def sample_rows_and_landmarks(rows: TrainingData, diagonal: Array | None = None) -> tuple[Rows, Rows]:
+    """Return a sample of the rows, as the model scores them and as the kernel compares them.
+
+    With `diagonal` (N,), their k(x, x) or its roots, the sample also has the rows that round most.
+    """
     numbers = sample_evenly(rows.rows_as_landmarks.shape[0])
+    if diagonal is not None and not rows.kernel.is_precomputed:
+        numbers = np.union1d(numbers, kernel_rounding.find_extreme_rows(rows.rows_as_landmarks, diagonal))
     return rows.take_rows(numbers), rows.rows_as_landmarks[numbers]

@@ -1,9 +1,10 @@
 """Measure the rounding error of a kernel's own values, in units of ``sqrt(k(x, x) k(z, z))``."""
 
 import numpy as np
+import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from dkfm.core.rows import Array, Rows
+from dkfm.core.rows import Array, Rows, squared_norms
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.error_bounds import MIN_KERNEL_ROUNDING
@@ -20,7 +21,10 @@ _BETWEEN = 10.0 ** -np.arange(0.5, 8.5, 0.5)
 """Positions of points on the lines between sampled rows: rows far apart have no other pairs at middle distances."""
 
 _CHANGED_ROWS = 128
-"""Number of sampled rows whose kernel values with the whole sample are computed twice."""
+"""Number of sampled rows whose kernel values with the whole sample are computed twice, beside the extreme ones."""
+
+_MAX_EXTREME_COLUMNS = 32
+"""Number of columns whose largest and smallest numbers make a row an extreme one."""
 
 _EPS32 = float(np.finfo(np.float32).eps)
 
@@ -36,9 +40,11 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
     """
     if kernel.is_precomputed:
         return MIN_KERNEL_ROUNDING
-    evaluate, lengths = kernel.make_evaluator(rows), nonzero_lengths(row_lengths(kernel.evaluate_diagonal(rows)))
-    some = rows[:: max(1, rows.shape[0] // _CHANGED_ROWS)]
-    points = [some, _interpolate(rows)] if is_code_free(kernel) else [some]
+    diagonal = kernel.evaluate_diagonal(rows)
+    evaluate, lengths = kernel.make_evaluator(rows), nonzero_lengths(row_lengths(diagonal))
+    extreme = find_extreme_rows(rows, diagonal)
+    some = rows[np.union1d(extreme, np.arange(0, len(diagonal), max(1, len(diagonal) // _CHANGED_ROWS)))]
+    points = [some, _interpolate(rows, extreme)] if is_code_free(kernel) else [some]
     largest = MIN_KERNEL_ROUNDING
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise elsewhere
         for z in points:
@@ -52,10 +58,26 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
     return largest
 
 
-def _interpolate(rows: Rows) -> Rows:
-    """Return points between some rows and others, (16 p, d): near the first, and farther away."""
+def find_extreme_rows(rows: Rows, diagonal: Array) -> npt.NDArray[np.intp]:
+    """Return the numbers of the rows that round most, if any do: those with the largest or smallest k(x, x) or numbers.
+
+    `diagonal` (n,) are the k(x, x) of the rows (n, d). A sample of many rows would miss a few that are far from all others.
+    """
+    found = [int(diagonal.argmax()), int(diagonal.argmin())]
+    if isinstance(rows, np.ndarray):
+        columns = rows[:, :: -(-rows.shape[1] // _MAX_EXTREME_COLUMNS)]
+        found += [*columns.argmax(axis=0), *columns.argmin(axis=0)]
+    else:
+        found.append(int(squared_norms(rows).argmax()))
+    return np.unique(np.array(found, np.intp))
+
+
+def _interpolate(rows: Rows, extreme: npt.NDArray[np.intp]) -> Rows:
+    """Return points between some rows, the extreme ones among them, and others: near the first, and farther away."""
     rng = np.random.default_rng(0)
     first, second = rng.integers(rows.shape[0], size=(2, min(16, rows.shape[0]), len(_BETWEEN)))
+    first = np.concatenate([first, np.broadcast_to(extreme[:, np.newaxis], (len(extreme), len(_BETWEEN)))])
+    second = np.concatenate([second, rng.integers(rows.shape[0], size=(len(extreme), len(_BETWEEN)))])
     share = np.broadcast_to(_BETWEEN, first.shape).reshape(-1, 1)
     left, right = rows[first.ravel()], rows[second.ravel()]
     if isinstance(left, np.ndarray):

@@ -152,7 +152,7 @@ def write_chunk_files(
         Whether the chunk existed already.
     """
     require_current()
-    has_unverified_files = has_unverified_files or chunk_format.location.may_write_late
+    has_unverified_files = has_unverified_files or chunk_format.location.allows_stale_writes
     existing = None if has_unverified_files else _summarize_or_remove_files(chunk_format, chunk)
     if existing is not None:
         pieces.close()
