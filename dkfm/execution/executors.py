@@ -241,7 +241,8 @@ class ClientExecutor:
         self.threads = max(1, sum(int(facts[address]["nthreads"]) for address in running))
         deserted = (key for key, allowed in self._allowed.items() if allowed.isdisjoint(running))
         late = self._late if paused or silent else ()
-        return ExecutorHealth(True, running, paused, silent, (*self._tasks_held_by_workers([*paused, *silent]), *late, *deserted))
+        stuck = (*self._tasks_held_by([*paused, *silent]), *late, *deserted)
+        return ExecutorHealth(True, running, paused, silent, stuck)
 
     def exclude_worker(self, error: UnfitWorkerError) -> bool:
         """Give a worker no more tasks if there are or were others, and warn once."""
@@ -257,7 +258,7 @@ class ClientExecutor:
         before = self._heartbeats.get(address)
         return before if before is not None and before[0] == last else (last, now)
 
-    def _tasks_held_by_workers(self, workers: list[str]) -> tuple[Key, ...]:
+    def _tasks_held_by(self, workers: list[str]) -> tuple[Key, ...]:
         if not workers:
             return ()
         held = ask_scheduler(self.client, "processing", workers=workers) or {}

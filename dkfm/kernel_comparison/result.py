@@ -35,7 +35,7 @@ class KernelResult:
         Fitted kernel, with all its parameters.
     rank, condition : int, float
         Rank and condition number of the Gram matrix of the training rows.
-    min_self_similarity, max_self_similarity : float
+    least_similarity, most_similarity : float
         Smallest and largest k(x, x), the squared length of the features of a training row; not of a pair.
     neighbour_accuracy : float
         Share of test rows whose nearest training row, in the feature space, has the same label.
@@ -57,8 +57,8 @@ class KernelResult:
     kernel: Kernel
     rank: int
     condition: float
-    min_self_similarity: float
-    max_self_similarity: float
+    least_similarity: float
+    most_similarity: float
     neighbour_accuracy: float
     silhouette: float
     fisher_accuracy: float
@@ -74,8 +74,8 @@ class KernelResult:
             "kernel": self.name,
             "rank": self.rank,
             "condition": self.condition,
-            "least_k(x,x)": self.min_self_similarity,
-            "most_k(x,x)": self.max_self_similarity,
+            "least_k(x,x)": self.least_similarity,
+            "most_k(x,x)": self.most_similarity,
             "1-NN_accuracy": self.neighbour_accuracy,
             "silhouette": self.silhouette,
             "Fisher_accuracy": self.fisher_accuracy,

@@ -105,7 +105,8 @@ class Model:
     def prepare_rows(self, Z: Rows) -> Rows:
         """Return rows shifted and cast like the landmarks, as the kernel compares them."""
         if self.shift is not None:
-            Z = Z - (self.shift if self._shift_in_model_dtype is None or Z.dtype != self.dtype else self._shift_in_model_dtype)
+            cast = self._shift_in_model_dtype
+            Z = Z - (self.shift if cast is None or Z.dtype != self.dtype else cast)
         return Z if Z.dtype == self.dtype else Z.astype(self.dtype)
 
     @cached_property

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dkfm import ExactFeatureMap, KernelPCA, batch_score, verify_scores
+from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, batch_score, verify_scores
 from dkfm.errors import DkfmWarning, UnsupportedStoreError
 from dkfm.kernels import Gaussian, Linear, Polynomial
 from dkfm.numerics import pivoted_cholesky
@@ -142,3 +142,27 @@ def test_scales_that_are_not_lengths_of_the_landmarks_are_refused(scales, rng):
     record = ExactFeatureMap(Gaussian(0.5), basis="spectral").fit(rng.normal(size=(60, 3)))._to_record()
     with pytest.raises(UnsupportedStoreError, match="of a feature map"):
         ExactFeatureMap._from_record(replace(record, extra_arrays={**record.extra_arrays, "scales": scales}))
+
+
+@pytest.mark.parametrize("factor", [1e-300, 1e300])
+@pytest.mark.parametrize("basis", BASES)
+def test_certificates_and_bounds_of_kernels_of_any_size_are_numbers(factor, basis, rng):
+    X, y = rng.normal(size=(60, 3)), rng.integers(0, 2, 60)
+    k = factor * Gaussian(2.0)
+    phi = ExactFeatureMap(k, basis=basis).fit(X)
+    ordinary = ExactFeatureMap(Gaussian(2.0), basis=basis).fit(X)
+    np.testing.assert_allclose(phi.error_bounds_, ordinary.error_bounds_, rtol=1e-6)
+    fits = [phi, KernelPCA(5, kernel=k).fit(X), KernelPCA.from_map(phi, 5, X), KernelFisher(kernel=k).fit(X, y)]
+    for found in (*fits, KernelFisher.from_map(phi, y, X)):
+        assert 0 < found.certificate_.error < 1e-9
+        assert 0 < found.certificate_.relative_error < 1e-6
+
+
+@pytest.mark.parametrize("basis", ["spectral", "cholesky"])
+def test_few_rows_that_round_more_than_all_others_count_in_the_bound(basis, rng):
+    """Three rows that are not in an even sample of 512."""
+    X, far = rng.normal(size=(1100, 3)), 1e4 + rng.normal(size=(3, 3))
+    X[[1, 3, 5]] = far
+    phi = ExactFeatureMap(Gaussian(0.1) * Polynomial(2, offset=1.0), basis=basis, dtype="float32").fit(X)
+    found = own_error(phi, X[:8], far + 0.05 * rng.normal(size=(3, 3)))
+    assert 1e-3 < found < phi.error_bound_ < 1e-2

@@ -29,7 +29,7 @@ def test_its_figures_are_those_of_plain_formulas(found, rows):
     for one, (name, kernel) in zip(found.compared, NAMES.items(), strict=True):
         phi = dkfm.ExactFeatureMap(kernel, basis="spectral").fit(X)
         assert (one.name, one.rank, one.condition) == (name, phi.rank_, phi.condition_)
-        assert (one.min_self_similarity, one.max_self_similarity) == (kernel.diag(X).min(), kernel.diag(X).max())
+        assert (one.least_similarity, one.most_similarity) == (kernel.diag(X).min(), kernel.diag(X).max())
         # The nearest training row is the same in the span of the training rows: what is beyond is added to all.
         F, G = phi.transform(X), phi.transform(Z)
         assert one.neighbour_accuracy == pytest.approx(KNeighborsClassifier(1).fit(F, y).score(G, t), abs=0.011)

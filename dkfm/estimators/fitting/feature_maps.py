@@ -74,7 +74,7 @@ def fit_map(
         residuals = training_statistics.compute_residuals(scorer, data.iter_row_tiles(), diagonal, root, lengths)
     if options.on_indefinite != "clip" and not all_rows:
         _require_psd_residuals(scorer, data, residuals.lowest, root, lengths)
-    bounds, rank = _bound_errors(scorer, data, landmarks, diagonal, root, residuals, lengths, options)
+    bounds, rank = _bound_errors(scorer, data, diagonal, root, residuals, lengths, options)
     if options.tol is not None:
         rank = find_rank_within(bounds[: rank + 1], options.tol)
         _warn_of_tolerance(float(bounds[rank]), options.tol)
@@ -112,7 +112,6 @@ def fit_map(
 def _bound_errors(
     scorer: Scorer,
     data: TrainingData,
-    landmarks: TrainingData,
     diagonal: Array,
     root: Root,
     residuals: Residuals,
@@ -123,10 +122,6 @@ def _bound_errors(
     dtype, rank = np.dtype(options.dtype), len(root.values)
     rows, points = map_certificates.sample_rows_and_landmarks(data, diagonal)
     kernel_rounding_error = kernel_rounding.measure_in_float64(data.kernel, points)
-    if landmarks.original_row_indices is None:  # points that are no training rows
-        _, points_of_landmarks = map_certificates.sample_rows_and_landmarks(landmarks, lengths)
-        in_landmarks = kernel_rounding.measure_in_float64(data.kernel, points_of_landmarks)
-        kernel_rounding_error = max(kernel_rounding_error, in_landmarks)
     if dtype == np.float32:
         own = (
             nonzero_lengths(row_lengths(data.kernel.evaluate_diagonal(points))) if not data.kernel.is_precomputed else 1

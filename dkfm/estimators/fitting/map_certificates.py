@@ -140,7 +140,7 @@ def verify_points(
 def sample_rows_and_landmarks(rows: TrainingData, diagonal: Array | None = None) -> tuple[Rows, Rows]:
     """Return a sample of the rows, as the model scores them and as the kernel compares them.
 
-    With `diagonal` (N,), their k(x, x) or its roots, the sample also has the rows that round most.
+    With `diagonal` (N,), their k(x, x), the sample also has the rows that round most.
     """
     numbers = sample_evenly(rows.rows_as_landmarks.shape[0])
     if diagonal is not None and not rows.kernel.is_precomputed:

@@ -59,9 +59,10 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
 
 
 def find_extreme_rows(rows: Rows, diagonal: Array) -> npt.NDArray[np.intp]:
-    """Return the numbers of the rows that round most, if any do: those with the largest or smallest k(x, x) or numbers.
+    """Return the numbers of the rows that round most: those with the largest and smallest numbers and k(x, x).
 
-    `diagonal` (n,) are the k(x, x) of the rows (n, d). A sample of many rows would miss a few that are far from all others.
+    `diagonal` (n,) are the k(x, x) of the rows (n, d). An even sample would miss a few rows that are far from all
+    others.
     """
     found = [int(diagonal.argmax()), int(diagonal.argmin())]
     if isinstance(rows, np.ndarray):
