@@ -117,16 +117,21 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
     return Residuals(largest, lowest, noise=noise, limits=limits)
 
 
-def rank_in_float32(root: Root, values: Array, lengths: Array) -> int:
+def rank_in_float32(root: Root, values: Array, row_lengths: Array, lengths: Array) -> int:
     """Return the number of columns before the first feature that is smaller than its rounding error in float32.
 
-    `values` are ``k(x, x_n) / sqrt k(x, x)`` (s, N) of some training rows x with the landmarks x_n, and `lengths` (N,)
-    are those of the landmarks. Rounding ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of
-    feature j. The columns that remain have eigenvalues above about ``eps lambda_max / sqrt(N)``, or pivots above
-    ``eps max diag``. A fixed threshold would be some digits too high for one kernel and too low for another.
+    `values` are the kernel values (s, N) of some training rows, of lengths `row_lengths` (s,), with the landmarks, of
+    `lengths` (N,). Rows count relative to their own length if the root is scaled, else to the largest one. Rounding
+    ``k(x, x_n)`` by eps adds ``eps^2 sum_n W_nj^2 k(x, x_n)^2`` to the square of feature j. The columns that remain
+    have eigenvalues above about ``eps lambda_max / sqrt(N)``, or pivots above ``eps max diag``. A fixed threshold would
+    be some digits too high for one kernel and too low for another.
     """
+    rows, landmarks = nonzero_lengths(row_lengths), nonzero_lengths(lengths)
+    if not root.is_scaled(lengths):
+        rows, landmarks = np.full_like(rows, rows.max()), np.full_like(landmarks, landmarks.max())
+    values = values / rows[:, np.newaxis]
     # These rows may include no landmark, so each landmark counts with at least its own k(x, x).
-    squares = np.maximum(np.square(values).mean(axis=0), np.square(lengths) / len(lengths))
+    squares = np.maximum(np.square(values).mean(axis=0), np.square(lengths * (lengths / landmarks)) / len(lengths))
     noise = _EPS32**2 * (squares @ np.square(root.weights))
     unit, _ = root.relative_scales(lengths)
     features = np.maximum(np.square(values @ root.weights).mean(axis=0), root.values * unit**2 / len(lengths))

@@ -61,15 +61,15 @@ def test_float32_carries_all_of_a_sound_root_and_little_of_a_wide_one(rng):
     X = rng.normal(size=(400, 2))
     for sigma, least, most in ((0.02, 400, 400), (3.0, 20, 45)):
         k = kernels.Gaussian(sigma)
-        assert least <= error_bounds.rank_in_float32(fitted(k, X), k(X[::3], X), lengths_of(k, X)) <= most
+        assert least <= error_bounds.rank_in_float32(fitted(k, X), k(X[::3], X), np.ones(134), lengths_of(k, X)) <= most
     nothing = fitted(kernels.Linear(), np.zeros((4, 1)))
-    assert error_bounds.rank_in_float32(nothing, np.zeros((4, 4)), np.zeros(4)) == 0
+    assert error_bounds.rank_in_float32(nothing, np.zeros((4, 4)), np.zeros(4), np.zeros(4)) == 0
 
 
 def test_a_landmark_that_is_not_among_the_sampled_rows_counts():
     X = np.arange(300.0)[:, None]  # of a kernel so narrow that no row knows another
     k = kernels.Gaussian(1e-3)
-    assert error_bounds.rank_in_float32(fitted(k, X), k(X[:5], X), lengths_of(k, X)) == 300
+    assert error_bounds.rank_in_float32(fitted(k, X), k(X[:5], X), np.ones(5), lengths_of(k, X)) == 300
 
 
 def test_random_signs_tell_the_longest_vector(rng):

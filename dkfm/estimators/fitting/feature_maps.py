@@ -123,11 +123,10 @@ def _bound_errors(
     rows, points = map_certificates.sample_rows_and_landmarks(data, diagonal)
     kernel_rounding_error = kernel_rounding.measure_in_float64(data.kernel, points)
     if dtype == np.float32:
-        own = (
-            nonzero_lengths(row_lengths(data.kernel.evaluate_diagonal(points))) if not data.kernel.is_precomputed else 1
-        )
-        values = scorer.kernel_values(rows) / np.reshape(own, (-1, 1))
-        rank = rank_in_float32(root, values, lengths)
+        own: Array = np.ones(rows.shape[0])
+        if not data.kernel.is_precomputed:
+            own = row_lengths(data.kernel.evaluate_diagonal(points))
+        rank = rank_in_float32(root, scorer.kernel_values(rows), own, lengths)
         cast = prepare_scorer(cast_model(replace(scorer.model, heads={}), dtype))
         kernel_rounding_error = kernel_rounding.measure_in_float32(cast, scorer, rows, lengths)
     bounds = bound_errors_by_rank(residuals, root, lengths, kernel_rounding_error)
