@@ -49,24 +49,24 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class MeasuredConstants:
-    """Measured values of each constant, one for each round."""
+    """Measured values of the costs of `core.sizing.Constants`: for the name of each, one value for each round."""
 
-    values_by_round: Mapping[str, Sequence[float]]
+    values_by_name: Mapping[str, Sequence[float]]
 
     @property
     def constants(self) -> Constants:
         """Medians of all rounds; noise can make a difference negative, which counts as 0."""
-        return Constants(**{name: max(0.0, median(values)) for name, values in self.values_by_round.items()})
+        return Constants(**{name: max(0.0, median(values)) for name, values in self.values_by_name.items()})
 
     def table_rows(self) -> list[Row]:
         """Return the rows of a table, one for each constant."""
         return [
             {
                 "constant": description,
-                "measured": Ratio.of([scale * value for value in self.values_by_round[name]], [1.0] * rounds),
+                "measured": Ratio.of([scale * value for value in self.values_by_name[name]], [1.0] * rounds),
             }
             for name, (description, scale) in _UNITS.items()
-            if (rounds := len(self.values_by_round[name]))
+            if (rounds := len(self.values_by_name[name]))
         ]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkfm import __version__
-from dkfm.cli import option_parsing, other_commands, performance_report, process
+from dkfm.cli import demo_bench_compare, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
 from dkfm.core.terminal_output import escape_control_characters, print_message, print_result
 from dkfm.errors import DkfmError, StalledError
@@ -365,5 +365,5 @@ def info(path: str, as_json: bool) -> None:
     print_result(*(f"{key:<{width}}  {value}" for key, value in facts.items()))
 
 
-for _command in (other_commands.demo, other_commands.bench, other_commands.compare):
+for _command in (demo_bench_compare.demo, demo_bench_compare.bench, demo_bench_compare.compare):
     main.add_command(_command)

@@ -5,7 +5,7 @@ from pathlib import Path
 from dkfm.errors import StoreError, UntrustedError
 from dkfm.files.location import Location, locate
 from dkfm.kernels import serialization
-from dkfm.scoring import completion, outputs
+from dkfm.scoring import completion, output_store
 from dkfm.storage import csr, model_transfer, zarr_schema
 from dkfm.storage.model_store import load_record
 
@@ -69,7 +69,7 @@ def _describe_row_store(root: Path, attributes: dict[str, object]) -> dict[str, 
 
 
 def _describe_scores(root: Location) -> dict[str, object]:
-    output = outputs.read_output(root)
+    output = output_store.read_output(root)
     facts: dict[str, object] = {
         "outputs": {columns.output: columns.width for columns in output.columns},
         **({"classes": list(output.classes)} if output.classes else {}),

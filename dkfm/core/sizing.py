@@ -230,7 +230,7 @@ class _Job:
 
     @property
     def row_seconds(self) -> float:
-        """Seconds of a thread for one row."""
+        """Seconds in which a thread reads, scores and writes one row."""
         cost, size = self.constants, self.itemsize
         scoring = budget.score_row_seconds(self.n, self.d, self.width, size, cost.value_seconds, cost.product_seconds)
         return scoring + 8 * self.d / cost.read_bytes + size * self.width / cost.write_bytes

@@ -255,7 +255,7 @@ class ExactFeatureMap(KernelEstimator):
 
     @property
     def error_bound_(self) -> float:
-        """Error bound of pairs with a training row; see `error_bounds_`."""
+        """Bound of ``|<phi(x), phi(z)> - k(x, z)| / sqrt(k(x, x) k(z, z))`` for a training row x and any row z."""
         check_is_fitted(self, "model_")
         return float(self.error_bounds_[-1])
 

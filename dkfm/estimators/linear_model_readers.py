@@ -36,7 +36,7 @@ class AffineStep:
 
     @property
     def dense_weights(self) -> Array:
-        """The weights (r, q)."""
+        """The weights as a full matrix (r, q), also if only their diagonal is stored."""
         return np.diag(self.weights) if self.weights.ndim == 1 else self.weights
 
 

@@ -79,12 +79,12 @@ class ScoringMixin(HtmlDisplayMixin):
         check_is_fitted(self, "model_")
         if is_dask_array(X):
             array = cast("da.Array", X)
-            return lazy_scoring.transform_array(self._get_graph_model(), self.model_, output, array, diagonal)
+            return lazy_scoring.score_array(self._get_graph_model(), self.model_, output, array, diagonal)
         rows = self._select_frame_columns(X)
         if diagonal is not None:
             raise InvalidInputError("A data frame has no place for diag; give dask arrays of both.")
         names = self._output_names(output)
-        return lazy_scoring.transform_frame(self._get_graph_model(), self.model_, output, rows, names)
+        return lazy_scoring.score_frame(self._get_graph_model(), self.model_, output, rows, names)
 
     def _select_frame_columns(self, X: object) -> dd.DataFrame:
         """Return the columns of a dask data frame that have names of the fit; all columns if the fit had no names."""

@@ -115,7 +115,7 @@ def model_for_graph(record: Record, workspace: str | Path | None) -> SharedModel
     return EmbeddedModel(record.model) if small else TemporaryModelStore(record, workspace)
 
 
-def transform_array(
+def score_array(
     shared_model: SharedModel, model: Model, output_name: str, Z: "da.Array", diagonal: object = None
 ) -> "da.Array":
     """Return one output of a model for a dask array of rows (n, d), as a lazy dask array (n, width).
@@ -139,13 +139,13 @@ def transform_array(
     return scores
 
 
-def transform_frame(
+def score_frame(
     shared_model: SharedModel, model: Model, output_name: str, rows: "dd.DataFrame", columns: list[str]
 ) -> "dd.DataFrame":
     """Return one output of a model for a dask data frame, as a lazy frame with `columns` and the same index."""
     import dask.dataframe as dd
 
-    scores = transform_array(shared_model, model, output_name, rows.to_dask_array())
+    scores = score_array(shared_model, model, output_name, rows.to_dask_array())
     frame: dd.DataFrame = dd.from_dask_array(scores, columns=columns, index=rows.index)
     return frame
 

@@ -16,7 +16,7 @@ from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import DamagedStoreError
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
-from dkfm.storage import raw_chunks, zarr_schema, zarr_store
+from dkfm.storage import raw_chunk_reader, zarr_schema, zarr_store
 
 _Products = tuple[slice, Array, slice, Array | None]
 """A slice of rows and what a tile adds to them; the same for its transpose, or None on the diagonal."""
@@ -98,7 +98,7 @@ class StoredGram:
         file = self.root / "gram" / "c" / str(pair[0]) / str(pair[1])
         with _tile_buffer.borrow(info.chunks[0], info.chunks[1], np.dtype(np.float64)) as tile:
             try:
-                raw_chunks.read_chunk(tile, file, checked=True)
+                raw_chunk_reader.read_chunk(tile, file, checked=True)
             except (ValueError, OSError) as error:
                 raise DamagedStoreError(
                     f"Tile {pair} of {self.root} cannot be read; delete {self.root} and build again: {error}"

@@ -13,7 +13,7 @@ import numpy as np
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, register_operator_class
 from dkfm.kernels.dot_product import integer_power
-from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
+from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
 
 

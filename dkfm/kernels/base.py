@@ -18,7 +18,7 @@ from dkfm.core import html_cards
 from dkfm.core.frames import as_row_pair
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.pairwise.blocks import Evaluator, PreparedBlock, mirror_lower
+from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock, mirror_lower
 
 _DIAGONAL_ROWS = 64
 """Rows of the small blocks whose diagonals are taken by default."""

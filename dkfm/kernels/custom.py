@@ -9,7 +9,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmError, InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel, PreparedKernel
-from dkfm.kernels.pairwise.blocks import PreparedBlock
+from dkfm.kernels.pairwise.block_functions import PreparedBlock
 
 
 @dataclass(frozen=True)

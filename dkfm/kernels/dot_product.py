@@ -10,7 +10,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, is_sparse, normalize_rows, squared_norms
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
-from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
+from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR, FLOAT32_LIMIT, prepare_negative_squared_distances
 from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive

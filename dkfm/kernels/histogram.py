@@ -9,7 +9,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.blocks import PreparedBlock
+from dkfm.kernels.pairwise.block_functions import PreparedBlock
 from dkfm.kernels.parameters import require_positive
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.blocks import PreparedBlock
+from dkfm.kernels.pairwise.block_functions import PreparedBlock
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, require_scale
 from dkfm.kernels.stationary import DistanceKernel, Gaussian
 

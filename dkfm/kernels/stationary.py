@@ -13,7 +13,7 @@ import numpy as np
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
-from dkfm.kernels.pairwise.blocks import Evaluator, map_rows
+from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
 from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distance, require_positive, require_scale
 

@@ -14,7 +14,7 @@ from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.algebra import Power, Product, Scaled, Sum, Wrapper, parenthesize
 from dkfm.kernels.base import Kernel, register_operator_class
 from dkfm.kernels.custom import call_user_function, display_name, read_only_view
-from dkfm.kernels.pairwise.blocks import Evaluator
+from dkfm.kernels.pairwise.block_functions import Evaluator
 from dkfm.kernels.parameters import as_float_or_nan, unwrap_0d_array
 
 

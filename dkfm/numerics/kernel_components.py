@@ -12,7 +12,7 @@ import numpy as np
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
-from dkfm.kernels.pairwise.blocks import mirror_lower
+from dkfm.kernels.pairwise.block_functions import mirror_lower
 from dkfm.numerics import lanczos, links
 from dkfm.numerics.model import Head
 from dkfm.numerics.roots import EPS, Root, check_psd, choose_signs, eigh_in_place, inverse_root, row_lengths

@@ -353,9 +353,9 @@ def add_rotation(root: Root) -> Root:
     return replace(root, rotation=(P @ Qt).T)
 
 
-def _warn_of_dropped_eigenvalues(dropped: Array, rounding: float, lowest: float, highest: float, what: str) -> None:
-    """Warn if eigenvalues above what rounding explains were dropped, because the lowest one is as negative."""
-    n_above = int((dropped > rounding).sum())
+def _warn_of_dropped_eigenvalues(dropped: Array, threshold: float, lowest: float, highest: float, what: str) -> None:
+    """Warn if eigenvalues above a threshold of rounding were dropped: the most negative one is as large as they are."""
+    n_above = int((dropped > threshold).sum())
     if n_above:
         warnings.warn(
             f"{what} has an eigenvalue of {lowest:.3g}, more than rounding explains, so {n_above} eigenvalues up to "

@@ -19,10 +19,10 @@ from dkfm.core.rows import Array, Rows, as_float64
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.pairwise.blocks import Evaluator
+from dkfm.kernels.pairwise.block_functions import Evaluator
 from dkfm.numerics import links
-from dkfm.numerics.fast_matmul import skinny_matmul, triangular_matmul_in_place
 from dkfm.numerics.model import Head, Model, StoredWeights
+from dkfm.numerics.skinny_and_triangular_matmul import skinny_matmul, triangular_matmul_in_place
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
-from dkfm.kernels.pairwise.blocks import mirror_lower
+from dkfm.kernels.pairwise.block_functions import mirror_lower
 from dkfm.numerics import fisher
 from dkfm.numerics.fisher import Classes, Codes
 from dkfm.numerics.kernel_components import Weighting, center_gram_in_place

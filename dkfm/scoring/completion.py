@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError
 from dkfm.files.location import Location
-from dkfm.scoring import outputs
+from dkfm.scoring import output_store
 from dkfm.scoring import receipts as journal
 from dkfm.scoring.formats.chunk_writing import Chunk, combine_summaries, read_chunk_files
-from dkfm.scoring.outputs import Output
+from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.storage import json_reading, own_files, zarr_schema
 from dkfm.storage.codec_checks import CRC_BYTES
@@ -78,8 +78,8 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], input_stamp
     StoreError
         The output was removed or replaced, or contains a link or a file that does not belong to it.
     """
-    outputs.require_not_replaced(output.root, output.creation_id)
-    outputs.ensure_array_metadata(output, output.location)
+    output_store.require_not_replaced(output.root, output.creation_id)
+    output_store.ensure_array_metadata(output, output.location)
     require_same_output_on_disk(output)
     ordered = [receipts[number] for number in range(output.n_chunks)]
     columns = [[getattr(receipt, name) for receipt in ordered] for name in _MARKER_FIELDS]
@@ -93,13 +93,17 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], input_stamp
 
 def _compute_marker_digest(output: Output, columns: Sequence[object]) -> str:
     """Return a SHA-256 digest of an output's attributes and of the columns of its receipts, for the marker."""
-    return hashlib.sha256(json.dumps([outputs.describe_output(output), *columns], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([output_store.describe_output(output), *columns], sort_keys=True).encode()
+    ).hexdigest()
 
 
 def require_same_output_on_disk(output: Output) -> None:
     """Raise a StoreError unless readers would accept the output, apart from the marker."""
-    existing = outputs.find_output(output.root, check_plain=False)  # `require_no_extra_files` checks for plain files
-    if existing is None or outputs.describe_output(existing) != outputs.describe_output(output):
+    existing = output_store.find_output(
+        output.root, check_plain=False
+    )  # `require_no_extra_files` checks for plain files
+    if existing is None or output_store.describe_output(existing) != output_store.describe_output(output):
         raise StoreError(f"{output.root} was removed, or is another output than the one that was made.")
     require_no_extra_files(output)
 
@@ -172,7 +176,7 @@ def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
     StoreError
         There is no output, it is not finished, or a chunk is lost or cut short.
     """
-    output = outputs.read_output(root)
+    output = output_store.read_output(root)
     receipts = read_marker_receipts(output)
     require_no_extra_files(output)
     lost = find_chunks_to_score(output, receipts)

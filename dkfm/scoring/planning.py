@@ -11,8 +11,8 @@ from dkfm.core.rows import estimate_values_per_row
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.algebra import needs_float64_block
 from dkfm.numerics import links
-from dkfm.numerics.fast_matmul import count_partial_product_values
 from dkfm.numerics.model import Head, Model, StoredWeights
+from dkfm.numerics.skinny_and_triangular_matmul import count_partial_product_values
 from dkfm.sources.base import Source
 
 _MIN_STREAMED_ROWS = 64

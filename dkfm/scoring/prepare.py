@@ -26,10 +26,10 @@ from dkfm.files.location import Location, is_remote, locate, parse_remote, requi
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
-from dkfm.scoring import completion, outputs, planning
+from dkfm.scoring import completion, output_store, planning
 from dkfm.scoring.formats.chunk_writing import OutputColumns
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
-from dkfm.scoring.outputs import Output
+from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan, WriteCopies
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.tasks import HasIds
@@ -130,7 +130,7 @@ def open_job(
         if isinstance(given, NamedColumns) and columns is None and fitted is None:
             _warn_about_column_order(given)
         require_disjoint(target, "output", [path, given.location])
-        existing = None if request.overwrite else outputs.find_output(target)
+        existing = None if request.overwrite else output_store.find_output(target)
         with change_detection.watch(given) as watch, _on_disk(given, client) as shared:
             stamp = _read_unchanged_stamp(given)
             if existing is not None and chunk_rows is None:
@@ -142,7 +142,7 @@ def open_job(
             name = str(path) if remote is None else remote.redacted_url
             output = _build_output(target, name, record, names, given, stamp, plan, request)
             if existing is not None:
-                outputs.require_same_job(existing, output)
+                output_store.require_same_job(existing, output)
                 receipts = {receipt.chunk: receipt for receipt in load_receipts(existing, watch.stamp_with_ctime)[0]}
                 plan = replace(plan, done=plan.chunks - len(completion.find_chunks_to_score(existing, receipts)))
             where = str(path) if remote is None else remote.url
@@ -234,7 +234,7 @@ def _build_output(
             "on_invalid": request.on_invalid,
             "columns": json.dumps(given.columns) if isinstance(given, NamedColumns) else None,
             "id_column": request.id_column,
-            "form": outputs.PARQUET if is_table else None,
+            "form": output_store.PARQUET if is_table else None,
             "chunk_rows": str(plan.chunk_rows),
         },
         classes=record.classes,

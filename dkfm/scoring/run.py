@@ -21,8 +21,8 @@ from dkfm.execution.task_runner import Tally, run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local
 from dkfm.files.location import parse_remote
-from dkfm.scoring import completion, outputs
-from dkfm.scoring.outputs import Output
+from dkfm.scoring import completion, output_store
+from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
 from dkfm.scoring.prepare import JobRequest, Savable, ScoringJob, load_receipts, open_job
 from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
@@ -132,9 +132,9 @@ def _open_or_create_output(job: ScoringJob) -> Output | None:
     if job.existing_output is not None:
         return job.existing_output
     try:
-        return outputs.create_output(job.output, job.overwrite)
+        return output_store.create_output(job.output, job.overwrite)
     except StoreExistsError:
-        if job.overwrite or outputs.find_output(job.output.root) is None:
+        if job.overwrite or output_store.find_output(job.output.root) is None:
             raise
         return None
 
@@ -256,7 +256,7 @@ class _JobRun:
         """
         output.location.remove_partial_files(local.ABANDONED_SECONDS)
         if not output.is_table:
-            outputs.ensure_array_metadata(output, output.location)
+            output_store.ensure_array_metadata(output, output.location)
         checked: set[Receipt] = set()
         known, complete = load_receipts(output, self._job.input_watch.stamp_with_ctime)
         while new := set(known) - checked:  # another driver may add receipts meanwhile
@@ -337,7 +337,7 @@ class _JobRun:
             *(job.model, job.model_record.digest, job.trusted, job.plan.streamed, source, job.plan.piece_rows),
             *(output, on_invalid, self._requirements),
         )
-        unverified_work = replace(work, has_unverified_files=True)
+        unverified_work = replace(work, distrusts_existing_files=True)
         tasks = ((unverified_work if number in self._unverified else work, number) for number in chunk_numbers)
         return run_tasks(
             *(job.executor, "dkfm-score", score_chunk, tasks, len(chunk_numbers), self._progress, done),

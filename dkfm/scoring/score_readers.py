@@ -14,11 +14,11 @@ from dkfm.core.chunking import count_tiles
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, StoreError, extract_reason
 from dkfm.files.location import locate
-from dkfm.scoring import completion, outputs
+from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_writing import compute_checksum_and_size
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
-from dkfm.scoring.outputs import Output
+from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ScoresArray:
 
     def __getitem__(self, index: tuple[slice, ...]) -> Array:
         output = self.output
-        outputs.require_not_replaced(output.root, output.creation_id)
+        output_store.require_not_replaced(output.root, output.creation_id)
         start, stop, _ = index[0].indices(self.shape[0])
         parts = []
         for number in range(start // output.chunk_rows, count_tiles(stop, output.chunk_rows)):
@@ -167,7 +167,7 @@ def _read_table(output: Output, receipt: Receipt) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    outputs.require_not_replaced(output.root, output.creation_id)
+    output_store.require_not_replaced(output.root, output.creation_id)
     chunk_format = output.format
     assert isinstance(chunk_format, ParquetChunks)  # noqa: S101  # for the type checker
     lost = f"Chunk {receipt.chunk} of {output.root} is lost, or not what was written"

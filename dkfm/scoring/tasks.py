@@ -20,9 +20,9 @@ from dkfm.execution.model_cache import get_saved_scorer
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.numerics import links
 from dkfm.numerics.scorer import Scorer
-from dkfm.scoring import completion, outputs
+from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_writing import Piece, combine_summaries, write_chunk_files
-from dkfm.scoring.outputs import Output
+from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.sources.base import Source
 
@@ -65,7 +65,7 @@ class SharedTaskArguments:
     """What to do with rows that are not finite. One of "raise", "nan"."""
     requirements: WorkerRequirements | None = None
     """What a worker must have."""
-    has_unverified_files: bool = False
+    distrusts_existing_files: bool = False
     """Whether existing files of a chunk may hold other scores."""
 
 
@@ -74,10 +74,12 @@ def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
     start, output, chunk = time.perf_counter(), work.output, work.output.chunk(number)
     check_this_worker(work.requirements)
     scorer = get_saved_scorer(work.model, work.model_digest, work.trusted, work.streamed)
-    require_current = partial(outputs.require_not_replaced, output.root, output.creation_id)
+    require_current = partial(output_store.require_not_replaced, output.root, output.creation_id)
     with single_blas_thread():
         pieces = _score_pieces(work, scorer, output.chunk_slice(number))
-        contents, existed = write_chunk_files(output.format, chunk, pieces, require_current, work.has_unverified_files)
+        contents, existed = write_chunk_files(
+            output.format, chunk, pieces, require_current, work.distrusts_existing_files
+        )
     return Receipt(
         number,
         chunk.rows,

@@ -17,8 +17,8 @@ from dkfm.files.location import locate
 from dkfm.numerics import links
 from dkfm.numerics.certificates import reference_scores
 from dkfm.numerics.model import Model
-from dkfm.scoring import completion, outputs
-from dkfm.scoring.outputs import Output
+from dkfm.scoring import completion, output_store
+from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.score_readers import read_scores
 from dkfm.scoring.tasks import find_sound_receipts
@@ -102,7 +102,7 @@ def verify_scores(
     ...     found.rows, found.sampled, found.worst < 1
     (300, 300, True)
     """
-    output = outputs.read_output(locate(path))
+    output = output_store.read_output(locate(path))
     receipts = completion.read_marker_receipts(output)
     _require_undamaged(output, receipts, progress)
     if against is None:
@@ -110,7 +110,7 @@ def verify_scores(
     sample = chunking.require_count(sample, "sample")
     with model_transfer.open_model_folder(_model_path(output) if model is None else model) as folder:
         record = load_record(folder, output.model["digest"], trusted)
-    source, loaded = _open_input(against, output, record), record.model
+    source, loaded = _open_matching_input(against, output, record), record.model
     slices = _spread_slices(output.rows, sample)
     with change_detection.watch(source) as watch:
         worst = max(_require_small_error(output, receipts, loaded, source, rows) for rows in slices)
@@ -145,7 +145,7 @@ def _require_undamaged(output: Output, receipts: dict[int, Receipt], progress: b
         )
 
 
-def _open_input(against: object, output: Output, record: Record) -> Source:
+def _open_matching_input(against: object, output: Output, record: Record) -> Source:
     columns = output.settings.get("columns")
     fitted = record.feature_names if columns is None else json.loads(columns)
     source = open_source(against, "against", fitted_columns=fitted)

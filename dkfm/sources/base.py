@@ -92,7 +92,7 @@ class _Located:
         return locations.stamp(self.location)
 
     def stamp_with_ctime(self) -> str:
-        """Return a digest that also includes times of status change; on an object store the stamp."""
+        """Return a digest that also includes times of status change; on an object store it is `stamp`."""
         return locations.stamp_with_ctime(self.location)
 
     def locate_row(self, row: int) -> tuple[str, int]:

@@ -69,7 +69,7 @@ class _Header:
 
 @dataclass(frozen=True)
 class NpzSource(CsrRows):
-    """CSR rows of a .npz file, compressed or not; unpacked arrays are stored on disk."""
+    """CSR rows of a .npz file, compressed or not; its arrays are unpacked into temporary files."""
 
     opened_stamp: str
     """Stamp of the file when it was opened."""

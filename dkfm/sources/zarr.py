@@ -23,7 +23,7 @@ from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
 from dkfm.sources.base import DenseRows
 from dkfm.storage import bounded_chunks, json_reading, zarr_schema
-from dkfm.storage.raw_chunks import RawArray
+from dkfm.storage.raw_chunk_reader import RawArray
 
 _METADATA = "zarr.json"
 
@@ -153,7 +153,7 @@ def _read_remote_rows(remote: Remote, metadata: dict[str, object], rows: slice) 
     with remote.open_filesystem("read") as (files, path):
         # Share the connection, because an asynchronous one that Zarr opens would never be closed.
         chunks = FsspecStore(AsyncFileSystemWrapper(files, asynchronous=True), read_only=True, path=path)
-        array = zarr.Array(zarr.AsyncArray(bounded_chunks.bounded_metadata(metadata), StorePath(chunks)))
+        array = zarr.Array(zarr.AsyncArray(bounded_chunks.metadata_with_bounded_codecs(metadata), StorePath(chunks)))
         try:
             return np.asarray(fsspec_access.retry(files, lambda: array[rows]))
         except (ValueError, RuntimeError, TypeError, EOFError, zlib.error) as error:  # invalid bytes of a chunk

@@ -51,7 +51,7 @@ def read_bounded(path: Path, rows: slice) -> npt.NDArray[np.generic]:
         A decoder refuses the content of a chunk.
     """
     document, info = zarr_schema.read_source_metadata(path)
-    codecs, metadata = document["codecs"], bounded_metadata(document)
+    codecs, metadata = document["codecs"], metadata_with_bounded_codecs(document)
     first, end = rows.start // info.chunks[0], count_tiles(min(rows.stop, info.shape[0]), info.chunks[0])
     for index in product(range(first, end), range(info.grid[1])):
         _require_bounded_file(path, path / metadata.encode_chunk_key(index), info, codecs)
@@ -59,7 +59,7 @@ def read_bounded(path: Path, rows: slice) -> npt.NDArray[np.generic]:
     return np.asarray(array[rows])
 
 
-def bounded_metadata(document: Mapping[str, object]) -> ArrayV3Metadata:
+def metadata_with_bounded_codecs(document: Mapping[str, object]) -> ArrayV3Metadata:
     """Return Zarr's metadata of an array, with codecs that raise if a chunk does not decode to its exact size."""
     bounded = {**document, "codecs": _bound_codecs(document["codecs"])}
     return ArrayV3Metadata.from_dict(bounded)  # type: ignore[arg-type]  # it accepts codec objects too

@@ -74,7 +74,7 @@ class ArrayInfo:
     chunks: tuple[int, ...]
     dtype: str
     checksum_bytes: int | None = CRC_BYTES
-    """Bytes of the crc32c after the raw values in a chunk file, or 0; None if `raw_chunks` cannot read the files."""
+    """Bytes of the crc32c after the raw values in a chunk file, or 0; None if `raw_chunk_reader` cannot read them."""
 
     @property
     def chunk_file_bytes(self) -> int:
@@ -281,7 +281,7 @@ def _find_chunk_key_fault(metadata: Mapping[str, object]) -> str | None:
 
 
 def _trailer_bytes(metadata: Mapping[str, object]) -> int | None:
-    """Return the length of the checksum in a chunk file, 0 without one; None if `raw_chunks` cannot read it."""
+    """Return the length of the checksum in a chunk file, 0 without one; None if `raw_chunk_reader` cannot read it."""
     fill = metadata.get("fill_value")
     number = isinstance(fill, int | float) or fill in ("NaN", "Infinity", "-Infinity")
     standard = set(metadata) <= _METADATA_KEYS and number and metadata.get("dimension_names") is None

@@ -228,7 +228,7 @@ def fill_value(dtype: str) -> float:
 
 
 def open_array(path: Path, name: str, mode: str = "r") -> ZarrArray:
-    """Open an array of a store after its metadata were checked; chunks of fill values are written too."""
+    """Check the metadata of an array of a store, and open it; chunks that hold only fill values are written too."""
     zarr_schema.read_array_info(path / name)
     array: ZarrArray = zarr.open_array(path / name, mode="r" if mode == "r" else "r+", zarr_format=3)
     # The same as Array.with_config, which only later versions of Zarr have.

@@ -34,7 +34,7 @@ def main():
     from dkfm import KernelPCA
     from dkfm.gram import build as gram
     from dkfm.gram import stored_gram
-    from dkfm.storage import raw_chunks
+    from dkfm.storage import raw_chunk_reader
     from dkfm.execution.memory import peak_memory
 
     seconds = collections.Counter()
@@ -48,8 +48,9 @@ def main():
             return result
         setattr(owner, name, run)
 
-    timed(gram, "build_gram"), timed(stored_gram.StoredGram, "__matmul__"), timed(stored_gram.raw_chunks, "read_chunk")
-    fill = stored_gram.raw_chunks.read_chunk
+    timed(gram, "build_gram"), timed(stored_gram.StoredGram, "__matmul__")
+    timed(stored_gram.raw_chunk_reader, "read_chunk")
+    fill = stored_gram.raw_chunk_reader.read_chunk
 
     def forgetful(chunk, file, checked):
         fill(chunk, file, checked)
@@ -58,7 +59,7 @@ def main():
         os.close(descriptor)
 
     if sys.argv[2] == "disk":
-        stored_gram.raw_chunks.read_chunk = forgetful
+        stored_gram.raw_chunk_reader.read_chunk = forgetful
     n = int(sys.argv[1])
     X = np.random.default_rng(0).normal(size=(n, 50))
     place = {"dashboard_address": "127.0.0.1:0", "memory_limit": MEMORY}

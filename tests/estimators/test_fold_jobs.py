@@ -81,9 +81,9 @@ def test_a_wrong_code_in_an_output_is_found_by_the_formula(tmp_path):
         dkfm.fold(phi, model).save(tmp_path / name)
         dkfm.batch_score(tmp_path / name, X, tmp_path / f"{name}.zarr", progress=False)
     assert dkfm.verify_scores(tmp_path / "model.zarr", X).worst <= 1
-    from dkfm.scoring import outputs, verification
+    from dkfm.scoring import output_store, verification
 
-    output = outputs.read_output(tmp_path / "model.zarr")
+    output = output_store.read_output(tmp_path / "model.zarr")
     receipts = verification.completion.read_marker_receipts(output)
     model = dkfm.load(tmp_path / "other").model_
     with pytest.raises(CertificateError, match="predict"):

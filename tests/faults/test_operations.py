@@ -14,7 +14,7 @@ import pytest
 
 import dkfm
 from dkfm.errors import DkfmError, StoreError
-from dkfm.scoring import outputs
+from dkfm.scoring import output_store
 from helpers import harness
 from helpers.harness import TOTALS, numbers
 
@@ -123,7 +123,7 @@ def test_damage_to_any_chunk_is_found_by_readers_and_mended_by_the_same_command(
     score(small, target)
     good = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
     for number in range(5):
-        path = target / outputs.read_output(target).format.file_names(number)[0]
+        path = target / output_store.read_output(target).format.file_names(number)[0]
         DAMAGE[kind](path, rng)
         TOTALS.faults += 1
         with pytest.raises(StoreError):

@@ -21,7 +21,7 @@ import pytest
 
 import dkfm
 from dkfm import kernels
-from dkfm.scoring import outputs, receipts
+from dkfm.scoring import output_store, receipts
 from dkfm.storage.output_files import LocalOutput
 
 ROWS, CHUNK_ROWS, COLUMNS, LANDMARKS = 20_000, 500, 40, 600
@@ -78,7 +78,7 @@ class Job:
 
     def settle(self, target):
         """Hold a finished output against the one that nothing disturbed, count, and let it go."""
-        found, expected = outputs.read_output(target), outputs.read_output(self.expected)
+        found, expected = output_store.read_output(target), output_store.read_output(self.expected)
         dkfm.verify_scores(target)
         for number in range(expected.n_chunks):
             ours, theirs = (output.root / output.format.file_names(number)[0] for output in (found, expected))

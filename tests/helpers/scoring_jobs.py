@@ -3,7 +3,7 @@
 from functools import partial
 
 import dkfm
-from dkfm.scoring import outputs
+from dkfm.scoring import output_store
 from dkfm.scoring.formats import chunk_writing
 
 
@@ -14,5 +14,5 @@ def score(job, **options):
 def write(output, number, values):
     """Write one chunk of an output of one array, as its task does."""
     pieces = (chunk_writing.Piece({"scores": part}) for part in values)
-    still = partial(outputs.require_not_replaced, output.root, output.creation_id)
+    still = partial(output_store.require_not_replaced, output.root, output.creation_id)
     return chunk_writing.write_chunk_files(output.format, output.chunk(number), pieces, still)

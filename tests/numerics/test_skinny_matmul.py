@@ -5,7 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm.numerics.fast_matmul import count_partial_product_values, count_partial_products, skinny_matmul
+from dkfm.numerics.skinny_and_triangular_matmul import (
+    count_partial_product_values,
+    count_partial_products,
+    skinny_matmul,
+)
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkfm.numerics.fast_matmul import triangular_matmul_in_place
+from dkfm.numerics.skinny_and_triangular_matmul import triangular_matmul_in_place
 
 
 @given(n=st.integers(0, 9), r=st.integers(1, 9), dtype=st.sampled_from([np.float64, np.float32]), sliced=st.booleans())

@@ -20,7 +20,7 @@ from dkfm.errors import (
     UnreachableError,
 )
 from dkfm.files.object_store import Remote
-from dkfm.scoring import completion, outputs, receipts
+from dkfm.scoring import completion, output_store, receipts
 from dkfm.scoring import run as scoring
 from dkfm.storage.output_files import output_at
 
@@ -71,7 +71,7 @@ def test_a_job_at_urls_scores_what_one_here_does(job, tmp_path, name):
         chunk_rows=30,
         progress=False,
     )
-    here, there = outputs.read_output(tmp_path / name).format, outputs.read_output(place.join(name)).format
+    here, there = output_store.read_output(tmp_path / name).format, output_store.read_output(place.join(name)).format
     for number in range(4):
         for file in here.file_names(number):
             assert (tmp_path / name / file).read_bytes() == there.location.root.read(file)
@@ -164,7 +164,7 @@ def test_every_operation_at_which_a_job_ends_leaves_what_the_same_call_finishes(
 def test_a_damaged_object_is_told_by_readers_and_made_again_by_the_same_call(job, damage, name):
     _, _, place = job
     score(job, name)
-    output = outputs.read_output(place.join(name))
+    output = output_store.read_output(place.join(name))
     (file,) = output.format.file_names(2)
     good = output.root.read(file)
     if damage == "gone":
@@ -184,7 +184,7 @@ def test_many_writers_of_one_chunk_leave_one_of_them_and_all_tell_of_it(job):
 
     _, _, place = job
     score(job)
-    output = outputs.read_output(place.join("scores"))
+    output = output_store.read_output(place.join("scores"))
     digest, source = output.model["digest"], open_source(f"{place.url}/rows.npy")
     completion.remove_marker(output)
     completion.remove_chunks(output, [1])
@@ -294,7 +294,7 @@ def test_nothing_at_a_url_is_a_sentence(place):
 def test_a_write_that_comes_late_from_a_replaced_job_is_never_taken_for_this_one_s(job, rng):
     _, rows, place = job
     score(job)
-    output = outputs.read_output(place.join("scores"))
+    output = output_store.read_output(place.join("scores"))
     (file,) = output.format.file_names(1)
     stale = output.root.read(file)
     other = dkfm.KernelPCA(3, kernel=kernels.Gaussian(1.0)).fit(rng.normal(size=(60, 4)))
@@ -316,7 +316,7 @@ def test_a_write_that_comes_late_from_a_replaced_job_is_never_taken_for_this_one
 def test_objects_that_changed_places_are_not_read(job):
     _, _, place = job
     score(job)
-    output = outputs.read_output(place.join("scores"))
+    output = output_store.read_output(place.join("scores"))
     scores = dkfm.open_scores(f"{place.url}/scores")
     files = [output.format.file_names(number)[0] for number in range(2)]
     data = [output.root.read(file) for file in files]

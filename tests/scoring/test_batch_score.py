@@ -24,7 +24,7 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.files import local
-from dkfm.scoring import completion, outputs, planning
+from dkfm.scoring import completion, output_store, planning
 from dkfm.scoring.formats.chunk_writing import OutputColumns
 from dkfm.sources.opening import open_source
 from dkfm.storage import zarr_store
@@ -35,7 +35,9 @@ def begun(root, rows, width, chunk_rows):
     """Make an output without chunks."""
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
     columns = (OutputColumns("scores", width, "kernelpca", "float64"),)
-    return outputs.create_output(outputs.Output(root, columns, rows, chunk_rows, "float64", *about), overwrite=False)
+    return output_store.create_output(
+        output_store.Output(root, columns, rows, chunk_rows, "float64", *about), overwrite=False
+    )
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 50))
@@ -200,7 +202,7 @@ def test_chunks_that_changed_places_are_found(job):
 
 def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
     score(job, chunk_rows=30)
-    before = outputs.read_output(job[2])
+    before = output_store.read_output(job[2])
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
         write(before, 0, (np.zeros((30, 3)) for _ in range(1)))
@@ -209,7 +211,7 @@ def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
 
 def test_a_run_that_was_replaced_does_not_complete_the_other(job):
     score(job, chunk_rows=30)
-    before = outputs.read_output(job[2])
+    before = output_store.read_output(job[2])
     receipts = completion.read_marker_receipts(before)
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):

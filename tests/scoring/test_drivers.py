@@ -13,7 +13,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import StoreExistsError, UnreachableError
 from dkfm.files import local
-from dkfm.scoring import outputs
+from dkfm.scoring import output_store
 from dkfm.storage import zarr_schema
 from dkfm.storage.output_files import LocalOutput
 
@@ -22,7 +22,7 @@ DRIVERS = 3
 TOGETHER = """\
 import os, sys, time
 from pathlib import Path
-from dkfm.scoring import outputs; from dkfm.scoring import run as scoring
+from dkfm.scoring import output_store; from dkfm.scoring import run as scoring
 from dkfm.cli.app import main
 
 def after_all_are_here(act):
@@ -36,7 +36,7 @@ def after_all_are_here(act):
     return waiting
 
 if sys.argv[3] == "fresh":
-    outputs.create_output = after_all_are_here(outputs.create_output)
+    output_store.create_output = after_all_are_here(output_store.create_output)
 else:
     scoring._JobRun.run = after_all_are_here(scoring._JobRun.run)
 main(sys.argv[4:])
@@ -77,14 +77,14 @@ def cut_short(target):
 
 def interposed(monkeypatch, act):
     """Let something happen once, between the look at an output and its creation."""
-    create, acts = outputs.create_output, [act]
+    create, acts = output_store.create_output, [act]
 
     def late(*arguments):
         if acts:
             acts.pop()()
         return create(*arguments)
 
-    monkeypatch.setattr(outputs, "create_output", late)
+    monkeypatch.setattr(output_store, "create_output", late)
 
 
 def targets(tmp_path):
@@ -93,7 +93,7 @@ def targets(tmp_path):
 
 @pytest.mark.parametrize("begun_only", [False, True])
 def test_a_driver_goes_on_with_an_output_that_another_one_created_just_now(job, tmp_path, monkeypatch, begun_only):
-    create = outputs.create_output
+    create = output_store.create_output
     for target in targets(tmp_path):
         with monkeypatch.context() as patch:
             if begun_only:
@@ -113,7 +113,7 @@ def _begin_as_another(job, target, create):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outputs, "create_output", create_and_die)
+        patch.setattr(output_store, "create_output", create_and_die)
         with pytest.raises(KeyboardInterrupt):
             score(job, target)
 
@@ -147,7 +147,7 @@ def test_a_strangers_file_that_came_meanwhile_is_left_untouched(job, tmp_path, m
 
 def together(monkeypatch, act, drivers=DRIVERS):
     """Run drivers in threads, of which none creates its output before all have looked for it."""
-    create, barrier, here = outputs.create_output, threading.Barrier(drivers, timeout=60), threading.local()
+    create, barrier, here = output_store.create_output, threading.Barrier(drivers, timeout=60), threading.local()
 
     def late(*arguments):
         if not hasattr(here, "was"):
@@ -155,7 +155,7 @@ def together(monkeypatch, act, drivers=DRIVERS):
         return create(*arguments)
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(drivers) as pool:
-        patch.setattr(outputs, "create_output", late)
+        patch.setattr(output_store, "create_output", late)
         return list(pool.map(lambda _: act(), range(drivers)))
 
 

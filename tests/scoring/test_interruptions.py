@@ -23,7 +23,7 @@ from dkfm.errors import (
 )
 from dkfm.execution import task_runner
 from dkfm.numerics.certificates import reference_scores
-from dkfm.scoring import completion, outputs, receipts, tasks
+from dkfm.scoring import completion, output_store, receipts, tasks
 from dkfm.sources.opening import open_source
 from dkfm.storage.output_files import LocalOutput
 from helpers.resumed_jobs import NAMES, expected, score, values
@@ -78,7 +78,7 @@ def test_a_silent_job_ends_within_its_stall_timeout(made, tmp_path, monkeypatch)
 def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     """A chunk whose receipt is true but whose scores are not: only the formula tells."""
     score(made, tmp_path / "out")
-    output = outputs.read_output(tmp_path / "out")
+    output = output_store.read_output(tmp_path / "out")
     kept = completion.read_marker_receipts(output)
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9

@@ -21,7 +21,7 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
-from dkfm.scoring import outputs, planning, tasks
+from dkfm.scoring import output_store, planning, tasks
 from dkfm.scoring.formats import chunk_writing
 from dkfm.scoring.formats.chunk_writing import OutputColumns
 from dkfm.sources.opening import open_source
@@ -74,8 +74,8 @@ def measured(model, names, folder, rng, monkeypatch):
         OutputColumns(n, head.width, n, head.output_dtype.name) for n, head in zip(names, heads, strict=True)
     )
     about = {"path": "", "digest": ""}, {"name": "", "stamp": ""}, {"on_invalid": "raise"}
-    output = outputs.create_output(
-        outputs.Output(folder / "out", columns, 3000, 1500, "float64", *about), overwrite=False
+    output = output_store.create_output(
+        output_store.Output(folder / "out", columns, 3000, 1500, "float64", *about), overwrite=False
     )
     write_late(monkeypatch, count_tiles(1500, job.piece_rows))
     tracemalloc.start()

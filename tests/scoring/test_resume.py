@@ -22,7 +22,7 @@ from dkfm.errors import (
     StoreExistsError,
 )
 from dkfm.execution import memory
-from dkfm.scoring import outputs
+from dkfm.scoring import output_store
 from helpers.resumed_jobs import NAMES, expected, score, values
 
 
@@ -41,7 +41,7 @@ def test_whatever_is_lost_or_damaged_is_made_again_and_nothing_else(made, tmp_pa
     target = tmp_path_factory.mktemp("job") / data.draw(st.sampled_from(["out", "out.parquet"]))
     score(made, target, output=["scores", "reconstruction_error"])
     good = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
-    output = outputs.read_output(target)
+    output = output_store.read_output(target)
     bad = data.draw(st.sets(st.integers(0, 4)))
     for number in bad:
         path = target / data.draw(st.sampled_from(output.format.file_names(number)))

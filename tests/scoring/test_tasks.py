@@ -15,7 +15,7 @@ from dkfm.errors import (
     DamagedStoreError,
     StoreError,
 )
-from dkfm.scoring import outputs, planning, tasks
+from dkfm.scoring import output_store, planning, tasks
 from dkfm.scoring.formats import chunk_writing
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
@@ -26,7 +26,7 @@ from helpers.scoring_jobs import score, write
 def test_a_scoring_task_pickles_to_under_ten_kilobytes(job):
     score(job)
     work = tasks.SharedTaskArguments(
-        str(job[0]), "0" * 64, (), True, open_source(job[1]), 4, outputs.read_output(job[2]), "raise"
+        str(job[0]), "0" * 64, (), True, open_source(job[1]), 4, output_store.read_output(job[2]), "raise"
     )
     assert len(pickle.dumps((tasks.score_chunk, work, 3))) < 5_000
 
@@ -71,7 +71,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_told_in_a_sentence_and
 
 def test_a_run_that_is_replaced_while_a_task_scores_is_not_written_into(job):
     score(job, chunk_rows=30)
-    before = outputs.read_output(job[2])
+    before = output_store.read_output(job[2])
     (job[2] / "scores" / "c" / "0" / "0").unlink()
 
     def late():
@@ -87,7 +87,7 @@ def test_a_run_that_is_replaced_while_a_task_scores_is_not_written_into(job):
 
 def test_a_chunk_that_another_task_writes_meanwhile_is_not_removed_as_missing(job, monkeypatch):
     score(job, chunk_rows=30)
-    output, path = outputs.read_output(job[2]), job[2] / "scores" / "c" / "0" / "0"
+    output, path = output_store.read_output(job[2]), job[2] / "scores" / "c" / "0" / "0"
     bytes_of_chunk, removed = path.read_bytes(), []
     path.unlink()
 
@@ -104,7 +104,7 @@ def test_a_chunk_that_another_task_writes_meanwhile_is_not_removed_as_missing(jo
 def test_a_chunk_whose_name_another_task_frees_just_now_takes_it(job, monkeypatch):
     score(job, chunk_rows=30)
     output, path, summarize = (
-        outputs.read_output(job[2]),
+        output_store.read_output(job[2]),
         job[2] / "scores" / "c" / "0" / "0",
         chunk_writing._summarize_file,
     )
@@ -137,7 +137,7 @@ def test_a_chunk_is_written_in_order_while_the_next_rows_are_made_and_no_more_ar
 
     score(job, chunk_rows=30)
     (job[2] / "scores" / "c" / "0" / "0").unlink()
-    (held_by_file,), found = write(outputs.read_output(job[2]), 0, pieces())
+    (held_by_file,), found = write(output_store.read_output(job[2]), 0, pieces())
     np.testing.assert_array_equal(zarr_store.open_array(job[2], "scores")[:30, 0], np.repeat(np.arange(10.0), 3))
     assert not held_by_file.invalid_mask.any()
     assert not found

@@ -143,7 +143,7 @@ def _uses_all(landmarks: TrainingData, data: TrainingData) -> bool:
     return are_rows and landmarks.rows_as_landmarks.shape[0] == data.rows_as_landmarks.shape[0]
 
 
-def is_clipped_kernel(error_bounds: Array) -> bool:
+def was_clipped(error_bounds: Array) -> bool:
     """Return whether the kernel was clipped: its negative part was dropped, so the error bounds are infinite."""
     return bool(np.isinf(error_bounds).any())
 
@@ -173,7 +173,7 @@ def truncate_map(
     NotSupportedError
         A precomputed kernel was clipped: the Gram matrix, which the certificate needs, was not kept.
     """
-    if model.kernel.is_precomputed and is_clipped_kernel(arrays["error_bounds"]):
+    if model.kernel.is_precomputed and was_clipped(arrays["error_bounds"]):
         raise NotSupportedError(
             "A map of a clipped precomputed kernel cannot be truncated: the certificate needs the whole Gram matrix, "
             "and the map does not keep the part that was dropped; fit again with rcond=."

@@ -17,7 +17,7 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError
-from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, is_clipped_kernel
+from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, was_clipped
 from dkfm.estimators.fitting.training_data import (
     TILE_VALUES,
     PrecomputedGram,
@@ -291,7 +291,7 @@ def fit_in_map(
         moments = training_statistics.feature_moments(map_scorer, data.iter_row_tiles(), data.diagonal(), weights)
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
-    if is_clipped_kernel(feature_map.error_bounds):
+    if was_clipped(feature_map.error_bounds):
         second = moments.second_moment
         moments = replace(moments, kernel_trace=float(second.sum() if second.ndim == 1 else np.trace(second)))
     components = kernel_components.solve_components_of_map(root.weights, moments, options, centered)

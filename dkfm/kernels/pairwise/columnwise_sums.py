@@ -53,7 +53,7 @@ def sum_chi_squared_terms(X: Array, Y: Array) -> Array:
 
 
 def sum_mixture_entropies(X: Array, Y: Array) -> Array:
-    """Return ``-sum_j x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j))``, with 0 log 0 = 0, of all pairs."""
+    """Return ``-sum_j (x_j log(x_j / (x_j + y_j)) + y_j log(y_j / (x_j + y_j)))`` of all pairs, with 0 log 0 = 0."""
 
     def terms(x: Array, y: Array) -> Array:
         # With s <= l, a term is (l + s) log(1 + s / l) - s log(s / l), a sum without cancellation.

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, Sparse, csr_rows
-from dkfm.kernels.pairwise.blocks import Evaluator
+from dkfm.kernels.pairwise.block_functions import Evaluator
 
 _ROWS_BY_SPARSE = 64
 """Sparse rows multiplied by sparse ones at a time: their sparse product may store an index with every value."""

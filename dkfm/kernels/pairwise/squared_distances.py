@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64, scale_columns, squared_norms
 from dkfm.core.scratch_buffers import ThreadBuffer
-from dkfm.kernels.pairwise.blocks import Evaluator, PreparedBlock
+from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 
 FLOAT32_LIMIT = 1e-5

@@ -310,7 +310,7 @@ def certify_principal_axes(
         products += left[start : start + len(S)].T @ S
         start += len(S)
     expected, unit = np.vstack([(sizes > 0)[:, np.newaxis] * C, offset @ C]), np.sqrt(eigenvalues[0] * total_weight)
-    column_sizes = np.append(sizes, sizes[0])[_sampled_component_numbers(len(sizes))]
+    column_sizes = np.append(sizes, sizes[0])[_sampled_component_indices(len(sizes))]
     error = (products - expected) * np.append(sizes, 0.0)[:, np.newaxis] * column_sizes
     error[-1] = np.where(column_sizes > 0, (products - expected)[-1] * unit, 0.0)
     return compare_blocks(error, np.zeros_like(error), np.append(sizes, sizes[0]), column_sizes).combine(hidden)
@@ -345,7 +345,7 @@ def _choose_combinations(eigenvalues: Array) -> Array:
 
     In the sum each component counts, with a random sign, in proportion to the size of its scores.
     """
-    columns = _sampled_component_numbers(len(eigenvalues))
+    columns = _sampled_component_indices(len(eigenvalues))
     C: Array = (np.arange(len(eigenvalues))[:, np.newaxis] == columns).astype(np.float64)
     if len(eigenvalues) > MAX_SAMPLED_ROWS:
         signs = np.random.default_rng(0).choice([-1.0, 1.0], len(eigenvalues))
@@ -353,8 +353,8 @@ def _choose_combinations(eigenvalues: Array) -> Array:
     return C
 
 
-def _sampled_component_numbers(q: int) -> npt.NDArray[np.intp]:
-    """Return the numbers of at most 512 of q components, and q, the number of their sum, if there are more."""
+def _sampled_component_indices(q: int) -> npt.NDArray[np.intp]:
+    """Return at most 512 indices of q components; if q is more, also q, which stands for the sum of all components."""
     return sample_evenly(q) if q <= MAX_SAMPLED_ROWS else np.append(sample_evenly(q), q)
 
 

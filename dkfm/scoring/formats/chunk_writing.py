@@ -127,7 +127,7 @@ def write_chunk_files(
     chunk: Chunk,
     pieces: Generator[Piece],
     require_current: Callable[[], None],
-    has_unverified_files: bool = False,
+    distrusts_existing_files: bool = False,
 ) -> tuple[list[FileSummary], bool]:
     """Write a chunk durably and read it back, unless sound files exist; a piece is written while the next is computed.
 
@@ -141,7 +141,7 @@ def write_chunk_files(
         All rows of the chunk.
     require_current : callable
         Raises if another output has replaced this one; called before the first row and before files are committed.
-    has_unverified_files : bool
+    distrusts_existing_files : bool
         Whether existing files of this chunk may hold other scores; they are replaced if they do.
 
     Returns
@@ -152,8 +152,8 @@ def write_chunk_files(
         Whether the chunk existed already.
     """
     require_current()
-    has_unverified_files = has_unverified_files or chunk_format.location.allows_stale_writes
-    existing = None if has_unverified_files else _summarize_or_remove_files(chunk_format, chunk)
+    distrusts_existing_files = distrusts_existing_files or chunk_format.location.allows_stale_writes
+    existing = None if distrusts_existing_files else _summarize_or_remove_files(chunk_format, chunk)
     if existing is not None:
         pieces.close()
         return existing, True
@@ -169,7 +169,7 @@ def write_chunk_files(
             file.finish()
         require_current()
         contents = [
-            _commit(chunk_format, chunk, number, file, require_current, has_unverified_files)
+            _commit(chunk_format, chunk, number, file, require_current, distrusts_existing_files)
             for number, file in enumerate(files)
         ]
         return contents, False
@@ -212,17 +212,17 @@ def _commit(
     file_number: int,
     file: ChunkFile,
     require_current: Callable[[], None],
-    has_unverified_files: bool,
+    distrusts_existing_files: bool,
 ) -> FileSummary:
     """Give a new file its name and return its summary; if another task's file has that name, keep and return that one.
 
-    With `has_unverified_files` the other file is replaced if it is damaged or its checksum is another.
+    With `distrusts_existing_files` the other file is replaced if it is damaged or its checksum is another.
     """
     for _ in range(_MAX_COMMITS):
         if file.commit(exclusive=True):
             return file.summary
         existing = _summarize_file(chunk_format, chunk, file_number)
-        if has_unverified_files and (existing is None or existing.crc32c != file.summary.crc32c):
+        if distrusts_existing_files and (existing is None or existing.crc32c != file.summary.crc32c):
             require_current()
             file.commit(exclusive=False)
             return file.summary

@@ -25,7 +25,7 @@ from dkfm.scoring import planning
 from dkfm.sources import csr_npz, npy
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
-from dkfm.storage import csr, json_reading, model_store, output_files, raw_chunks
+from dkfm.storage import csr, json_reading, model_store, output_files, raw_chunk_reader
 
 TEXT = {"capture_output": True, "text": True}
 ROOT = Path(dkfm.__file__).parent
@@ -94,7 +94,7 @@ def test_whatever_is_not_a_plain_file_is_refused_at_once(make, name, tmp_path, m
 def test_a_chunk_that_became_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "0")
     with a_hang_is_an_error(), pytest.raises(OSError, match="it is not a plain file"):
-        raw_chunks.read_chunk(np.empty(3), tmp_path / "0", checked=False)
+        raw_chunk_reader.read_chunk(np.empty(3), tmp_path / "0", checked=False)
 
 
 def test_a_file_is_open_as_any_other(tmp_path):
