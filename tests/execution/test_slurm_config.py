@@ -233,9 +233,8 @@ def test_a_submission_that_fails_in_the_middle_is_repeated_and_fails_nothing(com
 
 
 def test_an_interruption_while_jobs_are_cancelled_waits_until_they_are(commands, file):
-    interrupt = signal.getsignal(signal.SIGINT)
-    pytest.importorskip("dask_jobqueue")  # reason: it is an extra, and its import replaces the handler
-    signal.signal(signal.SIGINT, interrupt)
+    pytest.importorskip("dask_jobqueue")  # reason: it is an extra
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # that import, here or in another test, replaces it
     with pytest.raises(KeyboardInterrupt), slurm_cluster(file(section() + "dkfm: {jobs: 2}")) as (cluster, _):
         interrupting(commands / "bin/scancel")
     assert cluster.status.name == "closed"
