@@ -22,7 +22,7 @@ from dkfm.estimators.fitting.training_data import TrainingData, compute_lazy_fra
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec, as_kernel
-from dkfm.numerics import error_bounds, roots
+from dkfm.numerics import map_error_bounds, roots
 from dkfm.numerics.certificates.certificate import Certificate, Verification
 from dkfm.numerics.scorer import Scorer, kernel_distances
 from dkfm.storage.model_store import Record
@@ -295,7 +295,7 @@ class ExactFeatureMap(KernelEstimator):
         if (rank is None) == (tol is None):
             raise InvalidInputError("truncate takes a rank or a tol, one of them.")
         roots.require_parameters("spectral", None, tol)
-        r = require_count(rank, "rank") if tol is None else error_bounds.find_rank_within(self.error_bounds_, tol)
+        r = require_count(rank, "rank") if tol is None else map_error_bounds.find_rank_within(self.error_bounds_, tol)
         if r > self.rank_:
             raise InvalidInputError(f"The rank of this map is {self.rank_}, and {r} is more.")
         basis = str(self._fitted_parameters["basis"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dkfm.errors import InvalidInputError, StoreError
-from dkfm.files.change_detection import digest_path_stats, modification_times_ns
+from dkfm.files.change_detection import change_time_for_stamp, digest_path_stats
 from dkfm.files.local import local_path, open_plain
 from dkfm.files.object_store import Remote, open_file
 
@@ -68,7 +68,7 @@ def read_size_and_stamp(location: Location) -> tuple[int, int | str]:
     """
     if isinstance(location, Path):
         stat = location.stat()
-        return stat.st_size, modification_times_ns(stat, include_ctime=False)
+        return stat.st_size, change_time_for_stamp(stat, include_ctime=False)
     remote = location.read_size_and_stamp()
     if remote is None:
         raise InvalidInputError(f"There is no {location}.")

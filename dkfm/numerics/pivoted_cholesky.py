@@ -16,7 +16,7 @@ from scipy.linalg import lapack
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import NotPSDError
-from dkfm.numerics.error_bounds import Residuals, estimate_largest_norm, make_probes
+from dkfm.numerics.map_error_bounds import Residuals, estimate_largest_norm, make_probes
 from dkfm.numerics.roots import (
     EIGENVECTOR_ERROR_SHARE,
     EPS,

@@ -7,8 +7,8 @@ import numpy as np
 from dkfm.core.chunking import choose_tile_rows, row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import KernelError
-from dkfm.numerics.error_bounds import Residuals, estimate_largest_norm, make_probes
 from dkfm.numerics.kernel_components import Moments
+from dkfm.numerics.map_error_bounds import Residuals, estimate_largest_norm, make_probes
 from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer
 

@@ -108,7 +108,9 @@ class NpzSource(CsrRows):
             pointers = indptr[start : max(start, stop) + 1].astype(np.int64)
             values = csr.value_slice(pointers, data.shape[0])
             # Copy, because duplicates are added up in place, and a view would keep the disk space in use.
-            part = csr.join_csr(pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1])
+            part = csr.assemble_csr(
+                pointers, np.array(data[values], np.float64), np.array(indices[values]), self.shape[1]
+            )
         except ValueError as error:
             raise InvalidInputError(f"The arrays of {self.location} do not make rows: {error}") from None
         part.sum_duplicates()

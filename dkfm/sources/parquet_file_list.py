@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dkfm.errors import InvalidInputError
-from dkfm.files.change_detection import digest_file_stats, modification_times_ns
+from dkfm.files.change_detection import change_time_for_stamp, digest_file_stats
 from dkfm.files.location import Location, is_remote, join, open_location, read_size_and_stamp
 from dkfm.files.object_store import Remote
 
@@ -77,7 +77,7 @@ def _list_local(path: Path, *, include_ctime: bool = False) -> list[tuple[str, i
     for name, entry in entries:
         if not stat.S_ISREG(entry.st_mode):
             raise InvalidInputError(f"{path / name} is not a plain file, and rows are read from files alone.")
-    return [(name, entry.st_size, modification_times_ns(entry, include_ctime)) for name, entry in entries]
+    return [(name, entry.st_size, change_time_for_stamp(entry, include_ctime)) for name, entry in entries]
 
 
 def _list_remote(remote: Remote) -> list[tuple[str, int, int | str]]:

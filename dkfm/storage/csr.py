@@ -47,7 +47,7 @@ def read_csr(root: Path, name: str, columns: int, row_slice: slice | None = None
         if len(pointers) != selected.stop - selected.start + 1:
             raise UnsupportedStoreError(f"{fault}.")
         span = value_slice(pointers, data.shape[0])
-        return join_csr(pointers, np.asarray(data[span]), np.asarray(indices[span]), columns)
+        return assemble_csr(pointers, np.asarray(data[span]), np.asarray(indices[span]), columns)
     except (ValueError, RuntimeError, OSError) as error:
         raise UnsupportedStoreError(f"{fault}: {extract_reason(error)}.") from None
 
@@ -66,8 +66,12 @@ def value_slice(pointers: npt.NDArray[np.int64], stored: int) -> slice:
     return slice(int(pointers[0]), int(pointers[-1]))
 
 
-def join_csr(pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np.integer], columns: int) -> Sparse:
-    """Return consecutive CSR rows, from their pointers in the store and the `data` and `indices` that these enclose.
+def assemble_csr(
+    pointers: npt.NDArray[np.int64], data: Array, indices: npt.NDArray[np.integer], columns: int
+) -> Sparse:
+    """Return consecutive rows of a store as a CSR array.
+
+    The pointers count from the start of the store; `data` and `indices` hold the values of these rows alone.
 
     Raises
     ------

@@ -22,7 +22,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model
 from dkfm.storage import csr, json_reading, zarr_schema, zarr_store
-from dkfm.storage.stored_weights import count_columns_within, open_weights
+from dkfm.storage.streamed_weights import count_columns_within, open_weights
 
 _CHUNK_BYTES = 2**22
 """Largest chunk of an array, in bytes, unless one row or one column is larger."""

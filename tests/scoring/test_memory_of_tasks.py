@@ -187,17 +187,17 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     basis, output, dtype, tmp_path, rng, monkeypatch
 ):
     from dkfm.execution import memory
-    from dkfm.storage import stored_weights
+    from dkfm.storage import streamed_weights
 
     X, Z = rng.normal(size=(600, 5)), rng.normal(size=(500, 5))
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis=basis, dtype=dtype, centered=True).fit(X)
     phi.save(tmp_path / "model")
-    model, reads, take = phi.model_, [], stored_weights._ZarrWeights.__getitem__
-    monkeypatch.setattr(stored_weights, "PANEL_BYTES", 600 * 70 * model.dtype.itemsize)
+    model, reads, take = phi.model_, [], streamed_weights._ZarrWeights.__getitem__
+    monkeypatch.setattr(streamed_weights, "PANEL_BYTES", 600 * 70 * model.dtype.itemsize)
     monkeypatch.setattr(model_store, "_CHUNK_BYTES", 600 * 10 * model.dtype.itemsize)
     phi.save(tmp_path / "model", overwrite=True)
     monkeypatch.setattr(
-        stored_weights._ZarrWeights, "__getitem__", lambda self, places: reads.append(places) or take(self, places)
+        streamed_weights._ZarrWeights, "__getitem__", lambda self, places: reads.append(places) or take(self, places)
     )
     job = planning.plan_in_memory(model, [output], open_source(Z), 60)
     monkeypatch.setattr(memory, "available_memory", lambda: job.model_bytes + job.task_bytes - 1)

@@ -13,7 +13,7 @@ from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, facto
 from dkfm.estimators.fitting.training_data import PrecomputedGram, TrainingData, TrainingRows
 from dkfm.numerics import pivoted_cholesky, roots, training_statistics
 from dkfm.numerics.certificates import kernel_rounding
-from dkfm.numerics.error_bounds import Residuals, bound_errors_by_rank, find_rank_within, rank_in_float32
+from dkfm.numerics.map_error_bounds import Residuals, bound_errors_by_rank, find_rank_within, rank_in_float32
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.roots import Root, is_indefinite, nonzero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer, prepare_scorer

@@ -17,7 +17,7 @@ from dkfm.execution import memory, progress
 from dkfm.kernels import Definiteness
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots
-from dkfm.numerics.error_bounds import Residuals, bound_landmark_residuals
+from dkfm.numerics.map_error_bounds import Residuals, bound_landmark_residuals
 from dkfm.numerics.roots import Root, row_lengths
 
 if TYPE_CHECKING:

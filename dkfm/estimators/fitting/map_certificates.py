@@ -9,7 +9,7 @@ from dkfm.estimators.fitting.training_data import TrainingData
 from dkfm.numerics import links, roots
 from dkfm.numerics.certificates import certificate, kernel_rounding
 from dkfm.numerics.certificates.certificate import Certificate, Verification, sample_evenly
-from dkfm.numerics.error_bounds import Residuals
+from dkfm.numerics.map_error_bounds import Residuals
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer
 

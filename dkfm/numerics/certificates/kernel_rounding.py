@@ -7,7 +7,7 @@ from scipy.sparse import csr_array
 from dkfm.core.rows import Array, Rows, squared_norms
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.serialization import is_code_free
-from dkfm.numerics.error_bounds import MIN_KERNEL_ROUNDING
+from dkfm.numerics.map_error_bounds import MIN_KERNEL_ROUNDING
 from dkfm.numerics.roots import EPS, nonzero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer
 

@@ -106,7 +106,7 @@ class ChunkFormat(Protocol):
     """Format of chunks on disk."""
 
     @property
-    def location(self) -> OutputLocation:
+    def output_location(self) -> OutputLocation:
         """Location of the output."""
 
     def file_names(self, number: int) -> list[str]:
@@ -152,7 +152,7 @@ def write_chunk_files(
         Whether the chunk existed already.
     """
     require_current()
-    distrusts_existing_files = distrusts_existing_files or chunk_format.location.allows_stale_writes
+    distrusts_existing_files = distrusts_existing_files or chunk_format.output_location.allows_stale_writes
     existing = None if distrusts_existing_files else _summarize_or_remove_files(chunk_format, chunk)
     if existing is not None:
         pieces.close()
@@ -188,7 +188,7 @@ def _all_or_none(files: list[FileSummary | None]) -> list[FileSummary] | None:
 
 def _summarize_file(chunk_format: ChunkFormat, chunk: Chunk, file_number: int) -> FileSummary | None:
     """Return the summary of one file of a chunk; None if it is missing or damaged."""
-    opened = chunk_format.location.open_for_reading(chunk_format.file_names(chunk.number)[file_number])
+    opened = chunk_format.output_location.open_for_reading(chunk_format.file_names(chunk.number)[file_number])
     if opened is None:
         return None
     with opened:
@@ -199,10 +199,10 @@ def _summarize_or_remove_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[
     """Return the summaries of a chunk's files if all are sound; remove those that are damaged."""
     names = chunk_format.file_names(chunk.number)
     # A file that is missing now may be written by another driver's task at any moment, and is then not to be removed.
-    present = chunk_format.location.file_sizes(names)
+    present = chunk_format.output_location.file_sizes(names)
     files = [_summarize_file(chunk_format, chunk, i) if name in present else None for i, name in enumerate(names)]
     damaged = [name for name, contents in zip(names, files, strict=True) if contents is None and name in present]
-    chunk_format.location.remove_files(damaged)
+    chunk_format.output_location.remove_files(damaged)
     return _all_or_none(files)
 
 
@@ -230,7 +230,9 @@ def _commit(
             return existing
         # Another driver's task may have removed a damaged file between the two lines.
     name = chunk_format.file_names(chunk.number)[file_number]
-    raise DamagedStoreError(f"{chunk_format.location}/{name} was written by another task just now, and is damaged.")
+    raise DamagedStoreError(
+        f"{chunk_format.output_location}/{name} was written by another task just now, and is damaged."
+    )
 
 
 class ReadBackWriter:

@@ -48,7 +48,7 @@ def file_name(number: int) -> str:
 class ParquetChunks:
     """Chunks as Parquet files without compression and with page checksums; equal rows give equal bytes."""
 
-    location: OutputLocation
+    output_location: OutputLocation
     columns: tuple[OutputColumns, ...]
     id_column: str | None = None
 
@@ -68,7 +68,7 @@ class ParquetChunks:
 
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the file of a chunk; the stack removes it unless it was committed."""
-        new = stack.enter_context(self.location.create_file(file_name(chunk.number)))
+        new = stack.enter_context(self.output_location.create_file(file_name(chunk.number)))
         file = _ParquetChunkFile(self, chunk, ReadBackWriter(new))
         stack.callback(file.close_writer)
         return [file]

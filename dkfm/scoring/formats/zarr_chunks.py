@@ -32,7 +32,7 @@ class ZarrChunks:
     Receipts have the checksum of the values alone. A checksum over values and their own checksum would be constant.
     """
 
-    location: OutputLocation
+    output_location: OutputLocation
     columns: tuple[OutputColumns, ...]
     chunk_rows: int
 
@@ -44,7 +44,7 @@ class ZarrChunks:
         """Begin the files of a chunk; the stack removes those that were not committed."""
         files: list[ChunkFile] = []
         for columns, path in zip(self.columns, self.file_names(chunk.number), strict=True):
-            new = stack.enter_context(self.location.create_file(path))
+            new = stack.enter_context(self.output_location.create_file(path))
             files.append(_ZarrChunkFile(columns, self.chunk_rows, chunk, ReadBackWriter(new)))
         return files
 
@@ -70,7 +70,7 @@ class ZarrChunks:
         """Read the scores (n, width) of one output of a chunk; return None if their checksum is another."""
         width, dtype = self.columns[file_number].width, np.dtype(self.columns[file_number].dtype)
         size = self.chunk_rows * width * dtype.itemsize + CRC_BYTES
-        opened = self.location.open_for_reading(self.file_names(chunk.number)[file_number], size)
+        opened = self.output_location.open_for_reading(self.file_names(chunk.number)[file_number], size)
         if opened is None:
             return None
         with opened:

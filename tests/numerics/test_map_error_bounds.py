@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from dkfm import ExactFeatureMap, kernels
-from dkfm.numerics import error_bounds, roots
+from dkfm.numerics import map_error_bounds, roots
 from dkfm.numerics.certificates import kernel_rounding
-from dkfm.numerics.error_bounds import Residuals
+from dkfm.numerics.map_error_bounds import Residuals
 
 BASES = ["symmetric", "spectral", "cholesky"]
 
@@ -28,17 +28,18 @@ def test_bounds_are_what_remains_and_what_rounding_may_add(values, eta, norm):
     values = np.sort(values)[::-1]
     remaining, r = np.append(values, 0.0), len(values)
     root = roots.Root(np.diag(1 / np.sqrt(values)), values, np.zeros(0), np.ones(r))
-    found = error_bounds.bound_errors_by_rank(Residuals(remaining, 0.0, norm, 0.0, remaining), root, np.ones(r), eta)
+    residuals = Residuals(remaining, 0.0, norm, 0.0, remaining)
+    found = map_error_bounds.bound_errors_by_rank(residuals, root, np.ones(r), eta)
     weights = np.sqrt(np.cumsum(np.append(0.0, 1 / values)))
     rounding = 4 * roots.EPS * norm * values[0] / np.sqrt(np.append(values[0], values))
     rounding += max(eta, 8 * roots.EPS) * (norm + weights)
     remaining[:-1] += max(eta, 8 * roots.EPS) * np.sqrt(r)
     np.testing.assert_allclose(found, np.sqrt(np.minimum(remaining, 1.0)) + rounding, rtol=1e-9)
     for tol in (0.0, 1e-3, 1.0):
-        r = error_bounds.find_rank_within(found, tol)
+        r = map_error_bounds.find_rank_within(found, tol)
         assert found[r] <= tol or (r == len(found) - 1 and (found > tol).all())
         assert (found[:r] > tol).all()
-    assert not error_bounds.bound_errors_by_rank(Residuals(remaining), root, np.zeros(len(values)), eta).any()
+    assert not map_error_bounds.bound_errors_by_rank(Residuals(remaining), root, np.zeros(len(values)), eta).any()
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 10.0]))
@@ -46,7 +47,7 @@ def test_what_eigenvectors_leave_of_their_points_is_bounded_by_what_is_known_of_
     X = np.random.default_rng(seed).normal(size=(40, 2))
     k = kernels.Gaussian(sigma)
     found = fitted(k, X)
-    left = error_bounds.bound_landmark_residuals(found, lengths_of(k, X))
+    left = map_error_bounds.bound_landmark_residuals(found, lengths_of(k, X))
     features = k(X) @ found.weights
     for r in (0, len(found.values) // 2, len(found.values)):
         truth = (1 - np.square(features[:, :r]).sum(axis=1)).max()
@@ -61,20 +62,24 @@ def test_float32_carries_all_of_a_sound_root_and_little_of_a_wide_one(rng):
     X = rng.normal(size=(400, 2))
     for sigma, least, most in ((0.02, 400, 400), (3.0, 20, 45)):
         k = kernels.Gaussian(sigma)
-        assert least <= error_bounds.rank_in_float32(fitted(k, X), k(X[::3], X), np.ones(134), lengths_of(k, X)) <= most
+        assert (
+            least
+            <= map_error_bounds.rank_in_float32(fitted(k, X), k(X[::3], X), np.ones(134), lengths_of(k, X))
+            <= most
+        )
     nothing = fitted(kernels.Linear(), np.zeros((4, 1)))
-    assert error_bounds.rank_in_float32(nothing, np.zeros((4, 4)), np.zeros(4), np.zeros(4)) == 0
+    assert map_error_bounds.rank_in_float32(nothing, np.zeros((4, 4)), np.zeros(4), np.zeros(4)) == 0
 
 
 def test_a_landmark_that_is_not_among_the_sampled_rows_counts():
     X = np.arange(300.0)[:, None]  # of a kernel so narrow that no row knows another
     k = kernels.Gaussian(1e-3)
-    assert error_bounds.rank_in_float32(fitted(k, X), k(X[:5], X), np.ones(5), lengths_of(k, X)) == 300
+    assert map_error_bounds.rank_in_float32(fitted(k, X), k(X[:5], X), np.ones(5), lengths_of(k, X)) == 300
 
 
 def test_random_signs_tell_the_longest_vector(rng):
     vectors = rng.normal(size=(1000, 30)) * np.logspace(-3, 2, 1000)[:, np.newaxis]
-    found = error_bounds.estimate_largest_norm(vectors @ error_bounds.make_probes(30))
+    found = map_error_bounds.estimate_largest_norm(vectors @ map_error_bounds.make_probes(30))
     assert 0.5 < found / np.linalg.norm(vectors, axis=1).max() < 2
 
 
@@ -84,7 +89,7 @@ def test_the_rounding_of_a_kernel_is_that_of_its_rows(rng):
     assert near < 2e-14
     assert 1e-10 < far < 1e-7
     equal = kernels.Function(_count_equal)
-    assert kernel_rounding.measure_in_float64(equal, np.floor(X)) == error_bounds.MIN_KERNEL_ROUNDING
+    assert kernel_rounding.measure_in_float64(equal, np.floor(X)) == map_error_bounds.MIN_KERNEL_ROUNDING
 
 
 @pytest.mark.parametrize("form", [np.asarray, csr_array])
