@@ -115,6 +115,16 @@ def is_sparse(rows: Rows) -> bool:
     return not isinstance(rows, np.ndarray)
 
 
+def are_all_equal(rows: Rows) -> bool:
+    """Return whether all rows are equal."""
+    if isinstance(rows, np.ndarray):
+        return bool((rows == rows[:1]).all())
+    n, stored = rows.shape[0], np.diff(rows.indptr)
+    if (stored != stored[0]).any():
+        return False
+    return all(bool((part.reshape(n, -1) == part[: stored[0]]).all()) for part in (rows.indices, rows.data))
+
+
 def as_float64(rows: Rows) -> Rows:
     """Return rows as float64, which is exact; rows that are float64 are returned as they are."""
     return rows if rows.dtype == np.float64 else rows.astype(np.float64)

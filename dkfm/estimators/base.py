@@ -19,7 +19,8 @@ from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Precomputed
-from dkfm.numerics.certificates.certificate import Certificate, Verification
+from dkfm.numerics.certificates.certificate import Certificate
+from dkfm.numerics.certificates.verification import Verification
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.storage.model_store import Record

@@ -23,7 +23,8 @@ from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import map_error_bounds, roots
-from dkfm.numerics.certificates.certificate import Certificate, Verification
+from dkfm.numerics.certificates.certificate import Certificate
+from dkfm.numerics.certificates.verification import Verification
 from dkfm.numerics.scorer import Scorer, kernel_distances
 from dkfm.storage.model_store import Record
 

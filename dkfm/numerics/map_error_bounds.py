@@ -100,7 +100,8 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
     """
     _, unit = root.relative_scales(lengths)
     top = float(root.values.max(initial=0.0))
-    limits: Array = (np.append(root.values, np.abs(root.dropped).max(initial=0.0)) + ROOT_ROUNDING * top) * unit**2
+    limits: Array = np.append(root.values, np.abs(root.dropped).max(initial=0.0)) + ROOT_ROUNDING * top
+    limits = limits * unit * unit  # the square of a unit may overflow
     if not len(root.dropped):
         limits[-1] = 0.0
     factors = root.scales * (root.scales / nonzero_lengths(lengths))
@@ -113,7 +114,7 @@ def bound_landmark_residuals(root: Root, lengths: Array) -> Residuals:
         np.subtract(lengths[rows, np.newaxis] > 0, shares, out=shares)
         np.maximum(largest[1:], shares.max(axis=0), out=largest[1:])
         lowest = min(lowest, float(shares[:, -1:].min(initial=0.0)))
-    noise = ROUNDING_SHARE * max(1.0, top * unit**2)
+    noise = ROUNDING_SHARE * max(1.0, top * unit * unit)
     return Residuals(largest, lowest, noise=noise, limits=limits)
 
 
@@ -134,7 +135,7 @@ def rank_in_float32(root: Root, values: Array, row_lengths: Array, lengths: Arra
     squares = np.maximum(np.square(values).mean(axis=0), np.square(lengths * (lengths / landmarks)) / len(lengths))
     noise = _EPS32**2 * (squares @ np.square(root.weights))
     unit, _ = root.relative_scales(lengths)
-    features = np.maximum(np.square(values @ root.weights).mean(axis=0), root.values * unit**2 / len(lengths))
+    features = np.maximum(np.square(values @ root.weights).mean(axis=0), root.values * unit * unit / len(lengths))
     return max(min(1, len(features)), int(np.append(noise > features, True).argmax()))
 
 

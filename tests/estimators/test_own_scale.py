@@ -9,7 +9,7 @@ import pytest
 
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, batch_score, verify_scores
 from dkfm.errors import DkfmWarning, UnsupportedStoreError
-from dkfm.kernels import Gaussian, Linear, Polynomial
+from dkfm.kernels import Affine, Gaussian, Linear, Polynomial
 from dkfm.numerics import pivoted_cholesky
 
 BASES = ["symmetric", "spectral", "cholesky"]
@@ -165,4 +165,59 @@ def test_few_rows_that_round_more_than_all_others_count_in_the_bound(basis, rng)
     X[[1, 3, 5]] = far
     phi = ExactFeatureMap(Gaussian(0.1) * Polynomial(2, offset=1.0), basis=basis, dtype="float32").fit(X)
     found = own_error(phi, X[:8], far + 0.05 * rng.normal(size=(3, 3)))
-    assert 1e-3 < found < phi.error_bound_ < 1e-2
+    assert 1e-3 < found < phi.error_bound_ < 1
+
+
+@pytest.mark.parametrize("shift", [1e4, 1e8])
+@pytest.mark.parametrize("h", [lambda X, shift: X + shift, None])
+def test_bounds_count_what_a_map_of_rows_rounds(h, shift, rng):
+    """More than the last bits of the rows."""
+    X = rng.normal(size=(60, 3))
+    Z, wide = X + 0.1, np.longdouble
+    k = Gaussian(0.3).warp(Affine(1.0, shift) if h is None else functools.partial(h, shift=shift))
+    phi = ExactFeatureMap(k, basis="spectral").fit(X)
+    K = np.exp(-np.square(X.astype(wide)[:, np.newaxis] - Z).sum(axis=2) / (2 * wide(0.3) ** 2))
+    assert 1e-13 < np.abs(phi.transform(X) @ phi.transform(Z).T - K).max() < phi.error_bound_ < 1e-3
+
+
+def test_float32_rounds_distances_that_no_two_training_rows_have(rng):
+    X = 1e3 * rng.normal(size=(100, 10))
+    Z = X + rng.normal(size=X.shape) / 3
+    phi = ExactFeatureMap(Gaussian(1.0), dtype="float32").fit(X)
+    assert 1e-5 < own_error(phi, X, Z) < phi.error_bound_ < 0.1
+    phi.verify(Z)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("basis", BASES)
+def test_small_rows_of_centred_maps_are_certified_to_their_own_scale(basis, rng):
+    X = rng.normal(size=(30, 3))
+    X[0] = 0.0
+    for kernel, rows in ((Linear(), X), (Polynomial(3), np.concatenate([X, 1e-4 * X[1:6]]))):
+        phi = ExactFeatureMap(kernel, basis=basis, centered=True).fit(rows)
+        assert phi.certificate_.relative_error < 1e-13
+        for Z in (1e-12 * X, np.zeros((1, 3))):
+            assert phi.verify(Z).between.relative_error < 1e-13
+
+
+@pytest.mark.filterwarnings("ignore:.* has an eigenvalue of:dkfm.errors.DkfmWarning")  # by underflow
+@pytest.mark.parametrize("scale", [1e-155, 1e-60])
+@pytest.mark.parametrize("basis", BASES)
+def test_rows_whose_kernel_values_are_tiny_are_fitted_and_those_that_underflow_are_verified(basis, scale, rng):
+    X = rng.normal(size=(30, 3))
+    assert 0 < ExactFeatureMap(Linear(), basis=basis).fit(scale * X).error_bound_ < 1e-4
+    verified = ExactFeatureMap(Polynomial(3), basis=basis).fit(X).verify(scale * X)
+    assert verified.against.relative_error < 1e-13
+
+
+def test_components_whose_rows_float32_makes_equal_warn(rng):
+    with pytest.warns(DkfmWarning, match="certificate of these scores is 1.0e"):
+        KernelPCA(2, kernel=Linear(), dtype="float32").fit(rng.normal(size=(100, 3)) + 1e8)
+
+
+def test_the_certificate_of_a_map_that_loses_small_rows_is_what_its_features_lose(rng):
+    X = rng.normal(size=(200, 4)) * 10 ** rng.uniform(-1, 1, size=(200, 1))
+    with pytest.warns(DkfmWarning, match='fit with basis="cholesky"'):
+        phi = ExactFeatureMap(Polynomial(9, scale=0.25, offset=0.5)).fit(X)
+    assert 0.1 < phi.certificate_.relative_error < 2
+    assert phi.verify().certificate.relative_error < 2

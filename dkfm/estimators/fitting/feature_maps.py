@@ -127,7 +127,8 @@ def _bound_errors(
         if not data.kernel.is_precomputed:
             own = row_lengths(data.kernel.evaluate_diagonal(points))
         rank = rank_in_float32(root, scorer.kernel_values(rows), own, lengths)
-        cast = prepare_scorer(cast_model(replace(scorer.model, heads={}), dtype))
+        with np.errstate(over="ignore"):  # values that float32 cannot hold raise in `fit_map`
+            cast = prepare_scorer(cast_model(replace(scorer.model, heads={}), dtype))
         kernel_rounding_error = kernel_rounding.measure_in_float32(cast, scorer, rows, lengths)
     bounds = bound_errors_by_rank(residuals, root, lengths, kernel_rounding_error)
     if options.on_indefinite == "clip":

@@ -172,7 +172,9 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what, scales)
         if rotated_rank:  # eigenvalues beyond that rank are rounding, which a rotation would spread over all features
             root = roots.add_rotation(root.truncate(min(rotated_rank, len(root.values))))
-    return landmarks, root, bound_landmark_residuals(root, lengths) if chosen.all_rows else None
+    # In other units, the rounding of the root would hide the residuals of short rows: they are measured with features.
+    known = chosen.all_rows and (root.is_scaled(lengths) or landmarks.kernel.is_precomputed)
+    return landmarks, root, bound_landmark_residuals(root, lengths) if known else None
 
 
 def _find_rotated_rank(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> int:

@@ -8,7 +8,8 @@ from dkfm.core.rows import Array, Rows
 from dkfm.estimators.fitting.training_data import TrainingData
 from dkfm.numerics import links, roots
 from dkfm.numerics.certificates import certificate, kernel_rounding
-from dkfm.numerics.certificates.certificate import Certificate, Verification, sample_evenly
+from dkfm.numerics.certificates.certificate import Certificate, sample_evenly
+from dkfm.numerics.certificates.verification import Verification
 from dkfm.numerics.map_error_bounds import Residuals
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer
@@ -73,9 +74,9 @@ def warn_of_map_errors(
     DkfmWarning
         A certificate exceeds a limit, in units of each pair's own scale.
     """
-    remedy = 'choose another kernel, scale the columns of X, or fit with basis="cholesky"'
+    remedy = 'fit with basis="cholesky", choose another kernel, or scale the columns of X'
     if dtype == np.float32:
-        remedy = 'float32 does not hold these features: fit with dtype="float64"'
+        remedy = 'float32 does not hold these features: fit with dtype="float64", or with basis="cholesky"'
     limit = bound if accepts_bound else min(bound, certificate.LIMITS[dtype.name])
     finding = f"The certificate of this map is {measured}, its error bound {bound:.1e}"
     certificate.warn_if_error_is_large(measured.relative_error, dtype, finding, remedy, limit)

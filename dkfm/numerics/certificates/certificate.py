@@ -11,7 +11,7 @@ from math import isnan
 import numpy as np
 import numpy.typing as npt
 
-from dkfm.core.rows import Array, Rows
+from dkfm.core.rows import Array, Rows, are_all_equal
 from dkfm.errors import CertificateError, DkfmWarning, InvalidInputError, UnsupportedStoreError
 from dkfm.kernels.base import evaluate_block
 from dkfm.numerics import training_statistics
@@ -26,6 +26,10 @@ LIMITS = {"float64": 1e-6, "float32": 1e-2}
 
 _DROPPED_SHARE = 8 * EPS
 """Share of the squared length of the mean below which a map drops eigenvalues, and their variance with them."""
+
+
+_SHORTEST_LENGTH = float(np.sqrt(np.finfo(np.float64).tiny))
+"""Length ``sqrt k(x, x)`` of a row below which k(x, x) underflows."""
 
 
 @dataclass(frozen=True)
@@ -81,42 +85,6 @@ class Certificate:
     def __str__(self) -> str:
         largest = f"{self.error:.1e} of the largest"
         return f"{self.relative_error:.1e} of each pair's own scale, {largest}, {self.pairs:,} pairs"
-
-
-@dataclass(frozen=True, repr=False)
-class Verification:
-    """Errors of a model that are measured again after the fit.
-
-    Attributes
-    ----------
-    certificate : Certificate
-        Errors for the rows that every model keeps: the landmarks of a map, or the training rows of components.
-    against : Certificate, optional
-        Errors of pairs of a landmark and a given point.
-    between : Certificate, optional
-        Errors of pairs of two given points; both may be new.
-    residuals : ndarray of shape (m,), optional
-        ``k(z, z) - |phi(z)|^2`` of at most 512 of the given points, clipped at 0.
-    bound : float, optional
-        Bound of `between.error`: the largest residual over the largest k(z, z); infinite if the kernel was clipped.
-    """
-
-    certificate: Certificate
-    against: Certificate | None = None
-    between: Certificate | None = None
-    residuals: Array | None = None
-    bound: float | None = None
-
-    def __str__(self) -> str:
-        if self.residuals is None:
-            return f"certificate {self.certificate}"
-        median, largest = float(np.median(self.residuals)), float(self.residuals.max())
-        return (
-            f"certificate {self.certificate}\nwith the landmarks: {self.against}\nwith each other: {self.between}, and "
-            f"at most {self.bound:.1e} by their residuals\nresiduals: {median:.1e} in the middle, {largest:.1e} at most"
-        )
-
-    __repr__ = __str__
 
 
 def warn_if_error_is_large(
@@ -181,11 +149,19 @@ def certify_map(
         Errors of features in the model's dtype, whose products are computed in float64.
     """
     points = X if kernel_rows is None else kernel_rows
-    features, found, expected, *lengths = _compute_both_blocks(scorer, X, points, Z, mean)
-    measured = compare_blocks(found, expected, *lengths)
+    features, found, expected, left, right = _compute_both_blocks(scorer, X, points, Z, mean)
+    if mean is None:
+        measured = compare_blocks(found, expected, left, right)
+    else:  # centring rounds to the digits of the mean, which may be far longer than a row
+        size = float(np.square(scorer.apply_weights("features", mean[np.newaxis]).astype(np.float64)).sum())
+        error = compare_blocks(found, expected, left, right, size).error
+        head = replace(scorer.model.head("features"), offset=None)
+        uncentred = Scorer(replace(scorer.model, heads={"features": head}), scorer.evaluator)
+        features, found, *_ = _compute_both_blocks(uncentred, X, points, Z, None)
+        measured = replace(compare_blocks(found, expected, left, right), error=error)
     if diagonal is None:
         return measured
-    return measured.combine(_certify_combinations(scorer, features, lengths[0], tiles, diagonal))
+    return measured.combine(_certify_combinations(scorer, features, left, tiles, diagonal))
 
 
 def compute_relative_map_errors(score: Scorer, X: Rows, Z: Rows | None = None, mean: Array | None = None) -> Array:
@@ -255,8 +231,10 @@ def certify_components(
     Certificate
         Errors, including those that centring can hide, see `_certify_centring_rounding`; 0 if all rows are equal.
     """
-    if _is_one_point(score.model.landmarks):
-        return Certificate(0.0, 0.0, 0)
+    if not score.model.kernel.is_precomputed:
+        tiles = list(tiles)  # rows in memory; those of a float32 model may be equal only as landmarks
+        if len(tiles) == 1 and are_all_equal(tiles[0]):
+            return Certificate(0.0, 0.0, 0)
     weights = np.ones(score.model.landmarks.shape[0]) if sample_weight is None else sample_weight
     hidden = _certify_centring_rounding(score, eigenvalues, float(weights.sum()))
     if not len(eigenvalues):
@@ -330,16 +308,6 @@ def _certify_centring_rounding(score: Scorer, eigenvalues: Array, total_weight: 
     return Certificate(share, share, 0)
 
 
-def _is_one_point(rows: Rows) -> bool:
-    """Return whether all rows are equal, so that nothing varies and nothing is lost."""
-    if isinstance(rows, np.ndarray):
-        return bool((rows == rows[:1]).all())
-    n, stored = rows.shape[0], np.diff(rows.indptr)
-    if (stored != stored[0]).any():
-        return False
-    return all(bool((part.reshape(n, -1) == part[: stored[0]]).all()) for part in (rows.indices, rows.data))
-
-
 def _choose_combinations(eigenvalues: Array) -> Array:
     """Return combinations (q, p) of components: at most 512 components, and, if there are more, one sum of all.
 
@@ -372,22 +340,31 @@ def sample_evenly(n: int) -> npt.NDArray[np.intp]:
     return np.linspace(0, n - 1, min(n, MAX_SAMPLED_ROWS)).astype(np.intp)
 
 
-def compare_blocks(found: Array, expected: Array, left_lengths: Array, right_lengths: Array) -> Certificate:
-    """Return the certificate of a block (s, m), with the lengths ``sqrt k(x, x)`` of its rows and of its columns."""
+def compare_blocks(
+    found: Array, expected: Array, left_lengths: Array, right_lengths: Array, size: float = 0.0
+) -> Certificate:
+    """Return the certificate of a block (s, m), with the lengths ``sqrt k(x, x)`` of its rows and of its columns.
+
+    `size` counts as a value where it is the largest.
+    """
     with np.errstate(over="ignore", invalid="ignore"):  # an infinite error is one
         error = np.abs(found - expected)
-    largest = max(float(np.abs(expected).max()), *(float(np.square(v.max())) for v in (left_lengths, right_lengths)))
+    largest = max(
+        size, float(np.abs(expected).max()), *(float(np.square(v.max())) for v in (left_lengths, right_lengths))
+    )
     relative = float(_scale_errors(error, left_lengths, right_lengths).max())
     return Certificate(_ratio(float(error.max()), largest), relative, found.size)
 
 
 def _scale_errors(error: Array, left_lengths: Array, right_lengths: Array) -> Array:
-    """Return errors (s, m) divided by the lengths of both sides, one after the other: their product may overflow."""
+    """Return errors (s, m) divided by the lengths of both sides, one after the other: their product may overflow.
+
+    A k(x, x) below the smallest normal number has lost digits by underflow, and counts as that number.
+    """
     scaled = error.copy()
-    for lengths in (left_lengths[:, np.newaxis], right_lengths):
-        # 0 / 0 is an exact zero; anything else over 0 is an infinite error.
-        np.divide(scaled, lengths, out=scaled, where=lengths > 0)
-        scaled[np.broadcast_to(lengths == 0, scaled.shape) & (error > 0)] = np.inf
+    with np.errstate(over="ignore"):  # an infinite error is one
+        for lengths in (left_lengths[:, np.newaxis], right_lengths):
+            scaled /= np.maximum(lengths, _SHORTEST_LENGTH)
     return scaled
 
 

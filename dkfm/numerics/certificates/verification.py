@@ -1,0 +1,44 @@
+"""Define what measuring a model again returns."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkfm.core.rows import Array
+from dkfm.numerics.certificates.certificate import Certificate
+
+
+@dataclass(frozen=True, repr=False)
+class Verification:
+    """Errors of a model that are measured again after the fit.
+
+    Attributes
+    ----------
+    certificate : Certificate
+        Errors for the rows that every model keeps: the landmarks of a map, or the training rows of components.
+    against : Certificate, optional
+        Errors of pairs of a landmark and a given point.
+    between : Certificate, optional
+        Errors of pairs of two given points; both may be new.
+    residuals : ndarray of shape (m,), optional
+        ``k(z, z) - |phi(z)|^2`` of at most 512 of the given points, clipped at 0.
+    bound : float, optional
+        Bound of `between.error`: the largest residual over the largest k(z, z); infinite if the kernel was clipped.
+    """
+
+    certificate: Certificate
+    against: Certificate | None = None
+    between: Certificate | None = None
+    residuals: Array | None = None
+    bound: float | None = None
+
+    def __str__(self) -> str:
+        if self.residuals is None:
+            return f"certificate {self.certificate}"
+        median, largest = float(np.median(self.residuals)), float(self.residuals.max())
+        return (
+            f"certificate {self.certificate}\nwith the landmarks: {self.against}\nwith each other: {self.between}, and "
+            f"at most {self.bound:.1e} by their residuals\nresiduals: {median:.1e} in the middle, {largest:.1e} at most"
+        )
+
+    __repr__ = __str__
