@@ -183,7 +183,9 @@ def ratios(phi, truth, X, Z):
         known = np.concatenate([left, own_lengths(truth, np.asarray(phi.model_.original_landmarks))])
         held = right * np.minimum(known[known > 0].min(initial=np.inf), 1.0) >= SMALLEST[phi.dtype]
         if isinstance(phi.kernel_, kernels.Periodic) and phi.dtype == "float32":  # which rounds numbers, and so phases
-            held &= np.abs(Z).max(axis=1) <= np.abs(np.asarray(phi.model_.original_landmarks)).max()
+            landmarks = np.asarray(phi.model_.original_landmarks)
+            centre = landmarks.mean(axis=0)
+            held &= np.abs(Z - centre).max(axis=1) <= np.abs(landmarks - centre).max()
     return np.nan_to_num(np.where(held & (errors > 0), found, 0.0).astype(np.float64), posinf=0.0)
 
 
