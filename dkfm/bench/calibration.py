@@ -20,7 +20,7 @@ from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
-from dkfm.scoring.prepare import JobRequest, open_job
+from dkfm.scoring.job_setup import JobRequest, open_job
 from dkfm.scoring.run import batch_score
 from dkfm.scoring.tasks import SharedTaskArguments
 

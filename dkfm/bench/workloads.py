@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from dkfm.bench import arithmetic_limits, sklearn_peers
+from dkfm.bench import scoring_lower_bounds, sklearn_peers
 from dkfm.bench.bench_site import (
     AGREEMENT_ROWS,
     DTYPE_TOLERANCES,
@@ -80,9 +80,9 @@ def bench_scoring(site: BenchSite, n: int, q: int, columns: int, rows: int) -> S
     rivals = _bind_stored_rows(site, ours, theirs, rows, columns)
     Z = np.asarray(open_source(source).read(slice(0, rows)))
     for dtype, model in models.items():
-        rivals[f"loop {dtype}"] = arithmetic_limits.prepare_threaded_tile_loop(model.model_, Z, site.threads)
+        rivals[f"loop {dtype}"] = scoring_lower_bounds.prepare_threaded_tile_loop(model.model_, Z, site.threads)
         for tile in _TILE_ROWS:
-            rivals[f"{dtype} {tile}"] = arithmetic_limits.prepare_bare_arithmetic(
+            rivals[f"{dtype} {tile}"] = scoring_lower_bounds.prepare_bare_arithmetic(
                 rows, columns, n, q, dtype, tile, site.threads
             )
     times = site.time_jobs(rivals)

@@ -69,7 +69,7 @@ def describe_blas_libraries() -> str:
 
 
 def describe_blas_architectures() -> str:
-    """Return the processor types for which these BLAS libraries compute; the bits of a product differ between types."""
+    """Return the processor types whose code the loaded BLAS libraries run: the last bits of products differ by type."""
     return ", ".join(sorted({str(info.get("architecture")) for info in _blas_info()}))
 
 

@@ -59,7 +59,7 @@ def open_unbuffered(location: Location, size: int | None = None) -> io.RawIOBase
 
 
 def read_size_and_stamp(location: Location) -> tuple[int, int | str]:
-    """Return the size of a file or an object in bytes, and its time of change or ETag.
+    """Return the size of a file or an object in bytes, and its mtime in ns or its ETag.
 
     Raises
     ------

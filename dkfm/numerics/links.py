@@ -90,9 +90,10 @@ def _softmax(product: Array, diagonal: ComputeDiagonal) -> Array:
 
 
 def _modified_huber(product: Array, diagonal: ComputeDiagonal) -> Array:
-    """Return probabilities from ``(clip(product, -1, 1) + 1) / 2``, for one column and for more as `_sigmoid` does.
+    """Return probabilities from ``p = (clip(product, -1, 1) + 1) / 2``.
 
-    If this is 0 for all classes, they all have the same probability.
+    One column gives both classes, 1 - p and p. More columns are divided by their sum; if that is 0, all classes have
+    the same probability.
     """
     clipped = (np.clip(np.hstack([-product, product]) if product.shape[1] == 1 else product, -1, 1) + 1) / 2
     sums = clipped.sum(axis=1, keepdims=True)

@@ -43,11 +43,11 @@ _EQUAL_SCALES = 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """A root W of a Gram matrix, whose columns are in descending order of what each explains."""
+    """A root W of the pseudo-inverse of a Gram matrix, ``K W W' K = K``; its columns explain less and less of K."""
 
     weights: Array
-    """W: ``D^-1 V L^(-1/2)`` of the eigenvectors V and eigenvalues L, or ``D^-1 R'^(-1)`` of the pivots, with
-    ``R R' = A`` of the pivots. Shape (N, r)."""
+    """W, from the scaled matrix ``A = D^-1 K D^-1``: ``D^-1 V L^(-1/2)`` of its eigenvectors V and eigenvalues L, or
+    ``D^-1 R'^(-1)``, where R is the Cholesky factor of A between the pivots. Shape (N, r)."""
     values: Array
     """The eigenvalues, or the pivots: the diagonal entry that each had when it was chosen. Shape (r,)."""
     dropped: Array
@@ -328,7 +328,7 @@ def inverse_root(
     return Root(weights, kept, dropped, np.ones(n) if scales is None else scales)
 
 
-def find_rotated_rank(K: Array, scales: Array) -> int:
+def choose_rotated_rank(K: Array, scales: Array) -> int:
     """Return the rank of a root of the scaled matrix whose rotation is ``K^(-1/2)``; 0 if K itself serves better.
 
     The rotation serves if the rows differ in scale, so that K itself would lose digits of the small ones, and the

@@ -174,7 +174,7 @@ def read_output(root: Location, *, check_plain: bool = True) -> Output:
     location = output_at(root)
     own = location.read_attributes()
     if check_plain:
-        location.require_plain()
+        location.require_plain_files()
     try:
         output = _parse_attributes(root, own)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

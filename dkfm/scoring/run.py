@@ -22,9 +22,9 @@ from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local
 from dkfm.files.location import parse_remote
 from dkfm.scoring import completion, output_store
+from dkfm.scoring.job_setup import JobRequest, Savable, ScoringJob, load_receipts, open_job
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
-from dkfm.scoring.prepare import JobRequest, Savable, ScoringJob, load_receipts, open_job
 from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
 from dkfm.scoring.report import ScoreReport, slowest_chunks
 from dkfm.scoring.tasks import SharedTaskArguments, find_sound_receipts, score_chunk

@@ -58,7 +58,7 @@ class OutputLocation(Protocol):
         """Create an output with a first file of this name and data; yield the location to which to write the others."""
 
     def find_own_attributes(self) -> dict[str, object] | None:
-        """Return the attributes of dkfm's store here; None if nothing is here, empty if something else is."""
+        """Return the attributes of dkfm's store here, or None if nothing is; else raise, or return {}."""
 
     def read_attributes(self) -> dict[str, object]:
         """Return dkfm's attributes of the output here, checked as `zarr_schema.read_group` does."""
@@ -72,7 +72,7 @@ class OutputLocation(Protocol):
     def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size of each file that exists, in bytes."""
 
-    def require_plain(self) -> None:
+    def require_plain_files(self) -> None:
         """Raise a StoreError if something is not a plain file, such as a link."""
 
     def read_last_bytes(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:
@@ -136,7 +136,7 @@ class LocalOutput:
                 sizes[name] = (self.root / name).stat().st_size
         return sizes
 
-    def require_plain(self) -> None:
+    def require_plain_files(self) -> None:
         """Raise a StoreError if something is not a plain file."""
         for _ in self.list_files():
             pass
@@ -243,7 +243,7 @@ class RemoteOutput:
             return {name: size for name, size in sizes.items() if size is not None}
         return {name: size for name, size, _ in self.root.list_objects() if name in requested}
 
-    def require_plain(self) -> None:
+    def require_plain_files(self) -> None:
         """Do nothing: an object store has only plain objects."""
 
     def read_last_bytes(self, sizes: Mapping[str, int], length: int) -> dict[str, bytes]:

@@ -102,20 +102,20 @@ def codes_to_labels(outcome: Predictions, classes: Labels) -> Predictions:
     if hasattr(codes, "map_partitions"):
         series = cast("dd.Series", codes)
         meta = (series.name, classes.dtype)
-        labels: dd.Series = series.map_partitions(_decode_series, classes, meta=meta, token=_TASK_NAME)
+        labels: dd.Series = series.map_partitions(_codes_to_label_series, classes, meta=meta, token=_TASK_NAME)
         return labels
     if hasattr(codes, "map_blocks"):
-        array: da.Array = codes.map_blocks(_decode_array, classes, dtype=classes.dtype, meta=classes[:0])  # type: ignore[arg-type]  # dask's annotations are incomplete
+        array: da.Array = codes.map_blocks(_codes_to_label_array, classes, dtype=classes.dtype, meta=classes[:0])  # type: ignore[arg-type]  # dask's annotations are incomplete
         return array
-    return _decode_array(codes, classes)
+    return _codes_to_label_array(codes, classes)
 
 
 @set_dashboard_name(_TASK_NAME)
-def _decode_array(codes: Labels, classes: Labels) -> Labels:
+def _codes_to_label_array(codes: Labels, classes: Labels) -> Labels:
     return classes[codes.astype(np.intp)]
 
 
-def _decode_series(codes: "pd.Series", classes: Labels) -> "pd.Series":
+def _codes_to_label_series(codes: "pd.Series", classes: Labels) -> "pd.Series":
     import pandas as pd
 
-    return pd.Series(_decode_array(codes.to_numpy(), classes), index=codes.index, name=codes.name)
+    return pd.Series(_codes_to_label_array(codes.to_numpy(), classes), index=codes.index, name=codes.name)

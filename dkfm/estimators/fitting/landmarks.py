@@ -167,7 +167,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     seconds = budget.eigendecomposition_seconds(landmarks.rows_as_landmarks.shape[0])
     lengths = row_lengths(gram_holder[0].diagonal())
     with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
-        rotated_rank = _find_rotated_rank(gram_holder[0], lengths, options, landmarks)
+        rotated_rank = _choose_rotated_rank(gram_holder[0], lengths, options, landmarks)
         scales = lengths if rotated_rank or (options.basis == "spectral" and options.on_indefinite != "clip") else None
         root = roots.inverse_root(gram_holder.pop(), options.rcond, options.on_indefinite, what, scales)
         if rotated_rank:  # eigenvalues beyond that rank are rounding, which a rotation would spread over all features
@@ -177,7 +177,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     return landmarks, root, bound_landmark_residuals(root, lengths) if known else None
 
 
-def _find_rotated_rank(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> int:
+def _choose_rotated_rank(K: Array, lengths: Array, options: MapOptions, landmarks: TrainingData) -> int:
     """Return the rank of a symmetric root that is a rotation; 0 if that does not serve, or does not fit in memory."""
     if options.basis != "symmetric" or options.on_indefinite == "clip":
         return 0
@@ -185,7 +185,7 @@ def _find_rotated_rank(K: Array, lengths: Array, options: MapOptions, landmarks:
         _require_gram_memory(landmarks, budget.ROTATION_SQUARES)
     except BudgetError:
         return 0
-    return roots.find_rotated_rank(K, lengths)
+    return roots.choose_rotated_rank(K, lengths)
 
 
 def _select_pivot_rows(data: TrainingData, pivots: pivoted_cholesky.Pivots) -> TrainingData:
