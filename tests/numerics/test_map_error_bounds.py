@@ -104,6 +104,19 @@ def test_the_rounding_of_rows_far_apart_is_that_of_points_near_them(rng, form):
     assert found > 1e-12
 
 
+def test_a_function_that_takes_integers_alone_is_fitted(rng):
+    X = rng.integers(0, 3, size=(40, 6)).astype(float)
+    for kernel in (kernels.Function(_compare_codes), kernels.Function(_compare_codes).warp(np.abs)):
+        phi = ExactFeatureMap(kernel, basis="cholesky").fit(X)
+        assert phi.certificate_.relative_error < 1e-12
+
+
+def _compare_codes(X, Y):
+    if np.mod(X, 1).any() or np.mod(Y, 1).any():
+        raise ValueError("codes are integers")
+    return _count_equal(X, Y)
+
+
 def _count_equal(X, Y):
     return (X[:, np.newaxis] == Y).mean(axis=2)
 

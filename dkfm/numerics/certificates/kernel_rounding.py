@@ -47,32 +47,26 @@ def measure_in_float64(kernel: Kernel, rows: Rows) -> float:
         return MIN_KERNEL_ROUNDING
     diagonal, has_code = kernel.evaluate_diagonal(rows), not is_code_free(kernel)
     evaluate, lengths = kernel.make_evaluator(rows), nonzero_lengths(row_lengths(diagonal))
-    mapped_otherwise = None
-    if isinstance(rows, np.ndarray) and (other := _change_maps(kernel)) is not kernel:
-        mapped_otherwise = other.make_evaluator(rows)
+    mapped_otherwise = _change_maps(kernel)
+    maps_differ = isinstance(rows, np.ndarray) and mapped_otherwise is not kernel
     extreme = find_extreme_rows(rows, diagonal)
     some = rows[np.union1d(extreme, np.arange(0, len(diagonal), max(1, len(diagonal) // _CHANGED_ROWS)))]
     largest = MIN_KERNEL_ROUNDING
-
-    def count(errors: Array, own: Array) -> None:
-        nonlocal largest
-        _scale_in_place(errors, own, lengths)
-        if has_code:
-            errors[errors > _JUMP] = 0.0  # a function of equal or unequal numbers, for instance
-        largest = max(largest, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
-
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise elsewhere
         for z in (some, _interpolate(rows, extreme)):
             try:
                 own, values = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(z))), evaluate(z)
+                blocks = [evaluate(_change_last_bits(z)) - values] if z is some or not has_code else []
+                blocks += [mapped_otherwise.make_evaluator(rows)(z) - values] if maps_differ else []
             except DkfmError:
-                if z is some or not has_code:
+                if not has_code:
                     raise
-                continue  # a function of the user's may not take points between rows
-            if z is some or not has_code:
-                count(evaluate(_change_last_bits(z)) - values, own)
-            if mapped_otherwise is not None:
-                count(mapped_otherwise(z) - values, own)
+                continue  # a function of the user's may refuse such numbers: codes that are no integers, for instance
+            for errors in blocks:
+                _scale_in_place(errors, own, lengths)
+                if has_code:
+                    errors[errors > _JUMP] = 0.0  # a function of equal or unequal numbers, for instance
+                largest = max(largest, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
     return largest
 
 
