@@ -135,12 +135,18 @@ def measure_in_float32(cast_scorer: Scorer, scorer: Scorer, rows: Rows, lengths:
     if kernel.is_precomputed:
         return _MIN_FLOAT32_ROUNDING
     diagonal, largest = kernel.evaluate_diagonal(rows), _MIN_FLOAT32_ROUNDING
-    points = [rows, _interpolate(rows, find_extreme_rows(rows, diagonal))] if is_code_free(kernel) else [rows]
+    code_free = is_code_free(kernel)
+    points = [rows, _interpolate(rows, find_extreme_rows(rows, diagonal))] if code_free else [rows]
     with np.errstate(over="ignore", invalid="ignore"):  # values that float32 cannot hold raise elsewhere
         for z in points:
             changed = _change_last_bits(z, _EPS32 / 3)  # which float32 rounds by a third of a bit or more
-            own = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(changed)))
-            errors = scorer.kernel_values(changed) - cast_scorer.kernel_values(changed).astype(np.float64)
+            try:
+                own = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(changed)))
+                errors = scorer.kernel_values(changed) - cast_scorer.kernel_values(changed).astype(np.float64)
+            except DkfmError:
+                if code_free:
+                    raise
+                continue  # as in float64
             _scale_in_place(errors, own, nonzero_lengths(lengths))
             largest = max(largest, _UNSEEN_PAIRS * float(np.nan_to_num(errors, posinf=0.0).max(initial=0.0)))
     return largest
