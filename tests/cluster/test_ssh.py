@@ -49,6 +49,8 @@ class Sshd:
         force = self.folder / "force"
         force.write_text(f'#!/bin/sh\nprintf "%s\\n" "$SSH_ORIGINAL_COMMAND" >> {self.log}\n')
         with force.open("a") as script:
+            # A BLAS that computes for another type of processor has other last bits.
+            script.writelines(f"export {k}={v}\n" for k, v in os.environ.items() if k.startswith("OPENBLAS_"))
             script.write(f'export PYTHONPATH={Path(dkfm.__file__).parent.parent}\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
         force.chmod(0o755)
         (self.folder / "sshd_config").write_text(
