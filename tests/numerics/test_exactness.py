@@ -24,8 +24,7 @@ LARGE = cases(1500, [line for line in exactness.lines(1500, IMAGES) if line.scal
 
 
 OWN_SCALE = {"cholesky": 1e-13, "spectral": 1e-13}
-"""Own-scale error of a map whose scaled matrix is well-conditioned; the spectral one grows with the condition, and with
-the largest eigenvalue, of which the rounding of a decomposition is a share; it is at most N."""
+"""Own-scale error of a map whose scaled matrix is well-conditioned; the spectral one grows with the condition."""
 
 
 @pytest.mark.parametrize(("line", "n"), SMALL + MEDIUM + LARGE)
