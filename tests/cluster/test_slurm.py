@@ -62,18 +62,19 @@ def scored(job, folder):
 
 
 @contextmanager
-def stopped(folder, number):
-    """Stop the worker that a job of Slurm's runs, not what Slurm runs it in, for as long as the context lasts."""
+def suspended(folder, number):
+    """Suspend the nanny that a job of Slurm's runs and its worker, which does the chunks, while the context lasts."""
     there = [found for found in processes_of(folder) if found.environ().get("SLURM_JOB_ID") == number]
-    workers = [found for found in there if "distributed" in " ".join(found.cmdline())]
+    nannies = [found for found in there if "distributed" in " ".join(found.cmdline())]
+    workers = [worker for nanny in nannies for worker in nanny.children(recursive=True)]
     assert workers
-    for worker in workers:
-        worker.suspend()
+    for found in nannies + workers:
+        found.suspend()
     try:
         yield
     finally:
-        for worker in workers:
-            worker.resume()
+        for found in nannies + workers:
+            found.resume()
 
 
 def submit(queue, job, folder):
@@ -103,7 +104,7 @@ def test_a_worker_job_that_is_cancelled_is_replaced_and_costs_no_row(queue, job,
         first = {number for number, _ in queue.jobs("dask-worker")}
         assert len(first) == 2
         assert listening(processes_of(folder)) == {"127.0.0.1"}
-        with stopped(folder, max(first)):  # or it might do all that is left before another job is there
+        with suspended(folder, max(first)):  # or it might do all that is left before another job is there
             queue.ask("scancel", min(first))
             harness.TOTALS.faults += 1
             wait_for(lambda: {number for number, _ in queue.jobs("dask-worker")} - first, "another job")
