@@ -4,10 +4,11 @@ With one BLAS thread a task gives the same bits wherever it runs, and there are 
 """
 
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_limits
@@ -97,7 +98,13 @@ def _set_one_thread() -> threadpool_limits:
     import scipy.linalg  # noqa: F401  # SciPy has a BLAS of its own, which a limit reaches only once it is loaded
 
     with _release_openblas_control():
-        return ThreadpoolController().select(user_api="blas").limit(limits=1)
+        return _find_blas_libraries(len(sys.modules)).limit(limits=1)
+
+
+@lru_cache(maxsize=1)
+def _find_blas_libraries(n_modules: int) -> ThreadpoolController:  # part of the key of the cache
+    """Return the BLAS libraries of this process; search again, which takes a millisecond, only after new imports."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from dkfm import kernels
 from dkfm.core.lru_cache import LruCache
 from dkfm.errors import ClusterError, InvalidInputError, KernelError
 from dkfm.estimators import scoring_mixin
+from dkfm.execution import blas_threads as blas_module
 from dkfm.execution import executors, model_cache, task_runner
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.connect import connect
@@ -203,6 +204,20 @@ def test_blas_threads_are_one_inside_and_as_before_outside_also_when_nested_in_t
     with ThreadPoolExecutor(4) as pool:
         assert all(found == {1} for found in pool.map(nested, range(4)))
     assert blas_threads() == before
+
+
+def test_blas_libraries_are_searched_for_again_only_after_an_import(monkeypatch):
+    searches, search = [], blas_module.ThreadpoolController
+    monkeypatch.setattr(blas_module, "ThreadpoolController", lambda: searches.append(1) or search())
+    blas_module._find_blas_libraries.cache_clear()
+    for _ in range(3):
+        with single_blas_thread():
+            assert blas_threads() == {1}
+    assert len(searches) == 1
+    monkeypatch.setitem(sys.modules, "dkfm_test_of_an_import", None)
+    with single_blas_thread():
+        assert blas_threads() == {1}
+    assert len(searches) == 2
 
 
 def test_a_prepared_model_is_made_once_per_process_and_few_are_kept():
