@@ -17,6 +17,7 @@ import numpy as np
 from dkfm.core import html_cards
 from dkfm.core.frames import as_row_pair
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
+from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock, mirror_lower
 
@@ -30,6 +31,9 @@ _NUMBER = int | float | np.integer | np.floating
 
 _COMBINATIONS: dict[str, Callable[..., Kernel]] = {}
 """Classes that the operators of `Kernel` return, by name; `register_operator_class` fills it."""
+
+_float64_blocks = ThreadBuffer()
+"""Blocks of kernels that compute in float64, before they are rounded to the precision of the rows."""
 
 _KernelType = TypeVar("_KernelType", bound="type[Kernel]")
 
@@ -152,9 +156,17 @@ class Kernel(ABC):
             if Z.dtype != landmarks.dtype:
                 return self.make_evaluator(as_float64(landmarks))(as_float64(Z))
             rows = converted if Z is landmarks else self._convert_rows(Z)
-            writes_out = self.supports_out and out is not None and out.dtype == rows.dtype
-            values = prepared(rows, out) if writes_out else prepared(rows)
-            return values.astype(Z.dtype, copy=False)
+            if not self.supports_out:
+                return prepared(rows).astype(Z.dtype, copy=False)
+            if out is not None and out.dtype != Z.dtype:
+                out = None
+            if rows.dtype == Z.dtype:
+                return prepared(rows, out).astype(Z.dtype, copy=False)
+            n, m = Z.shape[0], landmarks.shape[0]
+            rounded: Array = np.empty((n, m), Z.dtype) if out is None else out
+            with _float64_blocks.borrow(n, m, rows.dtype) as wide:
+                rounded[...] = prepared(rows, wide)
+            return rounded
 
         return block
 

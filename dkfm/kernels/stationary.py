@@ -153,6 +153,7 @@ class Exponential(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """
 
     length_scale: Scale = 1.0
+    supports_float32 = True
     _near_threshold = 1e-3  # the square root magnifies the errors of short distances
 
     def __post_init__(self) -> None:
@@ -237,6 +238,9 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 _MAX_NU = 100.0
 """Largest smoothness nu."""
 
+_CLOSED_FORMS = (0.5, 1.5, 2.5)
+"""Smoothness for which the kernel is a polynomial times an exponential."""
+
 _MAX_DISTANCE = 1e6
 """Cap on the scaled distances: beyond some hundreds the kernel is 0 in any precision, and beyond 1e9 SciPy does not
 compute the Bessel function."""
@@ -278,6 +282,11 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         require_scale(self, "length_scale", MEDIAN)
 
     @property
+    def supports_float32(self) -> bool:
+        """Whether nu is 1/2, 3/2 or 5/2: SciPy computes the Bessel function in float64."""
+        return self.nu in _CLOSED_FORMS
+
+    @property
     def _length_scale_factor(self) -> float:  # type: ignore[override]  # it depends on nu
         return float(1 / np.sqrt(2 * self.nu))
 
@@ -293,7 +302,7 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         """Return the kernel values of some rows of the block, overwriting them."""
         a = np.sqrt(np.negative(negative_squares, out=negative_squares), out=negative_squares)
         np.minimum(a, _MAX_DISTANCE, out=a)
-        if self.nu not in (0.5, 1.5, 2.5):
+        if self.nu not in _CLOSED_FORMS:
             return _evaluate_bessel(a, self.nu)
         if self.nu == 0.5:
             return _exp_negative(a)

@@ -2,9 +2,9 @@
 
 One GEMM of centred, augmented rows gives ``-|x - y|^2``; its error is at most ``8 eps (|x-c|^2 + |y-c|^2)``. Here ``c``
 is the mean of the landmarks, or 0 if the mean is close to 0 or rows are sparse. If this error would cost digits of a
-small distance, the distance is computed again from differences, so equal rows give exactly 0 in any tile. For rows of
-large norms, distances at which the error would change the kernel value are computed again, too. Rows whose error in
-float32 would exceed `FLOAT32_LIMIT` are computed in float64.
+small distance, the distance is computed again from differences, so equal rows give exactly 0 in any tile. Distances at
+which the error would change the kernel value are computed again, too: in float64 for rows of large norms. Rows with
+many such distances in float32 are computed in float64.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 
 FLOAT32_LIMIT = 1e-5
-"""Largest absolute error of an exponent in float32; beyond it, the exponent is computed in float64."""
+"""Largest error of a kernel value in float32, as a share of that at distance 0; beyond it, float64 is used."""
 
 FLOAT32_ERROR = 8 * float(np.finfo(np.float32).eps)
 """Error of a product in float32, relative to the sum of the squared norms of its two rows."""
@@ -34,8 +34,15 @@ _NEAR_SHARES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
 _LARGE_NORMS = 64.0
 """Sum of the squared norms of two rows above which the error of a product is too large for an exponent."""
 
-_VALUE_ERROR = 5e-16
-"""Largest error of a kernel value, as a share of that at distance 0, that a product may cause for large norms."""
+_VALUE_ERRORS = {np.dtype(np.float64): 5e-16, np.dtype(np.float32): FLOAT32_LIMIT}
+"""Largest error of a kernel value, as a share of that at distance 0, that a product may cause: in float64 that of rows
+of large norms."""
+
+_LARGEST_FLOAT32_ERROR = 1.0
+"""Error of a squared distance in float32 from which on its whole row is computed in float64."""
+
+_MANY = 1 / 16
+"""Share of the landmarks above which a row is computed in float64 rather than pair by pair."""
 
 _SQUARES: Array = np.geomspace(1e-6, 1e12, 1200)
 """Squared distances at which the effect of an error on the kernel value is examined."""
@@ -115,7 +122,7 @@ class _Products:
     def __init__(self, landmarks: Rows, scale: float | Array, near: float, map_values: MapValues) -> None:
         self.landmarks, self.scale, self.near, self.map_values = landmarks, scale, near, map_values
         self.factors = 1 / scale
-        self._reaches: dict[int, float] = {}
+        self._reaches: dict[tuple[float, np.dtype[np.floating]], float] = {}
 
     @cached_property
     def float64_evaluator(self) -> Evaluator:
@@ -125,43 +132,64 @@ class _Products:
     def recompute_inexact_values(self, block: Array, Z: Rows, z_squared_norms: Array) -> Array:
         """Recompute in place near pairs from differences, and rows in float64 for which float32 is not enough.
 
-        Other pairs are far apart, so rounding cannot make their value positive.
+        A pair is near if its squared distance is at most the share `near` of the sum of both squared norms, or if the
+        error of the product would change its kernel value. Other pairs are far apart, so rounding cannot make their
+        value positive.
         """
         landmark_norms = self.landmark_squared_norms
-        largest = float(z_squared_norms.max(initial=0.0)) + float(landmark_norms.max(initial=0.0))
-        large_float64 = block.dtype == np.float64 and _LARGE_NORMS < largest < np.inf  # float32 is handled below
-        square_limit = self._find_reach(8 * _EPS * largest) if large_float64 else 0.0
-        self._recompute_near(block, Z, z_squared_norms, square_limit)
-        if block.dtype == np.float32:
-            inexact = np.flatnonzero(FLOAT32_ERROR * (z_squared_norms + landmark_norms.max()) > FLOAT32_LIMIT)
-            for part in row_slices(len(inexact), 256):
-                block[inexact[part]] = self.float64_evaluator(as_float64(Z[inexact[part]]))
-        return block
-
-    def _find_reach(self, error: float) -> float:
-        """Return the largest squared distance at which an error of it changes the kernel value."""
-        exponent = int(np.ceil(np.log2(error)))
-        if exponent not in self._reaches:  # threads may compute it twice
-            values = self.map_values(-_SQUARES), self.map_values(-(_SQUARES + 2.0**exponent))
-            matters = np.append(_SQUARES[np.abs(values[0] - values[1]) > _VALUE_ERROR], 0.0)
-            self._reaches[exponent] = float(matters.max())
-        return self._reaches[exponent]
-
-    def _recompute_near(self, negative_squares: Array, Z: Rows, z_squared_norms: Array, square_limit: float) -> None:
-        """Replace the values of near pairs in place by minus their squared distances, computed from differences.
-
-        A pair is near if its squared distance is at most the share `near` of the sum of both squared norms; or, for
-        large norms, at most `square_limit`.
-        """
-        landmark_norms = self.landmark_squared_norms
+        largest_sums = z_squared_norms + landmark_norms.max()
+        square_limits = self._square_limits(block.dtype, largest_sums)
         # One pass finds the rows that have any near landmark.
-        limits = -np.maximum(self.near * (z_squared_norms + landmark_norms.max()), square_limit)
-        candidates = np.flatnonzero(negative_squares.max(axis=1) >= limits)
+        with np.errstate(invalid="ignore"):  # values that overflowed in float32
+            is_candidate = block.max(axis=1) >= -np.maximum(self.near * largest_sums, square_limits)
+        is_wide = square_limits == np.inf
+        self._recompute_in_float64(block, Z, np.flatnonzero(is_wide))
+        candidates = np.flatnonzero(is_candidate & ~is_wide)
         for part in row_slices(len(candidates), _ROWS_AT_ONCE):
             rows = candidates[part]
-            values, sums = negative_squares[rows], z_squared_norms[rows, np.newaxis] + landmark_norms
-            i, j = np.nonzero((values >= -self.near * sums) | ((values >= -square_limit) & (sums > _LARGE_NORMS)))
-            negative_squares[rows[i], j] = -self._pair_squared_distances(Z, rows[i], j)
+            values, sums = block[rows], z_squared_norms[rows, np.newaxis] + landmark_norms
+            is_near = values >= -self.near * sums
+            within_reach = values >= -square_limits[rows, np.newaxis]
+            is_near |= within_reach & (sums > _LARGE_NORMS) if block.dtype == np.float64 else within_reach
+            if block.dtype == np.float32:
+                many = is_near.sum(axis=1) > max(_MANY * is_near.shape[1], 1)
+                self._recompute_in_float64(block, Z, rows[many])
+                is_near[many] = False
+            i, j = np.nonzero(is_near)
+            block[rows[i], j] = -self._pair_squared_distances(Z, rows[i], j)
+        return block
+
+    def _recompute_in_float64(self, block: Array, Z: Rows, rows: npt.NDArray[np.intp]) -> None:
+        for part in row_slices(len(rows), 256):
+            block[rows[part]] = self.float64_evaluator(as_float64(Z[rows[part]]))
+
+    def _square_limits(self, dtype: np.dtype[np.floating], largest_sums: Array) -> Array:
+        """Return, for each row (n,), the squared distance up to which an error changes values; infinity means all.
+
+        `largest_sums` holds the largest sum of the squared norms of the row and of a landmark.
+        """
+        limits = np.zeros(len(largest_sums))
+        single = dtype == np.float32
+        errors = (FLOAT32_ERROR if single else 8 * _EPS) * largest_sums
+        matter = errors <= _LARGEST_FLOAT32_ERROR if single else (largest_sums > _LARGE_NORMS) & (largest_sums < np.inf)
+        if single:
+            limits[~matter] = np.inf
+        matter &= errors > 0
+        if matter.any() and self._find_reach(float(_exponent(errors[matter].max())), dtype) > 0:
+            exponents = _exponent(errors, where=matter)
+            for exponent in np.unique(exponents[matter]):
+                limits[matter & (exponents == exponent)] = self._find_reach(float(exponent), dtype)
+        return limits
+
+    def _find_reach(self, exponent: float, dtype: np.dtype[np.floating]) -> float:
+        """Return the largest computed squared distance at which an error of ``2^exponent`` changes the kernel value."""
+        if (exponent, dtype) not in self._reaches:  # threads may compute it twice
+            error = 2.0**exponent
+            values = self.map_values(-_SQUARES), self.map_values(-(_SQUARES + error))
+            matters = _SQUARES[np.abs(values[0] - values[1]) > _VALUE_ERRORS[dtype]]
+            # A computed distance is less than an error above the true one.
+            self._reaches[exponent, dtype] = float(matters.max() + error) if len(matters) else 0.0
+        return self._reaches[exponent, dtype]
 
     def _pair_squared_distances(
         self, Z: Rows, z_indices: npt.NDArray[np.intp], landmark_indices: npt.NDArray[np.intp]
@@ -178,6 +206,11 @@ class _Products:
             difference = as_float64(Z[z_indices[part]]) - self.landmarks[landmark_indices[part]]
             squares[part] = squared_norms(scale_columns(_strip_matrix_class(difference), self.factors))
         return squares
+
+
+def _exponent(errors: Array, where: npt.NDArray[np.bool_] | bool = True) -> Array:
+    """Return the exponents of the powers of 2 just above some errors; 0 elsewhere."""
+    return np.ceil(np.log2(errors, where=where, out=np.zeros(np.shape(errors))))
 
 
 def _max_values_per_row(X: Rows, row_indices: npt.NDArray[np.intp]) -> int:
