@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Array, Rows, is_sparse, normalize_rows, squared_norms
+from dkfm.core.rows import Array, Rows, as_float64, is_sparse, normalize_rows, squared_norms
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
 from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
@@ -180,13 +180,36 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
     scale: Scale = 1.0
     offset: float = 0.0
     definiteness = Definiteness.INDEFINITE
+    supports_float32 = True
 
     def __post_init__(self) -> None:
         self._require_scale()
         require_number(self, "offset")
 
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Prepare the inner products with the landmarks; rows too long for float32 are computed in float64."""
+        block = super().prepare(landmarks)
+        if landmarks.dtype == np.float64:
+            return block
+        longest = self._numeric_scale(landmarks.shape[1]) * float(np.sqrt(squared_norms(landmarks).max()))
+
+        def float32_block(Z: Rows, out: Array | None = None, /) -> Array:
+            values = block(Z, out)
+            inexact = np.flatnonzero(FLOAT32_ERROR * longest * np.sqrt(squared_norms(Z)) > FLOAT32_LIMIT)
+            if len(inexact):
+                wide = super(Sigmoid, self).prepare(as_float64(landmarks))
+                for part in row_slices(len(inexact), _WIDE_ROWS_AT_ONCE):
+                    values[inexact[part]] = wide(as_float64(Z[inexact[part]]))
+            return values
+
+        return float32_block
+
     def _map_values(self, scaled_products: Array) -> Array:
         return np.tanh(scaled_products, out=scaled_products)
+
+
+_WIDE_ROWS_AT_ONCE = 256
+"""Rows that are computed in float64 at a time."""
 
 
 def power_fits_float32(exponent: int) -> bool:
@@ -210,7 +233,7 @@ def integer_power(base: Array, exponent: int) -> Array:
         np.multiply(base, base, out=base)
 
 
-_NEAR_THRESHOLD = 1e-3
+_NEAR_THRESHOLDS = {np.dtype(np.float64): 1e-3, np.dtype(np.float32): 1e-2}
 """Relative squared distance of unit rows below which the distance is computed from differences of rows, or for nearly
 opposite rows from sums: the square root in the angle magnifies the errors of products."""
 
@@ -219,6 +242,9 @@ _ROWS_AT_ONCE = 64
 
 _PAIRS_AT_ONCE = 1024
 """Nearly opposite pairs of rows that are added at a time."""
+
+_FLOAT32_FACTORS = 1e-15, 1e15
+"""Range of powers of lengths whose products float32 holds."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +274,7 @@ class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
     """
 
     order: int = 1
-    supports_sparse = supports_out = True
+    supports_float32 = supports_sparse = supports_out = True
     landmark_copies = 2
 
     def __post_init__(self) -> None:
@@ -259,18 +285,20 @@ class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Normalize the landmarks once."""
         units, lengths = normalize_rows(landmarks)
-        negative_squares = prepare_negative_squared_distances(units, 1.0, _NEAR_THRESHOLD)
+        near = _NEAR_THRESHOLDS[units.dtype]
+        negative_squares = prepare_negative_squared_distances(units, 1.0, near)
+        factors = lengths**self.order
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             z_units, z_lengths = normalize_rows(Z)
             values = negative_squares(z_units, out)
             for rows in row_slices(len(values), _ROWS_AT_ONCE):
-                angles = _compute_angles(values[rows], z_units[rows], units)
-                angles[z_lengths[rows] == 0] = np.pi / 2
-                angles[:, lengths == 0] = np.pi / 2
-                values[rows] = self._map_values(angles)
-            values *= (z_lengths**self.order)[:, np.newaxis]
-            values *= lengths**self.order
+                self._map_values(values[rows], z_units[rows], units, near)
+            if self.order == 0:
+                values[z_lengths == 0] = 0.5
+                values[:, lengths == 0] = 0.5
+            else:
+                _multiply_by_factors(values, z_lengths**self.order, factors)
             return values
 
         return block
@@ -281,40 +309,59 @@ class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
             return np.where(normalize_rows(X)[1] > 0, 1.0, 0.5)
         return (1.0 if self.order == 1 else 3.0) * squared_norms(X) ** self.order
 
-    def _map_values(self, angles: Array) -> Array:
-        """Return J_n(theta) / pi, overwriting the angles."""
-        values = np.pi - angles
+    def _map_values(self, negative_squares: Array, U: Rows, V: Rows, near: float) -> None:
+        """Overwrite negative squared distances (n, m) of unit rows with J_n(theta) / pi.
+
+        With ``h = sin(theta / 2)^2``, a quarter of the squared distance, ``cos theta = 1 - 2 h`` and ``sin theta = 2
+        sqrt(h (1 - h))``. For nearly opposite rows ``1 - h`` is a quarter of the square of their sum.
+        """
+        h = np.multiply(negative_squares, -0.25, out=negative_squares)
+        np.minimum(h, 1, out=h)
+        i, j = np.nonzero(h > 1 - near)
+        opposite = _quarter_squared_sums(U, V, i, j)
+        values = np.sqrt(h)
+        np.arcsin(values, out=values)
+        values *= -2
+        values += np.pi
+        values[i, j] = 2 * np.arcsin(np.sqrt(opposite))  # pi - theta
         if self.order > 0:
-            cosines, sines = np.cos(angles), np.sin(angles, out=angles)
+            sines = 1 - h
+            sines *= h
+            np.sqrt(sines, out=sines)
+            sines[i, j] = np.sqrt(opposite * (1 - opposite))
+            sines *= 2
+            h *= -2
+            h += 1
+            cosines = h
             if self.order == 1:
                 values *= cosines
-                values += sines
             else:
-                sines *= 3
                 sines *= cosines
+                sines *= 3
                 np.square(cosines, out=cosines)
                 cosines *= 2
                 cosines += 1
                 values *= cosines
-                values += sines
-        values /= np.pi
-        return values
+            values += sines
+        np.divide(values, np.pi, out=negative_squares)
 
 
-def _compute_angles(negative_squares: Array, U: Rows, V: Rows) -> Array:
-    """Return the angles (n, m) between unit rows from their negative squared distances, which are overwritten."""
-    angles = np.negative(negative_squares, out=negative_squares)
-    i, j = np.nonzero(angles > 4 - 4 * _NEAR_THRESHOLD)
-    np.sqrt(angles, out=angles)
-    angles *= 0.5
-    np.minimum(angles, 1.0, out=angles)
-    np.arcsin(angles, out=angles)
-    angles *= 2
-    for pairs in row_slices(len(i), _PAIRS_AT_ONCE):  # nearly opposite rows
-        angles[i[pairs], j[pairs]] = np.pi - 2 * np.arcsin(
-            0.5 * np.sqrt(squared_norms(_add_rows(U, V, i[pairs], j[pairs])))
-        )
-    return angles
+def _multiply_by_factors(values: Array, row_factors: Array, landmark_factors: Array) -> None:
+    """Multiply a block (n, m) in place by a factor of each row (n,) and of each landmark (m,)."""
+    smallest, largest = _FLOAT32_FACTORS
+    is_safe = all(((f >= smallest) & (f <= largest) | (f == 0)).all() for f in (row_factors, landmark_factors))
+    dtype = values.dtype if is_safe else np.dtype(np.float64)
+    columns = landmark_factors.astype(dtype)
+    for rows in row_slices(len(values), _ROWS_AT_ONCE):
+        values[rows] *= np.multiply.outer(row_factors[rows].astype(dtype), columns)
+
+
+def _quarter_squared_sums(U: Rows, V: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Array:
+    """Return ``|u + v|^2 / 4`` (k,) of the rows U[i] and V[j]."""
+    squares = np.empty(len(i))
+    for pairs in row_slices(len(i), _PAIRS_AT_ONCE):
+        squares[pairs] = squared_norms(_add_rows(U, V, i[pairs], j[pairs])) / 4
+    return squares
 
 
 def _add_rows(U: Rows, V: Rows, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> Rows:
