@@ -14,6 +14,7 @@ from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, register_operator_class
 from dkfm.kernels.dot_product import integer_power
 from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
+from dkfm.kernels.pairwise.radial_forms import RadialForm, combine_radial_forms
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
 
 
@@ -72,6 +73,16 @@ class ElementwiseKernel(Wrapper):
         """Prepare the inner kernel."""
         prepared = self.kernel.make_evaluator(landmarks)
         return lambda Z, out=None, /: self._map_values(prepared(Z, out))
+
+    def radial_form(self, d: int) -> RadialForm | None:
+        """Return the function of the inner kernel's radial form, if it has one."""
+        inner = self.kernel.radial_form(d)
+        if inner is None:
+            return None
+        supports_float32 = inner.supports_float32 and self._keeps_float32()
+        return RadialForm(
+            inner.scale, inner.near, lambda values: self._map_values(inner.map_values(values)), supports_float32
+        )
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve the inner kernel."""
@@ -173,10 +184,27 @@ class _Reduction(PreparedKernel):
         """Number of copies that all parts keep together."""
         return sum(k.landmark_copies for k in self.parts)
 
+    def radial_form(self, d: int) -> RadialForm | None:
+        """Combine the radial forms of the parts, if all have one."""
+        forms = [k.radial_form(d) for k in self.parts]
+        return None if None in forms else combine_radial_forms(self.operation, [form for form in forms if form])
+
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare each part."""
-        first, *others = [k.make_evaluator(landmarks) for k in self.parts]
+        """Prepare each part; those that are functions of the distance share its computation."""
+        forms = self._shareable_forms(landmarks)
+        shared = [form for form in forms if form is not None]
+        evaluators = [k.make_evaluator(landmarks) for k, form in zip(self.parts, forms, strict=True) if form is None]
+        if shared:
+            evaluators.insert(0, combine_radial_forms(self.operation, shared).prepare(landmarks))
+        first, *others = evaluators
         return lambda Z, out=None, /: self._reduce(chain([first(Z, out)], (p(Z) for p in others)))
+
+    def _shareable_forms(self, landmarks: Rows) -> list[RadialForm | None]:
+        """Return the radial form of each part that can share distances with another one, and None for the others."""
+        forms = [k.radial_form(landmarks.shape[1]) for k in self.parts]
+        if landmarks.dtype == np.float32:
+            forms = [form if form and form.supports_float32 else None for form in forms]
+        return forms if len(forms) - forms.count(None) > 1 else [None] * len(forms)
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve each part."""

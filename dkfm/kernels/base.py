@@ -20,6 +20,7 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock, mirror_lower
+from dkfm.kernels.pairwise.radial_forms import RadialForm
 
 _DIAGONAL_ROWS = 64
 """Rows of the small blocks whose diagonals are taken by default."""
@@ -94,6 +95,10 @@ class Kernel(ABC):
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Return a function that computes ``block(Z, landmarks)``; do here what does not depend on the rows Z."""
         return partial(_call_block, self, landmarks)
+
+    def radial_form(self, d: int) -> RadialForm | None:
+        """Return the kernel of d columns as a function of the squared distance, or None if it is not one."""
+        return None
 
     def resolve(self, X: Rows) -> Kernel:
         """Return the kernel with the parameters filled in that depend on the training rows X."""
@@ -174,8 +179,11 @@ class Kernel(ABC):
         """Return rows in a dtype that the kernel takes; raise if they are sparse and it takes dense rows only."""
         if is_sparse(rows) and not self.supports_sparse:
             raise InvalidInputError(f"{self!r} takes dense rows, and these are sparse; X.toarray() makes them dense.")
-        keeps_dtype = self.supports_float32 and all(map(fits_float32, getattr(self, "__dict__", {}).values()))
-        return rows if keeps_dtype else as_float64(rows)  # type: ignore[return-value]  # sparse only if supports_sparse
+        return rows if self._keeps_float32() else as_float64(rows)  # type: ignore[return-value]  # sparse only if supports_sparse
+
+    def _keeps_float32(self) -> bool:
+        """Return whether float32 rows need not be converted: neither the kernel nor its parameters need float64."""
+        return self.supports_float32 and all(map(fits_float32, getattr(self, "__dict__", {}).values()))
 
     def __call__(self, X: object, Y: object = None) -> Array:
         """Evaluate the kernel on all pairs.

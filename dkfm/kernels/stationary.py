@@ -14,6 +14,7 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
+from dkfm.kernels.pairwise.radial_forms import RadialForm
 from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distance, require_positive, require_scale
 
@@ -87,6 +88,15 @@ class EuclideanDistanceKernel(DistanceKernel):
             landmarks, unit, self._near_threshold, self._effect_of_errors
         )
         return lambda Z, out=None, /: self._map_values(negative_squared_distances(Z, out))
+
+    def radial_form(self, d: int) -> RadialForm | None:
+        """Return the kernel as a function of the squared distance, if all columns have one length scale."""
+        scale = self._column_scales(d)
+        if not isinstance(scale, float):
+            return None
+        return RadialForm(
+            self._length_scale_factor * scale, self._near_threshold, self._map_values, self._keeps_float32()
+        )
 
     def diagonal(self, X: Rows) -> Array:
         """Return the kernel value of distance 0 for each row."""
@@ -230,6 +240,9 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     def _map_values(self, negative_squares: Array) -> Array:
         return negative_squares
+
+    def radial_form(self, d: int) -> None:
+        """Return None: its value at distance 0 is 0, which says nothing of how exact the distances must be."""
 
     def _effect_of_errors(self, negative_squares: Array) -> Array:
         return np.exp(negative_squares)  # its use is in Exp(k); by itself every error changes it

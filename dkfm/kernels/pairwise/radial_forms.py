@@ -1,0 +1,58 @@
+"""Kernels as functions of one squared distance, so that the terms of a sum or product share its computation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkfm.core.rows import Array, Rows
+from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
+from dkfm.kernels.pairwise.squared_distances import MapValues, prepare_negative_squared_distances
+
+
+@dataclass(frozen=True)
+class RadialForm:
+    """A kernel as a function of ``-|x - y|^2 / scale^2``.
+
+    Attributes
+    ----------
+    scale : float
+        Divisor of the columns.
+    near : float
+        Least share of the squared norms below which squared distances are recomputed from differences.
+    map_values : callable
+        Function from minus squared distances, which it may overwrite, to kernel values.
+    supports_float32 : bool
+        Whether it may be computed from float32 distances.
+    """
+
+    scale: float
+    near: float
+    map_values: MapValues
+    supports_float32: bool
+
+    def prepare(self, landmarks: Rows) -> Evaluator:
+        """Return a function from rows Z (n, d) to the kernel values of all pairs with the landmarks (m, d)."""
+
+        def map_relative_values(negative_squares: Array) -> Array:
+            return self.map_values(negative_squares) / (float(self.map_values(np.zeros(1))[0]) or 1.0)
+
+        distances = prepare_negative_squared_distances(landmarks, self.scale, self.near, map_relative_values)
+        return lambda Z, out=None, /: map_rows(distances(Z, out), self.map_values)
+
+
+def combine_radial_forms(operation: np.ufunc, forms: Sequence[RadialForm]) -> RadialForm:
+    """Return the form of kernels combined by an elementwise operation; its scale is the least of theirs."""
+    scale = min(form.scale for form in forms)
+    factors = [(scale / form.scale) ** 2 for form in forms]
+
+    def map_values(negative_squares: Array) -> Array:
+        total: Array | None = None
+        for form, factor in zip(forms, factors, strict=True):
+            values = form.map_values(negative_squares * factor)
+            total = values if total is None else operation(total, values, out=total)
+        assert total is not None  # noqa: S101  # there are at least two forms; the type checker cannot know
+        return total
+
+    near = max(form.near for form in forms)
+    return RadialForm(scale, near, map_values, all(form.supports_float32 for form in forms))
