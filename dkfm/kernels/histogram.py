@@ -151,6 +151,8 @@ class JensenShannon(_HistogramKernel):
     array([[0.6887]])
     """
 
+    supports_float32 = True
+
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""
         right = self._require_non_negative(landmarks)

@@ -12,7 +12,8 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from dkfm.bench import bench_site, scoring_lower_bounds, sklearn_peers, workloads
+from dkfm import kernels
+from dkfm.bench import bench_site, kernel_values, scoring_lower_bounds, sklearn_peers, workloads
 from dkfm.bench import run as bench
 from dkfm.bench.timing import Ratio, Times, time_round_robin
 from dkfm.cli.app import main
@@ -323,3 +324,46 @@ def test_all_sizes_join_whole_chunks_of_the_source():
 
 def test_what_is_not_finite_is_null_in_json():
     assert bench.Table("", [{"a": math.inf, "b": 2.0, "c": "x"}]).to_json_rows() == [{"a": None, "b": 2.0, "c": "x"}]
+
+
+def test_every_kernel_is_timed_beside_its_formula(monkeypatch):
+    monkeypatch.setattr(kernel_values, "QUICK", kernel_values.BlockSizes(3, 4, 2))
+    result = CliRunner().invoke(main, ["bench", "--kernels", "--quick", "--json"], catch_exceptions=False)
+    report = json.loads(result.output)
+    assert report.pop("sizes") == {"rows": 3, "landmarks": 4, "rounds": 2}
+    timed = [kernel for kernel in kernels.__all__ if isinstance(getattr(kernels, kernel), type)]
+    for d, rows in report.items():
+        listed = repr([kernel for _, kernel, _ in kernel_values.list_kernels(int(d))])
+        classes = {name for name in timed if issubclass(getattr(kernels, name), kernels.Kernel)}
+        # What users define, what only adds or copies, and what is one of those listed under another name.
+        rest = {
+            "Kernel",
+            "Function",
+            "Pairwise",
+            "Precomputed",
+            "Constant",
+            "Columns",
+            "Sum",
+            "Product",
+            "Power",
+            "Scaled",
+        }
+        assert all(f"{name}(" in listed for name in classes - rest - {"Warped"}), d
+        assert [(row["kernel"], row["dtype"]) for row in rows] == [
+            (name, dtype) for name, _, _ in kernel_values.list_kernels(int(d)) for dtype in ("float64", "float32")
+        ]
+        assert all(row["dkfm"] > 0 and row["plain"] > 0 and row["times_as_long"]["rounds"] == 2 for row in rows)
+
+
+def test_a_kernel_that_differs_from_its_formula_is_not_timed(monkeypatch):
+    monkeypatch.setattr(kernel_values, "QUICK", kernel_values.BlockSizes(3, 4, 2))
+    monkeypatch.setattr(kernel_values, "_squares", lambda Z, X: 1.001 * np.ones((len(Z), len(X))))
+    result = CliRunner().invoke(main, ["bench", "--kernels", "--quick"])
+    assert result.exit_code == 1
+    assert "Gaussian differs from its formula by" in result.output
+
+
+def test_the_benchmark_of_kernels_takes_no_scheduler():
+    result = CliRunner().invoke(main, ["bench", "--kernels", "--scheduler", "tcp://127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "takes no --scheduler" in result.output
