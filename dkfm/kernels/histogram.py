@@ -9,7 +9,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.block_functions import PreparedBlock
+from dkfm.kernels.pairwise.block_functions import PreparedBlock, exp_in_place
 from dkfm.kernels.parameters import require_positive
 
 
@@ -63,7 +63,7 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
         def block(Z: Array) -> Array:
             exponent = columnwise_sums.sum_chi_squared_terms(self._require_non_negative(Z), right)
             exponent *= -self.gamma
-            return np.exp(exponent, out=exponent)
+            return exp_in_place(exponent)
 
         return block
 

@@ -7,7 +7,7 @@ import numpy as np
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.block_functions import PreparedBlock
+from dkfm.kernels.pairwise.block_functions import PreparedBlock, exp_in_place
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, require_scale
 from dkfm.kernels.stationary import DistanceKernel, Gaussian
 
@@ -74,7 +74,7 @@ def _exp_scaled(distances: Array, scale: float) -> Array:
         distances *= -1 / scale  # faster: a division takes half as long as the exponential
     else:
         distances /= -scale
-    return np.exp(distances, out=distances)
+    return exp_in_place(distances)
 
 
 @dataclass(frozen=True)

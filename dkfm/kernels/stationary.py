@@ -13,7 +13,7 @@ import numpy as np
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
-from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
+from dkfm.kernels.pairwise.block_functions import Evaluator, exp_in_place, map_rows
 from dkfm.kernels.pairwise.radial_forms import RadialForm
 from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distance, require_positive, require_scale
@@ -141,7 +141,7 @@ class Gaussian(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         return float(np.sqrt(d / 2)) if self.sigma is None else super()._column_scales(d)
 
     def _map_values(self, negative_squares: Array) -> Array:
-        return np.exp(negative_squares, out=negative_squares)
+        return exp_in_place(negative_squares)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Exponential(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         roots = np.negative(negative_squares, out=negative_squares)
         np.sqrt(roots, out=roots)
         np.negative(roots, out=roots)
-        return np.exp(roots, out=roots)
+        return exp_in_place(roots)
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class RationalQuadratic(EuclideanDistanceKernel):  # numpydoc ignore=PR02
         negative_squares /= -self.alpha
         np.log1p(negative_squares, out=negative_squares)
         negative_squares *= -self.alpha
-        return np.exp(negative_squares, out=negative_squares)
+        return exp_in_place(negative_squares)
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
 def _exp_negative(a: Array) -> Array:
     """Return exp(-a), overwriting a."""
-    return np.exp(np.negative(a, out=a), out=a)
+    return exp_in_place(np.negative(a, out=a))
 
 
 def _evaluate_bessel(a: Array, nu: float) -> Array:

@@ -13,6 +13,12 @@ from dkfm.core.rows import Array, Rows
 _VALUES_AT_ONCE = 2**15
 """Values of a block that are mapped at a time, so that temporaries stay in the processor cache."""
 
+_LARGEST_ZERO_EXPONENT = -745.14
+"""A number whose exponential, and that of all smaller ones, is 0 in float64."""
+
+_SAMPLE_STEP = 61
+"""Distance in columns of the values of which the smallest decides how exponentials are computed."""
+
 PreparedBlock = Callable[..., Array]
 """A function from rows Z (n, d), in the form that the kernel's hooks take, to the block k(Z, landmarks) (n, m)."""
 
@@ -29,6 +35,25 @@ def map_rows(values: Array, function: Callable[[Array], Array]) -> Array:
     width = values.shape[1] if values.ndim == 2 else 1
     for part in row_slices(len(values), max(1, _VALUES_AT_ONCE // width)):
         values[part] = function(values[part])
+    return values
+
+
+def exp_in_place(values: Array) -> Array:
+    """Overwrite a block, or a vector, with its exponentials, bit for bit those of `numpy.exp`, and return it.
+
+    Where the result is 0, `numpy.exp` takes up to ten times as long; parts in which a sample shows such values are
+    computed without them.
+    """
+    width = values.shape[1] if values.ndim == 2 else 1
+    for rows in row_slices(len(values), max(1, _VALUES_AT_ONCE // max(1, width))):
+        part = values[rows]
+        if part.dtype != np.float64 or part[..., ::_SAMPLE_STEP].min(initial=0.0) >= _LARGEST_ZERO_EXPONENT:
+            np.exp(part, out=part)
+            continue
+        vanishes = part < _LARGEST_ZERO_EXPONENT
+        np.copyto(part, 0.0, where=vanishes)
+        np.exp(part, out=part)
+        np.copyto(part, 0.0, where=vanishes)
     return values
 
 
