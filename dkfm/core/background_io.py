@@ -10,37 +10,44 @@ R = TypeVar("R")
 def prefetch(reads: Iterable[Callable[[], R]]) -> Iterator[R]:
     """Yield the results of calls in their order; the next call runs in a thread while a result is used.
 
-    At most two results are in memory. An exception of a call is raised when its result is due.
+    At most two results are in memory. An exception of a call is raised when its result is due. The first call, which
+    nothing is used beside, runs here, so that a single one needs no thread.
 
     >>> list(prefetch([lambda: 1, lambda: 2, lambda: 3]))
     [1, 2, 3]
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="dkfm-read") as pool:
-        pending: Future[R] | None = None
-        for read in reads:
-            previous, pending = pending, pool.submit(read)
-            if previous is not None:
-                yield previous.result()
-                del previous  # free the result before the next wait
-        if pending is not None:
-            yield pending.result()
+    calls = iter(reads)
+    for first in calls:
+        result = first()
+        with ThreadPoolExecutor(1, thread_name_prefix="dkfm-read") as pool:
+            for read in calls:
+                pending = pool.submit(read)
+                yield result
+                del result  # free it before the next wait
+                result = pending.result()
+            yield result
 
 
-def write_behind(items: Iterable[R], use: Callable[[R], object]) -> None:
-    """Call a function with each item, in order, in a thread; the next item is computed here meanwhile.
+def write_behind(items: Iterable[R], use: Callable[[R], object], count: int) -> None:
+    """Call a function with each of `count` items, in order, in a thread; the next item is computed here meanwhile.
 
-    At most two items are in memory. An exception of a call is raised when the next item is there.
+    At most two items are in memory. An exception of a call is raised when the next item is there. The last call, which
+    nothing is computed beside, runs here, so that a single one needs no thread.
 
-    >>> write_behind(iter([1, 2]), print)
+    >>> write_behind(iter([1, 2]), print, 2)
     1
     2
     """
     with ThreadPoolExecutor(1, thread_name_prefix="dkfm-write") as pool:
         pending: Future[object] | None = None
-        for item in items:
+        for number, item in enumerate(items, 1):
             if pending is not None:
                 pending.result()
-            pending = pool.submit(use, item)
+            if number == count:
+                use(item)
+                pending = None
+            else:
+                pending = pool.submit(use, item)
             del item  # only the thread keeps it
         if pending is not None:
             pending.result()

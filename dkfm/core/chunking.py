@@ -29,6 +29,9 @@ _MAX_PIECE_BYTES = 2**23
 _MAX_PIECE_ROWS = 2048
 """Largest number of rows of a piece that has more than `_PIECE_VALUES` values."""
 
+_MIN_PIECE_ROWS = 256
+"""Rows of a piece below which a thread that reads the next one costs more than it saves."""
+
 _PIECES = 3
 """Number of pieces in which a task reads its rows if it can."""
 
@@ -116,10 +119,11 @@ def choose_read_rows(chunk_rows: int, values_per_row: int, source_chunk_rows: in
     Examples
     --------
     >>> choose_read_rows(25_000, 50, 1000), choose_read_rows(500, 784)
-    (5000, 167)
+    (5000, 256)
     """
     few, many = _PIECE_VALUES // values_per_row, _MAX_PIECE_BYTES // (itemsize * values_per_row)
-    wanted = min(count_tiles(chunk_rows, _PIECES), max(1, few, min(many, _MAX_PIECE_ROWS)))
+    share = max(count_tiles(chunk_rows, _PIECES), min(chunk_rows, _MIN_PIECE_ROWS))
+    wanted = min(share, max(1, few, min(many, _MAX_PIECE_ROWS)))
     if is_within_half_chunk(chunk_rows, source_chunk_rows):
         return wanted
     return min(chunk_rows, max(1, wanted // source_chunk_rows) * source_chunk_rows)

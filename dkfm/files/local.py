@@ -243,8 +243,13 @@ def _make_folders(path: Path, root: Path) -> None:
     """Create the folders between a root and a file."""
     _require_root_exists(path, root)
     require_no_links(path, root)
-    for folder in reversed(path.relative_to(root).parents[:-1]):
-        (root / folder).mkdir(exist_ok=True)
+    folders = [root / folder for folder in path.relative_to(root).parents[:-1]]
+    if folders:
+        try:
+            folders[0].mkdir(exist_ok=True)
+        except FileNotFoundError:
+            for folder in reversed(folders):
+                folder.mkdir(exist_ok=True)
     require_no_links(path, root)
 
 

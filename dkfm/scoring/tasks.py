@@ -76,9 +76,14 @@ def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
     scorer = get_saved_scorer(work.model, work.model_digest, work.trusted, work.streamed)
     require_current = partial(output_store.require_not_replaced, output.root, output.creation_id)
     with single_blas_thread():
-        pieces = _score_pieces(work, scorer, output.chunk_slice(number))
+        parts = _piece_slices(work, output.chunk_slice(number))
         contents, existed = write_chunk_files(
-            output.format, chunk, pieces, require_current, work.distrusts_existing_files
+            output.format,
+            chunk,
+            _score_pieces(work, scorer, parts),
+            len(parts),
+            require_current,
+            work.distrusts_existing_files,
         )
     return Receipt(
         number,
@@ -90,13 +95,17 @@ def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
     )
 
 
-def _score_pieces(work: SharedTaskArguments, scorer: Scorer, rows: slice) -> Generator[Piece]:
-    """Yield the scores of some rows piece by piece; the next piece is prefetched."""
-    names = [columns.output for columns in work.output.columns]
-    parts = [
+def _piece_slices(work: SharedTaskArguments, rows: slice) -> list[slice]:
+    """Return the rows of each piece of a chunk."""
+    return [
         slice(rows.start + part.start, rows.start + part.stop)
         for part in chunking.row_slices(rows.stop - rows.start, work.piece_rows)
     ]
+
+
+def _score_pieces(work: SharedTaskArguments, scorer: Scorer, parts: list[slice]) -> Generator[Piece]:
+    """Yield the scores of some pieces of rows; the next piece is prefetched."""
+    names = [columns.output for columns in work.output.columns]
     strict = work.on_invalid == "raise"
     for at, (Z, ids) in enumerate(prefetch([partial(_read_rows_and_ids, work, part) for part in parts])):
         if strict:

@@ -86,7 +86,7 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     from dkfm.scoring.formats import chunk_writing
 
     (held,), _ = chunk_writing.write_chunk_files(
-        output.format, output.chunk(2), (chunk_writing.Piece({"scores": part}) for part in [wrong]), lambda: None
+        output.format, output.chunk(2), (chunk_writing.Piece({"scores": part}) for part in [wrong]), 1, lambda: None
     )
     kept[2] = receipts.Receipt(2, 20, 0, (held.crc32c,), held.bytes)
     completion.complete_output(output, kept)

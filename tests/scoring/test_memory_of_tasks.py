@@ -55,7 +55,9 @@ def write_late(monkeypatch, pieces):
         use(piece)
 
     monkeypatch.setattr(tasks, "_score_or_raise", score_all)
-    monkeypatch.setattr(chunk_writing, "write_behind", lambda items, use: behind(items, partial(late, use)))
+    monkeypatch.setattr(
+        chunk_writing, "write_behind", lambda items, use, count: behind(items, partial(late, use), count)
+    )
 
 
 def measured(model, names, folder, rng, monkeypatch):

@@ -80,7 +80,7 @@ def test_a_run_that_is_replaced_while_a_task_scores_is_not_written_into(job):
         yield np.zeros((10, 3))
 
     with pytest.raises(StoreError):
-        write(before, 0, late())
+        write(before, 0, late(), 2)
     assert dkfm.verify_scores(job[2]).rows == 100
     assert not list(job[2].rglob("*.partial"))
 
@@ -137,7 +137,7 @@ def test_a_chunk_is_written_in_order_while_the_next_rows_are_made_and_no_more_ar
 
     score(job, chunk_rows=30)
     (job[2] / "scores" / "c" / "0" / "0").unlink()
-    (held_by_file,), found = write(output_store.read_output(job[2]), 0, pieces())
+    (held_by_file,), found = write(output_store.read_output(job[2]), 0, pieces(), 10)
     np.testing.assert_array_equal(zarr_store.open_array(job[2], "scores")[:30, 0], np.repeat(np.arange(10.0), 3))
     assert not held_by_file.invalid_mask.any()
     assert not found

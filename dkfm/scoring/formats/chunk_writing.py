@@ -126,6 +126,7 @@ def write_chunk_files(
     chunk_format: ChunkFormat,
     chunk: Chunk,
     pieces: Generator[Piece],
+    n_pieces: int,
     require_current: Callable[[], None],
     distrusts_existing_files: bool = False,
 ) -> tuple[list[FileSummary], bool]:
@@ -139,6 +140,8 @@ def write_chunk_files(
         Number and rows of the chunk.
     pieces : generator of Piece
         All rows of the chunk.
+    n_pieces : int
+        Number of pieces.
     require_current : callable
         Raises if another output has replaced this one; called before the first row and before files are committed.
     distrusts_existing_files : bool
@@ -164,7 +167,7 @@ def write_chunk_files(
             for file in files:
                 file.write_piece(piece)
 
-        write_behind(pieces, write_piece)
+        write_behind(pieces, write_piece, n_pieces)
         for file in files:
             file.finish()
         require_current()
