@@ -82,9 +82,9 @@ def _describe_scores(root: Location) -> dict[str, object]:
         "settings": dict(output.settings),
     }
     try:
-        receipts = completion.open_complete(root)[1].values()
+        receipts = completion.open_complete(root)[1]
     except StoreError as error:
         done = len({receipt.chunk for receipt in completion.iter_journal_receipts(output)})
         return facts | {"complete": False, "reason": str(error), "chunks_in_the_journal": done}
-    invalid, size = (sum(values) for values in zip(*((r.invalid_rows, r.bytes) for r in receipts), strict=True))
+    invalid, size = int(receipts.invalid_rows.sum()), int(receipts.bytes.sum())
     return facts | {"complete": True, "invalid_rows": invalid, "bytes": size}

@@ -1,24 +1,20 @@
-"""Complete an output: compare its chunks with their receipts, and write the marker with all receipts last."""
+"""Complete an output: compare its chunks with their receipts, and write the marker last; open a finished output."""
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
-from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError
+import numpy as np
+
+from dkfm.errors import DamagedStoreError, StoreError
 from dkfm.files.location import Location
-from dkfm.scoring import output_store
+from dkfm.scoring import marker, output_store
 from dkfm.scoring import receipts as journal
-from dkfm.scoring.formats.chunk_writing import Chunk, combine_summaries, read_chunk_files
+from dkfm.scoring.formats.chunk_writing import combine_summaries, read_chunk_files
+from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
-from dkfm.storage import json_reading, own_files, zarr_schema
+from dkfm.storage import own_files, zarr_schema
 from dkfm.storage.codec_checks import CRC_BYTES
-
-_MAX_MARKER_BYTES = 2**26
-"""Largest marker that is read, in bytes."""
-
-_MARKER_FIELDS = ("crc32c", "invalid_rows", "bytes")
-"""Fields of the receipts in a marker."""
 
 
 def is_sound(output: Output, receipt: Receipt) -> bool:
@@ -81,21 +77,7 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], input_stamp
     output_store.require_not_replaced(output.root, output.creation_id)
     output_store.ensure_array_metadata(output, output.location)
     require_same_output_on_disk(output)
-    ordered = [receipts[number] for number in range(output.n_chunks)]
-    columns = [[getattr(receipt, name) for receipt in ordered] for name in _MARKER_FIELDS]
-    content = {
-        "sum": _compute_marker_digest(output, columns),
-        "input": input_stamp,
-        **dict(zip(_MARKER_FIELDS, columns, strict=True)),
-    }
-    output.location.write_file(zarr_schema.MARKER, json.dumps(content).encode())
-
-
-def _compute_marker_digest(output: Output, columns: Sequence[object]) -> str:
-    """Return a SHA-256 digest of an output's attributes and of the columns of its receipts, for the marker."""
-    return hashlib.sha256(
-        json.dumps([output_store.describe_output(output), *columns], sort_keys=True).encode()
-    ).hexdigest()
+    output.location.write_file(zarr_schema.MARKER, marker.encode_marker(output, receipts, input_stamp))
 
 
 def require_same_output_on_disk(output: Output) -> None:
@@ -118,69 +100,24 @@ def remove_chunks(output: Output, numbers: Sequence[int]) -> None:
     output.location.remove_files(name for number in numbers for name in output.format.file_names(number))
 
 
-def read_marker_receipts(output: Output) -> dict[int, Receipt]:
-    """Return the receipt of each chunk in the marker of a finished output.
+def open_complete(root: Location) -> tuple[Output, ReceiptTable]:
+    """Open a finished output, and check the names and the sizes of all its files from one listing.
 
-    Raises
-    ------
-    StoreError
-        The output is not finished, or its marker belongs to another output.
-    """
-    marker = _read_required_marker(output)
-    columns = [marker.get(name) for name in _MARKER_FIELDS]
-    files = len(output.format.file_names(0))
-    is_complete = all(isinstance(column, list) and len(column) == output.n_chunks for column in columns)
-    if not is_complete or marker.get("sum") != _compute_marker_digest(output, columns):
-        raise DamagedStoreError(f"The marker of {output.root} is not the one of its {output.n_chunks} chunks and rows.")
-    try:
-        return {
-            number: _parse_receipt(output.chunk(number), files, *row)
-            for number, row in enumerate(zip(*columns, strict=True))
-        }
-    except (TypeError, ValueError):
-        raise DamagedStoreError(f"The marker of {output.root} has no receipts that dkfm writes.") from None
-
-
-def read_input_stamp(output: Output) -> str:
-    """Return the stamp of the input of a finished output; empty if its marker is of an old version without one.
-
-    Raises
-    ------
-    StoreError
-        The output is not finished.
-    """
-    return str(_read_required_marker(output).get("input", ""))
-
-
-def _read_required_marker(output: Output) -> dict[str, object]:
-    opened = output.location.open_for_reading(zarr_schema.MARKER, _MAX_MARKER_BYTES)
-    if opened is None:
-        raise IncompleteStoreError(
-            f"{output.root} has no {zarr_schema.MARKER} marker: whatever wrote it did not finish."
-        )
-    with opened:
-        return json_reading.parse_json(opened.read(_MAX_MARKER_BYTES + 1), f"{output.root}/{zarr_schema.MARKER}")
-
-
-def _parse_receipt(chunk: Chunk, files: int, crc32c: Sequence[int], invalid: int, size: int) -> Receipt:
-    if len(crc32c) != files:
-        raise ValueError("A receipt has a checksum for each file.")
-    return Receipt.from_json_values(chunk.number, chunk.rows, invalid, tuple(crc32c), size)
-
-
-def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
-    """Open a finished output, and check the sizes and last bytes of all its files.
+    No chunk is opened: its bytes are compared with its receipt when it is read.
 
     Raises
     ------
     StoreError
         There is no output, it is not finished, or a chunk is lost or cut short.
     """
-    output = output_store.read_output(root)
-    receipts = read_marker_receipts(output)
-    require_no_extra_files(output)
-    lost = find_chunks_to_score(output, receipts)
-    if lost:
+    output = output_store.read_output(root, check_plain=False)
+    sizes = output.location.list_sizes()  # raises for what is no plain file
+    receipts = marker.read_receipt_table(output)
+    file_columns = list(zip(*map(output.format.file_names, range(output.n_chunks)), strict=True))
+    _require_no_extra_names(output, sizes.keys() - set(chain.from_iterable(file_columns)))
+    totals = np.sum([[sizes.get(name, 0) for name in names] for names in file_columns], axis=0, dtype=np.int64)
+    lost = np.flatnonzero(totals != receipts.bytes)
+    if len(lost):
         raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")
     return output, receipts
 
@@ -188,13 +125,18 @@ def open_complete(root: Location) -> tuple[Output, dict[int, Receipt]]:
 def require_no_extra_files(output: Output) -> None:
     """Raise a DamagedStoreError if the output contains a file that belongs to no chunk."""
     expected = {name for number in range(output.n_chunks) for name in output.format.file_names(number)}
+    _require_no_extra_names(output, (name for name in output.location.list_files() if name not in expected))
+
+
+def _require_no_extra_names(output: Output, names: Iterable[str]) -> None:
+    """Raise a DamagedStoreError unless all names, which are those of no chunk, are names of dkfm's other files."""
     own = {
         "arrays": [columns.output for columns in output.columns],
         "kind": "scores",
         "form": output.settings.get("form"),
     }
-    for name in output.location.list_files():
-        if own_files.find_foreign_name([name], own) or (zarr_schema.is_chunk_name(name) and name not in expected):
+    for name in names:
+        if own_files.find_foreign_name([name], own) or zarr_schema.is_chunk_name(name):
             raise DamagedStoreError(
                 f"{output.root} has gained {name}, which is of none of its chunks; move it out of the output."
             )

@@ -26,7 +26,7 @@ from dkfm.files.location import Location, is_remote, locate, parse_remote, requi
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
-from dkfm.scoring import completion, output_store, planning
+from dkfm.scoring import completion, marker, output_store, planning
 from dkfm.scoring.formats.chunk_writing import OutputColumns
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.output_store import Output
@@ -276,7 +276,7 @@ def load_receipts(output: Output, input_stamp: str) -> tuple[list[Receipt], bool
     Receipts in the journal count only if they are of the input in its present state.
     """
     try:
-        return list(completion.read_marker_receipts(output).values()), True
+        return list(marker.read_receipt_table(output)), True
     except (IncompleteStoreError, DamagedStoreError):
         return list(completion.iter_journal_receipts(output, input_stamp)), False
 

@@ -30,7 +30,7 @@ _INTERVAL_SHARE = 0.005
 _COST_FACTOR = 50
 """Least seconds between two segments as a multiple of the seconds that the last one took to write."""
 
-_MAX_NUMBER = 2**63
+MAX_NUMBER = 2**63
 """Numbers of chunks, rows and bytes are smaller than this."""
 
 
@@ -66,7 +66,7 @@ class Receipt:
         """
         receipt = cls(*values)
         numbers = receipt.chunk, receipt.rows, receipt.invalid_rows, receipt.bytes, *receipt.crc32c
-        if not all(type(number) is int and 0 <= number < _MAX_NUMBER for number in numbers):
+        if not all(type(number) is int and 0 <= number < MAX_NUMBER for number in numbers):
             raise ValueError("A receipt has numbers.")
         if max(receipt.crc32c) >= 2**32 or receipt.invalid_rows > receipt.rows:
             raise ValueError("A receipt has checksums of 32 bits, and no more invalid rows than rows.")

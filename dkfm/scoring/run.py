@@ -21,7 +21,7 @@ from dkfm.execution.task_runner import Tally, run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local
 from dkfm.files.location import parse_remote
-from dkfm.scoring import completion, output_store
+from dkfm.scoring import completion, marker, output_store
 from dkfm.scoring.job_setup import JobRequest, Savable, ScoringJob, load_receipts, open_job
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
@@ -278,7 +278,7 @@ class _JobRun:
         if not is_complete:
             every, current = ({r.chunk for r in completion.iter_journal_receipts(output, of)} for of in (None, stamp))
             stale = len(every - current)
-        elif len(self._receipts) < output.n_chunks and completion.read_input_stamp(output) not in ("", stamp):
+        elif len(self._receipts) < output.n_chunks and marker.read_input_stamp(output) not in ("", stamp):
             stale = len(self._receipts)
             self._receipts.clear()
         if stale:

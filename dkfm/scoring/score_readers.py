@@ -18,6 +18,7 @@ from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_writing import compute_checksum_and_size
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
+from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 
@@ -95,8 +96,8 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     Raises
     ------
     StoreError
-        There is no output, it is not finished, or a chunk is lost, cut short or without a receipt. A chunk whose bytes
-        changed raises when it is computed.
+        There is no output, it is not finished, or a chunk is lost, cut short or without a receipt: one listing of the
+        files tells. No chunk is read, and one whose bytes changed raises when it is computed.
 
     Examples
     --------
@@ -106,7 +107,7 @@ def open_scores(path: str | Path, output: str | None = None) -> "da.Array | dd.D
     return _lazy_frame(scores, receipts, output) if scores.is_table else _lazy_array(scores, receipts, output)
 
 
-def _lazy_array(output: Output, receipts: dict[int, Receipt], name: str | None) -> "da.Array":
+def _lazy_array(output: Output, receipts: ReceiptTable, name: str | None) -> "da.Array":
     import dask.array as da
     from dask.base import tokenize
 
@@ -116,15 +117,14 @@ def _lazy_array(output: Output, receipts: dict[int, Receipt], name: str | None) 
     return lazy
 
 
-def _make_scores_array(output: Output, receipts: dict[int, Receipt], name: str | None) -> ScoresArray:
+def _make_scores_array(output: Output, receipts: ReceiptTable, name: str | None) -> ScoresArray:
     names = [columns.output for columns in output.columns]
     file = names.index(_resolve_output_name(output, name))
-    checksums = np.array([receipts[number].crc32c[file] for number in range(output.n_chunks)], np.uint32)
-    columns = output.columns[file]
+    columns, checksums = output.columns[file], receipts.crc32c[:, file]
     return ScoresArray(output, columns.output, (output.rows, columns.width), np.dtype(columns.dtype), checksums)
 
 
-def read_scores(output: Output, receipts: dict[int, Receipt], name: str, rows: slice) -> Array:
+def read_scores(output: Output, receipts: ReceiptTable, name: str, rows: slice) -> Array:
     """Read some rows (n, width) of one output of the model."""
     if not output.is_table:
         return _make_scores_array(output, receipts, name)[rows, :]
@@ -143,15 +143,15 @@ def _resolve_output_name(output: Output, name: str | None) -> str:
     return names[0] if name is None else name
 
 
-def _lazy_frame(output: Output, receipts: dict[int, Receipt], name: str | None) -> "dd.DataFrame":
+def _lazy_frame(output: Output, receipts: ReceiptTable, name: str | None) -> "dd.DataFrame":
     import dask.dataframe as dd
 
     if name is not None:
         raise StoreError(f"{output.root} is a table of all its outputs; choose among its columns.")
-    divisions = [*(output.chunk_slice(number).start for number in range(output.n_chunks)), output.rows - 1]
+    divisions = [*range(0, output.rows, output.chunk_rows), output.rows - 1]
     first = _read_frame(receipts[0], output)
     frame: dd.DataFrame = dd.from_map(
-        _read_frame, list(receipts.values()), output=output, meta=first.iloc[:0], divisions=divisions, label=_TASK_NAME
+        _read_frame, receipts, output=output, meta=first.iloc[:0], divisions=divisions, label=_TASK_NAME
     )
     return frame
 
@@ -236,9 +236,7 @@ def iter_scores(path: str | Path, output: str | None = None) -> Iterator[tuple[A
 _Block: TypeAlias = tuple[Array, npt.NDArray[np.generic]]
 
 
-def _make_zarr_block_reader(
-    output: Output, receipts: dict[int, Receipt], name: str | None
-) -> Callable[[Receipt], _Block]:
+def _make_zarr_block_reader(output: Output, receipts: ReceiptTable, name: str | None) -> Callable[[Receipt], _Block]:
     """Return a function that reads the chunk of a receipt from a Zarr store: its scores, and its row numbers."""
     chunks = _make_scores_array(output, receipts, name)
 

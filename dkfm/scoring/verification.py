@@ -17,7 +17,8 @@ from dkfm.files.location import locate
 from dkfm.numerics import links
 from dkfm.numerics.certificates import reference_scores
 from dkfm.numerics.model import Model
-from dkfm.scoring import completion, output_store
+from dkfm.scoring import completion, marker, output_store
+from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.score_readers import read_scores
@@ -103,7 +104,7 @@ def verify_scores(
     (300, 300, True)
     """
     output = output_store.read_output(locate(path))
-    receipts = completion.read_marker_receipts(output)
+    receipts = marker.read_receipt_table(output)
     _require_undamaged(output, receipts, progress)
     if against is None:
         return ScoresVerification(output.rows, output.n_chunks, 0, 0.0)
@@ -126,7 +127,7 @@ def _model_path(output: Output) -> str:
     return stated
 
 
-def _require_undamaged(output: Output, receipts: dict[int, Receipt], progress: bool) -> None:
+def _require_undamaged(output: Output, receipts: ReceiptTable, progress: bool) -> None:
     """Raise a DamagedStoreError unless every chunk is as its receipt says."""
     completion.require_no_extra_files(output)
     sound: set[int] = set()
@@ -135,9 +136,9 @@ def _require_undamaged(output: Output, receipts: dict[int, Receipt], progress: b
         sound.update(receipt.chunk for receipt in checked)
 
     with open_executor(None) as executor:
-        tasks = ((output, [receipt]) for receipt in receipts.values())
+        tasks = ((output, [receipt]) for receipt in receipts)
         run_tasks(executor, "dkfm-verify", find_sound_receipts, tasks, len(receipts), progress, add)
-    bad = sorted(receipts.keys() - sound)
+    bad = sorted(set(range(output.n_chunks)) - sound)
     if bad:
         more = f", and {len(bad) - 1} more are not" if bad[1:] else ""
         raise DamagedStoreError(
@@ -167,9 +168,7 @@ def _spread_slices(rows: int, sample: int) -> list[slice]:
     return [slice(int(start), int(start) + each) for start in starts]
 
 
-def _require_small_error(
-    output: Output, receipts: dict[int, Receipt], model: Model, source: Source, rows: slice
-) -> float:
+def _require_small_error(output: Output, receipts: ReceiptTable, model: Model, source: Source, rows: slice) -> float:
     """Return the largest error of some rows, as a share of the allowed one; raise a CertificateError above 1."""
     Z, worst = source.read(rows), 0.0
     valid, clean = zero_nonfinite_rows(Z)

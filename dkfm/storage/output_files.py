@@ -69,6 +69,12 @@ class OutputLocation(Protocol):
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files; raise a StoreError if one is not a plain file."""
 
+    def list_sizes(self) -> Mapping[str, int]:
+        """Return the size of each file in bytes, from one listing; raise a StoreError if one is not a plain file.
+
+        Files that do not belong into the folder of a chunk may be left out.
+        """
+
     def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size of each file that exists, in bytes."""
 
@@ -127,6 +133,10 @@ class LocalOutput:
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""
         return zarr_schema.list_files(self.root)
+
+    def list_sizes(self) -> Mapping[str, int]:
+        """Return the size of each file in bytes, from one listing."""
+        return zarr_schema.list_file_sizes(self.root)
 
     def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size of each file that exists, in bytes."""
@@ -235,13 +245,17 @@ class RemoteOutput:
         """Yield the names of all files."""
         return (name for name, _, _ in self.root.list_objects())
 
+    def list_sizes(self) -> Mapping[str, int]:
+        """Return the size of each file in bytes, from one listing."""
+        return {name: size for name, size, _ in self.root.list_objects()}
+
     def file_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size of each file that exists, in bytes."""
         requested = set(names)
         if len(requested) < _MAX_SINGLE_REQUESTS:
             sizes = {name: self.root.size(name) for name in requested}
             return {name: size for name, size in sizes.items() if size is not None}
-        return {name: size for name, size, _ in self.root.list_objects() if name in requested}
+        return {name: size for name, size in self.list_sizes().items() if name in requested}
 
     def require_plain_files(self) -> None:
         """Do nothing: an object store has only plain objects."""

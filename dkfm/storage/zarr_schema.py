@@ -63,6 +63,7 @@ _METADATA_KEYS = {
 }
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{32}-[0-9]{6,}\.json")
 _PART_NAME = re.compile(r"part-[0-9]{5,}\.parquet")
+_CHUNK_GRID_FOLDER = re.compile(r"[^/]+/c/")
 _ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
@@ -96,24 +97,68 @@ def list_files(root: Path) -> Iterator[str]:
     folders = [""]
     while folders:
         folder = folders.pop()
-        for entry in _scan_folder(root / folder):
-            if is_partial(entry.name):
-                continue  # it belongs to a running or a killed writer, and is not part of the store
-            relative = folder + entry.name
+        for entry in _scan_folder(root, folder):
             if entry.is_dir(follow_symlinks=False):
-                folders.append(f"{relative}/")
-            elif not entry.is_file(follow_symlinks=False):
-                raise UnsupportedStoreError(f"{root} holds {relative}, which is a link or not a plain file.")
+                folders.append(f"{folder}{entry.name}/")
             else:
-                yield relative
+                yield folder + entry.name
 
 
-def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
+def list_file_sizes(root: Path) -> dict[str, int]:
+    """Return the size in bytes of each file below `root`, by its path relative to it; raise as `list_files` does.
+
+    A folder of one chunk, such as ``scores/c/7``, is not listed if it contains the chunk ``0``, because a listing takes
+    longer than the rest. Other files beside such a chunk are left out.
+    """
+    sizes: dict[str, int] = {}
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        contains_chunk_folders = _CHUNK_GRID_FOLDER.fullmatch(folder) is not None
+        for entry in _scan_folder(root, folder):
+            is_folder = entry.is_dir(follow_symlinks=False)
+            name = f"{folder}{entry.name}/0" if is_folder else folder + entry.name
+            size = _plain_file_size(root, name) if contains_chunk_folders or not is_folder else None
+            if size is not None:
+                sizes[name] = size
+            elif is_folder:
+                folders.append(f"{folder}{entry.name}/")
+    return sizes
+
+
+def _scan_folder(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the folders and the plain files in a folder below `root`, without partial files; raise for other entries.
+
+    A partial file belongs to a running or a killed writer, and is not part of the store.
+    """
     try:
-        with os.scandir(folder) as entries:
-            return list(entries)
+        with os.scandir(root / folder) as found:
+            entries = list(found)
     except OSError as error:
-        raise StoreError(f"{folder} cannot be read: {error.strerror}.") from None
+        raise StoreError(f"{root / folder} cannot be read: {error.strerror}.") from None
+    for entry in entries:
+        if is_partial(entry.name):
+            continue
+        if not (entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)):
+            raise _make_not_plain_error(root, folder + entry.name)
+        yield entry
+
+
+def _plain_file_size(root: Path, name: str) -> int | None:
+    """Return the size of a file below `root` in bytes; None if it does not exist; raise if it is not plain."""
+    try:
+        status = os.lstat(f"{root}/{name}")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{root / name} cannot be read: {error.strerror}.") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise _make_not_plain_error(root, name)
+    return status.st_size
+
+
+def _make_not_plain_error(root: Path, name: str) -> UnsupportedStoreError:
+    return UnsupportedStoreError(f"{root} holds {name}, which is a link or not a plain file.")
 
 
 def stat_regular_file_within(root: Path, file: Path) -> os.stat_result | None:
@@ -334,17 +379,15 @@ def require_array_name(root: Path, name: object) -> str:
 
 def require_chunks(path: Path, info: ArrayInfo) -> None:
     """Raise a DamagedStoreError unless every chunk of an array that dkfm wrote exists and has its exact size."""
-    present = sum(1 for name in list_files(path) if name != "zarr.json")
-    if present != prod(info.grid):  # first: an untrusted shape may have too many chunks to loop over
-        raise DamagedStoreError(f"{path} has {present} chunks and must have {prod(info.grid)}.")
+    sizes = {name: size for name, size in list_file_sizes(path).items() if name != "zarr.json"}
+    if len(sizes) != prod(info.grid):  # first: an untrusted shape may have too many chunks to loop over
+        raise DamagedStoreError(f"{path} has {len(sizes)} chunks and must have {prod(info.grid)}.")
     for name in info.chunk_names():
-        try:
-            size = (path / name).stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            raise DamagedStoreError(f"{path} has lost its chunk {name}.") from None
-        if size != info.chunk_file_bytes:
+        if name not in sizes:
+            raise DamagedStoreError(f"{path} has lost its chunk {name}.")
+        if sizes[name] != info.chunk_file_bytes:
             raise DamagedStoreError(
-                f"The chunk {name} of {path} has {size} bytes and must have {info.chunk_file_bytes}."
+                f"The chunk {name} of {path} has {sizes[name]} bytes and must have {info.chunk_file_bytes}."
             )
 
 

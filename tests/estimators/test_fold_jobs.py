@@ -84,7 +84,7 @@ def test_a_wrong_code_in_an_output_is_found_by_the_formula(tmp_path):
     from dkfm.scoring import output_store, verification
 
     output = output_store.read_output(tmp_path / "model.zarr")
-    receipts = verification.completion.read_marker_receipts(output)
+    receipts = verification.marker.read_receipt_table(output)
     model = dkfm.load(tmp_path / "other").model_
     with pytest.raises(CertificateError, match="predict"):
         verification._require_small_error(output, receipts, model, verification.open_source(X), slice(0, 50))

@@ -325,7 +325,7 @@ def test_objects_that_changed_places_are_not_read(job):
     with pytest.raises(DamagedStoreError, match="Chunk"):
         scores.compute(scheduler="synchronous")
     with pytest.raises(DamagedStoreError, match="Chunk"):
-        dkfm.open_scores(f"{place.url}/scores")
+        dkfm.open_scores(f"{place.url}/scores").compute(scheduler="synchronous")
     assert score(job).scored_chunks == 2
 
 

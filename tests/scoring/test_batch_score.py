@@ -24,7 +24,7 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.files import local
-from dkfm.scoring import completion, output_store, planning
+from dkfm.scoring import completion, marker, output_store, planning
 from dkfm.scoring.formats.chunk_writing import OutputColumns
 from dkfm.sources.opening import open_source
 from dkfm.storage import zarr_store
@@ -212,7 +212,7 @@ def test_a_task_of_an_earlier_run_writes_nothing_into_a_later_one(job):
 def test_a_run_that_was_replaced_does_not_complete_the_other(job):
     score(job, chunk_rows=30)
     before = output_store.read_output(job[2])
-    receipts = completion.read_marker_receipts(before)
+    receipts = dict(enumerate(marker.read_receipt_table(before)))
     score(job, chunk_rows=30, overwrite=True)
     with pytest.raises(StoreError, match="another run"):
         completion.complete_output(before, receipts)
@@ -224,7 +224,7 @@ def test_a_chunk_that_a_late_task_wrote_over_is_found_by_its_readers_and_by_the_
     good = (job[2] / "scores" / "c" / "0" / "0").read_bytes()
     zarr_store.open_array(job[2], "scores", "r+")[:30] = 0.0
     with pytest.raises(DamagedStoreError, match="Chunk 0"):
-        dkfm.open_scores(job[2])
+        dkfm.open_scores(job[2]).compute(scheduler="synchronous")
     assert score(job).scored_chunks == 1
     assert (job[2] / "scores" / "c" / "0" / "0").read_bytes() == good
 

@@ -23,7 +23,7 @@ from dkfm.errors import (
 )
 from dkfm.execution import task_runner
 from dkfm.numerics.certificates import reference_scores
-from dkfm.scoring import completion, output_store, receipts, tasks
+from dkfm.scoring import completion, marker, output_store, receipts, tasks
 from dkfm.sources.opening import open_source
 from dkfm.storage.output_files import LocalOutput
 from helpers.resumed_jobs import NAMES, expected, score, values
@@ -79,7 +79,7 @@ def test_scores_that_are_not_the_model_s_are_told_by_row(made, tmp_path):
     """A chunk whose receipt is true but whose scores are not: only the formula tells."""
     score(made, tmp_path / "out")
     output = output_store.read_output(tmp_path / "out")
-    kept = completion.read_marker_receipts(output)
+    kept = dict(enumerate(marker.read_receipt_table(output)))
     wrong = values(tmp_path / "out")[40:60].copy()
     wrong[7, 1] += 1e-9
     completion.remove_chunks(output, [2])

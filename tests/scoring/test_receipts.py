@@ -10,7 +10,7 @@ import pytest
 import dkfm
 from dkfm import kernels
 from dkfm.errors import DamagedStoreError, StoreError
-from dkfm.scoring import completion, output_store
+from dkfm.scoring import completion, marker, output_store
 
 ROWS = np.random.default_rng(1).normal(size=(60, 4))
 ROWS[7] = np.nan
@@ -70,7 +70,7 @@ def edit(target, change):
 def mark(target, **fields):
     """Change receipts of the first chunk in a marker, whose digest is then right."""
     output = output_store.read_output(target)
-    receipts = completion.read_marker_receipts(output)
+    receipts = dict(enumerate(marker.read_receipt_table(output)))
     for name, value in fields.items():
         object.__setattr__(receipts[0], name, value)
     completion.complete_output(output, receipts)
