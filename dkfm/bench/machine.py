@@ -6,6 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dkfm.core import cpus
+
 if TYPE_CHECKING:
     from distributed import Client
 
@@ -14,8 +16,6 @@ _LIBRARIES = ("numpy", "scipy", "scikit-learn", "dask", "distributed", "zarr")
 
 def describe_machine(client: "Client") -> dict[str, str | int]:
     """Return facts about this machine and a cluster, whose tasks compute with one BLAS thread each."""
-    from dask.system import CPU_COUNT
-
     threads = client.nthreads()
     return {
         "cpu": _read_processor_name(),
@@ -23,7 +23,7 @@ def describe_machine(client: "Client") -> dict[str, str | int]:
         "workers": len(threads),
         "dask_threads": sum(threads.values()),
         "blas_threads_per_task": 1,
-        "pool_threads": CPU_COUNT,
+        "pool_threads": cpus.COUNT,
         "blas": _describe_blas(),
         "python": platform.python_version(),
         **{name: version(name) for name in _LIBRARIES},

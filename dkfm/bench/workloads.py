@@ -21,6 +21,7 @@ from dkfm.bench.bench_site import (
     sample_inner_products,
 )
 from dkfm.bench.timing import Ratio, Times
+from dkfm.core import cpus
 from dkfm.core.rows import Array
 from dkfm.core.text_tables import Row
 from dkfm.estimators import ExactFeatureMap, KernelPCA
@@ -218,8 +219,6 @@ def _prepare_fit(estimator: sklearn_peers.Transformer, X: Array) -> Callable[[Pa
 
 def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
     """Compare scoring on the cluster with scoring on threads of this process."""
-    from dask.system import CPU_COUNT
-
     model, source = (
         site.save_model(_fit_components(site, q, _normal_rows(n, _COLUMNS))),
         site.store_rows(rows, _COLUMNS),
@@ -232,7 +231,7 @@ def bench_dask_overhead(site: BenchSite, n: int, q: int, rows: int) -> Row:
         "N": n,
         "columns": _COLUMNS,
         "dask_threads": site.threads,
-        "pool_threads": CPU_COUNT,
+        "pool_threads": cpus.COUNT,
         "cluster_seconds": times.median("cluster"),
         "pool_seconds": times.median("threads"),
         "times_as_long": times.ratio("cluster", "threads"),

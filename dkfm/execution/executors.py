@@ -11,6 +11,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from dkfm.core import cpus
 from dkfm.errors import ClusterError, DkfmWarning, StalledError, UnfitWorkerError, WorkerDiedError, extract_reason
 from dkfm.execution.clusters.current_client import (
     ask_scheduler,
@@ -281,9 +282,7 @@ def open_executor(client: "Client | None") -> Iterator[Executor]:
         with _cancel_at_end(ClientExecutor(client)) as executor:
             yield executor
         return
-    from dask.system import CPU_COUNT
-
-    with _cancel_at_end(ThreadExecutor(1 if is_inside_worker() else CPU_COUNT)) as executor:
+    with _cancel_at_end(ThreadExecutor(1 if is_inside_worker() else cpus.COUNT)) as executor:
         yield executor
 
 

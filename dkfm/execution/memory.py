@@ -3,6 +3,8 @@
 import os
 import resource
 import shutil
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,15 @@ _PAUSE_SHARE = 0.8
 _BLAS_BUFFER_BYTES = 2**27
 """Address space that a BLAS reserves for the buffers of its threads, beyond the buffers that a plan counts."""
 
+_CGROUP_FOLDER = Path("/sys/fs/cgroup")
+"""Folder of the limits of the container."""
+
+_CGROUP_LIMITS = (
+    *("memory/memory.limit_in_bytes", "memory/memory.soft_limit_in_bytes"),  # version 1
+    *("memory.max", "memory.high", "memory.low"),  # version 2
+)
+"""Files with a limit of memory in bytes, or with a word if there is none."""
+
 _MODULE_BYTES = 2**28
 """Upper bound on the memory of a worker that has imported dkfm and run no task."""
 
@@ -29,14 +40,30 @@ _MODULE_BYTES = 2**28
 def available_memory() -> int:
     """Return the bytes that this process may still allocate, given the machine, the container, and `ulimit -v`."""
     import psutil
-    from distributed.system import MEMORY_LIMIT
 
-    here = min(psutil.virtual_memory().available, MEMORY_LIMIT - resident_memory())
+    here = min(psutil.virtual_memory().available, memory_limit() - resident_memory())
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return int(here)
     # OpenBLAS retries for ever when it cannot map its buffers, so their address space stays free.
     return int(min(here, max(0, limit - psutil.Process().memory_info().vms - _BLAS_BUFFER_BYTES)))
+
+
+@cache
+def memory_limit() -> int:
+    """Return the bytes that this process may use at most, as Dask counts: of the machine, the container and RLIMIT_RSS.
+
+    Dask's own function is not used, because to import `distributed` takes longer than a small job.
+    """
+    import psutil
+
+    limit = int(psutil.virtual_memory().total)
+    for name in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):
+            group = int((_CGROUP_FOLDER / name).read_text())
+            limit = min(limit, group) if group > 0 else limit
+    resident = resource.getrlimit(resource.RLIMIT_RSS)[1]
+    return min(limit, resident) if resident > 0 else limit
 
 
 def peak_memory() -> int:

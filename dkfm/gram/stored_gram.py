@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from dask.system import CPU_COUNT
 
-from dkfm.core import chunking
+from dkfm.core import chunking, cpus
 from dkfm.core.rows import Array
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import DamagedStoreError
@@ -28,7 +27,7 @@ class StoredGram:
 
     root: Path
     """Folder of the store."""
-    threads: int = field(default_factory=lambda: 1 if is_inside_worker() else CPU_COUNT)
+    threads: int = field(default_factory=lambda: 1 if is_inside_worker() else cpus.COUNT)
     """Threads, each of which holds one tile; by default the cores of this machine, and one inside a Dask worker."""
 
     def read_lower(self) -> Array:

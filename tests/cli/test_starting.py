@@ -1,4 +1,4 @@
-"""Ctrl-C in the first moments of a command ends it without a traceback."""
+"""A command imports what it uses; Ctrl-C in the first moments of a command ends it without a traceback."""
 
 import os
 import signal
@@ -6,7 +6,57 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+
+import dkfm
+
+RUN = """
+import atexit, sys
+atexit.register(lambda: open("modules", "w").write(" ".join(sys.modules)))
+from dkfm.cli.app import main
+main()
+"""
+
+HEAVY = {"dask", "distributed", "tornado", "jinja2", "matplotlib", "numba", "IPython"}
+"""What no command needs that works on threads of its own."""
+
+TABLES = {"pandas", "pyarrow", "polars"}
+SKLEARN = {"sklearn", "joblib"}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    np.save(folder / "rows.npy", rows)
+    dkfm.KernelPCA(2, kernel=dkfm.kernels.Gaussian(2.0)).fit(rows).save(folder / "model")
+    dkfm.batch_score(folder / "model", folder / "rows.npy", folder / "out", progress=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "unused"),
+    [
+        ("--help", HEAVY | TABLES | SKLEARN | {"zarr", "numpy", "scipy"}),
+        ("score --help", HEAVY | TABLES | SKLEARN | {"zarr", "numpy", "scipy"}),
+        ("score model rows.npy new", HEAVY | TABLES | SKLEARN),
+        ("score model rows.npy out", HEAVY | TABLES | SKLEARN),  # a finished output, which is read again
+        ("score model rows.npy new --dry-run", HEAVY | TABLES | SKLEARN),
+        ("verify out", HEAVY | TABLES | SKLEARN | {"scipy"}),
+        ("verify out --against rows.npy", HEAVY | TABLES | SKLEARN),
+        ("verify model", HEAVY),  # measured by an estimator of scikit-learn's, which imports pandas if it is there
+        ("info out", HEAVY | TABLES | SKLEARN | {"scipy", "tqdm"}),
+        ("info model", HEAVY | TABLES | SKLEARN | {"scipy", "tqdm"}),
+    ],
+)
+def test_a_command_imports_no_module_that_it_does_not_use(stores, monkeypatch, command, unused):
+    monkeypatch.chdir(stores)
+    subprocess.run([sys.executable, "-c", RUN, *command.split()], check=True, stdout=subprocess.DEVNULL)
+    imported = {name.partition(".")[0] for name in (stores / "modules").read_text().split()}
+    (stores / "modules").unlink()
+    assert "dkfm" in imported
+    assert imported & unused == set()
 
 
 @pytest.mark.parametrize("command", [["-m", "dkfm"], ["dkfm"]])

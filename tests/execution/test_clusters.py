@@ -102,7 +102,7 @@ def test_tasks_have_one_blas_thread_and_the_driver_all_of_them_after(kind, reque
 
 
 def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_path, rng, monkeypatch):
-    from dask.system import CPU_COUNT
+    from dkfm.core.cpus import COUNT
 
     seen = {}
 
@@ -135,7 +135,7 @@ def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_p
     threads = sum(threaded_client.nthreads().values())
     for found in seen.values():
         assert found
-        assert max(found) * threads <= max(CPU_COUNT, threads)
+        assert max(found) * threads <= max(COUNT, threads)
     assert blas_threads() == before
 
 

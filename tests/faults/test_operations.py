@@ -74,7 +74,7 @@ def ending_at(operation, root, work):
 @numbers(3, 1)
 def test_a_job_that_ends_at_any_operation_goes_on(small, tmp_path, monkeypatch, form, faults):
     """One in so many operations; all of them in full."""
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
     whole = harness.Job(small.folder, small.chunk_rows)
     if form.endswith("parquet"):
         whole.expected = tmp_path / "expected.parquet"

@@ -146,7 +146,7 @@ def test_every_operation_at_which_a_job_ends_leaves_what_the_same_call_finishes(
     while ended:
         operations += 1
         with monkeypatch.context() as patch:
-            patch.setattr("dask.system.CPU_COUNT", 1)
+            patch.setattr("dkfm.core.cpus.COUNT", 1)
             ending = Ending(patch, operations)
             with suppress(KeyboardInterrupt):
                 score(job)

@@ -19,7 +19,7 @@ def fitted(rng):
 @pytest.fixture
 def one_thread(monkeypatch):
     """Chunks are scored in their order."""
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_interrupted_is_a_sentence_and_what_is_done_stays(made, tmp_path, monkey
         return score_chunk(work, number)
 
     monkeypatch.setattr("dkfm.scoring.run.score_chunk", interrupted)
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
     line = ["score", str(made / "model"), str(made / "rows.npy"), str(tmp_path / "out"), "--chunk-rows", "20"]
     done = CliRunner().invoke(main, line)
     assert done.exit_code == 130
@@ -59,7 +59,7 @@ def test_a_chunk_that_is_done_is_told_of_while_the_next_is_made(made, tmp_path, 
         return score_chunk(work, number)
 
     monkeypatch.setattr("dkfm.scoring.run.score_chunk", last_waits_for_the_receipts_of_all_others)
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
     assert score(made, tmp_path / "out").scored_chunks == 5
 
 
@@ -176,7 +176,7 @@ def test_a_window_of_tasks_is_all_that_a_job_holds(made, tmp_path, monkeypatch):
         start(self, number, workers)
 
     monkeypatch.setattr(task_runner._Run, "_start", counted)
-    monkeypatch.setattr("dask.system.CPU_COUNT", 2)
+    monkeypatch.setattr("dkfm.core.cpus.COUNT", 2)
     score(made, tmp_path / "out", chunk_rows=1)
     assert 0 < most <= 6
 

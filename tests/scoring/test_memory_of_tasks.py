@@ -203,7 +203,7 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
     )
     job = planning.plan_in_memory(model, [output], open_source(Z), 60)
     monkeypatch.setattr(memory, "available_memory", lambda: job.model_bytes + job.task_bytes - 1)
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
     report = dkfm.batch_score(tmp_path / "model", Z, tmp_path / "out", output=output, chunk_rows=60, progress=False)
     assert report.chunks == 9
     assert len(reads) >= 2 * report.chunks

@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 def one_segment():
     """A run leaves one segment, at its end, of chunks in their order."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dask.system.CPU_COUNT", 1)
+        patch.setattr("dkfm.core.cpus.COUNT", 1)
         patch.setattr("dkfm.scoring.receipts._MIN_SEGMENT_INTERVAL", 600.0)
         yield
 

@@ -119,7 +119,7 @@ def test_several_outputs_come_from_one_pass_over_the_kernel(made, tmp_path, monk
 
     passes, block = [], scorer.Scorer.kernel_values
     monkeypatch.setattr(scorer.Scorer, "kernel_values", lambda self, *a: passes.append(1) or block(self, *a))
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
     score(made, tmp_path / "one")
     alone = len(passes)
     score(made, tmp_path / "two", output=["reconstruction_error", "scores"])
@@ -184,7 +184,7 @@ def test_rows_that_have_no_score_are_named_by_file_and_row(made, tmp_path, monke
     for part in (0, 1):
         some = rows[50 * part : 50 * part + 50]
         pq.write_table(pa.table(dict(zip(NAMES, some.T, strict=True))), folder / f"part{part}.parquet")
-    monkeypatch.setattr("dask.system.CPU_COUNT", 1)
+    monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
     words = r"part0\.parquet must be finite, and rows 45, 47 and 1 more contain NaN"
     with pytest.raises(InvalidInputError, match=words):
         dkfm.batch_score(made / "model", folder, tmp_path / "out", chunk_rows=20, progress=False)

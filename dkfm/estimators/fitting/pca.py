@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from dask.system import CPU_COUNT
 from sklearn.utils import check_random_state
 
-from dkfm.core import budget
+from dkfm.core import budget, cpus
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError
@@ -203,7 +202,7 @@ def _open_eigenproblem(
             data.compute_gram(solver.tile_rows, solver.workspace, solver.progress), weighting
         )
         return
-    tile_rows, threads = solver.tile_rows or build.TILE_ROWS, CPU_COUNT
+    tile_rows, threads = solver.tile_rows or build.TILE_ROWS, cpus.COUNT
     if isinstance(data, PrecomputedGram):
         tile_rows, threads = isqrt(TILE_VALUES), 1
     need = budget.lanczos_out_of_core_bytes(n, d, basis_columns, columns, min(n, tile_rows), threads, copies)

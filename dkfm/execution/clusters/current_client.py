@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dkfm.errors import ClusterError
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Worker
 
 _WORKER_TIMEOUT = 30
 """Seconds to wait for the first worker of a cluster."""
@@ -41,25 +41,27 @@ def is_inside_worker() -> bool:
 
 def worker_address() -> str | None:
     """Return the address of the distributed worker whose task this is; None outside a task."""
+    worker = _find_worker()
+    return None if worker is None else str(worker.address)
+
+
+def nanny_local_directory() -> Path | None:
+    """Return the directory that a nanny removes after this worker process; None without a nanny or a worker."""
+    worker = _find_worker()
+    return Path(worker.local_directory) if worker is not None and worker.nanny else None
+
+
+def _find_worker() -> "Worker | None":
+    """Return the distributed worker whose task this is; None outside a task, where `distributed` is not imported."""
     if "distributed" not in sys.modules:
         return None
     from distributed import get_worker
 
     try:
-        return str(get_worker().address)
+        worker: Worker = get_worker()
     except ValueError:
         return None
-
-
-def nanny_local_directory() -> Path | None:
-    """Return the directory that a nanny removes after this worker process; None without a nanny or a worker."""
-    from distributed import get_worker
-
-    try:
-        worker = get_worker()
-    except ValueError:
-        return None
-    return Path(worker.local_directory) if worker.nanny else None
+    return worker
 
 
 def fetch_workers(client: "Client") -> dict[str, dict[str, Any]] | None:

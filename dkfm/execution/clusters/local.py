@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from dkfm.core import cpus
 from dkfm.execution.clusters.current_client import require_dask_version
 from dkfm.files import temporary_folders
 
@@ -42,7 +43,6 @@ def local_cluster() -> Iterator["LocalCluster"]:
     """Start a cluster of one worker process with a thread for each core; it listens only on loopback."""
     require_dask_version()
     import dask
-    from dask.system import CPU_COUNT
     from distributed import LocalCluster
 
     from dkfm.execution.clusters.worker_plugins import SilenceClosingWorker
@@ -53,7 +53,7 @@ def local_cluster() -> Iterator["LocalCluster"]:
         dask.config.set({"temporary-directory": str(folder), **_select_default_overrides()}),
         LocalCluster(
             n_workers=1,
-            threads_per_worker=CPU_COUNT,
+            threads_per_worker=cpus.COUNT,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
             plugins=(SilenceClosingWorker(),),
