@@ -144,14 +144,22 @@ def solve_discriminants(
         ridge, rounding = _compute_ridge(K, Y, classes, shrinkage), _estimate_rounding(K, means, weighting)
         by_eigenvalues = by_eigenvalues is None and rounding > _MAX_ROUNDING * ridge
     if by_eigenvalues:
-        spectral = decompose(K, Y, on_indefinite, means, weighting)
-        ridge = shrinkage * spectral.within_class_scatter_trace(classes) / classes.total  # N lambda
-        C, residual = spectral.combination(ridge), spectral.indicator_residual_products(ridge) / classes.total
-    else:
-        C = _solve_by_cholesky(K, Y, ridge, rounding)
-        residual = ridge / classes.total * (Y.T @ C)
-    directions = solve_directions(residual, classes)
-    b = weighting.apply_centring_transpose(C @ directions.combinations)
+        return solve_from_eigenvectors(decompose(K, Y, on_indefinite, means, weighting), classes, shrinkage)
+    C = _solve_by_cholesky(K, Y, ridge, rounding)
+    return _make_discriminants(C, ridge * (Y.T @ C), means, classes, ridge)
+
+
+def solve_from_eigenvectors(spectral: "SpectralGram", classes: Classes, shrinkage: float) -> Discriminants:
+    """Find the discriminants of a decomposed Gram matrix; see `solve_discriminants`."""
+    ridge = shrinkage * spectral.within_class_scatter_trace(classes) / classes.total  # N lambda
+    residual = spectral.indicator_residual_products(ridge)
+    return _make_discriminants(spectral.combination(ridge), residual, spectral.means, classes, ridge)
+
+
+def _make_discriminants(C: Array, residual: Array, means: Array, classes: Classes, ridge: float) -> Discriminants:
+    """Return the discriminants from ``C = R Y`` (N, C), ``ridge Y'RY`` (C, C) and the ridge ``N lambda``."""
+    directions = solve_directions(residual / classes.total, classes)
+    b = Weighting(classes.weights).apply_centring_transpose(C @ directions.combinations)
     return Discriminants(b, means @ b, directions.between_class_variances, directions.means, ridge / classes.total)
 
 
@@ -179,7 +187,7 @@ def solve_discriminants_of_map(
     within = np.asfortranarray(second_moment / classes.total)
     within -= (means * shares[:, np.newaxis]).T @ means
     between = shares * np.square(centred).sum(axis=1)
-    ridge = shrinkage * _within_class_scatter_trace(float(np.trace(within) + between.sum()), between) / classes.total
+    ridge = shrinkage * within_class_scatter_trace(float(np.trace(within) + between.sum()), between) / classes.total
     within.flat[:: len(within) + 1] += ridge
     try:
         V = cho_solve(cho_factor(within, lower=True, overwrite_a=True, check_finite=False), centred.T)
@@ -223,7 +231,7 @@ def decision_functions(means: Array, priors: Array) -> tuple[Array, Array]:
     return T, constants
 
 
-def _within_class_scatter_trace(total: float, between: Array) -> float:
+def within_class_scatter_trace(total: float, between: Array) -> float:
     """Return the trace of the scatter within the classes; raise an error if it is not above rounding."""
     within = total - float(between.sum())
     if not within > 1e-13 * total:
@@ -240,15 +248,25 @@ class SpectralGram:
     """Eigenpairs above rounding of a centred Gram matrix, and the indicators Y in them: ``R Y`` for any ridge."""
 
     values: Array
-    vectors: Array
+    """Eigenvalues above rounding, ascending. Shape (r,)."""
+    all_vectors: Array
+    """Eigenvectors of all N eigenvalues, ascending. Shape (N, N)."""
     coordinates: Array
+    """Coordinates of Y in the eigenvectors, ``vectors' Y``. Shape (r, C)."""
     unexplained_cross_products: Array
-    """Y'Y of the part of Y that is orthogonal to the eigenvectors."""
+    """Y'Y of the part of Y that is orthogonal to the eigenvectors. Shape (C, C)."""
+    means: Array
+    """Means of the rows of the Gram matrix. Shape (N,)."""
+
+    @property
+    def vectors(self) -> Array:
+        """Eigenvectors of the eigenvalues above rounding, (N, r)."""
+        return self.all_vectors[:, len(self.all_vectors) - len(self.values) :]
 
     def within_class_scatter_trace(self, classes: Classes) -> float:
         """Return ``N tr(S_w)``; raise an error if it is not above rounding."""
         between = (self.coordinates**2 * self.values[:, np.newaxis]).sum(axis=0) / classes.sizes
-        return _within_class_scatter_trace(float(self.values.sum()), between)
+        return within_class_scatter_trace(float(self.values.sum()), between)
 
     def solve_coordinates(self, ridge: float) -> Array:
         """Return the coordinates of ``R Y`` in the eigenvectors, (r, C)."""
@@ -264,6 +282,13 @@ class SpectralGram:
         return ridge * (self.coordinates.T @ self.solve_coordinates(ridge)) + self.unexplained_cross_products
 
 
+def decompose_gram(K: Array, classes: Classes, on_indefinite: str) -> SpectralGram:
+    """Centre and decompose a Gram matrix, which is overwritten; only the lower triangle is read."""
+    weighting = Weighting(classes.weights)
+    means = center_gram_in_place(K, weighting)
+    return decompose(K, classes.weighted_centred_indicators(), on_indefinite, means, weighting)
+
+
 def decompose(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: Weighting) -> SpectralGram:
     """Decompose a centred Gram matrix, which is overwritten; the means of the rows of K give the scale of rounding."""
     values, vectors = eigh_in_place(G)
@@ -272,17 +297,17 @@ def decompose(G: Array, Y: Array, on_indefinite: str, means: Array, weighting: W
     clipped = check_psd(lowest, highest, scale, len(G), on_indefinite, _MATRIX)
     rounding = 16 * EPS * scale / float(np.sqrt(len(values)))
     cut = max(4 * EPS * highest, rounding, clipped or 2 * abs(min(lowest, 0.0)))
-    kept = int((values > cut).sum())
-    values, vectors = values[len(values) - kept :], vectors[:, len(values) - kept :]
-    coordinates = vectors.T @ Y
-    rest = Y - vectors @ coordinates
-    return SpectralGram(values, vectors, coordinates, rest.T @ rest)
+    first = len(values) - int((values > cut).sum())
+    kept = vectors[:, first:]
+    coordinates = kept.T @ Y
+    rest = Y - kept @ coordinates
+    return SpectralGram(values[first:], vectors, coordinates, rest.T @ rest, means)
 
 
 def _compute_ridge(G: Array, Y: Array, classes: Classes, shrinkage: float) -> float:
     """Return ``N lambda`` (`Discriminants.ridge` is lambda); raise if the variance within classes is rounding."""
     between = np.einsum("ij,ij->j", Y, G @ Y) / classes.sizes
-    return shrinkage * _within_class_scatter_trace(float(np.trace(G)), between) / classes.total
+    return shrinkage * within_class_scatter_trace(float(np.trace(G)), between) / classes.total
 
 
 def _estimate_rounding(G: Array, means: Array, weighting: Weighting) -> float:

@@ -1,16 +1,25 @@
-"""Choose the shrinkage of Fisher discriminants by stratified cross-validation."""
+"""Choose the shrinkage of Fisher discriminants by stratified cross-validation.
 
+Discriminants are a ridge regression of the class indicators, and what a ridge regression predicts of left-out rows is
+known in closed form. So one decomposition of the Gram matrix of all rows serves every fold and every shrinkage, unless
+a negative part has to be dropped, or one fold has nearly all of the rows' squared lengths.
+"""
+
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
+from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.pairwise.block_functions import mirror_lower
 from dkfm.numerics import fisher
-from dkfm.numerics.fisher import Classes, Codes
-from dkfm.numerics.kernel_components import Weighting, center_gram_in_place
+from dkfm.numerics.fisher import Classes, Codes, Indices, SpectralGram
+from dkfm.numerics.kernel_components import Weighting
 
 SHRINKAGE_GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 """Values that a shrinkage is chosen from: 1e-6 to 100, two for each power of ten."""
@@ -18,12 +27,42 @@ SHRINKAGE_GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-
 _FOLDS = 5
 """Number of folds of the cross-validation."""
 
+_MIN_REST = 1e-2
+"""Smallest share of the squared lengths that the rows outside a fold have if one decomposition is as exact as five."""
 
-def choose_shrinkage(K: Array, classes: Classes, on_indefinite: str = "raise") -> float:
+
+def choose_shrinkage(spectral: SpectralGram, classes: Classes) -> float:
     """Return the shrinkage of `SHRINKAGE_GRID` that predicts the largest weight of rows; of several, the largest.
 
     The rows of each class are dealt in order to five folds, and each fold is predicted from the other four. The row of
     a class of one row is in no fold, and is always trained on.
+
+    Parameters
+    ----------
+    spectral : SpectralGram
+        Decomposed Gram matrix of the N rows, positive semi-definite.
+    classes : Classes
+        Classes and weights of the N rows.
+
+    Raises
+    ------
+    InvalidInputError
+        No shrinkage predicts a row right.
+    """
+    return _choose_by_weights(correct_weights(spectral, classes))
+
+
+def correct_weights(spectral: SpectralGram, classes: Classes) -> Array:
+    """Return the weight of the rows that each shrinkage of `SHRINKAGE_GRID` predicts right; see `choose_shrinkage`."""
+    regression = _Regression.from_eigenvectors(spectral, classes)
+    return _sum_correct_weights(_LeftOutRows(regression, test) for test in _split_rows(classes))
+
+
+def choose_shrinkage_by_folds(K: Array, classes: Classes, on_indefinite: str) -> float:
+    """Return the shrinkage as `choose_shrinkage` does, from a decomposition of each fold.
+
+    A kernel that is not positive semi-definite needs it: without its negative part, the Gram matrix of some rows is not
+    a block of the Gram matrix of all rows, so no closed form exists.
 
     Parameters
     ----------
@@ -35,38 +74,180 @@ def choose_shrinkage(K: Array, classes: Classes, on_indefinite: str = "raise") -
         As in `fisher.solve_discriminants`.
     """
     mirror_lower(K)
-    folds, correct = _assign_folds(classes), np.zeros(len(SHRINKAGE_GRID))
-    for fold in range(folds.max() + 1):
-        correct += _correct_weight_of_fold(K, classes, folds == fold, on_indefinite)
+    folds = (_DecomposedFold.from_gram(K, classes, test, on_indefinite) for test in _split_rows(classes))
+    return _choose_by_weights(_sum_correct_weights(folds))
+
+
+def has_dominant_fold(diagonal: Array, classes: Classes) -> bool:
+    """Return whether the rows of one fold are so long that beside them rounding spoils the others.
+
+    Rounding is relative to the largest rows. A decomposition of all rows would lose digits that one without them has.
+    `diagonal` (N,) has the squared lengths ``k(x, x)``.
+    """
+    squares = classes.weights * np.abs(diagonal)
+    return any(np.delete(squares, test).sum() < _MIN_REST * squares.sum() for test in _split_rows(classes))
+
+
+class _Fold(Protocol):
+    """Left-out rows, and a ridge regression of the class indicators Y of the others."""
+
+    @property
+    def training(self) -> Classes:
+        """Classes of the rows that are trained on."""
+
+    @property
+    def test(self) -> Classes:
+        """Classes of the left-out rows."""
+
+    def within_class_scatter_trace(self) -> float:
+        """Return the trace of the scatter within the classes, N tr(S_w), of the rows that are trained on."""
+
+    def predict(self, ridge: float) -> tuple[Array, Array]:
+        """Return the predictions (m, C) of the left-out rows, and ``ridge Y'RY`` (C, C) of the others."""
+
+
+def _choose_by_weights(correct: Array) -> float:
     if not correct.any():
         raise InvalidInputError('shrinkage="auto" finds no row that the others predict right; give it a number.')
     return SHRINKAGE_GRID[int(np.flatnonzero(correct >= correct.max() * (1 - 1e-12))[-1])]
 
 
-def _correct_weight_of_fold(K: Array, classes: Classes, in_fold: npt.NDArray[np.bool_], on_indefinite: str) -> Array:
+def _sum_correct_weights(folds: Iterator[_Fold]) -> Array:
+    correct = np.zeros(len(SHRINKAGE_GRID))
+    for fold in folds:
+        correct += _correct_weight_of_fold(fold)
+    return correct
+
+
+def _correct_weight_of_fold(fold: _Fold) -> Array:
     """Return the weight of the correctly predicted rows of one fold, for each shrinkage of `SHRINKAGE_GRID`."""
-    test, train = np.flatnonzero(in_fold), np.flatnonzero(~in_fold)
-    training = classes.subset(train)
-    weighting, Y = Weighting(training.weights), training.weighted_centred_indicators()
-    G = np.array(K[np.ix_(train, train)], order="F")
-    means = center_gram_in_place(G, weighting)
-    spectral = fisher.decompose(G, Y, on_indefinite, means, weighting)
-    expected, weights, correct = classes.codes[test], classes.weights[test], np.zeros(len(SHRINKAGE_GRID))
+    training, test, correct = fold.training, fold.test, np.zeros(len(SHRINKAGE_GRID))
     try:
-        spread = spectral.within_class_scatter_trace(training)
+        spread = fold.within_class_scatter_trace()
     except InvalidInputError:
         return correct  # the training rows do not vary within their classes
-    V = weighting.apply_centring_transpose(spectral.vectors)
-    coordinates = K[np.ix_(test, train)] @ V - means @ V
     for number, shrinkage in enumerate(SHRINKAGE_GRID):
-        ridge = shrinkage * spread / training.total
-        with suppress(InvalidInputError):  # a shrinkage that is too small for these rows scores 0
-            directions = fisher.solve_directions(spectral.indicator_residual_products(ridge) / training.total, training)
+        with suppress(InvalidInputError, LinAlgError):  # a shrinkage that is too small for these rows scores 0
+            predictions, residual = fold.predict(shrinkage * spread / training.total)
+            directions = fisher.solve_directions(residual / training.total, training)
             T, constants = fisher.decision_functions(directions.means, training.class_probabilities)
-            decisions = coordinates @ (spectral.solve_coordinates(ridge) @ directions.combinations) @ T - constants
+            decisions = predictions @ directions.combinations @ T - constants
             codes = decisions.argmax(axis=1) if training.count > 2 else decisions[:, 0] > 0
-            correct[number] = weights[codes == expected].sum()
+            correct[number] = test.weights[codes == test.codes].sum()
     return correct
+
+
+@dataclass(frozen=True, eq=False)
+class _Regression:
+    """Ridge regression of the class indicators of all rows, in an orthonormal basis.
+
+    The basis spans all that is orthogonal to ``D^(1/2) 1``. It has vectors of eigenvalue 0 too, because ``1 - hat``
+    would subtract nearly equal numbers without them.
+    """
+
+    classes: Classes
+    values: Array
+    """Eigenvalues above rounding. Shape (r,)."""
+    basis: Array
+    """Orthonormal vectors; the last r are the eigenvectors of these eigenvalues. Shape (N, N - 1)."""
+    coordinates: Array
+    """Coordinates of the centred indicators, the sums of the classes. Shape (N - 1, C)."""
+    squared_lengths: Array
+    """Weight of each row times its squared distance from the mean of all rows. Shape (N,)."""
+
+    @classmethod
+    def from_eigenvectors(cls, spectral: SpectralGram, classes: Classes) -> Self:
+        # D^(1/2) 1 has eigenvalue 0, but rounding mixes it with the eigenvectors of other small eigenvalues. A
+        # reflection turns the vector of the lowest eigenvalue into it, and makes all others orthogonal to it.
+        vectors = spectral.all_vectors
+        q = (np.sqrt(classes.weights) / np.sqrt(classes.total)) @ vectors
+        q[0] += np.copysign(1.0, q[0])
+        basis = np.array(vectors[:, 1:], order="F")
+        basis = blas.dger(-2 / float(q @ q), vectors @ q, q[1:], a=basis, overwrite_a=1)
+        eigenvectors = basis[:, len(basis) - 1 - len(spectral.values) :]
+        lengths = np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, spectral.values)
+        coordinates = basis.T @ classes.weighted_centred_indicators()
+        return cls(classes, spectral.values, basis, coordinates, lengths)
+
+
+class _LeftOutRows:
+    """A fold whose predictions follow from the regression of all rows.
+
+    Let ``P = 1 - hat`` be the matrix of the residuals of all rows, mean included. For left-out rows T, the residual of
+    their predictions is ``e = P_TT^(-1) (P Y)_T``. The regression of all rows with ``Y - e`` in place of ``Y`` in T has
+    the coefficients, and the sum of squares, of the regression without T.
+    """
+
+    def __init__(self, regression: _Regression, test: Indices) -> None:
+        classes = regression.classes
+        self._regression = regression
+        self.training = classes.subset(np.delete(np.arange(len(classes.codes)), test))
+        self.test = classes.subset(test)
+        self._basis = regression.basis[test]
+        self._first = self._basis.shape[1] - len(regression.values)
+        self._vectors, null_vectors = self._basis[:, self._first :], self._basis[:, : self._first]
+        self._null_products = null_vectors @ null_vectors.T
+        self._squared_lengths = float(np.delete(regression.squared_lengths, test).sum())
+
+    @cached_property
+    def _sum(self) -> Array:
+        """Sum of the training rows, in the eigenvectors, (r,); that of all rows is 0."""
+        total: Array = -(np.sqrt(self.test.weights) @ self._vectors)
+        return total
+
+    def within_class_scatter_trace(self) -> float:
+        values, training = self._regression.values, self.training
+        left_out = self._vectors.T @ (self.test.weighted_indicators() / np.sqrt(self.test.weights)[:, np.newaxis])
+        sums = self._regression.coordinates[self._first :] - left_out
+        total = self._squared_lengths - float(values @ self._sum**2) / training.total
+        between = values @ (sums - np.outer(self._sum, training.class_shares)) ** 2 / training.sizes
+        return fisher.within_class_scatter_trace(total, between)
+
+    def predict(self, ridge: float) -> tuple[Array, Array]:
+        values, coordinates = self._regression.values, self._regression.coordinates
+        # Share of each coordinate that the residuals keep.
+        kept = np.concatenate([np.ones(self._first), ridge / (values + ridge)])[:, np.newaxis]
+        scaled = self._vectors * np.sqrt(kept[self._first :, 0])
+        P = scaled @ scaled.T
+        P += self._null_products
+        factor = cho_factor(P.T, lower=True, overwrite_a=True, check_finite=False)
+        errors = cho_solve(factor, self._basis @ (kept * coordinates), overwrite_b=True, check_finite=False)
+        corrected = coordinates - self._basis.T @ errors
+        fitted = (values / (values + ridge))[:, np.newaxis] * corrected[self._first :]
+        rows = self._vectors @ fitted / np.sqrt(self.test.weights)[:, np.newaxis]
+        return rows - self._sum @ fitted / self.training.total, (kept * corrected).T @ corrected
+
+
+@dataclass(frozen=True, eq=False)
+class _DecomposedFold:
+    """A fold whose training rows have a decomposition of their own."""
+
+    training: Classes
+    test: Classes
+    spectral: SpectralGram
+    test_coordinates: Array
+    """Inner products of the left-out rows with the eigenvectors. Shape (m, r)."""
+
+    @classmethod
+    def from_gram(cls, K: Array, classes: Classes, test: Indices, on_indefinite: str) -> Self:
+        train = np.delete(np.arange(len(K)), test)
+        training = classes.subset(train)
+        spectral = fisher.decompose_gram(np.array(K[np.ix_(train, train)], order="F"), training, on_indefinite)
+        V = Weighting(training.weights).apply_centring_transpose(spectral.vectors)
+        return cls(training, classes.subset(test), spectral, K[np.ix_(test, train)] @ V - spectral.means @ V)
+
+    def within_class_scatter_trace(self) -> float:
+        return self.spectral.within_class_scatter_trace(self.training)
+
+    def predict(self, ridge: float) -> tuple[Array, Array]:
+        solved = self.test_coordinates @ self.spectral.solve_coordinates(ridge)
+        return solved, self.spectral.indicator_residual_products(ridge)
+
+
+def _split_rows(classes: Classes) -> list[Indices]:
+    """Return the rows of each fold."""
+    folds = _assign_folds(classes)
+    return [np.flatnonzero(folds == fold) for fold in range(folds.max() + 1)]
 
 
 def _assign_folds(classes: Classes) -> Codes:

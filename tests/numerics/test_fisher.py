@@ -6,7 +6,7 @@ from scipy.linalg import eigh
 
 from dkfm import kernels
 from dkfm.errors import InvalidInputError, NotPSDError
-from dkfm.numerics import fisher, shrinkage
+from dkfm.numerics import fisher
 from dkfm.numerics.fisher import Classes
 
 KERNELS = [kernels.Gaussian(1.0), kernels.Linear(), kernels.Polynomial(3, offset=1.0), kernels.Exponential(2.0)]
@@ -144,42 +144,3 @@ def test_a_matrix_that_the_ridge_does_not_make_definite_is_refused(rng):
     for by_eigenvalues in (False, True):
         with pytest.raises(NotPSDError, match="on_indefinite"):
             fisher.solve_discriminants(np.asfortranarray(K), classes, 1e-3, by_eigenvalues=by_eigenvalues)
-
-
-def cross_validated(kernel, X, y, share, priors=None):
-    """The share of rows that are predicted right from the other four parts."""
-    part, right = np.empty(len(y), int), 0
-    part[np.argsort(y, kind="stable")] = np.arange(len(y)) % 5
-    for held in (part == k for k in range(5)):
-        f = fisher.solve_discriminants(
-            np.asfortranarray(kernel(X[~held], X[~held])), Classes(y[~held], np.ones((~held).sum()), 4), share
-        )
-        T, constants = fisher.decision_functions(f.means, np.bincount(y[~held]) / (~held).sum())
-        right += (((kernel(X[held], X[~held]) @ f.weights - f.offset) @ T - constants).argmax(axis=1) == y[held]).sum()
-    return right
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_shrinkage_that_is_chosen_is_the_largest_of_those_that_predict_best(seed):
-    rng = np.random.default_rng(seed)
-    y, kernel = rng.choice(4, 73, p=[0.4, 0.3, 0.2, 0.1]), kernels.Gaussian(1.0)
-    X = rng.normal(size=(73, 3)) + np.eye(4)[y][:, :3]
-    right = [cross_validated(kernel, X, y, share) for share in shrinkage.SHRINKAGE_GRID]
-    best = max(share for share, count in zip(shrinkage.SHRINKAGE_GRID, right, strict=True) if count == max(right))
-    assert len(set(right)) > 3
-    assert shrinkage.choose_shrinkage(np.asfortranarray(kernel(X, X)), Classes(y, np.ones(73), 4)) == best
-
-
-def test_where_every_shrinkage_is_right_the_largest_is_chosen(rng):
-    y = np.repeat([0, 1], 20)
-    x = rng.normal(size=(40, 1)) + 100 * y[:, None]
-    assert (
-        shrinkage.choose_shrinkage(np.asfortranarray(x @ x.T), Classes(y, np.ones(40), 2))
-        == shrinkage.SHRINKAGE_GRID[-1]
-    )
-
-
-def test_a_row_that_is_alone_in_its_class_is_never_left_out(rows):
-    X, y = rows[0][:41], np.append(np.arange(40) % 2, 2)
-    found = shrinkage.choose_shrinkage(np.asfortranarray(X @ X.T), Classes(y, np.ones(41), 3))
-    assert found in shrinkage.SHRINKAGE_GRID

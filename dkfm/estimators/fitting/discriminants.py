@@ -71,6 +71,7 @@ def fit_discriminants(
     """Return the model of the discriminants of training rows, and the fitted values by name."""
     kernel, n, d = data.kernel, data.rows_as_landmarks.shape[0], data.mean_values_per_row
     small_shrinkage = options.shrinkage is not None and options.shrinkage < shrinkage.SHRINKAGE_GRID[0]
+    clips = options.on_indefinite == "clip" and not _is_known_psd(kernel)
     by_eigenvalues = small_shrinkage or options.on_indefinite == "clip" or not _is_known_psd(kernel)
     decomposes = by_eigenvalues or options.shrinkage is None
     _require_memory(n, d, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
@@ -79,13 +80,13 @@ def fit_discriminants(
     with progress.show_elapsed_bar(
         "dkfm-root", budget.eigendecomposition_seconds(n) if decomposes else 0.0, options.progress
     ):
-        chosen = options.shrinkage
-        if chosen is None:
-            chosen = shrinkage.choose_shrinkage(K, classes, options.on_indefinite)
-        spectral = by_eigenvalues or (None if has_room else False)
-        result = fisher.solve_discriminants(
-            K, classes, chosen, by_eigenvalues=spectral, on_indefinite=options.on_indefinite
-        )
+        if options.shrinkage is None:
+            chosen, result = _choose_shrinkage_and_solve(K, classes, options.on_indefinite, by_eigenvalues, clips)
+        else:
+            chosen, spectral = options.shrinkage, by_eigenvalues or (None if has_room else False)
+            result = fisher.solve_discriminants(
+                K, classes, chosen, by_eigenvalues=spectral, on_indefinite=options.on_indefinite
+            )
     del K
     heads = fisher.make_discriminant_heads(result, classes, options.n_components)
     model = cast_model(Model(kernel, data.rows_as_landmarks, heads), dtype)
@@ -94,6 +95,23 @@ def fit_discriminants(
     measured = certify_fit(prepare_scorer(model), data, {**values, **weights}, result.ridge)
     warn_of_rounding(measured, dtype)
     return model, {**values, "certificate": measured}
+
+
+def _choose_shrinkage_and_solve(
+    K: Array, classes: Classes, on_indefinite: str, by_eigenvalues: bool, clips: bool
+) -> tuple[float, Discriminants]:
+    """Return the shrinkage that cross-validation selects, and the discriminants; K is overwritten.
+
+    `clips` says whether a negative part of the Gram matrix may have to be dropped.
+    """
+    if clips or shrinkage.has_dominant_fold(K.diagonal(), classes):
+        chosen = shrinkage.choose_shrinkage_by_folds(K, classes, on_indefinite)
+        return chosen, fisher.solve_discriminants(
+            K, classes, chosen, by_eigenvalues=by_eigenvalues or None, on_indefinite=on_indefinite
+        )
+    spectral = fisher.decompose_gram(K, classes, on_indefinite)
+    chosen = shrinkage.choose_shrinkage(spectral, classes)
+    return chosen, fisher.solve_from_eigenvectors(spectral, classes, chosen)
 
 
 def fit_in_map(
