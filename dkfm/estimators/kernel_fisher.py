@@ -63,7 +63,9 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
     shrinkage : float or "auto", default=1e-3
         Regularization ``lambda = shrinkage tr(S_w) / N`` for N training rows, independent of the basis of the feature
         space. Without it, N points in N dimensions have discriminants for any labels. "auto" selects a value from 1e-6
-        to 100 by five-fold cross-validation, without random numbers.
+        to 100 by five-fold cross-validation, without random numbers. It decomposes the Gram matrix once. Each
+        fold needs a decomposition for a kernel that may be indefinite with on_indefinite="clip", or if the rows of one
+        fold have 99 % of all k(x, x).
     priors : array-like of shape (C,), default=None
         Probabilities of the classes; None is their frequencies in the training rows.
     on_indefinite : {"raise", "clip"}, default="raise"
