@@ -122,7 +122,8 @@ OTHERS = {
     ("performance_report", "read_text"),  # a page that Dask has just written into our own temporary folder
     ("object_store", "read_bytes"),  # a model in our own temporary folder
     ("model_transfer", "read_bytes"),
-    ("memory", "read_text"),  # of /proc
+    ("memory", "read_text"),  # of /proc and /sys
+    ("cpus", "read_text"),
     ("machine", "read_text"),
     ("temporary_folders", "read_text"),
     ("training_data", "memmap"),  # a Gram matrix in a file of our own that has no name
