@@ -17,6 +17,7 @@ OUTSIDE = {
     "core": {"numpy", "scipy", "jinja2", "_typeshed"},
     "kernels.pairwise": {"numpy", "scipy", "numba"},
     "kernels": {"numpy", "scipy"},
+    "numerics.eigensolvers": {"numpy", "scipy"},
     "numerics": {"numpy", "scipy"},
     "numerics.certificates": {"numpy", "scipy"},
     "files": {"numpy", "fsspec"},

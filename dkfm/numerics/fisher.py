@@ -14,9 +14,10 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotPSDError
 from dkfm.numerics import links
+from dkfm.numerics.eigensolvers.dense import eigh_in_place
 from dkfm.numerics.kernel_components import Weighting, center_gram_in_place
 from dkfm.numerics.model import Head
-from dkfm.numerics.roots import EPS, ROUNDING_SHARE, check_psd, choose_signs, eigh_in_place
+from dkfm.numerics.roots import EPS, ROUNDING_SHARE, check_psd, choose_signs
 
 Codes = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]

@@ -13,9 +13,11 @@ import numpy as np
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.block_functions import mirror_lower
-from dkfm.numerics import lanczos, links
+from dkfm.numerics import links
+from dkfm.numerics.eigensolvers import lanczos
+from dkfm.numerics.eigensolvers.dense import eigh_in_place, leading_eigh_in_place
 from dkfm.numerics.model import Head
-from dkfm.numerics.roots import EPS, Root, check_psd, choose_signs, eigh_in_place, inverse_root, row_lengths
+from dkfm.numerics.roots import EPS, Root, check_psd, choose_signs, inverse_root, row_lengths
 
 FORMULATIONS = ("combined", "primal", "dual")
 
@@ -158,7 +160,7 @@ def solve_components_by_eigh(
         return _solve_primal(K, options, weighting)
     means = center_gram_in_place(K, weighting)
     total = float(np.trace(K))
-    values, vectors = eigh_in_place(K)
+    values, vectors = leading_eigh_in_place(K, options.count if isinstance(options.count, int) else len(K))
     del K
     dropped = _check_psd_of_problem(values, means, options, weighting)
     if dropped:

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import eigh, lapack, solve_triangular, svd
+from scipy.linalg import lapack, solve_triangular, svd
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError
 from dkfm.numerics import links
+from dkfm.numerics.eigensolvers.dense import eigh_in_place
 from dkfm.numerics.model import Head
 
 BASES = ("symmetric", "spectral", "cholesky")
@@ -196,31 +197,6 @@ def cast_heads(heads: Mapping[str, Head], dtype: np.dtype[np.floating]) -> dict[
 
 _NOTE_FOR_FIT = "the certificate is of what is fitted to its positive part"
 _NOTE_FOR_MAP = "the certificate measures how far the features are from the kernel"
-
-
-def eigh_in_place(K: Array) -> tuple[Array, Array]:
-    """Decompose a symmetric matrix in place from its lower triangle.
-
-    Parameters
-    ----------
-    K : ndarray of shape (N, N), Fortran-contiguous
-        Matrix, overwritten by the eigenvectors; only the lower triangle is read.
-
-    Returns
-    -------
-    eigenvalues : ndarray of shape (N,)
-        Ascending.
-    vectors : ndarray of shape (N, N)
-        Eigenvectors in columns, in the memory of K.
-
-    Notes
-    -----
-    LAPACK ``dsyevd`` needs a workspace of 2 N^2 values. With the upper triangle, its error for the paper's kernel k1
-    and each row given twice was ``7 eps lambda_max``, above the threshold of the rank; with the lower triangle it is
-    below ``2 eps lambda_max``. ``dsyevr`` lost two to three digits on clustered eigenvalues.
-    """
-    values, vectors = eigh(K, lower=True, overwrite_a=True, check_finite=False, driver="evd")
-    return values, vectors
 
 
 def is_indefinite(lowest: float, scale: float, n: int) -> bool:

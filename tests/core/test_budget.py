@@ -131,7 +131,7 @@ MEASURE = """
 import json, sys
 import numpy as np
 import dkfm
-from dkfm.core import budget; from dkfm.numerics import lanczos
+from dkfm.core import budget; from dkfm.numerics.eigensolvers import lanczos
 from dkfm.execution.memory import peak_memory
 
 sizes = {"wide": (2000, 10_000), "columns": (150_000, 2), "pivots": (6000, 50), "few": (8000, 50)}
@@ -169,7 +169,8 @@ STORED = """
 import json
 import numpy as np
 import dkfm
-from dkfm.core import budget; from dkfm.numerics import lanczos; from dkfm.execution import memory as preflight
+from dkfm.core import budget; from dkfm.execution import memory as preflight
+from dkfm.numerics.eigensolvers import lanczos
 
 n, d = 8000, 50
 X = np.random.default_rng(0).normal(size=(n, d))

@@ -8,7 +8,8 @@ import pytest
 import dkfm
 from dkfm import KernelFisher, KernelPCA, kernels
 from dkfm.errors import DkfmWarning, NotPSDError, NotSupportedError
-from dkfm.numerics import kernel_components, lanczos, roots
+from dkfm.numerics import kernel_components, roots
+from dkfm.numerics.eigensolvers import lanczos
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*negative part is dropped:dkfm.errors.DkfmWarning")
 

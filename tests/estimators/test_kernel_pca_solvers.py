@@ -175,7 +175,7 @@ def test_a_gram_matrix_that_does_not_fit_into_memory_stays_in_its_store(q, rng, 
     X, Z = rng.normal(size=(1200, 5)), rng.normal(size=(20, 5))
     truth = KernelPCA(q, kernel="rbf").fit(X)
     from dkfm.core import budget
-    from dkfm.numerics import lanczos
+    from dkfm.numerics.eigensolvers import lanczos
 
     held = budget.lanczos_bytes(1200, 5, lanczos.choose_basis_columns(1200, q), lanczos.choose_block_columns(1200, q))
     monkeypatch.setattr(memory, "available_memory", lambda: held - 5_000_000)

@@ -26,7 +26,7 @@ from dkfm.execution import executors, model_cache, task_runner
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.connect import connect
 from dkfm.gram import build as gram
-from dkfm.numerics import roots
+from dkfm.numerics.eigensolvers import dense
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 
@@ -117,7 +117,7 @@ def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_p
 
     for module, name in (
         (gram, "evaluate_block"),
-        (roots, "eigh"),
+        (dense, "eigh"),
         (lapack, "dpstrf"),
         (scoring_mixin, "compute_finite_scores"),
     ):

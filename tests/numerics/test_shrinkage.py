@@ -5,7 +5,8 @@ import pytest
 
 from dkfm import KernelFisher, kernels
 from dkfm.errors import InvalidInputError
-from dkfm.numerics import fisher, roots, shrinkage
+from dkfm.numerics import fisher, shrinkage
+from dkfm.numerics.eigensolvers import dense
 from dkfm.numerics.fisher import Classes
 
 KERNELS = [kernels.Gaussian(1.0), kernels.Linear(), kernels.Polynomial(3, offset=1.0), kernels.Exponential(2.0)]
@@ -122,7 +123,7 @@ def test_predictions_are_as_exact_as_those_of_a_decomposition_of_each_fold(sigma
 def test_the_estimator_chooses_the_same_and_decomposes_once(dtype, weighted, monkeypatch):
     X, y = draw(SHARES["unbalanced"], 4)
     X, w = X.astype(dtype), np.random.default_rng(4).uniform(0.2, 5, len(y)) if weighted else np.ones(len(y))
-    kernel, sizes, eigh_in_place = kernels.Gaussian(1.0), [], roots.eigh_in_place
+    kernel, sizes, eigh_in_place = kernels.Gaussian(1.0), [], dense.eigh_in_place
     monkeypatch.setattr(fisher, "eigh_in_place", lambda G: sizes.append(len(G)) or eigh_in_place(G))
     found = KernelFisher(kernel=kernel, shrinkage="auto").fit(X, y, w)
     assert sizes == [90]
@@ -135,7 +136,7 @@ def test_the_estimator_chooses_the_same_and_decomposes_once(dtype, weighted, mon
 
 def test_a_kernel_known_to_be_definite_is_decomposed_once_where_a_negative_part_may_be_dropped(monkeypatch):
     X, y = draw(SHARES["balanced"], 0)
-    sizes, eigh_in_place = [], roots.eigh_in_place
+    sizes, eigh_in_place = [], dense.eigh_in_place
     monkeypatch.setattr(fisher, "eigh_in_place", lambda G: sizes.append(len(G)) or eigh_in_place(G))
     KernelFisher(kernel=kernels.Gaussian(1.0), shrinkage="auto", on_indefinite="clip").fit(X, y)
     assert sizes == [90]
@@ -145,7 +146,7 @@ def test_a_kernel_known_to_be_definite_is_decomposed_once_where_a_negative_part_
 def test_rows_beside_which_rounding_spoils_the_others_are_left_out_before_the_decomposition(length, monkeypatch):
     X, y = draw(SHARES["balanced"], 0)
     X[7] *= length
-    sizes, eigh_in_place = [], roots.eigh_in_place
+    sizes, eigh_in_place = [], dense.eigh_in_place
     monkeypatch.setattr(fisher, "eigh_in_place", lambda G: sizes.append(len(G)) or eigh_in_place(G))
     found = KernelFisher(kernel=kernels.Polynomial(2), shrinkage="auto").fit(X, y)
     assert len(sizes) == (1 if length == 1 else 5)

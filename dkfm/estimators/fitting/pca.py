@@ -30,8 +30,9 @@ from dkfm.gram import build
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.sklearn_names import filter_parameters
-from dkfm.numerics import kernel_components, lanczos, training_statistics
+from dkfm.numerics import kernel_components, training_statistics
 from dkfm.numerics.certificates import certificate
+from dkfm.numerics.eigensolvers import lanczos
 from dkfm.numerics.kernel_components import ComponentOptions, Components, EigenProblem, Moments, Weighting
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkfm.numerics import lanczos
+from dkfm.numerics.eigensolvers import lanczos
 
 EPS = np.finfo(np.float64).eps
 
