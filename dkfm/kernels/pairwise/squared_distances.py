@@ -41,7 +41,7 @@ of large norms."""
 _LARGEST_FLOAT32_ERROR = 1.0
 """Error of a squared distance in float32 from which on its whole row is computed in float64."""
 
-_MANY = 1 / 16
+_MANY = 1 / 48
 """Share of the landmarks above which a row is computed in float64 rather than pair by pair."""
 
 _SQUARES: Array = np.geomspace(1e-6, 1e12, 1200)
