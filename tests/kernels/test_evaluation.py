@@ -111,10 +111,28 @@ def test_a_block_takes_the_memory_that_the_kernel_says(kernel, rng):
     assert peak <= kernel.peak_blocks + 0.25
 
 
+@pytest.mark.parametrize("d", [1, 2, 3, 4])
+@pytest.mark.parametrize(("dtype", "scales"), [("float64", (1e-120, 1e-99, 1e120)), ("float32", (1e-25, 1e13, 1e25))])
+def test_values_of_few_columns_do_not_depend_on_the_unit(d, dtype, scales, rng):
+    X, Y = rng.normal(size=(30, d)).astype(dtype), rng.normal(size=(40, d)).astype(dtype)
+    Y[:5] = X[:5]
+    expected = np.exp(-cdist(X.astype(np.float64), Y.astype(np.float64), "sqeuclidean") / 2)
+    for unit in (1.0, *scales):
+        found = kernels.Gaussian(unit)(X * np.asarray(unit, dtype), Y * np.asarray(unit, dtype))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=4 * np.finfo(dtype).eps)
+        assert (np.diag(found)[:5] == 1).all()
+
+
 def test_without_numba_the_sums_are_the_same(rng, monkeypatch):
     X, Y = rng.dirichlet(np.ones(300), size=70), rng.dirichlet(np.ones(300), size=90)
     X[0] = Y[0] = 0.0
-    chosen = [kernels.Laplacian(1.0), kernels.ChiSquared(), kernels.HistogramIntersection(), kernels.JensenShannon()]
+    chosen = [
+        kernels.Gaussian(0.01).on([1, 2, 3]),
+        kernels.Laplacian(1.0),
+        kernels.ChiSquared(),
+        kernels.HistogramIntersection(),
+        kernels.JensenShannon(),
+    ]
     for k in chosen:
         fast, fast32 = k(X, Y), k(X.astype(np.float32), Y.astype(np.float32))
         with monkeypatch.context() as patched:
