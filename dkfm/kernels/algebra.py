@@ -76,12 +76,13 @@ class ElementwiseKernel(Wrapper):
 
     def radial_form(self, d: int) -> RadialForm | None:
         """Return the function of the inner kernel's radial form, if it has one."""
-        inner = self.kernel.radial_form(d)
+        inner = self.kernel.find_radial_form(d)
         if inner is None:
             return None
-        supports_float32 = inner.supports_float32 and self._keeps_float32()
-        return RadialForm(
-            inner.scale, inner.near, lambda values: self._map_values(inner.map_values(values)), supports_float32
+        return replace(
+            inner,
+            map_values=lambda values: self._map_values(inner.map_values(values)),
+            supports_float32=inner.supports_float32 and self._keeps_float32(),
         )
 
     def resolve(self, X: Rows) -> Kernel:
@@ -186,33 +187,38 @@ class _Reduction(PreparedKernel):
 
     def radial_form(self, d: int) -> RadialForm | None:
         """Combine the radial forms of the parts, if all have one."""
-        forms = [k.radial_form(d) for k in self.parts]
+        forms = [k.find_radial_form(d) for k in self.parts]
         return None if None in forms else combine_radial_forms(self.operation, [form for form in forms if form])
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare each part; those that are functions of the distance share its computation."""
-        forms = self._shareable_forms(landmarks)
-        shared = [form for form in forms if form is not None]
-        evaluators = [k.make_evaluator(landmarks) for k, form in zip(self.parts, forms, strict=True) if form is None]
-        if shared:
-            evaluators.insert(0, combine_radial_forms(self.operation, shared).prepare(landmarks))
-        first, *others = evaluators
-        return lambda Z, out=None, /: self._reduce(chain([first(Z, out)], (p(Z) for p in others)))
+        """Prepare each part; those that are functions of the distance come first, and share its computation."""
+        forms, others = self._divide_parts(landmarks)
+        evaluators = [k.make_evaluator(landmarks) for k in others]
+        if forms:
+            evaluators.insert(0, combine_radial_forms(self.operation, list(forms.values())).prepare(landmarks))
+        first, *rest = evaluators
+        return lambda Z, out=None, /: self._reduce(chain([first(Z, out)], (p(Z) for p in rest)))
 
-    def _shareable_forms(self, landmarks: Rows) -> list[RadialForm | None]:
-        """Return the radial form of each part that can share distances with another one, and None for the others."""
-        forms = [k.radial_form(landmarks.shape[1]) for k in self.parts]
-        if landmarks.dtype == np.float32:
-            forms = [form if form and form.supports_float32 else None for form in forms]
-        return forms if len(forms) - forms.count(None) > 1 else [None] * len(forms)
+    def _divide_parts(self, rows: Rows) -> tuple[dict[int, RadialForm], list[Kernel]]:
+        """Return the radial forms of the parts that share distances of these rows, by number, and the other parts."""
+        found = {number: k.find_radial_form(rows.shape[1]) for number, k in enumerate(self.parts)}
+        forms = {
+            number: form
+            for number, form in found.items()
+            if form is not None and (rows.dtype == np.float64 or form.supports_float32)
+        }
+        if len(forms) < 2:
+            return {}, list(self.parts)
+        return forms, [k for number, k in enumerate(self.parts) if number not in forms]
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve each part."""
         return type(self).from_kernels(*(k.resolve(X) for k in self.parts))
 
     def diagonal(self, X: Rows) -> Array:
-        """Combine the diagonals of the parts."""
-        return self._reduce(k.evaluate_diagonal(X) for k in self.parts)
+        """Combine the diagonals of the parts, in the order of the block."""
+        forms, others = self._divide_parts(X)
+        return self._reduce(k.evaluate_diagonal(X) for k in [*(self.parts[number] for number in forms), *others])
 
     def _reduce(self, values: Iterator[Array]) -> Array:
         """Accumulate arrays in the first one as the iterator yields them, so that only two exist at a time."""

@@ -100,6 +100,15 @@ class Kernel(ABC):
         """Return the kernel of d columns as a function of the squared distance, or None if it is not one."""
         return None
 
+    def find_radial_form(self, d: int) -> RadialForm | None:
+        """Return the `radial_form`, or None if a subclass computes blocks in another way than the class that has it."""
+        classes = type(self).__mro__
+        form, *hooks = (
+            next(i for i, cls in enumerate(classes) if name in vars(cls))
+            for name in ("radial_form", "prepare", "block")
+        )
+        return self.radial_form(d) if form <= min(hooks) else None
+
     def resolve(self, X: Rows) -> Kernel:
         """Return the kernel with the parameters filled in that depend on the training rows X."""
         return self

@@ -85,7 +85,7 @@ class EuclideanDistanceKernel(DistanceKernel):
         """Prepare the squared distances to the landmarks."""
         unit = self._length_scale_factor * self._column_scales(landmarks.shape[1])
         negative_squared_distances = prepare_negative_squared_distances(
-            landmarks, unit, self._near_threshold, self._effect_of_errors
+            landmarks, unit, self._near_threshold, ((self._effect_of_errors, 1.0),)
         )
         return lambda Z, out=None, /: self._map_values(negative_squared_distances(Z, out))
 
@@ -94,9 +94,8 @@ class EuclideanDistanceKernel(DistanceKernel):
         scale = self._column_scales(d)
         if not isinstance(scale, float):
             return None
-        return RadialForm(
-            self._length_scale_factor * scale, self._near_threshold, self._map_values, self._keeps_float32()
-        )
+        unit, effects = self._length_scale_factor * scale, ((self._effect_of_errors, 1.0),)
+        return RadialForm(unit, self._near_threshold, self._map_values, self._keeps_float32(), effects)
 
     def diagonal(self, X: Rows) -> Array:
         """Return the kernel value of distance 0 for each row."""

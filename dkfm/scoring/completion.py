@@ -103,7 +103,8 @@ def remove_chunks(output: Output, numbers: Sequence[int]) -> None:
 def open_complete(root: Location) -> tuple[Output, ReceiptTable]:
     """Open a finished output, and check the names and the sizes of all its files from one listing.
 
-    No chunk is opened: its bytes are compared with its receipt when it is read.
+    No chunk is opened: its bytes are compared with its receipt when it is read. A foreign file beside a chunk, in the
+    folder of that chunk alone, is found by `verify_scores`.
 
     Raises
     ------

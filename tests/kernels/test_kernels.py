@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 from scipy.spatial.distance import cdist, jensenshannon
 from sklearn.gaussian_process import kernels as process
 from sklearn.metrics.pairwise import additive_chi2_kernel, chi2_kernel, cosine_similarity, rbf_kernel
@@ -211,6 +212,14 @@ def test_values_that_float32_does_not_hold_are_computed_in_float64(rng, make, no
 def test_rows_whose_squared_norms_overflow_in_float32_are_computed_in_float64(rng):
     X = rng.normal(1.0, 0.1, (40, 12)).astype(np.float32)
     np.testing.assert_array_equal(kernels.Gaussian(1e-20)(X, X.copy()), np.eye(40))
+
+
+@pytest.mark.parametrize("k", [kernels.Gaussian(), kernels.Exponential(), kernels.Sigmoid(1.0, -0.5), kernels.Linear()])
+@pytest.mark.parametrize(("of_z", "of_x"), [(csr_array, csr_array), (csr_array, np.asarray), (np.asarray, csr_array)])
+def test_sparse_rows_of_many_values_keep_their_digits_in_float32(k, of_z, of_x, rng):
+    X, Z = (rng.uniform(0, 2, (5, 30_000)).astype(np.float32) / 200 for _ in range(2))
+    truth = k(Z.astype(np.float64), X.astype(np.float64))
+    assert np.abs(k(of_z(Z), of_x(X)) - truth).max() <= 5e-6
 
 
 def test_float32_keeps_the_digits_of_short_distances(rng):

@@ -109,3 +109,12 @@ def test_exponentials_are_those_of_numpy_bit_by_bit(shape, dtype, rng):
             np.testing.assert_array_equal(found, expected)
             part = np.concatenate([values, values])[::2]
             np.testing.assert_array_equal(exp_in_place(part.copy()), np.exp(part))
+
+
+@pytest.mark.slow
+def test_rare_numbers_of_a_row_change_no_other_row(rng):
+    pytest.importorskip("numba")
+    X, Z = rng.dirichlet(np.ones(9), size=20), rng.dirichlet(np.ones(9), size=10)
+    Z[-1, 0] = 1e-300
+    block = JensenShannon().make_evaluator(X)
+    np.testing.assert_array_equal(block(Z)[:9], block(Z[:9]))

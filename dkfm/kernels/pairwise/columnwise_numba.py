@@ -215,25 +215,23 @@ def _rare_mixture_entropy(x, y):
 
 
 @numba.njit(fastmath=_FLAGS, error_model="numpy")
-def _range(X):
-    """Return the smallest positive number and the largest number of non-negative rows."""
-    smallest, largest = np.inf, 0.0
+def _ranges(X):
+    """Return the smallest positive number and the largest number of each non-negative row."""
+    smallest, largest = np.full(X.shape[0], np.inf), np.zeros(X.shape[0])
     for i in range(X.shape[0]):
         for k in range(X.shape[1]):
             value = np.float64(X[i, k])
-            smallest = min(smallest, value if value > 0 else np.inf)
-            largest = max(largest, value)
+            smallest[i] = min(smallest[i], value if value > 0 else np.inf)
+            largest[i] = max(largest[i], value)
     return smallest, largest
 
 
 def _sum_mixture_entropies(X, Y, block):
-    (a, b), (c, d) = _range(X), _range(Y)
-    smallest, largest = min(a, c), max(b, d)
-    is_rare = smallest < _SMALLEST_RATIO * max(largest, 1.0)
+    (a, b), (c, d) = _ranges(X), _ranges(Y)
     for i in range(X.shape[0]):
         for j in range(Y.shape[0]):
             total = 0.0
-            if is_rare:
+            if min(a[i], c[j]) < _SMALLEST_RATIO * max(b[i], d[j], 1.0):
                 for k in range(X.shape[1]):
                     total += _rare_mixture_entropy(X[i, k], Y[j, k])
             else:

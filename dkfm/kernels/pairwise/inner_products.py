@@ -15,6 +15,10 @@ _ROWS_BY_SPARSE = 64
 _ROWS_BY_DENSE = 1024
 """Sparse rows multiplied by dense ones at a time."""
 
+_MAX_FLOAT32_TERMS = 512
+"""Stored values of a row above which products of sparse float32 rows are added up in float64: SciPy adds one term after
+the other, whose errors grow with their number."""
+
 _DENSE_ROWS = 64
 """Dense rows transposed and multiplied by sparse ones at a time."""
 
@@ -31,14 +35,14 @@ def prepare_inner_products(Y: Rows) -> Evaluator:
         )
     used, columns = np.unique(Y.indices, return_inverse=True)
     # Any, because the overload of @ that mypy picks for two sparse arrays differs from run to run.
-    right: Any = csr_rows(Y.data, columns, Y.indptr, max(1, len(used))).T.tocsr()
+    right: Any = _for_sums(csr_rows(Y.data, columns, Y.indptr, max(1, len(used)))).T.tocsr()
 
     def multiply(X: Rows, out: Array | None = None, /) -> Array:
         if isinstance(X, np.ndarray):
             return _multiply_sparse_by_dense(Y, X).T
         values = np.empty((X.shape[0], Y.shape[0]), np.result_type(X.dtype, Y.dtype))
         for part in row_slices(X.shape[0], _ROWS_BY_SPARSE):
-            values[part] = (_select_columns(X[part], used) @ right).toarray()
+            values[part] = (_for_sums(_select_columns(X[part], used)) @ right).toarray()
         return values
 
     return multiply
@@ -50,8 +54,14 @@ def _multiply_sparse_by_dense(X: Sparse, Y: Array) -> Array:
     for columns in row_slices(len(Y), _DENSE_ROWS):
         right = np.ascontiguousarray(Y[columns].T)
         for part in row_slices(X.shape[0], _ROWS_BY_DENSE):
-            block[part, columns] = X[part] @ right
+            block[part, columns] = _for_sums(X[part]) @ right
     return block
+
+
+def _for_sums(X: Sparse) -> Sparse:
+    """Return CSR rows in the precision in which their products are added up."""
+    is_long = np.diff(X.indptr).max(initial=0) > _MAX_FLOAT32_TERMS
+    return X.astype(np.float64) if is_long and X.dtype == np.float32 else X
 
 
 def _select_columns(X: Sparse, used: npt.NDArray[np.integer]) -> Sparse:

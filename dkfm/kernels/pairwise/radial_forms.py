@@ -7,7 +7,7 @@ import numpy as np
 
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
-from dkfm.kernels.pairwise.squared_distances import MapValues, prepare_negative_squared_distances
+from dkfm.kernels.pairwise.squared_distances import Effects, MapValues, prepare_negative_squared_distances
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,19 @@ class RadialForm:
         Function from minus squared distances, which it may overwrite, to kernel values.
     supports_float32 : bool
         Whether it may be computed from float32 distances.
+    effects : tuple of (callable, float)
+        Kernels that decide which errors of distances matter, and the factor of their minus squared distances.
     """
 
     scale: float
     near: float
     map_values: MapValues
     supports_float32: bool
+    effects: Effects
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Return a function from rows Z (n, d) to the kernel values of all pairs with the landmarks (m, d)."""
-
-        def map_relative_values(negative_squares: Array) -> Array:
-            return self.map_values(negative_squares) / (float(self.map_values(np.zeros(1))[0]) or 1.0)
-
-        distances = prepare_negative_squared_distances(landmarks, self.scale, self.near, map_relative_values)
+        distances = prepare_negative_squared_distances(landmarks, self.scale, self.near, self.effects)
         return lambda Z, out=None, /: map_rows(distances(Z, out), self.map_values)
 
 
@@ -55,4 +54,7 @@ def combine_radial_forms(operation: np.ufunc, forms: Sequence[RadialForm]) -> Ra
         return total
 
     near = max(form.near for form in forms)
-    return RadialForm(scale, near, map_values, all(form.supports_float32 for form in forms))
+    effects = tuple(
+        (effect, inner * factor) for form, factor in zip(forms, factors, strict=True) for effect, inner in form.effects
+    )
+    return RadialForm(scale, near, map_values, all(form.supports_float32 for form in forms), effects)

@@ -67,11 +67,16 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 MapValues = Callable[[Array], Array]
-"""Function from minus squared distances, which it may overwrite, to kernel values; 1 for distance 0."""
+"""Function from minus squared distances, which it may overwrite, to kernel values."""
+
+Effects = tuple[tuple[MapValues, float], ...]
+"""Kernels that decide up to which distance errors matter, and the factors of their minus squared distances."""
+
+_EXPONENTIAL: Effects = ((np.exp, 1.0),)
 
 
 def prepare_negative_squared_distances(
-    landmarks: Rows, scale: float | Array, near: float = 0.0, map_values: MapValues = np.exp
+    landmarks: Rows, scale: float | Array, near: float = 0.0, effects: Effects = _EXPONENTIAL
 ) -> Evaluator:
     """Return a function from rows Z (n, d) to ``-sum_j ((z_j - x_j) / scale_j)^2`` (n, m), at most 0.
 
@@ -83,8 +88,9 @@ def prepare_negative_squared_distances(
         Divisor of all columns, or of each column.
     near : float
         Least share of the squared norms below which differences are used; kernels that take roots need a larger one.
-    map_values : callable
-        The kernel, which decides up to which distance errors matter; by default the exponential.
+    effects : tuple of (callable, float)
+        The kernels that decide up to which distance errors matter, and the factors of their minus squared distances;
+        by default the exponential.
 
     Returns
     -------
@@ -92,12 +98,12 @@ def prepare_negative_squared_distances(
         Function of rows Z and optionally an array `out` (n, m), which only dense rows use.
     """
     near = max(near, _NEAR_SHARES[landmarks.dtype])
-    sparse = _SparseProducts(landmarks, scale, near, map_values)
+    sparse = _SparseProducts(landmarks, scale, near, effects)
     if not isinstance(landmarks, np.ndarray):
         return sparse
     narrow = landmarks.shape[1] <= _FEW_COLUMNS
     dense: PreparedBlock = (
-        _Differences(landmarks, scale) if narrow else _CentredProducts(landmarks, scale, near, map_values)
+        _Differences(landmarks, scale) if narrow else _CentredProducts(landmarks, scale, near, effects)
     )
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
 
@@ -131,15 +137,15 @@ class _Products:
 
     landmark_squared_norms: Array
 
-    def __init__(self, landmarks: Rows, scale: float | Array, near: float, map_values: MapValues) -> None:
-        self.landmarks, self.scale, self.near, self.map_values = landmarks, scale, near, map_values
+    def __init__(self, landmarks: Rows, scale: float | Array, near: float, effects: Effects) -> None:
+        self.landmarks, self.scale, self.near, self.effects = landmarks, scale, near, effects
         self.factors = 1 / scale
-        self._reaches: dict[tuple[float, np.dtype[np.floating]], float] = {}
+        self._reaches: dict[tuple[float, np.dtype[np.floating], int], float] = {}
 
     @cached_property
     def float64_evaluator(self) -> Evaluator:
         """The function in float64, prepared when the first rows need it."""
-        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, self.near, self.map_values)
+        return prepare_negative_squared_distances(as_float64(self.landmarks), self.scale, self.near, self.effects)
 
     def recompute_inexact_values(self, block: Array, Z: Rows, z_squared_norms: Array) -> Array:
         """Recompute in place near pairs from differences, and rows in float64 for which float32 is not enough.
@@ -150,7 +156,8 @@ class _Products:
         """
         landmark_norms = self.landmark_squared_norms
         largest_sums = z_squared_norms + landmark_norms.max()
-        square_limits = self._square_limits(block.dtype, largest_sums)
+        limits = [self._square_limits(block.dtype, largest_sums, effect) for effect in range(len(self.effects))]
+        square_limits = np.max(limits, axis=0)
         # One pass finds the rows that have any near landmark.
         with np.errstate(invalid="ignore"):  # values that overflowed in float32
             is_candidate = block.max(axis=1) >= -np.maximum(self.near * largest_sums, square_limits)
@@ -161,8 +168,9 @@ class _Products:
             rows = candidates[part]
             values, sums = block[rows], z_squared_norms[rows, np.newaxis] + landmark_norms
             is_near = values >= -self.near * sums
-            within_reach = values >= -square_limits[rows, np.newaxis]
-            is_near |= within_reach & (sums > _LARGE_NORMS) if block.dtype == np.float64 else within_reach
+            for limit, (_, factor) in zip(limits, self.effects, strict=True):
+                within_reach = values >= -limit[rows, np.newaxis]
+                is_near |= within_reach & (sums * factor > _LARGE_NORMS) if block.dtype == np.float64 else within_reach
             if block.dtype == np.float32:
                 many = is_near.sum(axis=1) > max(_MANY * is_near.shape[1], 1)
                 self._recompute_in_float64(block, Z, rows[many])
@@ -175,33 +183,37 @@ class _Products:
         for part in row_slices(len(rows), 256):
             block[rows[part]] = self.float64_evaluator(as_float64(Z[rows[part]]))
 
-    def _square_limits(self, dtype: np.dtype[np.floating], largest_sums: Array) -> Array:
-        """Return, for each row (n,), the squared distance up to which an error changes values; infinity means all.
+    def _square_limits(self, dtype: np.dtype[np.floating], largest_sums: Array, effect: int) -> Array:
+        """Return, for each row (n,), the squared distance up to which errors change a kernel; infinity means all.
 
-        `largest_sums` holds the largest sum of the squared norms of the row and of a landmark.
+        `largest_sums` holds the largest sum of the squared norms of the row and of a landmark, and `effect` is the
+        number of the kernel.
         """
-        limits = np.zeros(len(largest_sums))
+        factor = self.effects[effect][1]
+        limits, sums = np.zeros(len(largest_sums)), largest_sums * factor
         single = dtype == np.float32
-        errors = (FLOAT32_ERROR if single else 8 * _EPS) * largest_sums
-        matter = errors <= _LARGEST_FLOAT32_ERROR if single else (largest_sums > _LARGE_NORMS) & (largest_sums < np.inf)
+        errors = (FLOAT32_ERROR if single else 8 * _EPS) * sums
+        matter = errors <= _LARGEST_FLOAT32_ERROR if single else (sums > _LARGE_NORMS) & (sums < np.inf)
         if single:
             limits[~matter] = np.inf
         matter &= errors > 0
-        if matter.any() and self._find_reach(float(_exponent(errors[matter].max())), dtype) > 0:
+        if matter.any() and self._find_reach(float(_exponent(errors[matter].max())), dtype, effect) > 0:
             exponents = _exponent(errors, where=matter)
             for exponent in np.unique(exponents[matter]):
-                limits[matter & (exponents == exponent)] = self._find_reach(float(exponent), dtype)
+                reach = self._find_reach(float(exponent), dtype, effect)
+                limits[matter & (exponents == exponent)] = reach / factor
         return limits
 
-    def _find_reach(self, exponent: float, dtype: np.dtype[np.floating]) -> float:
-        """Return the largest computed squared distance at which an error of ``2^exponent`` changes the kernel value."""
-        if (exponent, dtype) not in self._reaches:  # threads may compute it twice
-            error = 2.0**exponent
-            values = self.map_values(-_SQUARES), self.map_values(-(_SQUARES + error))
+    def _find_reach(self, exponent: float, dtype: np.dtype[np.floating], effect: int) -> float:
+        """Return the largest computed squared distance at which an error of ``2^exponent`` changes a kernel's value."""
+        key = exponent, dtype, effect
+        if key not in self._reaches:  # threads may compute it twice
+            error, map_values = 2.0**exponent, self.effects[effect][0]
+            values = map_values(-_SQUARES), map_values(-(_SQUARES + error))
             matters = _SQUARES[np.abs(values[0] - values[1]) > _VALUE_ERRORS[dtype]]
             # A computed distance is less than an error above the true one.
-            self._reaches[exponent, dtype] = float(matters.max() + error) if len(matters) else 0.0
-        return self._reaches[exponent, dtype]
+            self._reaches[key] = float(matters.max() + error) if len(matters) else 0.0
+        return self._reaches[key]
 
     def _pair_squared_distances(
         self, Z: Rows, z_indices: npt.NDArray[np.intp], landmark_indices: npt.NDArray[np.intp]
@@ -241,8 +253,8 @@ _augmented_rows = ThreadBuffer()
 class _CentredProducts(_Products):
     """Compute minus squared distances of dense rows from inner products of centred rows."""
 
-    def __init__(self, landmarks: Array, scale: float | Array, near: float, map_values: MapValues) -> None:
-        super().__init__(landmarks, scale, near, map_values)
+    def __init__(self, landmarks: Array, scale: float | Array, near: float, effects: Effects) -> None:
+        super().__init__(landmarks, scale, near, effects)
         self.centre: Array | None = None
         m, d = landmarks.shape
         # For narrow landmarks the product is faster if they are stored by columns.

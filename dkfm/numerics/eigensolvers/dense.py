@@ -43,7 +43,7 @@ def leading_eigh_in_place(K: Array, q: int) -> tuple[Array, Array]:
     K : ndarray of shape (N, N), Fortran-contiguous
         Matrix, overwritten; only the lower triangle is read.
     q : int
-        Number of eigenvectors, at most N.
+        Number of eigenvectors, from 1 to N.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def leading_eigh_in_place(K: Array, q: int) -> tuple[Array, Array]:
     np.fill_diagonal(reduced, diagonal)
     ritz_values, rotation = eigh_in_place(np.asfortranarray(Q.T @ blas.dsymm(1.0, reduced, Q, lower=0)))
     values[n - q :] = ritz_values
-    return values, Q @ rotation
+    return np.maximum.accumulate(values), Q @ rotation
 
 
 _WORK_COLUMNS = 64
