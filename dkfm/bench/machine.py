@@ -3,6 +3,7 @@
 import os
 import platform
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,22 +12,34 @@ from dkfm.core import cpus
 if TYPE_CHECKING:
     from distributed import Client
 
-_LIBRARIES = ("numpy", "scipy", "scikit-learn", "dask", "distributed", "zarr")
+_LIBRARIES = ("numpy", "scipy", "scikit-learn")
+_CLUSTER_LIBRARIES = ("dask", "distributed", "zarr")
 
 
 def describe_machine(client: "Client") -> dict[str, str | int]:
     """Return facts about this machine and a cluster, whose tasks compute with one BLAS thread each."""
-    threads = client.nthreads()
+    threads, process = client.nthreads(), describe_process()
     return {
-        "cpu": _read_processor_name(),
-        "cores": os.cpu_count() or 1,
+        "cpu": process.pop("cpu"),
+        "cores": process.pop("cores"),
         "workers": len(threads),
         "dask_threads": sum(threads.values()),
         "blas_threads_per_task": 1,
         "pool_threads": cpus.COUNT,
+        **process,
+        **{name: version(name) for name in _CLUSTER_LIBRARIES},
+    }
+
+
+def describe_process() -> dict[str, str | int]:
+    """Return facts about this machine, and what computes in this process."""
+    return {
+        "cpu": _read_processor_name(),
+        "cores": os.cpu_count() or 1,
         "blas": _describe_blas(),
         "python": platform.python_version(),
         **{name: version(name) for name in _LIBRARIES},
+        "numba": version("numba") if find_spec("numba") else "absent",
     }
 
 

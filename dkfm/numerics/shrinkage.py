@@ -164,10 +164,12 @@ class _Regression:
         q[0] += np.copysign(1.0, q[0])
         basis = np.array(vectors[:, 1:], order="F")
         basis = blas.dger(-2 / float(q @ q), vectors @ q, q[1:], a=basis, overwrite_a=1)
-        eigenvectors = basis[:, len(basis) - 1 - len(spectral.values) :]
-        lengths = np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, spectral.values)
+        # Rounding may leave the eigenvalue of D^(1/2) 1 above the cut.
+        values = spectral.values[max(0, len(spectral.values) - basis.shape[1]) :]
+        eigenvectors = basis[:, basis.shape[1] - len(values) :]
+        lengths = np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, values)
         coordinates = basis.T @ classes.weighted_centred_indicators()
-        return cls(classes, spectral.values, basis, coordinates, lengths)
+        return cls(classes, values, basis, coordinates, lengths)
 
 
 class _LeftOutRows:

@@ -332,8 +332,12 @@ def test_every_kernel_is_timed_beside_its_formula(monkeypatch):
     report = json.loads(result.output)
     assert report.pop("sizes") == {"rows": 3, "landmarks": 4, "rounds": 2}
     timed = [kernel for kernel in kernels.__all__ if isinstance(getattr(kernels, kernel), type)]
-    for d, rows in report.items():
-        listed = repr([kernel for _, kernel, _ in kernel_values.list_kernels(int(d))])
+    assert report.pop("machine")["cpu"]
+    (tables,) = report.values()
+    assert set(tables) == {"4_columns", "8_columns", "64_columns", "784_columns"}
+    for name, rows in tables.items():
+        d = int(name.removesuffix("_columns"))
+        listed = repr([kernel for _, kernel, _ in kernel_values.list_kernels(d)])
         classes = {name for name in timed if issubclass(getattr(kernels, name), kernels.Kernel)}
         # What users define, what only adds or copies, and what is one of those listed under another name.
         rest = {
@@ -350,7 +354,7 @@ def test_every_kernel_is_timed_beside_its_formula(monkeypatch):
         }
         assert all(f"{name}(" in listed for name in classes - rest - {"Warped"}), d
         assert [(row["kernel"], row["dtype"]) for row in rows] == [
-            (name, dtype) for name, _, _ in kernel_values.list_kernels(int(d)) for dtype in ("float64", "float32")
+            (name, dtype) for name, _, _ in kernel_values.list_kernels(d) for dtype in ("float64", "float32")
         ]
         assert all(row["dkfm"] > 0 and row["plain"] > 0 and row["times_as_long"]["rounds"] == 2 for row in rows)
 
