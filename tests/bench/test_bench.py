@@ -123,8 +123,9 @@ def test_every_part_has_a_ratio_whose_median_lies_between_its_least_and_most(mea
     for part in PARTS:
         found = list(ratios(measured.report[part]))
         assert len(found) >= len(measured.report[part])
+        least = -math.inf if part == "sizing" else 0  # costs are differences, which noise can make negative
         for ratio in found:
-            assert 0 < ratio["least"] <= ratio["median"] <= ratio["most"] < math.inf
+            assert least < ratio["least"] <= ratio["median"] <= ratio["most"] < math.inf
             assert ratio["rounds"] == (TINY.fit_rounds if part == "fits" else TINY.rounds)
 
 
