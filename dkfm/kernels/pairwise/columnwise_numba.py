@@ -40,9 +40,9 @@ _config_lock = threading.Lock()
 def compile_sum(name: str, folder: Path | None) -> Callable[[Array, Array, Array], None]:
     """Return a function that fills a block (n, m) with a sum over the columns of rows (n, d) and (m, d).
 
-    "absolute": ``|x - y|``; "squared": ``(x - y)^2``, of few columns; "minimum": ``min(x, y)``; "chi_squared":
-    ``(x - y)^2 / (x + y)``; "mixture": ``-x log(x / (x + y)) - y log(y / (x + y))``, with 0 log 0 = 0/0 = 0. The sum of
-    a pair does not depend on other rows. `folder` is the cache for compiled code; with None nothing is cached.
+    "absolute": ``|x - y|``; "minimum": ``min(x, y)``; "chi_squared": ``(x - y)^2 / (x + y)``; "mixture":
+    ``-x log(x / (x + y)) - y log(y / (x + y))``, with 0 log 0 = 0/0 = 0. The sum of a pair does not depend on other
+    rows. `folder` is the cache for compiled code; with None nothing is cached.
     """
     function: Callable[[Array, Array, Array], None]
     with _config_lock:
@@ -67,57 +67,38 @@ def _sum_absolute_of_four(x, y0, y1, y2, y3, zero):
     return a, b, c, d
 
 
-def _make_sum_of_few_columns(term):
-    """Return a function that adds up a term of each difference, column by column over many landmarks at once.
+@numba.njit(fastmath=_FLAGS - {"reassoc"})
+def _sum_absolute_of_few_columns(X, Y, block):
+    """Add up column by column over many landmarks at once, because a sum of so few terms does not fill a vector.
 
-    A sum of so few terms does not fill a vector. Vectors hold sums, not terms, so the terms are added in the same order
-    for every row.
+    Vectors hold sums, not terms, so the terms are added in the same order for every row.
     """
-
-    @numba.njit(fastmath=_FLAGS - {"reassoc"})
-    def fill(X, Y, block):
-        n, columns = X.shape
-        # Each step takes two columns, and four rows for each landmark that is loaded. An odd number of columns is
-        # padded with zeros on both sides; beyond the last row, that row is repeated.
-        transposed = np.zeros((columns + 1, _NARROW_LANDMARKS), X.dtype)
-        rows, total = np.zeros((4, columns + 1), X.dtype), np.zeros((4, _NARROW_LANDMARKS), X.dtype)
-        for start in range(0, Y.shape[0], _NARROW_LANDMARKS):
-            stop = min(start + _NARROW_LANDMARKS, Y.shape[0])
-            for j in range(start, stop):
-                for k in range(columns):
-                    transposed[k, j - start] = Y[j, k]
-            for i in range(0, n, 4):
-                for r in range(4):
-                    rows[r, :columns] = X[min(i + r, n - 1)]
-                total[:] = 0
-                for k in range(0, columns, 2):
-                    a, b, c, d = rows[0, k], rows[1, k], rows[2, k], rows[3, k]
-                    p, q, s, t = rows[0, k + 1], rows[1, k + 1], rows[2, k + 1], rows[3, k + 1]
-                    for j in range(_NARROW_LANDMARKS):
-                        x, y = transposed[k, j], transposed[k + 1, j]
-                        total[0, j] += term(a - x) + term(p - y)
-                        total[1, j] += term(b - x) + term(q - y)
-                        total[2, j] += term(c - x) + term(s - y)
-                        total[3, j] += term(d - x) + term(t - y)
-                for r in range(min(4, n - i)):
-                    for j in range(start, stop):
-                        block[i + r, j] = total[r, j - start]
-
-    return fill
-
-
-@numba.njit
-def _absolute(difference):
-    return abs(difference)
-
-
-@numba.njit
-def _square(difference):
-    return difference * difference
-
-
-_sum_absolute_of_few_columns = _make_sum_of_few_columns(_absolute)
-_sum_squares = _make_sum_of_few_columns(_square)
+    n, columns = X.shape
+    # Each step takes two columns, and four rows for each landmark that is loaded. An odd number of columns is padded
+    # with zeros on both sides; beyond the last row, that row is repeated.
+    transposed = np.zeros((columns + 1, _NARROW_LANDMARKS), X.dtype)
+    rows, total = np.zeros((4, columns + 1), X.dtype), np.zeros((4, _NARROW_LANDMARKS), X.dtype)
+    for start in range(0, Y.shape[0], _NARROW_LANDMARKS):
+        stop = min(start + _NARROW_LANDMARKS, Y.shape[0])
+        for j in range(start, stop):
+            for k in range(columns):
+                transposed[k, j - start] = Y[j, k]
+        for i in range(0, n, 4):
+            for r in range(4):
+                rows[r, :columns] = X[min(i + r, n - 1)]
+            total[:] = 0
+            for k in range(0, columns, 2):
+                a, b, c, d = rows[0, k], rows[1, k], rows[2, k], rows[3, k]
+                p, q, s, t = rows[0, k + 1], rows[1, k + 1], rows[2, k + 1], rows[3, k + 1]
+                for j in range(_NARROW_LANDMARKS):
+                    x, y = transposed[k, j], transposed[k + 1, j]
+                    total[0, j] += abs(a - x) + abs(p - y)
+                    total[1, j] += abs(b - x) + abs(q - y)
+                    total[2, j] += abs(c - x) + abs(s - y)
+                    total[3, j] += abs(d - x) + abs(t - y)
+            for r in range(min(4, n - i)):
+                for j in range(start, stop):
+                    block[i + r, j] = total[r, j - start]
 
 
 def _sum_absolute(X, Y, block):
@@ -136,10 +117,6 @@ def _sum_absolute(X, Y, block):
                     a, b, c, d = _sum_absolute_of_four(X[i, k:e], Y[j, k:e], Y[j1, k:e], Y[j2, k:e], Y[j3, k:e], zero)
                     p, q, r, s = p + a, q + b, r + c, s + d
                 block[i, j], block[i, j1], block[i, j2], block[i, j3] = p, q, r, s
-
-
-def _sum_squared(X, Y, block):
-    _sum_squares(X, Y, block)
 
 
 def _sum_minima(X, Y, block):
@@ -245,5 +222,4 @@ _SUMS = {
     "chi_squared": _sum_chi_squared,
     "minimum": _sum_minima,
     "mixture": _sum_mixture_entropies,
-    "squared": _sum_squared,
 }

@@ -1,4 +1,4 @@
-"""Sum differences, minima, chi-squared terms and entropies over columns, which no matrix product can do.
+"""Sum absolute differences, minima, chi-squared terms and entropies over columns, which no matrix product can do.
 
 With the extra "fast" the sums are compiled. Without it SciPy or NumPy compute them: slower, and equal up to rounding.
 """
@@ -33,17 +33,6 @@ def sum_absolute_differences(X: Array, Y: Array, out: Array | None = None) -> Ar
         return cdist(rows, Y, "cityblock")
 
     return _fill_block("absolute", X, Y, fallback, out)
-
-
-def sum_squared_differences(X: Array, Y: Array, out: Array | None = None) -> Array:
-    """Return ``sum_j (x_j - y_j)^2`` of all pairs of rows with few columns, (n, m), as `sum_absolute_differences`."""
-
-    def fallback(rows: Array) -> Array:
-        from scipy.spatial.distance import cdist
-
-        return cdist(rows, Y, "sqeuclidean")
-
-    return _fill_block("squared", X, Y, fallback, out)
 
 
 def sum_minima(X: Array, Y: Array) -> Array:

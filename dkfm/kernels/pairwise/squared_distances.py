@@ -16,7 +16,6 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64, scale_columns, squared_norms
 from dkfm.core.scratch_buffers import ThreadBuffer
-from dkfm.kernels.pairwise import columnwise_sums
 from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 
@@ -28,9 +27,6 @@ FLOAT32_ERROR = 8 * float(np.finfo(np.float32).eps)
 
 _FEW_COLUMNS = 4
 """Largest number of columns for which differences cost no more than a GEMM."""
-
-_LARGEST_NUMBERS = {np.dtype(np.float64): 1e100, np.dtype(np.float32): 1e12}
-"""Largest numbers, scales among them, whose squared differences are computed in the precision of the rows."""
 
 _NEAR_SHARES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
 """Share of |x-c|^2 + |y-c|^2 below which a squared distance is computed again from differences."""
@@ -112,23 +108,15 @@ class _Differences:
     """Compute minus squared distances of rows with a few columns from differences."""
 
     def __init__(self, landmarks: Array, scale: float | Array) -> None:
-        self.landmarks, self.scale = landmarks, scale
-        self.limit = _LARGEST_NUMBERS[landmarks.dtype]
-        # Of such scales and rows neither a difference nor its square overflows, or underflows where it matters.
-        self.has_common_scale = isinstance(scale, float) and 1 / self.limit <= scale <= self.limit
-        self.has_common_scale &= bool(np.abs(landmarks).max(initial=0.0) <= self.limit)
+        self.landmarks = landmarks
+        self.weights = np.full(landmarks.shape[1], 1 / np.square(scale))
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
-        if self.has_common_scale and np.abs(Z).max(initial=0.0) <= self.limit:
-            squares = columnwise_sums.sum_squared_differences(Z, self.landmarks, out)
-            squares *= -1 / np.square(self.scale)
-            return squares
         from scipy.spatial.distance import cdist
 
-        weights = np.full(Z.shape[1], 1 / np.square(self.scale))
         squares = np.empty((len(Z), len(self.landmarks)), Z.dtype) if out is None else out
         for part in row_slices(len(Z), _ROWS_AT_ONCE):
-            squares[part] = cdist(Z[part], self.landmarks, "sqeuclidean", w=weights)
+            squares[part] = cdist(Z[part], self.landmarks, "sqeuclidean", w=self.weights)
         return np.negative(squares, out=squares)
 
 
