@@ -126,13 +126,7 @@ def test_values_of_few_columns_do_not_depend_on_the_unit(d, dtype, scales, rng):
 def test_without_numba_the_sums_are_the_same(rng, monkeypatch):
     X, Y = rng.dirichlet(np.ones(300), size=70), rng.dirichlet(np.ones(300), size=90)
     X[0] = Y[0] = 0.0
-    chosen = [
-        kernels.Gaussian(0.01).on([1, 2, 3]),
-        kernels.Laplacian(1.0),
-        kernels.ChiSquared(),
-        kernels.HistogramIntersection(),
-        kernels.JensenShannon(),
-    ]
+    chosen = [kernels.Laplacian(1.0), kernels.ChiSquared(), kernels.HistogramIntersection(), kernels.JensenShannon()]
     for k in chosen:
         fast, fast32 = k(X, Y), k(X.astype(np.float32), Y.astype(np.float32))
         with monkeypatch.context() as patched:

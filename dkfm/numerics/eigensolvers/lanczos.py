@@ -78,7 +78,7 @@ def choose_block_columns(n: int, q: int) -> int:
 
 
 def is_faster_than_dense(n: int, q: int) -> bool:
-    """Return whether Lanczos finds q eigenvectors sooner than a dense eigendecomposition finds all n.
+    """Return whether Lanczos finds q eigenvectors sooner than a dense eigendecomposition does.
 
     >>> is_faster_than_dense(4000, 20), is_faster_than_dense(4000, 500), is_faster_than_dense(300, 2)
     (True, False, False)
