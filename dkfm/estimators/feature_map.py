@@ -20,7 +20,7 @@ from dkfm.estimators.fitting import feature_maps, landmarks, map_certificates
 from dkfm.estimators.fitting.landmarks import BUILDS, MapOptions
 from dkfm.estimators.fitting.training_data import TrainingData, compute_lazy_frame, drop_zero_weights
 from dkfm.execution import lazy_scoring
-from dkfm.execution.blas_threads import single_blas_thread_in_worker
+from dkfm.execution.blas_threads import single_blas_thread_for_fit
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import map_error_bounds, roots
 from dkfm.numerics.certificates.certificate import Certificate
@@ -215,7 +215,7 @@ class ExactFeatureMap(KernelEstimator):
         rows = self._check_data(X, as_kernel(self.kernel, self.kernel_params))
         rows, weights = drop_zero_weights(rows, sample_weight)
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
-        with single_blas_thread_in_worker():
+        with single_blas_thread_for_fit(len(weights)):
             chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
             model, fitted = feature_maps.fit_map(rows, weights if self.centered else None, chosen, options)
         return self._set_fitted(X, model, fitted)

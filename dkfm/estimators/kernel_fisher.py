@@ -21,7 +21,7 @@ from dkfm.estimators.fitting.class_labels import Labels, Predictions, codes_to_l
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.fitting.training_data import Indices, TrainingData
-from dkfm.execution.blas_threads import single_blas_thread_in_worker
+from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.execution.lazy_scoring import set_dashboard_name
 from dkfm.kernels import KernelSpec
 from dkfm.numerics import links
@@ -198,7 +198,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         labels = y if rows is all_rows else y[cast("Indices", rows.original_row_indices)]
         classes, codes = np.unique(labels, return_inverse=True)
         row_classes = options.make_classes(codes, weights, classes)
-        with single_blas_thread_in_worker():
+        with single_blas_thread_for_fit(len(weights)):
             model, fitted = discriminants.fit_discriminants(rows, row_classes, options, dtype)
         fitted |= {"classes": classes} | ({} if sample_weight is None else {"sample_weight": weights})
         return self._set_fitted(X, model, fitted, {"dtype": dtype.name, "priors": self._list_priors()})

@@ -16,7 +16,7 @@ from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import pca, training_data
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.inverse_transform import InverseTransformMixin
-from dkfm.execution.blas_threads import single_blas_thread_in_worker
+from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.certificates import certificate
@@ -233,7 +233,7 @@ class KernelPCA(InverseTransformMixin):
         weighting = Weighting(weights, bool(self.centered))
         if self.fit_inverse_transform:
             self._require_invertible(rows, bool(columns))
-        with single_blas_thread_in_worker():
+        with single_blas_thread_for_fit(len(weights)):
             result = pca.fit_components(rows, options, weighting, self._get_options(pca.SolverOptions))
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))

@@ -19,6 +19,13 @@ from dkfm.kernels.pairwise import columnwise_sums
 _BUNDLED_LIBRARY = re.compile(r"/(numpy|scipy)(\.libs|/\.dylibs)/")
 """Matches the path of a library that the wheels of NumPy or SciPy contain."""
 
+_MAX_SINGLE_THREAD_ROWS = 1024
+"""Largest number of training rows that are fitted with one BLAS thread.
+
+NumPy and SciPy have a BLAS each, and its threads keep their cores busy for a while after each product. A fit calls both
+in turn, and below this size it spends more time waiting for idle threads than a second thread saves.
+"""
+
 _blas_lock = threading.Lock()
 _limits: threadpool_limits | None = None
 _n_users_of_limit = 0
@@ -56,6 +63,11 @@ def _shared_thread_limit() -> Iterator[None]:
 def single_blas_thread_in_worker() -> AbstractContextManager[None]:
     """Limit BLAS to one thread in a worker, whose other threads use the other cores; elsewhere change nothing."""
     return single_blas_thread() if is_inside_worker() else nullcontext()
+
+
+def single_blas_thread_for_fit(n_rows: int) -> AbstractContextManager[None]:
+    """Limit BLAS to one thread in a worker, and for a fit to so few rows that more threads would be slower."""
+    return single_blas_thread() if n_rows <= _MAX_SINGLE_THREAD_ROWS else single_blas_thread_in_worker()
 
 
 def measure_task_blas_threads() -> int:

@@ -6,14 +6,16 @@ a negative part has to be dropped, or one fold has nearly all of the rows' squar
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol, Self
 
 import numpy as np
 from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve
 
+from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.pairwise.block_functions import mirror_lower
@@ -30,8 +32,11 @@ _FOLDS = 5
 _MIN_REST = 1e-2
 """Smallest share of the squared lengths that the rows outside a fold have if one decomposition is as exact as five."""
 
+_PRODUCT_COLUMNS = 512
+"""Number of columns that are scaled and multiplied together."""
 
-def choose_shrinkage(spectral: SpectralGram, classes: Classes) -> float:
+
+def choose_shrinkage(spectral: SpectralGram, classes: Classes, threads: int = 1) -> float:
     """Return the shrinkage of `SHRINKAGE_GRID` that predicts the largest weight of rows; of several, the largest.
 
     The rows of each class are dealt in order to five folds, and each fold is predicted from the other four. The row of
@@ -43,19 +48,21 @@ def choose_shrinkage(spectral: SpectralGram, classes: Classes) -> float:
         Decomposed Gram matrix of the N rows, positive semi-definite.
     classes : Classes
         Classes and weights of the N rows.
+    threads : int, default=1
+        Number of shrinkages that are tried at the same time. More than one pays if BLAS has one thread.
 
     Raises
     ------
     InvalidInputError
         No shrinkage predicts a row right.
     """
-    return _choose_by_weights(correct_weights(spectral, classes))
+    return _choose_by_weights(correct_weights(spectral, classes, threads))
 
 
-def correct_weights(spectral: SpectralGram, classes: Classes) -> Array:
+def correct_weights(spectral: SpectralGram, classes: Classes, threads: int = 1) -> Array:
     """Return the weight of the rows that each shrinkage of `SHRINKAGE_GRID` predicts right; see `choose_shrinkage`."""
     regression = _Regression.from_eigenvectors(spectral, classes)
-    return _sum_correct_weights(_LeftOutRows(regression, test) for test in _split_rows(classes))
+    return _sum_correct_weights((_LeftOutRows(regression, test) for test in _split_rows(classes)), threads)
 
 
 def choose_shrinkage_by_folds(K: Array, classes: Classes, on_indefinite: str) -> float:
@@ -75,7 +82,7 @@ def choose_shrinkage_by_folds(K: Array, classes: Classes, on_indefinite: str) ->
     """
     mirror_lower(K)
     folds = (_DecomposedFold.from_gram(K, classes, test, on_indefinite) for test in _split_rows(classes))
-    return _choose_by_weights(_sum_correct_weights(folds))
+    return _choose_by_weights(_sum_correct_weights(folds, 1))
 
 
 def has_dominant_fold(diagonal: Array, classes: Classes) -> bool:
@@ -112,29 +119,29 @@ def _choose_by_weights(correct: Array) -> float:
     return SHRINKAGE_GRID[int(np.flatnonzero(correct >= correct.max() * (1 - 1e-12))[-1])]
 
 
-def _sum_correct_weights(folds: Iterator[_Fold]) -> Array:
+def _sum_correct_weights(folds: Iterator[_Fold], threads: int) -> Array:
+    """Return the weight of the correctly predicted rows, for each shrinkage of `SHRINKAGE_GRID`."""
     correct = np.zeros(len(SHRINKAGE_GRID))
-    for fold in folds:
-        correct += _correct_weight_of_fold(fold)
+    with ThreadPoolExecutor(threads, thread_name_prefix="dkfm-shrinkage") as pool:
+        for fold in folds:
+            with suppress(InvalidInputError):  # the training rows do not vary within their classes
+                spread = fold.within_class_scatter_trace()
+                correct += list(pool.map(partial(_correct_weight, fold, spread), SHRINKAGE_GRID))
     return correct
 
 
-def _correct_weight_of_fold(fold: _Fold) -> Array:
-    """Return the weight of the correctly predicted rows of one fold, for each shrinkage of `SHRINKAGE_GRID`."""
-    training, test, correct = fold.training, fold.test, np.zeros(len(SHRINKAGE_GRID))
+def _correct_weight(fold: _Fold, spread: float, shrinkage: float) -> float:
+    """Return the weight of the left-out rows of a fold that a shrinkage predicts right; 0 if it is too small for it."""
+    training, test = fold.training, fold.test
     try:
-        spread = fold.within_class_scatter_trace()
-    except InvalidInputError:
-        return correct  # the training rows do not vary within their classes
-    for number, shrinkage in enumerate(SHRINKAGE_GRID):
-        with suppress(InvalidInputError, LinAlgError):  # a shrinkage that is too small for these rows scores 0
-            predictions, residual = fold.predict(shrinkage * spread / training.total)
-            directions = fisher.solve_directions(residual / training.total, training)
-            T, constants = fisher.decision_functions(directions.means, training.class_probabilities)
-            decisions = predictions @ directions.combinations @ T - constants
-            codes = decisions.argmax(axis=1) if training.count > 2 else decisions[:, 0] > 0
-            correct[number] = test.weights[codes == test.codes].sum()
-    return correct
+        predictions, residual = fold.predict(shrinkage * spread / training.total)
+        directions = fisher.solve_directions(residual / training.total, training)
+    except (InvalidInputError, LinAlgError):
+        return 0.0
+    T, constants = fisher.decision_functions(directions.means, training.class_probabilities)
+    decisions = predictions @ directions.combinations @ T - constants
+    codes = decisions.argmax(axis=1) if training.count > 2 else decisions[:, 0] > 0
+    return float(test.weights[codes == test.codes].sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,10 +216,11 @@ class _LeftOutRows:
         values, coordinates = self._regression.values, self._regression.coordinates
         # Share of each coordinate that the residuals keep.
         kept = np.concatenate([np.ones(self._first), ridge / (values + ridge)])[:, np.newaxis]
-        scaled = self._vectors * np.sqrt(kept[self._first :, 0])
-        P = scaled @ scaled.T
-        P += self._null_products
-        factor = cho_factor(P.T, lower=True, overwrite_a=True, check_finite=False)
+        P = self._null_products.T.copy(order="F")
+        for columns in row_slices(len(values), _PRODUCT_COLUMNS):
+            scaled = self._vectors[:, columns] * np.sqrt(kept[self._first :, 0][columns])
+            P = blas.dsyrk(1.0, scaled.T, 1.0, P, trans=1, lower=1, overwrite_c=1)
+        factor = cho_factor(P, lower=True, overwrite_a=True, check_finite=False)
         errors = cho_solve(factor, self._basis @ (kept * coordinates), overwrite_b=True, check_finite=False)
         corrected = coordinates - self._basis.T @ errors
         fitted = (values / (values + ridge))[:, np.newaxis] * corrected[self._first :]

@@ -72,7 +72,11 @@ def choose(K, classes):
 def require_direct_choice(kernel, X, y, w=None):
     K, w = kernel(X, X), np.ones(len(y)) if w is None else w
     classes, right = Classes(y, w, len(np.unique(y))), correct_weights_directly(K, y, w)
-    np.testing.assert_allclose(shrinkage.correct_weights(decompose(K, classes), classes), right, rtol=1e-12)
+    spectral = decompose(K, classes)
+    np.testing.assert_allclose(shrinkage.correct_weights(spectral, classes), right, rtol=1e-12)
+    for count in (2, 5):
+        threaded = shrinkage.correct_weights(spectral, classes, count)
+        np.testing.assert_array_equal(threaded, shrinkage.correct_weights(spectral, classes))
     assert choose(K, classes) == shrinkage.choose_shrinkage_by_folds(K, classes, "raise") == best(right)
 
 

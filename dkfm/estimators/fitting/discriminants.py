@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from dkfm.core import budget
+from dkfm.core import budget, cpus
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting import training_data
@@ -17,6 +17,8 @@ from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.pca import compute_landmark_moments, warn_of_rounding
 from dkfm.estimators.fitting.training_data import Indices, TrainingData, TrainingRows
 from dkfm.execution import memory, progress
+from dkfm.execution.blas_threads import single_blas_thread
+from dkfm.execution.clusters.current_client import is_inside_worker
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import fisher, shrinkage, training_statistics
@@ -110,7 +112,8 @@ def _choose_shrinkage_and_solve(
             K, classes, chosen, by_eigenvalues=by_eigenvalues or None, on_indefinite=on_indefinite
         )
     spectral = fisher.decompose_gram(K, classes, on_indefinite)
-    chosen = shrinkage.choose_shrinkage(spectral, classes)
+    with single_blas_thread():
+        chosen = shrinkage.choose_shrinkage(spectral, classes, 1 if is_inside_worker() else cpus.COUNT)
     return chosen, fisher.solve_from_eigenvectors(spectral, classes, chosen)
 
 

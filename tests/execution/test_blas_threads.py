@@ -1,0 +1,33 @@
+"""The number of BLAS threads inside fits."""
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
+from dkfm.execution import blas_threads
+
+
+class ThreadsSeen(kernels.Function):
+    """A kernel that keeps the largest number of BLAS threads that it was called with."""
+
+    def __init__(self):
+        super().__init__(self._evaluate)
+        self.threads = 0
+
+    def _evaluate(self, X, Y):
+        libraries = (info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas")
+        self.threads = max(self.threads, *libraries)
+        return X @ Y.T
+
+
+@pytest.mark.parametrize("estimator", [ExactFeatureMap, KernelPCA, KernelFisher])
+@pytest.mark.parametrize(("n", "threads"), [(60, 1), (61, 2)])
+def test_a_fit_of_few_rows_has_one_blas_thread(estimator, n, threads, monkeypatch):
+    monkeypatch.setattr(blas_threads, "_MAX_SINGLE_THREAD_ROWS", 60)
+    kernel, rows = ThreadsSeen(), np.random.default_rng(0).normal(size=(n, 3))
+    with threadpool_limits(2, user_api="blas"):
+        estimator(kernel=kernel).fit(rows, np.arange(n) % 2)
+        after = {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
+    assert kernel.threads == threads
+    assert after == {2}
