@@ -141,12 +141,14 @@ estimator = {"features": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0)
              "pivots": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(5.0), basis="cholesky", build="gram"),
              "columns": lambda: dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(1.0), basis="cholesky"),
              "components": lambda: dkfm.KernelPCA(kernel=dkfm.kernels.Gaussian(1.0)),
+             "dense": lambda: dkfm.KernelPCA(5, kernel=dkfm.kernels.Gaussian(5.0), eigen_solver="dense"),
+             "shrinkage": lambda: dkfm.KernelFisher(kernel=dkfm.kernels.Gaussian(5.0), shrinkage="auto"),
              "few": lambda: dkfm.KernelPCA(20, kernel=dkfm.kernels.Gaussian(5.0)),
              "wide": lambda: dkfm.KernelPCA(1000, kernel=dkfm.kernels.Gaussian(100.0))}[sys.argv[1]]()
-X = np.random.default_rng(0).normal(size=(n, d))
-type(estimator)(kernel=estimator.kernel, tile_rows=64).fit(X[:200, :50])  # imports and pools are there before
+X, y = np.random.default_rng(0).normal(size=(n, d)), np.arange(n) % 3
+type(estimator)(kernel=estimator.kernel, tile_rows=64).fit(X[:200, :50], y[:200])  # imports and pools are there before
 before = peak_memory()
-estimator.fit(X)
+estimator.fit(X, y)
 k = estimator.kernel
 predicted = {"pivots": budget.fit_bytes(n, d, k.peak_blocks, k.landmark_copies, budget.PIVOT_SQUARES)}.get(sys.argv[1])
 if sys.argv[1] == "columns":
@@ -159,7 +161,9 @@ print(json.dumps({"peak": peak_memory() - before, "predicted": predicted}))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["features", "explicit", "components", "few", "wide", "pivots", "columns"])
+@pytest.mark.parametrize(
+    "kind", ["features", "explicit", "components", "dense", "shrinkage", "few", "wide", "pivots", "columns"]
+)
 def test_the_drivers_peak_is_at_most_the_prediction_and_at_least_two_thirds_of_it(kind):
     found = json.loads(subprocess.check_output([sys.executable, "-c", MEASURE, kind], text=True))
     assert found["peak"] <= found["predicted"] <= 1.5 * found["peak"], found
