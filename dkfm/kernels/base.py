@@ -66,9 +66,10 @@ def register_operator_class(cls: _KernelType) -> _KernelType:
 class Kernel(ABC):
     """A kernel function ``k(x, y)``: an immutable value, compared, hashed, pickled and printed by its parameters.
 
-    A subclass is a frozen dataclass with one required method, `block`. It may override three more: `prepare` (does the
-    work that blocks with the same landmarks share), `resolve` (takes parameters from the training rows) and `diagonal`
-    (if a formula is cheaper than small blocks). Attributes state its mathematical properties (`definiteness`,
+    A subclass is a frozen dataclass with one required method, `block`. It may override four more: `prepare` (does the
+    work that blocks with the same landmarks share), `resolve` (takes parameters from the training rows), `diagonal` (if
+    a formula is cheaper than small blocks) and `radial_form` (a function of the squared distance alone, so that sums
+    and products compute their distances once). Attributes state its mathematical properties (`definiteness`,
     `translation_invariant`), what its methods support (`supports_float32`, `supports_sparse`, `supports_out`), and the
     memory that they take (`peak_blocks`, `landmark_copies`).
 
