@@ -5,6 +5,7 @@ The length scale is a number, one for each column, or "median": the median dista
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import cache
 from math import lgamma, log
 from typing import ClassVar, Self
 
@@ -250,20 +251,24 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 _MAX_NU = 100.0
 """Largest smoothness nu."""
 
-_CLOSED_FORMS = (0.5, 1.5, 2.5)
-"""Smoothness for which the kernel is a polynomial times an exponential."""
+_MAX_DEGREE = 10
+"""Largest degree of a polynomial that is evaluated instead of the Bessel function."""
 
-_MAX_DISTANCE = 1e6
-"""Cap on the scaled distances: beyond some hundreds the kernel is 0 in any precision, and beyond 1e9 SciPy does not
-compute the Bessel function."""
+_MAX_DISTANCE = 1e3
+"""Cap on the scaled distances of polynomials: beyond, the kernel is 0 in any precision, and powers overflow float32."""
+
+_MAX_BESSEL_DISTANCE = 1e6
+"""Cap on the scaled distances of Bessel functions: the kernel is 0 there, and SciPy computes them up to 1e9."""
 
 
 @dataclass(frozen=True)
 class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     """The Matern kernel, ``2^(1-nu) / Gamma(nu) a^nu K_nu(a)`` with ``a = sqrt(2 nu) |x - y| / length_scale``.
 
-    K_nu is the modified Bessel function of the second kind. The kernel is ``exp(-a)`` for nu = 1/2, ``(1 + a) exp(-a)``
-    for nu = 3/2, and ``(1 + a + a^2/3) exp(-a)`` for nu = 5/2. Positive semi-definite. Takes sparse rows.
+    K_nu is the modified Bessel function of the second kind. For nu = p + 1/2 with an integer p the kernel is a
+    polynomial of degree p times ``exp(-a)``: ``exp(-a)`` for nu = 1/2, ``(1 + a) exp(-a)`` for 3/2, and ``(1 + a +
+    a^2/3) exp(-a)`` for 5/2. Up to nu = 21/2 it is computed so, which is many times faster than the Bessel function.
+    Positive semi-definite. Takes sparse rows.
 
     Parameters
     ----------
@@ -274,7 +279,7 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     Notes
     -----
-    Rasmussen and Williams, "Gaussian processes for machine learning" (2006), eqs. (4.14) and (4.17). The Bessel form is
+    Rasmussen and Williams, "Gaussian processes for machine learning" (2006), eqs. (4.14) and (4.16). The Bessel form is
     computed in logarithms, with a relative error of about 1e-13.
 
     Examples
@@ -295,8 +300,8 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     @property
     def supports_float32(self) -> bool:
-        """Whether nu is 1/2, 3/2 or 5/2: SciPy computes the Bessel function in float64."""
-        return self.nu in _CLOSED_FORMS
+        """Whether nu is 1/2, 3/2, .. or 21/2: SciPy computes the Bessel function in float64."""
+        return _polynomial_coefficients(self.nu) is not None
 
     @property
     def _length_scale_factor(self) -> float:  # type: ignore[override]  # it depends on nu
@@ -313,18 +318,31 @@ class Matern(EuclideanDistanceKernel):  # numpydoc ignore=PR02
     def _map_part(self, negative_squares: Array) -> Array:
         """Return the kernel values of some rows of the block, overwriting them."""
         a = np.sqrt(np.negative(negative_squares, out=negative_squares), out=negative_squares)
+        coefficients = _polynomial_coefficients(self.nu)
+        if coefficients is None:
+            return _evaluate_bessel(np.minimum(a, _MAX_BESSEL_DISTANCE, out=a), self.nu)
         np.minimum(a, _MAX_DISTANCE, out=a)
-        if self.nu not in _CLOSED_FORMS:
-            return _evaluate_bessel(a, self.nu)
-        if self.nu == 0.5:
+        if len(coefficients) == 1:
             return _exp_negative(a)
-        values = a + 1 if self.nu == 1.5 else a / 3
-        if self.nu == 2.5:
-            values += 1
+        values: Array = a * coefficients[-1]
+        for coefficient in coefficients[-2:0:-1]:
+            values += coefficient
             values *= a
-            values += 1
+        values += coefficients[0]
         values *= _exp_negative(a)
         return values
+
+
+@cache
+def _polynomial_coefficients(nu: float) -> list[float] | None:
+    """Return the coefficients of the powers of a, from 1 for a^0; None if the Bessel function is needed."""
+    degree = int(nu)
+    if nu != degree + 0.5 or degree > _MAX_DEGREE:
+        return None
+    coefficients = [1.0]
+    for j in range(degree):
+        coefficients.append(coefficients[-1] * 2 * (degree - j) / ((j + 1) * (2 * degree - j)))
+    return coefficients
 
 
 def _exp_negative(a: Array) -> Array:

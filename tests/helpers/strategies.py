@@ -29,7 +29,7 @@ bounded_kernels = st.one_of(
     st.builds(kernels.Gaussian, positive),
     st.builds(kernels.Laplacian, positive),
     st.builds(kernels.Exponential, positive),
-    st.builds(kernels.Matern, st.sampled_from([0.3, 0.5, 1.0, 1.5, 2.2, 2.5, 7.0, 40.0]), positive),
+    st.builds(kernels.Matern, st.sampled_from([0.3, 0.5, 1.0, 1.5, 2.2, 2.5, 4.5, 7.0, 10.5, 40.0]), positive),
     st.builds(kernels.RationalQuadratic, positive, positive),
     st.builds(kernels.Periodic, positive, st.floats(0.5, 5)),
     st.builds(kernels.Cosine),
