@@ -146,6 +146,11 @@ def _connect(address: str | None, report_path: str | None = None) -> "Iterator[C
 @click.option("--landmarks", type=click.Choice(["uniform", "kmeans", "pivots", "random_pivots"]), help="Of features.")
 @click.option("--n-landmarks", type=click.IntRange(min=1), help="How many landmarks are chosen; all rows by default.")
 @click.option(
+    "--certify",
+    type=click.Choice(["all", "sample"]),
+    help="Of features: the rows of TRAIN whose error is measured. A sample is fast, and gives no error bound. [all]",
+)
+@click.option(
     "--tol", type=click.FloatRange(0, 1, max_open=True), help="Of features: the error bound to be content with."
 )
 @click.option(
@@ -347,7 +352,9 @@ def _describe_estimator(estimator: "KernelEstimator") -> str:
         return f"{landmarks}, {len(estimator.classes_):,} classes, shrinkage {estimator.shrinkage_:.3g}"
     if not isinstance(estimator, ExactFeatureMap):
         return landmarks
-    return f"{landmarks}, rank {estimator.rank_:,}, error bound {estimator.error_bound_:.1e}"
+    knows_bound = hasattr(estimator, "error_bound_")
+    bound = f"{estimator.error_bound_:.1e}" if knows_bound else "not known, for training rows were sampled"
+    return f"{landmarks}, rank {estimator.rank_:,}, error bound {bound}"
 
 
 @main.command()

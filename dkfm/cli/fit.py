@@ -25,7 +25,7 @@ from dkfm.storage import model_transfer
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
 
-_FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "tol"
+_FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol"
 """Options of the method features alone."""
 
 _FISHER_OPTIONS = "labels", "label_column", "shrinkage"
@@ -44,6 +44,7 @@ class FitOptions:
     centered: bool
     landmarks: str | None
     n_landmarks: int | None
+    certify: str | None
     tol: float | None
     dtype: str
     kernel: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
 
 import numpy as np
@@ -67,7 +67,9 @@ class KernelEstimator(ModelTransformerMixin):
     _certificate_names: ClassVar[tuple[str, ...]] = ("certificate",)
     """Names of the fitted certificates; every fit has the first."""
     _scalars: ClassVar[tuple[str, ...]] = ()
-    """Names of the fitted numbers."""
+    """Names of the fitted numbers that every fit has."""
+    _optional_scalars: ClassVar[tuple[str, ...]] = ()
+    """Names of the fitted numbers that only some fits have."""
 
     def _get_options(self, options_class: type[T]) -> T:
         """Return the parameters of the same names as the fields of a dataclass, as an instance of it."""
@@ -110,7 +112,8 @@ class KernelEstimator(ModelTransformerMixin):
         return self
 
     def _replace_fitted(self, model: Model, fitted: Mapping[str, object], fitted_params: Mapping[str, object]) -> None:
-        for name in (*self._required_arrays, *self._optional_arrays, *self._certificate_names, *self._scalars):
+        arrays, numbers = self._required_arrays + self._optional_arrays, self._scalars + self._optional_scalars
+        for name in arrays + self._certificate_names + numbers:
             self.__dict__.pop(f"{name}_", None)  # left by an earlier fit
         for name, value in fitted.items():
             setattr(self, f"{name}_", value)
@@ -198,16 +201,21 @@ class KernelEstimator(ModelTransformerMixin):
         return X
 
     def _to_record(self) -> Record:
+        numbers = (*self._scalars, *self._select_fitted(self._optional_scalars))
         fitted: dict[str, object] = {
-            "certificates": {n: asdict(vars(self)[f"{n}_"]) for n in self._certificate_names if f"{n}_" in vars(self)},
-            "numbers": {name: float(vars(self)[f"{name}_"]) for name in self._scalars},
+            "certificates": {n: vars(self)[f"{n}_"].to_dict() for n in self._select_fitted(self._certificate_names)},
+            "numbers": {name: float(vars(self)[f"{name}_"]) for name in numbers},
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
         }
         return Record(type(self).__name__, self._fitted_parameters, fitted, self._fitted_arrays(), self.model_)
 
     def _fitted_arrays(self) -> dict[str, Array]:
-        names = [*self._required_arrays, *(name for name in self._optional_arrays if f"{name}_" in vars(self))]
+        names = [*self._required_arrays, *self._select_fitted(self._optional_arrays)]
         return {name: vars(self)[f"{name}_"] for name in names}
+
+    def _select_fitted(self, names: tuple[str, ...]) -> list[str]:
+        """Return the names, without the last underscore, of those fitted attributes that this fit has."""
+        return [name for name in names if f"{name}_" in vars(self)]
 
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
@@ -220,12 +228,13 @@ class KernelEstimator(ModelTransformerMixin):
         arrays = {name: record.extra_arrays[name] for name in cls._required_arrays}
         arrays |= {name: record.extra_arrays[name] for name in cls._optional_arrays if name in record.extra_arrays}
         stored_numbers = cast("dict[str, float]", record.fitted["numbers"])
-        numbers = {name: float(stored_numbers[name]) for name in cls._scalars}
+        names = [*cls._scalars, *(name for name in cls._optional_scalars if name in stored_numbers)]
+        numbers = {name: float(stored_numbers[name]) for name in names}
         estimator._replace_fitted(record.model, {**arrays, **certificates, **numbers}, record.parameters)
         estimator.n_features_in_ = record.model.n_features_in
-        names = record.fitted["feature_names"]
-        if names:
-            estimator.feature_names_in_ = np.asarray(names, dtype=object)
+        columns = record.fitted["feature_names"]
+        if columns:
+            estimator.feature_names_in_ = np.asarray(columns, dtype=object)
         return estimator
 
 

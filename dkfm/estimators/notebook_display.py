@@ -38,6 +38,11 @@ class HtmlDisplayMixin(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         attributes, fitted = vars(self), {}
         if "certificate_" in attributes:
             fitted["certificate"] = str(attributes["certificate_"])
+        if "training_certificate_" in attributes:
+            fitted["training rows"] = str(attributes["training_certificate_"])
+        if hasattr(type(self), "error_bound_"):
+            bound = getattr(self, "error_bound_", None)
+            fitted["error bound"] = "not known, for training rows were sampled" if bound is None else f"{bound:.1e}"
         if "rounding_" in attributes:
             fitted["rounding"] = f"{attributes['rounding_']:.1e} of the spread of the outputs"
         facts = {

@@ -66,10 +66,10 @@ def small_output_chunks(quick, folder):
     return partial(score, 100), partial(score, 1_000)
 
 
-def uniform_landmarks(quick, folder):
-    """Fit a map of 500 landmarks of many rows, whose bound visits every row; the alternative is Nystroem's map."""
+def uniform_landmarks(certify, quick, folder):
+    """Fit a map of 500 landmarks of many rows and certify it; the alternative is Nystroem's map."""
     X = normal(5_000 if quick else 100_000, 10)
-    ours = dkfm.ExactFeatureMap(kernels.Gaussian(3.0), landmarks="uniform", n_landmarks=500)
+    ours = dkfm.ExactFeatureMap(kernels.Gaussian(3.0), landmarks="uniform", n_landmarks=500, certify=certify)
     theirs = kernel_approximation.Nystroem(gamma=1 / 18, n_components=500)
     return partial(ours.fit, X), partial(theirs.fit, X)
 
@@ -146,7 +146,8 @@ LINES = {
     "blocks of 100 rows, lazily": small_blocks,
     "rows far from all landmarks": far_rows,
     "output chunks of 100 rows": small_output_chunks,
-    "500 uniform landmarks": uniform_landmarks,
+    "500 uniform landmarks": partial(uniform_landmarks, "all"),
+    "500 uniform landmarks, sampled": partial(uniform_landmarks, "sample"),
     "ChiSquared without numba": partial(histograms_without_numba, kernels.ChiSquared(), metrics.pairwise.chi2_kernel),
     "Laplacian without numba": partial(
         histograms_without_numba, kernels.Laplacian(64.0), metrics.pairwise.laplacian_kernel

@@ -73,6 +73,27 @@ def test_features_on_landmarks_in_float32_are_fitted_and_described(run):
     assert run("fit train.npy other --method features --kernel linear --landmarks uniform").exit_code == 1
 
 
+def test_features_whose_rows_are_sampled_know_no_bound(run):
+    np.save("many.npy", np.random.default_rng(1).normal(size=(1100, 3)))
+    line = "fit many.npy some --method features --kernel gaussian --param sigma=1 --landmarks uniform --n-landmarks 20"
+    fitted = run(f"{line} --certify sample")
+    assert (fitted.exit_code, dkfm.load("some").certify) == (0, "sample")
+    found = run("verify some --against test.npy")
+    assert found.exit_code == 0
+    for printed in (fitted.stdout, found.stdout):
+        assert "error bound not known, for training rows were sampled" in printed
+    assert "pairs of a random sample of 1,024 training rows, not of all of them" in found.stdout
+    facts = json.loads(run("info some --json").stdout)
+    assert facts["parameters"]["certify"] == "sample"
+    assert facts["certificates"]["training_certificate"]["sampled_rows"] == 1024
+    assert "test.npy with each other: " in found.stdout
+    assert "by their residuals" not in found.stdout
+    assert "sampled_rows" not in facts["certificates"]["certificate"]
+    refused = run(line.replace("some", "other") + " --certify sample --tol 0.5")
+    assert (refused.exit_code, "tol= needs the errors of all training rows" in refused.stderr) == (1, True)
+    assert run("fit train.npy other --method pca --kernel linear --certify all").exit_code == 2
+
+
 def test_a_damaged_model_is_one_sentence_and_exit_code_1(run):
     assert run("fit train.npy model --method features --kernel gaussian --param sigma=1").exit_code == 0
     phi = dkfm.load("model")

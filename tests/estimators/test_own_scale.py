@@ -112,10 +112,11 @@ def test_small_rows_that_are_no_landmarks_are_seen_at_fit(rng, monkeypatch):
 
 
 def saved_before_scales(phi, bounds):
-    """Return the record of a map without scales, as an earlier version saved it, with bounds of its kind."""
+    """Return the record of a map as an earlier version saved it: without scales and `certify`, with other bounds."""
     record = phi._to_record()
     arrays = {name: a for name, a in record.extra_arrays.items() if name != "scales"}
-    return replace(record, extra_arrays={**arrays, "error_bounds": bounds})
+    parameters = {name: value for name, value in record.parameters.items() if name != "certify"}
+    return replace(record, parameters=parameters, extra_arrays={**arrays, "error_bounds": bounds})
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(2.0), Polynomial(2)])

@@ -6,10 +6,11 @@ from typing import cast
 
 import numpy as np
 
-from dkfm.core.rows import Array, as_float64
-from dkfm.errors import DkfmWarning, KernelError, NotSupportedError
+from dkfm.core.chunking import require_count
+from dkfm.core.rows import Array
+from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.fitting import map_certificates
-from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks
+from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks, uses_all_rows
 from dkfm.estimators.fitting.training_data import PrecomputedGram, TrainingData, TrainingRows
 from dkfm.numerics import pivoted_cholesky, roots, training_statistics
 from dkfm.numerics.certificates import kernel_rounding
@@ -19,7 +20,6 @@ from dkfm.numerics.roots import Root, is_indefinite, nonzero_lengths, row_length
 from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
-from dkfm.storage.model_store import Record
 
 _MEAN_TOLERANCE = 1e-3
 """Largest rounding error of the float32 mean of a column, relative to the largest distance from the mean."""
@@ -35,8 +35,8 @@ class FittedMap:
     """Eigenvalues of the scaled Gram matrix of the landmarks, descending; None in the Cholesky basis. Shape (r,)."""
     scales: Array
     """Scales of the landmarks, as in `Root`. Shape (N,)."""
-    error_bounds: Array
-    """Error bounds for 0, 1, .. r features. Shape (r + 1,)."""
+    error_bounds: Array | None
+    """Error bounds for 0, 1, .. r features; None if they are not known. Shape (r + 1,)."""
     holds_training_rows: bool
     """Whether the landmarks are all training rows, in the same order."""
 
@@ -54,6 +54,9 @@ def fit_map(
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of a feature map, and the fitted values by name.
 
+    With a sample of rows to certify, nothing that holds for all rows is among the fitted values: neither error bounds
+    nor the largest k(x, x).
+
     Parameters
     ----------
     data : TrainingData
@@ -61,21 +64,22 @@ def fit_map(
     weights : ndarray of shape (N,), optional
         Weights of the training rows in the mean of the features; without weights the features are not centred.
     chosen : ChosenLandmarks
-        Landmarks of the map.
+        Landmarks of the map, and the rows to certify.
     options : MapOptions
         Parameters of the map.
     """
     landmarks, root, residuals = factor_landmarks(chosen, options)
-    diagonal, dtype, all_rows = data.diagonal(), np.dtype(options.dtype), _uses_all(landmarks, data)
+    is_sample, visited = chosen.sample is not None, data if chosen.sample is None else chosen.sample
+    diagonal, dtype, all_rows = visited.diagonal(), np.dtype(options.dtype), uses_all_rows(landmarks, data)
     lengths = row_lengths(diagonal if landmarks is data else landmarks.diagonal())
-    # Residuals and means over all training rows are computed in float64.
+    # Residuals and means over training rows are computed in float64.
     scorer = _make_root_scorer(data, landmarks, root)
     if residuals is None:
-        residuals = training_statistics.compute_residuals(scorer, data.iter_row_tiles(), diagonal, root, lengths)
+        residuals = training_statistics.compute_residuals(scorer, visited.iter_row_tiles(), diagonal, root, lengths)
     if options.on_indefinite != "clip" and not all_rows:
-        _require_psd_residuals(scorer, data, residuals.lowest, root, lengths)
-    bounds, rank = _bound_errors(scorer, data, diagonal, root, residuals, lengths, options)
-    if options.tol is not None:
+        _require_psd_residuals(scorer, visited, residuals.lowest, root, lengths)
+    bounds, rank = _bound_errors(scorer, data, None if is_sample else diagonal, root, residuals, lengths, options)
+    if bounds is not None and options.tol is not None:
         rank = find_rank_within(bounds[: rank + 1], options.tol)
         _warn_of_tolerance(float(bounds[rank]), options.tol)
     if rank < len(root.values):
@@ -87,8 +91,8 @@ def fit_map(
         model = _make_model(scorer.model, root, mean, options.basis, dtype)
     del scorer
     max_similarity = float(diagonal.max())
-    fitted = {**_root_arrays(root, options.basis), "error_bounds": bounds[: rank + 1], "max_similarity": max_similarity}
-    fitted |= {} if mean is None else {"mean": mean}
+    fitted = _root_arrays(root, options.basis) | ({} if mean is None else {"mean": mean})
+    fitted |= {} if bounds is None else {"error_bounds": bounds[: rank + 1], "max_similarity": max_similarity}
     indices = landmarks.original_row_indices
     if indices is not None and not (landmarks is data and indices[-1] == len(diagonal) - 1):
         fitted["landmark_indices"] = indices
@@ -96,14 +100,13 @@ def fit_map(
     measured = map_certificates.certify_fit(scorer, landmarks, mean)
     if not np.isfinite(measured.error):
         raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
-    on_training = measured if all_rows else map_certificates.certify_training_rows(scorer, data, mean)
-    on_training = on_training.combine(map_certificates.certify_residuals(residuals, rank, diagonal))
+    on_training = measured if all_rows else map_certificates.certify_training_rows(scorer, visited, mean)
+    on_training = on_training.combine(map_certificates.certify_residuals(residuals, rank, len(diagonal), is_sample))
     measured = on_training if all_rows else measured
     certificates = {"certificate": measured, "training_certificate": on_training}
-    accepts_bound = options.tol is not None or options.rcond is not None or bool(np.isinf(bounds[rank]))
-    map_certificates.warn_of_map_errors(
-        measured, on_training, float(bounds[rank]), dtype, accepts_bound, not chosen.all_rows
-    )
+    bound = None if bounds is None else float(bounds[rank])
+    accepts_bound = options.tol is not None or options.rcond is not None or bound == np.inf
+    map_certificates.warn_of_map_errors(measured, on_training, bound, dtype, accepts_bound, not chosen.all_rows)
     if mean is not None:
         map_certificates.warn_of_centring(scorer, measured, landmarks, max_similarity, dtype)
     return model, {**fitted, **certificates}
@@ -112,24 +115,35 @@ def fit_map(
 def _bound_errors(
     scorer: Scorer,
     data: TrainingData,
-    diagonal: Array,
+    diagonal: Array | None,
     root: Root,
     residuals: Residuals,
     lengths: Array,
     options: MapOptions,
-) -> tuple[Array, int]:
-    """Return the error bounds after 0, 1, .. r features, and the rank that the dtype of the map holds."""
+) -> tuple[Array | None, int]:
+    """Return the error bounds after 0, 1, .. r features, and the rank that the dtype of the map holds.
+
+    The bounds are None without the `diagonal` (N,), as the residuals are then those of a sample of rows. The rank is
+    the same.
+    """
     dtype, rank = np.dtype(options.dtype), len(root.values)
-    rows, points = map_certificates.sample_rows_and_landmarks(data, diagonal)
-    kernel_rounding_error = kernel_rounding.measure_in_float64(data.kernel, points)
+    if diagonal is None and dtype != np.float32:
+        return None, rank
+    own_diagonal = data.diagonal() if diagonal is None and not data.kernel.is_precomputed else diagonal
+    rows, points = map_certificates.sample_rows_and_landmarks(data, own_diagonal)
     if dtype == np.float32:
         own: Array = np.ones(rows.shape[0])
         if not data.kernel.is_precomputed:
             own = row_lengths(data.kernel.evaluate_diagonal(points))
         rank = rank_in_float32(root, scorer.kernel_values(rows), own, lengths)
+    if diagonal is None:
+        return None, rank
+    if dtype == np.float32:
         with np.errstate(over="ignore"):  # values that float32 cannot hold raise in `fit_map`
             cast = prepare_scorer(cast_model(replace(scorer.model, heads={}), dtype))
         kernel_rounding_error = kernel_rounding.measure_in_float32(cast, scorer, rows, lengths)
+    else:
+        kernel_rounding_error = kernel_rounding.measure_in_float64(data.kernel, points)
     bounds = bound_errors_by_rank(residuals, root, lengths, kernel_rounding_error)
     if options.on_indefinite == "clip":
         negative = is_indefinite(_lowest_dropped(root), float(root.values.max(initial=0.0)), len(root.weights))
@@ -138,15 +152,12 @@ def _bound_errors(
     return bounds, rank
 
 
-def _uses_all(landmarks: TrainingData, data: TrainingData) -> bool:
-    """Return whether the landmarks are all training rows, in any order."""
-    are_rows = landmarks is data or landmarks.original_row_indices is not None
-    return are_rows and landmarks.rows_as_landmarks.shape[0] == data.rows_as_landmarks.shape[0]
+def was_clipped(error_bounds: Array | None) -> bool:
+    """Return whether the kernel was clipped: its negative part was dropped, so the error bounds are infinite.
 
-
-def was_clipped(error_bounds: Array) -> bool:
-    """Return whether the kernel was clipped: its negative part was dropped, so the error bounds are infinite."""
-    return bool(np.isinf(error_bounds).any())
+    A map without bounds was not: `certify="sample"` does not clip.
+    """
+    return error_bounds is not None and bool(np.isinf(error_bounds).any())
 
 
 def _lowest_dropped(root: Root) -> float:
@@ -164,6 +175,19 @@ def _warn_of_tolerance(bound: float, tol: float) -> None:
         warnings.warn(message, DkfmWarning, stacklevel=4)
 
 
+def choose_truncated_rank(rank: int | None, tol: float | None, error_bounds: Array | None, n_features: int) -> int:
+    """Return the rank of a truncated map from a rank or a largest error bound `tol`, one of which is given."""
+    if (rank is None) == (tol is None):
+        raise InvalidInputError("truncate takes a rank or a tol, one of them.")
+    roots.require_parameters("spectral", None, tol)
+    if tol is not None and error_bounds is None:
+        raise NotSupportedError('truncate(tol=) needs error bounds: fit with certify="all", or give a rank.')
+    r = require_count(rank, "rank") if tol is None else find_rank_within(cast("Array", error_bounds), tol)
+    if r > n_features:
+        raise InvalidInputError(f"The rank of this map is {n_features}, and {r} is more.")
+    return r
+
+
 def truncate_map(
     model: Model, arrays: dict[str, Array], r: int, dtype: np.dtype[np.floating], basis: str
 ) -> tuple[Model, dict[str, object]]:
@@ -174,7 +198,7 @@ def truncate_map(
     NotSupportedError
         A precomputed kernel was clipped: the Gram matrix, which the certificate needs, was not kept.
     """
-    if model.kernel.is_precomputed and was_clipped(arrays["error_bounds"]):
+    if model.kernel.is_precomputed and was_clipped(arrays.get("error_bounds")):
         raise NotSupportedError(
             "A map of a clipped precomputed kernel cannot be truncated: the certificate needs the whole Gram matrix, "
             "and the map does not keep the part that was dropped; fit again with rcond=."
@@ -186,8 +210,9 @@ def truncate_map(
         full = replace(full, rotation=full.landmark_features().T @ features.weights)
     root = full.truncate(r)
     count = len(root.weights)
-    fitted = {**arrays, **_root_arrays(root, basis), "error_bounds": arrays["error_bounds"][: r + 1]}
-    fitted |= {name: arrays[name][:count] for name in ("mean", "landmark_indices", "scales") if name in arrays}
+    fitted = {**arrays, **_root_arrays(root, basis)}
+    lengths = {"error_bounds": r + 1} | dict.fromkeys(("mean", "landmark_indices", "scales"), count)
+    fitted |= {name: arrays[name][:length] for name, length in lengths.items() if name in arrays}
     mean = cast("Array | None", fitted.get("mean"))
     points = model.original_landmarks[:count]
     truncated = _make_model(Model(model.kernel, points, {}), root, mean, basis, dtype)
@@ -199,32 +224,6 @@ def truncate_map(
         **fitted,
         "certificate": map_certificates.certify_fit(prepare_scorer(truncated), landmarks, mean),
     }
-
-
-def convert_old_bounds(record: Record) -> Record:
-    """Return a record with error bounds of each pair's own scale, converted if an earlier version saved it.
-
-    The root of such a map is not scaled, and its bounds are in units of ``sqrt(k(z, z) max_n k(x_n, x_n))``. They are
-    divided by the length of the shortest row that is known; where training rows are no landmarks, all of which are not
-    known, they are 1, which no error exceeds.
-    """
-    arrays, model = record.extra_arrays, record.model
-    if "scales" in arrays:
-        return record
-    bounds, n = arrays["error_bounds"], model.landmarks.shape[0]
-    if model.kernel.is_precomputed:
-        converted = np.where(np.isinf(bounds), np.inf, 1.0)
-    else:
-        diagonal = model.kernel.evaluate_diagonal(as_float64(model.original_landmarks))
-        shortest = float(diagonal[diagonal > 0].min(initial=np.inf))
-        certificates = cast("dict[str, object]", record.fitted["certificates"])
-        largest = cast("dict[str, float]", record.fitted["numbers"])["max_similarity"]
-        known = (
-            diagonal.min() == diagonal.max() or certificates.get("training_certificate") == certificates["certificate"]
-        )
-        converted = bounds * np.sqrt(largest / shortest) if known else np.ones(len(bounds))
-        converted = np.where(np.isinf(bounds), np.inf, np.minimum(converted, 1.0))
-    return replace(record, extra_arrays={**arrays, "error_bounds": converted, "scales": np.ones(n)})
 
 
 def _reconstruct_gram(model: Model, root: Root) -> Source:

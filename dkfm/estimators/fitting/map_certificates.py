@@ -34,22 +34,22 @@ def certify_fit(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> 
     return measured
 
 
-def certify_training_rows(scorer: Scorer, data: TrainingData, mean: Array | None) -> Certificate:
-    """Certify pairs of a sample of the training rows."""
+def certify_training_rows(scorer: Scorer, rows: TrainingData, mean: Array | None) -> Certificate:
+    """Certify pairs of at most 512 training rows, evenly spread among the given ones."""
     with np.errstate(over="ignore", invalid="ignore"):  # as in `certify_fit`
-        return certificate.certify_map(scorer, *sample_rows_and_landmarks(data), mean=mean)
+        return certificate.certify_map(scorer, *sample_rows_and_landmarks(rows), mean=mean)
 
 
-def certify_residuals(residuals: Residuals, rank: int, diagonal: Array) -> Certificate:
-    """Return the certificate of all training rows with themselves: what the features leave of their k(x, x), (N,)."""
+def certify_residuals(residuals: Residuals, rank: int, n_rows: int, is_sample: bool) -> Certificate:
+    """Return the certificate of rows with themselves: the largest share of k(x, x) that the features leave of a row."""
     share = max(float(residuals.largest[rank]), -residuals.lowest)
-    return Certificate(0.0, share, len(diagonal))
+    return Certificate(0.0, share, n_rows, n_rows if is_sample else None)
 
 
 def warn_of_map_errors(
     measured: Certificate,
     on_training: Certificate,
-    bound: float,
+    bound: float | None,
     dtype: np.dtype[np.floating],
     accepts_bound: bool,
     chosen_landmarks: bool,
@@ -60,8 +60,8 @@ def warn_of_map_errors(
     ----------
     measured, on_training : Certificate
         Certificates of the landmarks, and of the training rows.
-    bound : float
-        Error bound of pairs with a training row.
+    bound : float or None
+        Error bound of pairs with a training row; None if it is not known.
     dtype : dtype
         Dtype of the map.
     accepts_bound : bool
@@ -77,13 +77,15 @@ def warn_of_map_errors(
     remedy = 'fit with basis="cholesky", choose another kernel, or scale the columns of X'
     if dtype == np.float32:
         remedy = 'float32 does not hold these features: fit with dtype="float64", or with basis="cholesky"'
-    limit = bound if accepts_bound else min(bound, certificate.LIMITS[dtype.name])
-    finding = f"The certificate of this map is {measured}, its error bound {bound:.1e}"
+    largest = np.inf if bound is None else bound
+    limit = largest if accepts_bound else min(largest, certificate.LIMITS[dtype.name])
+    stated = "not known" if bound is None else f"{bound:.1e}"
+    finding = f"The certificate of this map is {measured}, its error bound {stated}"
     certificate.warn_if_error_is_large(measured.relative_error, dtype, finding, remedy, limit)
     if measured.relative_error <= limit:
-        finding = f"The certificate of the training rows is {on_training}, the error bound of the map {bound:.1e}"
+        finding = f"The certificate of the training rows is {on_training}, the error bound of the map {stated}"
         certificate.warn_if_error_is_large(
-            on_training.relative_error, dtype, finding, remedy, bound if chosen_landmarks else limit
+            on_training.relative_error, dtype, finding, remedy, largest if chosen_landmarks else limit
         )
 
 
@@ -102,7 +104,7 @@ def warn_of_centring(
 
 
 def verify_points(
-    scorer: Scorer, landmark_certificate: Certificate, Z: Rows, mean: Array | None, bound: float
+    scorer: Scorer, landmark_certificate: Certificate, Z: Rows, mean: Array | None, bound: float | None
 ) -> Verification:
     """Verify a map on new points.
 
@@ -114,9 +116,9 @@ def verify_points(
         New points; at most 512 of them are used, evenly spread.
     mean : ndarray of shape (N,), optional
         Mean kernel values of a centred map.
-    bound : float
+    bound : float or None
         Error bound of pairs with a training point, of each pair's own scale. If it is infinite, as for a clipped
-        kernel, the errors are measured but not compared with it.
+        kernel, or None, not known, the errors are measured but not compared with it.
 
     Raises
     ------
@@ -129,6 +131,8 @@ def verify_points(
     against = certificate.certify_map(scorer, landmarks, Z=sample, mean=mean)
     between = certificate.certify_map(scorer, sample, mean=mean)
     residuals = scorer("residual", sample)[:, 0]
+    if bound is None:
+        return Verification(landmark_certificate, against, between, residuals)
     if np.isinf(bound):  # residuals of a clipped kernel are no bounds either
         return Verification(landmark_certificate, against, between, residuals, np.inf)
     against.require_own_scale_error_at_most(bound)

@@ -5,7 +5,7 @@ Both sides are computed with the model itself, so that damaged weights, landmark
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import isnan
 
 import numpy as np
@@ -45,26 +45,37 @@ class Certificate:
         much as large ones.
     pairs : int
         Number of pairs that were compared.
+    sampled_rows : int, optional
+        Number of training rows, drawn at random, that were visited; other rows may have larger errors. None if the
+        certificate was not restricted to a random sample.
     """
 
     error: float
     relative_error: float
     pairs: int
+    sampled_rows: int | None = None
 
     @classmethod
     def from_dict(cls, stored: object) -> "Certificate":
         """Return the certificate in a stored dictionary; raise an error if it is invalid."""
-        if not isinstance(stored, dict) or set(stored) != {"error", "relative_error", "pairs"}:
+        if not isinstance(stored, dict) or set(stored) - {"sampled_rows"} != {"error", "relative_error", "pairs"}:
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
         error, relative, pairs = stored["error"], stored["relative_error"], stored["pairs"]
-        if not isinstance(error, float) or not isinstance(relative, float) or type(pairs) is not int or isnan(error):
+        counts = [pairs, stored.get("sampled_rows", 1)]
+        are_counts = all(type(count) is int for count in counts) and counts[1] > 0
+        if not isinstance(error, float) or not isinstance(relative, float) or not are_counts or isnan(error):
             raise UnsupportedStoreError("The certificate of this model is not what dkfm writes.")
-        return cls(error, relative, pairs)
+        return cls(error, relative, pairs, stored.get("sampled_rows"))
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the dictionary that is stored, without `sampled_rows` if it is None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def combine(self, other: "Certificate") -> "Certificate":
         """Return the larger errors of two certificates, with the pairs of both; NaN counts as the largest."""
         error, relative = np.maximum([self.error, self.relative_error], [other.error, other.relative_error])
-        return Certificate(float(error), float(relative), self.pairs + other.pairs)
+        sampled = [rows for rows in (self.sampled_rows, other.sampled_rows) if rows is not None]
+        return Certificate(float(error), float(relative), self.pairs + other.pairs, max(sampled, default=None))
 
     def require_not_worse_than(self, fitted: "Certificate") -> None:
         """Raise a CertificateError if this new measurement exceeds that of the fit by more than machines differ."""
@@ -84,7 +95,10 @@ class Certificate:
 
     def __str__(self) -> str:
         largest = f"{self.error:.1e} of the largest"
-        return f"{self.relative_error:.1e} of each pair's own scale, {largest}, {self.pairs:,} pairs"
+        measured = f"{self.relative_error:.1e} of each pair's own scale, {largest}, {self.pairs:,} pairs"
+        if self.sampled_rows is None:
+            return measured
+        return f"{measured} of a random sample of {self.sampled_rows:,} training rows, not of all of them"
 
 
 def warn_if_error_is_large(

@@ -24,6 +24,7 @@ class Verification:
         ``k(z, z) - |phi(z)|^2`` of at most 512 of the given points, clipped at 0.
     bound : float, optional
         Bound of `between.error`: the largest residual over the largest k(z, z); infinite if the kernel was clipped.
+        None without given points, or if the map has no error bound with which they could be compared.
     """
 
     certificate: Certificate
@@ -36,9 +37,12 @@ class Verification:
         if self.residuals is None:
             return f"certificate {self.certificate}"
         median, largest = float(np.median(self.residuals)), float(self.residuals.max())
+        limit = "compared with no bound, for this map knows none"
+        if self.bound is not None:
+            limit = f"and at most {self.bound:.1e} by their residuals"
         return (
-            f"certificate {self.certificate}\nwith the landmarks: {self.against}\nwith each other: {self.between}, and "
-            f"at most {self.bound:.1e} by their residuals\nresiduals: {median:.1e} in the middle, {largest:.1e} at most"
+            f"certificate {self.certificate}\nwith the landmarks: {self.against}\nwith each other: {self.between}, "
+            f"{limit}\nresiduals: {median:.1e} in the middle, {largest:.1e} at most"
         )
 
     __repr__ = __str__
