@@ -39,9 +39,12 @@ def compute_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array, roo
         features /= divisors[positions, np.newaxis]
         norm = max(norm, estimate_largest_norm(features @ probes))
         explained = np.cumsum(np.square(features, out=features), axis=1, out=features)
-        shares = np.sign(diagonal[positions, np.newaxis]) - np.pad(explained, ((0, 0), (1, 0)))
-        np.maximum(largest, shares.max(axis=0), out=largest)
-        lowest = min(lowest, float((shares[:, -1] * units[positions]).min(initial=0.0)))
+        all_left = np.sign(diagonal[positions])
+        shares = np.subtract(all_left[:, np.newaxis], explained, out=explained)
+        largest[0] = max(largest[0], all_left.max(initial=0.0))
+        np.maximum(largest[1:], shares.max(axis=0, initial=0.0), out=largest[1:])
+        last = shares[:, -1] if shares.shape[1] else all_left
+        lowest = min(lowest, float((last * units[positions]).min(initial=0.0)))
     if not np.isfinite([*largest, norm]).all():
         raise KernelError(f"{score.model.kernel!r} overflows between a training row and a landmark.")
     return Residuals(largest, lowest, norm)

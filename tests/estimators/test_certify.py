@@ -11,6 +11,7 @@ from sklearn.linear_model import RidgeClassifier
 import dkfm
 from dkfm import kernels
 from dkfm.errors import InvalidInputError, NotPSDError, NotSupportedError, UnsupportedStoreError
+from dkfm.estimators.fitting import feature_maps
 from dkfm.estimators.fitting.landmarks import SAMPLED_ROWS
 
 BASES = ["symmetric", "spectral", "cholesky"]
@@ -137,6 +138,21 @@ def test_the_rows_that_are_visited_do_not_grow_with_the_data(X):
     twice = np.vstack([X, X + 0.1])
     assert count_visits("sample", twice) == count_visits("sample", X)
     assert count_visits("all", twice) > count_visits("all", X) + len(X)
+
+
+@pytest.mark.parametrize("certify", ["all", "sample"])
+def test_the_rank_in_float32_is_measured_on_the_row_that_rounds_most(certify, X, monkeypatch):
+    far, measured = X.copy(), []
+    far[N - 2] = 40.0  # not among the evenly spread rows
+
+    def rank_in_float32(root, values, *lengths):
+        measured.append(values)
+        return len(root.values)
+
+    monkeypatch.setattr(feature_maps, "rank_in_float32", rank_in_float32)
+    phi = uniform(certify, dtype="float32", kernel=kernels.Polynomial(2)).fit(far)
+    of_far_row = phi.kernel_(far[[N - 2]], far[phi.landmark_indices_])
+    assert np.isclose(measured[0], of_far_row).all(axis=1).any()
 
 
 def test_the_sample_depends_on_the_seed_alone(rng):
