@@ -202,7 +202,7 @@ def require_psd_residual(K: Array, features: Array, lowest_residual: float, root
     features : ndarray of shape (s, r)
         Features of the same rows, divided by their lengths.
     lowest_residual : float
-        Smallest ``(k(x, x) - |phi(x)|^2) / k(x, x)`` of all N training rows.
+        Smallest ``(k(x, x) - |phi(x)|^2) / k(x, x)`` of the training rows that were visited.
     root : Root
         Root that the features were computed with; a feature has a rounding error of about ``eps sqrt(condition)``.
     n_rows : int

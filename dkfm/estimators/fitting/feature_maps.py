@@ -77,7 +77,7 @@ def fit_map(
     if residuals is None:
         residuals = training_statistics.compute_residuals(scorer, visited.iter_row_tiles(), diagonal, root, lengths)
     if options.on_indefinite != "clip" and not all_rows:
-        _require_psd_residuals(scorer, visited, residuals.lowest, root, lengths)
+        _require_psd_residuals(scorer, visited, residuals.lowest, root, lengths, data.rows_as_landmarks.shape[0])
     bounds, rank = _bound_errors(scorer, data, None if is_sample else diagonal, root, residuals, lengths, options)
     if bounds is not None and options.tol is not None:
         rank = find_rank_within(bounds[: rank + 1], options.tol)
@@ -271,7 +271,10 @@ def _choose_landmark_shift(points: Array) -> Array:
     return np.where(accurate, rounded, mean)
 
 
-def _require_psd_residuals(scorer: Scorer, data: TrainingData, lowest: float, root: Root, lengths: Array) -> None:
+def _require_psd_residuals(
+    scorer: Scorer, data: TrainingData, lowest: float, root: Root, lengths: Array, n_rows: int
+) -> None:
+    """Raise a NotPSDError if the residuals of visited rows show an indefinite kernel; `n_rows` counts all rows."""
     rows, points = map_certificates.sample_rows_and_landmarks(data)
     values = data.kernel.make_evaluator(points)(rows)
     features = scorer.apply_weights("features", scorer.kernel_values(rows))
@@ -280,4 +283,4 @@ def _require_psd_residuals(scorer: Scorer, data: TrainingData, lowest: float, ro
     divisors = own if root.is_scaled(lengths) else np.full(len(own), own.max())
     values = values / divisors[:, np.newaxis] / divisors
     features = features / divisors[:, np.newaxis]
-    pivoted_cholesky.require_psd_residual(values, features, lowest, root, data.rows_as_landmarks.shape[0], what)
+    pivoted_cholesky.require_psd_residual(values, features, lowest, root, n_rows, what)
