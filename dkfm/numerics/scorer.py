@@ -6,7 +6,9 @@ tilings of the same rows differ by at most ``64 eps (sum |k| |W| + |b|)``; the s
 same bits.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -37,7 +39,12 @@ class Scorer:
         return self.score_heads([name], Z, rows, diagonal)[name]
 
     def score_heads(
-        self, names: Collection[str], Z: Rows, rows: int | None = None, diagonal: Array | None = None
+        self,
+        names: Collection[str],
+        Z: Rows,
+        rows: int | None = None,
+        diagonal: Array | None = None,
+        threads: int = 1,
     ) -> dict[str, Array]:
         """Return the outputs of several heads for checked rows, from one kernel block.
 
@@ -51,6 +58,8 @@ class Scorer:
             Rows of a tile; by default `choose_tile_rows`, or all rows if weights are in a store, to read them once.
         diagonal : ndarray of shape (n,), optional
             k(z, z) of the rows, for a kernel that cannot compute it.
+        threads : int, default=1
+            Number of tiles that are scored at the same time. More than one pays if BLAS has one thread.
 
         Returns
         -------
@@ -58,21 +67,54 @@ class Scorer:
             Outputs in the model's dtype, or int64 codes of classes. A row that overflows the kernel has values that
             are not finite, or `links.NO_CODE`.
         """
-        model, n = self.model, Z.shape[0]
-        heads = {name: model.head(name) for name in names}
+        n, heads = Z.shape[0], {name: self.model.head(name) for name in names}
         out = {name: np.empty((n, head.width), head.output_dtype) for name, head in heads.items()}
         rows = max(1, _equal_tile_rows(n, rows or self._tile_rows(heads.values(), n)))
+        tiles = iter(list(row_slices(n, rows)))
+        score_tiles = partial(self._score_tiles, tiles, Z, heads, out, diagonal, rows)
+        if threads == 1:
+            score_tiles()
+            return out
+        with ThreadPoolExecutor(threads, thread_name_prefix="dkfm-tiles") as pool:
+            futures = [pool.submit(score_tiles) for _ in range(threads)]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                deque(tiles, maxlen=0)  # after an error no thread begins another tile
+            for future in futures:
+                future.result()
+        return out
+
+    def _score_tiles(
+        self,
+        tiles: Iterator[slice],
+        Z: Rows,
+        heads: dict[str, Head],
+        out: dict[str, Array],
+        diagonal: Array | None,
+        rows: int,
+    ) -> None:
+        """Fill the outputs of tiles, of at most `rows` rows, until none is left; threads share the iterator."""
         with (
             np.errstate(over="ignore", invalid="ignore"),  # `compute_finite_scores` raises an error for them
-            _value_buffer.borrow(rows, model.landmarks.shape[0], model.dtype) as buffer,
+            _value_buffer.borrow(rows, self.model.landmarks.shape[0], self.model.dtype) as buffer,
         ):
-            for tile in row_slices(n, rows):
+            for tile in tiles:
                 values = self.kernel_values(Z[tile], buffer[: tile.stop - tile.start])
                 tile_diagonal = cache(partial(self._diagonal, Z, tile, diagonal))
                 for group in _group_by_weights(heads):
                     _project(values, [(heads[name], out[name][tile]) for name in group], tile_diagonal)
                 del values  # if it is not the buffer, free it before the next one is allocated
-        return out
+
+    def count_tiles(self, name: str, n: int) -> int:
+        """Return the number of tiles in which `score_heads` computes a head for n rows."""
+        return count_tiles(n, self._tile_rows([self.model.head(name)], n)) if n else 0
+
+    def count_multiplications(self, name: str, n: int) -> int:
+        """Return about how many multiplications the matrix products of a head need for n dense rows."""
+        head, (n_landmarks, d) = self.model.head(name), self.model.landmarks.shape
+        products = 1 if head.sqrt_eigenvalues is None else 2
+        return int(n * n_landmarks * (d + products * head.n_columns))
 
     def kernel_values(self, Z: Rows, out: Array | None = None) -> Array:
         """Return the kernel values k(Z, landmarks) (n, N) of rows, in the model's dtype."""
@@ -221,10 +263,16 @@ def kernel_distances(kernel: Kernel, X: Rows, Y: Rows) -> Array:
 
 
 def compute_finite_scores(
-    score: Scorer, name: str, Z: Rows, what: str, first_row: int = 0, diagonal: Array | None = None
+    score: Scorer,
+    name: str,
+    Z: Rows,
+    what: str,
+    first_row: int = 0,
+    diagonal: Array | None = None,
+    threads: int = 1,
 ) -> Array:
     """Return the output of one head; raise an error that names the first row that overflows the kernel."""
-    scores = score(name, Z, diagonal=diagonal)
+    scores = score.score_heads([name], Z, diagonal=diagonal, threads=threads)[name]
     valid = links.find_valid_rows(scores)
     if not valid.all():
         row = first_row + int(valid.argmin())

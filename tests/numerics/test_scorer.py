@@ -86,7 +86,9 @@ def test_any_tile_chunks_threads_and_set_of_heads_agree_within_the_rounding_boun
     model, Z = make(rng, n, d, q, offset, dtype, panel), rng.normal(size=(m, d))
     score = scorer.prepare_scorer(model)
     with ThreadPoolExecutor(threads) as pool:
-        parts = list(pool.map(lambda part: score.score_heads(names, Z[part], rows), row_slices(m, chunk)))
+        parts = list(
+            pool.map(lambda part: score.score_heads(names, Z[part], rows, threads=threads), row_slices(m, chunk))
+        )
     for name in names:
         found = np.concatenate([part[name] for part in parts])
         assert found.dtype == dtype
