@@ -149,7 +149,7 @@ class NewFile:
 
     path: Path
     file: BufferedRandom
-    _root: Path
+    _durable: Path
     _hidden: Path
     is_synced_on_commit = True
 
@@ -169,8 +169,7 @@ class NewFile:
             _rename(self._hidden, self.path)
         elif not _link(self._hidden, self.path):
             return False
-        for folder in self.path.relative_to(self._root).parents:
-            sync_folder(self._root / folder)
+        _sync_folders(self.path, self._durable)
         return True
 
 
@@ -203,11 +202,12 @@ def _link(hidden: Path, path: Path) -> bool:
 
 
 @contextmanager
-def new_file(path: Path, root: Path) -> Iterator[NewFile]:
+def new_file(path: Path, root: Path, durable: Path | None = None) -> Iterator[NewFile]:
     """Open a new file at a path below `root` for writing and reading; remove it at the end unless it was committed.
 
     `root` must exist: a folder that was removed meanwhile is not created again. Folders below it are created, and none
-    of them may be a link.
+    of them may be a link. Of the folders above the file, those above `durable` are not synced to disk, because their
+    names are (`make_durable_folder`); by default `durable` is `root`.
 
     Zarr's own writer is not used, because it copies values to encode them and does not sync files to disk.
     """
@@ -216,7 +216,7 @@ def new_file(path: Path, root: Path) -> Iterator[NewFile]:
         try:
             _make_folders(path, root)
             with hidden.open("xb+") as file:
-                yield NewFile(path, file, root, hidden)
+                yield NewFile(path, file, durable or root, hidden)
         except FileNotFoundError:
             _require_root_exists(path, root)
             raise
@@ -251,6 +251,19 @@ def _make_folders(path: Path, root: Path) -> None:
             for folder in reversed(folders):
                 folder.mkdir(exist_ok=True)
     require_no_links(path, root)
+
+
+def make_durable_folder(path: Path, root: Path) -> None:
+    """Create a folder below `root`, which must exist, and those between; sync their names to disk."""
+    with translate_write_errors(root):
+        _make_folders(path / "file", root)
+        _sync_folders(path, root)
+
+
+def _sync_folders(path: Path, root: Path) -> None:
+    """Sync the folders of a path to disk, up to `root`."""
+    for folder in path.relative_to(root).parents:
+        sync_folder(root / folder)
 
 
 def _require_root_exists(path: Path, root: Path) -> None:

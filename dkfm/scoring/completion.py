@@ -75,7 +75,7 @@ def complete_output(output: Output, receipts: Mapping[int, Receipt], input_stamp
         The output was removed or replaced, or contains a link or a file that does not belong to it.
     """
     output_store.require_not_replaced(output.root, output.creation_id)
-    output_store.ensure_array_metadata(output, output.location)
+    output_store.ensure_arrays(output, output.location)
     require_same_output_on_disk(output)
     output.location.write_file(zarr_schema.MARKER, marker.encode_marker(output, receipts, input_stamp))
 

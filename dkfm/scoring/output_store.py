@@ -115,17 +115,22 @@ def create_output(output: Output, overwrite: bool) -> Output:
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
     first_file = zarr_schema.TABLE_ATTRIBUTES if output.is_table else "zarr.json"
     with output.location.create_output(first_file, group, overwrite) as location:
-        ensure_array_metadata(output, location)
+        ensure_arrays(output, location)
     return output
 
 
-def ensure_array_metadata(output: Output, location: OutputLocation) -> None:
-    """Write the metadata of arrays that have none yet, as after a kill; other readers of Zarr need it."""
+def ensure_arrays(output: Output, location: OutputLocation) -> None:
+    """Write the metadata of arrays that have none yet, as after a kill, and make the folders of their chunks.
+
+    Other readers of Zarr need the metadata. The folders are made durable once, so that no chunk has to do it.
+    """
     for columns in [] if output.is_table else output.columns:
         name = f"{columns.output}/zarr.json"
         if name not in location.file_sizes([name]):
             shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
             location.write_file(name, zarr_store.encode_array_metadata(shape, chunks, columns.dtype))
+    for name in output.format.folder_names:
+        location.make_folder(name)
 
 
 def describe_output(output: Output) -> dict[str, object]:
@@ -182,7 +187,7 @@ def read_output(root: Location, *, check_plain: bool = True) -> Output:
     for columns in [] if output.is_table else output.columns:
         info = location.read_array_info(columns.output)
         if info is None:
-            continue  # creation at a URL stopped after the claim; `ensure_array_metadata` completes it
+            continue  # creation at a URL stopped after the claim; `ensure_arrays` completes it
         expected = (output.rows, columns.width), (output.chunk_rows, columns.width), columns.dtype
         if (info.shape, info.chunks, info.dtype) != expected:
             raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")

@@ -256,7 +256,7 @@ class _JobRun:
         """
         output.location.remove_partial_files(local.ABANDONED_SECONDS)
         if not output.is_table:
-            output_store.ensure_array_metadata(output, output.location)
+            output_store.ensure_arrays(output, output.location)
         checked: set[Receipt] = set()
         known, complete = load_receipts(output, self._job.input_watch.stamp_with_ctime)
         while new := set(known) - checked:  # another driver may add receipts meanwhile

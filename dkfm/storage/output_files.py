@@ -87,8 +87,14 @@ class OutputLocation(Protocol):
     def open_for_reading(self, name: str, max_bytes: int | None = None) -> IO[bytes] | None:
         """Open a file for reading; None if it does not exist. Only `max_bytes` + 1 bytes need to be readable."""
 
-    def create_file(self, name: str) -> AbstractContextManager[PendingFile]:
-        """Begin a file, which is removed at the end of the context unless it was committed."""
+    def make_folder(self, name: str) -> None:
+        """Create a folder durably unless it exists; do nothing where there are no folders."""
+
+    def create_file(self, name: str, folder: str = "") -> AbstractContextManager[PendingFile]:
+        """Begin a file, which is removed at the end of the context unless it was committed.
+
+        `folder` is one above the file that `make_folder` has made.
+        """
 
     def write_file(self, name: str, data: bytes) -> None:
         """Write a file durably, and replace one that exists."""
@@ -171,10 +177,14 @@ class LocalOutput:
         except OSError as error:
             raise StoreError(f"{self.root / name} cannot be read: {error.strerror}.") from None
 
+    def make_folder(self, name: str) -> None:
+        """Create a folder durably unless it exists."""
+        local.make_durable_folder(self.root / name, self.root)
+
     @contextmanager
-    def create_file(self, name: str) -> Iterator[PendingFile]:
+    def create_file(self, name: str, folder: str = "") -> Iterator[PendingFile]:
         """Begin a file, which is removed at the end of the context unless it was committed."""
-        with local.new_file(self.root / name, self.root) as new:
+        with local.new_file(self.root / name, self.root, self.root / folder) as new:
             yield new
 
     def write_file(self, name: str, data: bytes) -> None:
@@ -275,8 +285,11 @@ class RemoteOutput:
             return None
         return BytesIO(self.root.read(name) if max_bytes is None else self.root.read(name, 0, max_bytes + 1))
 
+    def make_folder(self, name: str) -> None:
+        """Do nothing: an object store has no folders."""
+
     @contextmanager
-    def create_file(self, name: str) -> Iterator[PendingFile]:
+    def create_file(self, name: str, folder: str = "") -> Iterator[PendingFile]:
         """Begin a file, which is removed at the end of the context unless it was committed."""
         with local.translate_write_errors(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
             yield _PendingObject(self.root, name, file)

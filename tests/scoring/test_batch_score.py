@@ -270,12 +270,27 @@ def test_every_chunk_and_every_name_is_durable_before_the_marker(job, monkeypatc
     score(job, chunk_rows=30)
     root = job[2]
     marker = next(i for i, path in enumerate(synced) if "_COMPLETE" in path)
+    first_chunk = next(i for i, path in enumerate(synced) if path.startswith(str(root / "scores/c")))
+    made = synced[:first_chunk]
+    assert any(path.endswith(".partial/scores") for path in made), "the folder of all chunks, before it has its name"
+    assert str(root.parent) in made
     for chunk in range(4):
-        folders = [str(root / path) for path in (f"scores/c/{chunk}", "scores/c", "scores")]
+        folders = [str(root / path) for path in (f"scores/c/{chunk}", "scores/c")]
         assert all(folder in synced[:marker] for folder in folders)
         before = next(i for i, path in enumerate(synced) if path.startswith(f"{folders[0]}/.0."))
         assert before < synced.index(folders[0]), "the values, before they have their name"
     assert str(root) in synced[marker:], "the name of the marker too"
+
+
+def test_a_job_that_resumes_makes_the_folder_of_chunks_durable_too(job, monkeypatch):
+    score(job, chunk_rows=30)
+    for name in ("_COMPLETE", "scores/c/1/0"):
+        (job[2] / name).unlink()
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())) or fsync(fd))
+    assert score(job, chunk_rows=30).scored_chunks == 1
+    assert synced.index(str(job[2] / "scores")) < synced.index(str(job[2] / "scores/c/1"))
 
 
 def test_overwrite_leaves_what_the_user_put_beside_the_scores(job):
@@ -307,7 +322,7 @@ def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
     sync_folder = local.sync_folder
 
     def full(path):
-        if path.name == "c":
+        if path.parent.name == "c":
             raise OSError(28, "No space left on device")
         sync_folder(path)
 

@@ -109,6 +109,10 @@ class ChunkFormat(Protocol):
     def output_location(self) -> OutputLocation:
         """Location of the output."""
 
+    @property
+    def folder_names(self) -> list[str]:
+        """Names of the folders of all chunks, which are made before the first chunk."""
+
     def file_names(self, number: int) -> list[str]:
         """Return the names of the files of a chunk."""
 

@@ -66,6 +66,11 @@ class ParquetChunks:
         """Return the name of the file of a chunk."""
         return [file_name(number)]
 
+    @property
+    def folder_names(self) -> list[str]:
+        """Names of the folders of chunks: none, their files are in the folder of the output."""
+        return []
+
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the file of a chunk; the stack removes it unless it was committed."""
         new = stack.enter_context(self.output_location.create_file(file_name(chunk.number)))

@@ -38,13 +38,19 @@ class ZarrChunks:
 
     def file_names(self, number: int) -> list[str]:
         """Return the names of the files of a chunk."""
-        return [f"{columns.output}/c/{number}/0" for columns in self.columns]
+        return [f"{folder}/{number}/0" for folder in self.folder_names]
+
+    @property
+    def folder_names(self) -> list[str]:
+        """Names of the folders of all chunks, one for each output, which are made before the first chunk."""
+        return [f"{columns.output}/c" for columns in self.columns]
 
     def create_files(self, chunk: Chunk, stack: ExitStack) -> list[ChunkFile]:
         """Begin the files of a chunk; the stack removes those that were not committed."""
         files: list[ChunkFile] = []
-        for columns, path in zip(self.columns, self.file_names(chunk.number), strict=True):
-            new = stack.enter_context(self.output_location.create_file(path))
+        names = self.file_names(chunk.number)
+        for columns, folder, name in zip(self.columns, self.folder_names, names, strict=True):
+            new = stack.enter_context(self.output_location.create_file(name, folder))
             files.append(_ZarrChunkFile(columns, self.chunk_rows, chunk, ReadBackWriter(new)))
         return files
 
