@@ -35,6 +35,12 @@ _MIN_PIECE_ROWS = 256
 _PIECES = 3
 """Number of pieces in which a task reads its rows if it can."""
 
+_MIN_GROUP_ROWS = 4096
+"""Rows of a row group below which the constant work for each of its columns counts."""
+
+_MAX_GROUP_BYTES = 2**25
+"""Largest size of the pieces that are collected for a row group."""
+
 
 def choose_chunk_rows(
     rows: int, row_seconds: float, row_bytes: int, threads: int = 1, source_chunk_rows: int = 1
@@ -68,6 +74,17 @@ def choose_chunk_rows(
     """
     wanted = min(int(_TASK_SECONDS / row_seconds), count_tiles(rows, _MIN_TASKS), _MAX_CHUNK_BYTES // row_bytes)
     return _balance_chunk_rows(rows, max(1, wanted), threads, source_chunk_rows)
+
+
+def choose_row_group_rows(row_bytes: int) -> int:
+    """Choose up to how many rows pieces are collected into one row group of a table.
+
+    Every column of a row group costs as much as some thousand values, so groups of few rows take long.
+
+    >>> choose_row_group_rows(160), choose_row_group_rows(32_000)
+    (4096, 1048)
+    """
+    return max(1, min(_MIN_GROUP_ROWS, _MAX_GROUP_BYTES // row_bytes))
 
 
 def _balance_chunk_rows(rows: int, wanted: int, threads: int, step: int) -> int:

@@ -242,8 +242,8 @@ def _build_output(
 
 
 def _count_write_copies(target: Location) -> WriteCopies:
-    """Return the copies that a task holds: columns and pages of a table; an object that is sent and read back."""
-    return WriteCopies(piece_copies=3 if _is_table(target) else 0, chunk_copies=2 if is_remote(target) else 0)
+    """Return the copies that a task holds: columns and pages of a row group; an object that is sent and read back."""
+    return WriteCopies(group_copies=3 if _is_table(target) else 0, chunk_copies=2 if is_remote(target) else 0)
 
 
 def _is_table(target: Location) -> bool:

@@ -31,6 +31,8 @@ class WriteCopies:
 
     piece_copies: int = 0
     """Copies of a piece."""
+    group_copies: int = 0
+    """Copies of the pieces that are collected for a row group."""
     chunk_copies: int = 0
     """Copies of a chunk."""
 
@@ -251,6 +253,8 @@ def _plan(
     if streamed:
         extra += 3 * size * n * max(map(_weight_panel_columns, heads))
     extra += row_bytes * (write_copies.piece_copies * piece_rows + write_copies.chunk_copies * chunk_rows)
+    group_rows = max(piece_rows, min(chunk_rows, chunking.choose_row_group_rows(row_bytes)))
+    extra += row_bytes * write_copies.group_copies * group_rows
     extra += (
         3 * size * max(0, source.max_size_in_float64s(tile_rows) - tile_rows * values)
     )  # one tile may have more values

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core.chunking import choose_row_group_rows
 from dkfm.errors import MissingExtraError
 from dkfm.scoring.formats.chunk_writing import (
     Chunk,
@@ -25,6 +26,9 @@ from dkfm.storage.output_files import OutputLocation
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile, ParquetWriter
+
+_BUFFER_BYTES = 2**20
+"""Bytes that Arrow collects before it writes them."""
 
 
 def require_pyarrow() -> None:
@@ -59,7 +63,8 @@ class ParquetChunks:
         return scores if self.id_column is None else [self.id_column, *scores]
 
     @property
-    def _row_bytes(self) -> int:
+    def row_bytes(self) -> int:
+        """Bytes of the scores of a row."""
         return sum(columns.width * np.dtype(columns.dtype).itemsize for columns in self.columns)
 
     def file_names(self, number: int) -> list[str]:
@@ -89,7 +94,7 @@ class ParquetChunks:
                 schema = table.schema_arrow
                 if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _chunk_metadata(chunk):
                     return None
-                if table.metadata.num_rows != chunk.rows or stream.seek(0, os.SEEK_END) < chunk.rows * self._row_bytes:
+                if table.metadata.num_rows != chunk.rows or stream.seek(0, os.SEEK_END) < chunk.rows * self.row_bytes:
                     return None  # a small file that unpacks to many values is not read
                 for group in range(table.num_row_groups):
                     invalid.append(self._find_invalid_rows(table, group))
@@ -134,45 +139,77 @@ def _chunk_metadata(chunk: Chunk) -> bytes:
 
 
 class _ParquetChunkFile:
-    """The Parquet file of a chunk that is being written."""
+    """The Parquet file of a chunk that is being written; pieces of few rows are collected into one row group."""
 
     def __init__(self, chunk_format: ParquetChunks, chunk: Chunk, file: ReadBackWriter) -> None:
         self._format, self._chunk, self._file = chunk_format, chunk, file
+        self._stream: pa.BufferedOutputStream | None = None
         self._writer: ParquetWriter | None = None
         self._invalid: list[npt.NDArray[np.bool_]] = []
+        self._group_rows = min(chunk.rows, choose_row_group_rows(chunk_format.row_bytes))
+        self._collected = 0
+        """Rows of the row group that is being collected."""
+        self._values: list[npt.NDArray[np.generic]] = []
+        """Columns (width, rows) of each output of that row group, of which `_collected` rows are filled."""
+        self._ids: list[pa.Array] = []
 
     def write_piece(self, piece: Piece) -> None:
-        """Write some rows, as one row group."""
+        """Collect some rows; write those collected before as a row group if it would have too many rows with them."""
+        scores = [piece.scores[columns.output] for columns in self._format.columns]
+        rows = len(scores[0])
+        if self._collected + rows > self._group_rows:
+            self._write_group()
+        if not self._values or self._values[0].shape[1] < self._collected + rows:
+            capacity = max(rows, self._group_rows)
+            self._values = [np.empty((values.shape[1], capacity), values.dtype) for values in scores]
+        for collected, values in zip(self._values, scores, strict=True):
+            collected[:, self._collected : self._collected + rows] = values.T
+        self._collected += rows
+        self._ids += [] if piece.ids is None else [piece.ids]
+        self._invalid.append(np.logical_or.reduce([invalid_rows(values) for values in scores]))
+
+    def _write_group(self) -> None:
+        """Write the rows that are collected, if any, as a row group."""
+        import pyarrow as pa
+
+        if not self._collected:
+            return
+        rows, self._collected = self._collected, 0
+        ids, self._ids = [pa.chunked_array(self._ids)] if self._ids else [], []
+        columns = [pa.array(column[:rows]) for values in self._values for column in values]
+        schema = self._format.build_schema(self._chunk, ids[0].type if ids else None)
+        writer = self._writer or self._open_writer(schema)
+        writer.write_table(pa.Table.from_arrays([*ids, *columns], schema=schema), row_group_size=rows)
+
+    def _open_writer(self, schema: "pa.Schema") -> "ParquetWriter":
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
 
-        schema = self._format.build_schema(self._chunk, None if piece.ids is None else piece.ids.type)
-        if self._writer is None:
-            self._writer = ParquetWriter(
-                self._file,
-                schema,
-                compression="none",
-                use_dictionary=False,
-                write_statistics=False,
-                write_page_checksum=True,
-            )
-        scores = [piece.scores[columns.output] for columns in self._format.columns]
-        columns = [pa.array(values[:, i]) for values in scores for i in range(values.shape[1])]
-        table = pa.Table.from_arrays([*([] if piece.ids is None else [piece.ids]), *columns], schema=schema)
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-        self._invalid.append(np.logical_or.reduce([invalid_rows(values) for values in scores]))
+        # Arrow writes the header and the values of every page on their own: two calls of Python for a column.
+        self._stream = pa.BufferedOutputStream(pa.PythonFile(self._file, "w"), _BUFFER_BYTES)
+        self._writer = ParquetWriter(
+            self._stream,
+            schema,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=False,
+            write_page_checksum=True,
+        )
+        return self._writer
 
     def finish(self) -> None:
-        """Write the footer."""
+        """Write the last row group and the footer."""
+        self._write_group()
         rows = sum(map(len, self._invalid))
         if self._writer is None or rows != self._chunk.rows:
             raise AssertionError(f"{rows} rows are not the {self._chunk.rows} of {self._file.new.name}.")
-        self._writer.close()
+        self.close_writer()
 
     def close_writer(self) -> None:
-        """Close the writer, even if the file is not finished."""
-        if self._writer is not None:
+        """Write the footer and what is buffered, even if the file is not finished."""
+        if self._writer is not None and self._stream is not None:
             self._writer.close()
+            self._stream.close()
 
     def commit(self, *, exclusive: bool) -> bool:
         """Give the file its final name."""

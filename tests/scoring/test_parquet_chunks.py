@@ -1,0 +1,70 @@
+"""Files of a table of scores: their rows whatever the pieces, few row groups, few writes."""
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dkfm.core import chunking
+from dkfm.scoring.formats import chunk_writing
+from dkfm.scoring.formats.chunk_writing import Chunk, OutputColumns, Piece, ReadBackWriter, write_chunk_files
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks
+from dkfm.storage.output_files import LocalOutput
+
+
+def written(folder, sizes, values, classes, ids):
+    """Write a chunk in pieces of the given sizes; return the path and the summaries."""
+    columns = (
+        OutputColumns("features", values.shape[1], "f", values.dtype.name),
+        OutputColumns("predict", 1, "predict", "int64"),
+    )
+    ends = np.cumsum(sizes)
+    pieces = (
+        Piece({"features": values[a:b], "predict": classes[a:b]}, None if ids is None else ids[a:b])
+        for a, b in zip([0, *ends[:-1]], ends, strict=True)
+    )
+    chunks = ParquetChunks(LocalOutput(folder), columns, None if ids is None else "id")
+    summaries, _ = write_chunk_files(chunks, Chunk(0, len(values)), pieces, len(sizes), lambda: None)
+    assert chunk_writing.read_chunk_files(chunks, Chunk(0, len(values)))[0].crc32c == summaries[0].crc32c
+    return folder / chunks.file_names(0)[0], summaries
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.integers(1, 20),
+    st.booleans(),
+    st.sampled_from(["float32", "float64"]),
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_are_those_of_the_pieces_whatever_the_row_groups(tmp_path_factory, sizes, group_rows, has_ids, dtype):
+    n, rng = sum(sizes), np.random.default_rng(len(sizes))
+    values, classes = rng.normal(size=(n, 3)).astype(dtype), rng.integers(-1, 4, (n, 1))
+    values[rng.random(n) < 0.2] = np.nan
+    ids = pa.array([f"row {i}" if i % 3 else None for i in range(n)]) if has_ids else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunking, "_MIN_GROUP_ROWS", group_rows)
+        path, summaries = written(tmp_path_factory.mktemp("out"), sizes, values, classes, ids)
+    table = pq.read_table(path)
+    np.testing.assert_array_equal(np.column_stack([table[f"f{i}"] for i in range(3)]), values)
+    assert table["predict"].to_pylist() == classes[:, 0].tolist()
+    assert {str(table.schema.field(f"f{i}").type) for i in range(3)} == {str(pa.from_numpy_dtype(np.dtype(dtype)))}
+    assert not has_ids or table["id"].combine_chunks().equals(ids)
+    np.testing.assert_array_equal(summaries[0].invalid_mask, np.isnan(values[:, 0]) | (classes[:, 0] < 0))
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    assert all(a + b > group_rows for a, b in pairwise(groups))  # else they were one
+    assert max(groups) <= max(group_rows, *sizes)
+
+
+def test_pieces_of_wide_rows_share_a_row_group_and_columns_share_a_write(tmp_path, rng, monkeypatch):
+    sizes = []
+    write = ReadBackWriter.write
+    monkeypatch.setattr(ReadBackWriter, "write", lambda self, data: sizes.append(len(data)) or write(self, data))
+    values = rng.normal(size=(90, 1000))
+    path, _ = written(tmp_path, [30, 30, 30], values, np.zeros((90, 1), np.int64), None)
+    assert pq.read_metadata(path).num_row_groups == 1
+    assert len(sizes) <= 2 + path.stat().st_size // 2**19
