@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 
@@ -132,16 +133,18 @@ class ParquetSource(DenseRows):
         table = self._footers
         start, stop, _ = rows.indices(self.shape[0])
         values = np.empty((max(0, stop - start), self.shape[1]), self._decoded_dtype(table))
+        whole: list[tuple[int, Array]] = []
         for group, part in _split_by_group(table, start, stop):
             group_rows = table.group_slice(group)
             out = values[group_rows.start + part.start - start : group_rows.start + part.stop - start]
             if len(out) == group_rows.stop - group_rows.start:
-                self._decode(group, out)
+                whole.append((group, out))
             else:
                 table.group_file(group).require_same()
                 out[...] = chunk_cache.read_cached_part(
                     (self.opening_id, self.keep_float32, group), partial(self._decode_group, group), part
                 )
+        _decode(table, whole)
         return values
 
     def read_ids(self, rows: slice) -> "pa.Array":
@@ -192,19 +195,29 @@ class ParquetSource(DenseRows):
         group_rows = table.group_slice(group)
         _require_max_bytes(8 * (group_rows.stop - group_rows.start) * self.shape[1], table, group)
         values = np.empty((group_rows.stop - group_rows.start, self.shape[1]), self._decoded_dtype(table))
-        self._decode(group, values)
+        _decode(table, [(group, values)])
         return values
 
-    def _decode(self, group: int, values: Array) -> None:
-        """Fill an array with the rows of a row group, some columns at a time."""
-        table = self._footers
-        dtype = pa.from_numpy_dtype(values.dtype)
-        with parquet_footers.open_parquet(table.group_file(group)) as parquet:
-            for columns in row_slices(len(table.columns), _pass_columns(len(values))):
-                for first, batch in _read_batches(parquet, table, group, table.columns[columns]):
-                    part = values[first : first + batch.num_rows, columns]
-                    for index, column in enumerate(batch.columns):
-                        part[:, index] = column.cast(dtype, safe=False).to_numpy(zero_copy_only=False)
+
+def _decode(table: Footers, groups: list[tuple[int, Array]]) -> None:
+    """Fill the array of each row group with its rows; a file is opened once for all its groups."""
+    for _, run in groupby(groups, lambda group: int(table.file_indices[group[0]])):
+        in_file = list(run)
+        largest = max(values.size for _, values in in_file)
+        with parquet_footers.open_parquet(table.group_file(in_file[0][0]), max_values=largest) as parquet:
+            for group, values in in_file:
+                _decode_into(parquet, table, group, values)
+
+
+def _decode_into(parquet: "pq.ParquetFile", table: Footers, group: int, values: Array) -> None:
+    """Fill an array with the rows of a row group, some columns at a time."""
+    dtype = pa.from_numpy_dtype(values.dtype)
+    for columns in row_slices(len(table.columns), _pass_columns(len(values))):
+        for first, batch in _read_batches(parquet, table, group, table.columns[columns]):
+            part = values[first : first + batch.num_rows, columns]
+            for index, column in enumerate(batch.columns):
+                numbers = column if column.type == dtype else column.cast(dtype, safe=False)
+                part[:, index] = numbers.to_numpy(zero_copy_only=False)
 
 
 def _pass_columns(rows: int) -> int:

@@ -45,8 +45,11 @@ _CACHED_FOOTERS = 4
 _FOOTER_COPIES = 8
 """Memory of a footer, relative to its size in the file."""
 
+_PREFETCHED_VALUES = 2**19
+"""Most values of a row group whose columns are read from disk together: each read alone is a call of Python."""
+
 _THREADS = 8
-"""Footers that are read concurrently, because each takes several requests on an object store."""
+"""Footers of objects that are read concurrently, because each takes several requests on an object store."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Footers:
 
 @contextmanager
 def open_parquet(
-    file: TableFile, *, use_cached_footer: bool = True, dictionary_column: str | None = None
+    file: TableFile, *, max_values: int | None = None, dictionary_column: str | None = None
 ) -> Iterator["pq.ParquetFile"]:
     """Open a file; raise an InvalidInputError if it is damaged, or changes after it was listed.
 
@@ -110,26 +113,33 @@ def open_parquet(
     ----------
     file : TableFile
         File to open.
-    use_cached_footer : bool
-        Whether the footer may come from the cache.
+    max_values : int, optional
+        Number of values of the largest row group that is read, if it is known.
     dictionary_column : str, optional
         Name of a text column that is read as a dictionary array, so that equal values are stored once.
     """
+    small = max_values is not None and max_values <= _PREFETCHED_VALUES
+    with (
+        _parquet_errors(file),
+        file.open() as source,
+        pq.ParquetFile(
+            source,
+            metadata=_cached_metadata(file),
+            read_dictionary=None if dictionary_column is None else [dictionary_column],
+            page_checksum_verification=True,
+            pre_buffer=file.is_remote or small,  # fewer requests; else read a row group only while it is decoded
+            memory_map=False,  # if a mapped file is truncated, access to it kills the process
+        ) as parquet,
+    ):
+        yield parquet
+
+
+@contextmanager
+def _parquet_errors(file: TableFile) -> Iterator[None]:
+    """Raise an InvalidInputError if a file is damaged, or is not the one listed before and after the context."""
     file.require_same()
     try:
-        metadata = _cached_metadata(file) if use_cached_footer else _read_metadata(file)
-        with (
-            file.open() as source,
-            pq.ParquetFile(
-                source,
-                metadata=metadata,
-                read_dictionary=None if dictionary_column is None else [dictionary_column],
-                page_checksum_verification=True,
-                pre_buffer=file.is_remote,  # fewer requests; on a disk, read a row group only while it is decoded
-                memory_map=False,  # if a mapped file is truncated, access to it kills the process
-            ) as parquet,
-        ):
-            yield parquet
+        yield
     except DkfmError:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -185,7 +195,8 @@ def read_footers(
     group_indices: list[int] = []
     all_float32, largest = True, 0
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="dkfm-footers") as pool:
-        footers = pool.map(_read_schema_and_group_rows, files)
+        # Threads only wait for each other where files are on disk.
+        footers = (pool.map if files[0].is_remote else map)(_read_schema_and_group_rows, files)
         for file_index, (file, (schema, rows, size)) in enumerate(zip(files, footers, strict=True)):
             largest = max(largest, size)
             if file_index == 0 or not schema.equals(first):
@@ -209,8 +220,9 @@ def read_footers(
 
 def _read_schema_and_group_rows(file: TableFile) -> tuple["pa.Schema", list[int], int]:
     """Return a file's schema, the row count of each row group, and the size of the footer in bytes."""
-    with open_parquet(file, use_cached_footer=False) as parquet:
-        schema, metadata = parquet.schema_arrow, parquet.metadata
+    with _parquet_errors(file):
+        metadata = _read_metadata(file)
+        schema = metadata.schema.to_arrow_schema()
         _ = schema.names  # raises an error if a name is not text
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     declared, total = metadata.num_rows, sum(rows)

@@ -163,6 +163,33 @@ def wide_table(quick, folder):
     return score, write
 
 
+def parquet_rows(files, columns, group_rows, quick, folder):
+    """Score a table; the alternative reads it with pyarrow and scores the array."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (folder / "rows").mkdir()
+    for number in range(min(files, 20) if quick else files):
+        table = pa.table(
+            {f"x{i}": normal(10_000 if quick else 100_000, 1)[:: max(files, 1), 0] for i in range(columns)}
+        )
+        pq.write_table(table, folder / "rows" / f"{number:04d}.parquet", row_group_size=group_rows)
+    fitted = dkfm.KernelPCA(5, kernel=kernels.Gaussian(columns**0.5)).fit(table.slice(0, 200).to_pandas().to_numpy())
+    fitted.save(folder / "model")
+    names = table.column_names
+
+    def score():
+        dkfm.batch_score(
+            folder / "model", folder / "rows", folder / "out", columns=names, progress=False, overwrite=True
+        )
+
+    def read_first():
+        rows = np.column_stack([column.to_numpy() for column in pq.read_table(folder / "rows").columns])
+        dkfm.batch_score(folder / "model", rows, folder / "alone", progress=False, overwrite=True)
+
+    return score, read_first
+
+
 LINES = {
     "blocks of 100 rows, lazily": small_blocks,
     "rows far from all landmarks": far_rows,
@@ -182,6 +209,8 @@ LINES = {
     "components of 1,000 rows": small_fit,
     "discriminants of 1,000 rows": small_discriminants,
     "4,000 columns to Parquet": wide_table,
+    "500 Parquet files": partial(parquet_rows, 500, 20, 200),
+    "300 columns in groups of 1,000": partial(parquet_rows, 1, 300, 1_000),
 }
 
 
