@@ -17,8 +17,8 @@ class LruCache(Generic[V]):
 
     Parameters
     ----------
-    kept : int
-        Largest total size of the values that stay when another one is computed.
+    kept : int or callable
+        Largest total size of the values that stay beside the one that is asked for, or a function that returns it.
     size_of : callable
         Returns the size of a value; by default each counts as 1.
 
@@ -29,7 +29,7 @@ class LruCache(Generic[V]):
     ['A', 'B', 'A']
     """
 
-    def __init__(self, kept: int, size_of: Callable[[V], int] = lambda value: 1) -> None:
+    def __init__(self, kept: int | Callable[[], int], size_of: Callable[[V], int] = lambda value: 1) -> None:
         self._kept, self._size_of = kept, size_of
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, V] = OrderedDict()
@@ -54,15 +54,31 @@ class LruCache(Generic[V]):
             return function(self._get(key, compute))
 
     def _get(self, key: Hashable, compute: Callable[[], V]) -> V:
-        if key not in self._values:
-            while sum(map(self._size_of, self._values.values())) > self._kept:
-                self._values.popitem(last=False)
-            self._values[key] = compute()
-        self._values.move_to_end(key)
+        if not self._values or key != next(reversed(self._values)):
+            requested = self._values.pop(key, None)
+            self._shrink(self._kept() if callable(self._kept) else self._kept)
+            self._values[key] = compute() if requested is None else requested
         return self._values[key]
+
+    def _shrink(self, kept: int) -> None:
+        while sum(map(self._size_of, self._values.values())) > kept:
+            self._values.popitem(last=False)
+
+    def shrink(self, kept: int) -> None:
+        """Remove the least recently used values until their total size is at most `kept`."""
+        with self._lock:
+            self._shrink(kept)
 
     def remove(self, unwanted: Callable[[Hashable], bool] = lambda key: True) -> None:
         """Remove the values of some keys, by default all."""
         with self._lock:
             for key in [key for key in self._values if unwanted(key)]:
                 del self._values[key]
+
+    def remove_unless_busy(self) -> None:
+        """Remove all values, unless a thread, perhaps this one, is computing or using one."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._values.clear()
+            finally:
+                self._lock.release()

@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -36,8 +37,34 @@ _CGROUP_LIMITS = (
 _MODULE_BYTES = 2**28
 """Upper bound on the memory of a worker that has imported dkfm and run no task."""
 
+_caches: list[Callable[[], None]] = []
+"""Functions that empty caches of this process."""
+
+
+def register_cache(clear: Callable[[], None]) -> None:
+    """Register a function that empties a cache, to be called before work is refused for lack of memory."""
+    _caches.append(clear)
+
+
+def cache_bytes(limit: int) -> int:
+    """Return the bytes of a process that may stay in caches between jobs.
+
+    That is the memory below the pause limit beside the imported modules and what tasks may allocate.
+
+    >>> cache_bytes(4 * 10**9), cache_bytes(10**9)
+    (531564544, 0)
+    """
+    return max(0, int((_PAUSE_SHARE - _SPILL_SHARE) * limit) - _MODULE_BYTES)
+
 
 def available_memory() -> int:
+    """Return the bytes that this process may still allocate, once its caches are empty: see `free_memory`."""
+    for clear in _caches:
+        clear()
+    return free_memory()
+
+
+def free_memory() -> int:
     """Return the bytes that this process may still allocate, given the machine, the container, and `ulimit -v`."""
     import psutil
 
@@ -105,13 +132,15 @@ def require_disk(path: Path, need: int, what: str = "The Gram matrix") -> None:
     budget.require_fits(need, have, f"{what} at {path}", "choose a larger disk, or fewer rows")
 
 
-def task_budget(client: "Client | None", threads: int, shared: int = 0) -> int:
+def task_budget(client: "Client | None", threads: int, shared: int = 0, needed: int | None = None) -> int:
     """Return the bytes that one task may allocate if every thread runs one and a process also holds `shared` bytes.
 
     With a client, the smallest budget of all workers counts. Without one, the budget is that of this process with
-    `threads` threads.
+    `threads` threads. Its caches are emptied for it, unless `needed` bytes for one task are there without.
     """
     if client is None:
+        if needed is not None and (have := (free_memory() - shared) // threads) >= needed:
+            return have
         return (available_memory() - shared) // threads
     return find_smallest_task_budget(client, shared)[0]
 

@@ -2,20 +2,37 @@
 
 from collections.abc import Callable, Collection
 
+from dkfm.core import budget
 from dkfm.core.lru_cache import LruCache
-from dkfm.execution.clusters.current_client import nanny_local_directory
-from dkfm.execution.memory import peak_memory
+from dkfm.core.rows import estimate_values_per_row
+from dkfm.execution import memory
+from dkfm.execution.clusters.current_client import nanny_local_directory, worker_memory_limit
 from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
 from dkfm.storage.model_transfer import get_cached_model_folder
 
-_CACHE_BYTES = 2**28
-"""Total size of the cached models, in bytes, above which the least recently used are dropped."""
+_FREE_SHARE = 1 / 4
+"""Largest share of the free memory of a process that models keep after a job on its threads."""
 
 _STREAMED_SEPARATOR = " from "
 """Separates digest and path in the key of a streamed model."""
 
-_scorers: LruCache[Scorer] = LruCache(_CACHE_BYTES, lambda scorer: scorer.model.nbytes)
+
+def _kept_bytes() -> int:
+    """Return the bytes of models that stay when another one is prepared."""
+    return memory.cache_bytes(worker_memory_limit() or memory.memory_limit())
+
+
+def _prepared_bytes(scorer: Scorer) -> int:
+    """Return the bytes of a prepared model, as plans predict them."""
+    model = scorer.model
+    n, values = model.landmarks.shape[0], estimate_values_per_row(model.landmarks)
+    weights = model.n_head_elements - model.n_stored_head_elements
+    return budget.model_bytes(n, values, weights, model.kernel.landmark_copies, model.dtype.itemsize)
+
+
+_scorers: LruCache[Scorer] = LruCache(_kept_bytes, _prepared_bytes)
+memory.register_cache(_scorers.remove_unless_busy)
 
 
 def peak_memory_after_imports() -> int:
@@ -25,7 +42,7 @@ def peak_memory_after_imports() -> int:
     """
     import scipy.linalg  # noqa: F401
 
-    return peak_memory()
+    return memory.peak_memory()
 
 
 def get_scorer(digest: str, make: Callable[[], Scorer]) -> Scorer:
@@ -50,3 +67,8 @@ def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stre
 def remove_model(digest: str) -> None:
     """Drop a model from the cache."""
     _scorers.remove(lambda key: str(key).partition(_STREAMED_SEPARATOR)[0] == digest)
+
+
+def shrink_to_free_memory() -> None:
+    """Drop the least recently used models until the others take a small share of the free memory of this process."""
+    _scorers.shrink(min(_kept_bytes(), int(_FREE_SHARE * memory.free_memory())))

@@ -91,6 +91,8 @@ class ScoringJob:
     """The model."""
     trusted: tuple[str, ...]
     """User functions that the kernel may import."""
+    keeps_model: bool
+    """Whether this process keeps the prepared model for the next job with the same digest."""
     input_watch: Watch
     """Detects changes of the user's input."""
     source: Source
@@ -146,7 +148,11 @@ def open_job(
                 receipts = {receipt.chunk: receipt for receipt in load_receipts(existing, watch.stamp_with_ctime)[0]}
                 plan = replace(plan, done=plan.chunks - len(completion.find_chunks_to_score(existing, receipts)))
             where = str(path) if remote is None else remote.url
-            yield ScoringJob(where, record, trusted, watch, shared, plan, output, existing, request.overwrite, executor)
+            # A model of an estimator is in memory already; user functions and a store may change between jobs.
+            keeps = not (isinstance(model, Savable) or trusted or plan.streamed)
+            yield ScoringJob(
+                where, record, trusted, keeps, watch, shared, plan, output, existing, request.overwrite, executor
+            )
 
 
 def _read_unchanged_stamp(given: Source) -> str:
@@ -260,8 +266,8 @@ def _choose_plan(
     write_copies: WriteCopies,
 ) -> Plan:
     """Plan a job with the weights in memory, or streamed if they do not fit; add the worker with the least memory."""
-    have = partial(memory.task_budget, client, threads)
     plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, write_copies)
+    have = partial(memory.task_budget, client, threads, needed=plan.task_bytes)
     if plan.task_bytes > have(plan.model_bytes) and model.n_stored_head_elements:
         plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, write_copies)
     available, worker = (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dkfm.core.budget import STALL_SECONDS
 from dkfm.errors import ClusterError, DamagedStoreError, DkfmWarning, StoreError, StoreExistsError, UnfitWorkerError
 from dkfm.execution import memory, worker_checks
-from dkfm.execution.model_cache import remove_model
+from dkfm.execution.model_cache import remove_model, shrink_to_free_memory
 from dkfm.execution.task_runner import Tally, run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local
@@ -216,7 +216,9 @@ class _JobRun:
         except ClusterError as error:
             raise type(error)(f"{error} The same command goes on from there.") from error
         finally:
-            remove_model(job.model_record.digest)
+            if not job.keeps_model:
+                remove_model(job.model_record.digest)
+            shrink_to_free_memory()
             chunk_cache.clear_chunks()
             csr_npz.clear_unpacked()
         return self._report(output, time.perf_counter() - start)

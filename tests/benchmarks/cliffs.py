@@ -24,6 +24,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.kernels.pairwise import columnwise_sums
+from dkfm.storage.model_store import load_record
 
 RNG = np.random.default_rng(0)
 
@@ -168,11 +169,10 @@ def parquet_rows(files, columns, group_rows, quick, folder):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    rows = 10_000 if quick else 100_000
     (folder / "rows").mkdir()
     for number in range(min(files, 20) if quick else files):
-        table = pa.table(
-            {f"x{i}": normal(10_000 if quick else 100_000, 1)[:: max(files, 1), 0] for i in range(columns)}
-        )
+        table = pa.table({f"x{i}": column for i, column in enumerate(normal(columns, rows // files))})
         pq.write_table(table, folder / "rows" / f"{number:04d}.parquet", row_group_size=group_rows)
     fitted = dkfm.KernelPCA(5, kernel=kernels.Gaussian(columns**0.5)).fit(table.slice(0, 200).to_pandas().to_numpy())
     fitted.save(folder / "model")
@@ -188,6 +188,25 @@ def parquet_rows(files, columns, group_rows, quick, folder):
         dkfm.batch_score(folder / "model", rows, folder / "alone", progress=False, overwrite=True)
 
     return score, read_first
+
+
+def models_in_turn(quick, folder):
+    """Score with two large models in turn; the alternative checks their files and maps with models in memory."""
+    fitted, rows = {}, normal(200, 20)
+    for name, sigma in (("one", 1.0), ("other", 2.0)):
+        fitted[name] = dkfm.ExactFeatureMap(kernels.Gaussian(sigma), basis="cholesky")
+        fitted[name].fit(normal(500 if quick else 6_000, 20)).save(folder / name)
+
+    def score():
+        for name in fitted:
+            dkfm.batch_score(folder / name, rows, folder / "out", progress=False, overwrite=True)
+
+    def check_and_map():
+        for name, feature_map in fitted.items():
+            load_record(folder / name, streamed=True)
+            np.save(folder / "alone.npy", feature_map.transform(rows))
+
+    return score, check_and_map
 
 
 LINES = {
@@ -209,6 +228,7 @@ LINES = {
     "components of 1,000 rows": small_fit,
     "discriminants of 1,000 rows": small_discriminants,
     "4,000 columns to Parquet": wide_table,
+    "two models in turn": models_in_turn,
     "500 Parquet files": partial(parquet_rows, 500, 20, 200),
     "300 columns in groups of 1,000": partial(parquet_rows, 1, 300, 1_000),
 }

@@ -1,6 +1,8 @@
 """The cache of values that this process used last."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dkfm.core.lru_cache import LruCache
 
@@ -21,6 +23,26 @@ def test_room_is_made_by_size_before_a_value_is_computed():
     for key, length in enumerate((6, 6, 20, 1)):
         cache.get(key, lambda length=length: kept.append(len(cache)) or "x" * length)
     assert kept == [0, 1, 1, 0]
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 12))
+def test_values_beside_the_one_asked_for_never_take_more_than_may_stay(keys, kept):
+    cache = LruCache(lambda: kept, size_of=len)
+    for key in keys:
+        others = lambda key=key: sum(len(cache._values[k]) for k in cache._values if k != key)  # noqa: E731
+        value = cache.get(key, lambda key=key, others=others: others() <= kept and "x" * key)
+        assert value == "x" * key
+        assert others() <= kept
+    cache.shrink(3)
+    assert sum(map(len, cache._values.values())) <= 3
+
+
+def test_values_are_removed_at_once_or_not_at_all():
+    cache = LruCache(2)
+    cache.get("a", lambda: cache.remove_unless_busy() or 1)
+    assert "a" in cache
+    cache.remove_unless_busy()
+    assert len(cache) == 0
 
 
 def test_no_value_is_computed_while_another_one_is_used():

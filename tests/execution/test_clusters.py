@@ -18,7 +18,6 @@ from threadpoolctl import threadpool_info
 
 import dkfm
 from dkfm import kernels
-from dkfm.core.lru_cache import LruCache
 from dkfm.errors import ClusterError, InvalidInputError, KernelError
 from dkfm.estimators import scoring_mixin
 from dkfm.execution import blas_threads as blas_module
@@ -233,23 +232,6 @@ def test_a_prepared_model_is_made_once_per_process_and_few_are_kept():
     assert len({id(scorer) for scorer in found}) == 1
     model_cache.remove_model("test-digest")
     assert "test-digest" not in model_cache._scorers
-
-
-def test_models_that_are_not_the_latest_stay_only_while_they_are_small(monkeypatch):
-    monkeypatch.setattr(model_cache, "_scorers", LruCache(40 * 8, lambda scorer: scorer.model.nbytes))
-    scorer = prepare_scorer(Model(K, np.ones((10, 1)), {"scores": Head(np.ones((10, 1)))}))
-    for i in range(5):
-        model_cache.get_scorer(f"test-{i}", lambda: scorer)
-    assert [i for i in range(5) if f"test-{i}" in model_cache._scorers] == [2, 3, 4]
-    model_cache.remove_model("test-3")
-    assert [i for i in range(5) if f"test-{i}" in model_cache._scorers] == [2, 4]
-
-
-def test_an_in_process_job_keeps_no_model(tmp_path, rng):
-    before = len(model_cache._scorers)
-    pca = dkfm.KernelPCA(1, kernel=K).fit(rng.normal(size=(20, 3)))
-    dkfm.batch_score(pca, rng.normal(size=(9, 3)), tmp_path / "s", progress=False)
-    assert len(model_cache._scorers) == before
 
 
 @pytest.mark.slow

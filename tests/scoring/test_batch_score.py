@@ -145,7 +145,7 @@ def test_a_task_that_does_not_fit_is_refused_with_both_numbers(job, monkeypatch)
     from dkfm.execution import memory
 
     # Less than a tile of the fixture's rows: a task counts the rows that it has, not a full tile.
-    monkeypatch.setattr(memory, "available_memory", lambda: 2_000)
+    monkeypatch.setattr(memory, "free_memory", lambda: 2_000)
     with pytest.raises(BudgetError, match=r"needs .*bytes.*are there"):
         score(job)
     assert not job[2].exists()

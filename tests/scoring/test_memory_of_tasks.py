@@ -202,7 +202,7 @@ def test_a_model_that_is_too_large_is_read_from_its_store_and_scores_the_same(
         streamed_weights._ZarrWeights, "__getitem__", lambda self, places: reads.append(places) or take(self, places)
     )
     job = planning.plan_in_memory(model, [output], open_source(Z), 60)
-    monkeypatch.setattr(memory, "available_memory", lambda: job.model_bytes + job.task_bytes - 1)
+    monkeypatch.setattr(memory, "free_memory", lambda: job.model_bytes + job.task_bytes - 1)
     monkeypatch.setattr("dkfm.core.cpus.COUNT", 1)
     report = dkfm.batch_score(tmp_path / "model", Z, tmp_path / "out", output=output, chunk_rows=60, progress=False)
     assert report.chunks == 9
@@ -224,7 +224,7 @@ def test_a_model_that_is_too_large_even_in_parts_is_refused_with_both_numbers(tm
 
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(1.0), basis="cholesky").fit(rng.normal(size=(600, 5)))
     phi.save(tmp_path / "model")
-    monkeypatch.setattr(memory, "available_memory", lambda: 500_000)
+    monkeypatch.setattr(memory, "free_memory", lambda: 500_000)
     with pytest.raises(BudgetError, match=r"task of 64 rows needs .* are there"):
         dkfm.batch_score(tmp_path / "model", np.ones((1000, 5)), tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()

@@ -45,6 +45,12 @@ def worker_address() -> str | None:
     return None if worker is None else str(worker.address)
 
 
+def worker_memory_limit() -> int | None:
+    """Return the memory limit in bytes of the distributed worker whose task this is; None without one."""
+    worker = _find_worker()
+    return None if worker is None else worker.memory_manager.memory_limit or None
+
+
 def nanny_local_directory() -> Path | None:
     """Return the directory that a nanny removes after this worker process; None without a nanny or a worker."""
     worker = _find_worker()
