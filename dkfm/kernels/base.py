@@ -19,14 +19,11 @@ from dkfm.core.frames import as_row_pair
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, is_sparse
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
-from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock, mirror_lower
+from dkfm.kernels.pairwise.block_functions import FLOAT32_RANGE, Evaluator, PreparedBlock, mirror_lower
 from dkfm.kernels.pairwise.radial_forms import RadialForm
 
 _DIAGONAL_ROWS = 64
 """Rows of the small blocks whose diagonals are taken by default."""
-
-_FLOAT32_RANGE = 1e-30, 1e30
-"""Range of the absolute values of parameters; a kernel with a parameter beyond it computes in float64."""
 
 _NUMBER = int | float | np.integer | np.floating
 
@@ -123,6 +120,14 @@ class Kernel(ABC):
     def supports_float32(self) -> bool:
         """Whether `block` also takes float32 rows; if not, it gets float64 rows, and its result is rounded."""
         return False
+
+    @property
+    def float32_error(self) -> float:
+        """Largest error of values of float32 rows, as a share of sqrt(k(x, x) k(y, y)); infinity if none is known.
+
+        Kernels composed of this one compute in float32 if their own error, which follows from it, is small enough.
+        """
+        return float("inf")
 
     @property
     def supports_sparse(self) -> bool:
@@ -308,5 +313,5 @@ def fits_float32(parameter: object) -> bool:
     """Return whether a kernel parameter, or each number of a tuple, is safe in float32."""
     if isinstance(parameter, tuple):
         return all(map(fits_float32, parameter))
-    smallest, largest = _FLOAT32_RANGE
+    smallest, largest = FLOAT32_RANGE
     return not isinstance(parameter, float) or parameter == 0 or smallest <= abs(parameter) <= largest

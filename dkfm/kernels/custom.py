@@ -9,7 +9,8 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmError, InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel, PreparedKernel
-from dkfm.kernels.pairwise.block_functions import PreparedBlock
+from dkfm.kernels.pairwise.block_functions import PreparedBlock, are_in_float32_range
+from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Pairwise(Kernel):  # numpydoc ignore=PR02
 
 
 @dataclass(frozen=True)
-class Outer(Kernel):  # numpydoc ignore=PR02
+class Outer(PreparedKernel):  # numpydoc ignore=PR02
     """The kernel of one feature that your function g computes, ``g(x) g(y)``.
 
     Positive semi-definite, of rank one.
@@ -132,20 +133,34 @@ class Outer(Kernel):  # numpydoc ignore=PR02
     """
 
     g: Callable[[Array], object]
+    supports_float32 = supports_out = True
+    float32_error = FLOAT32_ERROR
 
     def __post_init__(self) -> None:
         _require_callable(self, self.g, "g(X)")
 
-    def block(self, X: Array, Y: Array) -> Array:
-        """Return g(X) g(Y)'."""
-        return np.multiply.outer(self._evaluate(X), self._evaluate(Y))
+    def prepare(self, landmarks: Array) -> PreparedBlock:
+        """Evaluate the landmarks once."""
+        right = self._evaluate(landmarks)
+        right_fits = bool(are_in_float32_range(np.square(right)).all())
+
+        def block(Z: Array, out: Array | None = None, /) -> Array:
+            left = self._evaluate(Z)
+            values: Array = np.empty((len(left), len(right)), Z.dtype) if out is None else out
+            np.multiply.outer(left.astype(Z.dtype), right.astype(Z.dtype), out=values)
+            if Z.dtype == np.float32:
+                inexact = ~(are_in_float32_range(np.square(left)) & right_fits)
+                values[inexact] = np.multiply.outer(left[inexact], right)
+            return values
+
+        return block
 
     def diagonal(self, X: Array) -> Array:
         """Return g(x)^2."""
         return np.square(self._evaluate(X))
 
     def _evaluate(self, X: Array) -> Array:
-        values = call_user_function(self, self.g, read_only_view(X))
+        values = call_user_function(self, self.g, read_only_view(X.astype(np.float64, copy=False)))
         if values.shape != (len(X),):
             raise KernelError(f"{self!r} must return shape {(len(X),)} for {len(X)} rows, and returned {values.shape}.")
         return values

@@ -10,7 +10,7 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64, is_sparse, normalize_rows, squared_norms
 from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel
-from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
+from dkfm.kernels.pairwise.block_functions import Evaluator, choose_precision, map_rows
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR, FLOAT32_LIMIT, prepare_negative_squared_distances
 from dkfm.kernels.parameters import Scale, require_exponent, require_non_negative, require_number, require_positive
@@ -30,6 +30,7 @@ class Linear(PreparedKernel):
     """
 
     supports_float32 = supports_sparse = supports_out = True
+    float32_error = 2 * FLOAT32_ERROR  # as of Polynomial(1)
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Return a function that computes the inner products with the landmarks."""
@@ -123,7 +124,12 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
     @property
     def supports_float32(self) -> bool:
         """Whether the degree is small enough: a power multiplies the relative error of an inner product."""
-        return power_fits_float32(self.degree)
+        return self.float32_error <= FLOAT32_LIMIT
+
+    @property
+    def float32_error(self) -> float:
+        """That of as many inner products; a feature map doubles the error of the power."""
+        return 2 * self.degree * FLOAT32_ERROR
 
     def _map_values(self, scaled_products: Array) -> Array:
         return integer_power(scaled_products, self.degree)
@@ -144,6 +150,7 @@ class Cosine(PreparedKernel):
     """
 
     supports_float32 = supports_sparse = supports_out = True
+    float32_error = 2 * FLOAT32_ERROR
     landmark_copies = 1
 
     def prepare(self, landmarks: Rows) -> Evaluator:
@@ -193,28 +200,16 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
             return block
         longest = self._numeric_scale(landmarks.shape[1]) * float(np.sqrt(squared_norms(landmarks).max()))
 
-        def float32_block(Z: Rows, out: Array | None = None, /) -> Array:
-            values = block(Z, out)
-            inexact = np.flatnonzero(FLOAT32_ERROR * longest * np.sqrt(squared_norms(Z)) > FLOAT32_LIMIT)
-            if len(inexact):
-                wide = super(Sigmoid, self).prepare(as_float64(landmarks))
-                for part in row_slices(len(inexact), _WIDE_ROWS_AT_ONCE):
-                    values[inexact[part]] = wide(as_float64(Z[inexact[part]]))
-            return values
-
-        return float32_block
+        prepare = super().prepare
+        return choose_precision(
+            block,
+            lambda: prepare(as_float64(landmarks)),
+            lambda Z: FLOAT32_ERROR * longest * np.sqrt(squared_norms(Z)) <= FLOAT32_LIMIT,
+            landmarks.shape[0],
+        )
 
     def _map_values(self, scaled_products: Array) -> Array:
         return np.tanh(scaled_products, out=scaled_products)
-
-
-_WIDE_ROWS_AT_ONCE = 256
-"""Rows that are computed in float64 at a time."""
-
-
-def power_fits_float32(exponent: int) -> bool:
-    """Return whether float32 holds a power of an inner product; a feature map doubles the error of the power."""
-    return 2 * exponent * FLOAT32_ERROR <= FLOAT32_LIMIT
 
 
 def integer_power(base: Array, exponent: int) -> Array:
@@ -275,6 +270,7 @@ class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
 
     order: int = 1
     supports_float32 = supports_sparse = supports_out = True
+    float32_error = FLOAT32_LIMIT
     landmark_copies = 2
 
     def __post_init__(self) -> None:

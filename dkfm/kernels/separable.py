@@ -8,6 +8,7 @@ from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
 from dkfm.kernels.pairwise.block_functions import PreparedBlock, exp_in_place
+from dkfm.kernels.pairwise.squared_distances import FLOAT32_LIMIT
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, require_scale
 from dkfm.kernels.stationary import DistanceKernel, Gaussian
 
@@ -35,6 +36,7 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
     sigma: Scale = 1.0
     scale_name = "sigma"
     supports_float32 = supports_out = True
+    float32_error = FLOAT32_LIMIT
 
     def __post_init__(self) -> None:
         require_scale(self, "sigma", MEDIAN, None, is_squared=False)
@@ -106,6 +108,8 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
 
     period: Scale = 1.0
     length_scale: Scale = 1.0
+    supports_float32 = supports_out = True
+    float32_error = FLOAT32_LIMIT
     landmark_copies = 4
     translation_invariant = True
 
@@ -120,20 +124,20 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
         return self
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
-        """Map the landmarks to the circles once."""
+        """Map the landmarks to the circles once, in float64 whatever the precision of the block."""
         d = landmarks.shape[1]
         period, scale = column_scales(self, "period", d), column_scales(self, "length_scale", d)
-        centre = np.fmod(landmarks[0], period)
+        centre = np.fmod(landmarks[0].astype(np.float64), period)
         gaussian = Gaussian(scale if isinstance(scale, float) else tuple(np.tile(scale, 2)))
 
         def map_to_circles(rows: Array) -> Array:
-            remainders = np.fmod(rows, period) - centre
+            remainders = np.fmod(rows.astype(np.float64, copy=False), period) - centre
             remainders -= period * np.rint(remainders / period)
             angles = 2 * np.pi * (remainders / period)
             return np.hstack([np.cos(angles), np.sin(angles)])
 
-        prepared = gaussian.prepare(map_to_circles(landmarks))
-        return lambda Z: prepared(map_to_circles(Z))
+        prepared = gaussian.prepare(map_to_circles(landmarks), landmarks.dtype)
+        return lambda Z, out=None, /: prepared(map_to_circles(Z), out)
 
     def diagonal(self, X: Array) -> Array:
         """Return ones."""

@@ -16,7 +16,7 @@ from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise.block_functions import Evaluator, exp_in_place, map_rows
 from dkfm.kernels.pairwise.radial_forms import RadialForm
-from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
+from dkfm.kernels.pairwise.squared_distances import FLOAT32_LIMIT, prepare_negative_squared_distances
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distance, require_positive, require_scale
 
 
@@ -66,6 +66,7 @@ class EuclideanDistanceKernel(DistanceKernel):
     """Base class of functions of the Euclidean distance; a subclass defines `_map_values` of minus its squares."""
 
     supports_sparse = supports_out = True
+    float32_error = FLOAT32_LIMIT
     _length_scale_factor: float = 1.0
     """Columns are divided by the length scale times this number."""
     _near_threshold: float = 0.0
@@ -82,11 +83,11 @@ class EuclideanDistanceKernel(DistanceKernel):
     def _pairwise_distances(self, X: Rows) -> Array:
         return np.sqrt(-prepare_negative_squared_distances(X, 1.0)(X))
 
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the squared distances to the landmarks."""
+    def prepare(self, landmarks: Rows, dtype: np.dtype[np.floating] | None = None) -> Evaluator:
+        """Prepare the squared distances to the landmarks, whose precision is by default that of the rows."""
         unit = self._length_scale_factor * self._column_scales(landmarks.shape[1])
         negative_squared_distances = prepare_negative_squared_distances(
-            landmarks, unit, self._near_threshold, ((self._effect_of_errors, 1.0),)
+            landmarks, unit, self._near_threshold, ((self._effect_of_errors, 1.0),), dtype
         )
         return lambda Z, out=None, /: self._map_values(negative_squared_distances(Z, out))
 
@@ -234,6 +235,7 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     length_scale: Scale = 1.0
     definiteness = Definiteness.CONDITIONAL
+    float32_error = float("inf")  # no share of its k(x, x), which is 0
 
     def __post_init__(self) -> None:
         require_scale(self, "length_scale", MEDIAN)

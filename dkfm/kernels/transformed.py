@@ -9,12 +9,12 @@ from math import isfinite
 
 import numpy as np
 
-from dkfm.core.rows import Array, Rows, as_rows, scale_columns
+from dkfm.core.rows import Array, Rows, as_float64, as_rows, scale_columns
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.algebra import Power, Product, Scaled, Sum, Wrapper, parenthesize
 from dkfm.kernels.base import Kernel, register_operator_class
 from dkfm.kernels.custom import call_user_function, display_name, read_only_view
-from dkfm.kernels.pairwise.block_functions import Evaluator
+from dkfm.kernels.pairwise.block_functions import Evaluator, compute_in_float64
 from dkfm.kernels.parameters import as_float_or_nan, unwrap_0d_array
 
 
@@ -134,7 +134,7 @@ class _TransformedRowsKernel(Wrapper):
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Transform the landmarks once."""
         transformed = self._transform_rows(landmarks)
-        prepared = self.kernel.make_evaluator(transformed)
+        prepared = self._prepare_transformed(transformed, landmarks.dtype)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
             rows = transformed if Z is landmarks else self._transform_rows(Z)
@@ -145,6 +145,10 @@ class _TransformedRowsKernel(Wrapper):
             return prepared(rows, out)
 
         return block
+
+    def _prepare_transformed(self, landmarks: Rows, dtype: np.dtype[np.floating]) -> Evaluator:
+        """Prepare the inner kernel for transformed landmarks, whose blocks have this dtype."""
+        return self.kernel.make_evaluator(landmarks)
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve the inner kernel on the transformed rows."""
@@ -186,8 +190,16 @@ class Warped(_TransformedRowsKernel):  # numpydoc ignore=PR02
 
     @property
     def supports_float32(self) -> bool:
-        """False, also for an affine map: float32 would round the mapped rows."""
-        return False
+        """Whether the inner kernel does; rows are mapped, and then centred, in float64."""
+        return self.kernel.supports_float32
+
+    def _prepare_transformed(self, landmarks: Rows, dtype: np.dtype[np.floating]) -> Evaluator:
+        if dtype == landmarks.dtype:
+            return super()._prepare_transformed(landmarks, dtype)
+        form = self.kernel.find_radial_form(landmarks.shape[1])
+        if isinstance(landmarks, np.ndarray) and form is not None and form.supports_float32:
+            return form.prepare(landmarks, dtype)
+        return compute_in_float64(self.kernel.make_evaluator(landmarks), landmarks.shape[0])
 
     @property
     def supports_sparse(self) -> bool:
@@ -200,6 +212,7 @@ class Warped(_TransformedRowsKernel):  # numpydoc ignore=PR02
         return isinstance(self.h, AffineMap) and self.kernel.translation_invariant
 
     def _transform_rows(self, X: Rows) -> Rows:
+        X = as_float64(X)
         if isinstance(self.h, AffineMap):
             return self.h(X)
         name = f"The rows that {display_name(self.h)} returned"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Array, Rows
+from dkfm.core.rows import Array, Rows, as_float64
 
 _VALUES_AT_ONCE = 2**15
 """Values of a block that are mapped at a time, so that temporaries stay in the processor cache."""
@@ -19,6 +21,12 @@ _LARGEST_ZERO_EXPONENT = -745.14
 _SAMPLE_STEP = 61
 """Distance in columns of the values of which the smallest decides how exponentials are computed."""
 
+_FLOAT64_ROWS_AT_ONCE = 256
+"""Rows of a float32 block that are computed in float64 at a time."""
+
+FLOAT32_RANGE = 1e-30, 1e30
+"""Range of the absolute values of parameters, and of k(x, x), beyond which kernels compute in float64."""
+
 PreparedBlock = Callable[..., Array]
 """A function from rows Z (n, d), in the form that the kernel's hooks take, to the block k(Z, landmarks) (n, m)."""
 
@@ -28,6 +36,66 @@ class Evaluator(Protocol):
 
     def __call__(self, Z: Rows, out: Array | None = None, /) -> Array:
         """Return the block; the content of `out` is overwritten."""
+
+
+def recompute_in_float64(block: Array, Z: Rows, numbers: npt.NDArray[np.intp], evaluate: PreparedBlock) -> None:
+    """Overwrite some rows of a block, given by number, with what a function returns for these rows Z in float64."""
+    for part in row_slices(len(numbers), _FLOAT64_ROWS_AT_ONCE):
+        block[numbers[part]] = evaluate(as_float64(Z[numbers[part]]))
+
+
+def compute_in_float64(evaluate: PreparedBlock, m: int) -> Evaluator:
+    """Return a function from any rows to the float32 block (n, m) of one that computes in float64, in parts."""
+
+    def block(Z: Rows, out: Array | None = None, /) -> Array:
+        values: Array = np.empty((Z.shape[0], m), np.float32) if out is None else out
+        recompute_in_float64(values, Z, np.arange(Z.shape[0]), evaluate)
+        return values
+
+    return block
+
+
+def are_in_float32_range(*diagonals: Array) -> npt.NDArray[np.bool_]:
+    """Return for each row (n,) whether no product of some of its numbers k(x, x) leaves the range; 0 does not."""
+    smallest, largest = FLOAT32_RANGE
+    with np.errstate(over="ignore"):  # infinity leaves it
+        above = np.prod([np.maximum(numbers, 1) for numbers in diagonals], axis=0)
+    below = np.prod([np.where(numbers > 0, np.minimum(numbers, 1), 1) for numbers in diagonals], axis=0)
+    is_in_range: npt.NDArray[np.bool_] = (above <= largest) & (below >= smallest)
+    return is_in_range
+
+
+def choose_precision(
+    in_float32: Evaluator,
+    prepare_in_float64: Callable[[], PreparedBlock],
+    fits_float32: Callable[[Rows], npt.NDArray[np.bool_]],
+    m: int,
+) -> Evaluator:
+    """Return a function that computes each row in float32 if that is exact enough, and else in float64.
+
+    Parameters
+    ----------
+    in_float32 : Evaluator
+        Function of float32 rows.
+    prepare_in_float64 : callable
+        Returns the function of float64 rows; called when the first rows need it.
+    fits_float32 : callable
+        Function from rows to a mask (n,) of those for which float32 is exact enough.
+    m : int
+        Number of landmarks.
+    """
+    in_float64 = cache(prepare_in_float64)
+
+    def block(Z: Rows, out: Array | None = None, /) -> Array:
+        inexact = np.flatnonzero(~fits_float32(Z))
+        if len(inexact) == Z.shape[0]:
+            return compute_in_float64(in_float64(), m)(Z, out)
+        values = in_float32(Z, out)
+        if len(inexact):
+            recompute_in_float64(values, Z, inexact, in_float64())
+        return values
+
+    return block
 
 
 def map_rows(values: Array, function: Callable[[Array], Array]) -> Array:

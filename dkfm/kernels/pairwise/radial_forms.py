@@ -1,7 +1,9 @@
 """Kernels as functions of one squared distance, so that the terms of a sum or product share its computation."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,10 +36,23 @@ class RadialForm:
     supports_float32: bool
     effects: Effects
 
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Return a function from rows Z (n, d) to the kernel values of all pairs with the landmarks (m, d)."""
-        distances = prepare_negative_squared_distances(landmarks, self.scale, self.near, self.effects)
+    def prepare(self, landmarks: Rows, dtype: np.dtype[np.floating] | None = None) -> Evaluator:
+        """Return a function from rows Z (n, d) to the kernel values of all pairs with the landmarks (m, d).
+
+        `dtype` is the precision of the values, by default that of the rows.
+        """
+        distances = prepare_negative_squared_distances(landmarks, self.scale, self.near, self.effects, dtype)
         return lambda Z, out=None, /: map_rows(distances(Z, out), self.map_values)
+
+    def tighten(self, share: float) -> RadialForm:
+        """Return the form that allows only this share of the error of a kernel value."""
+        effects = tuple((_divide_effect(effect, share), factor) for effect, factor in self.effects)
+        return replace(self, effects=effects)
+
+
+def _divide_effect(effect: MapValues, share: float) -> MapValues:
+    """Return a kernel divided by a number, so that errors above this share of the limit count."""
+    return lambda negative_squares: effect(negative_squares) / share
 
 
 def combine_radial_forms(operation: np.ufunc, forms: Sequence[RadialForm]) -> RadialForm:

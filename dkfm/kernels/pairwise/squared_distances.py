@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array, Rows, as_float64, scale_columns, squared_norms
 from dkfm.core.scratch_buffers import ThreadBuffer
-from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock
+from dkfm.kernels.pairwise.block_functions import Evaluator, PreparedBlock, recompute_in_float64
 from dkfm.kernels.pairwise.inner_products import prepare_inner_products
 
 FLOAT32_LIMIT = 1e-5
@@ -72,7 +72,11 @@ _EXPONENTIAL: Effects = ((np.exp, 1.0),)
 
 
 def prepare_negative_squared_distances(
-    landmarks: Rows, scale: float | Array, near: float = 0.0, effects: Effects = _EXPONENTIAL
+    landmarks: Rows,
+    scale: float | Array,
+    near: float = 0.0,
+    effects: Effects = _EXPONENTIAL,
+    dtype: np.dtype[np.floating] | None = None,
 ) -> Evaluator:
     """Return a function from rows Z (n, d) to ``-sum_j ((z_j - x_j) / scale_j)^2`` (n, m), at most 0.
 
@@ -87,19 +91,23 @@ def prepare_negative_squared_distances(
     effects : tuple of (callable, float)
         The kernels that decide up to which distance errors matter, and the factors of their minus squared distances;
         by default the exponential.
+    dtype : dtype, optional
+        Precision of the products, by default that of the rows. float64 rows are centred before they are rounded to
+        float32.
 
     Returns
     -------
     Evaluator
         Function of rows Z and optionally an array `out` (n, m), which only dense rows use.
     """
-    near = max(near, _NEAR_SHARES[landmarks.dtype])
+    dtype = dtype or landmarks.dtype
+    near = max(near, _NEAR_SHARES[dtype])
     sparse = _SparseProducts(landmarks, scale, near, effects)
     if not isinstance(landmarks, np.ndarray):
         return sparse
     narrow = landmarks.shape[1] <= _FEW_COLUMNS
     dense: PreparedBlock = (
-        _Differences(landmarks, scale) if narrow else _CentredProducts(landmarks, scale, near, effects)
+        _Differences(landmarks, scale, dtype) if narrow else _CentredProducts(landmarks, scale, near, effects, dtype)
     )
     return lambda Z, out=None, /: dense(Z, out) if isinstance(Z, np.ndarray) else sparse(Z)
 
@@ -107,14 +115,14 @@ def prepare_negative_squared_distances(
 class _Differences:
     """Compute minus squared distances of rows with a few columns from differences."""
 
-    def __init__(self, landmarks: Array, scale: float | Array) -> None:
-        self.landmarks = landmarks
+    def __init__(self, landmarks: Array, scale: float | Array, dtype: np.dtype[np.floating]) -> None:
+        self.landmarks, self.dtype = landmarks, dtype
         self.weights = np.full(landmarks.shape[1], 1 / np.square(scale))
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
         from scipy.spatial.distance import cdist
 
-        squares = np.empty((len(Z), len(self.landmarks)), Z.dtype) if out is None else out
+        squares: Array = np.empty((len(Z), len(self.landmarks)), self.dtype) if out is None else out
         for part in row_slices(len(Z), _ROWS_AT_ONCE):
             squares[part] = cdist(Z[part], self.landmarks, "sqeuclidean", w=self.weights)
         return np.negative(squares, out=squares)
@@ -150,7 +158,7 @@ class _Products:
         with np.errstate(invalid="ignore"):  # values that overflowed in float32
             is_candidate = block.max(axis=1) >= -np.maximum(self.near * largest_sums, square_limits)
         is_wide = square_limits == np.inf
-        self._recompute_in_float64(block, Z, np.flatnonzero(is_wide))
+        self._recompute_rows(block, Z, np.flatnonzero(is_wide))
         candidates = np.flatnonzero(is_candidate & ~is_wide)
         for part in row_slices(len(candidates), _ROWS_AT_ONCE):
             rows = candidates[part]
@@ -161,15 +169,15 @@ class _Products:
                 is_near |= within_reach & (sums * factor > _LARGE_NORMS) if block.dtype == np.float64 else within_reach
             if block.dtype == np.float32:
                 many = is_near.sum(axis=1) > max(_MANY * is_near.shape[1], 1)
-                self._recompute_in_float64(block, Z, rows[many])
+                self._recompute_rows(block, Z, rows[many])
                 is_near[many] = False
             i, j = np.nonzero(is_near)
             block[rows[i], j] = -self._pair_squared_distances(Z, rows[i], j)
         return block
 
-    def _recompute_in_float64(self, block: Array, Z: Rows, rows: npt.NDArray[np.intp]) -> None:
-        for part in row_slices(len(rows), 256):
-            block[rows[part]] = self.float64_evaluator(as_float64(Z[rows[part]]))
+    def _recompute_rows(self, block: Array, Z: Rows, numbers: npt.NDArray[np.intp]) -> None:
+        if len(numbers):
+            recompute_in_float64(block, Z, numbers, self.float64_evaluator)
 
     def _square_limits(self, dtype: np.dtype[np.floating], largest_sums: Array, effect: int) -> Array:
         """Return, for each row (n,), the squared distance up to which errors change a kernel; infinity means all.
@@ -241,13 +249,16 @@ _augmented_rows = ThreadBuffer()
 class _CentredProducts(_Products):
     """Compute minus squared distances of dense rows from inner products of centred rows."""
 
-    def __init__(self, landmarks: Array, scale: float | Array, near: float, effects: Effects) -> None:
+    def __init__(
+        self, landmarks: Array, scale: float | Array, near: float, effects: Effects, dtype: np.dtype[np.floating]
+    ) -> None:
         super().__init__(landmarks, scale, near, effects)
+        self.dtype = dtype
         self.centre: Array | None = None
         m, d = landmarks.shape
         # For narrow landmarks the product is faster if they are stored by columns.
         fortran = d <= _NARROW
-        augmented: Array = np.empty((d + 2, m), landmarks.dtype).T if fortran else np.empty((m, d + 2), landmarks.dtype)
+        augmented: Array = np.empty((d + 2, m), dtype).T if fortran else np.empty((m, d + 2), dtype)
         self.landmark_squared_norms = self._write_centred_scaled(landmarks, augmented)
         if not _is_mean_small(augmented[:, :-2], self.landmark_squared_norms):
             # Any common point is valid; one in the precision of the landmarks keeps float32 rows in float32.
@@ -269,7 +280,7 @@ class _CentredProducts(_Products):
         return squared_norms(centred)
 
     def __call__(self, Z: Array, out: Array | None = None) -> Array:
-        with _augmented_rows.borrow(Z.shape[0], Z.shape[1] + 2, Z.dtype) as left:
+        with _augmented_rows.borrow(Z.shape[0], Z.shape[1] + 2, self.dtype) as left:
             norms = self._write_centred_scaled(Z, left)
             left[:, -2] = 1.0
             left[:, -1] = -norms

@@ -1,0 +1,127 @@
+"""Compositions in float32: errors stay below what is promised, and what could exceed it is computed in float64."""
+
+import numpy as np
+import pytest
+
+from dkfm import kernels as k
+from dkfm.kernels.pairwise import squared_distances
+from dkfm.kernels.pairwise.squared_distances import FLOAT32_LIMIT
+
+G = k.Gaussian
+ROWS = {
+    "normal": lambda rng, n, d: rng.normal(size=(n, d)),
+    "pixels": lambda rng, n, d: rng.integers(0, 256, (n, d)).astype(float),
+    "mixed lengths": lambda rng, n, d: rng.normal(size=(n, d)) * 10 ** rng.uniform(-4, 4, (n, 1)),
+    "tiny": lambda rng, n, d: rng.normal(size=(n, d)) * 1e-9,
+    "offset": lambda rng, n, d: 1e4 + rng.normal(size=(n, d)),
+    "a zero row": lambda rng, n, d: rng.normal(size=(n, d)) * (np.arange(n) > 0)[:, np.newaxis],
+}
+
+
+def compositions(d: int, s: float) -> list[k.Kernel]:
+    cubic, gaussian = k.Polynomial(3, 1 / d, 1.0), G(s)
+    return [
+        cubic * gaussian,
+        gaussian * k.Exponential(s) * k.Matern(1.5, s),
+        gaussian * k.Matern(2.5, s) + k.Exponential(s),
+        k.Linear() * k.Cosine() * k.Linear(),
+        k.Linear() ** 3,
+        k.Cosine() ** 5,
+        k.Exp(1 / d * k.Linear()),
+        k.Exp(s * k.Cosine()),
+        k.Exp(2 * gaussian),
+        k.PowerSeries(k.Linear(), (1.0, 1 / d, 0.5 / d**2, 0.1 / d**3)),
+        k.PowerSeries(gaussian, (0.0, 1.0, 2.0)) + gaussian,
+        k.Normalized(cubic),
+        k.Normalized(k.Polynomial(5, 1 / d, 0.0)),
+        k.Normalized(k.Linear() * gaussian),
+        gaussian.warp(k.Affine(2.0, -1e3)),
+        (gaussian + k.Exponential(s)).warp(np.tanh),
+        k.Polynomial(2, 1 / d).warp(k.Standardize(3.0, 2.0)),
+        k.Periodic(3.0, s),
+        k.Periodic(1.0, 0.05),
+        k.Outer(lambda X: X.sum(axis=1) ** 3),
+    ]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("d", [3, 8, 90])
+@pytest.mark.parametrize("width", [0.05, 1.0, 20.0])
+def test_no_value_errs_by_more_than_is_promised(rows, d, width, rng):
+    X, Z = (ROWS[rows](rng, n, d).astype(np.float32) for n in (70, 40))
+    Z[:5] = X[:5]
+    for kernel in compositions(d, width * np.sqrt(d)):
+        with np.errstate(over="ignore"):
+            largest = max(kernel.diag(rows.astype(np.float64)).max() for rows in (X, Z))
+        if largest > np.finfo(np.float32).max:
+            continue
+        truth = kernel(Z.astype(np.float64), X.astype(np.float64))
+        found = kernel(Z, X)
+        assert found.dtype == np.float32
+        assert np.abs(found - truth).max() <= FLOAT32_LIMIT * largest + 1e-38, kernel
+
+
+def test_rows_that_do_not_fit_change_no_other_row(rng):
+    X, Z = (rng.normal(size=(n, 6)).astype(np.float32) for n in (50, 20))
+    for kernel, factor in (
+        (k.Exp(0.2 * k.Linear()), 9),
+        (k.Normalized(k.Polynomial(3)), 1e6),
+        (k.Polynomial(2) * k.Linear() * G(9.0), 1e6),
+    ):
+        together = kernel(np.concatenate([Z[:10], np.float32(factor) * Z[10:]]), X)
+        np.testing.assert_allclose(together[:10], kernel(Z[:10], X), rtol=2e-5, atol=1e-6)
+
+
+def test_what_leaves_float32_only_on_its_way_keeps_its_values(rng):
+    X = rng.normal(size=(30, 5)).astype(np.float32)
+    far = np.float32(1e14) * X
+    for kernel, rows in (
+        (k.Normalized(k.Polynomial(3, offset=0.0)), far),
+        (k.Normalized(k.Polynomial(3, offset=0.0)), X * np.float32(1e-14)),
+        ((1e25 * k.Linear()) * (1e25 * k.Linear()) * (1e-25 * k.Linear()) * (1e-25 * k.Linear()), X),
+        (k.PowerSeries(k.Linear(), (0.0, 1e30)), X * np.float32(1e-22)),
+        (k.Outer(lambda X: 1e40 * X[:, 0]) * k.Constant(1e-30) * k.Constant(1e-30), X),
+        (G(1.0).warp(k.Affine(1e30)), far),
+    ):
+        truth = kernel(rows.astype(np.float64))
+        assert np.isfinite(truth).all()
+        assert np.abs(kernel(rows) - truth).max() <= FLOAT32_LIMIT * np.abs(truth).max(), kernel
+
+
+def test_numbers_of_outer_that_float32_does_not_hold_are_multiplied_in_float64():
+    X = np.array([[1e-30], [1.0], [1e30]])
+    kernel = k.Outer(lambda X: X[:, 0] ** 2)
+    np.testing.assert_allclose(kernel(X[:1].astype(np.float32), X[2:].astype(np.float32)), [[1.0]], rtol=1e-6)
+
+
+def test_errors_of_a_composition_follow_from_those_of_its_parts():
+    linear = k.Linear().float32_error
+    assert (k.Linear() ** 5).supports_float32
+    assert not (k.Linear() ** 6).supports_float32
+    assert (3 * k.Linear() ** 2).float32_error == 2 * linear
+    assert (k.Linear() + G(1.0)).float32_error == FLOAT32_LIMIT
+    assert not (G(1.0) ** 2).supports_float32  # a product of the two shares the limit, a power cannot
+    assert (G(1.0) * G(1.0)).supports_float32
+    for unknown in (k.Sigmoid(), k.NegativeSquaredDistance(), k.AdditiveChiSquared()):
+        assert not k.Exp(unknown).supports_float32
+        assert not (unknown * k.Linear()).supports_float32
+
+
+@pytest.mark.parametrize("outer", [k.Exp, lambda inner: k.PowerSeries(inner, [0.0] * 20 + [1.0])])
+def test_series_that_magnify_errors_too_much_are_computed_in_float64(outer, rng):
+    X, Z = (1e4 + rng.normal(size=(n, 400)).astype(np.float32) for n in (80, 60))
+    kernel = outer(50 / 4e10 * k.Linear())
+    truth = kernel(Z.astype(np.float64), X.astype(np.float64))
+    assert np.abs(kernel(Z, X) - truth).max() <= 1e-6 * truth.max()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_a_factor_that_gets_a_share_of_the_limit_recomputes_more_distances(share, rng):
+    X = rng.normal(size=(50, 8)).astype(np.float32)
+    form = G(0.5).radial_form(8)
+    reaches = [
+        squared_distances._Products(X, f.scale, f.near, f.effects)._find_reach(-14.0, np.dtype(np.float32), 0)
+        for f in (form, form.tighten(share))
+    ]
+    # exp(-s) times the error exceeds a smaller limit up to a larger distance s.
+    np.testing.assert_allclose(reaches[1] - reaches[0], -np.log(share), rtol=0.1)
