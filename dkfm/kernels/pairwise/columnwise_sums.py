@@ -15,7 +15,8 @@ from dkfm.core.rows import Array
 
 _ROWS_AT_ONCE = 64
 _cache_folder: Path | None = None
-_VALUES_AT_ONCE = 2**16
+_VALUES_AT_ONCE = 2**14
+"""Terms in memory at a time, so that temporaries stay in the processor cache."""
 
 
 def set_compile_cache(folder: Path) -> None:
@@ -45,7 +46,10 @@ def sum_chi_squared_terms(X: Array, Y: Array) -> Array:
 
     def terms(x: Array, y: Array) -> Array:
         difference, values = x - y, x + y
-        np.divide(difference, values, out=values, where=values > 0)
+        if values.min() > 0:  # a division without a mask is vectorized
+            np.divide(difference, values, out=values)
+        else:
+            np.divide(difference, values, out=values, where=values > 0)
         values *= difference
         return values
 
@@ -91,10 +95,11 @@ def _as_read_only_contiguous(rows: Array) -> Array:
 
 
 def _sum_by_rows(terms: Callable[[Array, Array], Array], X: Array, Y: Array) -> Array:
-    sums = np.empty((len(X), len(Y)))
-    for i, x in enumerate(X.astype(np.float64)):
-        for part in row_slices(len(Y), max(1, _VALUES_AT_ONCE // Y.shape[1])):
-            sums[i, part] = terms(x, Y[part].astype(np.float64)).sum(axis=1)
+    sums, rows = np.empty((len(X), len(Y))), X.astype(np.float64, copy=False)
+    for part in row_slices(len(Y), max(1, _VALUES_AT_ONCE // Y.shape[1])):
+        others = Y[part].astype(np.float64, copy=False)
+        for i, x in enumerate(rows):
+            sums[i, part] = terms(x, others).sum(axis=1)
     return sums
 
 
