@@ -7,7 +7,7 @@ import numpy as np
 from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.block_functions import PreparedBlock, exp_in_place
+from dkfm.kernels.pairwise.block_functions import PreparedBlock, compute_in_float64, exp_in_place
 from dkfm.kernels.pairwise.squared_distances import FLOAT32_LIMIT
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, require_scale
 from dkfm.kernels.stationary import DistanceKernel, Gaussian
@@ -79,6 +79,10 @@ def _exp_scaled(distances: Array, scale: float) -> Array:
     return exp_in_place(distances)
 
 
+_FEW_COLUMNS = 4
+"""Largest number of columns for which float64 is faster: in float32 many points of so few circles are near."""
+
+
 @dataclass(frozen=True)
 class Periodic(PreparedKernel):  # numpydoc ignore=PR02
     """The periodic kernel, ``exp(-2 sum_j sin^2(pi (x_j - y_j) / period_j) / length_scale_j^2)``.
@@ -136,6 +140,9 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
             angles = 2 * np.pi * (remainders / period)
             return np.hstack([np.cos(angles), np.sin(angles)])
 
+        if landmarks.dtype == np.float32 and d <= _FEW_COLUMNS:
+            in_float64 = gaussian.prepare(map_to_circles(landmarks))
+            return compute_in_float64(lambda Z: in_float64(map_to_circles(Z)), len(landmarks))
         prepared = gaussian.prepare(map_to_circles(landmarks), landmarks.dtype)
         return lambda Z, out=None, /: prepared(map_to_circles(Z), out)
 
