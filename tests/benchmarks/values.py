@@ -23,7 +23,6 @@ from mpmath import mp, mpf
 from dkfm import kernels as k
 
 mp.dps = 40
-RNG = np.random.default_rng(0)
 COLUMNS = (1, 3, 8, 40)
 
 
@@ -135,17 +134,18 @@ def _sum_of_row(X):
 
 
 def make_rows(kind, d, histograms):
-    X = RNG.normal(size=(21, d))
+    rng = np.random.default_rng((d, KINDS.index(kind)))
+    X = rng.normal(size=(21, d))
     if histograms:
-        X = np.abs(X) * (RNG.random(X.shape) > 0.2)
+        X = np.abs(X) * (rng.random(X.shape) > 0.2)
     if kind == "far from 0" and not histograms:
         X += 30.0
     elif kind == "two clusters" and not histograms:
-        X = X * 1e-3 + RNG.choice([-10.0, 10.0], (21, 1))
+        X = X * 1e-3 + rng.choice([-10.0, 10.0], (21, 1))
     elif kind == "near pairs":
-        X[12:] = X[:9] + 1e-5 * np.abs(RNG.normal(size=(9, d))) * (X[:9] != 0)
+        X[12:] = X[:9] + 1e-5 * np.abs(rng.normal(size=(9, d))) * (X[:9] != 0)
     elif kind == "of many lengths":
-        X *= 10.0 ** RNG.uniform(-3, 1, (21, 1))
+        X *= 10.0 ** rng.uniform(-3, 1, (21, 1))
     return X
 
 
