@@ -8,7 +8,6 @@ from dkfm import ExactFeatureMap, KernelFisher, KernelPCA
 from dkfm.errors import InvalidInputError, KernelError, NotPSDError
 from dkfm.kernels import Function, Gaussian, JensenShannon, Linear, Normalized, Polynomial
 from dkfm.kernels.pairwise import columnwise_sums
-from dkfm.kernels.pairwise.block_functions import exp_in_place
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(1.0), Polynomial(3)])
@@ -95,20 +94,6 @@ def test_rows_of_next_to_no_weight_are_scored_as_new_rows_are(weight, rng):
     of_training = pca.fit_transform(X, sample_weight=weights)
     np.testing.assert_allclose(of_training, pca.transform(X), rtol=0, atol=1e-13)
     np.testing.assert_allclose(np.abs(of_training), np.abs(without.transform(X)), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("shape", [(0,), (7,), (0, 3), (3, 0), (2, 3), (300, 200), (3, 40_000)])
-def test_exponentials_are_those_of_numpy_bit_by_bit(shape, dtype, rng):
-    for ends in ([-1.0, 1.0], [-760.0, -700.0], [-2000.0, 0.0], [-2000.0, -800.0], [700.0, 720.0]):
-        values = rng.uniform(*ends, shape).astype(dtype)
-        values.flat[:3] = [np.nan, -np.inf, -745.14][: values.size]
-        with np.errstate(over="ignore"):
-            expected, found = np.exp(values), values.copy()
-            assert exp_in_place(found) is found
-            np.testing.assert_array_equal(found, expected)
-            part = np.concatenate([values, values])[::2]
-            np.testing.assert_array_equal(exp_in_place(part.copy()), np.exp(part))
 
 
 @pytest.mark.slow
