@@ -27,6 +27,8 @@ _FLOAT64_ROWS_AT_ONCE = 256
 
 FLOAT32_RANGE = 1e-30, 1e30
 """Range of the absolute values of parameters, and of k(x, x), beyond which kernels compute in float64."""
+_SMALLEST_SHARE_OF_ZEROS = 1 / 8
+"""Share of exponentials that are 0 above which it takes less time to leave them out."""
 
 _ONLY_FLOAT32_IS_VECTORIZED = {"FMA3__AVX2", "AVX2", "X86_V3"}
 """What NumPy, by its version, calls the code of `numpy.exp` for processors with AVX2 and FMA but without AVX-512."""
@@ -146,22 +148,25 @@ def _find_exponential() -> Callable[[Array], None]:
 def _exponentiate_with_numpy(part: Array) -> None:
     """Overwrite float64 values with those of `numpy.exp`, which takes up to ten times as long where the result is 0.
 
-    Parts in which a sample shows such values are computed without them.
+    If a sample shows such values, and enough of them pay for it, the others alone are computed.
     """
-    sample = part[..., ::_SAMPLE_STEP]
-    if sample.min(initial=0.0) >= _LARGEST_ZERO_EXPONENT:
+    if part[..., ::_SAMPLE_STEP].min(initial=0.0) >= _LARGEST_ZERO_EXPONENT:
         np.exp(part, out=part)
         return
-    if sample.max() < _LARGEST_ZERO_EXPONENT and part.max() < _LARGEST_ZERO_EXPONENT:
+    vanishes = part < _LARGEST_ZERO_EXPONENT
+    zeros = np.count_nonzero(vanishes)
+    if zeros == part.size:
         part[...] = 0.0
-        return
-    # Bits that are kept: all of them, or none where the result is 0.
-    kept = (part < _LARGEST_ZERO_EXPONENT).astype(np.int64)
-    kept -= 1
-    bits = part.view(np.int64)
-    bits &= kept
-    np.exp(part, out=part)
-    bits &= kept
+    elif zeros < part.size * _SMALLEST_SHARE_OF_ZEROS:
+        np.exp(part, out=part)
+    else:
+        # Bits that are kept: all, or none where the result is 0.
+        kept = vanishes.astype(np.int64)
+        kept -= 1
+        bits = part.view(np.int64)
+        bits &= kept
+        np.exp(part, out=part)
+        bits &= kept
 
 
 def mirror_lower(K: Array) -> None:
