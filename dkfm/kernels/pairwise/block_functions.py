@@ -27,6 +27,7 @@ _FLOAT64_ROWS_AT_ONCE = 256
 
 FLOAT32_RANGE = 1e-30, 1e30
 """Range of the absolute values of parameters, and of k(x, x), beyond which kernels compute in float64."""
+
 _SMALLEST_SHARE_OF_ZEROS = 1 / 8
 """Share of exponentials that are 0 above which it takes less time to leave them out."""
 
