@@ -209,6 +209,22 @@ def models_in_turn(quick, folder):
     return score, check_and_map
 
 
+def rows_in_memory(n, quick, folder):
+    """Map rows in memory; the alternative is a dask array of chunks of them, on threads."""
+    import dask.array as da
+
+    fitted = dkfm.KernelPCA(10, kernel=kernels.Gaussian(5.0)).fit(normal(1_000, 20))
+    rows = normal(min(n, 2_000) if quick else n, 20)
+    lazy = fitted.transform(da.from_array(rows, chunks=(max(100, n // 20), 20)))
+    return partial(fitted.transform, rows), partial(lazy.compute, scheduler="threads")
+
+
+def half_integer_smoothness(quick, folder):
+    """Evaluate a Matern kernel of nu = 7/2; the alternative is nu = 5/2."""
+    X, Z = normal(1_000, 10), normal(200 if quick else 2_000, 10)
+    return tuple(partial(kernels.Matern(nu, 3.0).make_evaluator(X), Z) for nu in (3.5, 2.5))
+
+
 LINES = {
     "blocks of 100 rows, lazily": small_blocks,
     "rows far from all landmarks": far_rows,
@@ -231,6 +247,9 @@ LINES = {
     "two models in turn": models_in_turn,
     "500 Parquet files": partial(parquet_rows, 500, 20, 200),
     "300 columns in groups of 1,000": partial(parquet_rows, 1, 300, 1_000),
+    "40,000 rows in memory": partial(rows_in_memory, 40_000),
+    "100 rows in memory": partial(rows_in_memory, 100),
+    "Matern of nu = 7/2": half_integer_smoothness,
 }
 
 
