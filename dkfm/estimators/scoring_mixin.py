@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -197,11 +198,12 @@ class ScoringMixin(HtmlDisplayMixin):
 def _choose_threads(scorer: Scorer, output: str, n: int) -> tuple[int, AbstractContextManager[None]]:
     """Return how many threads score n rows, and the context that limits the threads of BLAS meanwhile.
 
-    Tiles of many rows are scored on all cores, unless the kernel is a user's code, which may not expect threads. A task
-    of Dask has one core, because its worker uses the others.
+    Tiles of many rows are scored on all cores, unless the kernel is a user's code, which may not expect threads, or the
+    caller has threads of its own. A task of Dask has one core, because its worker uses the others.
     """
+    is_alone = threading.current_thread() is threading.main_thread() and not is_inside_worker()
     many, is_ours = scorer.count_tiles(output, n) >= _MIN_TILES * cpus.COUNT, is_code_free(scorer.model.kernel)
-    if many and is_ours and not is_inside_worker():
+    if many and is_ours and is_alone:
         return cpus.COUNT, single_blas_thread()
     few = scorer.count_multiplications(output, n) <= _MAX_SINGLE_THREAD_MULTIPLICATIONS
     return 1, single_blas_thread() if few else single_blas_thread_in_worker()

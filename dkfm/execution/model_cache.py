@@ -6,7 +6,7 @@ from dkfm.core import budget
 from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import estimate_values_per_row
 from dkfm.execution import memory
-from dkfm.execution.clusters.current_client import nanny_local_directory, worker_memory_limit
+from dkfm.execution.clusters.current_client import is_inside_worker, nanny_local_directory, worker_memory_limit
 from dkfm.numerics.scorer import Scorer, prepare_compact_scorer
 from dkfm.storage.model_store import load_record
 from dkfm.storage.model_transfer import get_cached_model_folder
@@ -18,9 +18,16 @@ _STREAMED_SEPARATOR = " from "
 """Separates digest and path in the key of a streamed model."""
 
 
+_KEPT_WITHOUT_LIMIT = 2**28
+"""Bytes of models that stay in a worker without a memory limit, which does not know how many others its machine has."""
+
+
 def _kept_bytes() -> int:
     """Return the bytes of models that stay when another one is prepared."""
-    return memory.cache_bytes(worker_memory_limit() or memory.memory_limit())
+    limit = worker_memory_limit()
+    if limit is None and is_inside_worker():
+        return _KEPT_WITHOUT_LIMIT
+    return memory.cache_bytes(limit or memory.memory_limit())
 
 
 def _prepared_bytes(scorer: Scorer) -> int:

@@ -167,10 +167,11 @@ class NewFile:
         os.fsync(self.file.fileno())
         if not exclusive:
             _rename(self._hidden, self.path)
-        elif not _link(self._hidden, self.path):
-            return False
-        _sync_folders(self.path, self._durable)
-        return True
+            created = True
+        else:
+            created = _link(self._hidden, self.path)
+        sync_folders(self.path, self._durable)  # also for a file of another task, which may have been killed before it
+        return created
 
 
 def _rename(hidden: Path, path: Path) -> None:
@@ -257,10 +258,10 @@ def make_durable_folder(path: Path, root: Path) -> None:
     """Create a folder below `root`, which must exist, and those between; sync their names to disk."""
     with translate_write_errors(root):
         _make_folders(path / "file", root)
-        _sync_folders(path, root)
+        sync_folders(path, root)
 
 
-def _sync_folders(path: Path, root: Path) -> None:
+def sync_folders(path: Path, root: Path) -> None:
     """Sync the folders of a path to disk, up to `root`."""
     for folder in path.relative_to(root).parents:
         sync_folder(root / folder)

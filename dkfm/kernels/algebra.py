@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from dkfm.core.rows import Array, Rows, as_float64
+from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Definiteness, Kernel, PreparedKernel, register_operator_class
 from dkfm.kernels.dot_product import integer_power
-from dkfm.kernels.pairwise.block_functions import (
-    Evaluator,
-    are_in_float32_range,
-    choose_precision,
-    compute_in_float64,
-    map_rows,
-)
+from dkfm.kernels.pairwise.block_functions import Evaluator, map_rows
 from dkfm.kernels.pairwise.radial_forms import RadialForm, combine_radial_forms
-from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR, FLOAT32_LIMIT
 from dkfm.kernels.parameters import require_exponent, require_kernels, require_non_negative
 
 
@@ -43,11 +35,6 @@ class Wrapper(PreparedKernel):
     def supports_float32(self) -> bool:
         """True, whatever the inner kernel supports: its `make_evaluator` takes and returns float32 anyway."""
         return True
-
-    @property
-    def float32_error(self) -> float:
-        """That of the inner kernel."""
-        return self.kernel.float32_error
 
     @property
     def supports_out(self) -> bool:
@@ -103,8 +90,8 @@ class ElementwiseKernel(Wrapper):
         return replace(self, kernel=self.kernel.resolve(X))  # type: ignore[type-var]  # every subclass is a dataclass
 
     def diagonal(self, X: Rows) -> Array:
-        """Return the function of the inner kernel's diagonal, in float64."""
-        return self._map_values(self.kernel.evaluate_diagonal(as_float64(X)))
+        """Return the function of the inner kernel's diagonal."""
+        return self._map_values(self.kernel.evaluate_diagonal(X))
 
 
 def parenthesize(kernel: Kernel, *looser: type[Kernel]) -> str:
@@ -118,9 +105,6 @@ def needs_float64_block(kernel: Kernel) -> bool:
         return any(map(needs_float64_block, kernel.parts))
     return not kernel.supports_float32 or (isinstance(kernel, Wrapper) and needs_float64_block(kernel.kernel))
 
-
-_LEAST_SHARE = 0.25
-"""Least share of the limit of errors that distances in float32 get: with less, too many are computed again."""
 
 _NEGATIVE_REASON = ": a negative multiple of a kernel is not positive semi-definite"
 
@@ -141,7 +125,6 @@ class Constant(Kernel):
 
     value: float = 1.0
     supports_float32 = supports_sparse = translation_invariant = True
-    float32_error = FLOAT32_ERROR
 
     def __post_init__(self) -> None:
         require_non_negative(self, "value", _NEGATIVE_REASON)
@@ -204,41 +187,29 @@ class _Reduction(PreparedKernel):
 
     def radial_form(self, d: int) -> RadialForm | None:
         """Combine the radial forms of the parts, if all have one."""
-        found = [k.find_radial_form(d) for k in self.parts]
-        forms = [form for form in found if form is not None]
-        return self._combine_forms(forms, 1.0) if len(forms) == len(found) else None
-
-    def _combine_forms(self, forms: Sequence[RadialForm], share: float) -> RadialForm:
-        """Combine radial forms of parts so that the error is at most this share of the limit."""
-        return combine_radial_forms(self.operation, [form.tighten(share) for form in forms])
+        forms = [k.find_radial_form(d) for k in self.parts]
+        return None if None in forms else combine_radial_forms(self.operation, [form for form in forms if form])
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare each part; those that are functions of the distance come first, and share its computation."""
         forms, others = self._divide_parts(landmarks)
-        return self._prepare_parts(landmarks, list(forms.values()), others)
-
-    def _prepare_parts(
-        self, landmarks: Rows, forms: Sequence[RadialForm], others: Sequence[Kernel], share: float = 1.0
-    ) -> Evaluator:
-        """Return a function that combines parts; the radial forms of some may cause this share of the error."""
         evaluators = [k.make_evaluator(landmarks) for k in others]
         if forms:
-            evaluators.insert(0, self._combine_forms(forms, share).prepare(landmarks))
+            evaluators.insert(0, combine_radial_forms(self.operation, list(forms.values())).prepare(landmarks))
         first, *rest = evaluators
         return lambda Z, out=None, /: self._reduce(chain([first(Z, out)], (p(Z) for p in rest)))
 
     def _divide_parts(self, rows: Rows) -> tuple[dict[int, RadialForm], list[Kernel]]:
         """Return the radial forms of the parts that share distances of these rows, by number, and the other parts."""
-        forms = self._radial_parts(rows)
+        found = {number: k.find_radial_form(rows.shape[1]) for number, k in enumerate(self.parts)}
+        forms = {
+            number: form
+            for number, form in found.items()
+            if form is not None and (rows.dtype == np.float64 or form.supports_float32)
+        }
         if len(forms) < 2:
             return {}, list(self.parts)
         return forms, [k for number, k in enumerate(self.parts) if number not in forms]
-
-    def _radial_parts(self, rows: Rows) -> dict[int, RadialForm]:
-        """Return the radial forms, by number, of the parts that have one in the precision of these rows."""
-        found = ((number, k.find_radial_form(rows.shape[1])) for number, k in enumerate(self.parts))
-        is_float64 = rows.dtype == np.float64
-        return {number: form for number, form in found if form is not None and (is_float64 or form.supports_float32)}
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve each part."""
@@ -276,11 +247,6 @@ class Sum(_Reduction):
         """Whether all terms are positive semi-definite, so that no cancellation magnifies float32 rounding."""
         return self.definiteness is Definiteness.PSD
 
-    @property
-    def float32_error(self) -> float:
-        """The largest of the terms', because the sum of their k(x, x) is that of the sum."""
-        return max(k.float32_error for k in self.terms)
-
     def __repr__(self) -> str:
         return " + ".join(repr(k) for k in self.terms)
 
@@ -298,48 +264,6 @@ class Product(_Reduction):
         """Positive semi-definite if all factors are, else indefinite."""
         psd = all(k.definiteness is Definiteness.PSD for k in self.factors)
         return Definiteness.PSD if psd else Definiteness.INDEFINITE
-
-    @property
-    def supports_float32(self) -> bool:
-        """Whether all factors are positive semi-definite and have a float32 error: errors of factors add up."""
-        return self.definiteness is Definiteness.PSD and all(k.float32_error <= FLOAT32_LIMIT for k in self.factors)
-
-    @property
-    def float32_error(self) -> float:
-        """The limit, if the product computes in float32 at all."""
-        return FLOAT32_LIMIT if self.supports_float32 else float("inf")
-
-    def _combine_forms(self, forms: Sequence[RadialForm], share: float) -> RadialForm:
-        """Combine radial forms of factors, whose errors add up."""
-        return super()._combine_forms(forms, share / len(forms))
-
-    def radial_form(self, d: int) -> RadialForm | None:
-        """Combine those of the factors; defined again because `find_radial_form` looks for it beside `prepare`."""
-        return super().radial_form(d)
-
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare each factor; in float32, functions of the distance get the share of the limit that others leave.
-
-        Rows for which a product of some k(x, x) leaves the range of float32 are computed in float64.
-        """
-        prepare = super().prepare
-        if landmarks.dtype == np.float64:
-            return prepare(landmarks)
-        forms = self._radial_parts(landmarks)
-        others = [k for number, k in enumerate(self.factors) if number not in forms]
-        share, m = 1 - sum(k.float32_error for k in others) / FLOAT32_LIMIT, landmarks.shape[0]
-
-        def fits_float32(rows: Rows) -> npt.NDArray[np.bool_]:
-            return are_in_float32_range(*(k.evaluate_diagonal(as_float64(rows)) for k in self.factors))
-
-        if share < (_LEAST_SHARE if forms else 0) or not fits_float32(landmarks).all():
-            return compute_in_float64(prepare(as_float64(landmarks)), m)
-        in_float32 = self._prepare_parts(landmarks, list(forms.values()), others, share)
-        return choose_precision(in_float32, lambda: prepare(as_float64(landmarks)), fits_float32, m)
-
-    def diagonal(self, X: Rows) -> Array:
-        """Return the product of the factors' diagonals, in float64."""
-        return super().diagonal(as_float64(X))
 
     def __repr__(self) -> str:
         return " * ".join(parenthesize(k, Sum, Scaled) for k in self.factors)
@@ -384,13 +308,8 @@ class Power(ElementwiseKernel):
 
     @property
     def supports_float32(self) -> bool:
-        """Whether the kernel is positive semi-definite and the exponent, which multiplies its error, small enough."""
-        return self.kernel.definiteness is Definiteness.PSD and self.float32_error <= FLOAT32_LIMIT
-
-    @property
-    def float32_error(self) -> float:
-        """That of as many factors."""
-        return self.exponent * self.kernel.float32_error
+        """False for any exponent, unlike `Polynomial`: a power multiplies the relative error of its base."""
+        return False
 
     def _map_values(self, values: Array) -> Array:
         return map_rows(values, lambda part: integer_power(part, self.exponent))

@@ -122,14 +122,6 @@ class Kernel(ABC):
         return False
 
     @property
-    def float32_error(self) -> float:
-        """Largest error of values of float32 rows, as a share of sqrt(k(x, x) k(y, y)); infinity if none is known.
-
-        Kernels composed of this one compute in float32 if their own error, which follows from it, is small enough.
-        """
-        return float("inf")
-
-    @property
     def supports_sparse(self) -> bool:
         """Whether `block` also takes CSR rows; if not, sparse rows raise an error."""
         return False

@@ -10,7 +10,6 @@ from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmError, InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise.block_functions import PreparedBlock, are_in_float32_range
-from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,6 @@ class Outer(PreparedKernel):  # numpydoc ignore=PR02
 
     g: Callable[[Array], object]
     supports_float32 = supports_out = True
-    float32_error = FLOAT32_ERROR
 
     def __post_init__(self) -> None:
         _require_callable(self, self.g, "g(X)")

@@ -30,7 +30,6 @@ class Linear(PreparedKernel):
     """
 
     supports_float32 = supports_sparse = supports_out = True
-    float32_error = 2 * FLOAT32_ERROR  # as of Polynomial(1)
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Return a function that computes the inner products with the landmarks."""
@@ -124,12 +123,7 @@ class Polynomial(_DotProduct):  # numpydoc ignore=PR02
     @property
     def supports_float32(self) -> bool:
         """Whether the degree is small enough: a power multiplies the relative error of an inner product."""
-        return self.float32_error <= FLOAT32_LIMIT
-
-    @property
-    def float32_error(self) -> float:
-        """That of as many inner products; a feature map doubles the error of the power."""
-        return 2 * self.degree * FLOAT32_ERROR
+        return power_fits_float32(self.degree)
 
     def _map_values(self, scaled_products: Array) -> Array:
         return integer_power(scaled_products, self.degree)
@@ -150,7 +144,6 @@ class Cosine(PreparedKernel):
     """
 
     supports_float32 = supports_sparse = supports_out = True
-    float32_error = 2 * FLOAT32_ERROR
     landmark_copies = 1
 
     def prepare(self, landmarks: Rows) -> Evaluator:
@@ -212,6 +205,11 @@ class Sigmoid(_DotProduct):  # numpydoc ignore=PR02
         return np.tanh(scaled_products, out=scaled_products)
 
 
+def power_fits_float32(exponent: int) -> bool:
+    """Return whether float32 holds a power of an inner product; a feature map doubles the error of the power."""
+    return 2 * exponent * FLOAT32_ERROR <= FLOAT32_LIMIT
+
+
 def integer_power(base: Array, exponent: int) -> Array:
     """Return a positive integer power by repeated squaring; overwrite `base`, and use at most one array of its size."""
     result: Array | None = None
@@ -270,7 +268,6 @@ class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
 
     order: int = 1
     supports_float32 = supports_sparse = supports_out = True
-    float32_error = FLOAT32_LIMIT
     landmark_copies = 2
 
     def __post_init__(self) -> None:

@@ -10,15 +10,11 @@ from dkfm.errors import InvalidInputError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
 from dkfm.kernels.pairwise.block_functions import PreparedBlock, exp_in_place
-from dkfm.kernels.pairwise.squared_distances import FLOAT32_ERROR
 from dkfm.kernels.parameters import require_positive
 
 
 class _HistogramKernel(PreparedKernel):
-    """Base class of kernels that raise an error for negative numbers, and add up terms in float64."""
-
-    supports_float32 = True
-    float32_error = FLOAT32_ERROR
+    """Base class of kernels that raise an error for negative numbers."""
 
     def _require_non_negative(self, rows: Array) -> Array:
         """Return the rows; raise an InvalidInputError if they hold a negative number."""
@@ -55,6 +51,7 @@ class ChiSquared(_HistogramKernel):  # numpydoc ignore=PR02
     """
 
     gamma: float = 1.0
+    supports_float32 = True
 
     def __post_init__(self) -> None:
         require_positive(self, "gamma")
@@ -88,7 +85,7 @@ class AdditiveChiSquared(_HistogramKernel):
     array([[-0.6667]])
     """
 
-    float32_error = float("inf")  # no share of its k(x, x), which is 0
+    supports_float32 = True
     definiteness = Definiteness.CONDITIONAL
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
@@ -124,6 +121,8 @@ class HistogramIntersection(_HistogramKernel):
     array([[0.5]])
     """
 
+    supports_float32 = True
+
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""
         right = self._require_non_negative(landmarks)
@@ -151,6 +150,8 @@ class JensenShannon(_HistogramKernel):
     >>> JensenShannon()([[0.5, 0.5]], [[1.0, 0.0]]).round(4)
     array([[0.6887]])
     """
+
+    supports_float32 = True
 
     def prepare(self, landmarks: Array) -> PreparedBlock:
         """Check the landmarks once."""

@@ -8,7 +8,6 @@ from dkfm.core.rows import Array, Rows
 from dkfm.kernels.base import Kernel, PreparedKernel
 from dkfm.kernels.pairwise import columnwise_sums
 from dkfm.kernels.pairwise.block_functions import PreparedBlock, compute_in_float64, exp_in_place
-from dkfm.kernels.pairwise.squared_distances import FLOAT32_LIMIT
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, require_scale
 from dkfm.kernels.stationary import DistanceKernel, Gaussian
 
@@ -36,7 +35,6 @@ class Laplacian(DistanceKernel):  # numpydoc ignore=PR02
     sigma: Scale = 1.0
     scale_name = "sigma"
     supports_float32 = supports_out = True
-    float32_error = FLOAT32_LIMIT
 
     def __post_init__(self) -> None:
         require_scale(self, "sigma", MEDIAN, None, is_squared=False)
@@ -113,7 +111,6 @@ class Periodic(PreparedKernel):  # numpydoc ignore=PR02
     period: Scale = 1.0
     length_scale: Scale = 1.0
     supports_float32 = supports_out = True
-    float32_error = FLOAT32_LIMIT
     landmark_copies = 4
     translation_invariant = True
 

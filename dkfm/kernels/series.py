@@ -2,91 +2,28 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isfinite
 
 import numpy as np
-import numpy.typing as npt
 
-from dkfm.core.chunking import row_slices
-from dkfm.core.rows import Array, Rows, as_float64, normalize_rows
+from dkfm.core.rows import Array, Rows, normalize_rows
 from dkfm.errors import KernelError, format_value
 from dkfm.kernels.algebra import ElementwiseKernel, Wrapper
 from dkfm.kernels.base import Definiteness, Kernel
-from dkfm.kernels.pairwise.block_functions import (
-    Evaluator,
-    are_in_float32_range,
-    choose_precision,
-    compute_in_float64,
-    exp_in_place,
-    map_rows,
-)
-from dkfm.kernels.pairwise.radial_forms import RadialForm
-from dkfm.kernels.pairwise.squared_distances import FLOAT32_LIMIT
+from dkfm.kernels.pairwise.block_functions import Evaluator, exp_in_place, map_rows
 from dkfm.kernels.parameters import as_float_or_nan
 
 _MAX_TERMS = 1024
 """Most coefficients of a power series: each kernel value takes one step for each."""
 
-_VALUES_AT_ONCE = 2**15
-"""Values of a block that are normalized at a time."""
-
 _MIN_NORMAL = float(np.finfo(np.float64).tiny)
 """Smallest float64 with full precision."""
 
 
-class _Series(ElementwiseKernel):
-    """Base class of power series with coefficients >= 0, which magnify relative errors more the larger the values."""
-
-    @abstractmethod
-    def _relative_growth(self, g: Array) -> Array:
-        """Return ``g f'(g) / f(g)`` of the series f for g >= 0: the factor of relative errors, which grows with g."""
-
-    @property
-    def supports_float32(self) -> bool:
-        """Whether the kernel is positive semi-definite and has a float32 error."""
-        return self.kernel.definiteness is Definiteness.PSD and self.kernel.float32_error <= FLOAT32_LIMIT
-
-    @property
-    def float32_error(self) -> float:
-        """The limit, if the series computes in float32 at all."""
-        return FLOAT32_LIMIT if self.supports_float32 else float("inf")
-
-    def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the inner kernel; rows whose errors the series magnifies too much are computed in float64.
-
-        An error of ``e g``, with ``g = sqrt(k(x, x) k(y, y))``, becomes ``e g f'(g) / f(g)`` as a share of f(g), which
-        is at most ``sqrt(f(k(x, x)) f(k(y, y)))``.
-        """
-        prepare, diagonal = super().prepare, self.kernel.evaluate_diagonal
-        if landmarks.dtype == np.float64:
-            return prepare(landmarks)
-        landmark_squares = diagonal(as_float64(landmarks))
-        longest, all_fit = np.sqrt(landmark_squares.max()), bool(are_in_float32_range(landmark_squares).all())
-
-        def fits_float32(Z: Rows) -> npt.NDArray[np.bool_]:
-            squares = diagonal(as_float64(Z))
-            growth = self._relative_growth(np.sqrt(squares) * longest)
-            return are_in_float32_range(squares) & (growth * self.kernel.float32_error <= FLOAT32_LIMIT) & all_fit
-
-        return choose_precision(
-            prepare(landmarks), lambda: prepare(as_float64(landmarks)), fits_float32, landmarks.shape[0]
-        )
-
-    def radial_form(self, d: int) -> RadialForm | None:
-        """Return the series of the inner kernel's radial form; in float32 if it does not magnify the error at 0."""
-        form, inner = super().radial_form(d), self.kernel.find_radial_form(d)
-        if form is None or inner is None:
-            return None
-        growth = self._relative_growth(inner.map_values(np.zeros(1)))
-        return replace(form, supports_float32=form.supports_float32 and bool(growth[0] <= 1))
-
-
 @dataclass(frozen=True)
-class PowerSeries(_Series):  # numpydoc ignore=PR02
+class PowerSeries(ElementwiseKernel):  # numpydoc ignore=PR02
     """A power series of a kernel with coefficients >= 0, ``a_0 + a_1 k + a_2 k^2 + ..``.
 
     Positive semi-definite if the kernel is.
@@ -107,6 +44,7 @@ class PowerSeries(_Series):  # numpydoc ignore=PR02
 
     kernel: Kernel
     coefficients: Sequence[float]
+    supports_float32 = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,31 +74,16 @@ class PowerSeries(_Series):  # numpydoc ignore=PR02
         return map_rows(values, self._evaluate_series)
 
     def _evaluate_series(self, values: Array) -> Array:
-        """Return the series of kernel values."""
-        return _evaluate_polynomial(self.coefficients, values)
-
-    def _relative_growth(self, g: Array) -> Array:
-        slopes = [number * a for number, a in enumerate(self.coefficients)]
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows, NaN, is not small enough
-            values, derivatives = (_evaluate_polynomial(numbers, g) for numbers in (self.coefficients, slopes))
-            return np.divide(derivatives, values, out=np.zeros_like(g), where=values != 0)
-
-
-def _evaluate_polynomial(coefficients: Sequence[float], values: Array) -> Array:
-    """Return the sum of the coefficients times the powers of the values, from 0, by Horner's method."""
-    *lower, highest = coefficients
-    if not lower:
-        return np.full_like(values, highest)
-    total = values * values.dtype.type(highest)
-    total += lower.pop()
-    while lower:
-        total *= values
-        total += lower.pop()
-    return total
+        """Return the series of kernel values by Horner's method."""
+        total = np.full_like(values, self.coefficients[-1])
+        for a in self.coefficients[-2::-1]:
+            total *= values
+            total += a
+        return total
 
 
 @dataclass(frozen=True)
-class Exp(_Series):
+class Exp(ElementwiseKernel):
     """The exponential of a kernel, ``exp(k(x, y))``.
 
     Positive semi-definite if the kernel is at least conditionally so (Schoenberg).
@@ -174,6 +97,7 @@ class Exp(_Series):
     """
 
     kernel: Kernel
+    supports_float32 = False
 
     @property
     def definiteness(self) -> Definiteness:
@@ -183,9 +107,6 @@ class Exp(_Series):
 
     def _map_values(self, values: Array) -> Array:
         return exp_in_place(values)
-
-    def _relative_growth(self, g: Array) -> Array:
-        return g
 
 
 @dataclass(frozen=True)
@@ -202,6 +123,7 @@ class Normalized(Wrapper):
     """
 
     kernel: Kernel
+    supports_float32 = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,40 +134,16 @@ class Normalized(Wrapper):
             )
 
     def prepare(self, landmarks: Rows) -> Evaluator:
-        """Prepare the inner kernel, and the inverse lengths of the landmarks, in float64.
-
-        Rows whose k(x, x) is near the ends of the range of float32 are computed in float64.
-        """
-        right = self._inverse_lengths(as_float64(landmarks))
-        if landmarks.dtype == np.float64:
-            return self._prepare_block(landmarks, right)
-        wide = partial(self._prepare_block, as_float64(landmarks), right)
-        if not are_in_float32_range(np.square(right)).all():
-            return compute_in_float64(wide(), len(right))
-        return choose_precision(
-            self._prepare_block(landmarks, right),
-            wide,
-            lambda Z: are_in_float32_range(np.square(self._inverse_lengths(as_float64(Z)))),
-            len(right),
-        )
-
-    def _prepare_block(self, landmarks: Rows, inverse_lengths: Array) -> Evaluator:
-        """Return a function that computes blocks in the precision of the landmarks."""
-        prepared, right = self.kernel.make_evaluator(landmarks), inverse_lengths.astype(landmarks.dtype)
+        """Prepare the inner kernel, and the inverse lengths of the landmarks."""
+        prepared, right = self.kernel.make_evaluator(landmarks), self._inverse_lengths(landmarks)
 
         def block(Z: Rows, out: Array | None = None, /) -> Array:
-            values, left = prepared(Z, out), self._inverse_lengths(as_float64(Z)).astype(Z.dtype)[:, np.newaxis]
-            for part in row_slices(len(values), max(1, _VALUES_AT_ONCE // len(right))):
-                values[part] *= left[part]
-                values[part] *= right
+            values = prepared(Z, out)
+            values *= self._inverse_lengths(Z)[:, np.newaxis]
+            values *= right
             return values
 
         return block
-
-    @property
-    def supports_float32(self) -> bool:
-        """Whether the inner kernel has a float32 error, which is that of the normalized kernel, too."""
-        return self.kernel.float32_error <= FLOAT32_LIMIT
 
     def resolve(self, X: Rows) -> Kernel:
         """Resolve the inner kernel."""
@@ -253,7 +151,7 @@ class Normalized(Wrapper):
 
     def diagonal(self, X: Rows) -> Array:
         """Return 1 for each row, but 0 where k(x, x) = 0."""
-        return (self._inverse_lengths(as_float64(X)) > 0).astype(np.float64)
+        return (self._inverse_lengths(X) > 0).astype(np.float64)
 
     def _inverse_lengths(self, rows: Rows) -> Array:
         """Return 1 / sqrt(k(x, x)) of each row, (n,), and 0 where k(x, x) = 0."""

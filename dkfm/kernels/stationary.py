@@ -16,7 +16,7 @@ from dkfm.errors import KernelError
 from dkfm.kernels.base import Definiteness, PreparedKernel
 from dkfm.kernels.pairwise.block_functions import Evaluator, exp_in_place, map_rows
 from dkfm.kernels.pairwise.radial_forms import RadialForm
-from dkfm.kernels.pairwise.squared_distances import FLOAT32_LIMIT, prepare_negative_squared_distances
+from dkfm.kernels.pairwise.squared_distances import prepare_negative_squared_distances
 from dkfm.kernels.parameters import MEDIAN, Scale, column_scales, median_distance, require_positive, require_scale
 
 
@@ -66,7 +66,6 @@ class EuclideanDistanceKernel(DistanceKernel):
     """Base class of functions of the Euclidean distance; a subclass defines `_map_values` of minus its squares."""
 
     supports_sparse = supports_out = True
-    float32_error = FLOAT32_LIMIT
     _length_scale_factor: float = 1.0
     """Columns are divided by the length scale times this number."""
     _near_threshold: float = 0.0
@@ -235,7 +234,6 @@ class NegativeSquaredDistance(EuclideanDistanceKernel):  # numpydoc ignore=PR02
 
     length_scale: Scale = 1.0
     definiteness = Definiteness.CONDITIONAL
-    float32_error = float("inf")  # no share of its k(x, x), which is 0
 
     def __post_init__(self) -> None:
         require_scale(self, "length_scale", MEDIAN)

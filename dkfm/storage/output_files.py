@@ -90,6 +90,9 @@ class OutputLocation(Protocol):
     def make_folder(self, name: str) -> None:
         """Create a folder durably unless it exists; do nothing where there are no folders."""
 
+    def sync_names(self, names: Iterable[str]) -> None:
+        """Make the names of files durable that any process has created; do nothing where they are."""
+
     def create_file(self, name: str, folder: str = "") -> AbstractContextManager[PendingFile]:
         """Begin a file, which is removed at the end of the context unless it was committed.
 
@@ -180,6 +183,12 @@ class LocalOutput:
     def make_folder(self, name: str) -> None:
         """Create a folder durably unless it exists."""
         local.make_durable_folder(self.root / name, self.root)
+
+    def sync_names(self, names: Iterable[str]) -> None:
+        """Make the names of files durable that any process has created."""
+        with local.translate_write_errors(self.root):
+            for name in names:
+                local.sync_folders(self.root / name, self.root)
 
     @contextmanager
     def create_file(self, name: str, folder: str = "") -> Iterator[PendingFile]:
@@ -287,6 +296,9 @@ class RemoteOutput:
 
     def make_folder(self, name: str) -> None:
         """Do nothing: an object store has no folders."""
+
+    def sync_names(self, names: Iterable[str]) -> None:
+        """Do nothing: an object that exists is durable."""
 
     @contextmanager
     def create_file(self, name: str, folder: str = "") -> Iterator[PendingFile]:

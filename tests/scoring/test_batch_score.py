@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -291,6 +292,18 @@ def test_a_job_that_resumes_makes_the_folder_of_chunks_durable_too(job, monkeypa
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())) or fsync(fd))
     assert score(job, chunk_rows=30).scored_chunks == 1
     assert synced.index(str(job[2] / "scores")) < synced.index(str(job[2] / "scores/c/1"))
+
+
+def test_the_name_of_a_chunk_that_a_killed_task_wrote_is_durable_before_its_receipt(job, monkeypatch):
+    score(job, chunk_rows=30)
+    (job[2] / "_COMPLETE").unlink()
+    shutil.rmtree(job[2] / "_journal")
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())) or fsync(fd))
+    score(job, chunk_rows=30)
+    journal = next(i for i, path in enumerate(synced) if "_journal" in path)
+    assert {str(job[2] / "scores/c/1"), str(job[2] / "scores/c")} <= set(synced[:journal])
 
 
 def test_overwrite_leaves_what_the_user_put_beside_the_scores(job):

@@ -225,6 +225,15 @@ def test_a_root_that_is_removed_while_a_file_is_begun_is_told(tmp_path, monkeypa
         pass
 
 
+def test_a_file_that_another_task_named_first_is_durable_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(local, "sync_folder", synced.append)
+    with local.new_file(tmp_path / "a" / "file", tmp_path) as new:
+        (tmp_path / "a" / "file").touch()
+        assert not new.commit(exclusive=True)
+    assert synced == [tmp_path / "a", tmp_path]
+
+
 def test_a_new_file_makes_folders_below_its_root_alone(tmp_path):
     with local.new_file(tmp_path / "a" / "b" / "file", tmp_path) as new:
         new.file.write(b"here")

@@ -57,6 +57,8 @@ def _divide_effect(effect: MapValues, share: float) -> MapValues:
 
 def combine_radial_forms(operation: np.ufunc, forms: Sequence[RadialForm]) -> RadialForm:
     """Return the form of kernels combined by an elementwise operation; its scale is the least of theirs."""
+    if operation is np.multiply:  # the errors of factors add up
+        forms = [form.tighten(1 / len(forms)) for form in forms]
     scale = min(form.scale for form in forms)
     factors = [(scale / form.scale) ** 2 for form in forms]
 

@@ -163,6 +163,8 @@ def write_chunk_files(
     existing = None if distrusts_existing_files else _summarize_or_remove_files(chunk_format, chunk)
     if existing is not None:
         pieces.close()
+        # The task that wrote them may have been killed before it had synced their names.
+        chunk_format.output_location.sync_names(chunk_format.file_names(chunk.number))
         return existing, True
     with closing(pieces), ExitStack() as stack:
         files = chunk_format.create_files(chunk, stack)
