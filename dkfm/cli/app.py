@@ -191,6 +191,8 @@ def fit(train: str, model: str, scheduler: str | None, page: str | None, **optio
     performance_report.require_report(page, scheduler, train, model)
     fitted = run_fit(train, model, FitOptions(**options), _connect(scheduler, page))  # type: ignore[arg-type]  # click checks them
     print_result(f"{model}: {fitted.kernel_!r}, {_describe_estimator(fitted)}, certificate {fitted.certificate_}")
+    if getattr(fitted, "landmarks", None) is not None:
+        print_result(f"{model}: pairs of training points: {fitted.training_certificate_}")
 
 
 @main.command()

@@ -194,6 +194,10 @@ def score_row_seconds(
     return n * (value_seconds + product_seconds * (d + width)) * itemsize / _VALUE
 
 
+CHUNK_SECONDS = 2e-3
+"""Seconds of one thread for a chunk, whatever its rows: a file is made, and the file and two folders are synced."""
+
+
 def require_fits(need: int, have: int, what: str, remedy: str) -> None:
     """Raise a BudgetError with both numbers unless `need` bytes fit into `have`."""
     if need > have:

@@ -1,6 +1,7 @@
 """Prepare a scoring job before anything is written: open model and rows, find an existing output, and plan."""
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from dkfm.core import chunking
+from dkfm.core import budget, chunking
 from dkfm.core.rows import Array
 from dkfm.errors import DamagedStoreError, DkfmWarning, IncompleteStoreError, InvalidInputError
 from dkfm.execution import memory
@@ -140,6 +141,8 @@ def open_job(
             plan = _choose_plan(
                 record.model, names, shared, chunk_rows, client, executor.threads, _count_write_copies(target)
             )
+            if request.chunk_rows is not None and plan.has_small_chunks:
+                _warn_about_small_chunks(plan)
             remote = parse_remote(model)
             name = str(path) if remote is None else remote.redacted_url
             output = _build_output(target, name, record, names, given, stamp, plan, request)
@@ -168,6 +171,16 @@ def _warn_about_column_order(given: NamedColumns) -> None:
     warnings.warn(
         f"The model was fitted without names of columns; they are taken in the order of the table: {names}. Say which "
         "with columns= (--columns), or fit from a table.",
+        DkfmWarning,
+        stacklevel=5,
+    )
+
+
+def _warn_about_small_chunks(plan: planning.Plan) -> None:
+    enough = math.ceil(10 * budget.CHUNK_SECONDS / plan.row_seconds)
+    warnings.warn(
+        f"{plan.chunks:,} chunks of {plan.chunk_rows:,} rows take longer to write than to score; choose a chunk_rows "
+        f"(--chunk-rows) of {enough:,} or more, or leave the choice to dkfm.",
         DkfmWarning,
         stacklevel=5,
     )

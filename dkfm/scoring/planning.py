@@ -24,6 +24,9 @@ _MAX_STREAMED_ROWS = 4096
 _LINK_COPIES = 6
 """Arrays as large as the (n, q) product that a link to classes or probabilities needs as temporaries."""
 
+_MANY_CHUNKS = 1_000
+"""Number of chunks from which on their fixed cost is worth a warning."""
+
 
 @dataclass(frozen=True)
 class WriteCopies:
@@ -100,7 +103,12 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Predicted seconds for the remaining chunks."""
-        return (self.chunks - self.done) * self.chunk_rows * self.row_seconds / self.threads
+        return (self.chunks - self.done) * (self.chunk_rows * self.row_seconds + budget.CHUNK_SECONDS) / self.threads
+
+    @property
+    def has_small_chunks(self) -> bool:
+        """Whether a thousand chunks or more take longer to write than to score."""
+        return self.chunks >= _MANY_CHUNKS and self.chunk_rows * self.row_seconds < budget.CHUNK_SECONDS
 
     def worker_bytes(self, threads: int, baseline_bytes: int) -> int:
         """Return the peak memory of a worker process in bytes; `baseline_bytes` is its memory before the first task."""

@@ -82,7 +82,7 @@ def test_features_whose_rows_are_sampled_know_no_bound(run):
     assert found.exit_code == 0
     for printed in (fitted.stdout, found.stdout):
         assert "error bound not known, for training rows were sampled" in printed
-    assert "pairs of a random sample of 1,024 training rows, not of all of them" in found.stdout
+        assert "pairs of a random sample of 1,024 training rows, not of all of them" in printed
     facts = json.loads(run("info some --json").stdout)
     assert facts["parameters"]["certify"] == "sample"
     assert facts["certificates"]["training_certificate"]["sampled_rows"] == 1024

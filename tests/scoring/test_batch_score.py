@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 import dkfm
 from dkfm import kernels
+from dkfm.core import budget
 from dkfm.errors import (
     BudgetError,
     DamagedStoreError,
     DkfmError,
+    DkfmWarning,
     IncompleteStoreError,
     InvalidInputError,
     KernelError,
@@ -346,6 +349,18 @@ def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
     with pytest.raises(IncompleteStoreError):
         dkfm.open_scores(job[2])
     assert score(job).scored_chunks == score(job).chunks
+
+
+def test_many_chunks_that_take_longer_to_write_than_to_score_are_warned_of(fitted, tmp_path):
+    rows = np.zeros((4_000, fitted.model_.n_features_in))
+    with pytest.warns(DkfmWarning, match="1,000 chunks of 4 rows take longer to write") as warned:
+        small = dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=4)
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=5)
+        large = dkfm.plan_score(fitted, rows, tmp_path / "out")
+    assert small.seconds - large.seconds == pytest.approx((1_000 - large.chunks) * budget.CHUNK_SECONDS / large.threads)
 
 
 def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
