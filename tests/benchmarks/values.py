@@ -5,9 +5,9 @@
 A setting is a kernel with its parameters, a number of columns, a kind of rows and a dtype. Its error is the largest
 ``|err| / max(|k(x, z)|, sqrt(k(x, x) k(z, z)))`` of 12 rows and 9 others, in units of the dtype's rounding; the rows
 are numbers of that dtype, so both have one truth. Each line has a kernel and a dtype: its settings, the median and the
-largest of their errors, and where the largest is. Values below the dtype's normal numbers do not count. The unit is 2.2e-16
-or 1.2e-7. NegativeSquaredDistance, whose k(x, x) is 0, has no scale but k(x, z) itself; a Bessel function is exact to
-1e-13.
+largest of their errors, and where the largest is. Values below the dtype's normal numbers do not count. The unit is
+2.2e-16 or 1.2e-7. NegativeSquaredDistance, whose k(x, x) is 0, has no scale but k(x, z) itself; a Bessel function is
+exact to 1e-13.
 
 `--save` writes the errors of all settings as JSON; `--beside` reads those of another version, and lists the settings
 whose errors became more than twice as large, and more than 4 units.
