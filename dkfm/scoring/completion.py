@@ -1,7 +1,6 @@
 """Complete an output: compare its chunks with their receipts, and write the marker last; open a finished output."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -115,8 +114,8 @@ def open_complete(root: Location) -> tuple[Output, ReceiptTable]:
     sizes = output.location.list_sizes()  # raises for what is no plain file
     receipts = marker.read_receipt_table(output)
     file_columns = list(zip(*map(output.format.file_names, range(output.n_chunks)), strict=True))
-    _require_no_extra_names(output, sizes.keys() - set(chain.from_iterable(file_columns)))
-    totals = np.sum([[sizes.get(name, 0) for name in names] for names in file_columns], axis=0, dtype=np.int64)
+    _require_no_extra_names(output, set(sizes).difference(*file_columns))
+    totals = sum(np.fromiter((sizes.get(name, 0) for name in names), np.int64) for names in file_columns)
     lost = np.flatnonzero(totals != receipts.bytes)
     if len(lost):
         raise DamagedStoreError(f"Chunk {lost[0]} of {root} is lost, or is not the one of its receipt.")

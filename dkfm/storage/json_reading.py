@@ -2,6 +2,7 @@
 
 import errno
 import json
+from itertools import chain
 from pathlib import Path
 
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError, extract_reason
@@ -55,8 +56,8 @@ def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _is_shallow(value: object) -> bool:
     level = [value]
     for _ in range(_MAX_DEPTH):
-        nested = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
-        level = [child for children in nested for child in children]
+        nested = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list))]
+        level = list(chain.from_iterable(nested))
         if not level:
             return True
     return False
