@@ -1,5 +1,6 @@
 """Validate rows given by a user, and treat dense and sparse rows alike."""
 
+import sys
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -48,7 +49,7 @@ def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     """Return `X` as `as_rows` does, without the check for finite values."""
     if not isinstance(X, np.ndarray) and _issparse(X):
         return _as_csr(X, name)
-    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+    if _ismasked(X):
         raise InvalidInputError(f"{name} has masked values, which are no numbers; fill or drop them.")
     try:
         rows = np.asarray(X)
@@ -66,6 +67,12 @@ def _issparse(X: object) -> bool:
     from scipy.sparse import issparse
 
     return bool(issparse(X))
+
+
+def _ismasked(X: object) -> bool:
+    """Return whether X is a masked array with a masked value; to import `numpy.ma` takes longer than a small job."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(X, masked.MaskedArray) and bool(masked.is_masked(X))
 
 
 def _objects_to_float64(objects: npt.NDArray[np.object_], name: str) -> Array:

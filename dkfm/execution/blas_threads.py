@@ -27,37 +27,47 @@ in turn, and below this size it spends more time waiting for idle threads than a
 """
 
 _blas_lock = threading.Lock()
-_limits: threadpool_limits | None = None
+_limits: list[threadpool_limits] = []
+"""Limits in force, the latest last. Each holds the numbers of threads that it found."""
 _n_users_of_limit = 0
+_limits_reach_scipy = False
 
 
 @contextmanager
-def single_blas_thread() -> Iterator[None]:
+def single_blas_thread(uses_scipy: bool = True) -> Iterator[None]:
     """Limit BLAS to one thread while any thread of this process is inside; restore the former number after the last.
 
     The limit belongs to the whole process, so its users are counted: limits that threads nest in each other would
     restore the wrong number.
+
+    Parameters
+    ----------
+    uses_scipy : bool, default=True
+        Whether code inside may call SciPy's BLAS, which is another library than NumPy's. It is then loaded first,
+        because a limit reaches only what is loaded. To load it takes longer than a small job.
     """
     _set_compile_cache_folder()
-    with _shared_thread_limit():
+    with _shared_thread_limit(uses_scipy):
         yield
 
 
 @contextmanager
-def _shared_thread_limit() -> Iterator[None]:
-    global _n_users_of_limit, _limits  # noqa: PLW0603  # BLAS has one limit for the process
+def _shared_thread_limit(uses_scipy: bool) -> Iterator[None]:
+    global _n_users_of_limit, _limits_reach_scipy  # noqa: PLW0603  # BLAS has one limit for the process
     with _blas_lock:
-        if _n_users_of_limit == 0:
-            _limits = _set_one_thread()
+        if _n_users_of_limit == 0 or (uses_scipy and not _limits_reach_scipy):
+            _limits.append(_set_one_thread(uses_scipy))
+            _limits_reach_scipy = uses_scipy
         _n_users_of_limit += 1
     try:
         yield
     finally:
         with _blas_lock:
             _n_users_of_limit -= 1
-            if _n_users_of_limit == 0 and _limits is not None:
+            if _n_users_of_limit == 0:
                 with _release_openblas_control():
-                    _limits.restore_original_limits()
+                    while _limits:  # the first found the numbers from before all others
+                        _limits.pop().restore_original_limits()
 
 
 def single_blas_thread_in_worker() -> AbstractContextManager[None]:
@@ -72,7 +82,7 @@ def single_blas_thread_for_fit(n_rows: int) -> AbstractContextManager[None]:
 
 def measure_task_blas_threads() -> int:
     """Return how many threads BLAS uses in a task: more than one if it ignores the limit."""
-    with _shared_thread_limit():
+    with _shared_thread_limit(uses_scipy=True):
         return max((info["num_threads"] for info in ThreadpoolController().select(user_api="blas").info()), default=1)
 
 
@@ -106,8 +116,9 @@ def _set_compile_cache_folder() -> None:
         columnwise_sums.set_compile_cache(folder)
 
 
-def _set_one_thread() -> threadpool_limits:
-    import scipy.linalg  # noqa: F401  # SciPy has a BLAS of its own, which a limit reaches only once it is loaded
+def _set_one_thread(uses_scipy: bool) -> threadpool_limits:
+    if uses_scipy:
+        import scipy.linalg  # noqa: F401
 
     with _release_openblas_control():
         return _find_blas_libraries(len(sys.modules)).limit(limits=1)

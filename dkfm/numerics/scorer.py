@@ -22,6 +22,7 @@ from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.pairwise.block_functions import Evaluator
+from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics import links
 from dkfm.numerics.model import Head, Model, StoredWeights
 from dkfm.numerics.skinny_and_triangular_matmul import skinny_matmul, triangular_matmul_in_place
@@ -33,6 +34,14 @@ class Scorer:
 
     model: Model
     evaluator: Evaluator
+
+    @property
+    def may_call_scipy_blas(self) -> bool:
+        """Whether scoring may call SciPy's BLAS: for triangular or stored weights, or in a function of the user."""
+        heads = self.model.heads.values()
+        return not is_code_free(self.model.kernel) or any(
+            head.triangular or isinstance(head.weights, StoredWeights) for head in heads
+        )
 
     def __call__(self, name: str, Z: Rows, rows: int | None = None, diagonal: Array | None = None) -> Array:
         """Return the output of one head for checked rows; see `score_heads`."""

@@ -75,7 +75,7 @@ def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
     check_this_worker(work.requirements)
     scorer = get_saved_scorer(work.model, work.model_digest, work.trusted, work.streamed)
     require_current = partial(output_store.require_not_replaced, output.root, output.creation_id)
-    with single_blas_thread():
+    with single_blas_thread(scorer.may_call_scipy_blas):
         parts = _piece_slices(work, output.chunk_slice(number))
         contents, existed = write_chunk_files(
             output.format,
