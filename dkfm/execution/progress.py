@@ -5,25 +5,47 @@ Workers show none: they print to the user's terminal too, and run many fits at o
 
 import sys
 import warnings
-from typing import TYPE_CHECKING
-
-from tqdm import TqdmWarning
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Protocol, Self, cast
 
 from dkfm.core.budget import format_seconds
 from dkfm.execution.clusters.current_client import is_inside_worker
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets, tqdm falls back to a plain bar with a warning
-    from tqdm.auto import tqdm
-
-if TYPE_CHECKING:
-    from typing import Never
 
 MIN_SECONDS = 2.0
 """Shorter work has no bar."""
 
 
-def step_bar(name: str, total: int | None, unit: str, shown: bool) -> "tqdm[Never]":
+class Bar(AbstractContextManager["Bar"], Protocol):
+    """What work does with its bar, shown or not."""
+
+    n: float
+    """Steps done."""
+    total: float | None
+    """All steps, if known."""
+
+    def update(self, n: float = 1) -> object:
+        """Move the bar by `n` steps."""
+
+
+class _HiddenBar:
+    """A bar that nobody sees."""
+
+    n: float = 0
+    total: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, n: float = 1) -> None:
+        pass
+
+
+def step_bar(name: str, total: int | None, unit: str, shown: bool) -> Bar:
     """Return a bar that moves with ``update(steps)`` and appears after two seconds, if the user wants one (`shown`).
 
     `total` is the number of steps, if known, and `unit` the name of a step.
@@ -31,7 +53,7 @@ def step_bar(name: str, total: int | None, unit: str, shown: bool) -> "tqdm[Neve
     return _bar(name, total, unit, MIN_SECONDS, None, shown)
 
 
-def show_elapsed_bar(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
+def show_elapsed_bar(name: str, seconds: float, shown: bool) -> Bar:
     """Return a line with the predicted `seconds` of one blocking call, which reports no progress, and its elapsed time.
 
     There is no line below two seconds, or if the user does not want one (`shown`).
@@ -41,17 +63,21 @@ def show_elapsed_bar(name: str, seconds: float, shown: bool) -> "tqdm[Never]":
     return _bar(description, None, "", 0.0, "{desc}: {elapsed}", shown and seconds >= MIN_SECONDS)
 
 
-def _bar(name: str, total: int | None, unit: str, delay: float, bar_format: str | None, shown: bool) -> "tqdm[Never]":
-    visible = shown and (_in_notebook() or _on_terminal()) and not is_inside_worker()
-    return tqdm(
-        desc=name,
-        total=total,
-        unit=unit,
-        delay=delay,
-        bar_format=bar_format,
-        disable=not visible,  # tqdm's own test takes the output of a notebook for no terminal
-        file=sys.stderr,
-    )
+def _bar(name: str, total: int | None, unit: str, delay: float, bar_format: str | None, shown: bool) -> Bar:
+    if not shown or not (_in_notebook() or _on_terminal()) or is_inside_worker():
+        return _HiddenBar()
+    return _import_tqdm()(desc=name, total=total, unit=unit, delay=delay, bar_format=bar_format, file=sys.stderr)
+
+
+@cache
+def _import_tqdm() -> Callable[..., Bar]:
+    from tqdm import TqdmWarning
+
+    with warnings.catch_warnings():
+        # Without ipywidgets, tqdm falls back to a plain bar with a warning.
+        warnings.simplefilter("ignore", TqdmWarning)
+        from tqdm.auto import tqdm
+    return cast("Callable[..., Bar]", tqdm)
 
 
 def _on_terminal() -> bool:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
+from tqdm.auto import tqdm
 
 import dkfm
 from dkfm import kernels
@@ -33,7 +34,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch):
     """Return what makes standard error a terminal; pytest would take it back from a fixture."""
-    monkeypatch.setattr(progress.tqdm, "monitor_interval", 0)  # its thread would outlive the test
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # its thread would outlive the test
 
     def become():
         monkeypatch.setattr(sys, "stderr", Terminal())
@@ -72,7 +73,7 @@ def test_the_time_of_the_root_is_told_before_it_begins(terminal, long, rng, monk
 
 
 def test_pivots_without_a_gram_matrix_move_a_bar(terminal, long, rng, monkeypatch):
-    monkeypatch.setattr(progress, "tqdm", partial(progress.tqdm, mininterval=0))
+    monkeypatch.setattr(progress, "_import_tqdm", lambda: partial(tqdm, mininterval=0))
     stderr = terminal()
     phi = clone(COLUMNS).fit(rng.normal(size=(400, 6)))
     shown = stderr.getvalue()

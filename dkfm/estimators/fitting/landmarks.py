@@ -3,7 +3,6 @@
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -20,11 +19,6 @@ from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots
 from dkfm.numerics.map_error_bounds import Residuals, bound_landmark_residuals
 from dkfm.numerics.roots import Root, row_lengths
-
-if TYPE_CHECKING:
-    from typing import Never
-
-    from tqdm import tqdm
 
 SELECTORS = ("uniform", "kmeans", "pivots", "random_pivots")
 BUILDS = ("auto", "gram", "columns")
@@ -301,7 +295,7 @@ class _ColumnMonitor:
     residual_threshold: float
     max_pivots: int
     is_columns_only: bool
-    bar: "tqdm[Never]"
+    bar: progress.Bar
 
     def __call__(self, count: int, remaining: Array) -> bool:
         n, d = self.data.rows_as_landmarks.shape[0], self.data.mean_values_per_row
