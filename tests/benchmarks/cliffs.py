@@ -3,8 +3,8 @@
     python tests/benchmarks/cliffs.py [--quick] [NAME ...]
 
 Each line has the median seconds of dkfm, and the ratio to the alternative, which the docstring of its function tells:
-median, least, largest. At most 1.2 is wanted. Lines whose NAME is given are measured; by default all. Sizes and rounds of
---quick are too few for ratios to mean much. `dkfm bench --kernels` does the same for the values of each kernel.
+median, least, largest. At most 1.2 is wanted. Lines whose NAME is given are measured; by default all. With --quick the
+ratios do not mean much. `dkfm bench --kernels` does the same for the values of each kernel.
 """
 
 import argparse
