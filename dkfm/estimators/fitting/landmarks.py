@@ -75,6 +75,13 @@ class ChosenLandmarks:
     """Training rows that the certificate visits; None is all of them."""
 
 
+def count_product_rows(n: int, n_landmarks: object, certify: str) -> int:
+    """Return the number of rows of the largest matrices that a fit to n rows multiplies or decomposes."""
+    if certify == "all" or not isinstance(n_landmarks, int):
+        return n
+    return min(n, max(n_landmarks, SAMPLED_ROWS))
+
+
 def choose_landmarks(
     data: TrainingData, landmarks: object, n_landmarks: int | None, random_state: object, options: MapOptions
 ) -> ChosenLandmarks:
