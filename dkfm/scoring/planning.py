@@ -24,8 +24,8 @@ _MAX_STREAMED_ROWS = 4096
 _LINK_COPIES = 6
 """Arrays as large as the (n, q) product that a link to classes or probabilities needs as temporaries."""
 
-_MANY_CHUNKS = 1_000
-"""Number of chunks from which on their fixed cost is worth a warning."""
+_LONG_SECONDS = 10.0
+"""Seconds from which on the fixed cost of all chunks is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,17 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Predicted seconds for the remaining chunks."""
-        return (self.chunks - self.done) * (self.chunk_rows * self.row_seconds + budget.CHUNK_SECONDS) / self.threads
+        return (self.chunks - self.done) * self.chunk_rows * self.row_seconds / self.threads + self.file_seconds
+
+    @property
+    def file_seconds(self) -> float:
+        """Predicted seconds to make the files of the remaining chunks, however few rows they have."""
+        return (self.chunks - self.done) * budget.CHUNK_SECONDS / self.threads
 
     @property
     def has_small_chunks(self) -> bool:
-        """Whether a thousand chunks or more take longer to write than to score."""
-        return self.chunks >= _MANY_CHUNKS and self.chunk_rows * self.row_seconds < budget.CHUNK_SECONDS
+        """Whether it takes long to make the files of all chunks, and longer than the plan has for their scores."""
+        return self.file_seconds >= _LONG_SECONDS and self.chunk_rows * self.row_seconds < budget.CHUNK_SECONDS
 
     def worker_bytes(self, threads: int, baseline_bytes: int) -> int:
         """Return the peak memory of a worker process in bytes; `baseline_bytes` is its memory before the first task."""

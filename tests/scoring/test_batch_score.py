@@ -351,16 +351,18 @@ def test_a_full_disk_is_a_sentence_and_no_finished_output(job, monkeypatch):
     assert score(job).scored_chunks == score(job).chunks
 
 
-def test_many_chunks_that_take_longer_to_write_than_to_score_are_warned_of(fitted, tmp_path):
+def test_chunks_whose_files_take_long_are_warned_of(fitted, tmp_path, monkeypatch):
     rows = np.zeros((4_000, fitted.model_.n_features_in))
-    with pytest.warns(DkfmWarning, match="1,000 chunks of 4 rows take longer to write") as warned:
-        small = dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=4)
+    large = dkfm.plan_score(fitted, rows, tmp_path / "out")
+    monkeypatch.setattr(planning, "_LONG_SECONDS", 4_000 * budget.CHUNK_SECONDS / large.threads)
+    with pytest.warns(DkfmWarning, match="4,000 chunks of 1 rows are as many files, which alone take about") as warned:
+        small = dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=1)
     assert len(warned) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=5)
-        large = dkfm.plan_score(fitted, rows, tmp_path / "out")
-    assert small.seconds - large.seconds == pytest.approx((1_000 - large.chunks) * budget.CHUNK_SECONDS / large.threads)
+        dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=2)
+    more = small.chunks - large.chunks
+    assert small.seconds - large.seconds == pytest.approx(more * budget.CHUNK_SECONDS / large.threads)
 
 
 def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
