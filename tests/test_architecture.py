@@ -23,6 +23,7 @@ OUTSIDE = {
     "files": {"numpy", "fsspec"},
     "storage": {"numpy", "scipy", "zarr", "numcodecs", "google_crc32c"},
     "sources": {"numpy", "scipy", "zarr", "numcodecs", "google_crc32c", "pyarrow", "fsspec"},
+    "estimators.stored": {"numpy"},
 }
 """What else a folder may import beside the standard library; the others may import anything."""
 

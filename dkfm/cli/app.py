@@ -24,7 +24,6 @@ from dkfm.files import temporary_folders
 if TYPE_CHECKING:
     from distributed import Client
 
-    from dkfm.estimators import KernelEstimator
     from dkfm.scoring.report import ScoreReport
 
 
@@ -187,10 +186,12 @@ def _connect(address: str | None, report_path: str | None = None) -> "Iterator[C
 def fit(train: str, model: str, scheduler: str | None, page: str | None, **options: object) -> None:
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
     from dkfm.cli.fit import FitOptions, run_fit
+    from dkfm.cli.verify import describe_stored
 
     performance_report.require_report(page, scheduler, train, model)
     fitted = run_fit(train, model, FitOptions(**options), _connect(scheduler, page))  # type: ignore[arg-type]  # click checks them
-    print_result(f"{model}: {fitted.kernel_!r}, {_describe_estimator(fitted)}, certificate {fitted.certificate_}")
+    size = describe_stored(fitted._to_stored())
+    print_result(f"{model}: {fitted.kernel_!r}, {size}, certificate {fitted.certificate_}")
     if getattr(fitted, "landmarks", None) is not None:
         print_result(f"{model}: pairs of training points: {fitted.training_certificate_}")
 
@@ -300,63 +301,14 @@ def _summarize_report(report: "ScoreReport") -> str:
 @_TRUSTED
 def verify(path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...]) -> None:
     """Measure a model's certificate anew, or hold an output against its receipts, and its input's rows."""
-    from dkfm.errors import InvalidInputError
+    from dkfm.cli.verify import verify_model, verify_output
     from dkfm.storage import model_transfer
 
     option_parsing.allow_user_imports(*trusted)
     if model_transfer.read_store_kind(path) == "scores":
-        from dkfm.scoring.verification import verify_scores
-
-        result = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
-        print_result(f"{path}: {result.rows:,} rows, every chunk as it was written")
-        if against is not None:
-            difference = f"{result.sampled:,} rows scored anew by the formula differ by at most {result.worst:.1g}"
-            print_result(f"{path}: {difference} of what rounding allows")
-        return
-    from dkfm.estimators import load
-    from dkfm.sources.base import read_evenly_spaced_rows
-    from dkfm.sources.opening import open_source
-
-    estimator = load(path, trusted=trusted)
-    columns = [str(name) for name in getattr(estimator, "feature_names_in_", [])] or None
-    if estimator.kernel_.is_precomputed:
-        if against is None:
-            raise InvalidInputError("A model of a precomputed kernel is verified --against the Gram matrix of its fit.")
-        source = open_source(against, fitted_columns=columns)
-        points: object = source.read(slice(0, source.shape[0]))
+        print_result(*verify_output(path, against, sample, model, trusted))
     else:
-        points = None if against is None else read_evenly_spaced_rows(open_source(against, fitted_columns=columns), 512)
-    print_result(*_remeasure(path, against, estimator, points))
-
-
-def _remeasure(path: str, against: str | None, estimator: "KernelEstimator", points: object) -> Iterator[str]:
-    """Measure a model anew, on points if given, and yield lines; `against` names the points."""
-    from dkfm.estimators import ExactFeatureMap
-
-    certificate = estimator.verify(points)
-    first, *others = str(certificate).splitlines()
-    yield f"{path}: {first}"
-    if isinstance(estimator, ExactFeatureMap):
-        yield f"{path}: {_describe_estimator(estimator)}"
-        dropped = f"{len(estimator.dropped_):,} dropped, {estimator.n_negative_:,} of them negative"
-        yield f"{path}: condition {estimator.condition_:.1e}, {dropped}"
-        if "training_certificate_" in vars(estimator):
-            yield f"{path}: pairs of training points, at fit: {estimator.training_certificate_}"
-    for line in others:
-        yield f"{against} {line}"
-
-
-def _describe_estimator(estimator: "KernelEstimator") -> str:
-    from dkfm.estimators import ExactFeatureMap, KernelFisher
-
-    landmarks = f"{estimator.model_.landmarks.shape[0]:,} landmarks"
-    if isinstance(estimator, KernelFisher):
-        return f"{landmarks}, {len(estimator.classes_):,} classes, shrinkage {estimator.shrinkage_:.3g}"
-    if not isinstance(estimator, ExactFeatureMap):
-        return landmarks
-    knows_bound = hasattr(estimator, "error_bound_")
-    bound = f"{estimator.error_bound_:.1e}" if knows_bound else "not known, for training rows were sampled"
-    return f"{landmarks}, rank {estimator.rank_:,}, error bound {bound}"
+        print_result(*verify_model(path, against, trusted))
 
 
 @main.command()

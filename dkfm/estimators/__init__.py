@@ -1,19 +1,25 @@
-"""Provide the scikit-learn estimators: their parameters, validation and fitted attributes."""
+"""Provide the scikit-learn estimators: their parameters, validation and fitted attributes.
+
+Modules are imported when a name of theirs is first used, because scikit-learn takes seconds to import.
+"""
 
 from collections.abc import Collection
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from dkfm.errors import StoreError, UnsupportedStoreError, extract_reason
-from dkfm.estimators.base import KernelEstimator
-from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fold import fold
-from dkfm.estimators.folded_model import Folded, FoldedTransformer
-from dkfm.estimators.kernel_fisher import KernelFisher
-from dkfm.estimators.kernel_pca import KernelPCA
-from dkfm.estimators.scoring_mixin import ScoringMixin
+from dkfm.estimators.stored.opening import restore
 from dkfm.files.location import locate
-from dkfm.kernels.serialization import check_trusted
-from dkfm.storage import model_transfer
+from dkfm.storage.model_store import Record
+
+if TYPE_CHECKING:
+    from dkfm.estimators.base import KernelEstimator
+    from dkfm.estimators.feature_map import ExactFeatureMap
+    from dkfm.estimators.folded_model import Folded, FoldedTransformer
+    from dkfm.estimators.folding import fold
+    from dkfm.estimators.kernel_fisher import KernelFisher
+    from dkfm.estimators.kernel_pca import KernelPCA
+    from dkfm.estimators.scoring_mixin import ScoringMixin
 
 __all__ = [
     "ExactFeatureMap",
@@ -27,12 +33,28 @@ __all__ = [
     "load",
 ]
 
-_REGISTRY: dict[str, type[KernelEstimator | Folded]] = {
-    estimator.__name__: estimator for estimator in (ExactFeatureMap, KernelFisher, KernelPCA, Folded, FoldedTransformer)
+_DEFINING_MODULES = {
+    "ExactFeatureMap": "feature_map",
+    "Folded": "folded_model",
+    "FoldedTransformer": "folded_model",
+    "KernelEstimator": "base",
+    "KernelFisher": "kernel_fisher",
+    "KernelPCA": "kernel_pca",
+    "ScoringMixin": "scoring_mixin",
+    "fold": "folding",
 }
 
+_REGISTRY = ("ExactFeatureMap", "Folded", "FoldedTransformer", "KernelFisher", "KernelPCA")
+"""Names of the classes that a store may name."""
 
-def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator | Folded:
+
+def __getattr__(name: str) -> object:
+    if name in _DEFINING_MODULES:
+        return getattr(import_module(f"{__name__}.{_DEFINING_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load(path: str | Path, *, trusted: Collection[str] = ()) -> "KernelEstimator | Folded":
     """Load a fitted estimator that `save` wrote, without running code of the store.
 
     Parameters
@@ -67,13 +89,12 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> KernelEstimator 
     ...     dkfm.load(folder + "/model").eigenvalues_.shape
     (2,)
     """
-    record = model_transfer.load_model(path, trusted=check_trusted(trusted))
-    try:
-        estimator = _REGISTRY[record.estimator]._from_record(record)
-        estimator._saved_at = str(locate(path))
-        return estimator
-    except StoreError:
-        raise
-    except Exception as error:  # a constructor may raise anything for values of an unknown store
-        cause = f"{type(error).__name__}: {extract_reason(error)}"
-        raise UnsupportedStoreError(f"{path} is not an estimator that dkfm can read: {cause}.") from error
+    estimator = restore(path, trusted, _build_estimator)
+    estimator._saved_at = str(locate(path))
+    return estimator
+
+
+def _build_estimator(record: Record) -> "KernelEstimator | Folded":
+    if record.estimator not in _REGISTRY:
+        raise KeyError(record.estimator)
+    return cast("type[KernelEstimator | Folded]", __getattr__(record.estimator))._from_record(record)

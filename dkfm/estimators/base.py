@@ -11,18 +11,18 @@ from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm.core.frames import column_names, require_unique_names
-from dkfm.core.rows import Array, Rows
+from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, extract_reason
-from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows, as_training_data, compute_lazy_frame
 from dkfm.estimators.scoring_mixin import ScoringMixin
+from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.transformer_mixin import ModelTransformerMixin
+from dkfm.gram.training_data import TrainingData, as_training_data, compute_lazy_frame
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Precomputed
 from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.certificates.verification import Verification
 from dkfm.numerics.model import Model
-from dkfm.numerics.scorer import Scorer, prepare_scorer
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
@@ -58,18 +58,8 @@ class KernelEstimator(ModelTransformerMixin):
 
     _indefinite_policies: ClassVar[tuple[str, ...]] = ("raise", "clip")
     """Valid values of `on_indefinite`."""
-    _stored_params: ClassVar[tuple[str, ...]]
-    """Names of the constructor parameters that a store keeps, except the kernel."""
-    _required_arrays: ClassVar[tuple[str, ...]]
-    """Names, without the last underscore, of the fitted arrays that every store has beside the model."""
-    _optional_arrays: ClassVar[tuple[str, ...]] = ()
-    """Names of the fitted arrays that only some fits have."""
-    _certificate_names: ClassVar[tuple[str, ...]] = ("certificate",)
-    """Names of the fitted certificates; every fit has the first."""
-    _scalars: ClassVar[tuple[str, ...]] = ()
-    """Names of the fitted numbers that every fit has."""
-    _optional_scalars: ClassVar[tuple[str, ...]] = ()
-    """Names of the fitted numbers that only some fits have."""
+    _stored_class: ClassVar[type[StoredEstimator]]
+    """Class of what a store holds of the estimator."""
 
     def _get_options(self, options_class: type[T]) -> T:
         """Return the parameters of the same names as the fields of a dataclass, as an instance of it."""
@@ -98,7 +88,7 @@ class KernelEstimator(ModelTransformerMixin):
         `resolved_params` holds the values that the fit has determined for parameters.
         """
         validate_data(self, X, reset=True, skip_check_array=True)
-        parameters = {name: _to_json_value(getattr(self, name)) for name in self._stored_params}
+        parameters = {name: _to_json_value(getattr(self, name)) for name in self._stored_class.names.parameters}
         self._replace_fitted(model, fitted, parameters | dict(resolved_params or {}))
         return self
 
@@ -106,14 +96,13 @@ class KernelEstimator(ModelTransformerMixin):
         self, feature_map: ScoringMixin, model: Model, fitted: Mapping[str, object], **resolved_params: object
     ) -> Self:
         """Set all attributes of a fit in the features of a map; `resolved_params` as in `_set_fitted`."""
-        parameters = {name: getattr(self, name) for name in self._stored_params}
+        parameters = {name: getattr(self, name) for name in self._stored_class.names.parameters}
         self._replace_fitted(model, fitted, parameters | resolved_params)
         self._copy_column_names(feature_map)
         return self
 
     def _replace_fitted(self, model: Model, fitted: Mapping[str, object], fitted_params: Mapping[str, object]) -> None:
-        arrays, numbers = self._required_arrays + self._optional_arrays, self._scalars + self._optional_scalars
-        for name in arrays + self._certificate_names + numbers:
+        for name in self._stored_class.names.fitted:
             self.__dict__.pop(f"{name}_", None)  # left by an earlier fit
         for name, value in fitted.items():
             setattr(self, f"{name}_", value)
@@ -169,29 +158,13 @@ class KernelEstimator(ModelTransformerMixin):
             changed; or the error on new points is larger than the rank of the map, or their residuals, explain.
         """
         check_is_fitted(self, "model_")
-        model, scorer = self.model_, prepare_scorer(self.model_)
-        if model.kernel.is_precomputed and X is None:
-            raise InvalidInputError("A model of a precomputed kernel keeps no Gram matrix; give it to verify.")
-        if model.kernel.is_precomputed:
-            indices = cast("Array", model.landmarks)[:, 0].astype(np.intp)
-            landmarks = as_training_data(model.kernel, X).subset(indices)
-        else:
-            landmarks = TrainingRows(model.kernel, model.original_landmarks, 0)
-        measured = self._certify(scorer, landmarks, self._fitted_arrays())
-        measured.require_not_worse_than(self.certificate_)
-        if X is None or model.kernel.is_precomputed:
-            return Verification(measured)
-        return self._verify_new_points(scorer, measured, self._check_rows(compute_lazy_frame(X)))
+        return self._to_stored().verify(X, self._check_rows)
 
-    def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
-        """Measure the certificate of a model with fitted arrays, which may come from a fit in progress."""
-        raise AssertionError("subclasses implement this")
-
-    def _verify_new_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
-        """Measure the error of the model on new points Z."""
-        raise InvalidInputError(
-            f"A {type(self).__name__} is measured on its training rows alone; give no other points."
-        )
+    def _to_stored(self) -> StoredEstimator:
+        """Return what a store holds of the estimator."""
+        fitted, stored_class = vars(self), self._stored_class
+        values = {name: fitted[f"{name}_"] for name in stored_class.names.fitted if f"{name}_" in fitted}
+        return stored_class(type(self).__name__, self._fitted_parameters, values, self.model_)
 
     def _load_rows(self, X: object) -> object:
         """Load rows, if any, into memory; raise unless their columns are those of the fit."""
@@ -201,17 +174,17 @@ class KernelEstimator(ModelTransformerMixin):
         return X
 
     def _to_record(self) -> Record:
-        numbers = (*self._scalars, *self._select_fitted(self._optional_scalars))
+        names, values = self._stored_class.names, vars(self)
         fitted: dict[str, object] = {
-            "certificates": {n: vars(self)[f"{n}_"].to_dict() for n in self._select_fitted(self._certificate_names)},
-            "numbers": {name: float(vars(self)[f"{name}_"]) for name in numbers},
+            "certificates": {n: values[f"{n}_"].to_dict() for n in self._select_fitted(names.certificates)},
+            "numbers": {name: float(values[f"{name}_"]) for name in self._select_fitted(names.numbers)},
             "feature_names": [str(name) for name in getattr(self, "feature_names_in_", [])],
         }
         return Record(type(self).__name__, self._fitted_parameters, fitted, self._fitted_arrays(), self.model_)
 
     def _fitted_arrays(self) -> dict[str, Array]:
-        names = [*self._required_arrays, *self._select_fitted(self._optional_arrays)]
-        return {name: vars(self)[f"{name}_"] for name in names}
+        names, values = self._stored_class.names, vars(self)
+        return {name: values[f"{name}_"] for name in self._select_fitted(names.arrays)}
 
     def _select_fitted(self, names: tuple[str, ...]) -> list[str]:
         """Return the names, without the last underscore, of those fitted attributes that this fit has."""
@@ -220,21 +193,13 @@ class KernelEstimator(ModelTransformerMixin):
     @classmethod
     def _from_record(cls, record: Record) -> KernelEstimator:
         """Restore a fitted estimator from the record that `_to_record` returned."""
-        estimator = cls(kernel=record.model.kernel, **{name: record.parameters[name] for name in cls._stored_params})
-        record.model.head(cls._output)
-        stored = cast("dict[str, object]", record.fitted["certificates"])
-        certificates = {name: Certificate.from_dict(stored[name]) for name in cls._certificate_names if name in stored}
-        certificates["certificate"]  # raises if it is missing
-        arrays = {name: record.extra_arrays[name] for name in cls._required_arrays}
-        arrays |= {name: record.extra_arrays[name] for name in cls._optional_arrays if name in record.extra_arrays}
-        stored_numbers = cast("dict[str, float]", record.fitted["numbers"])
-        names = [*cls._scalars, *(name for name in cls._optional_scalars if name in stored_numbers)]
-        numbers = {name: float(stored_numbers[name]) for name in names}
-        estimator._replace_fitted(record.model, {**arrays, **certificates, **numbers}, record.parameters)
-        estimator.n_features_in_ = record.model.n_features_in
-        columns = record.fitted["feature_names"]
-        if columns:
-            estimator.feature_names_in_ = np.asarray(columns, dtype=object)
+        stored = cls._stored_class.from_record(record)
+        parameters = {name: stored.parameters[name] for name in stored.names.parameters}
+        estimator = cls(kernel=stored.model.kernel, **parameters)
+        estimator._replace_fitted(stored.model, stored.values, stored.parameters)
+        estimator.n_features_in_ = stored.model.n_features_in
+        if stored.feature_names:
+            estimator.feature_names_in_ = np.asarray(stored.feature_names, dtype=object)
         return estimator
 
 

@@ -12,20 +12,20 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.frames import is_dask_array, is_dask_collection, require_same_columns, unwrap_container
-from dkfm.core.rows import Array, Rows
+from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator, check_dtype
-from dkfm.estimators.fitting import feature_maps, landmarks, map_certificates, map_records
+from dkfm.estimators.fitting import feature_maps, landmarks
 from dkfm.estimators.fitting.landmarks import MapOptions
-from dkfm.estimators.fitting.training_data import TrainingData, compute_lazy_frame, drop_zero_weights
+from dkfm.estimators.stored.base import StoredEstimator
+from dkfm.estimators.stored.feature_map import StoredMap
+from dkfm.estimators.stored.map_records import root_values_name
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_for_fit
+from dkfm.gram.training_data import compute_lazy_frame, drop_zero_weights
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import roots
-from dkfm.numerics.certificates.certificate import Certificate
-from dkfm.numerics.certificates.verification import Verification
-from dkfm.numerics.scorer import Scorer, kernel_distances
-from dkfm.storage.model_store import Record
+from dkfm.numerics.scorer import kernel_distances
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -160,20 +160,8 @@ class ExactFeatureMap(KernelEstimator):
     error_bounds_: Array
     scales_: Array
     max_similarity_: float
-    _output: ClassVar[str] = "features"
-    _stored_params: ClassVar[tuple[str, ...]] = (
-        "basis",
-        "centered",
-        "certify",
-        "tol",
-        "rcond",
-        "on_indefinite",
-        "dtype",
-    )
-    _required_arrays: ClassVar[tuple[str, ...]] = ("dropped", "scales")
-    _optional_arrays: ClassVar[tuple[str, ...]] = ("eigenvalues", "pivots", "mean", "landmark_indices", "error_bounds")
-    _certificate_names: ClassVar[tuple[str, ...]] = ("certificate", "training_certificate")
-    _optional_scalars: ClassVar[tuple[str, ...]] = ("max_similarity",)
+    _output: ClassVar[str] = StoredMap.output
+    _stored_class: ClassVar[type[StoredEstimator]] = StoredMap
 
     def __init__(
         self,
@@ -244,7 +232,7 @@ class ExactFeatureMap(KernelEstimator):
     @property
     def _eigenvalues_or_pivots(self) -> Array:
         check_is_fitted(self, "model_")
-        values: Array = vars(self)[f"{feature_maps.root_values_name(str(self._fitted_parameters['basis']))}_"]
+        values: Array = vars(self)[f"{root_values_name(str(self._fitted_parameters['basis']))}_"]
         return values
 
     @property
@@ -384,16 +372,3 @@ class ExactFeatureMap(KernelEstimator):
         return feature_maps.FittedMap(
             self.model_, fitted.get("eigenvalues_"), self.scales_, fitted.get("error_bounds_"), holds_all
         )
-
-    def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
-        return map_certificates.certify_fit(scorer, landmarks, cast("Array | None", fitted.get("mean")))
-
-    def _verify_new_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
-        mean, bound = vars(self).get("mean_"), getattr(self, "error_bound_", None)
-        return map_certificates.verify_points(scorer, landmark_certificate, Z, mean, bound)
-
-    @classmethod
-    def _from_record(cls, record: Record) -> KernelEstimator:
-        record = map_records.convert_old(record)
-        map_records.require_consistent(record)
-        return super()._from_record(record)

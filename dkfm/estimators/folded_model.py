@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 import numpy as np
 from sklearn.utils.metaestimators import available_if
 
-from dkfm.core.rows import Array, Rows
-from dkfm.errors import CertificateError, NotSupportedError, UnsupportedStoreError
-from dkfm.estimators.fitting import class_labels
-from dkfm.estimators.fitting.class_labels import Labels, Predictions, codes_to_labels, flatten_column
-from dkfm.estimators.linear_model_readers import DECISION, PREDICT, PROBABILITIES, TRANSFORM
+from dkfm.core.rows import Array
+from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.scoring_mixin import ScoringMixin
+from dkfm.estimators.stored.class_labels import Labels, classes_to_json
+from dkfm.estimators.stored.folded import (
+    DECISION,
+    PREDICT,
+    PROBABILITIES,
+    TRANSFORM,
+    FoldVerification,
+    StoredFold,
+    predicts_classes,
+    verify_fold,
+)
 from dkfm.estimators.transformer_mixin import ModelTransformerMixin
-from dkfm.numerics import links
-from dkfm.numerics.certificates import reference_scores
-from dkfm.numerics.certificates.certificate import sample_evenly
-from dkfm.numerics.model import Model
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
     from sklearn.utils import Tags
-
-_ALLOWED_LINKS: dict[str, dict[str, set[str]]] = {
-    "classifier": {
-        PREDICT: {links.ARGMAX},
-        DECISION: {links.IDENTITY},
-        PROBABILITIES: {links.SIGMOID, links.SOFTMAX, links.MODIFIED_HUBER},
-        TRANSFORM: {links.IDENTITY},
-    },
-    "outlier_detector": {PREDICT: {links.NOT_NEGATIVE}, DECISION: {links.IDENTITY}},
-    "regressor": {PREDICT: {links.IDENTITY}, TRANSFORM: {links.IDENTITY}},
-    "transformer": {TRANSFORM: {links.IDENTITY}},
-}
-"""Allowed outputs of each kind of model, and the links that each may have. The first output is required."""
-
-
-def sample_landmarks(model: Model) -> Rows:
-    """Return the landmarks, at most 512, on which a folded model is measured."""
-    return model.original_landmarks[sample_evenly(model.landmarks.shape[0])]
-
 
 _Method = TypeVar("_Method", bound="Callable[..., object]")
 
@@ -122,7 +106,7 @@ class Folded(ScoringMixin):
 
     @property
     def _has_classes(self) -> bool:
-        return self.kind_ in ("classifier", "outlier_detector")
+        return predicts_classes(self.kind_)
 
     def verify(self, X: object = None) -> FoldVerification:
         """Compare the outputs for landmarks with the formula ``link(k(Z, X) W - b)``; X is ignored.
@@ -134,19 +118,7 @@ class Folded(ScoringMixin):
         CertificateError
             The outputs differ by more than rounding allows.
         """
-        model = self.model_
-        if model.kernel.is_precomputed:
-            raise NotSupportedError("A folded model of a precomputed kernel has no points to measure it on.")
-        points = sample_landmarks(model)
-        ratios = [0.0]
-        for name, computed in self._get_scorer().score_heads(list(model.heads), points).items():
-            expected, allowed = reference_scores.compute_scores_and_tolerances(model, name, points)
-            difference = np.abs(computed - expected)
-            ratios.append(float(np.divide(difference, allowed, out=difference, where=difference != 0).max()))
-        worst = float(np.max(ratios))  # NaN counts as largest
-        if not worst <= 1:
-            raise CertificateError(f"Outputs of this model differ by {worst:.1e} of what rounding allows.")
-        return FoldVerification(worst, points.shape[0])
+        return verify_fold(self.model_, self._get_scorer())
 
     def _to_record(self) -> Record:
         fitted: dict[str, object] = {
@@ -156,29 +128,22 @@ class Folded(ScoringMixin):
             "rounding": vars(self).get("rounding_"),
         }
         if self._has_classes:
-            fitted |= class_labels.classes_to_json(self.classes_)
+            fitted |= classes_to_json(self.classes_)
         return Record(type(self).__name__, {}, fitted, {}, self.model_)
 
     @classmethod
     def _from_record(cls, record: Record) -> Folded:
-        fitted, heads = record.fitted, record.model.heads
-        kind, name, rounding = fitted["kind"], fitted["model"], fitted["rounding"]
-        expected = _ALLOWED_LINKS.get(str(kind), {})
-        valid = isinstance(name, str) and set(heads) <= set(expected) and next(iter(expected), TRANSFORM) in heads
-        if not valid or any(head.link not in expected[output] for output, head in heads.items()):
-            raise UnsupportedStoreError("A folded model does not have the outputs of one.")
-        if (TRANSFORM in heads) != issubclass(cls, ModelTransformerMixin) or not _is_consistent(record):
-            raise UnsupportedStoreError("The outputs of a folded model do not fit each other.")
+        stored = StoredFold.from_record(record, has_transform=issubclass(cls, ModelTransformerMixin))
         folded = cls()
-        folded._set_model(record.model)
-        folded.kind_, folded.model_name_ = str(kind), str(name)
-        if folded._has_classes:
-            folded.classes_ = class_labels.classes_from_json(record)
-        if isinstance(rounding, float):
-            folded.rounding_ = rounding
-        folded.n_features_in_ = record.model.n_features_in
-        if record.feature_names:
-            folded.feature_names_in_ = np.asarray(record.feature_names, dtype=object)
+        folded._set_model(stored.model)
+        folded.kind_, folded.model_name_ = stored.kind, stored.model_name
+        if stored.classes is not None:
+            folded.classes_ = stored.classes
+        if stored.rounding is not None:
+            folded.rounding_ = stored.rounding
+        folded.n_features_in_ = stored.model.n_features_in
+        if stored.feature_names:
+            folded.feature_names_in_ = np.asarray(stored.feature_names, dtype=object)
         return folded
 
     def __sklearn_clone__(self) -> Self:
@@ -207,22 +172,3 @@ class FoldedTransformer(Folded, ModelTransformerMixin):
     def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
         """Return `transform` of rows X; nothing is fitted."""
         return self.transform(X)
-
-
-def _is_consistent(record: Record) -> bool:
-    """Return whether class outputs have the same number of columns, and there is a probability for each class."""
-    heads = record.model.heads
-    class_columns = {heads[name].n_columns for name in (PREDICT, DECISION) if name in heads and record.classes}
-    probability_columns = {heads[PROBABILITIES].width} if PROBABILITIES in heads else set()
-    return len(class_columns) <= 1 and probability_columns <= {len(record.classes)}
-
-
-@dataclass(frozen=True)
-class FoldVerification:
-    """Result of `Folded.verify`: largest difference from the formula relative to the allowed one, and rows used."""
-
-    worst: float
-    rows: int
-
-    def __str__(self) -> str:
-        return f"{self.rows} landmarks differ from the formula by at most {self.worst:.1g} of what rounding allows"

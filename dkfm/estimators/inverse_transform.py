@@ -12,18 +12,17 @@ from sklearn.utils.validation import check_is_fitted
 from dkfm.core.chunking import require_count
 from dkfm.core.frames import column_names
 from dkfm.core.rows import Array, as_float64, as_rows
-from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError, UnsupportedStoreError
+from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.base import KernelEstimator
 from dkfm.estimators.columns_between_models import require_column_order
 from dkfm.estimators.fitting import preimages
-from dkfm.estimators.fitting.training_data import TrainingData
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import single_blas_thread_in_worker
+from dkfm.gram.training_data import TrainingData
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.transformed import Warped
 from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
-from dkfm.storage.model_store import Record
 
 
 class InverseTransformMixin(KernelEstimator):
@@ -32,18 +31,6 @@ class InverseTransformMixin(KernelEstimator):
     alpha: float
     dual_coef_: Array
     X_transformed_fit_: Array
-
-    @classmethod
-    def _from_record(cls, record: Record) -> KernelEstimator:
-        arrays, (n, _) = record.extra_arrays, record.model.head("scores").weights.shape
-        q, d = record.model.head("scores").n_columns, record.model.n_features_in
-        shapes = {"eigenvalues": (q,), "sample_weight": (n,), "dual_coef": (n, d), "X_transformed_fit": (n, q)}
-        shapes |= {"mean": (d,), "scale": (d,)}
-        if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
-            raise UnsupportedStoreError("The fitted arrays of components do not fit their model.")
-        if not (arrays.get("sample_weight", np.ones(1)) > 0).all():
-            raise UnsupportedStoreError("The weights of the training rows are not all positive.")
-        return super()._from_record(record)
 
     def inverse_transform(self, X: object) -> Array:
         """Return the rows (n, d) of scores X (n, q), by kernel ridge regression of the training rows on their scores.

@@ -13,29 +13,26 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_rows
-from dkfm.errors import InvalidInputError, UnsupportedStoreError
+from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import class_labels, discriminants, training_data
-from dkfm.estimators.fitting.class_labels import Labels, Predictions, codes_to_labels, flatten_column
+from dkfm.estimators.fitting import class_labels, discriminants
+from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
-from dkfm.estimators.fitting.training_data import Indices, TrainingData
+from dkfm.estimators.stored.base import StoredEstimator
+from dkfm.estimators.stored.class_labels import Labels, classes_to_json
+from dkfm.estimators.stored.discriminants import StoredDiscriminants
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.execution.lazy_scoring import set_dashboard_name
+from dkfm.gram import training_data
+from dkfm.gram.training_data import Indices
 from dkfm.kernels import KernelSpec
-from dkfm.numerics import links
-from dkfm.numerics.scorer import Scorer
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     import dask.array as da
     from sklearn.utils import Tags
-
-    from dkfm.numerics.certificates.certificate import Certificate
-
-_OUTPUT_LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}
-"""Link of each head of a stored model, beside "predict_proba"."""
 
 
 class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -136,11 +133,8 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
     means_: Array
     shrinkage_: float
     ridge_: float
-    _output: ClassVar[str] = "scores"
-    _stored_params: ClassVar[tuple[str, ...]] = ("n_components", "shrinkage", "priors", "on_indefinite", "dtype")
-    _required_arrays: ClassVar[tuple[str, ...]] = ("priors", "ratios", "means")
-    _optional_arrays: ClassVar[tuple[str, ...]] = ("codes", "sample_weight", "squares", "mean")
-    _scalars: ClassVar[tuple[str, ...]] = ("shrinkage", "ridge")
+    _output: ClassVar[str] = StoredDiscriminants.output
+    _stored_class: ClassVar[type[StoredEstimator]] = StoredDiscriminants
 
     def __init__(
         self,
@@ -324,40 +318,15 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         log_probabilities: da.Array = da.map_blocks(_log_probabilities, decision, chunks=chunks, meta=meta)
         return log_probabilities
 
-    def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
-        return discriminants.certify_fit(scorer, landmarks, fitted, self.ridge_)
-
     def _to_record(self) -> Record:
         record = super()._to_record()
         return Record(
             record.estimator,
             record.parameters,
-            {**record.fitted, **class_labels.classes_to_json(self.classes_)},
+            {**record.fitted, **classes_to_json(self.classes_)},
             record.extra_arrays,
             record.model,
         )
-
-    @classmethod
-    def _from_record(cls, record: Record) -> KernelEstimator:
-        arrays, n = record.extra_arrays, record.model.landmarks.shape[0]
-        count, q = arrays["means"].shape
-        shapes = {"priors": (count,), "ratios": (q,), "codes": (n,), "sample_weight": (n,), "squares": (q, q)}
-        shapes |= {"mean": (n,)}
-        if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
-            raise UnsupportedStoreError("The fitted arrays of discriminants do not fit their model.")
-        codes = arrays.get("codes", np.arange(count))
-        if codes.dtype.kind != "i" or not np.array_equal(np.unique(codes), np.arange(count)):
-            raise UnsupportedStoreError("The classes of the training rows are not those of their model.")
-        outputs = {"scores": q, "decision_function": 1 if count == 2 else count, "predict_proba": count, "predict": 1}
-        widths = {name: record.model.head(name).width for name in outputs}
-        output_links = {name: record.model.head(name).link for name in outputs}
-        if output_links.pop("predict_proba") not in (links.SIGMOID, links.SOFTMAX) or output_links != _OUTPUT_LINKS:
-            raise UnsupportedStoreError("The outputs of discriminants are not what dkfm writes.")
-        if widths["scores"] > q or any(widths[name] != width for name, width in outputs.items() if name != "scores"):
-            raise UnsupportedStoreError("The outputs of discriminants do not fit each other.")
-        estimator = cast("KernelFisher", super()._from_record(record))
-        estimator.classes_ = class_labels.classes_from_json(record)
-        return estimator
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

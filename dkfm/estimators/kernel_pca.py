@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -13,22 +13,22 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import pca, training_data
+from dkfm.estimators.fitting import pca
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.inverse_transform import InverseTransformMixin
+from dkfm.estimators.stored.base import StoredEstimator
+from dkfm.estimators.stored.components import StoredComponents
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
+from dkfm.gram import training_data
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.kernel_components import MIN_WEIGHT_SHARE, ComponentOptions, Weighting
-from dkfm.numerics.scorer import Scorer, prepare_scorer
+from dkfm.numerics.scorer import prepare_scorer
 
 if TYPE_CHECKING:
     import dask.array as da
     from sklearn.utils import Tags
-
-    from dkfm.estimators.fitting.training_data import TrainingData
-    from dkfm.numerics.certificates.certificate import Certificate
 
 
 class KernelPCA(InverseTransformMixin):
@@ -149,12 +149,9 @@ class KernelPCA(InverseTransformMixin):
     total_variance_: float
     total_weight_: float
     gamma_: float
-    _output: ClassVar[str] = "scores"
+    _output: ClassVar[str] = StoredComponents.output
     _indefinite_policies: ClassVar[tuple[str, ...]] = ("auto", "raise", "clip")
-    _stored_params: ClassVar[tuple[str, ...]] = ("n_components", "fit_inverse_transform", "alpha", "centered", "dtype")
-    _required_arrays: ClassVar[tuple[str, ...]] = ("eigenvalues",)
-    _optional_arrays: ClassVar[tuple[str, ...]] = ("sample_weight", "dual_coef", "X_transformed_fit", "mean", "scale")
-    _scalars: ClassVar[tuple[str, ...]] = ("total_variance", "total_weight", "gamma")
+    _stored_class: ClassVar[type[StoredEstimator]] = StoredComponents
 
     def __init__(
         self,
@@ -227,7 +224,7 @@ class KernelPCA(InverseTransformMixin):
         columns: dict[str, object] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
-            kernel, columns = training_data.make_standardizing_kernel(kernel, X, sample_weight)
+            kernel, columns = pca.make_standardizing_kernel(kernel, X, sample_weight)
         rows = self._check_data(X, kernel, copy=bool(self.copy_X))
         rows, weights = training_data.drop_zero_weights(rows, sample_weight)
         weighting = Weighting(weights, bool(self.centered))
@@ -386,12 +383,6 @@ class KernelPCA(InverseTransformMixin):
         True
         """
         return self._score_with_diagonal("reconstruction_error", X, diag)
-
-    def _certify(self, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
-        values, weights = cast("Array", fitted["eigenvalues"]), cast("Array | None", fitted.get("sample_weight"))
-        if not self._fitted_parameters.get("whole", True):
-            return certificate.certify_principal_axes(scorer, values, landmarks.iter_row_tiles(), self.total_weight_)
-        return certificate.certify_components(scorer, values, landmarks.iter_row_tiles(), weights)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -12,10 +12,9 @@ import numpy.typing as npt
 
 from dkfm.core.rows import Array
 from dkfm.errors import NotSupportedError
+from dkfm.estimators.stored.folded import DECISION, PREDICT, PROBABILITIES, TRANSFORM
 from dkfm.numerics import links
 from dkfm.numerics.model import Head
-
-DECISION, PREDICT, PROBABILITIES, TRANSFORM = "decision_function", "predict", "predict_proba", "transform"
 
 _ADVICE = "it can still run on what transform returns"
 

@@ -13,9 +13,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkfm.core import cpus
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
-from dkfm.core.rows import Array, Rows, as_float64, as_rows
+from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.notebook_display import HtmlDisplayMixin
+from dkfm.estimators.stored.base import as_rows_of_model
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread, single_blas_thread_in_worker
 from dkfm.execution.clusters.current_client import is_inside_worker
@@ -125,11 +126,7 @@ class ScoringMixin(HtmlDisplayMixin):
     def _check_rows(self, X: object, name: str = "X") -> Rows:
         """Return rows in memory as float64; raise unless the number and names of columns are those of the fit."""
         X = unwrap_container(X)
-        rows, d = as_float64(as_rows(X, name)), self.model_.n_features_in
-        if rows.shape[1] != d:
-            raise InvalidInputError(
-                f"{name} has {rows.shape[1]} features, but {type(self).__name__} is expecting {d} features as input."
-            )
+        rows = as_rows_of_model(X, self.model_, type(self).__name__, name)
         self._require_fitted_columns(X)
         return rows
 

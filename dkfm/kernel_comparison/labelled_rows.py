@@ -11,8 +11,8 @@ from dkfm.core.frames import is_dask_collection
 from dkfm.core.rows import Rows, as_float64, as_rows, stack_rows
 from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting.class_labels import check_labels
-from dkfm.estimators.fitting.training_data import compute_lazy_frame
 from dkfm.execution import memory
+from dkfm.gram.training_data import compute_lazy_frame
 from dkfm.kernel_comparison.result import LabelArray
 from dkfm.plotting.data import concatenate_labels, read_matrix_shape, require_length, sample_row_numbers
 from dkfm.sources.base import NamedColumns, read_finite

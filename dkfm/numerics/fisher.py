@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
+from numpy.linalg import LinAlgError
 
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotPSDError
@@ -182,6 +182,8 @@ def solve_discriminants_of_map(
     shrinkage : float
         As in `solve_discriminants`.
     """
+    from scipy.linalg import cho_factor, cho_solve
+
     means, shares = class_sums / classes.sizes[:, np.newaxis], classes.class_shares
     mean = shares @ means
     centred = means - mean
@@ -319,6 +321,8 @@ def _estimate_rounding(G: Array, means: Array, weighting: Weighting) -> float:
 
 def _solve_by_cholesky(G: Array, Y: Array, ridge: float, rounding: float) -> Array:
     """Return ``(G + ridge)^(-1) Y`` (N, C); G is overwritten."""
+    from scipy.linalg import cho_factor, cho_solve
+
     total = float(np.trace(G))
     if ridge <= max(ROUNDING_SHARE * total, 4 * rounding):
         raise InvalidInputError(
@@ -360,6 +364,8 @@ def solve_directions(residual_cross_products: Array, classes: Classes) -> _Direc
 
 def _eigh_orthogonal_to(v: Array, M: Array) -> tuple[Array, Array]:
     """Return the ascending eigenvalues, and eigenvectors, of M (C, C) in the orthogonal complement of v (C,)."""
+    from scipy.linalg import eigh
+
     Q = np.linalg.qr(v[:, np.newaxis], mode="complete").Q[:, 1:]
     values, vectors = eigh(Q.T @ ((M + M.T) / 2) @ Q)
     return values, Q @ vectors
@@ -368,6 +374,8 @@ def _eigh_orthogonal_to(v: Array, M: Array) -> tuple[Array, Array]:
 def _rotate_to_priors(combinations: Array, means: Array, ratios: Array, classes: Classes) -> _Directions:
     """Rotate directions to those of the priors; fix signs by the class means, which are the same in every basis."""
     if classes.priors is not None and len(ratios):
+        from scipy.linalg import eigh
+
         centred = means - classes.priors @ means
         ascending, rotation = eigh((centred * classes.priors[:, np.newaxis]).T @ centred)
         ratios, rotation = ascending[::-1], rotation[:, ::-1]

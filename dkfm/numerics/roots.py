@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import lapack, solve_triangular, svd
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
@@ -71,6 +70,8 @@ class Root:
     def landmark_features(self) -> Array:
         """Return ``K W``, the features of the landmarks, (N, r), without kernel values."""
         if self.triangular:
+            from scipy.linalg import solve_triangular
+
             return solve_triangular(self.weights, np.eye(len(self.weights)), trans="T", lower=False)
         # D twice, because its square may overflow or underflow where the product does not.
         lengths = self.scales[:, np.newaxis]
@@ -311,6 +312,8 @@ def choose_rotated_rank(K: Array, scales: Array) -> int:
     pivots of the scaled matrix are above ``N / 1e8`` or rounding: no condition number exceeds about 1e8. K (N, N) is
     not changed; only its lower triangle is read. `scales` (N,) are its `row_lengths`.
     """
+    from scipy.linalg import lapack
+
     if not nonzero_lengths(scales).min() < _EQUAL_SCALES * scales.max():
         return 0
     A = K.copy(order="F")
@@ -325,6 +328,8 @@ def add_rotation(root: Root) -> Root:
     With ``F = K W = P S Q'`` (singular values) there is ``K = F F'``, and ``K^(-1/2) = P S^-1 P' = W (Q P')``. An
     orthogonal factor keeps errors of each pair's own scale.
     """
+    from scipy.linalg import svd
+
     P, _, Qt = svd(root.landmark_features(), full_matrices=False, check_finite=False, overwrite_a=True)
     return replace(root, rotation=(P @ Qt).T)
 

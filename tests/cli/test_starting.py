@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LinearRegression
 
 import dkfm
 
@@ -32,7 +33,12 @@ def stores(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
     rows = np.random.default_rng(0).normal(size=(40, 8))  # of few columns, SciPy computes distances
     np.save(folder / "rows.npy", rows)
-    dkfm.KernelPCA(2, kernel=dkfm.kernels.Gaussian(2.0)).fit(rows).save(folder / "model")
+    K, y = dkfm.kernels.Gaussian(2.0), np.arange(40) % 3
+    dkfm.KernelPCA(2, kernel=K).fit(rows).save(folder / "model")
+    dkfm.KernelFisher(kernel=K).fit(rows, y).save(folder / "discriminants")
+    phi = dkfm.ExactFeatureMap(K).fit(rows)
+    phi.save(folder / "map")
+    dkfm.fold(phi, LinearRegression().fit(phi.transform(rows), y)).save(folder / "folded")
     dkfm.batch_score(folder / "model", folder / "rows.npy", folder / "out", progress=False)
     return folder
 
@@ -47,7 +53,11 @@ def stores(tmp_path_factory):
         ("score model rows.npy new --dry-run", HEAVY | TABLES | SKLEARN | SCIPY),
         ("verify out", HEAVY | TABLES | SKLEARN | SCIPY),
         ("verify out --against rows.npy", HEAVY | TABLES | SKLEARN | SCIPY),
-        ("verify model", HEAVY),  # measured by an estimator of scikit-learn's, which imports pandas if it is there
+        ("verify model", HEAVY | TABLES | SKLEARN | SCIPY),
+        ("verify map", HEAVY | TABLES | SKLEARN | SCIPY),
+        ("verify map --against rows.npy", HEAVY | TABLES | SKLEARN | {"scipy"}),
+        ("verify discriminants", HEAVY | TABLES | SKLEARN | {"scipy"}),
+        ("verify folded", HEAVY | TABLES | SKLEARN | SCIPY),
         ("info out", HEAVY | TABLES | SKLEARN | SCIPY),
         ("info model", HEAVY | TABLES | SKLEARN | SCIPY),
     ],

@@ -20,11 +20,11 @@ import pytest
 import dkfm
 from dkfm import kernels
 from dkfm.errors import BudgetError, StoreError, TemporaryStoreWarning
-from dkfm.estimators.fitting.training_data import as_training_data
 from dkfm.execution import lazy_scoring
 from dkfm.files import local
 from dkfm.files import temporary_folders as scratch
 from dkfm.gram import build
+from dkfm.gram.training_data import as_training_data
 from helpers.harness import left
 
 ENDINGS = [signal.SIGTERM, signal.SIGHUP]

@@ -207,13 +207,13 @@ def test_new_points_that_a_map_does_worse_than_it_may_fail(rng):
 def test_residuals_that_do_not_explain_the_error_between_new_points_fail(rng):
     from dataclasses import replace
 
-    from dkfm.estimators.fitting import map_certificates
+    from dkfm.estimators.stored import feature_map
 
     X, Z = rng.normal(size=(100, 2)), rng.normal(size=(50, 2))
     phi = dkfm.ExactFeatureMap(kernels.Gaussian(0.3), landmarks="uniform", n_landmarks=10, random_state=0).fit(X)
     residual = phi.model_.heads["residual"]
     heads = {**phi.model_.heads, "residual": replace(residual, weights=1e3 * residual.weights)}  # all clipped at 0
     score = scorer.prepare_scorer(Model(phi.kernel_, phi.model_.landmarks, heads))
-    map_certificates.verify_points(scorer.prepare_scorer(phi.model_), phi.certificate_, Z, None, 1e-9)
+    feature_map.verify_points(scorer.prepare_scorer(phi.model_), phi.certificate_, Z, None, 1e-9)
     with pytest.raises(CertificateError):
-        map_certificates.verify_points(score, phi.certificate_, Z, None, 1e-9)
+        feature_map.verify_points(score, phi.certificate_, Z, None, 1e-9)

@@ -1,4 +1,4 @@
-"""Check class labels, convert classes to JSON values and back, without pickle, and predicted codes to labels."""
+"""Check class labels, and convert predicted codes to labels."""
 
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -8,20 +8,16 @@ from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
 from dkfm.core.frames import is_dask_collection
-from dkfm.errors import InvalidInputError, InvalidTypeError, UnsupportedStoreError, extract_reason
+from dkfm.errors import InvalidInputError, InvalidTypeError, extract_reason
+from dkfm.estimators.stored.class_labels import Labels, require_storable
 from dkfm.execution.lazy_scoring import set_dashboard_name
-from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
     import pandas as pd
 
-Labels = npt.NDArray[np.generic]
 Predictions: TypeAlias = "npt.NDArray[np.generic] | da.Array | dd.DataFrame | dd.Series"
-
-_JSON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "U": str, "O": str}
-"""Python type of a label in JSON, by the kind of its NumPy dtype."""
 
 _TASK_NAME = "dkfm-labels"
 """Name on the dashboard of the tasks that convert codes to labels."""
@@ -56,36 +52,6 @@ def check_labels(y: object, n: int, name: str) -> Labels:
     if len(labels) != n:
         raise InvalidInputError(f"y has {len(labels)} labels and X has {n} rows; each row has one.")
     return cast("Labels", labels)
-
-
-def require_storable(labels: Labels) -> Labels:
-    """Return the labels; raise an InvalidTypeError if a store cannot hold labels of their dtype."""
-    kind = labels.dtype.kind
-    too_wide = kind == "f" and labels.dtype.itemsize > np.dtype(np.float64).itemsize
-    if kind not in _JSON_TYPES or too_wide or (kind == "O" and not all(isinstance(value, str) for value in labels)):
-        raise InvalidTypeError(f"Unknown label type: {labels.dtype}; labels are whole numbers, bools or words.")
-    return labels
-
-
-def classes_to_json(classes: Labels) -> dict[str, object]:
-    """Return the classes and their dtype as JSON values."""
-    is_text = classes.dtype.kind in "UO"
-    return {"classes": classes.tolist(), "classes_dtype": classes.dtype.kind if is_text else classes.dtype.name}
-
-
-def classes_from_json(record: Record) -> Labels:
-    """Return the classes (C,) of a record, in the dtype that the record states."""
-    values = record.classes
-    try:
-        dtype = np.dtype(str(record.fitted.get("classes_dtype")))
-        if not values or _JSON_TYPES[dtype.kind] is not type(values[0]):
-            raise UnsupportedStoreError("The classes of this model are not of the type that it states.")
-        classes = np.array(values, dtype if dtype.kind != "U" else None)
-    except (TypeError, ValueError, KeyError, OverflowError):
-        raise UnsupportedStoreError("The classes of this model are not what dkfm writes.") from None
-    if not np.array_equal(classes.astype(object), np.array(values, object)):
-        raise UnsupportedStoreError("The classes of this model are not of the type that it states.")
-    return classes
 
 
 def flatten_column(outcome: Predictions) -> Predictions:

@@ -1,7 +1,6 @@
 """Fit kernel Fisher discriminants, and certify them."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -11,22 +10,21 @@ import numpy as np
 from dkfm.core import budget, cpus
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
-from dkfm.estimators.fitting import training_data
-from dkfm.estimators.fitting.class_labels import Labels
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
 from dkfm.estimators.fitting.pca import compute_landmark_moments, warn_of_rounding
-from dkfm.estimators.fitting.training_data import Indices, TrainingData, TrainingRows
+from dkfm.estimators.stored.class_labels import Labels
+from dkfm.estimators.stored.discriminants import certify_discriminants
 from dkfm.execution import memory, progress
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
+from dkfm.gram import training_data
+from dkfm.gram.training_data import Indices, TrainingData, TrainingRows
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import fisher, shrinkage, training_statistics
-from dkfm.numerics.certificates import discriminants
-from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.fisher import Classes, Discriminants
 from dkfm.numerics.model import Head, Model
-from dkfm.numerics.scorer import Scorer, prepare_scorer
+from dkfm.numerics.scorer import prepare_scorer
 
 _PRIORS_TOLERANCE = 1e-6
 """Largest difference allowed between the sum of the priors and 1."""
@@ -94,7 +92,7 @@ def fit_discriminants(
     model = cast_model(Model(kernel, data.rows_as_landmarks, heads), dtype)
     values = {**_collect_fitted(result, classes, chosen), "codes": classes.codes}
     weights = {"sample_weight": classes.weights}
-    measured = certify_fit(prepare_scorer(model), data, {**values, **weights}, result.ridge)
+    measured = certify_discriminants(prepare_scorer(model), data, {**values, **weights}, result.ridge)
     warn_of_rounding(measured, dtype)
     return model, {**values, "certificate": measured}
 
@@ -149,39 +147,9 @@ def fit_in_map(
     mean = sums.sum(axis=0) / classes.total
     values = {**_collect_fitted(result, classes, options.shrinkage), "squares": result.direction_inner_products}
     values["mean"] = W @ mean
-    measured = certify_fit(prepare_scorer(fitted_model), landmarks, values, result.ridge)
+    measured = certify_discriminants(prepare_scorer(fitted_model), landmarks, values, result.ridge)
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**values, "classes": labels, "certificate": measured}
-
-
-def certify_fit(scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object], ridge: float) -> Certificate:
-    """Return the worse of the certificates of the discriminant scores and of the decision function.
-
-    `fitted` holds "means" and "priors", and "codes" after a fit to a Gram matrix or "squares" and "mean" in a map.
-    """
-    means, priors = cast("Array", fitted["means"]), cast("Array", fitted["priors"])
-    count = scorer.model.head("scores").n_columns
-    combinations, constants = fisher.decision_functions(means, priors)
-    worst, longest = Certificate(0.0, 0.0, 0), 1 / ridge if ridge > 0 else 0.0
-    if len(combinations) and "squares" in fitted:
-        longest = float(cast("Array", fitted["squares"]).diagonal().max())
-    for name, T, b in (
-        ("scores", np.eye(len(combinations))[:, :count], np.zeros(count)),
-        ("decision_function", combinations, constants),
-    ):
-        tiles = landmarks.iter_row_tiles()
-        if "codes" in fitted:
-            codes = cast("Indices", fitted["codes"])
-            weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
-            indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_indicators()
-            expected = T.T @ T, means @ T - b
-            measured = discriminants.certify_discriminants(scorer, name, tiles, indicators, expected, ridge)
-        else:
-            products = T.T @ cast("Array", fitted["squares"]) @ T
-            mean = cast("Array", fitted["mean"])
-            measured = discriminants.certify_direction_products(scorer, name, tiles, products, mean, b, longest)
-        worst = worst.combine(measured)
-    return worst
 
 
 def _collect_fitted(result: Discriminants, classes: Classes, shrinkage_used: float) -> dict[str, object]:

@@ -11,7 +11,9 @@ from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.fitting import map_certificates
 from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks, uses_all_rows
-from dkfm.estimators.fitting.training_data import PrecomputedGram, TrainingData, TrainingRows
+from dkfm.estimators.stored.feature_map import certify_map, sample_rows_and_landmarks
+from dkfm.estimators.stored.map_records import root_values_name
+from dkfm.gram.training_data import PrecomputedGram, TrainingData, TrainingRows
 from dkfm.numerics import pivoted_cholesky, roots, training_statistics
 from dkfm.numerics.certificates import kernel_rounding
 from dkfm.numerics.map_error_bounds import Residuals, bound_errors_by_rank, find_rank_within, rank_in_float32
@@ -97,7 +99,7 @@ def fit_map(
     if indices is not None and not (landmarks is data and indices[-1] == len(diagonal) - 1):
         fitted["landmark_indices"] = indices
     scorer = prepare_scorer(model)
-    measured = map_certificates.certify_fit(scorer, landmarks, mean)
+    measured = certify_map(scorer, landmarks, mean)
     if not np.isfinite(measured.error):
         raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
     on_training = measured if all_rows else map_certificates.certify_training_rows(scorer, visited, mean)
@@ -130,7 +132,7 @@ def _bound_errors(
     if diagonal is None and dtype != np.float32:
         return None, rank
     own_diagonal = data.diagonal() if diagonal is None and not data.kernel.is_precomputed else diagonal
-    rows, points = map_certificates.sample_rows_and_landmarks(data, own_diagonal)
+    rows, points = sample_rows_and_landmarks(data, own_diagonal)
     if dtype == np.float32:
         own: Array = np.ones(rows.shape[0])
         if not data.kernel.is_precomputed:
@@ -222,7 +224,7 @@ def truncate_map(
         landmarks = PrecomputedGram(model.kernel, _reconstruct_gram(model, full), indices)
     return truncated, {
         **fitted,
-        "certificate": map_certificates.certify_fit(prepare_scorer(truncated), landmarks, mean),
+        "certificate": certify_map(prepare_scorer(truncated), landmarks, mean),
     }
 
 
@@ -237,11 +239,6 @@ def _reconstruct_gram(model: Model, root: Root) -> Source:
 
 def _root_arrays(root: Root, basis: str) -> dict[str, object]:
     return {"dropped": root.dropped, root_values_name(basis): root.values, "scales": root.scales}
-
-
-def root_values_name(basis: str) -> str:
-    """Return the name under which the values of a root are fitted."""
-    return "pivots" if basis == "cholesky" else "eigenvalues"
 
 
 def _make_model(template: Model, root: Root, mean: Array | None, basis: str, dtype: np.dtype[np.floating]) -> Model:
@@ -275,7 +272,7 @@ def _require_psd_residuals(
     scorer: Scorer, data: TrainingData, lowest: float, root: Root, lengths: Array, n_rows: int
 ) -> None:
     """Raise a NotPSDError if the residuals of visited rows show an indefinite kernel; `n_rows` counts all rows."""
-    rows, points = map_certificates.sample_rows_and_landmarks(data)
+    rows, points = sample_rows_and_landmarks(data)
     values = data.kernel.make_evaluator(points)(rows)
     features = scorer.apply_weights("features", scorer.kernel_values(rows))
     what = f"The Gram matrix of {data.kernel!r}"

@@ -12,8 +12,8 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_float64, as_rows
 from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError
-from dkfm.estimators.fitting.training_data import TrainingData, TrainingRows
 from dkfm.execution import memory, progress
+from dkfm.gram.training_data import TrainingData, TrainingRows
 from dkfm.kernels import Definiteness
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import pivoted_cholesky, roots

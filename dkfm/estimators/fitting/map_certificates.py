@@ -1,42 +1,20 @@
-"""Certify fitted feature maps, and warn if they are less exact than their bound or than is expected."""
-
-from dataclasses import replace
+"""Certify the training rows of a feature map, and warn if it is less exact than its bound or than is expected."""
 
 import numpy as np
 
-from dkfm.core.rows import Array, Rows
-from dkfm.estimators.fitting.training_data import TrainingData
-from dkfm.numerics import links, roots
-from dkfm.numerics.certificates import certificate, kernel_rounding
-from dkfm.numerics.certificates.certificate import Certificate, sample_evenly
-from dkfm.numerics.certificates.verification import Verification
+from dkfm.core.rows import Array
+from dkfm.estimators.stored.feature_map import sample_rows_and_landmarks
+from dkfm.gram.training_data import TrainingData
+from dkfm.numerics import roots
+from dkfm.numerics.certificates import certificate
+from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.map_error_bounds import Residuals
-from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer
-
-
-def certify_fit(scorer: Scorer, landmarks: TrainingData, mean: Array | None) -> Certificate:
-    """Certify pairs of landmarks: return the worse certificate of the features and of the residuals' features."""
-    rows, points = sample_rows_and_landmarks(landmarks)
-    model, diagonal = scorer.model, landmarks.diagonal()
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises in `fit_map`
-        measured = certificate.certify_map(
-            scorer, rows, points, tiles=landmarks.iter_row_tiles(), diagonal=diagonal, mean=mean
-        )
-        residual_head = model.heads["residual"]
-        if not np.array_equal(residual_head.weights, model.heads["features"].weights):
-            heads = {"features": replace(residual_head, link=links.IDENTITY)}
-            residual_scorer = Scorer(Model(model.kernel, model.landmarks, heads, model.shift), scorer.evaluator)
-            other = certificate.certify_map(
-                residual_scorer, rows, points, tiles=landmarks.iter_row_tiles(), diagonal=diagonal
-            )
-            measured = measured.combine(other)
-    return measured
 
 
 def certify_training_rows(scorer: Scorer, rows: TrainingData, mean: Array | None) -> Certificate:
     """Certify pairs of at most 512 training rows, evenly spread among the given ones."""
-    with np.errstate(over="ignore", invalid="ignore"):  # as in `certify_fit`
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow raises in `fit_map`
         return certificate.certify_map(scorer, *sample_rows_and_landmarks(rows), mean=mean)
 
 
@@ -101,53 +79,3 @@ def warn_of_centring(
         remedy = "centre the columns of X, or choose another kernel"
         message += " after the mean was taken away"
         certificate.warn_if_error_is_large(measured.error * factor, dtype, message, remedy)
-
-
-def verify_points(
-    scorer: Scorer, landmark_certificate: Certificate, Z: Rows, mean: Array | None, bound: float | None
-) -> Verification:
-    """Verify a map on new points.
-
-    Parameters
-    ----------
-    landmark_certificate : Certificate
-        Certificate of the landmarks.
-    Z : ndarray or csr_array of shape (m, d)
-        New points; at most 512 of them are used, evenly spread.
-    mean : ndarray of shape (N,), optional
-        Mean kernel values of a centred map.
-    bound : float or None
-        Error bound of pairs with a training point, of each pair's own scale. If it is infinite, as for a clipped
-        kernel, or None, not known, the errors are measured but not compared with it.
-
-    Raises
-    ------
-    CertificateError
-        The errors are larger than the bounds.
-    """
-    model, sample = scorer.model, Z[sample_evenly(Z.shape[0])]
-    landmarks = model.original_landmarks[sample_evenly(model.landmarks.shape[0])]
-    max_new = float(model.kernel.evaluate_diagonal(sample).max())
-    against = certificate.certify_map(scorer, landmarks, Z=sample, mean=mean)
-    between = certificate.certify_map(scorer, sample, mean=mean)
-    residuals = scorer("residual", sample)[:, 0]
-    if bound is None:
-        return Verification(landmark_certificate, against, between, residuals)
-    if np.isinf(bound):  # residuals of a clipped kernel are no bounds either
-        return Verification(landmark_certificate, against, between, residuals, np.inf)
-    against.require_own_scale_error_at_most(bound)
-    pair_bound = float(residuals.max()) / max_new if max_new > 0 else 0.0
-    rounding = 1e-8 if model.heads["residual"].triangular else roots.EIGENVECTOR_ERROR_SHARE
-    between.require_error_at_most(pair_bound + max(rounding, bound))
-    return Verification(landmark_certificate, against, between, residuals, pair_bound)
-
-
-def sample_rows_and_landmarks(rows: TrainingData, diagonal: Array | None = None) -> tuple[Rows, Rows]:
-    """Return a sample of the rows, as the model scores them and as the kernel compares them.
-
-    With `diagonal` (N,), their k(x, x), the sample also has the rows that round most.
-    """
-    numbers = sample_evenly(rows.rows_as_landmarks.shape[0])
-    if diagonal is not None and not rows.kernel.is_precomputed:
-        numbers = np.union1d(numbers, kernel_rounding.find_extreme_rows(rows.rows_as_landmarks, diagonal))
-    return rows.take_rows(numbers), rows.rows_as_landmarks[numbers]

@@ -10,24 +10,26 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 
 from dkfm.core import budget, cpus
 from dkfm.core.chunking import require_count
-from dkfm.core.rows import Array, Rows
-from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError
+from dkfm.core.rows import Array, Rows, as_float64, as_rows
+from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, was_clipped
-from dkfm.estimators.fitting.training_data import (
+from dkfm.execution import memory, progress
+from dkfm.gram import build
+from dkfm.gram.training_data import (
     TILE_VALUES,
     PrecomputedGram,
     TrainingData,
     TrainingRows,
     as_training_data,
+    check_sample_weight,
     drop_zero_weights,
 )
-from dkfm.execution import memory, progress
-from dkfm.gram import build
-from dkfm.kernels import KernelSpec, as_kernel
+from dkfm.kernels import KernelSpec, Standardize, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.sklearn_names import filter_parameters
 from dkfm.numerics import kernel_components, training_statistics
@@ -321,3 +323,16 @@ def compute_landmark_moments(feature_map: FittedMap, sample_weight: object) -> t
         )
     trace = float(kernel.evaluate_diagonal(points).sum())
     return kernel_components.compute_moments_of_landmarks(feature_map.root, np.ones(points.shape[0]), trace)
+
+
+def make_standardizing_kernel(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, object]]:
+    """Return the kernel of rows standardized to mean 0 and variance 1 over X, and the mean and scale of each column."""
+    if kernel.is_precomputed:
+        raise InvalidInputError("A precomputed kernel has no rows to standardize.")
+    rows = as_float64(as_rows(X))
+    if not isinstance(rows, np.ndarray):
+        raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
+    weights = None if sample_weight is None else check_sample_weight(sample_weight, len(rows))
+    scaler = StandardScaler().fit(rows, sample_weight=weights)  # it detects columns that are constant up to rounding
+    mean, scale = scaler.mean_, scaler.scale_
+    return kernel.warp(Standardize(tuple(mean), tuple(scale))), {"mean": mean, "scale": scale}

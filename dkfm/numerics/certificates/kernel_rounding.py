@@ -4,7 +4,6 @@ from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
 
 from dkfm.core.rows import Array, Rows, squared_norms
 from dkfm.errors import DkfmError
@@ -113,6 +112,8 @@ def _interpolate(rows: Rows, extreme: npt.NDArray[np.intp]) -> Rows:
     if isinstance(left, np.ndarray):
         between: Array = left * (1 - share) + right * share
         return between
+    from scipy.sparse import csr_array
+
     return csr_array(left.multiply(1 - share) + right.multiply(share))
 
 

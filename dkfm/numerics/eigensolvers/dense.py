@@ -1,7 +1,10 @@
-"""Decompose a symmetric matrix in memory with LAPACK: all eigenpairs, or all eigenvalues and the largest's vectors."""
+"""Decompose a symmetric matrix in memory with LAPACK: all eigenpairs, or all eigenvalues and the largest's vectors.
+
+SciPy is imported in the functions that call it, because what only scores with a model needs none of it.
+"""
 
 import numpy as np
-from scipy.linalg import LinAlgError, blas, eigh, eigh_tridiagonal, lapack, qr
+from numpy.linalg import LinAlgError
 
 from dkfm.core.rows import Array
 from dkfm.kernels.pairwise.block_functions import mirror_lower
@@ -31,6 +34,8 @@ def eigh_in_place(K: Array) -> tuple[Array, Array]:
     and each row given twice was ``7 eps lambda_max``, above the threshold of the rank; with the lower triangle it is
     below ``2 eps lambda_max``. ``dsyevr`` lost two to three digits on clustered eigenvalues.
     """
+    from scipy.linalg import eigh
+
     values, vectors = eigh(K, lower=True, overwrite_a=True, check_finite=False, driver="evd")
     return values, vectors
 
@@ -58,6 +63,8 @@ def leading_eigh_in_place(K: Array, q: int) -> tuple[Array, Array]:
     ``dstemr``), whose inner products are up to 1e-12 for clustered eigenvalues. One Rayleigh-Ritz step with K makes
     them orthonormal to rounding.
     """
+    from scipy.linalg import blas, eigh_tridiagonal, lapack, qr
+
     n = len(K)
     if n < 3 or _MIN_ROWS_PER_EIGENVECTOR * q > n:
         return eigh_in_place(K)
@@ -79,6 +86,8 @@ _WORK_COLUMNS = 64
 
 def _largest_of_tridiagonal(d: Array, e: Array, q: int) -> Array:
     """Return the eigenvectors (n, q) of the q largest eigenvalues of a symmetric tridiagonal matrix."""
+    from scipy.linalg import eigh_tridiagonal
+
     for driver in ("stemr", "stebz"):  # the second one is slower, and does without the clusters that fail the first
         try:
             vectors: Array = eigh_tridiagonal(
@@ -93,6 +102,8 @@ def _largest_of_tridiagonal(d: Array, e: Array, q: int) -> Array:
 
 def _apply_reflectors(reduced: Array, tau: Array, vectors: Array) -> Array:
     """Return the eigenvectors of a matrix from those of its tridiagonal form, by the reflectors that led to it."""
+    from scipy.linalg import lapack
+
     result: Array = np.array(vectors, order="F")
     lwork = _WORK_COLUMNS * vectors.shape[1]
     result[1:] = lapack.dormqr("L", "N", reduced[1:, :-1], tau, result[1:], lwork=lwork)[0]

@@ -7,8 +7,12 @@ import numpy as np
 
 from dkfm.core.rows import as_float64
 from dkfm.errors import UnsupportedStoreError
-from dkfm.estimators.fitting.feature_maps import root_values_name
 from dkfm.storage.model_store import Record
+
+
+def root_values_name(basis: str) -> str:
+    """Return the name under which the values of a root are fitted."""
+    return "pivots" if basis == "cholesky" else "eigenvalues"
 
 
 def require_consistent(record: Record) -> None:

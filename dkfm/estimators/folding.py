@@ -11,9 +11,10 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, NotSupportedError
 from dkfm.estimators import linear_model_readers
 from dkfm.estimators.columns_between_models import require_column_order, to_named_frame
-from dkfm.estimators.fitting import class_labels
-from dkfm.estimators.folded_model import Folded, FoldedTransformer, sample_landmarks
-from dkfm.estimators.linear_model_readers import PREDICT, TRANSFORM, LinearModel
+from dkfm.estimators.folded_model import Folded, FoldedTransformer
+from dkfm.estimators.linear_model_readers import LinearModel
+from dkfm.estimators.stored.class_labels import require_storable
+from dkfm.estimators.stored.folded import PREDICT, TRANSFORM, sample_landmarks
 from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.numerics import links, scorer
 from dkfm.numerics.certificates import certificate, reference_scores
@@ -98,7 +99,7 @@ def fold(feature_map: ModelTransformerMixin, model: object) -> Folded:
     folded._set_model(_compose_model(feature_map.model_, head, linear))
     folded.model_name_, folded.kind_ = type(model).__name__, linear.estimator_type
     if linear.classes is not None:
-        folded.classes_ = class_labels.require_storable(linear.classes)
+        folded.classes_ = require_storable(linear.classes)
     folded._copy_column_names(feature_map)
     features = _sample_features(feature_map)
     _require_affine_outputs(model, linear, features)

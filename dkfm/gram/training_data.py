@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.preprocessing import StandardScaler
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, as_rows_allow_nonfinite
-from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
+from dkfm.errors import InvalidInputError, KernelError
 from dkfm.files import local, temporary_folders
-from dkfm.gram import build
-from dkfm.kernels import Standardize
 from dkfm.kernels.base import Kernel
 from dkfm.sources.base import Source, read_finite
 from dkfm.sources.memory import MemorySource
@@ -91,6 +88,8 @@ class TrainingRows:
 
     def compute_gram(self, tile_rows: int | None, workspace: str | Path | None, progress: bool = False) -> Array:
         """Return k(X, X), computed on the current Dask client or on threads of this process."""
+        from dkfm.gram import build
+
         return build.compute_driver_gram(
             self.kernel, self.rows_as_landmarks, tile_rows=tile_rows, workspace=workspace, progress=progress
         )
@@ -220,30 +219,18 @@ def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> Trainin
     return TrainingRows(resolved, owned, rows.shape[1], np.arange(len(owned)))
 
 
-def make_standardizing_kernel(kernel: Kernel, X: object, sample_weight: object) -> tuple[Kernel, dict[str, object]]:
-    """Return the kernel of rows standardized to mean 0 and variance 1 over X, and the mean and scale of each column."""
-    if kernel.is_precomputed:
-        raise InvalidInputError("A precomputed kernel has no rows to standardize.")
-    rows = as_float64(as_rows(X))
-    if not isinstance(rows, np.ndarray):
-        raise NotSupportedError("Sparse rows are not standardized: centred they would be dense.")
-    weights = None if sample_weight is None else _check_weights(sample_weight, len(rows))
-    scaler = StandardScaler().fit(rows, sample_weight=weights)  # it detects columns that are constant up to rounding
-    mean, scale = scaler.mean_, scaler.scale_
-    return kernel.warp(Standardize(tuple(mean), tuple(scale))), {"mean": mean, "scale": scale}
-
-
 def drop_zero_weights(data: TrainingData, sample_weight: object) -> tuple[TrainingData, Array]:
     """Return the training rows with positive weights, and these weights (N,); without `sample_weight` all are 1."""
     n = data.rows_as_landmarks.shape[0]
     if sample_weight is None:
         return data, np.ones(n)
-    weights = _check_weights(sample_weight, n)
+    weights = check_sample_weight(sample_weight, n)
     positive = np.flatnonzero(weights)
     return (data, weights) if len(positive) == n else (data.subset(positive), weights[positive])
 
 
-def _check_weights(sample_weight: object, n: int) -> Array:
+def check_sample_weight(sample_weight: object, n: int) -> Array:
+    """Return the weights (n,) of rows as float64; raise unless they are finite, not negative and not all zero."""
     weights = np.asarray(sample_weight)
     if weights.shape != (n,) or weights.dtype.kind not in "biuf":
         raise InvalidInputError(

@@ -1,0 +1,80 @@
+"""Run `dkfm verify`: measure a stored model or an output anew, without scikit-learn, and describe it in lines."""
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, cast
+
+from dkfm.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from dkfm.core.rows import Array
+    from dkfm.estimators.stored.base import StoredEstimator
+    from dkfm.estimators.stored.feature_map import StoredMap
+    from dkfm.estimators.stored.folded import StoredFold
+
+
+def verify_output(
+    path: str, against: str | None, sample: int, model: str | None, trusted: Collection[str]
+) -> Iterator[str]:
+    """Hold an output against its receipts, and against the rows of its input if given; yield lines."""
+    from dkfm.scoring.verification import verify_scores
+
+    result = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
+    yield f"{path}: {result.rows:,} rows, every chunk as it was written"
+    if against is not None:
+        difference = f"{result.sampled:,} rows scored anew by the formula differ by at most {result.worst:.1g}"
+        yield f"{path}: {difference} of what rounding allows"
+
+
+def verify_model(path: str, against: str | None, trusted: Collection[str]) -> Iterator[str]:
+    """Measure a model anew, on rows of a source if given, and yield lines."""
+    from dkfm.estimators.stored.feature_map import StoredMap
+    from dkfm.estimators.stored.opening import open_stored
+
+    stored = open_stored(path, trusted)
+    first, *others = str(stored.verify(_read_points(stored, against))).splitlines()
+    yield f"{path}: {first}"
+    if isinstance(stored, StoredMap):
+        yield f"{path}: {describe_stored(stored)}"
+        yield from (f"{path}: {line}" for line in _describe_map(stored))
+    for line in others:
+        yield f"{against} {line}"
+
+
+def _read_points(stored: "StoredEstimator | StoredFold", against: str | None) -> object:
+    """Return the rows to measure a model on: a sample, or the whole Gram matrix of a precomputed kernel."""
+    from dkfm.sources.base import read_evenly_spaced_rows
+    from dkfm.sources.opening import open_source
+
+    if stored.model.kernel.is_precomputed:
+        if against is None:
+            raise InvalidInputError("A model of a precomputed kernel is verified --against the Gram matrix of its fit.")
+        source = open_source(against, fitted_columns=stored.feature_names)
+        return source.read(slice(0, source.shape[0]))
+    if against is None:
+        return None
+    return read_evenly_spaced_rows(open_source(against, fitted_columns=stored.feature_names), 512)
+
+
+def describe_stored(stored: "StoredEstimator") -> str:
+    """Return the size of a fitted model in a few words."""
+    from dkfm.estimators.stored.discriminants import StoredDiscriminants
+    from dkfm.estimators.stored.feature_map import StoredMap
+
+    landmarks = f"{stored.model.landmarks.shape[0]:,} landmarks"
+    if isinstance(stored, StoredDiscriminants):
+        classes, shrinkage = cast("Array", stored.values["priors"]), cast("float", stored.values["shrinkage"])
+        return f"{landmarks}, {len(classes):,} classes, shrinkage {shrinkage:.3g}"
+    if not isinstance(stored, StoredMap):
+        return landmarks
+    bound = "not known, for training rows were sampled" if stored.error_bound is None else f"{stored.error_bound:.1e}"
+    return f"{landmarks}, rank {len(stored.root_values):,}, error bound {bound}"
+
+
+def _describe_map(stored: "StoredMap") -> Iterator[str]:
+    from dkfm.numerics.roots import condition_number
+
+    dropped = cast("Array", stored.values["dropped"])
+    negative = f"{len(dropped):,} dropped, {int((dropped < 0).sum()):,} of them negative"
+    yield f"condition {condition_number(stored.root_values):.1e}, {negative}"
+    if "training_certificate" in stored.values:
+        yield f"pairs of training points, at fit: {stored.values['training_certificate']}"

@@ -1,0 +1,147 @@
+"""Define a fitted estimator as its store holds it: its record is checked, and its certificate can be measured again."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self, cast
+
+import numpy as np
+
+from dkfm.core.rows import Array, Rows, as_float64, as_rows
+from dkfm.errors import InvalidInputError
+from dkfm.gram.training_data import TrainingData, TrainingRows, as_training_data, compute_lazy_frame
+from dkfm.numerics.certificates.certificate import Certificate
+from dkfm.numerics.certificates.verification import Verification
+from dkfm.numerics.model import Model
+from dkfm.numerics.scorer import Scorer, prepare_scorer
+from dkfm.storage.model_store import Record
+
+
+@dataclass(frozen=True)
+class StoredNames:
+    """Names of what a store keeps of an estimator beside its model; those of fitted values without the underscore."""
+
+    parameters: tuple[str, ...]
+    """Constructor parameters, except the kernel."""
+    required_arrays: tuple[str, ...]
+    """Fitted arrays that every fit has."""
+    optional_arrays: tuple[str, ...] = ()
+    """Fitted arrays that only some fits have."""
+    certificates: tuple[str, ...] = ("certificate",)
+    """Fitted certificates; every fit has the first."""
+    required_numbers: tuple[str, ...] = ()
+    """Fitted numbers that every fit has."""
+    optional_numbers: tuple[str, ...] = ()
+    """Fitted numbers that only some fits have."""
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of all fitted arrays."""
+        return self.required_arrays + self.optional_arrays
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of all fitted numbers."""
+        return self.required_numbers + self.optional_numbers
+
+    @property
+    def fitted(self) -> tuple[str, ...]:
+        """Names of all fitted values."""
+        return self.arrays + self.certificates + self.numbers
+
+
+@dataclass(frozen=True, eq=False)
+class StoredEstimator(ABC):
+    """A fitted estimator without its class of scikit-learn's."""
+
+    estimator: str
+    """Name of the class."""
+    parameters: Mapping[str, object]
+    """Values, at the time of the fit, of the parameters that a store keeps."""
+    values: Mapping[str, object]
+    """Fitted arrays, certificates and numbers, by name."""
+    model: Model
+    feature_names: list[str] | None = None
+    """Column names of the training rows."""
+
+    output: ClassVar[str]
+    """Name of the head that `transform` returns."""
+    names: ClassVar[StoredNames]
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """Return the estimator of a record; raise an error, of any class, if it is not what dkfm writes."""
+        record, names = cls._check_record(record), cls.names
+        if missing := [name for name in names.parameters if name not in record.parameters]:
+            raise KeyError(missing[0])
+        record.model.head(cls.output)
+        stored = cast("dict[str, object]", record.fitted["certificates"])
+        certificates = {name: Certificate.from_dict(stored[name]) for name in names.certificates if name in stored}
+        numbers = cast("dict[str, float]", record.fitted["numbers"])
+        values: dict[str, object] = {**certificates}
+        values |= {name: record.extra_arrays[name] for name in names.arrays if name in record.extra_arrays}
+        values |= {name: float(numbers[name]) for name in names.numbers if name in numbers}
+        for name in (*names.required_arrays, *names.required_numbers, "certificate"):
+            values[name]  # raises if it is missing
+        record.fitted["feature_names"]  # raises if they are missing
+        return cls(record.estimator, record.parameters, values, record.model, record.feature_names)
+
+    @classmethod
+    def _check_record(cls, record: Record) -> Record:
+        """Return the record, converted if an earlier version wrote it; raise if its arrays do not fit its model."""
+        return record
+
+    def verify(self, X: object = None, check_points: Callable[[object], Rows] | None = None) -> Verification:
+        """Measure the certificate again and, for a feature map, its error on new points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d), default=None
+            New points for a feature map; for a precomputed kernel the Gram matrix of the fit, which is required.
+        check_points : callable, default=None
+            Function that checks new points and returns them as rows; by default `check_points` of this estimator.
+
+        Raises
+        ------
+        CertificateError
+            The certificate is more than ten times worse than at the fit; or the error on new points is larger than the
+            rank of the map, or their residuals, explain.
+        """
+        model, scorer = self.model, prepare_scorer(self.model)
+        if model.kernel.is_precomputed and X is None:
+            raise InvalidInputError("A model of a precomputed kernel keeps no Gram matrix; give it to verify.")
+        if model.kernel.is_precomputed:
+            indices = cast("Array", model.landmarks)[:, 0].astype(np.intp)
+            landmarks = as_training_data(model.kernel, X).subset(indices)
+        else:
+            landmarks = TrainingRows(model.kernel, model.original_landmarks, 0)
+        measured = self._certify(scorer, landmarks)
+        measured.require_not_worse_than(cast("Certificate", self.values["certificate"]))
+        if X is None or model.kernel.is_precomputed:
+            return Verification(measured)
+        return self._verify_points(scorer, measured, (check_points or self.check_points)(compute_lazy_frame(X)))
+
+    @abstractmethod
+    def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
+        """Measure the certificate of the model."""
+
+    def _verify_points(self, scorer: Scorer, landmark_certificate: Certificate, Z: Rows) -> Verification:
+        """Measure the error of the model on new points Z."""
+        raise InvalidInputError(f"A {self.estimator} is measured on its training rows alone; give no other points.")
+
+    def check_points(self, X: object) -> Rows:
+        """Return rows in memory as float64; raise unless they have as many columns as the fit."""
+        return as_rows_of_model(X, self.model, self.estimator)
+
+
+def as_rows_of_model(X: object, model: Model, estimator: str, name: str = "X") -> Rows:
+    """Return rows in memory as float64; raise unless they have as many columns as those that the model was fitted to.
+
+    `estimator` and `name` are what the error calls the model and the rows.
+    """
+    rows, d = as_float64(as_rows(X, name)), model.n_features_in
+    if rows.shape[1] != d:
+        raise InvalidInputError(
+            f"{name} has {rows.shape[1]} features, but {estimator} is expecting {d} features as input."
+        )
+    return rows

@@ -1,0 +1,96 @@
+"""Check and measure stored Fisher discriminants."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, cast
+
+import numpy as np
+
+from dkfm.core.rows import Array
+from dkfm.errors import UnsupportedStoreError
+from dkfm.estimators.stored.base import StoredEstimator, StoredNames
+from dkfm.estimators.stored.class_labels import classes_from_json
+from dkfm.gram.training_data import Indices, TrainingData
+from dkfm.numerics import fisher, links
+from dkfm.numerics.certificates import discriminants
+from dkfm.numerics.certificates.certificate import Certificate
+from dkfm.numerics.fisher import Classes
+from dkfm.numerics.scorer import Scorer
+from dkfm.storage.model_store import Record
+
+_OUTPUT_LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}
+"""Link of each head of a stored model, beside "predict_proba"."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredDiscriminants(StoredEstimator):
+    """A fitted `KernelFisher` as its store holds it."""
+
+    output: ClassVar[str] = "scores"
+    names: ClassVar[StoredNames] = StoredNames(
+        parameters=("n_components", "shrinkage", "priors", "on_indefinite", "dtype"),
+        required_arrays=("priors", "ratios", "means"),
+        optional_arrays=("codes", "sample_weight", "squares", "mean"),
+        required_numbers=("shrinkage", "ridge"),
+    )
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """Return the estimator of a record, with its classes among the fitted values."""
+        stored = super().from_record(record)
+        return replace(stored, values={**stored.values, "classes": classes_from_json(record)})
+
+    @classmethod
+    def _check_record(cls, record: Record) -> Record:
+        arrays, n = record.extra_arrays, record.model.landmarks.shape[0]
+        count, q = arrays["means"].shape
+        shapes = {"priors": (count,), "ratios": (q,), "codes": (n,), "sample_weight": (n,), "squares": (q, q)}
+        shapes |= {"mean": (n,)}
+        if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
+            raise UnsupportedStoreError("The fitted arrays of discriminants do not fit their model.")
+        codes = arrays.get("codes", np.arange(count))
+        if codes.dtype.kind != "i" or not np.array_equal(np.unique(codes), np.arange(count)):
+            raise UnsupportedStoreError("The classes of the training rows are not those of their model.")
+        outputs = {"scores": q, "decision_function": 1 if count == 2 else count, "predict_proba": count, "predict": 1}
+        widths = {name: record.model.head(name).width for name in outputs}
+        output_links = {name: record.model.head(name).link for name in outputs}
+        if output_links.pop("predict_proba") not in (links.SIGMOID, links.SOFTMAX) or output_links != _OUTPUT_LINKS:
+            raise UnsupportedStoreError("The outputs of discriminants are not what dkfm writes.")
+        if widths["scores"] > q or any(widths[name] != width for name, width in outputs.items() if name != "scores"):
+            raise UnsupportedStoreError("The outputs of discriminants do not fit each other.")
+        return record
+
+    def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
+        return certify_discriminants(scorer, landmarks, self.values, cast("float", self.values["ridge"]))
+
+
+def certify_discriminants(
+    scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object], ridge: float
+) -> Certificate:
+    """Return the worse of the certificates of the discriminant scores and of the decision function.
+
+    `fitted` holds "means" and "priors", and "codes" after a fit to a Gram matrix or "squares" and "mean" in a map.
+    """
+    means, priors = cast("Array", fitted["means"]), cast("Array", fitted["priors"])
+    count = scorer.model.head("scores").n_columns
+    combinations, constants = fisher.decision_functions(means, priors)
+    worst, longest = Certificate(0.0, 0.0, 0), 1 / ridge if ridge > 0 else 0.0
+    if len(combinations) and "squares" in fitted:
+        longest = float(cast("Array", fitted["squares"]).diagonal().max())
+    for name, T, b in (
+        ("scores", np.eye(len(combinations))[:, :count], np.zeros(count)),
+        ("decision_function", combinations, constants),
+    ):
+        tiles = landmarks.iter_row_tiles()
+        if "codes" in fitted:
+            codes = cast("Indices", fitted["codes"])
+            weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
+            indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_indicators()
+            expected = T.T @ T, means @ T - b
+            measured = discriminants.certify_discriminants(scorer, name, tiles, indicators, expected, ridge)
+        else:
+            products = T.T @ cast("Array", fitted["squares"]) @ T
+            mean = cast("Array", fitted["mean"])
+            measured = discriminants.certify_direction_products(scorer, name, tiles, products, mean, b, longest)
+        worst = worst.combine(measured)
+    return worst

@@ -1,0 +1,77 @@
+"""A stored estimator is checked and measured without its class as with it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+
+import dkfm
+from dkfm import estimators
+from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
+from dkfm.estimators.stored import opening
+from dkfm.kernels import Gaussian
+from dkfm.numerics.certificates.verification import Verification
+
+K = Gaussian(2.0)
+LABELS = np.arange(60) % 3
+PHI = dkfm.ExactFeatureMap(K, basis="cholesky")
+
+
+FITS = {
+    "map": lambda X: dkfm.ExactFeatureMap(K, centered=True).fit(X),
+    "pivots": lambda X: dkfm.ExactFeatureMap(K, basis="cholesky", n_landmarks=20, landmarks="pivots").fit(X),
+    "components": lambda X: dkfm.KernelPCA(3, kernel=K).fit(X),
+    "components of a map": lambda X: dkfm.KernelPCA.from_map(PHI.fit(X), 3, X),
+    "discriminants": lambda X: dkfm.KernelFisher(kernel=K).fit(X, LABELS),
+    "discriminants of a map": lambda X: dkfm.KernelFisher.from_map(PHI.fit(X), LABELS, X),
+    "folded": lambda X: dkfm.fold(PHI.fit(X), LogisticRegression().fit(PHI.transform(X), LABELS)),
+    "transformer": lambda X: dkfm.fold(PHI.fit(X), PCA(2).fit(PHI.transform(X))),
+}
+
+
+@pytest.fixture(params=FITS)
+def fitted(request, rng):
+    X = rng.normal(size=(60, 3))
+    return FITS[request.param](X)
+
+
+def test_a_stored_estimator_measures_what_the_loaded_one_measures(fitted, tmp_path):
+    fitted.save(tmp_path / "model")
+    assert str(opening.open_stored(tmp_path / "model").verify()) == str(dkfm.load(tmp_path / "model").verify())
+
+
+def test_new_points_are_measured_alike_and_only_for_maps(fitted, tmp_path, rng):
+    Z = rng.normal(size=(30, 3))
+    fitted.save(tmp_path / "model")
+    for verify in (opening.open_stored(tmp_path / "model").verify, dkfm.load(tmp_path / "model").verify):
+        if isinstance(fitted, dkfm.KernelPCA | dkfm.KernelFisher):
+            with pytest.raises(InvalidInputError, match=rf"A {type(fitted).__name__} is measured on its training rows"):
+                verify(Z)
+        else:
+            assert str(verify(Z)) == str(fitted.verify(Z))
+            if isinstance(verify(Z), Verification):
+                with pytest.raises(InvalidInputError, match="X has 2 features, but ExactFeatureMap is expecting 3"):
+                    verify(Z[:, :2])
+
+
+def test_moved_landmarks_are_found_without_the_class(fitted):
+    if hasattr(fitted, "certificate_"):
+        moved = replace(fitted.model_, landmarks=fitted.model_.landmarks * 1.1)
+        with pytest.raises(CertificateError, match=r"measured .* when it was fitted"):
+            opening._from_record(replace(fitted._to_record(), model=moved)).verify()
+
+
+def test_both_know_the_same_estimators():
+    assert {*opening._CLASSES, *opening._HAVE_TRANSFORM} == set(estimators._REGISTRY)
+
+
+def test_an_unknown_estimator_is_refused_alike(tmp_path, rng):
+    class Mine(dkfm.KernelPCA):
+        pass
+
+    Mine(2, kernel=K).fit(rng.normal(size=(20, 3))).save(tmp_path / "model")
+    for read in (dkfm.load, opening.open_stored):
+        with pytest.raises(UnsupportedStoreError, match=r"is not an estimator that dkfm can read: KeyError: .*Mine"):
+            read(tmp_path / "model")
