@@ -185,8 +185,9 @@ def _connect(address: str | None, report_path: str | None = None) -> "Iterator[C
 @_REPORT
 def fit(train: str, model: str, scheduler: str | None, page: str | None, **options: object) -> None:
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
-    from dkfm.cli.fit import FitOptions, run_fit
-    from dkfm.cli.verify import describe_stored
+    with process.import_modules():
+        from dkfm.cli.fit import FitOptions, run_fit
+        from dkfm.cli.verify import describe_stored
 
     performance_report.require_report(page, scheduler, train, model)
     fitted = run_fit(train, model, FitOptions(**options), _connect(scheduler, page))  # type: ignore[arg-type]  # click checks them
@@ -248,7 +249,8 @@ def score(
     INPUT is a .npy file, a Zarr store, a .parquet file or a folder of them, or CSR rows in a .npz; OUTPUT is a folder
     of Parquet where it ends in .parquet, else a Zarr store.
     """
-    from dkfm.scoring.run import batch_score, plan_score
+    with process.import_modules():
+        from dkfm.scoring.run import batch_score, plan_score
 
     option_parsing.allow_user_imports(*trusted)
     performance_report.require_report(page, scheduler, model, input, output)
@@ -301,8 +303,9 @@ def _summarize_report(report: "ScoreReport") -> str:
 @_TRUSTED
 def verify(path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...]) -> None:
     """Measure a model's certificate anew, or hold an output against its receipts, and its input's rows."""
-    from dkfm.cli.verify import verify_model, verify_output
-    from dkfm.storage import model_transfer
+    with process.import_modules():
+        from dkfm.cli.verify import verify_model, verify_output
+        from dkfm.storage import model_transfer
 
     option_parsing.allow_user_imports(*trusted)
     if model_transfer.read_store_kind(path) == "scores":
@@ -316,7 +319,8 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def info(path: str, as_json: bool) -> None:
     """Say what a store of dkfm's is."""
-    from dkfm.cli.inspection import describe_store
+    with process.import_modules():
+        from dkfm.cli.inspection import describe_store
 
     facts = describe_store(path)
     if as_json:

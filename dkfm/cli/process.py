@@ -1,6 +1,7 @@
 """Run a command as a process: standard streams, Ctrl-C, and one sentence for every error of the system."""
 
 import errno
+import gc
 import math
 import os
 import signal
@@ -8,8 +9,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -41,6 +42,10 @@ _NO_THREAD = "can't start new thread"
 _OUTPUT_ERROR = f"{OutputError.__name__}: Standard output cannot be written: {{}}."
 
 
+_owns_process = False
+"""Whether a command is the whole of this process."""
+
+
 def run_command(command: Callable[[], object]) -> NoReturn:
     """Run a command as the whole of this process, and exit with its code.
 
@@ -49,6 +54,8 @@ def run_command(command: Callable[[], object]) -> NoReturn:
     command : callable
         Function that returns None or an exit code, or raises SystemExit.
     """
+    global _owns_process  # noqa: PLW0603  # a fact about the process
+    _owns_process = True
     _reopen_closed_streams()
     interruption = _InterruptionHandler()
     code: object = 1
@@ -70,6 +77,23 @@ def run_command(command: Callable[[], object]) -> NoReturn:
         print_message(_OUTPUT_ERROR.format(failure))
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def import_modules() -> Iterator[None]:
+    """Import the modules of a command without garbage collection, if the command is the whole of this process.
+
+    Modules stay, so a search for unused cycles among their objects finds nothing; it takes a seventh of a small job.
+    """
+    if not _owns_process or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # later searches leave out what is there now
+        gc.enable()
 
 
 def _reopen_closed_streams() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, cast
 
+from dkfm.cli.process import import_modules
 from dkfm.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ def verify_output(
     path: str, against: str | None, sample: int, model: str | None, trusted: Collection[str]
 ) -> Iterator[str]:
     """Hold an output against its receipts, and against the rows of its input if given; yield lines."""
-    from dkfm.scoring.verification import verify_scores
+    with import_modules():
+        from dkfm.scoring.verification import verify_scores
 
     result = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
     yield f"{path}: {result.rows:,} rows, every chunk as it was written"
@@ -27,8 +29,9 @@ def verify_output(
 
 def verify_model(path: str, against: str | None, trusted: Collection[str]) -> Iterator[str]:
     """Measure a model anew, on rows of a source if given, and yield lines."""
-    from dkfm.estimators.stored.feature_map import StoredMap
-    from dkfm.estimators.stored.opening import open_stored
+    with import_modules():
+        from dkfm.estimators.stored.feature_map import StoredMap
+        from dkfm.estimators.stored.opening import open_stored
 
     stored = open_stored(path, trusted)
     first, *others = str(stored.verify(_read_points(stored, against))).splitlines()

@@ -13,8 +13,20 @@ from sklearn.linear_model import LinearRegression
 import dkfm
 
 RUN = """
-import atexit, sys
-atexit.register(lambda: open("modules", "w").write(" ".join(sys.modules)))
+import atexit, gc, sys
+collected = []
+
+class Watch:  # of the first package that a command imports
+    def find_spec(name, path=None, target=None):
+        if name == "zarr":
+            collected.append(gc.isenabled())
+
+def report():
+    open("modules", "w").write(" ".join(sys.modules))
+    assert gc.isenabled() and not any(collected)
+
+sys.meta_path.insert(0, Watch)
+atexit.register(report)
 from dkfm.cli.app import main
 main()
 """
@@ -64,7 +76,8 @@ def stores(tmp_path_factory):
 )
 def test_a_command_imports_no_module_that_it_does_not_use(stores, monkeypatch, command, unused):
     monkeypatch.chdir(stores)
-    subprocess.run([sys.executable, "-c", RUN, *command.split()], check=True, stdout=subprocess.DEVNULL)
+    ran = subprocess.run([sys.executable, "-c", RUN, *command.split()], check=True, capture_output=True, text=True)
+    assert "AssertionError" not in ran.stderr  # of the report at the exit
     imported = set((stores / "modules").read_text().split())  # packages and their modules
     (stores / "modules").unlink()
     assert "dkfm" in imported
