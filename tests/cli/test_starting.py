@@ -84,6 +84,21 @@ def test_a_command_imports_no_module_that_it_does_not_use(stores, monkeypatch, c
     assert imported & unused == set()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        'batch_score("model", "rows.npy", "scores", progress=False)',
+        'plan_score("model", "rows.npy", "scores")',
+        'verify_scores("out", "rows.npy")',
+    ],
+)
+def test_a_public_function_imports_no_module_that_it_does_not_use(stores, monkeypatch, call):
+    monkeypatch.chdir(stores)
+    code = f"import dkfm, sys; dkfm.{call}; print(*sys.modules)"
+    imported = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+    assert imported & (HEAVY | TABLES | SKLEARN | SCIPY) == set()
+
+
 @pytest.mark.parametrize("command", [["-m", "dkfm"], ["dkfm"]])
 def test_an_interruption_during_the_imports_is_no_traceback(tmp_path, command):
     (tmp_path / "click.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(60)\n")
