@@ -13,6 +13,7 @@ from pathlib import Path
 import dask.array as da
 import numpy as np
 import pytest
+from scipy import linalg
 from scipy.linalg import lapack
 from threadpoolctl import threadpool_info
 
@@ -25,7 +26,6 @@ from dkfm.execution import executors, model_cache, task_runner
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.connect import connect
 from dkfm.gram import build as gram
-from dkfm.numerics.eigensolvers import dense
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 
@@ -116,7 +116,7 @@ def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_p
 
     for module, name in (
         (gram, "evaluate_block"),
-        (dense, "eigh"),
+        (linalg, "eigh"),
         (lapack, "dpstrf"),
         (scoring_mixin, "compute_finite_scores"),
     ):
