@@ -297,7 +297,7 @@ class ExactFeatureMap(KernelEstimator):
         basis = str(self._fitted_parameters["basis"])
         model, fitted = feature_maps.truncate_map(self.model_, self._fitted_arrays(), r, self.model_.dtype, basis)
         truncated = copy.copy(self)
-        numbers = {name: vars(self)[f"{name}_"] for name in self._select_fitted(self._optional_scalars)}
+        numbers = {name: vars(self)[f"{name}_"] for name in self._select_fitted(self._stored_class.names.numbers)}
         truncated._replace_fitted(model, fitted | numbers, self._fitted_parameters)
         return truncated
 

@@ -22,6 +22,8 @@ PHI = dkfm.ExactFeatureMap(K, basis="cholesky")
 FITS = {
     "map": lambda X: dkfm.ExactFeatureMap(K, centered=True).fit(X),
     "pivots": lambda X: dkfm.ExactFeatureMap(K, basis="cholesky", n_landmarks=20, landmarks="pivots").fit(X),
+    "sampled": lambda X: dkfm.ExactFeatureMap(K, n_landmarks=20, landmarks="uniform", certify="sample").fit(X),
+    "truncated": lambda X: dkfm.ExactFeatureMap(K).fit(X).truncate(30),
     "components": lambda X: dkfm.KernelPCA(3, kernel=K).fit(X),
     "components of a map": lambda X: dkfm.KernelPCA.from_map(PHI.fit(X), 3, X),
     "discriminants": lambda X: dkfm.KernelFisher(kernel=K).fit(X, LABELS),
