@@ -1,6 +1,7 @@
 """Measure the constants of a sizing on the workers of a cluster while all their threads are busy."""
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from dkfm.bench.timing import Ratio
 from dkfm.bench.workloads import default_gaussian, make_random_kernel_pca
 from dkfm.core.sizing import Constants
 from dkfm.core.text_tables import Row
+from dkfm.errors import DkfmWarning
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.task_runner import run_tasks
@@ -141,15 +143,17 @@ def measure_scheduler_seconds(site: BenchSite, tasks: int) -> float:
     """Run empty tasks with the arguments of a job's tasks; return the CPU seconds of the scheduler for one task."""
     model, source = site.save_model(make_random_kernel_pca(2, 1, 1)), site.store_rows(tasks, 1)
     request = JobRequest(site.folder / "nothing", None, "raise", 1, None, None, overwrite=False, trusted=())
-    with open_job(model, source, request, site.client) as job:
-        digest, plan = job.model_record.digest, job.plan
-        work = SharedTaskArguments(
-            job.model, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"
-        )
-        numbered = ((work, number) for number in range(tasks))
-        before = _read_scheduler_cpu_seconds(site.client)
-        run_tasks(job.executor, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)
-        return (_read_scheduler_cpu_seconds(site.client) - before) / tasks
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DkfmWarning)  # of chunks of one row: none is written
+        with open_job(model, source, request, site.client) as job:
+            digest, plan = job.model_record.digest, job.plan
+            work = SharedTaskArguments(
+                job.model, digest, job.trusted, plan.streamed, job.source, plan.piece_rows, job.output, "raise"
+            )
+            numbered = ((work, number) for number in range(tasks))
+            before = _read_scheduler_cpu_seconds(site.client)
+            run_tasks(job.executor, "dkfm-bench-nothing", _do_nothing, numbered, tasks, progress=False)
+            return (_read_scheduler_cpu_seconds(site.client) - before) / tasks
 
 
 def _do_nothing(work: SharedTaskArguments, number: int) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -358,6 +359,8 @@ def test_chunks_whose_files_take_long_are_warned_of(fitted, tmp_path, monkeypatc
     with pytest.warns(DkfmWarning, match="4,000 chunks of 1 rows are as many files, which alone take about") as warned:
         small = dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=1)
     assert len(warned) == 1
+    suggested = re.search(r"chunk_rows \(--chunk-rows\) of ([\d,]+) or more", str(warned[0].message))[1]
+    assert 1 < int(suggested.replace(",", "")) <= 4_000
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from typing import Protocol
@@ -107,8 +107,7 @@ def choose_precision(
 
 def map_rows(values: Array, function: Callable[[Array], Array]) -> Array:
     """Apply a function to the rows of a block in place, some at a time; return the block."""
-    width = values.shape[1] if values.ndim == 2 else 1
-    for part in row_slices(len(values), max(1, _VALUES_AT_ONCE // width)):
+    for part in _slices_in_cache(values):
         values[part] = function(values[part])
     return values
 
@@ -119,14 +118,10 @@ def exp_in_place(values: Array) -> Array:
     They are those of `numpy.exp`, bit for bit. With the extra "fast", and on a processor on which NumPy computes those
     of float64 one by one, they are compiled instead, within one unit in the last place and without NumPy's warnings.
     """
-    exponentiate = _find_exponential() if values.dtype == np.float64 else None
-    width = values.shape[1] if values.ndim == 2 else 1
-    for rows in row_slices(len(values), max(1, _VALUES_AT_ONCE // max(1, width))):
-        part = values[rows]
-        if exponentiate is None:
-            np.exp(part, out=part)
-        else:
-            exponentiate(part)
+    if values.dtype == np.float64:
+        _find_exponential()(values)
+    else:
+        np.exp(values, out=values)
     return values
 
 
@@ -143,17 +138,44 @@ def _find_exponential() -> Callable[[Array], None]:
         return _exponentiate_with_numpy
     from dkfm.kernels.pairwise.exponential_llvm import compile_exponential
 
-    return compile_exponential()
+    exponentiate = compile_exponential()
+
+    def exponentiate_parts(values: Array) -> None:
+        for rows in _slices_in_cache(values):
+            exponentiate(values[rows])
+
+    return exponentiate_parts
 
 
-def _exponentiate_with_numpy(part: Array) -> None:
+def _exponentiate_with_numpy(values: Array) -> None:
     """Overwrite float64 values with those of `numpy.exp`, which takes up to ten times as long where the result is 0.
 
     If a sample shows such values, and enough of them pay for it, the others alone are computed.
     """
-    if part[..., ::_SAMPLE_STEP].min(initial=0.0) >= _LARGEST_ZERO_EXPONENT:
-        np.exp(part, out=part)
+    if not _shows_zeros(values):
+        np.exp(values, out=values)
         return
+    for rows in _slices_in_cache(values):
+        part = values[rows]
+        if _shows_zeros(part):
+            _exponentiate_nonzero(part)
+        else:
+            np.exp(part, out=part)
+
+
+def _slices_in_cache(values: Array) -> Iterator[slice]:
+    """Return the slices of the rows of a block, or of a vector, whose values are mapped at a time."""
+    width = values.shape[1] if values.ndim == 2 else 1
+    return row_slices(len(values), max(1, _VALUES_AT_ONCE // max(1, width)))
+
+
+def _shows_zeros(values: Array) -> bool:
+    """Return whether a sample of exponents has one whose exponential is 0."""
+    return bool(values[..., ::_SAMPLE_STEP].min(initial=0.0) < _LARGEST_ZERO_EXPONENT)
+
+
+def _exponentiate_nonzero(part: Array) -> None:
+    """Overwrite values with their exponentials, computing those that are 0 only if they are few."""
     vanishes = part < _LARGEST_ZERO_EXPONENT
     zeros = np.count_nonzero(vanishes)
     if zeros == part.size:
