@@ -1,7 +1,7 @@
-"""Draw the folders of dkfm and their imports, and list their modules, into architecture.md.
+"""Draw the folders of dkfm and their imports, and list their modules in the page of the architecture.
 
-python docs/draw_architecture.py           # writes the page anew
-python docs/draw_architecture.py --check   # exits with 1 where the page is out of date
+python docs/draw_architecture.py           # writes the picture and the page anew
+python docs/draw_architecture.py --check   # exits with 1 where one is out of date
 """
 
 import ast
@@ -11,9 +11,15 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "explanation" / "architecture.md"
+PICTURE = PAGE.with_suffix(".svg")
 FOLDERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["dkfm"]["folders"]
-MARKED = re.compile(r"(<!-- (picture|modules): drawn by draw_architecture.py -->\n).*?(<!-- end -->)", re.S)
+MARKED = re.compile(r"(<!-- modules: written by draw_architecture.py -->\n).*?(<!-- end -->)", re.S)
+BOX = 176, 30
+"""Width and height of a folder in the picture."""
+
+STEP = 200, 56
+"""Distance between the centres of neighbours, along and across."""
 
 
 def path_of(folder):
@@ -57,14 +63,44 @@ def reduce_arrows(arrows):
     }
 
 
+def place_folders(arrows):
+    """Return the centre of each folder: those that import nothing lie at the bottom, and all above what they import."""
+    levels = {}
+    for folder in FOLDERS:
+        levels[folder] = 1 + max((levels[other] for other in arrows[folder]), default=-1)
+    rows = [[folder for folder in FOLDERS if levels[folder] == level] for level in range(max(levels.values()) + 1)]
+    width, height = max(map(len, rows)) * STEP[0], len(rows) * STEP[1]
+    places = {}
+    for level, row in enumerate(rows):
+        for place, folder in enumerate(row):
+            across = width / 2 + (place - (len(row) - 1) / 2) * STEP[0]
+            places[folder] = across, height - (level + 0.5) * STEP[1]
+    return places, (width, height)
+
+
 def draw():
-    """Return the picture as a Mermaid flow chart."""
-    names = {folder: folder.replace(".", "_") for folder in FOLDERS}
-    lines = ["```mermaid", "flowchart TD"]
-    lines += [f"    {names[folder]}[{folder.replace('.', '/')}]" for folder in FOLDERS]
-    for folder, others in reduce_arrows({folder: imported_folders(folder) for folder in FOLDERS}).items():
-        lines += [f"    {names[folder]} --> {names[other]}" for other in FOLDERS if other in others]
-    return "\n".join([*lines, "```", ""])
+    """Return the picture as SVG: a box for each folder, and a line down to each folder that it imports from."""
+    arrows = reduce_arrows({folder: imported_folders(folder) for folder in FOLDERS})
+    places, (width, height) = place_folders(arrows)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+    ]
+    lines += ["<title>The folders of dkfm, and which imports from which</title>"]
+    lines += [f'<rect width="{width}" height="{height}" fill="white"/>']
+    for folder, others in arrows.items():
+        x, y = places[folder]
+        for other in (other for other in FOLDERS if other in others):
+            u, v = places[other]
+            bend = (v - y) / 2
+            path = f"M {x:g} {y:g} C {x:g} {y + bend:g}, {u:g} {v - bend:g}, {u:g} {v:g}"
+            lines += [f'<path d="{path}" fill="none" stroke="#8a94a6" stroke-width="1.5"/>']
+    for folder, (x, y) in places.items():
+        left, top = x - BOX[0] / 2, y - BOX[1] / 2
+        box = f'x="{left:g}" y="{top:g}" width="{BOX[0]}" height="{BOX[1]}" rx="6"'
+        lines += [f'<rect {box} fill="#eef3fb" stroke="#41608f"/>']
+        text = f'x="{x:g}" y="{y + 5:g}" text-anchor="middle" font-family="sans-serif" font-size="14"'
+        lines += [f"<text {text}>{folder.replace('.', '/')}</text>"]
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def summary(path):
@@ -84,13 +120,13 @@ def list_modules():
 
 
 def page():
-    """Return the page with both parts drawn anew."""
-    parts = {"picture": draw(), "modules": list_modules()}
-    return MARKED.sub(lambda found: f"{found[1]}{parts[found[2]]}{found[3]}", PAGE.read_text())
+    """Return the page with the tables of modules written anew."""
+    return MARKED.sub(lambda found: f"{found[1]}{list_modules()}{found[2]}", PAGE.read_text())
 
 
 if __name__ == "__main__":
-    new = page()
-    if "--check" in sys.argv and new != PAGE.read_text():
-        sys.exit("docs/architecture.md is out of date; run python docs/draw_architecture.py.")
-    PAGE.write_text(new)
+    new = {PAGE: page(), PICTURE: draw()}
+    if "--check" in sys.argv and any(not path.exists() or path.read_text() != text for path, text in new.items()):
+        sys.exit("The page of the architecture is out of date; run python docs/draw_architecture.py.")
+    for path, text in new.items():
+        path.write_text(text)

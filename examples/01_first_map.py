@@ -1,4 +1,10 @@
-"""A first map: a kernel as plain vectors, whose inner products with training points are exact for points never seen."""
+"""
+A first map
+===========
+
+A kernel becomes plain vectors, whose inner products with training points are exact for points never seen. See the
+errors: about 1e-15 in every basis, and larger between two new points, by as much as the residual says.
+"""
 
 import sys
 

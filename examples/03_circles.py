@@ -1,4 +1,10 @@
-"""Concentric circles: no line parts them, a plane does after three components of a Gaussian (Beeny, figure 4)."""
+"""
+Concentric circles
+==================
+
+No line separates two rings. A plane does, after three components of a Gaussian (Beeny, figure 4). See the rings at
+different heights.
+"""
 
 import sys
 import tempfile
@@ -24,9 +30,9 @@ def circles(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 def draw(points: np.ndarray, scores: np.ndarray, ring: np.ndarray, path: Path) -> None:
     """Draw the plane beside the three components."""
-    from matplotlib.figure import Figure
+    from matplotlib import pyplot as plt
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = plt.figure(figsize=(9, 4), layout="constrained")
     plane, space = figure.add_subplot(1, 2, 1, aspect="equal"), figure.add_subplot(1, 2, 2, projection="3d")
     plane.set(title="the plane", xlabel="x", ylabel="y")
     space.set(title="three components", xlabel="1", ylabel="2", zlabel="3")

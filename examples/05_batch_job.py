@@ -1,4 +1,10 @@
-"""A batch job: fit and save, score a file, be killed on the way, go on, and read and verify what came out."""
+"""
+A batch job that is killed
+==========================
+
+Fit and save, score a file, be killed on the way, go on, and read and verify the output. See how few chunks are left
+to do.
+"""
 
 import subprocess
 import sys

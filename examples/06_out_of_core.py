@@ -1,4 +1,10 @@
-"""Training out of core: features go to disk once, and models that learn piece by piece read them chunk by chunk."""
+"""
+Training out of core
+====================
+
+Features of 200,000 rows go to disk once, and models that learn piece by piece read them chunk by chunk. See a linear
+model learn a chessboard.
+"""
 
 import sys
 import tempfile

@@ -1,4 +1,10 @@
-"""Denoising: digits from noise by pre-images of their components, beside the way of scikit-learn's example."""
+"""
+Denoising
+=========
+
+Remove noise from digits by pre-images of their components, beside the way of scikit-learn's example. See the error of
+both.
+"""
 
 import gzip
 import os

@@ -1,4 +1,10 @@
-"""A kernel of your own: signals that may be shifted, compared by a function of blocks; and one that is no kernel."""
+"""
+A kernel of your own
+====================
+
+Compare signals that may be shifted by a function of blocks. See what it recognizes, and how a function that is no
+kernel is refused.
+"""
 
 import sys
 

@@ -1,4 +1,9 @@
-"""A grid search over kernels and their parameters, in a pipeline of scikit-learn's."""
+"""
+A grid search
+=============
+
+Search over kernels and their parameters in a pipeline of scikit-learn. See which kernel wins.
+"""
 
 import sys
 

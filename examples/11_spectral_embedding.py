@@ -1,4 +1,10 @@
-"""Spectral embedding: the first eigenvectors of a kernel, scaled by its degrees, as kernel PCA; new points too."""
+"""
+Spectral embedding
+==================
+
+The first eigenvectors of a kernel that is scaled by its degrees are kernel components, so that new points can be
+embedded too. See the difference from a full decomposition.
+"""
 
 import sys
 

@@ -1,4 +1,9 @@
-"""Kernel ridge regression: plain ridge regression of the features, equal to scikit-learn's KernelRidge."""
+"""
+Kernel ridge regression
+=======================
+
+Plain ridge regression of the features equals scikit-learn's KernelRidge. See the largest difference.
+"""
 
 import sys
 

@@ -95,9 +95,9 @@ class ExactFeatureMap(KernelEstimator):
         Fitted kernel, landmarks and heads.
     kernel_ : Kernel
         Fitted kernel, with all parameters resolved.
-    eigenvalues_ : ndarray of shape (rank_,)
+    eigenvalues_ : ndarray of shape (rank,)
         Eigenvalues of A (or K) kept, in descending order; not in the cholesky basis.
-    pivots_ : ndarray of shape (rank_,)
+    pivots_ : ndarray of shape (rank,)
         Residual ``k(x, x) - |phi(x)|^2`` of each pivot when it was chosen, as a share of k(x, x); only in the cholesky
         basis.
     scales_ : ndarray of shape (n_landmarks,)
@@ -111,7 +111,7 @@ class ExactFeatureMap(KernelEstimator):
         Number of negative values in `dropped_`.
     condition_ : float
         Ratio of the largest to the smallest eigenvalue or pivot kept.
-    error_bounds_ : ndarray of shape (rank_ + 1,)
+    error_bounds_ : ndarray of shape (rank + 1,)
         Error bounds E by number of features kept, from 0 to `rank_`; `truncate` uses them. They satisfy
         ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(x, x) k(z, z))`` for every training row x and every row z, rounding
         included. Infinite for a clipped kernel. Not if the rows were sampled.

@@ -141,7 +141,7 @@ class Constant(Kernel):
 class _Reduction(PreparedKernel):
     """Base class of kernels combined by one elementwise operation; nested ones are flattened to one level."""
 
-    operation: ClassVar[np.ufunc]
+    _operation: ClassVar[np.ufunc]
 
     @property
     def parts(self) -> tuple[Kernel, ...]:
@@ -188,14 +188,14 @@ class _Reduction(PreparedKernel):
     def radial_form(self, d: int) -> RadialForm | None:
         """Combine the radial forms of the parts, if all have one."""
         forms = [k.find_radial_form(d) for k in self.parts]
-        return None if None in forms else combine_radial_forms(self.operation, [form for form in forms if form])
+        return None if None in forms else combine_radial_forms(self._operation, [form for form in forms if form])
 
     def prepare(self, landmarks: Rows) -> Evaluator:
         """Prepare each part; those that are functions of the distance come first, and share its computation."""
         forms, others = self._divide_parts(landmarks)
         evaluators = [k.make_evaluator(landmarks) for k in others]
         if forms:
-            evaluators.insert(0, combine_radial_forms(self.operation, list(forms.values())).prepare(landmarks))
+            evaluators.insert(0, combine_radial_forms(self._operation, list(forms.values())).prepare(landmarks))
         first, *rest = evaluators
         return lambda Z, out=None, /: self._reduce(chain([first(Z, out)], (p(Z) for p in rest)))
 
@@ -224,7 +224,7 @@ class _Reduction(PreparedKernel):
         """Accumulate arrays in the first one as the iterator yields them, so that only two exist at a time."""
         total = next(values)
         for value in values:
-            self.operation(total, value, out=total)
+            self._operation(total, value, out=total)
             del value  # free it before the iterator computes the next one
         return total
 
@@ -235,7 +235,7 @@ class Sum(_Reduction):
     """The sum of kernels, as made by ``k1 + k2``; its definiteness is the weakest of the terms'."""
 
     terms: tuple[Kernel, ...]
-    operation: ClassVar[np.ufunc] = np.add
+    _operation: ClassVar[np.ufunc] = np.add
 
     @property
     def definiteness(self) -> Definiteness:
@@ -257,7 +257,7 @@ class Product(_Reduction):
     """The elementwise product of kernels, as made by ``k1 * k2``; positive semi-definite if all factors are."""
 
     factors: tuple[Kernel, ...]
-    operation: ClassVar[np.ufunc] = np.multiply
+    _operation: ClassVar[np.ufunc] = np.multiply
 
     @property
     def definiteness(self) -> Definiteness:

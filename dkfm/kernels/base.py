@@ -61,7 +61,7 @@ def register_operator_class(cls: _KernelType) -> _KernelType:
 
 
 class Kernel(ABC):
-    """A kernel function ``k(x, y)``: an immutable value, compared, hashed, pickled and printed by its parameters.
+    """Kernel function ``k(x, y)``, an immutable value that is compared, hashed, pickled and printed by its parameters.
 
     A subclass is a frozen dataclass with one required method, `block`. It may override four more: `prepare` (does the
     work that blocks with the same landmarks share), `resolve` (takes parameters from the training rows), `diagonal` (if

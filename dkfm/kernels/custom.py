@@ -207,7 +207,7 @@ def display_name(function: object) -> str:
 
 @dataclass(frozen=True)
 class Precomputed(PreparedKernel):  # numpydoc ignore=PR02
-    """A precomputed kernel: a row z holds ``[k(z, x_1) .. k(z, x_N)]``, and landmarks are column numbers.
+    """Precomputed kernel: a row z holds its kernel values ``k(z, X)`` with the training rows, landmarks are columns.
 
     With ``kernel="precomputed"``, the `fit` of an estimator takes the Gram matrix of the training points, and
     `transform` takes the block k(Z, X). Assumed to be positive semi-definite; a fit checks it.

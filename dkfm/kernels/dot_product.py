@@ -36,7 +36,7 @@ class Linear(PreparedKernel):
         return prepare_inner_products(landmarks)
 
     def diagonal(self, X: Rows) -> Array:
-        """Return |x|^2."""
+        """Return the squared norm of each row."""
         return squared_norms(X)
 
 
@@ -297,7 +297,7 @@ class ArcCosine(PreparedKernel):  # numpydoc ignore=PR02
         return block
 
     def diagonal(self, X: Rows) -> Array:
-        """Return |x|^2n J_n(0) / pi; for order 0 a row of zeros gives 1/2."""
+        """Return ``|x|^(2n) J_n(0) / pi`` for order n; for order 0 a row of zeros gives 1/2."""
         if self.order == 0:
             return np.where(normalize_rows(X)[1] > 0, 1.0, 0.5)
         return (1.0 if self.order == 1 else 3.0) * squared_norms(X) ** self.order

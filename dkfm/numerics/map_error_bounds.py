@@ -1,7 +1,7 @@
 """Bound the error of a feature map, relative to each pair's own scale ``sqrt(k(x, x) k(z, z))``.
 
 For a training row x and any z, ``|<phi(x), phi(z)> - k(x, z)| <= E sqrt(k(x, x) k(z, z))``. One E for all of them is
-known at the fit: a sum of what is dropped and of what is rounded. The page ``docs/explanation/mathematics.md`` has the proof.
+known at the fit: a sum of what is dropped and of what is rounded. ``docs/explanation/mathematics.md`` has the proof.
 """
 
 from dataclasses import dataclass

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,13 @@ from dkfm.kernels import serialization
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = {page.stem: page.read_text() for page in [README, *sorted((ROOT / "docs").glob("*.md"))]}
+DOCS = ROOT / "docs"
+FOLDERS = (DOCS, *(DOCS / name for name in ("getting_started", "user_guide", "explanation", "reference")))
+FILES = {
+    page.stem if page.parent in (ROOT, DOCS) else f"{page.parent.name}/{page.stem}": page
+    for page in [README, *(page for folder in FOLDERS for page in sorted(folder.glob("*.md")))]
+}
+PAGES = {name: page.read_text() for name, page in FILES.items()}
 PYTHON = [(name, code) for name, text in PAGES.items() for code in re.findall(r"```python\n(.*?)```", text, re.S)]
 SHELL = {
     name: "".join(found) for name, text in PAGES.items() if (found := re.findall(r"```bash\n(.*?)```", text, re.S))
@@ -47,37 +54,48 @@ def test_every_python_example_runs_as_a_script(code, folder):
     code = code.replace("1_000_000", "20_000").replace("3000", "300").replace("20_000, 2", "2000, 2")
     guarded = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in code.splitlines())
     (folder / "example.py").write_text(guarded)
+    if "open_scores" in code and "batch_score" not in code:  # of the commands before it
+        rows = folder / "test.npy"
+        dkfm.KernelPCA(20).fit(np.load(folder / "train.npy")).save(folder / "model")
+        dkfm.batch_score(folder / "model", rows, folder / "scores.zarr", progress=False)
     environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
     subprocess.run([sys.executable, "example.py"], cwd=folder, check=True, timeout=120, env=environment)
 
 
-def run_commands(page, folder):
-    for line in SHELL[page].strip().splitlines():
-        program, *arguments = line.split()
-        assert program == "dkfm"
-        subprocess.run([sys.executable, "-m", "dkfm", *arguments], cwd=folder, check=True, timeout=120)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHELL)
-def test_the_commands_of_every_page_run_in_order(page, folder):
-    run_commands(page, folder)
-    if page in ("README", "batch_jobs"):
+def test_the_commands_of_every_page_run_in_order(page, folder, tmp_path):
+    if page == "getting_started/shell":  # as pasted, in an empty folder
+        folder = tmp_path / "empty"
+        folder.mkdir()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", SHELL[page]],
+        cwd=folder,
+        check=True,
+        timeout=240,
+        env={**os.environ, "PATH": path},
+    )
+    if page in ("README", "user_guide/batch_scoring"):
         assert dkfm.open_scores(folder / "scores.zarr").shape == (500, 20)
-    if page == "kernels":
+    if page == "getting_started/shell":
+        code = re.search(r"```python\n(.*?)```", PAGES[page], re.S)[1]
+        assert "(100000, 20)" in subprocess.check_output([sys.executable, "-c", code], cwd=folder, text=True)
+    if page == "user_guide/kernels":
         assert dkfm.open_scores(folder / "cauchy.zarr").shape == (500, 5)
-    if page == "fisher":
+    if page == "user_guide/fisher_discriminants":
         assert dkfm.open_scores(folder / "labels.zarr").dtype == np.int64
-    if page == "comparison":
+    if page == "user_guide/comparing_kernels":
         assert (folder / "compare.html").read_text().count("<img ") == 3 * 4
-    if page == "batch_jobs":
+    if page == "user_guide/sources_and_outputs":
         table = dkfm.open_scores(folder / "scores.parquet").compute(scheduler="synchronous")
         assert table.columns.tolist() == ["id", *(f"kernelpca{i}" for i in range(20)), "reconstruction_error"]
         assert table["id"].tolist() == list(range(1000, 1500))
 
 
 def test_every_page_with_commands_is_known():
-    assert set(SHELL) == {"README", "batch_jobs", "comparison", "fisher", "kernels"}
+    guide = {"batch_scoring", "comparing_kernels", "fisher_discriminants", "kernels", "sources_and_outputs"}
+    assert set(SHELL) == {"README", "getting_started/shell", *(f"user_guide/{name}" for name in guide)}
 
 
 def test_examples_are_short():
@@ -86,15 +104,41 @@ def test_examples_are_short():
     assert next(length for code, length in lengths.items() if "def cauchy" in code) == 1 + 3
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", sorted(set(PAGES) - {"README"}))
 def test_links_lead_to_files_that_are_there(name):
-    base = README.parent if name == "README" else ROOT / "docs"
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
-        assert (base / target).exists(), target
+        assert (FILES[name].parent / target).exists(), target
 
 
-def test_every_page_is_in_the_index():
-    assert set(re.findall(r"\]\((\w+)\.md\)", PAGES["index"])) == set(PAGES) - {"README", "index"}
+def test_links_of_the_readme_are_addresses_of_pages_that_are_there():
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    pages, repository = f"{urls['Documentation']}/en/latest/", urls["Homepage"]
+    targets = re.findall(r"\]\(([^)]+)\)", PAGES["README"])
+    assert targets
+    for target in targets:
+        path = re.sub(rf"^{re.escape(pages)}|^{re.escape(repository)}/blob/main/", "", target)
+        path = re.sub(rf"^{re.escape(repository.replace('github.com', 'raw.githubusercontent.com'))}/main/", "", path)
+        file = DOCS / path.replace(".html", ".md") if target.startswith(pages) else ROOT / path
+        assert ":" not in path, target
+        assert file.exists(), target
+
+
+def test_every_page_is_in_a_table_of_contents():
+    listed = set()
+    for name, text in PAGES.items():
+        for block in re.findall(r"```{toctree}\n(.*?)```", text, re.S):
+            entries = [line for line in block.splitlines() if line and not line.startswith(":")]
+            listed |= {str((FILES[name].parent / f"{entry}.md").relative_to(DOCS)) for entry in entries}
+    pages = {str(page.relative_to(DOCS)) for name, page in FILES.items() if name not in ("README", "index")}
+    assert pages == listed - {"gallery/index.md"}
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(page for name, page in PAGES.items() if name.startswith("reference/"))
+    listed = set(re.findall(r"^(?:   (?:\w+\.)?|\.\. py:data:: )(\w+)$", text, re.M))
+    names = set(dkfm.__all__) - {"kernels", "plotting"} | set(kernels.__all__) | set(dkfm.plotting.__all__)
+    classes = {name for name, item in vars(dkfm.errors).items() if isinstance(item, type)}
+    assert names | classes | {"Folded", "FoldedTransformer", "embed", "sizing"} <= listed
 
 
 def test_the_readme_is_short_and_its_first_screen_has_the_two_commands():
@@ -105,7 +149,7 @@ def test_the_readme_is_short_and_its_first_screen_has_the_two_commands():
 
 
 def test_the_kernels_of_the_table_are_those_that_have_a_name():
-    rows = re.findall(r"^\| `(\w+)\(([\w, ]*)\)` \| .* \| ([\w, ]*)\|$", PAGES["kernels"], re.M)
+    rows = re.findall(r"^\| `(\w+)\(([\w, ]*)\)` \| .* \| ([\w, ]*)\|$", PAGES["user_guide/kernels"], re.M)
     named = {name: kernel for name, kernel in vars(kernels).items() if is_named(kernel)}
     assert {name for name, _, _ in rows} == set(named) - {"Precomputed"}
     (count,) = re.findall(r"\*\*Any kernel.\*\* (\d+) are built in", PAGES["README"])
@@ -123,7 +167,7 @@ def is_named(kernel):
 
 
 def test_the_table_of_limits_is_what_the_budget_predicts():
-    rows = re.findall(r"^\| ([\d,]+) \| ([\d.]+) GB \|", PAGES["limits"], re.M)
+    rows = re.findall(r"^\| ([\d,]+) \| ([\d.]+) GB \|", PAGES["user_guide/memory_and_sizing"], re.M)
     assert len(rows) == 6
     for n, gigabytes in rows:
         assert f"{budget.fit_bytes(int(n.replace(',', '')), 50) / 1e9:.2g}" == f"{float(gigabytes):.2g}"

@@ -150,19 +150,22 @@ def test_ridge_regression_of_features_is_kernel_ridge_regression(tmp_path):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_says_in_its_first_line_what_it_shows_and_fits_a_screen(path):
-    lines = path.read_text().splitlines()
-    assert re.fullmatch(r'""".{40,}\."""', lines[0])
-    assert len(lines) < 80
+def test_a_script_says_under_its_title_what_to_see_and_fits_a_screen(path):
+    text = path.read_text()
+    lines = text.splitlines()
+    assert lines[:1] == ['"""']
+    assert set(lines[2]) == {"="}
+    assert len(lines[2]) == len(lines[1])
+    assert " See " in " ".join(text.split('"""')[1].split())
+    assert len(lines) < 85
     assert lines[-2] == 'if __name__ == "__main__":'
     # As the source notes mention them: a few lines on top of what there is.
-    assert len(lines) <= 40 or not re.search("spectral|ridge", path.stem)
+    assert len(lines) <= 45 or not re.search("spectral|ridge", path.stem)
 
 
-def test_every_example_has_its_line_in_the_documents_and_its_run_here():
-    listed = re.findall(r"^\| `(\w+\.(?:py|ipynb))` \| .+ \|$", (ROOT / "docs" / "examples.md").read_text(), re.M)
-    assert listed == [path.name for path in [*SCRIPTS, *NOTEBOOKS]]
-    here = Path(__file__).read_text()
+def test_every_notebook_is_named_in_the_gallery_and_every_example_runs_here():
+    gallery, here = (EXAMPLES / "README.rst").read_text(), Path(__file__).read_text()
+    assert all(f"``{path.name}``" in gallery for path in NOTEBOOKS)
     assert all(f'"{path.name}"' in here for path in [*SCRIPTS, *NOTEBOOKS])
 
 
