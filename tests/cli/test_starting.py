@@ -39,6 +39,11 @@ SKLEARN = {"sklearn", "joblib"}
 SCIPY = {"scipy", "numpy.ma", "numpy.f2py", "numpy.testing"}
 """SciPy, and the parts of NumPy that come with it or for nothing."""
 
+ZARR = SCIPY & set(
+    subprocess.check_output([sys.executable, "-c", "import sys, zarr; print(*sys.modules)"], text=True).split()
+)
+"""Those that zarr imports itself: some versions import `numpy.ma`."""
+
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
@@ -81,7 +86,7 @@ def test_a_command_imports_no_module_that_it_does_not_use(stores, monkeypatch, c
     imported = set((stores / "modules").read_text().split())  # packages and their modules
     (stores / "modules").unlink()
     assert "dkfm" in imported
-    assert imported & unused == set()
+    assert imported & unused <= ZARR
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ def test_a_public_function_imports_no_module_that_it_does_not_use(stores, monkey
     monkeypatch.chdir(stores)
     code = f"import dkfm, sys; dkfm.{call}; print(*sys.modules)"
     imported = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
-    assert imported & (HEAVY | TABLES | SKLEARN | SCIPY) == set()
+    assert imported & (HEAVY | TABLES | SKLEARN | SCIPY) <= ZARR
 
 
 @pytest.mark.parametrize("command", [["-m", "dkfm"], ["dkfm"]])
