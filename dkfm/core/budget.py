@@ -24,6 +24,9 @@ VALUE_SECONDS = 1e-9
 PRODUCT_SECONDS = 4.5e-11
 """Assumed time of one thread for one float64 multiplication and addition."""
 
+WRITE_BYTES = 4e8
+"""Assumed bytes a second that one thread writes durably and reads back."""
+
 EIGENVECTOR_SQUARES = 3
 """Number of (N, N) arrays that an eigendecomposition needs."""
 

@@ -67,7 +67,7 @@ class Plan:
     chunk_bytes : int
         Size of the scores of a chunk on disk, in bytes; not the memory of a task.
     row_seconds : float
-        Predicted seconds for one row on one thread.
+        Seconds for one row on one thread: as measured on some of the rows, by `plan_score`, or predicted.
     threads : int
         Threads of all workers.
     have_bytes : int
@@ -103,7 +103,9 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Predicted seconds for the remaining chunks."""
-        return (self.chunks - self.done) * self.chunk_rows * self.row_seconds / self.threads + self.file_seconds
+        chunks = self.chunks - self.done
+        task_seconds = self.chunk_rows * self.row_seconds + self.chunk_bytes / budget.WRITE_BYTES
+        return chunks * task_seconds / self.threads + self.file_seconds
 
     @property
     def file_seconds(self) -> float:
@@ -140,7 +142,7 @@ class Plan:
             "tasks": f"{self.chunks - self.done:,}, {self.threads} at a time",
             "task": f"{size(self.task_bytes)} of memory, where a worker has {size(self.have_bytes)} for each",
             "model": f"{size(self.model_bytes)} a worker" + (", weights read from the store" * self.streamed),
-            "time": f"about {budget.format_seconds(self.seconds)} on paper",
+            "time": f"about {budget.format_seconds(self.seconds)}",
         }
         return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
 

@@ -27,7 +27,7 @@ from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
 from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
 from dkfm.scoring.report import ScoreReport, slowest_chunks
-from dkfm.scoring.tasks import SharedTaskArguments, find_sound_receipts, score_chunk
+from dkfm.scoring.tasks import SharedTaskArguments, find_sound_receipts, measure_row_seconds, score_chunk
 from dkfm.sources import chunk_cache, csr_npz
 from dkfm.sources.base import NamedColumns
 
@@ -155,6 +155,8 @@ def plan_score(
 ) -> Plan:
     """Return the plan of `batch_score` with the same arguments; write nothing.
 
+    Some rows are read and scored, where the job's tasks run, to predict its time.
+
     Raises
     ------
     InvalidInputError, StoreError, ClusterError
@@ -171,9 +173,29 @@ def plan_score(
     """
     request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
     with open_job(model, source, request, client) as job:
-        if job.executor.client is not None and job.plan.task_bytes <= job.plan.have_bytes:
+        if job.plan.task_bytes > job.plan.have_bytes:
+            return job.plan
+        if job.executor.client is not None:
             worker_checks.check_workers(job.executor.client, _make_worker_requirements(job, "", b""))
-        return job.plan
+        return replace(job.plan, row_seconds=_measure_row_seconds(job))
+
+
+def _measure_row_seconds(job: ScoringJob) -> float:
+    """Return the seconds of one thread for one row, as a task of the job measures them where it runs."""
+    work, measured = _make_task_arguments(job, job.output), list[float]()
+    run_tasks(job.executor, "dkfm-plan", measure_row_seconds, [(work,)], 1, progress=False, on_result=measured.append)
+    return measured[0]
+
+
+def _make_task_arguments(
+    job: ScoringJob, output: Output, requirements: WorkerRequirements | None = None
+) -> SharedTaskArguments:
+    """Return the arguments that the tasks of a job share."""
+    source = job.source.with_float32() if output.compute_dtype == "float32" else job.source
+    return SharedTaskArguments(
+        *(job.model, job.model_record.digest, job.trusted, job.plan.streamed, source, job.plan.piece_rows),
+        *(output, str(output.settings["on_invalid"]), requirements),
+    )
 
 
 def _make_worker_requirements(job: ScoringJob, probe_name: str, probe_content: bytes) -> WorkerRequirements:
@@ -333,12 +355,7 @@ class _JobRun:
             self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
             new_journal.add(receipt)
 
-        source = job.source.with_float32() if output.compute_dtype == "float32" else job.source
-        on_invalid = str(output.settings["on_invalid"])
-        work = SharedTaskArguments(
-            *(job.model, job.model_record.digest, job.trusted, job.plan.streamed, source, job.plan.piece_rows),
-            *(output, on_invalid, self._requirements),
-        )
+        work = _make_task_arguments(job, output, self._requirements)
         unverified_work = replace(work, distrusts_existing_files=True)
         tasks = ((unverified_work if number in self._unverified else work, number) for number in chunk_numbers)
         return run_tasks(

@@ -29,6 +29,9 @@ from dkfm.sources.base import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_MEASURED_ROWS = 1024
+"""Rows that are scored to predict the time of a job."""
+
 _MAX_NAMED_ROWS = 5
 """Most rows that a message names."""
 
@@ -93,6 +96,22 @@ def score_chunk(work: SharedTaskArguments, number: int) -> Receipt:
         worker=worker_address() or f"process {os.getpid()}",
         is_preexisting=existed,
     )
+
+
+def measure_row_seconds(work: SharedTaskArguments) -> float:
+    """Read and score some rows of a job without writing them; return the seconds for one row on one thread."""
+    scorer = get_saved_scorer(work.model, work.model_digest, work.trusted, work.streamed)
+    names, piece = [columns.output for columns in work.output.columns], min(work.piece_rows, work.output.rows)
+    start = time.perf_counter()
+    Z = work.source.read(slice(0, piece))
+    read_seconds: float = (time.perf_counter() - start) / piece
+    sample, seconds = Z[:_MEASURED_ROWS], list[float]()
+    with single_blas_thread(scorer.may_call_scipy_blas):
+        for _ in range(3):  # the first call may compile
+            start = time.perf_counter()
+            _score_or_nan(scorer, names, sample, work.source, 0)
+            seconds.append(time.perf_counter() - start)
+    return read_seconds + min(seconds) / int(sample.shape[0])
 
 
 def _piece_slices(work: SharedTaskArguments, rows: slice) -> list[slice]:

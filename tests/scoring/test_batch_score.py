@@ -1,5 +1,6 @@
 """Batch scoring: every row there and right, whatever the chunks; outputs that are not finished are never read."""
 
+import importlib
 import json
 import os
 import re
@@ -365,7 +366,18 @@ def test_chunks_whose_files_take_long_are_warned_of(fitted, tmp_path, monkeypatc
         warnings.simplefilter("error")
         dkfm.plan_score(fitted, rows, tmp_path / "out", chunk_rows=2)
     more = small.chunks - large.chunks
-    assert small.seconds - large.seconds == pytest.approx(more * budget.CHUNK_SECONDS / large.threads)
+    assert small.file_seconds - large.file_seconds == pytest.approx(more * budget.CHUNK_SECONDS / large.threads)
+
+
+def test_the_time_of_a_plan_is_that_of_its_kernel(tmp_path, monkeypatch):
+    (tmp_path / "plain_product.py").write_text("def product(x, y):\n    return float(x @ y)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    product = importlib.import_module("plain_product").product
+    rows, seconds = np.random.default_rng(0).normal(size=(60, 3)), []
+    for kernel in (kernels.Gaussian(1.0), kernels.Pairwise(product)):  # a hundred times as long
+        seconds.append(dkfm.plan_score(dkfm.KernelPCA(2, kernel=kernel).fit(rows), rows, tmp_path / "out").row_seconds)
+    assert 0 < 10 * seconds[0] < seconds[1]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
