@@ -1,9 +1,17 @@
 """Exceptions and warnings of dkfm; a message says in a sentence what was expected, what came, and what to do."""
 
 import reprlib
+from collections.abc import Iterable
 
 _MAX_MESSAGE = 2000
 """Longest message, in characters, even if it repeats long values."""
+
+
+_MIN_SIMILARITY = 0.75
+"""Least share of common characters, as of difflib, of names that differ by a typing error."""
+
+_MIN_PREFIX = 3
+"""Fewest characters of a name whose beginning alone suggests it."""
 
 
 def extract_reason(error: BaseException) -> str:
@@ -15,6 +23,33 @@ def extract_reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     message = lines[0][:300].rstrip(". ") if lines else ""
     return message or type(error).__name__
+
+
+def find_similar_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that a wrong name was probably meant for; none rather than unrelated ones.
+
+    These differ by a typing error, begin with the wrong name, or contain its words.
+
+    >>> find_similar_names("gausian", ["gaussian", "laplacian"]), find_similar_names("spline", ["cosine", "linear"])
+    (['gaussian'], [])
+    >>> find_similar_names("--rows", ["--chunk-rows", "--progress"])
+    ['--chunk-rows']
+    """
+    from difflib import SequenceMatcher
+
+    def simplify(text: str) -> str:
+        return text.lower().replace("_", "-").strip("-")
+
+    def rank(other: str) -> float:
+        theirs = simplify(other)
+        if (len(plain) >= _MIN_PREFIX and theirs.startswith(plain)) or words <= set(theirs.split("-")):
+            return 1.0
+        return SequenceMatcher(None, plain, theirs).ratio()
+
+    plain = simplify(name)
+    words = set(plain.split("-"))
+    ranks = {other: rank(other) for other in known}
+    return sorted((other for other in ranks if ranks[other] >= _MIN_SIMILARITY), key=lambda other: -ranks[other])[:3]
 
 
 def shorten(text: str, most: int = 100) -> str:

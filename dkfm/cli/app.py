@@ -18,7 +18,7 @@ from dkfm import __version__
 from dkfm.cli import demo_bench_compare, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
 from dkfm.core.terminal_output import escape_control_characters, print_message, print_result
-from dkfm.errors import DkfmError, StalledError
+from dkfm.errors import DkfmError, StalledError, find_similar_names
 from dkfm.files import temporary_folders
 
 if TYPE_CHECKING:
@@ -67,7 +67,16 @@ def _escape_usage_errors() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        raise click.UsageError(escape_control_characters(error.format_message()), error.ctx) from None
+        raise click.UsageError(escape_control_characters(_describe_usage_error(error)), error.ctx) from None
+
+
+def _describe_usage_error(error: click.UsageError) -> str:
+    """Return the message of a usage error; of the names that click suggests, only those that are similar."""
+    wrong = getattr(error, "option_name", None) or getattr(error, "command_name", None)
+    if wrong is None or not getattr(error, "possibilities", None):
+        return error.format_message()
+    near = find_similar_names(wrong, error.possibilities)  # type: ignore[attr-defined]  # of two of click's classes
+    return f"{error.message} Did you mean {' or '.join(near)}?" if near else error.message
 
 
 def _format_warning(

@@ -3,7 +3,7 @@
 import io
 import os
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeAlias
 
 from dkfm.errors import InvalidInputError, StoreError
@@ -13,6 +13,18 @@ from dkfm.files.object_store import Remote, open_file
 
 Location: TypeAlias = Path | Remote
 """A file or folder of this file system, or an object or prefix on an object store."""
+
+_PARQUET = ".parquet"
+
+_OTHER_FORMATS = frozenset(
+    (
+        *(".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc", ".pkl", ".pickle", ".joblib"),
+        *(".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".html", ".xlsx", ".yaml", ".yml"),
+        *(_PARQUET, ".pq", ".feather", ".arrow", ".ipc", ".orc", ".avro", ".db", ".sqlite"),
+        *(".zip", ".tar", ".gz", ".bz2", ".xz", ".zst"),
+    )
+)
+"""Suffixes, in lower case, that promise a format which a Zarr store is not."""
 
 
 def parse_remote(path: object) -> "Remote | None":
@@ -83,6 +95,34 @@ def stamp(location: Location) -> str:
 def stamp_with_ctime(location: Location) -> str:
     """Return the state of a file or of all files below a location; on an object store, the stamp."""
     return digest_path_stats(location, include_ctime=True) if isinstance(location, Path) else location.stamp()
+
+
+def require_store_suffix(written: Location, what: str, *, allow_parquet: bool = False) -> None:
+    """Raise an InvalidInputError if the name of a store to write promises another format.
+
+    Parameters
+    ----------
+    written : Path or Remote
+        Location that will be written.
+    what : str
+        Name of `written` in messages, as "output".
+    allow_parquet : bool
+        Whether a name that ends in ``.parquet`` stands for a folder of Parquet files.
+
+    Examples
+    --------
+    >>> require_store_suffix(Path("scores.zarr"), "output")
+    >>> require_store_suffix(Path("model.pkl"), "model")
+    Traceback (most recent call last):
+    dkfm.errors.InvalidInputError: The model model.pkl cannot be a .pkl file; dkfm writes Zarr: name it model.zarr.
+    """
+    suffix, name = PurePath(str(written)).suffix, PurePath(str(written)).stem
+    if suffix.lower() not in _OTHER_FORMATS or (allow_parquet and suffix == _PARQUET):
+        return
+    forms = f"Zarr: name it {name}.zarr"
+    if allow_parquet:
+        forms = f"Zarr (name it {name}.zarr, or as you like) or Parquet (name it {name}{_PARQUET})"
+    raise InvalidInputError(f"The {what} {written} cannot be a {suffix} file; dkfm writes {forms}.")
 
 
 def require_disjoint(written: Location, what: str, read_locations: Iterable[Location | None]) -> None:

@@ -8,12 +8,11 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
-from difflib import get_close_matches
 from importlib import import_module
 from types import CodeType, FunctionType
 from typing import Any
 
-from dkfm.errors import InvalidInputError, KernelError, UntrustedError, format_value, shorten
+from dkfm.errors import InvalidInputError, KernelError, UntrustedError, find_similar_names, format_value, shorten
 from dkfm.kernels.algebra import Constant, Power, Product, Scaled, Sum
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Function, Outer, Pairwise, Precomputed
@@ -221,8 +220,8 @@ def _lookup(name: object, registry: Mapping[str, type]) -> type:
     if isinstance(name, str) and name in registry:
         return registry[name]
     translated = _ALIASES.get(str(name))
-    near = get_close_matches(str(name).lower(), _NUMERIC) if translated is None else [translated]
-    hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(_NUMERIC)}"
+    near = find_similar_names(str(name)[:50], registry) if translated is None else [translated]
+    hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(registry)}"
     raise KernelError(f"There is no kernel named {format_value(name, 50)}; {hint}.")
 
 

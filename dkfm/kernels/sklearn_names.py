@@ -5,12 +5,11 @@ scikit-learn is not imported: its objects are recognized by their module and cla
 
 import warnings
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from math import inf, sqrt
 from typing import Any, TypeAlias
 
-from dkfm.errors import DkfmWarning, KernelError
+from dkfm.errors import DkfmWarning, KernelError, find_similar_names
 from dkfm.kernels import serialization
 from dkfm.kernels.algebra import Constant, Power
 from dkfm.kernels.base import Kernel
@@ -113,10 +112,11 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
             raise KernelError(f"{kernel!r:.100} has parameters of its own; {_join_names(parameters)} belong to a name.")
         return _from_gaussian_process(kernel)
     if kernel not in _FACTORIES:
-        near = get_close_matches(kernel, _FACTORIES) or sorted(_FACTORIES)
+        near = find_similar_names(kernel[:50], _FACTORIES)
+        hint = f"near it: {', '.join(near)}" if near else f"it has {', '.join(sorted(_FACTORIES))}"
         own = serialization.find_class_name(kernel)
-        hint = f"; dkfm's own is the class kernels.{own}" if own else ""
-        raise KernelError(f"scikit-learn has no kernel named {kernel!r:.50}; near it: {', '.join(near)}{hint}.")
+        ours = f"; dkfm's own is the class kernels.{own}" if own else ""
+        raise KernelError(f"scikit-learn has no kernel named {kernel!r:.50}; {hint}{ours}.")
     known = _PARAMETERS.get(kernel, ())
     unknown = set(parameters).difference(known)
     if unknown:

@@ -23,7 +23,7 @@ from dkfm.execution.executors import Executor, open_executor
 from dkfm.files import change_detection, temporary_folders
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import translate_write_errors
-from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint
+from dkfm.files.location import Location, is_remote, locate, parse_remote, require_disjoint, require_store_suffix
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
@@ -121,6 +121,7 @@ def open_job(
     if chunk_rows is not None:
         chunk_rows = chunking.require_count(chunk_rows, "chunk_rows")
     target, client = locate(request.destination), find_client(client)
+    require_store_suffix(target, "output", allow_parquet=True)
     if isinstance(model, Savable):
         trusted = serialization.function_paths(model.kernel_)
     else:

@@ -84,7 +84,7 @@ def _open_location(
     if suffix not in _OPENERS:
         raise InvalidInputError(
             f"{location} is neither a .npy, .npz or .parquet file, nor a folder of .parquet files, nor a Zarr version "
-            "3 store."
+            "3 store; save its rows as one of these."
         )
     return _OPENERS[suffix](location)
 

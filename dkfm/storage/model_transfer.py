@@ -19,7 +19,7 @@ from dkfm.errors import (
     UnsupportedStoreError,
 )
 from dkfm.files import local, temporary_folders
-from dkfm.files.location import parse_remote
+from dkfm.files.location import locate, parse_remote, require_store_suffix
 from dkfm.files.object_store import Remote
 from dkfm.storage import json_reading, own_files, zarr_schema, zarr_store
 from dkfm.storage.model_store import Record, load_record, save_record
@@ -36,11 +36,14 @@ def save_model(path: str | Path, record: Record, *, overwrite: bool = False) -> 
 
     Raises
     ------
+    InvalidInputError
+        The name ends like a file of another format.
     StoreExistsError
         Something exists there; it is left untouched.
     UnreachableError
         The upload failed; files that were uploaded have no marker and can be overwritten.
     """
+    require_store_suffix(locate(path), "model")
     remote = parse_remote(path)
     if remote is None:
         return save_record(local.local_path(path).absolute(), record, overwrite=overwrite)
@@ -68,7 +71,8 @@ def read_store_kind(path: str | Path) -> str:
 
 
 def require_free_location(path: str | Path) -> None:
-    """Raise a StoreExistsError if something exists at a path or a URL."""
+    """Raise an error if something exists at a path or a URL, or no model can have its name."""
+    require_store_suffix(locate(path), "model")
     remote = parse_remote(path)
     if remote is None:
         zarr_store.require_free(local.local_path(path).absolute())

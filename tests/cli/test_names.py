@@ -1,0 +1,108 @@
+"""Names that the command line refuses: outputs that promise another format, and misspelt options and kernels."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkfm
+from dkfm.cli.app import main
+from dkfm.errors import InvalidInputError, find_similar_names
+from dkfm.kernels.serialization import _NUMERIC
+
+OTHERS = [".csv", ".npy", ".npz", ".h5", ".hdf5", ".feather", ".arrow", ".txt", ".json", ".CSV", ".pq", ".PARQUET"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    np.save("train.npy", rng.normal(size=(40, 3)))
+    dkfm.KernelPCA(2, kernel=dkfm.kernels.Linear()).fit(np.load("train.npy")).save("model")
+    return tmp_path
+
+
+@pytest.fixture
+def run(here):
+    return lambda line: CliRunner().invoke(main, line.split())
+
+
+@pytest.mark.parametrize("suffix", OTHERS)
+def test_an_output_that_promises_another_format_is_refused_before_any_work(run, here, suffix):
+    before = sorted(here.rglob("*"))
+    for line in (f"score none none out{suffix}", f"score model train.npy out{suffix} --dry-run"):  # inputs come later
+        result = run(line)
+        assert result.exit_code == 1
+        assert f"out{suffix} cannot be a {suffix} file; dkfm writes Zarr" in result.stderr
+        assert "or Parquet (name it out.parquet)" in result.stderr
+        assert result.stderr.count("\n") == 1
+    with pytest.raises(InvalidInputError, match="dkfm writes Zarr"):
+        dkfm.batch_score("model", "train.npy", Path(f"out{suffix}"), overwrite=True)
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("suffix", [*OTHERS, ".parquet"])
+def test_a_model_that_promises_another_format_is_refused_before_the_fit(run, here, suffix):
+    before = sorted(here.rglob("*"))
+    result = run(f"fit none.npy new{suffix} --kernel linear")
+    assert result.exit_code == 1
+    assert f"new{suffix} cannot be a {suffix} file; dkfm writes Zarr: name it new.zarr." in result.stderr
+    with pytest.raises(InvalidInputError, match="dkfm writes Zarr"):
+        dkfm.load("model").save(f"new{suffix}", overwrite=True)
+    with pytest.raises(InvalidInputError, match="dkfm writes Zarr"):
+        dkfm.load("model").save(f"memory://bucket/new{suffix}")
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["out", "out.zarr", "out.2024", "run.1.zarr", "scores.of.me", "a.csv/out"])
+def test_names_that_promise_nothing_else_are_taken(run, here, name):
+    (here / "a.csv").mkdir()
+    assert run(f"score model train.npy {name}").exit_code == 0
+    assert dkfm.open_scores(name).shape == (40, 2)
+
+
+def test_an_input_of_an_unknown_format_says_which_are_known(run, here):
+    Path("rows.csv").write_text("1,2,3\n")
+    told = run("score model rows.csv out").stderr
+    assert "rows.csv is neither a .npy, .npz or .parquet file" in told
+    assert "save its rows as one of these" in told
+
+
+@pytest.mark.parametrize("name", sorted(_NUMERIC))
+def test_a_misspelt_name_is_told_the_one_that_was_meant(name):
+    middle = len(name) // 2
+    for wrong in (name[:middle] + name[middle + 1 :], f"{name}s", name.upper(), name[:4], name.replace("_", "-")):
+        assert name in find_similar_names(wrong, _NUMERIC), wrong
+
+
+@pytest.mark.parametrize("name", ["spline", "product", "sine-wave", "cubic", "poisson", "", "x", "a" * 50])
+def test_an_unrelated_name_is_told_no_name(name):
+    assert find_similar_names(name, _NUMERIC) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("fit a b --kernal linear", "Did you mean --kernel?"),
+        ("fit a b --n-component 3", "Did you mean --components?"),
+        ("score a b c --rows 3", "Did you mean --chunk-rows?"),
+        ("score a b c --timeout 3", "Did you mean --stall-timeout?"),
+        ("fit a b --seed 3", "No such option '--seed'.\n"),
+        ("fit a b --degree 3", "No such option '--degree'.\n"),
+        ("score a b c --verbose", "No such option '--verbose'.\n"),
+        ("score a b c --address x", "No such option '--address'.\n"),
+        ("skore a b c", "No such command 'skore'. Did you mean score?"),
+        ("bake", "No such command 'bake'.\n"),
+    ],
+)
+def test_an_unknown_option_or_command_is_told_what_is_near_and_no_nonsense(run, line, words):
+    result = run(line)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert ("Did you mean" in result.stderr) == ("Did you mean" in words)
+
+
+def test_an_unknown_kernel_is_told_those_that_there_are(run):
+    assert "there are additive_chi_squared, arc_cosine" in run("fit train.npy m --kernel spline").stderr
+    with pytest.raises(dkfm.errors.KernelError, match="it has additive_chi2, chi2"):
+        dkfm.kernels.from_sklearn("warped")
