@@ -163,6 +163,10 @@ class WorkerDiedError(ClusterError):
     """A task whose workers all died."""
 
 
+class PartialOutputError(ClusterError):
+    """A job with chunks that cannot be done, because every worker that scored them died; all other chunks are there."""
+
+
 class ConvergenceError(DkfmError, RuntimeError):
     """An iteration that did not converge within its maximum number of steps."""
 

@@ -7,6 +7,7 @@ from dkfm.cli import early_interrupt  # noqa: F401  # first: the imports below t
 import json
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkfm import __version__
-from dkfm.cli import demo_bench_compare, option_parsing, performance_report, process
+from dkfm.cli import demo_bench_compare, failures, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
-from dkfm.core.terminal_output import escape_control_characters, print_message, print_result
+from dkfm.core.terminal_output import escape_control_characters, print_result
 from dkfm.errors import DkfmError, StalledError, find_similar_names
 from dkfm.files import temporary_folders
 
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
 
 class _Group(click.Group):
-    """Command group with exit codes 0 for success, 1 for an error, 2 for wrong usage, and 130 for an interruption."""
+    """Command group whose errors are sentences with the exit codes of `dkfm.cli.failures`."""
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # click's signature
         """Run a command; without `args`, as the whole of this process and with its command line."""
+        failures.read_json_option(sys.argv[1:] if args is None else args)
         if args is None:
             process.run_command(lambda: super(_Group, self).main(args, *others, **options))
         return super().main(args, *others, **options)
@@ -48,26 +50,27 @@ class _Group(click.Group):
             with _escape_usage_errors():
                 return super().invoke(ctx)
         except DkfmError as error:
-            print_message(f"{type(error).__name__}: {error}")
+            code = failures.report_failure(type(error), str(error))
             if isinstance(error, StalledError):
                 temporary_folders.remove_all_folders()
-                os._exit(1)  # a normal exit would wait for a thread that does not end
-            ctx.exit(1)
+                os._exit(code)  # a normal exit would wait for a thread that does not end
+            ctx.exit(code)
         except KeyboardInterrupt:
             hint = "; dkfm score goes on from there with the same command" * (ctx.invoked_subcommand == "score")
-            print_message(f"Interrupted{hint}.")
-            ctx.exit(process.INTERRUPTED)
+            ctx.exit(failures.report_failure(KeyboardInterrupt, f"Interrupted{hint}."))
         finally:
             warnings.formatwarning = former_format
 
 
 @contextmanager
 def _escape_usage_errors() -> Iterator[None]:
-    """Escape control characters in usage errors, which repeat arguments."""
+    """Escape control characters in usage errors, which repeat arguments; print them as JSON too if asked for."""
     try:
         yield
     except click.UsageError as error:
-        raise click.UsageError(escape_control_characters(_describe_usage_error(error)), error.ctx) from None
+        message = escape_control_characters(_describe_usage_error(error))
+        failures.print_json_failure(click.UsageError, message)
+        raise click.UsageError(message, error.ctx) from None
 
 
 def _describe_usage_error(error: click.UsageError) -> str:
@@ -110,7 +113,7 @@ _TRUSTED = click.option(
 )
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=failures.EXPLANATION)
 @click.version_option(__version__, prog_name="dkfm")
 def main() -> None:
     """Exact, explicit feature maps of any kernel, built and applied with Dask."""
@@ -276,8 +279,11 @@ def score(
         }
         if dry_run:
             plan = plan_score(model, input, output, **arguments)  # type: ignore[arg-type]  # a dict of different types
-            print_result(*(plan.to_json() if as_json else str(plan)).splitlines())
+            if not as_json:
+                print_result(*str(plan).splitlines())
             plan.require()
+            if as_json:  # in place of a plan that is refused, the refusal is printed
+                print_result(plan.to_json())
             return
         report = batch_score(
             model,

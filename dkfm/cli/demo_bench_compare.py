@@ -90,6 +90,9 @@ def compare(
     names = list(rows.columns) if isinstance(rows, NamedColumns) else None
     held_out = None if test is None else open_source(test, "test", columns=names)
     result = compare_kernels(kernels, rows, y, test=held_out, test_labels=t, embedding=html is not None)
-    print_result(*(result.to_json() if as_json else str(result)).splitlines())
+    if not as_json:
+        print_result(*str(result).splitlines())
     if html is not None:
         result.save_page(html)
+    if as_json:  # last: if the page cannot be written, that is what is printed
+        print_result(*result.to_json().splitlines())

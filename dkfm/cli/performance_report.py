@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from dkfm.cli import option_parsing
 from dkfm.core.terminal_output import print_message
 from dkfm.errors import ClusterError, InvalidInputError, extract_reason
@@ -40,7 +42,7 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
 
     Raises
     ------
-    ClusterError
+    click.UsageError
         There is no scheduler to report on.
     InvalidInputError, StoreError
         No file can be written at the path.
@@ -50,12 +52,12 @@ def require_report(page: str | None, scheduler: str | None, *used: str) -> None:
     >>> require_report(None, None)
     >>> require_report("report.html", None)
     Traceback (most recent call last):
-    dkfm.errors.ClusterError: There is no cluster to report on; name one with --scheduler.
+    click.exceptions.UsageError: There is no cluster to report on; name one with --scheduler.
     """
     if page is None:
         return
     if scheduler is None:
-        raise ClusterError("There is no cluster to report on; name one with --scheduler.")
+        raise click.UsageError("There is no cluster to report on; name one with --scheduler.")
     option_parsing.require_parent_folder(page)
     path = Path(page).resolve()
     if path.exists() and not path.is_file():

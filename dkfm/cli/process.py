@@ -15,14 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from dkfm.cli import failures
 from dkfm.core.terminal_output import print_message
 from dkfm.errors import OutputError, ResourceError, extract_reason
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
-
-INTERRUPTED = 128 + signal.SIGINT
-"""Exit code of a command that was interrupted, as in shells."""
 
 _REPEAT_AFTER = 0.01
 """Seconds after which an interruption is raised again if Python dropped the exception."""
@@ -39,8 +37,7 @@ _NO_SEGMENT = "failed to map segment"
 _NO_THREAD = "can't start new thread"
 """Message of the RuntimeError if the limit of threads is reached."""
 
-_OUTPUT_ERROR = f"{OutputError.__name__}: Standard output cannot be written: {{}}."
-
+_OUTPUT_ERROR = "Standard output cannot be written: {}."
 
 _owns_process = False
 """Whether a command is the whole of this process."""
@@ -68,14 +65,12 @@ def run_command(command: Callable[[], object]) -> NoReturn:
             code = 1
     except BaseException as error:
         if interruption.raised or isinstance(error, KeyboardInterrupt):  # a library may raise another error instead
-            print_message("Interrupted.")
-            code = INTERRUPTED
+            code = failures.report_failure(KeyboardInterrupt, "Interrupted.")
         else:
-            print_message(_describe_error(error))
+            code = failures.report_failure(*_describe_error(error))
     interruption.exit_on_next_interruption()
     if (failure := _flush_streams()) is not None and not code:
-        print_message(_OUTPUT_ERROR.format(failure))
-        code = 1
+        code = failures.report_failure(OutputError, _OUTPUT_ERROR.format(failure))
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -142,7 +137,7 @@ class _InterruptionHandler:
     def _exit_now(self, number: int, frame: FrameType | None) -> None:
         """Exit at once, without cleaning up, except in the `_IGNORE_SECONDS` after `exit_on_next_interruption`."""
         if time.monotonic() - self._last >= _IGNORE_SECONDS:
-            os._exit(INTERRUPTED)
+            os._exit(failures.find_exit_code(KeyboardInterrupt))
 
     def _repeat_dropped(self, unraisable: "UnraisableHookArgs") -> None:
         """Raise an interruption again if Python dropped it in a destructor or a callback."""
@@ -171,18 +166,18 @@ def _flush_streams() -> str | None:
     return failure
 
 
-def _describe_error(error: BaseException) -> str:
-    """Return the message for an error that no command expects."""
+def _describe_error(error: BaseException) -> tuple[type[BaseException], str]:
+    """Return the class and the sentence to report for an error that no command expects."""
     if os.environ.get("DKFM_TRACEBACK"):
         raise error
     if isinstance(error, OSError) and (failure := _flush_streams()) is not None:
-        return _OUTPUT_ERROR.format(failure)
+        return OutputError, _OUTPUT_ERROR.format(failure)
     refusal = _describe_refused_resource(error)
     if refusal is not None:
-        return f"{ResourceError.__name__}: The system {refusal}."
+        return ResourceError, f"The system {refusal}."
     frame = traceback.extract_tb(error.__traceback__)[-1]
     cause = f"{extract_reason(error)} ({Path(frame.filename).name}, line {frame.lineno})"
-    return f"{type(error).__name__}: {cause}; dkfm did not expect this: DKFM_TRACEBACK=1 shows more."
+    return type(error), f"{cause}; dkfm did not expect this: DKFM_TRACEBACK=1 shows more."
 
 
 def _describe_refused_resource(error: BaseException) -> str | None:

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dkfm.core.budget import STALL_SECONDS
-from dkfm.errors import ClusterError, DamagedStoreError, DkfmWarning, StoreError, StoreExistsError, UnfitWorkerError
+from dkfm.errors import (
+    ClusterError,
+    DamagedStoreError,
+    DkfmWarning,
+    PartialOutputError,
+    StoreError,
+    StoreExistsError,
+    UnfitWorkerError,
+)
 from dkfm.execution import memory, worker_checks
 from dkfm.execution.model_cache import remove_model, shrink_to_free_memory
 from dkfm.execution.task_runner import Tally, run_tasks
@@ -365,10 +373,14 @@ class _JobRun:
         )
 
     def _require_no_fatal_chunks(self, output: Output, fatal: list[int]) -> None:
-        """Raise a ClusterError if any of the chunks killed every worker that scored it; `fatal` has their numbers."""
+        """Raise an error if any of the chunks killed every worker that scored it; `fatal` has their numbers.
+
+        It is a PartialOutputError if there are other chunks, else a ClusterError.
+        """
         if fatal:
+            kind = PartialOutputError if len(fatal) < output.n_chunks else ClusterError
             rows = ", ".join(f"{output.chunk_slice(n).start} to {output.chunk_slice(n).stop - 1}" for n in fatal[:5])
-            raise ClusterError(
+            raise kind(
                 f"Every worker died that scored rows {rows} (chunks {', '.join(map(str, fatal[:5]))}; {len(fatal)} "
                 f"such chunks), even alone; the other {output.n_chunks - len(fatal)} chunks are done."
             )

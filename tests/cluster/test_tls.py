@@ -95,7 +95,7 @@ def test_nobody_else_gets_in_and_each_is_told_so_in_a_sentence(who, address, job
     }
     environment = configured(tmp_path / "tls.yaml", ours, **given[who]) if who in given else {}
     asked = address.replace("tls://", "tcp://") if who.startswith("plain") else address
-    told, seconds = score(job, tmp_path / "out", asked, environment, code=1)
+    told, seconds = score(job, tmp_path / "out", asked, environment, code=3)
     assert harness.sentence(told).startswith(f"ClusterError: There is no scheduler at {asked} that takes us: ")
     assert seconds < 60
     assert not (tmp_path / "out").exists()

@@ -235,7 +235,7 @@ def test_no_scheduler_at_an_address_is_a_named_error():
     from dkfm.cli.app import main
 
     result = CliRunner().invoke(main, ["score", "m", "i", "o", "--scheduler", "tcp://127.0.0.1:1"])
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "There is no scheduler at tcp://127.0.0.1:1" in result.output
 
 

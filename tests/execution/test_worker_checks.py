@@ -135,7 +135,7 @@ def test_workers_of_other_versions_score_nothing(dry, tmp_path):
     job = harness.Job.made(tmp_path, rows=1000)
     _installed(tmp_path / "site", "numpy", "9.9")
     with harness.Site(tmp_path / "site", workers=1) as site:  # its folder comes first among what a worker imports
-        told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address, *dry), code=1)
+        told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address, *dry), code=3)
     assert harness.sentence(told).startswith("UnfitWorkerError: The worker tcp://127.0.0.1:")
     assert "has numpy 9.9, and the driver 2." in told
     assert not list((tmp_path / "out").rglob("c/*"))
@@ -146,7 +146,7 @@ def test_workers_without_dkfm_are_named(tmp_path):
     job = harness.Job.made(tmp_path, rows=1000)
     _lacking_dkfm(tmp_path / "site")
     with harness.Site(tmp_path / "site", workers=1) as site:
-        told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address), code=1)
+        told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address), code=3)
     told = harness.sentence(told)
     assert "The worker tcp://127.0.0.1:" in told
     assert "No module named 'dkfm'" in told
@@ -215,7 +215,7 @@ def test_a_scheduler_that_goes_while_workers_are_asked_is_one_sentence(tmp_path)
         harness.wait_for(lambda: list(tmp_path.glob("out/_journal/*")) or driver.poll() is not None, "the mark", 60)
         harness.end(site.scheduler)
         _, told = driver.communicate(timeout=harness.LIMIT)
-    assert driver.returncode == 1
+    assert driver.returncode == 3
     assert harness.sentence(told).startswith("ClusterError: ")
     assert "Traceback" not in told
 

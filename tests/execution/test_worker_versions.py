@@ -122,7 +122,7 @@ def test_a_real_worker_without_numba_scores_nothing_for_a_driver_that_has_it(tmp
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(HIDING)
     with harness.Site(tmp_path / "site", workers=1) as site:
-        told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address), code=1)
+        told = harness.run(job.command(tmp_path / "out", "--scheduler", site.address), code=3)
     told = harness.sentence(told)
     assert told.startswith("UnfitWorkerError: The worker tcp://127.0.0.1:")
     assert f"has no numba, and the driver {worker_checks.local_versions()['numba']}; install the same on both." in told

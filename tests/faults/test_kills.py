@@ -133,7 +133,7 @@ def test_a_task_that_kills_its_workers_is_named_and_all_else_is_done(tmp_path, m
     with Site(folder) as site:
         command = [*harness.DKFM, "score", *map(str, (tmp_path / "model", tmp_path / "rows.npy", target))]
         command += ["--chunk-rows", "100", "--trusted", "killer:kernel", "--no-progress", "--scheduler", site.address]
-        told = sentence(run(command, code=1))
+        told = sentence(run(command, code=4))
         assert "rows 1200 to 1299 (chunks 12" in told
         assert "the other 19 chunks are done" in told
         TOTALS.faults += 1
@@ -152,7 +152,7 @@ def test_workers_that_are_all_paused_are_a_sentence_within_the_stall_timeout(job
     with Site(tmp_path / "site", 1, DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE="0.01") as site:
         time.sleep(3)
         start = time.monotonic()
-        told = sentence(run(job.command(target, "--scheduler", site.address, "--stall-timeout", "4"), code=1))
+        told = sentence(run(job.command(target, "--scheduler", site.address, "--stall-timeout", "4"), code=3))
         assert time.monotonic() - start < 30
     TOTALS.faults += 1
     assert "StalledError" in told
@@ -167,7 +167,7 @@ def test_workers_that_are_gone_are_a_sentence_within_the_stall_timeout(job, tmp_
             wait_for(lambda: job.chunks_there(target) > 0, "a chunk")
             harness.end(site.nannies[0])
             TOTALS.faults += 1
-            assert driver.wait(60) == 1
+            assert driver.wait(60) == 3
     told = sentence(log.read_text())
     assert "StalledError" in told
     assert "there is no worker" in told

@@ -1,0 +1,66 @@
+"""Report the failure of a command: an exit code, a sentence on standard error, and with ``--json`` a JSON object."""
+
+import json
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+
+import click
+
+from dkfm.core.terminal_output import print_message, print_result
+from dkfm.errors import ClusterError, OutputError, PartialOutputError
+
+EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (KeyboardInterrupt, 128 + signal.SIGINT),  # as in shells
+    (click.UsageError, 2),
+    (PartialOutputError, 4),
+    (ClusterError, 3),
+    (BaseException, 1),
+)
+"""Exit code of each class of errors; the first entry that an error is an instance of counts."""
+
+EXPLANATION = """\b
+Exit codes:
+  0    done
+  1    the input, the model or a file is at fault, or does not fit
+  2    wrong usage
+  3    the cluster: no scheduler, or workers that are lost or unfit
+  4    partial: some chunks cannot be done, all others are there
+  130  interrupted
+With --json a failure is a JSON object on standard output too:
+  {"error": CLASS, "exit_code": CODE, "message": SENTENCE}"""
+"""Description of the exit codes in the help."""
+
+_as_json = False
+"""Whether a failure is printed as JSON too."""
+
+
+def read_json_option(words: Sequence[str]) -> None:
+    """Remember whether a command line has ``--json``, before it is parsed: a usage error is printed as JSON too."""
+    global _as_json  # noqa: PLW0603  # a fact about the command that runs
+    options = list(words)
+    _as_json = "--json" in options[: options.index("--") if "--" in options else None]
+
+
+def find_exit_code(kind: type[BaseException]) -> int:
+    """Return the exit code of a command that ends with an error of a class.
+
+    >>> find_exit_code(ClusterError), find_exit_code(ValueError)
+    (3, 1)
+    """
+    return next(code for base, code in EXIT_CODES if issubclass(kind, base))
+
+
+def report_failure(kind: type[BaseException], message: str) -> int:
+    """Print an error of a class in one sentence, and as JSON if that was asked for; return the exit code."""
+    print_message(message if kind is KeyboardInterrupt else f"{kind.__name__}: {message}")
+    print_json_failure(kind, message)
+    return find_exit_code(kind)
+
+
+def print_json_failure(kind: type[BaseException], message: str) -> None:
+    """Print an error of a class as a JSON object on standard output if that was asked for."""
+    if _as_json:
+        facts = {"error": kind.__name__, "exit_code": find_exit_code(kind), "message": message}
+        with suppress(OutputError):  # nobody reads it
+            print_result(json.dumps(facts))
