@@ -65,6 +65,7 @@ def tile_rows_within(available: int, d: int, blocks: int = 1, copies: int = 1) -
     >>> gram_task_bytes(tile_rows_within(10**9, 784), 784) <= 10**9
     True
     """
+    available = max(0, available)  # it is negative where the modules of a worker fill its memory
     # square t^2 + side t = available / 8
     square, side = max(blocks + 1, 3), (4 + copies) * (d + 2)
     return max(1, (isqrt(side * side + 4 * square * (available // _VALUE)) - side) // (2 * square))

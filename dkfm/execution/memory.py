@@ -5,9 +5,9 @@ import resource
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dkfm.core import budget
 from dkfm.errors import BudgetError, ClusterError
@@ -135,25 +135,33 @@ def require_disk(path: Path, need: int, what: str = "The Gram matrix") -> None:
 def task_budget(client: "Client | None", threads: int, shared: int = 0, needed: int | None = None) -> int:
     """Return the bytes that one task may allocate if every thread runs one and a process also holds `shared` bytes.
 
-    With a client, the smallest budget of all workers counts. Without one, the budget is that of this process with
-    `threads` threads. Its caches are emptied for it, unless `needed` bytes for one task are there without.
+    With a client, the smallest budget of all workers that have `needed` bytes for one task counts; if none has, the
+    largest. Without one, the budget is that of this process with `threads` threads. Its caches are emptied for it,
+    unless `needed` bytes for one task are there without.
     """
     if client is None:
         if needed is not None and (have := (free_memory() - shared) // threads) >= needed:
             return have
         return (available_memory() - shared) // threads
-    return find_smallest_task_budget(client, shared)[0]
+    budgets = [have(shared) for have in worker_task_budgets(client, shared).values()]
+    return budgets[0] if needed is None else next((have for have in budgets if have >= needed), budgets[-1])
 
 
-def find_smallest_task_budget(client: "Client", shared: int) -> tuple[int, str]:
-    """Return the smallest task budget of all workers, in bytes, and the address of that worker."""
+def worker_task_budgets(client: "Client", shared: int) -> dict[str, Callable[[int], int]]:
+    """Return the task budget of every worker by its address, the smallest first.
+
+    Each is a function of the bytes that the tasks of a process share, and returns bytes. The order is that for `shared`
+    bytes.
+    """
     facts = fetch_workers(client)
     if not facts:
         raise ClusterError("The scheduler does not answer, or has no workers; start one and try again.")
-    return min(
-        (thread_budget(fact["memory_limit"], int(fact["nthreads"]), shared, int(fact["metrics"]["memory"])), worker)
-        for worker, fact in facts.items()
-    )
+
+    def budget_of(fact: dict[str, Any], shared: int) -> int:
+        return thread_budget(fact["memory_limit"], int(fact["nthreads"]), shared, int(fact["metrics"]["memory"]))
+
+    addresses = sorted(facts, key=lambda address: budget_of(facts[address], shared))
+    return {address: partial(budget_of, facts[address]) for address in addresses}
 
 
 def thread_budget(limit: int | None, threads: int, shared: int, held: int) -> int:

@@ -19,6 +19,7 @@ from dkfm.errors import ClusterError, DkfmError, DkfmWarning, StoreError, UnfitW
 from dkfm.execution import memory
 from dkfm.execution.blas_threads import describe_blas_architectures, describe_blas_libraries, measure_task_blas_threads
 from dkfm.execution.clusters.current_client import fetch_workers, worker_address
+from dkfm.execution.executors import Executor
 from dkfm.sources.base import Source
 from dkfm.storage.output_files import OutputLocation
 
@@ -84,23 +85,30 @@ def probe_file(location: OutputLocation, name: str, text: bytes) -> Iterator[Non
 
 
 @contextmanager
-def check_workers_with_probe(client: "Client", requirements: WorkerRequirements) -> Iterator[None]:
-    """Check every worker, and keep the probe file in place until the context ends.
+def check_workers_with_probe(executor: Executor, requirements: WorkerRequirements) -> Iterator[None]:
+    """Exclude unfit workers, and keep the probe file in place until the context ends.
 
     Workers that join later check themselves. `check_workers` lists the errors and warnings.
     """
     with probe_file(requirements.location, requirements.probe, requirements.probe_text):
-        check_workers(client, requirements)
+        exclude_unfit_workers(executor, requirements)
         yield
 
 
-def check_workers(client: "Client", requirements: WorkerRequirements) -> None:
-    """Raise unless every worker of a cluster that answers meets the requirements.
+def exclude_unfit_workers(executor: Executor, requirements: WorkerRequirements) -> None:
+    """Check every worker of an executor's cluster; those that are unfit get no tasks, and a warning names each."""
+    if executor.client is not None:
+        for error in check_workers(executor.client, requirements):
+            executor.exclude_worker(error)
+
+
+def check_workers(client: "Client", requirements: WorkerRequirements) -> list[UnfitWorkerError]:
+    """Return an error for every worker that does not meet the requirements; it names the worker and the remedy.
 
     Raises
     ------
     UnfitWorkerError
-        A worker does not meet them. The message names the worker and the remedy.
+        No worker meets them.
     ClusterError
         The scheduler or all of the workers do not answer.
 
@@ -114,15 +122,20 @@ def check_workers(client: "Client", requirements: WorkerRequirements) -> None:
         raise ClusterError("The scheduler does not answer; is it still there?")
     answers = _ask_workers(client, list(workers), requirements)
     blas: dict[str, list[str]] = {}
+    unfit: list[UnfitWorkerError] = []
     for worker, answer in answers.items():
-        if isinstance(answer, _Answer):
-            _raise_if_unfit(worker, answer.fault)
+        if isinstance(answer, _Answer) and not answer.fault:
             blas.setdefault(answer.blas, []).append(worker)
         elif not isinstance(answer, OSError):  # an OSError means that the worker left or is slow
-            _raise_if_unfit(worker, _describe_error(answer))
+            fault = answer.fault if isinstance(answer, _Answer) else _describe_error(answer)
+            unfit.append(UnfitWorkerError(worker, fault))
+    late = [worker for worker, answer in answers.items() if isinstance(answer, TimeoutError)]
+    if unfit and not blas and not late:
+        raise unfit[0]
     _warn_of_blas(blas)
-    if answers and all(isinstance(answer, TimeoutError) for answer in answers.values()):
+    if answers and len(late) == len(answers):
         raise ClusterError(f"No worker has answered in {_ANSWER_TIMEOUT:.0f} seconds; are they still there?")
+    return unfit
 
 
 def local_versions(*, tables: bool = False) -> dict[str, str | None]:
@@ -154,7 +167,8 @@ def _check_this_worker_once(requirements: WorkerRequirements) -> None:
     from distributed import get_worker
 
     worker = get_worker()
-    _raise_if_unfit(str(worker.address), _find_fault(worker, requirements))
+    if fault := _find_fault(worker, requirements):
+        raise UnfitWorkerError(str(worker.address), fault)
 
 
 @dataclass(frozen=True)
@@ -245,11 +259,6 @@ def _find_memory_fault(worker: "Worker", requirements: WorkerRequirements) -> st
 def _find_blas_fault() -> str:
     threads = measure_task_blas_threads()
     return f"computes with {threads} BLAS threads a task; start it with OMP_NUM_THREADS=1." if threads > 1 else ""
-
-
-def _raise_if_unfit(worker: str, fault: str) -> None:
-    if fault:
-        raise UnfitWorkerError(worker, fault)
 
 
 def _describe_error(answer: object) -> str:

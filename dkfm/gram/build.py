@@ -123,17 +123,17 @@ def build_gram(
             return _open_finished(root)
         n, width = source.shape[0], chunking.count_tiles(source.max_size_in_float64s(rows), rows)
         with open_executor(client) as executor:
-            have = memory.task_budget(client, executor.threads)
+            need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
+            have = memory.task_budget(client, executor.threads, needed=need)
             fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
             remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
-            need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
             budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
             memory.require_disk(root, _disk_bytes(n, source.mean_values_per_row, rows) - _existing_bytes(root))
             rows = _ensure_store(root, identity, source, rows)
             readable = source if client is None else _store_rows_for_workers(source, root, rows)
             pairs = list(chunking.lower_triangle_tile_indices(n, rows))
             requirements = _make_worker_requirements(root, source if readable is source else None, need)
-            with nullcontext() if client is None else worker_checks.check_workers_with_probe(client, requirements):
+            with nullcontext() if client is None else worker_checks.check_workers_with_probe(executor, requirements):
                 checked = None if client is None else requirements
                 tasks = ((kernel, readable, str(root), pair, rows, checked) for pair in pairs)
                 tally = run_tasks(executor, "dkfm-gram", write_tile, tasks, len(pairs), progress)

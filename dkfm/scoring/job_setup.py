@@ -4,7 +4,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from dkfm.errors import DamagedStoreError, DkfmWarning, IncompleteStoreError, In
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import Executor, open_executor
+from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import change_detection, temporary_folders
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import translate_write_errors
@@ -33,7 +34,7 @@ from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan, WriteCopies
 from dkfm.scoring.receipts import Receipt
-from dkfm.scoring.tasks import HasIds
+from dkfm.scoring.tasks import HasIds, SharedTaskArguments
 from dkfm.sources.base import NamedColumns, Source
 from dkfm.sources.csr_copy import CsrCopySource
 from dkfm.sources.memory import FrameSource, MemorySource
@@ -108,6 +109,16 @@ class ScoringJob:
     """Whether to replace what is at the destination."""
     executor: Executor
     """Runs the tasks: on the cluster's workers, or on threads of this process."""
+
+    def make_task_arguments(
+        self, output: Output, requirements: WorkerRequirements | None = None
+    ) -> SharedTaskArguments:
+        """Return the arguments that the tasks of the job share."""
+        source = self.source.with_float32() if output.compute_dtype == "float32" else self.source
+        return SharedTaskArguments(
+            *(self.model, self.model_record.digest, self.trusted, self.plan.streamed, source, self.plan.piece_rows),
+            *(output, str(output.settings["on_invalid"]), requirements),
+        )
 
 
 @contextmanager
@@ -280,15 +291,24 @@ def _choose_plan(
     threads: int,
     write_copies: WriteCopies,
 ) -> Plan:
-    """Plan a job with the weights in memory, or streamed if they do not fit; add the worker with the least memory."""
-    plan = planning.plan_in_memory(model, names, source, chunk_rows, threads, write_copies)
-    have = partial(memory.task_budget, client, threads, needed=plan.task_bytes)
-    if plan.task_bytes > have(plan.model_bytes) and model.n_stored_head_elements:
-        plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, write_copies)
-    available, worker = (
-        (have(plan.model_bytes), "") if client is None else memory.find_smallest_task_budget(client, plan.model_bytes)
-    )
-    return replace(plan, have_bytes=available, worker=worker)
+    """Plan a job with the weights in memory, or streamed if they do not fit, and add the memory for a task.
+
+    On a cluster that is the memory of the smallest worker that can hold a task; smaller workers get none.
+    """
+    plan = in_memory = planning.plan_in_memory(model, names, source, chunk_rows, threads, write_copies)
+    budgets: Mapping[str, Callable[[int], int]]
+    if client is None:
+        budgets = {"": partial(memory.task_budget, None, threads, needed=plan.task_bytes)}
+    else:
+        budgets = memory.worker_task_budgets(client, plan.model_bytes)
+    for worker, have in budgets.items():
+        plan = in_memory
+        if plan.task_bytes > have(plan.model_bytes) and model.n_stored_head_elements:
+            plan = planning.plan_streamed(model, names, source, have, chunk_rows, threads, write_copies)
+        plan = replace(plan, have_bytes=have(plan.model_bytes), worker=worker)
+        if plan.task_bytes <= plan.have_bytes:
+            break
+    return plan
 
 
 def load_receipts(output: Output, input_stamp: str) -> tuple[list[Receipt], bool]:

@@ -71,10 +71,11 @@ class Plan:
     threads : int
         Threads of all workers.
     have_bytes : int
-        Memory that the smallest worker has for one task (less the model, and divided by its threads), in bytes; the
-        job is refused if it is less than `task_bytes`.
+        Memory that `worker` has for one task (less the model, and divided by its threads), in bytes; the job is
+        refused if it is less than `task_bytes`.
     worker : str
-        Worker with the least memory for a task; empty on threads of this process.
+        Worker with the least memory that can hold a task, or with the most if none can; empty on threads of this
+        process. Workers with less memory get no tasks.
     done : int
         Number of chunks that exist already and are not scored again.
     """

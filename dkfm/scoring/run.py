@@ -35,7 +35,7 @@ from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
 from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
 from dkfm.scoring.report import ScoreReport, slowest_chunks
-from dkfm.scoring.tasks import SharedTaskArguments, find_sound_receipts, measure_row_seconds, score_chunk
+from dkfm.scoring.tasks import find_sound_receipts, measure_row_seconds, score_chunk
 from dkfm.sources import chunk_cache, csr_npz
 from dkfm.sources.base import NamedColumns
 
@@ -183,27 +183,15 @@ def plan_score(
     with open_job(model, source, request, client) as job:
         if job.plan.task_bytes > job.plan.have_bytes:
             return job.plan
-        if job.executor.client is not None:
-            worker_checks.check_workers(job.executor.client, _make_worker_requirements(job, "", b""))
+        worker_checks.exclude_unfit_workers(job.executor, _make_worker_requirements(job, "", b""))
         return replace(job.plan, row_seconds=_measure_row_seconds(job))
 
 
 def _measure_row_seconds(job: ScoringJob) -> float:
     """Return the seconds of one thread for one row, as a task of the job measures them where it runs."""
-    work, measured = _make_task_arguments(job, job.output), list[float]()
+    work, measured = job.make_task_arguments(job.output), list[float]()
     run_tasks(job.executor, "dkfm-plan", measure_row_seconds, [(work,)], 1, progress=False, on_result=measured.append)
     return measured[0]
-
-
-def _make_task_arguments(
-    job: ScoringJob, output: Output, requirements: WorkerRequirements | None = None
-) -> SharedTaskArguments:
-    """Return the arguments that the tasks of a job share."""
-    source = job.source.with_float32() if output.compute_dtype == "float32" else job.source
-    return SharedTaskArguments(
-        *(job.model, job.model_record.digest, job.trusted, job.plan.streamed, source, job.plan.piece_rows),
-        *(output, str(output.settings["on_invalid"]), requirements),
-    )
 
 
 def _make_worker_requirements(job: ScoringJob, probe_name: str, probe_content: bytes) -> WorkerRequirements:
@@ -256,13 +244,13 @@ class _JobRun:
     @contextmanager
     def _check_workers(self, output: Output) -> Iterator[None]:
         """Check the workers of a cluster; workers that join later check themselves in their first task."""
-        job, client = self._job, self._job.executor.client
-        if client is None:
+        job = self._job
+        if job.executor.client is None:
             yield
             return
         probe, text = build_probe_segment()
         self._requirements = _make_worker_requirements(job, probe, text)
-        with worker_checks.check_workers_with_probe(client, self._requirements):
+        with worker_checks.check_workers_with_probe(job.executor, self._requirements):
             yield
 
     def _score_and_complete(self, output: Output) -> None:
@@ -363,7 +351,7 @@ class _JobRun:
             self._receipts[receipt.chunk] = self._new[receipt.chunk] = receipt
             new_journal.add(receipt)
 
-        work = _make_task_arguments(job, output, self._requirements)
+        work = job.make_task_arguments(output, self._requirements)
         unverified_work = replace(work, distrusts_existing_files=True)
         tasks = ((unverified_work if number in self._unverified else work, number) for number in chunk_numbers)
         return run_tasks(

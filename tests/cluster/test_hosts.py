@@ -17,7 +17,7 @@ from cluster.needs import needs
 from dkfm.scoring import receipts
 from dkfm.storage.output_files import LocalOutput
 from helpers import harness
-from helpers.harness import TOTALS, Site, process, run, sentence, wait_for
+from helpers.harness import TOTALS, Site, process, run, wait_for
 
 needs("ip", "ss", "mount", "import cryptography")
 
@@ -136,9 +136,10 @@ class Hosts(Site):
         return self.folder / f"held{number}"
 
     @contextmanager
-    def driver(self, job, target):
+    def driver(self, job, target, may_warn=False):
         """Start a job on the first host; its log is beside its output."""
         command = job.command(target, "--trusted", "waiting:kernel", "--scheduler", self.address)
+        command = [word for word in command if not (may_warn and word in ("-W", "error"))]
         with process(self.host().inside(*command), target.with_suffix(".log")) as driver:
             yield driver
 
@@ -315,16 +316,17 @@ def test_a_worker_that_joins_mid_run_is_used_and_one_that_leaves_mid_run_is_not_
     job.settle(target)
 
 
-def test_a_worker_whose_store_is_another_one_is_named_before_anything_is_scored(site, job, target, tmp_path):
+def test_a_worker_whose_store_is_another_one_is_named_and_scores_nothing(site, job, target, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     mounted = ["sh", "-c", 'mount --bind "$1" "$2" && shift 2 && exec "$@"', "sh", str(other), str(target.parent)]
     with site.guest(before=mounted):
         site.wait_for_arrival(GUEST)
-        with site.driver(job, target) as driver:
-            assert driver.wait(harness.LIMIT) == 1, "no preflight named the worker"
-    told = sentence(target.with_suffix(".log").read_text())
+        with site.driver(job, target, may_warn=True) as driver:
+            require_done(driver, target)
+    told = target.with_suffix(".log").read_text()
     assert f"//{site.host(GUEST).address}:" in told
     assert f"does not see the same {target} as the driver" in told
     assert not any(f"//{site.host(number).address}:" in told for number in WORKERS)
-    assert job.chunks_there(target) == job.chunks_there(other / target.name) == 0
+    assert job.chunks_there(other / target.name) == 0
+    job.settle(target)

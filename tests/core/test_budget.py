@@ -30,6 +30,11 @@ def test_the_tile_that_is_recommended_fits(available, d, blocks, copies):
     assert budget.gram_task_bytes(rows + 2, d, blocks, copies) > available
 
 
+@given(st.integers(-(2**40), 0))
+def test_where_no_memory_is_left_one_row_is_recommended(available):
+    assert budget.tile_rows_within(available, 3) == 1
+
+
 def test_a_worker_counts_with_its_threads_and_three_fifths_of_its_limit(monkeypatch):
     sizes = {"a": (10**9, 2, 10**8), "b": (4 * 10**9, 16, 10**9)}
     facts = {a: {"memory_limit": m, "nthreads": t, "metrics": {"memory": held}} for a, (m, t, held) in sizes.items()}

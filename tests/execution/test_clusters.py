@@ -295,7 +295,7 @@ def test_a_port_of_something_else_a_file_that_is_none_and_no_certificate_are_a_s
         ("tls://127.0.0.1:1", "cluster/tls makes some"),
     ):
         code, lines = _said("score", "m", "r", "o", "--scheduler", address)
-        assert code == 1, lines
+        assert code == 3, lines
         assert len(lines) == 1, lines
         assert lines[0].startswith("ClusterError: "), lines
         assert told in lines[0]

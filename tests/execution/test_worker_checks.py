@@ -220,6 +220,25 @@ def test_a_scheduler_that_goes_while_workers_are_asked_is_one_sentence(tmp_path)
     assert "Traceback" not in told
 
 
+@pytest.mark.slow
+def test_a_worker_that_is_unfit_at_the_start_is_left_aside_and_told_of(tmp_path):
+    job = harness.Job.made(tmp_path, rows=4000)
+    with harness.Site(tmp_path / "site", workers=1) as site:
+        (first,) = _workers(site)
+        _installed(tmp_path / "other", "numpy", "9.9")
+        path = os.pathsep.join([str(tmp_path / "other"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        site.start_worker(1, before=["env", f"PYTHONPATH={path}"])
+        harness.wait_for(lambda: len(_workers(site)) == 2, "the second worker")
+        command = [word for word in job.command(tmp_path / "out", "--scheduler", site.address) if word != "-W"]
+        command.remove("error")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=harness.LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("It gets no more tasks of this job.") == 1
+    assert "has numpy 9.9, and the driver" in done.stderr
+    assert {receipt.worker for receipt in receipts.read_receipts(LocalOutput(tmp_path / "out"))} == {first}
+    job.settle(tmp_path / "out")
+
+
 def _workers(site):
     from distributed import Client
 
