@@ -124,7 +124,7 @@ def build_gram(
         n, width = source.shape[0], chunking.count_tiles(source.max_size_in_float64s(rows), rows)
         with open_executor(client) as executor:
             need = budget.gram_task_bytes(rows, width, kernel.peak_blocks, kernel.landmark_copies)
-            have = memory.task_budget(client, executor.threads, needed=need)
+            have = memory.task_budget(client, executor.threads, needed=None if client is None else need)
             fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
             remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
             budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
