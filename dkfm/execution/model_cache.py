@@ -71,6 +71,11 @@ def get_saved_scorer(path: str, digest: str, trusted: Collection[str] = (), stre
     return get_scorer(f"{digest}{_STREAMED_SEPARATOR}{path}" if stream_weights else digest, read)
 
 
+def holds_model(digest: str) -> bool:
+    """Return whether a model is in the cache with its weights in memory."""
+    return digest in _scorers
+
+
 def remove_model(digest: str) -> None:
     """Drop a model from the cache."""
     _scorers.remove(lambda key: str(key).partition(_STREAMED_SEPARATOR)[0] == digest)

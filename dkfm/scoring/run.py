@@ -24,7 +24,7 @@ from dkfm.errors import (
     UnfitWorkerError,
 )
 from dkfm.execution import memory, worker_checks
-from dkfm.execution.model_cache import remove_model, shrink_to_free_memory
+from dkfm.execution.model_cache import holds_model, remove_model, shrink_to_free_memory
 from dkfm.execution.task_runner import Tally, run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local
@@ -189,8 +189,11 @@ def plan_score(
 
 def _measure_row_seconds(job: ScoringJob) -> float:
     """Return the seconds of one thread for one row, as a task of the job measures them where it runs."""
-    work, measured = job.make_task_arguments(job.output), list[float]()
+    work, measured, digest = job.make_task_arguments(job.output), list[float](), job.model_record.digest
+    keeps = job.executor.client is not None or holds_model(digest)
     run_tasks(job.executor, "dkfm-plan", measure_row_seconds, [(work,)], 1, progress=False, on_result=measured.append)
+    if not keeps:
+        remove_model(digest)
     return measured[0]
 
 
