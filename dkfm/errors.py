@@ -138,6 +138,10 @@ class ClusterError(DkfmError, RuntimeError):
     """A cluster that cannot run the work, or did not finish it."""
 
 
+class SchedulerNameError(ClusterError, InvalidInputError):
+    """A name of a scheduler in none of the forms that `--scheduler` takes."""
+
+
 class UnfitWorkerError(ClusterError):
     """A worker that sees other files, or has other versions, too little memory, or several BLAS threads.
 

@@ -136,7 +136,9 @@ QUICK = replace(
 """Smaller sizes; each job still has at least two dkfm tasks."""
 
 
-def run_benchmarks(sizes: BenchSizes, address: str | None, say: Callable[[str], None]) -> dict[str, object]:
+def run_benchmarks(
+    sizes: BenchSizes, address: str | None, say: Callable[[str], None], wait_for_workers: float | None = None
+) -> dict[str, object]:
     """Run all measurements.
 
     Parameters
@@ -147,6 +149,8 @@ def run_benchmarks(sizes: BenchSizes, address: str | None, say: Callable[[str], 
         Scheduler of a cluster whose workers see this machine's temporary directory; None starts a local cluster.
     say : callable
         Called with each line of the tables as soon as it is known.
+    wait_for_workers : float, optional
+        Seconds to wait for the first worker of that cluster; see `dkfm.execution.clusters.connect.connect`.
 
     Returns
     -------
@@ -164,7 +168,7 @@ def run_benchmarks(sizes: BenchSizes, address: str | None, say: Callable[[str], 
         raise ClusterError("A Dask client is current here, and dkfm bench compares with threads: close it first.")
     report: dict[str, object] = {"sizes": asdict(sizes)}
     with temporary_folders.temporary_folder("bench") as folder:
-        with _open_site(address, folder, sizes) as site:
+        with _open_site(address, folder, sizes, wait_for_workers) as site:
             report["machine"] = machine = describe_machine(site.client)
             for name, fact in machine.items():
                 say(f"{name.replace('_', ' '):<22}{fact}")
@@ -187,12 +191,14 @@ def _report_table(name: str, table: Table, report: dict[str, object], say: Calla
 
 
 @contextmanager
-def _open_site(address: str | None, folder: Path, sizes: BenchSizes) -> Iterator[BenchSite]:
+def _open_site(
+    address: str | None, folder: Path, sizes: BenchSizes, wait_for_workers: float | None = None
+) -> Iterator[BenchSite]:
     """Yield a site whose client is not the current one, so that jobs without a client run on threads."""
     from distributed import Client
 
     if address is not None:
-        with connect(address, set_as_default=False) as client:
+        with connect(address, set_as_default=False, wait_for_workers=wait_for_workers) as client:
             yield BenchSite(client, folder, sizes.chunks, sizes.rounds)
         return
     with local_cluster() as cluster, Client(cluster, set_as_default=False) as client:

@@ -90,7 +90,10 @@ def _format_warning(
 
 
 _SCHEDULER = click.option(
-    "--scheduler", metavar="ADDRESS", help="host:port, a scheduler file, slurm:FILE or ssh:HOSTS; without it, threads."
+    "--scheduler",
+    metavar="ADDRESS",
+    help="host:port, tcp://host:port, tls://host:port, the path of a scheduler file, slurm:FILE (workers as jobs of "
+    "Slurm) or ssh:HOSTS (a file of hosts); without it, threads.",
 )
 
 _REPORT = click.option(
@@ -137,14 +140,18 @@ def _terminate_as_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def _connect(address: str | None, report_path: str | None = None) -> "Iterator[Client | None]":
+def _connect(address: str | None, wait_for_workers: float | None, report_path: str | None) -> "Iterator[Client | None]":
     """Connect to a scheduler if `address` is given, and write Dask's report of the job if `report_path` is given."""
     if address is None:
         yield None
         return
     from dkfm.execution.clusters.connect import connect
 
-    with _terminate_as_interrupt(), connect(address) as client, performance_report.record_report(client, report_path):
+    with (
+        _terminate_as_interrupt(),
+        connect(address, wait_for_workers=wait_for_workers) as client,
+        performance_report.record_report(client, report_path),
+    ):
         yield client
 
 
@@ -194,15 +201,25 @@ def _connect(address: str | None, report_path: str | None = None) -> "Iterator[C
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
 @_PROGRESS
 @_SCHEDULER
+@option_parsing.WAIT_FOR_WORKERS
 @_REPORT
-def fit(train: str, model: str, scheduler: str | None, page: str | None, **options: object) -> None:
+def fit(
+    train: str,
+    model: str,
+    scheduler: str | None,
+    wait_for_workers: float | None,
+    page: str | None,
+    **options: object,
+) -> None:
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
     with process.import_modules():
         from dkfm.cli.fit import FitOptions, run_fit
         from dkfm.cli.verify import describe_stored
 
+    option_parsing.require_scheduler(scheduler, wait_for_workers)
     performance_report.require_report(page, scheduler, train, model)
-    fitted = run_fit(train, model, FitOptions(**options), _connect(scheduler, page))  # type: ignore[arg-type]  # click checks them
+    connection = _connect(scheduler, wait_for_workers, page)
+    fitted = run_fit(train, model, FitOptions(**options), connection)  # type: ignore[arg-type]  # click checks them
     size = describe_stored(fitted._to_stored())
     print_result(f"{model}: {fitted.kernel_!r}, {size}, certificate {fitted.certificate_}")
     if getattr(fitted, "landmarks", None) is not None:
@@ -237,6 +254,7 @@ def fit(train: str, model: str, scheduler: str | None, page: str | None, **optio
 @_TRUSTED
 @_PROGRESS
 @_SCHEDULER
+@option_parsing.WAIT_FOR_WORKERS
 @_REPORT
 def score(
     model: str,
@@ -254,6 +272,7 @@ def score(
     trusted: tuple[str, ...],
     progress: bool,
     scheduler: str | None,
+    wait_for_workers: float | None,
     page: str | None,
 ) -> None:
     """Score the rows of INPUT through MODEL into OUTPUT, or go on with what was begun there.
@@ -265,8 +284,10 @@ def score(
         from dkfm.scoring.run import batch_score, plan_score
 
     option_parsing.allow_user_imports(*trusted)
+    option_parsing.require_scheduler(scheduler, wait_for_workers)
     performance_report.require_report(page, scheduler, model, input, output)
-    with _terminate_as_interrupt(), _connect(scheduler, None if dry_run else page) as client:
+    connection = _connect(scheduler, wait_for_workers, None if dry_run else page)
+    with _terminate_as_interrupt(), connection as client:
         arguments = {
             "output": option_parsing.parse_list(names),
             "client": client,

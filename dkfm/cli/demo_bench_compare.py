@@ -24,17 +24,19 @@ def demo(rows: int, directory: str) -> None:
 @click.option("--kernels", is_flag=True, help="Only the time of a value of each kernel, beside its formula.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.option("--scheduler", metavar="ADDRESS", help="As of dkfm score; without it, a cluster of this machine.")
-def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None) -> None:
+@option_parsing.WAIT_FOR_WORKERS
+def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait_for_workers: float | None) -> None:
     """Measure how fast dkfm is here, beside scikit-learn and beside the arithmetic alone."""
     from dkfm.bench import kernel_values, run
 
+    option_parsing.require_scheduler(scheduler, wait_for_workers)
     if kernels and scheduler is not None:
         raise click.UsageError("--kernels measures one thread of this process, and takes no --scheduler.")
     say = (lambda _: None) if as_json else print_result
     if kernels:
         report = kernel_values.run_kernel_benchmark(kernel_values.QUICK if quick else kernel_values.FULL, say)
     else:
-        report = run.run_benchmarks(run.QUICK if quick else run.FULL, scheduler, say)
+        report = run.run_benchmarks(run.QUICK if quick else run.FULL, scheduler, say, wait_for_workers)
     if as_json:
         print_result(json.dumps(report))
 

@@ -8,11 +8,12 @@ from contextlib import suppress
 import click
 
 from dkfm.core.terminal_output import print_message, print_result
-from dkfm.errors import ClusterError, OutputError, PartialOutputError
+from dkfm.errors import ClusterError, OutputError, PartialOutputError, SchedulerNameError
 
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (KeyboardInterrupt, 128 + signal.SIGINT),  # as in shells
     (click.UsageError, 2),
+    (SchedulerNameError, 2),
     (PartialOutputError, 4),
     (ClusterError, 3),
     (BaseException, 1),

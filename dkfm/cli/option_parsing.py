@@ -17,6 +17,20 @@ if TYPE_CHECKING:
     from dkfm.kernels import Kernel
 
 
+WAIT_FOR_WORKERS = click.option(
+    "--wait-for-workers",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Of a cluster: how long to wait for its first worker. [30; 60 of ssh:HOSTS; of slurm:FILE as the file says]",
+)
+
+
+def require_scheduler(scheduler: str | None, wait_for_workers: float | None) -> None:
+    """Raise a usage error if `--wait-for-workers` is given without a scheduler."""
+    if scheduler is None and wait_for_workers is not None:
+        raise click.UsageError("--wait-for-workers belongs to --scheduler.")
+
+
 def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
     """Return the parameters of a kernel from texts NAME=VALUE, as a dict."""
     parameters: dict[str, object] = {}

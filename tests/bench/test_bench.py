@@ -293,13 +293,15 @@ def test_both_sides_run_in_worker_processes_of_this_machine(tmp_path):
 
 
 def test_the_command_prints_what_run_says_and_with_json_nothing_but_what_it_returns(monkeypatch):
-    def run(sizes, address, say):
-        say(f"{sizes.rounds} {address}")
+    def run(sizes, address, say, wait):
+        say(f"{sizes.rounds} {address}{'' if wait is None else f' {wait:g}'}")
         return {"rounds": sizes.rounds}
 
     monkeypatch.setattr(bench, "run_benchmarks", run)
     assert CliRunner().invoke(main, ["bench"]).stdout == f"{bench.FULL.rounds} None\n"
     assert CliRunner().invoke(main, ["bench", "--quick", "--scheduler", "a"]).stdout == f"{bench.QUICK.rounds} a\n"
+    waits = ["bench", "--scheduler", "a", "--wait-for-workers", "7"]
+    assert CliRunner().invoke(main, waits).stdout == f"{bench.FULL.rounds} a 7\n"
     assert json.loads(CliRunner().invoke(main, ["bench", "--json"]).output) == {"rounds": bench.FULL.rounds}
 
 

@@ -94,7 +94,7 @@ def measured(count, tasks, profile):
         tempfile.TemporaryDirectory() as folder,
         process("scheduler") as address,
         process("workers", address, str(count), folder),
-        connect(address, set_as_default=False) as client,
+        connect(address, set_as_default=False, wait_for_workers=ARRIVAL) as client,
     ):
         client.wait_for_workers(count, timeout=ARRIVAL)
         empty = client.run_on_scheduler(peak_memory)

@@ -14,7 +14,7 @@ import dkfm
 from dkfm import errors
 from dkfm.cli import failures
 from dkfm.cli.app import main
-from dkfm.errors import BudgetError, ClusterError, DkfmError, PartialOutputError
+from dkfm.errors import BudgetError, ClusterError, DkfmError, PartialOutputError, SchedulerNameError
 from dkfm.scoring.planning import Plan
 from helpers import harness
 
@@ -169,6 +169,7 @@ def test_every_error_has_the_code_of_its_class():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DkfmError)]
     codes = {kind: failures.find_exit_code(kind) for kind in kinds}
     assert {kind for kind, code in codes.items() if code == 4} == {PartialOutputError}
+    assert {kind for kind, code in codes.items() if code == 2} == {SchedulerNameError}
     assert {kind for kind, code in codes.items() if code in (2, 3, 4)} == {
         kind for kind in kinds if issubclass(kind, ClusterError)
     }

@@ -1,6 +1,5 @@
 """Real clusters on loopback, and the pieces that run tasks: window, BLAS threads, caches."""
 
-import logging
 import subprocess
 import sys
 import threading
@@ -13,18 +12,19 @@ from pathlib import Path
 import dask.array as da
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy import linalg
 from scipy.linalg import lapack
 from threadpoolctl import threadpool_info
 
 import dkfm
 from dkfm import kernels
+from dkfm.cli.app import main
 from dkfm.errors import ClusterError, InvalidInputError, KernelError
 from dkfm.estimators import scoring_mixin
 from dkfm.execution import blas_threads as blas_module
 from dkfm.execution import executors, model_cache, task_runner
 from dkfm.execution.blas_threads import single_blas_thread
-from dkfm.execution.clusters.connect import connect
 from dkfm.gram import build as gram
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
@@ -230,10 +230,6 @@ def test_a_prepared_model_is_made_once_per_process_and_few_are_kept():
 
 @pytest.mark.slow
 def test_no_scheduler_at_an_address_is_a_named_error():
-    from click.testing import CliRunner
-
-    from dkfm.cli.app import main
-
     result = CliRunner().invoke(main, ["score", "m", "i", "o", "--scheduler", "tcp://127.0.0.1:1"])
     assert result.exit_code == 3
     assert "There is no scheduler at tcp://127.0.0.1:1" in result.output
@@ -299,76 +295,3 @@ def test_a_port_of_something_else_a_file_that_is_none_and_no_certificate_are_a_s
         assert len(lines) == 1, lines
         assert lines[0].startswith("ClusterError: "), lines
         assert told in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("address", "warned"),
-    [
-        ("tcp://10.0.0.1:8786", True),
-        ("tcp://head:8786", True),
-        ("tcp://[2001:db8::1]:8786", True),
-        ("tcp://127.0.0.1:8786", False),
-        ("tcp://localhost:8786", False),
-        ("tcp://[::1]:8786", False),
-        ("tls://10.0.0.1:8786", False),
-    ],
-)
-def test_a_plain_port_that_others_reach_brings_a_warning(address, warned):
-    from dkfm.execution.clusters.connect import _warn_of_open_port
-
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        _warn_of_open_port(address)
-    assert [f"Whoever reaches {address} can run code there" in str(one.message) for one in told] == [True] * warned
-
-
-def test_a_warning_of_a_command_is_one_line():
-    from dkfm.cli.app import _format_warning
-    from dkfm.errors import DkfmWarning
-
-    assert _format_warning(DkfmWarning("Look."), DkfmWarning, "cli.py", 7) == "DkfmWarning: Look.\n"
-
-
-def test_a_scheduler_file_leads_to_its_scheduler(client, tmp_path):
-
-    (tmp_path / "scheduler.json").write_text(f'{{"address": "{client.scheduler.address}"}}')
-    with connect(str(tmp_path / "scheduler.json"), set_as_default=False) as found:
-        assert found.submit(int, "7").result() == 7
-
-
-def test_a_lost_scheduler_leaves_no_traceback_in_the_log(client):
-    """A message is on its way as the connection breaks."""
-    from distributed.batched import logger
-
-    told = []
-    handler = logging.Handler()
-    handler.emit = told.append
-    logger.addHandler(handler)
-    try:
-        with connect(client.scheduler.address, set_as_default=False) as found:
-            stream = found.scheduler_comm
-
-            async def lose():
-                stream.send({"op": "heartbeat-client"})
-                stream.comm.abort()
-                await stream.stopped.wait()
-
-            found.sync(lose)
-    finally:
-        logger.removeHandler(handler)
-    assert told == []
-
-
-@pytest.mark.parametrize("spec", ["kubernetes:x", "host:port", "slrm:dkfm.yaml"])
-def test_a_scheduler_that_has_none_of_the_forms_is_told_them(spec):
-    with (
-        pytest.raises(ClusterError, match=r"is no scheduler file, and none of host:port, .* and ssh:HOSTS\."),
-        connect(spec),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("spec", ["[::1]:1", "127.0.0.1:1", "localhost:1", "nowhere.invalid"])
-def test_a_host_with_a_port_or_without_is_an_address(spec):
-    with pytest.raises(ClusterError, match="There is no scheduler at"), connect(spec):
-        pass

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from dkfm.core.terminal_output import print_message
-from dkfm.errors import ClusterError, DkfmWarning, StoreError, extract_reason
-from dkfm.execution.clusters.current_client import require_dask_version
+from dkfm.errors import ClusterError, DkfmWarning, SchedulerNameError, StoreError, extract_reason
+from dkfm.execution.clusters import current_client
 from dkfm.storage import json_reading
 
 if TYPE_CHECKING:
@@ -23,19 +22,19 @@ _MAX_FILE_BYTES = 2**22
 """Largest scheduler file that is read, in bytes."""
 
 _ANSWER_TIMEOUT = 5.0
-"""Seconds to wait for an answer, and for a first worker before a message says so."""
+"""Seconds to wait for an answer."""
 
 _CLUSTERS = {"slurm": "slurm_cluster", "ssh": "ssh_cluster"}
 """Context manager of each cluster that is started: it yields the cluster and the seconds to wait for a worker."""
 
-_FORMS = "host:port, tcp://host:port, tls://host:port, slurm:FILE and ssh:HOSTS"
+_FORMS = "host:port, tcp://host:port, tls://host:port, the path of a scheduler file, slurm:FILE and ssh:HOSTS"
 
 _NOT_A_SCHEDULER = "what is there does not answer as a scheduler does; is it the port of its dashboard?"
 
 
 @contextmanager
-def connect(spec: str, *, set_as_default: bool = True) -> "Iterator[Client]":
-    """Connect to a cluster, which is started first if `spec` says so.
+def connect(spec: str, *, set_as_default: bool = True, wait_for_workers: float | None = None) -> "Iterator[Client]":
+    """Connect to a cluster, which is started first if `spec` says so, and wait for its first worker.
 
     Parameters
     ----------
@@ -45,6 +44,9 @@ def connect(spec: str, *, set_as_default: bool = True) -> "Iterator[Client]":
         the context ends.
     set_as_default : bool
         Whether the client becomes Dask's current client.
+    wait_for_workers : float, optional
+        Seconds to wait for the first worker; by default 30 for a cluster that runs already, a minute over SSH, and what
+        the file of a cluster of Slurm says.
 
     Yields
     ------
@@ -53,21 +55,27 @@ def connect(spec: str, *, set_as_default: bool = True) -> "Iterator[Client]":
 
     Raises
     ------
+    SchedulerNameError
+        `spec` has none of these forms.
     ClusterError
-        There is no scheduler, it refuses the connection, or the cluster does not start.
+        There is no scheduler, it refuses the connection, the cluster does not start, or no worker comes.
     """
     kind, colon, path = spec.partition(":")
     if colon and kind in _CLUSTERS:
-        with _start_cluster(kind, path, set_as_default) as client:
+        if not path:
+            raise SchedulerNameError(f"{spec} names no file; the forms of a scheduler are {_FORMS}.")
+        with _start_cluster(kind, path, set_as_default, wait_for_workers) as client:
             yield client
         return
     address = _scheduler_address(spec)
     with _open_client(address, spec, set_as_default) as client:
+        wait = current_client.WORKER_TIMEOUT if wait_for_workers is None else wait_for_workers
+        current_client.wait_for_workers(client, wait, spec)
         yield client
 
 
 @contextmanager
-def _start_cluster(kind: str, path: str, current: bool) -> "Iterator[Client]":
+def _start_cluster(kind: str, path: str, current: bool, wait_seconds: float | None) -> "Iterator[Client]":
     from distributed import Client
 
     start = getattr(import_module(f"dkfm.execution.clusters.{kind}"), _CLUSTERS[kind])
@@ -78,29 +86,18 @@ def _start_cluster(kind: str, path: str, current: bool) -> "Iterator[Client]":
             cause = f"at {cluster.scheduler_address}: {extract_reason(error)}"
             raise ClusterError(f"The scheduler of {kind}:{path} is not reached {cause}.") from None
         with client:
-            _wait_for_first_worker(client, f"{kind}:{path}", wait)
+            current_client.wait_for_workers(client, wait if wait_seconds is None else wait_seconds, f"{kind}:{path}")
             yield client
-
-
-def _wait_for_first_worker(client: "Client", spec: str, seconds: float) -> None:
-    """Wait for the first worker; print a message if that takes a while, as in a long queue."""
-    for timeout in (_ANSWER_TIMEOUT, max(0.0, seconds - _ANSWER_TIMEOUT)):
-        try:
-            client.wait_for_workers(1, timeout=timeout)
-        except TimeoutError:
-            if timeout == _ANSWER_TIMEOUT:
-                print_message(f"Waiting for the first worker of {spec}, {seconds:.0f} seconds at most.")
-            continue
-        return
-    raise ClusterError(f"No worker of {spec} has come in {seconds:.0f} seconds.")
 
 
 def _scheduler_address(spec: str) -> str:
     """Return the address in a scheduler file, or `spec` itself as an address."""
+    if not spec.rpartition("://")[2].strip(" :"):
+        raise SchedulerNameError(f"{spec!r} names no scheduler; the forms are {_FORMS}.")
     if "://" in spec or not (spec.endswith(".json") or _exists(spec)):
         _, colon, port = spec.rpartition(":")
         if colon and "://" not in spec and not port.strip(" /").isdigit():
-            raise ClusterError(f"{spec} is no scheduler file, and none of {_FORMS}.")
+            raise SchedulerNameError(f"{spec} names no scheduler; the forms are {_FORMS}.")
         return spec if "://" in spec else f"tcp://{spec}"
     try:
         address = json_reading.read_json(Path(spec), _MAX_FILE_BYTES).get("address")
@@ -138,7 +135,7 @@ def _is_loopback(address: str) -> bool:
 
 @contextmanager
 def _open_client(address: str, spec: str, current: bool) -> "Iterator[Client]":
-    require_dask_version()
+    current_client.require_dask_version()
     from distributed import Client
     from distributed.versions import VersionMismatchWarning
 

@@ -6,13 +6,17 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dkfm.core.terminal_output import print_message
 from dkfm.errors import ClusterError
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
 
-_WORKER_TIMEOUT = 30
-"""Seconds to wait for the first worker of a cluster."""
+WORKER_TIMEOUT = 30.0
+"""Seconds to wait for the first worker of a cluster that runs already."""
+
+_MESSAGE_AFTER = 2.0
+"""Seconds of waiting for the first worker after which a message says so."""
 
 _ANSWER_TIMEOUT = 10
 """Seconds to wait for an answer of the scheduler."""
@@ -76,16 +80,36 @@ def fetch_workers(client: "Client") -> dict[str, dict[str, Any]] | None:
     return None if identity is None else dict(identity["workers"])
 
 
-def wait_for_workers(client: "Client") -> None:
-    """Wait for a worker, paused or not; raise a ClusterError if none comes or the scheduler does not answer."""
-    deadline, request = time.monotonic() + _WORKER_TIMEOUT, None
+def wait_for_workers(client: "Client", seconds: float = WORKER_TIMEOUT, name: str = "the cluster") -> None:
+    """Wait for the first worker of a cluster, paused or not; a message on standard error says so if it takes a while.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Client of the cluster.
+    seconds : float
+        Longest time to wait.
+    name : str
+        Name of the cluster in messages.
+
+    Raises
+    ------
+    ClusterError
+        No worker comes, or the scheduler does not answer.
+    """
+    start, request, is_announced = time.monotonic(), None, False
     while not (facts := fetch_workers(client)):
         # An adaptive cluster starts workers only for tasks. This task is released when the function returns.
         request = request or (None if facts is None else client.submit(int, key=f"dkfm-worker-{uuid.uuid4().hex}"))
         if facts is None:
             raise ClusterError("The scheduler does not answer; is it still there?")
-        if time.monotonic() > deadline:
-            raise ClusterError(f"The cluster has had no worker for {_WORKER_TIMEOUT} seconds; start one and try again.")
+        waited = time.monotonic() - start
+        if waited > seconds:
+            remedy = "start one, or wait longer (--wait-for-workers), and try again"
+            raise ClusterError(f"No worker of {name} has come in {seconds:g} seconds; {remedy}.")
+        if waited > _MESSAGE_AFTER and not is_announced:
+            print_message(f"Waiting for a worker of {name}, {seconds:g} seconds at most.")
+            is_announced = True
         time.sleep(0.1)
 
 
