@@ -235,7 +235,9 @@ def check_psd(
     """
     if not is_indefinite(lowest, scale, n):
         return 0.0
-    finding = f"{what} is not positive semi-definite: lambda_min = {lowest:.6g}, lambda_max = {highest:.6g}"
+    matrix = f"{what[0].lower()}{what[1:]} is not positive semi-definite"
+    eigenvalues = f"lambda_min = {lowest:.6g}, lambda_max = {highest:.6g}"
+    finding = f"There are significant negative eigenvalues, so {matrix}: {eigenvalues}"  # scikit-learn's words
     if on_indefinite != "clip":
         remedy = 'drop its negative part with on_indefinite="clip" (--on-indefinite clip)'
         raise NotPSDError(f"{finding}; choose another kernel, or {remedy}.")

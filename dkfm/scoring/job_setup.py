@@ -329,7 +329,14 @@ def _saved_model(model: "str | Path | Savable") -> Iterator[Path]:
             yield path.absolute()
         return
     if not isinstance(model, Savable):
-        raise InvalidInputError(f"model must be a path or a fitted estimator of dkfm's, and is {model!r:.100}.")
+        remedy = ""
+        if hasattr(model, "steps"):  # a pipeline of scikit-learn
+            remedy = (
+                "; a StandardScaler before a KernelPCA is fit(X, standardize=True), and dkfm.fold takes linear models"
+            )
+        raise InvalidInputError(
+            f"model must be a path or a fitted estimator of dkfm's, and is {type(model).__name__}{remedy}."
+        )
     with temporary_folders.temporary_folder(
         "model", need=model.model_.nbytes, what="The model for the tasks"
     ) as folder:

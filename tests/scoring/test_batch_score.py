@@ -13,6 +13,8 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import dkfm
 from dkfm import kernels
@@ -384,3 +386,12 @@ def test_a_job_of_too_many_chunks_is_refused_before_it_starts(fitted, tmp_path):
     zarr.create_array(tmp_path / "z.zarr", shape=(10**9, 4), chunks=(10**6, 4), dtype="f8")
     with pytest.raises(InvalidInputError, match="raise chunk_rows"):
         planning.plan_in_memory(fitted.model_, ["scores"], open_source(tmp_path / "z.zarr"), 100)
+
+
+def test_a_pipeline_is_refused_in_a_sentence_that_says_what_is_meant(fitted, tmp_path):
+    pipeline = make_pipeline(StandardScaler(), dkfm.KernelPCA(2)).fit(np.eye(5))
+    with pytest.raises(
+        InvalidInputError, match=r"is Pipeline; a StandardScaler before a KernelPCA is fit\(X, standard"
+    ):
+        dkfm.batch_score(pipeline, np.eye(5), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
