@@ -199,6 +199,10 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
 @click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
+@click.option("--standardize", is_flag=True, help="Of a pca: make (x - mean) / scale of each column first.")
+@click.option("--random-state", type=click.IntRange(min=0), help="Of features: seed of landmarks and samples.")
+@click.option("--overwrite", is_flag=True, help="Replace a model of dkfm at MODEL; nothing else is ever replaced.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was fitted for machines.")
 @_PROGRESS
 @_SCHEDULER
 @option_parsing.WAIT_FOR_WORKERS
@@ -209,17 +213,21 @@ def fit(
     scheduler: str | None,
     wait_for_workers: float | None,
     page: str | None,
+    as_json: bool,
     **options: object,
 ) -> None:
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
     with process.import_modules():
         from dkfm.cli.fit import FitOptions, run_fit
-        from dkfm.cli.verify import describe_stored
+        from dkfm.cli.verify import describe_stored, list_facts
 
     option_parsing.require_scheduler(scheduler, wait_for_workers)
     performance_report.require_report(page, scheduler, train, model)
     connection = _connect(scheduler, wait_for_workers, page)
     fitted = run_fit(train, model, FitOptions(**options), connection)  # type: ignore[arg-type]  # click checks them
+    if as_json:
+        print_result(json.dumps({"model": model, **list_facts(fitted._to_stored())}))
+        return
     size = describe_stored(fitted._to_stored())
     print_result(f"{model}: {fitted.kernel_!r}, {size}, certificate {fitted.certificate_}")
     if getattr(fitted, "landmarks", None) is not None:

@@ -25,11 +25,14 @@ from dkfm.storage import model_transfer
 if TYPE_CHECKING:
     from dkfm.core.rows import Array
 
-_FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol"
+_FEATURE_OPTIONS = "basis", "centered", "landmarks", "n_landmarks", "certify", "tol", "random_state"
 """Options of the method features alone."""
 
 _FISHER_OPTIONS = "labels", "label_column", "shrinkage"
 """Options of the method fisher alone."""
+
+_PCA_OPTIONS = ("standardize",)
+"""Options of the method pca alone."""
 
 _COMMON_OPTIONS = "tile_rows", "workspace", "on_indefinite", "dtype", "progress"
 """Options that are parameters of every estimator."""
@@ -59,6 +62,9 @@ class FitOptions:
     id_column: str | None
     workspace: str | None
     progress: bool
+    standardize: bool
+    random_state: int | None
+    overwrite: bool
 
     def select_given(self, names: tuple[str, ...]) -> dict[str, object]:
         """Return those of the named options that the user gave."""
@@ -67,7 +73,8 @@ class FitOptions:
 
     def require_consistent(self) -> None:
         """Raise a usage error if options contradict each other."""
-        for method, names in (("features", _FEATURE_OPTIONS), ("fisher", _FISHER_OPTIONS)):
+        methods = {"features": _FEATURE_OPTIONS, "pca": _PCA_OPTIONS, "fisher": _FISHER_OPTIONS}
+        for method, names in methods.items():
             if self.method != method and (wrong := self.select_given(names)):
                 raise click.UsageError(f"--{next(iter(wrong)).replace('_', '-')} belongs to --method {method}.")
         if self.method == "features" and self.components is not None:
@@ -83,7 +90,7 @@ def run_fit(train: str, model: str, options: FitOptions, connection: AbstractCon
     kernel = serialization.load_named_kernel(options.kernel, arguments.parse_parameters(options.param))
     serialization.to_config(kernel)  # raises now if the model could not be saved after hours of work
     estimator = _build_estimator(kernel, options)
-    model_transfer.require_free_location(model)
+    model_transfer.require_writable_location(model, overwrite=options.overwrite)
     table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
     inputs = [table.location, None if options.labels is None else Path(options.labels)]
     require_disjoint(locate(model), "model", inputs)
@@ -98,10 +105,10 @@ def run_fit(train: str, model: str, options: FitOptions, connection: AbstractCon
         rows = source.read(slice(0, source.shape[0]))
         watch.require_same("read", "fit again")
     with connection:
-        estimator.fit(rows, labels)
+        estimator.fit(rows, labels, **options.select_given(_PCA_OPTIONS))
     if isinstance(source, NamedColumns):
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
-    estimator.save(model)
+    estimator.save(model, overwrite=options.overwrite)
     return estimator
 
 

@@ -1,6 +1,7 @@
 """Run `dkfm verify`: measure a stored model or an output anew, without scikit-learn, and describe it in lines."""
 
 from collections.abc import Collection, Iterator
+from math import isfinite
 from typing import TYPE_CHECKING, cast
 
 from dkfm.cli.process import import_modules
@@ -71,6 +72,26 @@ def describe_stored(stored: "StoredEstimator") -> str:
         return landmarks
     bound = "not known, for training rows were sampled" if stored.error_bound is None else f"{stored.error_bound:.1e}"
     return f"{landmarks}, rank {len(stored.root_values):,}, error bound {bound}"
+
+
+def list_facts(stored: "StoredEstimator") -> dict[str, object]:
+    """Return what was fitted, for JSON: the estimator, its kernel, sizes, and what is known of its error."""
+    from dkfm.estimators.stored.feature_map import StoredMap
+    from dkfm.kernels import serialization
+    from dkfm.numerics.certificates.certificate import Certificate
+
+    facts = {
+        "estimator": stored.estimator,
+        "kernel": serialization.to_config(stored.model.kernel),
+        "landmarks": stored.model.landmarks.shape[0],
+        "outputs": {name: head.width for name, head in stored.model.heads.items()},
+    }
+    if isinstance(stored, StoredMap):
+        bound = stored.error_bound
+        is_known = bound is not None and isfinite(bound)  # JSON has no infinity
+        facts |= {"rank": len(stored.root_values), "error_bound": bound if is_known else None}
+    certificates = {name: value.to_dict() for name, value in stored.values.items() if isinstance(value, Certificate)}
+    return facts | certificates
 
 
 def _describe_map(stored: "StoredMap") -> Iterator[str]:

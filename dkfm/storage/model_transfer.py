@@ -70,12 +70,31 @@ def read_store_kind(path: str | Path) -> str:
     return str(attrs["kind"])
 
 
-def require_free_location(path: str | Path) -> None:
-    """Raise an error if something exists at a path or a URL, or no model can have its name."""
+def require_writable_location(path: str | Path, *, overwrite: bool = False) -> None:
+    """Raise an error unless a model can be written at a path or a URL.
+
+    Parameters
+    ----------
+    path : str or Path
+        Path or URL of the model.
+    overwrite : bool, default=False
+        Whether a model of dkfm may be there.
+
+    Raises
+    ------
+    InvalidInputError
+        The name ends like a file of another format.
+    StoreExistsError
+        Something exists there that is not replaced.
+    """
     require_store_suffix(locate(path), "model")
     remote = parse_remote(path)
-    if remote is None:
+    if remote is None and overwrite:
+        zarr_store.read_replaceable_attributes(local.local_path(path).absolute(), "model", overwrite=True)
+    elif remote is None:
         zarr_store.require_free(local.local_path(path).absolute())
+    elif overwrite:
+        _require_replaceable_files(remote, "model", overwrite)
     elif is_taken_at(remote):
         raise StoreExistsError(f"{remote} holds something already; it was left untouched.")
 

@@ -72,7 +72,7 @@ def new_store_folder(path: Path, kind: str, *, overwrite: bool = False) -> Itera
     """Yield a hidden path for a store's files; sync them and rename it to `path`, as `new_store` does."""
     with translate_write_errors(path):
         _require_outside_stores(path)
-        _require_replaceable_attributes(path, kind, overwrite)
+        read_replaceable_attributes(path, kind, overwrite)
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folders.temporary_folder("partial", path.parent, hidden=True) as folder:
             partial = folder / local.hidden_sibling(path, "partial").name
@@ -87,7 +87,7 @@ def new_store_folder(path: Path, kind: str, *, overwrite: bool = False) -> Itera
 
 
 def _replace_store(partial: Path, path: Path, kind: str) -> None:
-    attrs = _require_replaceable_attributes(path, kind, overwrite=True)
+    attrs = read_replaceable_attributes(path, kind, overwrite=True)
     aside = local.hidden_sibling(path, "old")
     try:
         path.rename(aside)
@@ -151,7 +151,7 @@ def require_own_attributes(path: Path) -> dict[str, object]:
     return attrs
 
 
-def _require_replaceable_attributes(path: Path, kind: str, overwrite: bool) -> dict[str, object]:
+def read_replaceable_attributes(path: Path, kind: str, overwrite: bool) -> dict[str, object]:
     """Return the attributes of the store to replace; none if nothing exists. Raise if it may not be replaced."""
     if not is_taken(path):
         return {}
@@ -165,7 +165,7 @@ def _require_replaceable_attributes(path: Path, kind: str, overwrite: bool) -> d
 def remove_own_store(path: Path, kind: str) -> None:
     """Remove a store of a kind, atomically for its readers; raise if it contains files that are not dkfm's."""
     with translate_write_errors(path):
-        attrs = _require_replaceable_attributes(path, kind, overwrite=True)
+        attrs = read_replaceable_attributes(path, kind, overwrite=True)
         aside = local.hidden_sibling(path, "old")
         try:
             path.rename(aside)

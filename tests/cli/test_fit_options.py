@@ -1,0 +1,99 @@
+"""Options of `dkfm fit` that Python has too: what is replaced, standardized, drawn and printed."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkfm
+from dkfm.cli.app import main
+from dkfm.errors import StoreError
+from dkfm.kernels import Gaussian
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    rows = rng.normal(size=(60, 3)) * [1.0, 100.0, 0.01] + 5
+    np.save("train.npy", rows)
+    return rows
+
+
+@pytest.fixture
+def fit(rows):
+    return lambda line: CliRunner().invoke(main, f"fit train.npy model --kernel gaussian {line}".split())
+
+
+def test_a_model_is_replaced_only_with_overwrite(fit):
+    assert fit("--param sigma=2").exit_code == 0
+    refused = fit("--param sigma=3")
+    assert refused.exit_code == 1
+    assert "holds something already" in refused.stderr
+    assert dkfm.load("model").kernel_ == Gaussian(2.0)
+    assert fit("--param sigma=3 --overwrite").exit_code == 0
+    assert dkfm.load("model").kernel_ == Gaussian(3.0)
+
+
+@pytest.mark.parametrize("content", ["alone", "in a model", "in an output"])
+def test_overwrite_replaces_nothing_that_dkfm_did_not_write_as_a_model(fit, rows, tmp_path, content):
+    if content == "in a model":
+        dkfm.KernelPCA(2, kernel=Gaussian(1.0)).fit(rows).save("model")
+    if content == "in an output":
+        dkfm.batch_score(dkfm.KernelPCA(2, kernel=Gaussian(1.0)).fit(rows), rows, "model", progress=False)
+    else:
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / "mine.txt").write_text("mine")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    result = fit("--param sigma=3 --overwrite --columns never-read")  # refused before the rows are
+    assert result.exit_code == 1
+    assert "columns" not in result.stderr
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_fit_that_fails_leaves_the_model_that_it_would_replace(fit):
+    assert fit("--param sigma=2").exit_code == 0
+    np.save("train.npy", np.full((5, 3), np.nan))
+    assert fit("--param sigma=3 --overwrite").exit_code == 1
+    assert dkfm.load("model").kernel_ == Gaussian(2.0)
+
+
+def test_standardize_is_that_of_python_and_of_components_alone(fit, rows):
+    assert fit("--param sigma=2 --components 3 --standardize").exit_code == 0
+    ours = dkfm.KernelPCA(3, kernel=Gaussian(2.0)).fit(rows, standardize=True)
+    np.testing.assert_allclose(dkfm.load("model").transform(rows), ours.transform(rows), rtol=1e-12, atol=1e-13)
+    refused = fit("--method features --standardize --overwrite")
+    assert refused.exit_code == 2
+    assert "--standardize belongs to --method pca." in refused.stderr
+
+
+def test_the_same_seed_chooses_the_same_landmarks(fit):
+    chosen = []
+    for seed in (0, 0, 1):
+        line = f"--method features --landmarks uniform --n-landmarks 9 --random-state {seed} --overwrite"
+        assert fit(line).exit_code == 0
+        chosen.append(dkfm.load("model").landmark_indices_.tolist())
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert fit("--random-state 1 --overwrite").exit_code == 2
+
+
+@pytest.mark.parametrize("line", ["--components 2", "--method features --basis cholesky"])
+def test_what_was_fitted_is_printed_as_json(fit, line):
+    facts = json.loads(fit(f"--param sigma=2 --json {line}").stdout)
+    loaded = dkfm.load("model")
+    assert facts["model"] == "model"
+    assert facts["estimator"] == type(loaded).__name__
+    assert facts["kernel"] == {"name": "gaussian", "sigma": 2.0}
+    assert facts["landmarks"] == len(loaded.model_.landmarks)
+    assert facts["certificate"] == loaded.certificate_.to_dict()
+    if hasattr(loaded, "rank_"):
+        assert (facts["rank"], facts["error_bound"]) == (loaded.rank_, loaded.error_bound_)
+    assert set(facts["outputs"]) == set(loaded.model_.heads)
+
+
+def test_a_store_that_is_damaged_is_not_replaced_by_chance(fit, tmp_path):
+    assert fit("--param sigma=2").exit_code == 0
+    (tmp_path / "model" / "zarr.json").write_text("{}")
+    assert fit("--param sigma=3 --overwrite").exit_code == 1
+    with pytest.raises(StoreError):
+        dkfm.load("model")
