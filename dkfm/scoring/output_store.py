@@ -112,7 +112,11 @@ def create_output(output: Output, overwrite: bool) -> Output:
     own = {**describe_output(output), "kind": "scores", "version": zarr_schema.VERSIONS["scores"], "arrays": names}
     if output.is_table:
         own["form"] = PARQUET
-    group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}).encode()
+    metadata: dict[str, object] = {"zarr_format": 3, "node_type": "group", "attributes": {"dkfm": own}}
+    if not output.is_table:
+        arrays = {columns.output: json.loads(_encode_array_metadata(output, columns)) for columns in output.columns}
+        metadata["consolidated_metadata"] = zarr_schema.consolidate(arrays)
+    group = json.dumps(metadata).encode()
     first_file = zarr_schema.TABLE_ATTRIBUTES if output.is_table else "zarr.json"
     with output.location.create_output(first_file, group, overwrite) as location:
         ensure_arrays(output, location)
@@ -127,10 +131,15 @@ def ensure_arrays(output: Output, location: OutputLocation) -> None:
     for columns in [] if output.is_table else output.columns:
         name = f"{columns.output}/zarr.json"
         if name not in location.file_sizes([name]):
-            shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
-            location.write_file(name, zarr_store.encode_array_metadata(shape, chunks, columns.dtype))
+            location.write_file(name, _encode_array_metadata(output, columns))
     for name in output.format.folder_names:
         location.make_folder(name)
+
+
+def _encode_array_metadata(output: Output, columns: OutputColumns) -> bytes:
+    """Return the metadata of the array of one head, whose dimensions are ``row`` and, for a head h, ``h_column``."""
+    shape, chunks = (output.rows, columns.width), (output.chunk_rows, columns.width)
+    return zarr_store.encode_array_metadata(shape, chunks, columns.dtype, ("row", f"{columns.output}_column"))
 
 
 def describe_output(output: Output) -> dict[str, object]:

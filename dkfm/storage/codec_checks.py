@@ -1,4 +1,7 @@
-"""Check which codecs the metadata of a source state: only some may be used to decode its chunks."""
+"""Check parts of the metadata of an array: lengths and names of its axes, chunk keys, and codecs.
+
+Only some codecs may be used to decode the chunks of a source.
+"""
 
 import re
 from collections.abc import Mapping
@@ -69,3 +72,24 @@ def codec_configuration(codecs: object, position: int) -> Mapping[str, object]:
     codec = codecs[position] if isinstance(codecs, list) else None
     configuration = codec.get("configuration") if isinstance(codec, Mapping) else None
     return configuration if isinstance(configuration, Mapping) else {}
+
+
+def are_dimension_names(names: object, dimensions: int) -> bool:
+    """Whether the names of the dimensions in the metadata of an array are absent, or a text for each dimension."""
+    if names is None:
+        return True
+    return isinstance(names, list) and len(names) == dimensions and all(isinstance(name, str) for name in names)
+
+
+def configured_codecs(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
+    """Return the name and the configuration of each codec in metadata; empty unless all of them are known."""
+    codecs = metadata.get("codecs")
+    return [(name, codec_configuration(codecs, position)) for position, name in enumerate(codec_names(codecs) or [])]
+
+
+def find_chunk_key_fault(metadata: Mapping[str, object]) -> str | None:
+    """Return, in words, that the chunk keys in metadata are not those of Zarr; None if they are."""
+    encoding = metadata.get("chunk_key_encoding")
+    known = isinstance(encoding, Mapping) and encoding.get("name") in ("default", "v2")
+    separator = codec_configuration([encoding], 0).get("separator", "/")
+    return None if known and separator in ("/", ".") else "its chunk keys are not those of Zarr"

@@ -224,10 +224,10 @@ def parse_group(metadata: Mapping[str, object], root: object, kind: str | None =
         set(metadata) - {"attributes", "zarr_format", "node_type", "consolidated_metadata"}
         or metadata.get("zarr_format") != 3
         or metadata.get("node_type") != "group"
-        or metadata.get("consolidated_metadata") is not None
         or not isinstance(own, dict)
         or not isinstance(own.get("kind"), str)
         or own["kind"] not in VERSIONS
+        or not _is_own_consolidation(metadata.get("consolidated_metadata"), own)
     ):
         raise UnsupportedStoreError(f"{root} is not a store that dkfm wrote.")
     if kind is not None and own["kind"] != kind:
@@ -239,6 +239,20 @@ def parse_group(metadata: Mapping[str, object], root: object, kind: str | None =
             f"{newest}; install the dkfm that wrote it."
         )
     return own
+
+
+def consolidate(arrays: Mapping[str, object]) -> dict[str, object]:
+    """Return the consolidated metadata of a group of arrays, from which other readers open it without a listing."""
+    return {"kind": "inline", "must_understand": False, "metadata": dict(arrays)}
+
+
+def _is_own_consolidation(consolidated: object, own: Mapping[str, object]) -> bool:
+    """Whether consolidated metadata are absent, or those of the arrays of an output; dkfm itself does not use them."""
+    arrays = consolidated.get("metadata") if isinstance(consolidated, Mapping) else None
+    if own["kind"] != "scores" or not isinstance(arrays, Mapping):
+        return consolidated is None
+    known = consolidated == consolidate(arrays) and sorted(arrays) == own.get("arrays")
+    return known and all(isinstance(array, dict) and parse_array_info(array, name) for name, array in arrays.items())
 
 
 def read_array_info(path: Path, *, source: bool = False) -> ArrayInfo:
@@ -275,7 +289,7 @@ def parse_array_info(metadata: dict[str, object], path: object, *, source: bool 
         parse_axis_lengths(_get_configuration(metadata, "chunk_grid", "chunk_shape")),
     )
     known, dtype = _SOURCE_ITEMSIZES if source else _ITEMSIZES, metadata.get("data_type")
-    fault = None
+    fault, codecs = None, codec_checks.configured_codecs(metadata)
     if type(metadata.get("zarr_format")) is not int or (metadata["zarr_format"], metadata.get("node_type")) != (
         3,
         "array",
@@ -287,12 +301,10 @@ def parse_array_info(metadata: dict[str, object], path: object, *, source: bool 
         fault = "its shape and chunks are not those of a regular grid"
     elif metadata.get("storage_transformers") not in (None, []):
         fault = "it has storage transformers"
-    elif not (
-        codec_checks.is_supported(metadata.get("codecs"), chunks) if source else _codecs(metadata) == _OWN_CODECS
-    ):
+    elif not (codec_checks.is_supported(metadata.get("codecs"), chunks) if source else codecs == _OWN_CODECS):
         fault = f"its codecs are not ones that dkfm reads: {metadata.get('codecs')!r:.200}"
     elif source:
-        fault = _find_size_fault(shape, chunks, known[dtype]) or _find_chunk_key_fault(metadata)
+        fault = _find_size_fault(shape, chunks, known[dtype]) or codec_checks.find_chunk_key_fault(metadata)
     elif not _is_own_layout(metadata, shape, chunks):
         fault = "its fill value, chunks or chunk keys are not those that dkfm writes"
     if fault is not None:
@@ -318,20 +330,15 @@ def _find_size_fault(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: 
     )
 
 
-def _find_chunk_key_fault(metadata: Mapping[str, object]) -> str | None:
-    encoding = metadata.get("chunk_key_encoding")
-    known = isinstance(encoding, Mapping) and encoding.get("name") in ("default", "v2")
-    separator = codec_checks.codec_configuration([encoding], 0).get("separator", "/")
-    return None if known and separator in ("/", ".") else "its chunk keys are not those of Zarr"
-
-
 def _trailer_bytes(metadata: Mapping[str, object]) -> int | None:
     """Return the length of the checksum in a chunk file, 0 without one; None if `raw_chunk_reader` cannot read it."""
     fill = metadata.get("fill_value")
     number = isinstance(fill, int | float) or fill in ("NaN", "Infinity", "-Infinity")
-    standard = set(metadata) <= _METADATA_KEYS and number and metadata.get("dimension_names") is None
+    axes = metadata.get("shape")
+    named = isinstance(axes, list) and codec_checks.are_dimension_names(metadata.get("dimension_names"), len(axes))
+    standard = set(metadata) <= _METADATA_KEYS and number and named
     nested = standard and _get_configuration(metadata, "chunk_key_encoding", "separator") == "/"
-    codecs = next((n for n in (1, 2) if nested and _codecs(metadata) == _OWN_CODECS[:n]), None)
+    codecs = next((n for n in (1, 2) if nested and codec_checks.configured_codecs(metadata) == _OWN_CODECS[:n]), None)
     return None if codecs is None else CRC_BYTES * (codecs - 1)
 
 
@@ -342,7 +349,7 @@ def _is_own_layout(metadata: Mapping[str, object], shape: tuple[int, ...], chunk
         and metadata.get("chunk_grid") == {"name": "regular", "configuration": {"chunk_shape": list(chunks)}}
         and metadata.get("chunk_key_encoding") == {"name": "default", "configuration": {"separator": "/"}}
         and metadata.get("attributes") in (None, {})
-        and metadata.get("dimension_names") is None
+        and codec_checks.are_dimension_names(metadata.get("dimension_names"), len(shape))
         and all(chunk <= max(1, length) for chunk, length in zip(chunks, shape, strict=True))
     )
 
@@ -360,14 +367,6 @@ def _get_configuration(metadata: Mapping[str, object], field: str, key: str) -> 
     expected = {"chunk_grid": "regular", "chunk_key_encoding": "default"}[field]
     known = isinstance(extension, Mapping) and extension.get("name") == expected
     return codec_checks.codec_configuration([extension], 0).get(key) if known else None
-
-
-def _codecs(metadata: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
-    codecs = metadata.get("codecs")
-    return [
-        (name, codec_checks.codec_configuration(codecs, position))
-        for position, name in enumerate(codec_checks.codec_names(codecs) or [])
-    ]
 
 
 def require_array_name(root: Path, name: object) -> str:

@@ -198,7 +198,12 @@ def _try_remove_renamed_store(aside: Path, attrs: Json) -> None:
 
 
 def add_array(
-    group: zarr.Group, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
+    group: zarr.Group,
+    name: str,
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...],
+    dtype: str = "float64",
+    dimension_names: tuple[str, ...] | None = None,
 ) -> ZarrArray:
     """Add an array in dkfm's layout: crc32c, no compression, every chunk written, and the fill value NaN or -1."""
     array: ZarrArray = group.create_array(
@@ -211,14 +216,17 @@ def add_array(
         serializer=BytesCodec(endian="little"),
         compressors=[Crc32cCodec()],
         config={"write_empty_chunks": True},
+        dimension_names=dimension_names,
     )
     return array
 
 
-def encode_array_metadata(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> bytes:
+def encode_array_metadata(
+    shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, dimension_names: tuple[str, ...]
+) -> bytes:
     """Return the content of ``zarr.json`` for an array of `add_array`."""
     memory: dict[str, Buffer] = {}
-    add_array(zarr.create_group(MemoryStore(memory), zarr_format=3), "array", shape, chunks, dtype)
+    add_array(zarr.create_group(MemoryStore(memory), zarr_format=3), "array", shape, chunks, dtype, dimension_names)
     return memory["array/zarr.json"].to_bytes()
 
 
