@@ -62,7 +62,7 @@ def test_a_dead_scheduler_is_one_sentence_and_another_one_goes_on(job, tmp_path,
                 continue
             TOTALS.faults += 1
             faults -= 1
-            assert code == 1
+            assert code == 3
             assert "ClusterError" in sentence(log.read_text())
             assert "The same command goes on" in log.read_text()
         if faults % 4 == 0:
