@@ -6,7 +6,7 @@ pandas, polars, pyarrow and xarray are recognised by their attributes, and never
 from collections import Counter
 from collections.abc import Sequence
 
-from dkfm.core.rows import Rows, as_rows
+from dkfm.core.rows import Rows, as_rows, require_rows_container
 from dkfm.errors import InvalidInputError
 
 _MAX_NAMED = 5
@@ -17,7 +17,13 @@ def unwrap_container(X: object) -> object:
     """Return the array of an xarray DataArray, or an Arrow record batch as a table; any other X as it is.
 
     A DataArray holds a NumPy array or a dask array. scikit-learn reads the column names of a table, not of a batch.
+
+    Raises
+    ------
+    InvalidInputError
+        X is an xarray Dataset, or a polars LazyFrame.
     """
+    require_rows_container(X)
     if hasattr(X, "dims") and hasattr(X, "coords") and hasattr(X, "data"):
         return X.data
     if hasattr(X, "column_names") and hasattr(X, "__arrow_c_array__") and hasattr(X, "schema"):

@@ -45,8 +45,18 @@ def as_rows(X: object, name: str = "X") -> Rows:
     return rows
 
 
+def require_rows_container(X: object) -> None:
+    """Raise an InvalidInputError if X is an xarray Dataset or a polars LazyFrame, which are no rows of values yet."""
+    kind = type(X)  # a column of a pandas data frame is an attribute of X, and not of its type
+    if hasattr(kind, "data_vars") and hasattr(kind, "coords"):
+        raise InvalidInputError('A Dataset of xarray holds several variables; select one, as in dataset["name"].')
+    if hasattr(kind, "collect") and hasattr(kind, "collect_schema"):
+        raise InvalidInputError("A LazyFrame of polars is a query and holds no rows yet; call its collect() first.")
+
+
 def as_rows_allow_nonfinite(X: object, name: str) -> Rows:
     """Return `X` as `as_rows` does, without the check for finite values."""
+    require_rows_container(X)
     if not isinstance(X, np.ndarray) and _issparse(X):
         return _as_csr(X, name)
     if _ismasked(X):

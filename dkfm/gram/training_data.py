@@ -29,6 +29,9 @@ TILE_VALUES = 2**23
 
 _GRAM_NAME = "The Gram matrix"
 
+_FLOAT32_NAMES = ("float32", "Float32", "float")
+"""Names of float32 in NumPy, in polars and pandas, and in Arrow."""
+
 _SYMMETRY_TOLERANCE = 1e-8
 """Difference, relative to the largest value, above which a Gram matrix is not symmetric; rounding stays below it."""
 
@@ -201,8 +204,11 @@ def compute_lazy_frame(X: object) -> object:
 
 def is_float32(X: object) -> bool:
     """Return whether X, or every column of it, is float32."""
-    dtypes = np.ravel(np.asarray(getattr(X, "dtypes", getattr(X, "dtype", None)), dtype=object))
-    return len(dtypes) > 0 and all(dtype == np.float32 for dtype in dtypes)
+    X = unwrap_container(X)
+    is_arrow = hasattr(type(X), "column_names")
+    types = X.schema.types if is_arrow else getattr(X, "dtypes", getattr(X, "dtype", None))  # type: ignore[attr-defined]
+    dtypes = np.ravel(np.asarray(types, dtype=object))
+    return len(dtypes) > 0 and all(str(dtype) in _FLOAT32_NAMES for dtype in dtypes)
 
 
 def as_training_data(kernel: Kernel, X: object, *, copy: bool = True) -> TrainingData:

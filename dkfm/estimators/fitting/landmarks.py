@@ -10,7 +10,7 @@ from sklearn.utils.random import sample_without_replacement
 
 from dkfm.core import budget
 from dkfm.core.chunking import require_count
-from dkfm.core.rows import Array, as_float64, as_rows
+from dkfm.core.rows import Array, as_float64, as_rows, require_rows_container
 from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError
 from dkfm.execution import memory, progress
 from dkfm.gram.training_data import TrainingData, TrainingRows
@@ -153,6 +153,7 @@ def uses_all_rows(landmarks: TrainingData, data: TrainingData) -> bool:
 
 
 def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
+    require_rows_container(landmarks)
     indices = np.asarray(landmarks) if not hasattr(landmarks, "tocsr") else None
     if indices is not None and indices.ndim == 1 and data.original_row_indices is not None:
         indices = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices

@@ -1,0 +1,81 @@
+"""Frames of pandas, polars and pyarrow mean the same to every estimator; what is no frame of rows is refused."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+import dkfm
+from dkfm import kernels
+from dkfm.errors import InvalidInputError
+
+pd = pytest.importorskip("pandas", reason="the extra dataframe brings it")
+pa = pytest.importorskip("pyarrow", reason="the extra dataframe brings it")
+pl = pytest.importorskip("polars", reason="the extra test brings it")
+xr = pytest.importorskip("xarray", reason="the extra test brings it")
+
+ROWS = np.random.default_rng(0).normal(size=(40, 3))
+LABELS = (ROWS[:, 0] > 0).astype(int)
+FRAME = pd.DataFrame(ROWS, columns=["a", "b", "c"])
+K = kernels.Gaussian(2.0)
+KINDS = {
+    "polars": lambda f: pl.DataFrame({name: f[name].to_numpy() for name in f}),
+    "table": lambda f: pa.Table.from_pandas(f, preserve_index=False),
+    "batch": lambda f: pa.RecordBatch.from_pandas(f, preserve_index=False),
+}
+
+
+def results(X):
+    """Return what every estimator computes from a frame, with estimators that are fitted to it."""
+    phi, pca = dkfm.ExactFeatureMap(K, basis="spectral").fit(X), dkfm.KernelPCA(2, kernel=K)
+    fisher = dkfm.KernelFisher(kernel=K).fit(X, LABELS)
+    folded = dkfm.fold(phi, Ridge().fit(phi.transform(X), ROWS[:, 0]))
+    made = (pca.fit_transform(X), pca.transform(X), pca.reconstruction_error(X), phi.residual(X), phi.distance(X))
+    return [*made, fisher.predict(X), fisher.score(X, LABELS), folded.predict(X), list(pca.feature_names_in_)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_frame_gives_what_pandas_gives(kind):
+    for found, expected in zip(results(KINDS[kind](FRAME)), results(FRAME), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_in_another_order_are_refused_as_those_of_pandas_are(kind):
+    pca = dkfm.KernelPCA(2, kernel=K).fit(FRAME)
+    with pytest.raises(InvalidInputError, match="feature names should match"):
+        pca.transform(KINDS[kind](FRAME[["c", "a", "b"]]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frame_of_float32_gives_a_model_of_float32(kind):
+    frame = FRAME.astype(np.float32)
+    for X, dtype in ((frame, "float32"), (FRAME, "float64"), (frame.assign(a=FRAME["a"]), "float64")):
+        assert dkfm.KernelPCA(2, kernel=K).fit(X).model_.dtype == dtype
+        assert dkfm.KernelPCA(2, kernel=K).fit(KINDS[kind](X)).model_.dtype == dtype
+
+
+REFUSED = {
+    "data set": (xr.Dataset({"a": ("row", ROWS[:, 0])}), "^A Dataset of xarray .* select one"),
+    "lazy data set": (xr.Dataset({"a": ("row", ROWS[:, 0])}).chunk(), "^A Dataset of xarray .* select one"),
+    "lazy frame": (pl.DataFrame({"a": ROWS[:, 0]}).lazy(), r"^A LazyFrame of polars .* collect\(\)"),
+}
+CALLS = {
+    "fit": lambda X: dkfm.KernelPCA(2, kernel=K).fit(X),
+    "fit of a map": lambda X: dkfm.ExactFeatureMap(K).fit(X),
+    "fit of discriminants": lambda X: dkfm.KernelFisher(kernel=K).fit(X, LABELS),
+    "landmarks": lambda X: dkfm.ExactFeatureMap(K, landmarks=X).fit(ROWS),
+    "transform": lambda X: dkfm.KernelPCA(2, kernel=K).fit(ROWS).transform(X),
+    "residual": lambda X: dkfm.ExactFeatureMap(K).fit(ROWS).residual(X),
+    "compare": lambda X: dkfm.compare_kernels([K], X, LABELS),
+    "batch_score": lambda X: dkfm.batch_score(dkfm.KernelPCA(2, kernel=K).fit(ROWS), X, "never_written"),
+    "a kernel": K,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("given", REFUSED)
+def test_what_holds_no_rows_is_refused_in_one_sentence_that_says_what_to_do(given, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    X, sentence = REFUSED[given]
+    with pytest.raises(InvalidInputError, match=sentence):
+        CALLS[call](X)
