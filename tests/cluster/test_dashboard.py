@@ -75,7 +75,7 @@ def test_its_picture_is_that_of_the_readme(seen):
     kept = (ROOT / "cluster" / "dashboard.png").read_bytes()
     assert is_no_blank(kept)
     assert len(kept) < 300_000
-    assert "](../cluster/dashboard.png)" in (ROOT / "docs" / "clusters.md").read_text()
+    assert "](../../cluster/dashboard.png)" in (ROOT / "docs" / "user_guide" / "clusters.md").read_text()
 
 
 def test_the_report_of_a_job_that_was_told_to_end_opens_without_a_network(seen):
