@@ -173,7 +173,7 @@ def test_worker_processes_score_rows_at_a_url(place, rows, fitted, tmp_path, cli
     put(place, tmp_path)
     place.replace("x.npy", npy(rows))
     for name in ("x.zarr", "x.npy"):
-        target = tmp_path / f"scores-{name}"
+        target = tmp_path / f"scores-{name}.zarr"
         dkfm.batch_score(fitted, f"{place.url}/{name}", target, client=client, progress=False)
         np.testing.assert_allclose(dkfm.open_scores(target).compute(), fitted.transform(rows), atol=1e-12)
 
