@@ -162,7 +162,10 @@ def _read_ids(frame: object, column: str, name: str) -> "pa.Array":
         raise MissingExtraError("Ids need pyarrow; install it with pip install 'dkfm[dataframe]'.") from error
     chosen = select_columns(frame, [column])
     try:
-        table = pa.Table.from_pandas(chosen, preserve_index=False) if hasattr(chosen, "iloc") else pa.table(chosen)
+        if hasattr(chosen, "iloc"):
+            table = pa.Table.from_pandas(chosen, preserve_index=False)
+        else:  # the way of polars gives text in a type that every Arrow writes to Parquet
+            table = chosen.to_arrow() if hasattr(chosen, "to_arrow") else pa.table(chosen)
     except (pa.ArrowException, TypeError, ValueError) as error:
         cause = extract_reason(error)
         raise InvalidInputError(f"The column {column!r} of {name} cannot be the ids: {cause}.") from None

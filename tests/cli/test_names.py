@@ -1,7 +1,9 @@
 """Names that the command line refuses: outputs that promise another format, and misspelt options and kernels."""
 
+import re
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -10,6 +12,9 @@ import dkfm
 from dkfm.cli.app import main
 from dkfm.errors import InvalidInputError, find_similar_names
 from dkfm.kernels.serialization import _NUMERIC
+
+SUGGESTS_COMMANDS = hasattr(click.exceptions, "NoSuchCommand")
+"""Whether this version of click says which command was meant."""
 
 OTHERS = [".csv", ".npy", ".npz", ".h5", ".hdf5", ".feather", ".arrow", ".txt", ".json", ".CSV", ".pq", ".PARQUET"]
 
@@ -83,22 +88,25 @@ def test_an_unrelated_name_is_told_no_name(name):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("fit a b --kernal linear", "Did you mean --kernel?"),
-        ("fit a b --n-component 3", "Did you mean --components?"),
-        ("score a b c --rows 3", "Did you mean --chunk-rows?"),
-        ("score a b c --timeout 3", "Did you mean --stall-timeout?"),
-        ("fit a b --seed 3", "No such option '--seed'.\n"),
-        ("fit a b --degree 3", "No such option '--degree'.\n"),
-        ("score a b c --verbose", "No such option '--verbose'.\n"),
-        ("score a b c --address x", "No such option '--address'.\n"),
-        ("skore a b c", "No such command 'skore'. Did you mean score?"),
-        ("bake", "No such command 'bake'.\n"),
+        ("fit a b --kernal linear", "Did you mean --kernel\\?"),
+        ("fit a b --n-component 3", "Did you mean --components\\?"),
+        ("score a b c --rows 3", "Did you mean --chunk-rows\\?"),
+        ("score a b c --timeout 3", "Did you mean --stall-timeout\\?"),
+        ("fit a b --seed 3", r"No such option:? '?--seed'?\.?\n"),  # click's versions differ
+        ("fit a b --degree 3", r"No such option:? '?--degree'?\.?\n"),
+        ("score a b c --verbose", r"No such option:? '?--verbose'?\.?\n"),
+        ("score a b c --address x", r"No such option:? '?--address'?\.?\n"),
+        (
+            "skore a b c",
+            r"No such command 'skore'\." + " Did you mean score" * hasattr(click.exceptions, "NoSuchCommand"),
+        ),
+        ("bake", r"No such command 'bake'\.\n"),
     ],
 )
 def test_an_unknown_option_or_command_is_told_what_is_near_and_no_nonsense(run, line, words):
     result = run(line)
     assert result.exit_code == 2
-    assert words in result.stderr
+    assert re.search(words, result.stderr)
     assert ("Did you mean" in result.stderr) == ("Did you mean" in words)
 
 
