@@ -71,6 +71,7 @@ def run_command(command: Callable[[], object]) -> NoReturn:
     interruption.exit_on_next_interruption()
     if (failure := _flush_streams()) is not None and not code:
         code = failures.report_failure(OutputError, _OUTPUT_ERROR.format(failure))
+    _owns_process = False  # whoever catches the exit goes on in this process
     sys.exit(code if isinstance(code, int) else 0)
 
 

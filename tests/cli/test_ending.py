@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dask.array as da
 import pytest
+from click.testing import CliRunner
 
 import dkfm
 from dkfm.cli import app, process
@@ -34,6 +35,7 @@ def signals():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    gc.unfreeze()  # a command freezes what it imported
 
 
 @pytest.fixture
@@ -48,6 +50,13 @@ def as_program(signals, monkeypatch, capfd):
         return info.value.code, *capfd.readouterr()
 
     return ended
+
+
+def test_a_process_that_catches_the_exit_of_a_command_is_its_own_again(as_program):
+    assert as_program(lambda: None)[0] == 0
+    before = gc.get_freeze_count()
+    CliRunner().invoke(app.main, ["info", "nothing"])
+    assert gc.get_freeze_count() == before
 
 
 def interrupt():

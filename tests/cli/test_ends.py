@@ -1,5 +1,6 @@
 """Every command ends in one sentence: whatever its streams, the system, a strange port or Ctrl-C do."""
 
+import gc
 import json
 import os
 import resource
@@ -53,6 +54,7 @@ def as_program(here, monkeypatch, capfd):
     yield ended
     for number, handler in signals.items():
         signal.signal(number, handler)
+    gc.unfreeze()  # a command freezes what it imported
 
 
 @pytest.mark.parametrize(
