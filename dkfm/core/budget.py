@@ -6,6 +6,7 @@ unless `itemsize` says otherwise. `blocks` and `copies` are `peak_blocks` and `l
 
 from math import isqrt
 
+from dkfm.core import cpus
 from dkfm.errors import BudgetError
 
 _VALUE = 8
@@ -126,6 +127,16 @@ def pivot_columns_seconds(n: int, d: int, r: int) -> float:
 def gram_and_pivots_seconds(n: int, d: int, r: int) -> float:
     """Predict the seconds to compute the Gram matrix of N rows of d columns and find r pivots in it."""
     return n * n * (8e-9 + 5e-11 * d + r / 5e10)
+
+
+def gram_seconds(n: int, d: int, threads: int, tile_rows: int | None = None) -> float:
+    """Predict the seconds to compute the Gram matrix of N rows of d columns on threads of this machine or of a cluster.
+
+    The time of this process, with a thread for each CPU, is shared among the threads. Tiles of `tile_rows` rows are
+    written to disk, by default none.
+    """
+    files = 0 if tile_rows is None else -((-n // tile_rows) ** 2)
+    return (gram_and_pivots_seconds(n, d, 0) * cpus.COUNT + files * CHUNK_SECONDS) / threads
 
 
 def eigendecomposition_seconds(n: int) -> float:

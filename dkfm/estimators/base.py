@@ -16,6 +16,7 @@ from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.scoring_mixin import ScoringMixin
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.transformer_mixin import ModelTransformerMixin
+from dkfm.execution.stage_log import log_stage
 from dkfm.gram.training_data import TrainingData, as_training_data, compute_lazy_frame
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
@@ -79,6 +80,11 @@ class KernelEstimator(ModelTransformerMixin):
         except ValueError as error:
             raise InvalidInputError(f"X has columns that cannot be told apart: {extract_reason(error)}.") from None
         return training_data
+
+    def _log_fit(self, data: TrainingData) -> None:
+        """Log the size of a fit that starts."""
+        n, name = data.rows_as_landmarks.shape[0], type(self).__name__
+        log_stage("fit", f"{name} of {n:,} rows with {data.kernel!r:.100}, in this process", rows=n, estimator=name)
 
     def _set_fitted(
         self, X: object, model: Model, fitted: Mapping[str, object], resolved_params: Mapping[str, object] | None = None

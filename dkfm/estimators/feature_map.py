@@ -224,6 +224,7 @@ class ExactFeatureMap(KernelEstimator):
         # Landmarks that are chosen are copied when they are.
         rows = self._check_data(X, as_kernel(self.kernel, self.kernel_params), copy=self.landmarks is None)
         rows, weights = drop_zero_weights(rows, sample_weight)
+        self._log_fit(rows)
         with single_blas_thread_for_fit(landmarks.count_product_rows(len(weights), self.n_landmarks, self.certify)):
             chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
             model, fitted = feature_maps.fit_map(rows, weights if self.centered else None, chosen, options)

@@ -192,6 +192,7 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         labels = y if rows is all_rows else y[cast("Indices", rows.original_row_indices)]
         classes, codes = np.unique(labels, return_inverse=True)
         row_classes = options.make_classes(codes, weights, classes)
+        self._log_fit(rows)
         with single_blas_thread_for_fit(len(weights)):
             model, fitted = discriminants.fit_discriminants(rows, row_classes, options, dtype)
         fitted |= {"classes": classes} | ({} if sample_weight is None else {"sample_weight": weights})

@@ -228,6 +228,7 @@ class KernelPCA(InverseTransformMixin):
         rows = self._check_data(X, kernel, copy=bool(self.copy_X))
         rows, weights = training_data.drop_zero_weights(rows, sample_weight)
         weighting = Weighting(weights, bool(self.centered))
+        self._log_fit(rows)
         if self.fit_inverse_transform:
             self._require_invertible(rows, bool(columns))
         with single_blas_thread_for_fit(len(weights)):

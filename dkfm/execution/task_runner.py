@@ -74,7 +74,7 @@ def run_tasks(
     total : int
         Number of tasks.
     progress : bool
-        Whether to show a progress bar: see `dkfm.execution.progress`.
+        Whether to show a progress bar, or to log progress without a terminal: see `dkfm.execution.progress`.
     on_result : callable, optional
         Called once with each result, in the order in which tasks finish.
     on_idle : callable
@@ -97,12 +97,16 @@ def run_tasks(
     """
     with step_bar(name, total, "task", progress) as bar:
 
+        def idle() -> None:
+            on_idle()
+            bar.update(0)
+
         def finish(result: R) -> None:
             if on_result is not None:
                 on_result(result)
             bar.update()
 
-        return _Run(executor, name, function, finish, on_idle, total, stall_seconds).run_all(tasks)
+        return _Run(executor, name, function, finish, idle, total, stall_seconds).run_all(tasks)
 
 
 class _Run(Generic[R]):

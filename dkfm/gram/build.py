@@ -16,14 +16,7 @@ import numpy as np
 
 from dkfm.core import budget, chunking
 from dkfm.core.rows import Array, Rows
-from dkfm.errors import (
-    ClusterError,
-    DamagedStoreError,
-    InvalidInputError,
-    KernelError,
-    StoreError,
-    StoreExistsError,
-)
+from dkfm.errors import ClusterError, DamagedStoreError, InvalidInputError, KernelError, StoreError, StoreExistsError
 from dkfm.execution import memory, worker_checks
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import find_client
@@ -34,6 +27,7 @@ from dkfm.files import change_detection, local, temporary_folders
 from dkfm.files.change_detection import Watch
 from dkfm.files.local import local_path
 from dkfm.files.location import require_disjoint
+from dkfm.gram.start_log import log_gram
 from dkfm.gram.stored_gram import StoredGram
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
@@ -132,6 +126,7 @@ def build_gram(
             rows = _ensure_store(root, identity, source, rows)
             readable = source if client is None else _store_rows_for_workers(source, root, rows)
             pairs = list(chunking.lower_triangle_tile_indices(n, rows))
+            log_gram(source, len(pairs), f"in {root}", executor, rows)
             requirements = _make_worker_requirements(root, source if readable is source else None, need)
             with nullcontext() if client is None else worker_checks.check_workers_with_probe(executor, requirements):
                 checked = None if client is None else requirements
@@ -335,6 +330,7 @@ def compute_driver_gram(
     finds it. Without a workspace, or if the kernel is code, the store is temporary.
     """
     if X.shape[0] <= _checked_tile_rows(tile_rows):
+        log_gram(X, 1, "in memory")
         return evaluate_block(kernel, X, X).T
     if find_client(client) is None and (workspace is None or not serialization.is_code_free(kernel)):
         return _compute_in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
@@ -364,6 +360,7 @@ def _compute_in_memory(kernel: Kernel, X: Rows, rows: int, progress: bool) -> Ar
     n = X.shape[0]
     K, pairs = np.empty((n, n), order="F"), list(chunking.lower_triangle_tile_indices(n, rows))
     with open_executor(None) as executor:
+        log_gram(X, len(pairs), "in memory", executor)
         tasks = ((K, kernel, X, pair, rows) for pair in pairs)
         run_tasks(executor, "dkfm-gram", _fill_tile, tasks, len(pairs), progress)
     return K

@@ -7,10 +7,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dkfm.core import budget, cpus
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Rows
 from dkfm.errors import InvalidInputError, KernelError, MissingExtraError
 from dkfm.estimators import ExactFeatureMap, KernelFisher
+from dkfm.execution.stage_log import log_stage
 from dkfm.kernel_comparison import tsne_embedding
 from dkfm.kernel_comparison.labelled_rows import LabelledRows, load_labelled_rows
 from dkfm.kernel_comparison.result import Comparison, KernelResult
@@ -86,9 +88,12 @@ def compare_kernels(
     rows = load_labelled_rows(X, y, test, test_labels, random_state)
     problem = _find_tsne_problem() if embedding else ""
     seed = random_state if embedding and not problem else None
+    _log_comparison(rows, len(named))
     compared: list[KernelResult] = []
     refused: dict[str, str] = {}
-    for name, spec in named:
+    for number, (name, spec) in enumerate(named, 1):
+        label = name or f"{spec!r:.100}"
+        log_stage("compare", f"kernel {number:,} of {len(named):,}, {label}", number=number, total=len(named))
         try:
             compared.append(_measure_kernel(name, spec, rows, shrinkage, seed))
         except (KernelError, InvalidInputError) as error:
@@ -98,6 +103,14 @@ def compare_kernels(
         raise InvalidInputError(f"No kernel makes a feature map of these rows; {name}: {reason}")
     labels = rows.train_labels[rows.sample_indices], rows.test_labels[rows.plotted_test_indices]
     return Comparison(tuple(compared), refused, tuple(_describe_measurements(rows, shrinkage)), *labels, problem)
+
+
+def _log_comparison(rows: LabelledRows, kernels: int) -> None:
+    """Log the size of a comparison; the prediction is that of the fits of the maps."""
+    (n, d), tested = rows.train.shape, len(rows.test_labels)
+    seconds = kernels * (budget.gram_seconds(n, d, cpus.COUNT) + budget.eigendecomposition_seconds(n))
+    text = f"{kernels:,} kernels on {n:,} training and {tested:,} test rows of {d:,} columns in this process"
+    log_stage("compare", text, seconds=seconds, kernels=kernels, rows=n, columns=d, test_rows=tested)
 
 
 def _list_kernels(kernels: Kernels) -> list[tuple[str, KernelSpec]]:

@@ -35,6 +35,7 @@ from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
 from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
 from dkfm.scoring.report import ScoreReport, slowest_chunks
+from dkfm.scoring.start_log import log_look, log_scoring
 from dkfm.scoring.tasks import find_sound_receipts, measure_row_seconds, score_chunk
 from dkfm.sources import chunk_cache, csr_npz
 from dkfm.sources.base import NamedColumns
@@ -321,6 +322,7 @@ class _JobRun:
         def keep(sound: list[Receipt]) -> None:
             self._receipts.update({receipt.chunk: receipt for receipt in sound})
 
+        log_look(self._job, output, len(receipts))
         tasks = ((output, group, self._requirements) for group in groups.values())
         run_tasks(
             *(self._job.executor, "dkfm-look", find_sound_receipts, tasks, len(groups), self._progress, keep),
@@ -356,6 +358,7 @@ class _JobRun:
 
         work = job.make_task_arguments(output, self._requirements)
         unverified_work = replace(work, distrusts_existing_files=True)
+        log_scoring(job, output, len(chunk_numbers))
         tasks = ((unverified_work if number in self._unverified else work, number) for number in chunk_numbers)
         return run_tasks(
             *(job.executor, "dkfm-score", score_chunk, tasks, len(chunk_numbers), self._progress, done),

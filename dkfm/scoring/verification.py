@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dkfm.core import chunking
+from dkfm.core import budget, chunking
 from dkfm.core.rows import Array, as_float64, zero_nonfinite_rows
 from dkfm.errors import CertificateError, DamagedStoreError, InvalidInputError
 from dkfm.execution.executors import open_executor
+from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.execution.task_runner import run_tasks
 from dkfm.files import change_detection
 from dkfm.files.location import locate
@@ -113,6 +114,7 @@ def verify_scores(
         record = load_record(folder, output.model["digest"], trusted)
     source, loaded = _open_matching_input(against, output, record), record.model
     slices = _spread_slices(output.rows, sample)
+    _log_sample(source, loaded, output, slices)
     with change_detection.watch(source) as watch:
         worst = max(_require_small_error(output, receipts, loaded, source, rows) for rows in slices)
         watch.require_same("compared", "verify again")
@@ -136,6 +138,8 @@ def _require_undamaged(output: Output, receipts: ReceiptTable, progress: bool) -
         sound.update(receipt.chunk for receipt in checked)
 
     with open_executor(None) as executor:
+        text = f"{len(receipts):,} chunks of {output.rows:,} rows of {output.root} read on {describe_place(executor)}"
+        log_stage("verify", text, rows=output.rows, chunks=len(receipts), path=str(output.root))
         tasks = ((output, [receipt]) for receipt in receipts)
         run_tasks(executor, "dkfm-verify", find_sound_receipts, tasks, len(receipts), progress, add)
     bad = sorted(set(range(output.n_chunks)) - sound)
@@ -166,6 +170,14 @@ def _spread_slices(rows: int, sample: int) -> list[slice]:
     each = chunking.count_tiles(sample, _SAMPLED_SLICES)
     starts = np.unique(np.linspace(0, rows - each, chunking.count_tiles(sample, each)).astype(np.intp))
     return [slice(int(start), int(start) + each) for start in starts]
+
+
+def _log_sample(source: Source, model: Model, output: Output, slices: list[slice]) -> None:
+    """Log how many rows are scored again."""
+    rows, n = sum(part.stop - part.start for part in slices), model.landmarks.shape[0]
+    width = sum(columns.width for columns in output.columns)
+    seconds = rows * budget.score_row_seconds(n, source.mean_values_per_row, width)
+    log_stage("verify", f"{rows:,} rows of {source.name} scored again in this process", seconds=seconds, sampled=rows)
 
 
 def _require_small_error(output: Output, receipts: ReceiptTable, model: Model, source: Source, rows: slice) -> float:

@@ -37,6 +37,7 @@ def terminal(monkeypatch):
     monkeypatch.setattr(tqdm, "monitor_interval", 0)  # its thread would outlive the test
 
     def become():
+        monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(sys, "stderr", Terminal())
         return sys.stderr
 

@@ -17,6 +17,7 @@ from dkfm.estimators.stored.discriminants import certify_discriminants
 from dkfm.execution import memory, progress
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.clusters.current_client import is_inside_worker
+from dkfm.execution.stage_log import log_stage
 from dkfm.gram import training_data
 from dkfm.gram.training_data import Indices, TrainingData, TrainingRows
 from dkfm.kernels import Definiteness, serialization
@@ -77,9 +78,9 @@ def fit_discriminants(
     _require_memory(n, d, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
     has_room = decomposes or memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
-    with progress.show_elapsed_bar(
-        "dkfm-root", budget.eigendecomposition_seconds(n) if decomposes else 0.0, options.progress
-    ):
+    seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.gram_and_pivots_seconds(n, 0, n)
+    log_stage("root", f"discriminants from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
+    with progress.show_elapsed_bar("dkfm-root", seconds if decomposes else 0.0, options.progress):
         if options.shrinkage is None:
             chosen, result = _choose_shrinkage_and_solve(K, classes, options.on_indefinite, by_eigenvalues, clips)
         else:

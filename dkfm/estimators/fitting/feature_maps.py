@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 
+from dkfm.core import budget, cpus
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
@@ -13,6 +14,7 @@ from dkfm.estimators.fitting import map_certificates
 from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks, uses_all_rows
 from dkfm.estimators.stored.feature_map import certify_map, sample_rows_and_landmarks
 from dkfm.estimators.stored.map_records import root_values_name
+from dkfm.execution.stage_log import log_stage
 from dkfm.gram.training_data import PrecomputedGram, TrainingData, TrainingRows
 from dkfm.numerics import pivoted_cholesky, roots, training_statistics
 from dkfm.numerics.certificates import kernel_rounding
@@ -77,6 +79,7 @@ def fit_map(
     # Residuals and means over training rows are computed in float64.
     scorer = _make_root_scorer(data, landmarks, root)
     if residuals is None:
+        _log_residuals(len(diagonal), data, root)
         residuals = training_statistics.compute_residuals(scorer, visited.iter_row_tiles(), diagonal, root, lengths)
     if options.on_indefinite != "clip" and not all_rows:
         _require_psd_residuals(scorer, visited, residuals.lowest, root, lengths, data.rows_as_landmarks.shape[0])
@@ -112,6 +115,14 @@ def fit_map(
     if mean is not None:
         map_certificates.warn_of_centring(scorer, measured, landmarks, max_similarity, dtype)
     return model, {**fitted, **certificates}
+
+
+def _log_residuals(rows: int, data: TrainingData, root: Root) -> None:
+    """Log how many training rows have their residuals computed."""
+    n, r = root.weights.shape
+    seconds = rows * budget.score_row_seconds(n, data.mean_values_per_row, r) / cpus.COUNT
+    text = f"residuals of {rows:,} training rows from {n:,} landmarks in this process"
+    log_stage("certificate", text, seconds=seconds, rows=rows, landmarks=n)
 
 
 def _bound_errors(

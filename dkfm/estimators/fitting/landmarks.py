@@ -13,6 +13,7 @@ from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_float64, as_rows, require_rows_container
 from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError
 from dkfm.execution import memory, progress
+from dkfm.execution.stage_log import log_stage
 from dkfm.gram.training_data import TrainingData, TrainingRows
 from dkfm.kernels import Definiteness
 from dkfm.kernels.base import Kernel
@@ -177,6 +178,8 @@ def _find_centres(data: TrainingData, count: int, rng: np.random.RandomState) ->
 
     if not isinstance(data, TrainingRows):
         raise InvalidInputError('landmarks="kmeans" needs points, and a precomputed kernel has none.')
+    n = data.rows_as_landmarks.shape[0]
+    log_stage("landmarks", f"{count:,} centres of {n:,} rows in this process", rows=n, landmarks=count)
     centres = KMeans(count, n_init=1, random_state=rng).fit(data.rows_as_landmarks).cluster_centers_
     return TrainingRows(data.kernel, np.ascontiguousarray(centres, dtype=np.float64), centres.shape[1])
 
@@ -216,8 +219,10 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [landmarks.compute_gram(options.tile_rows, options.workspace, options.progress)]
     what = _describe_gram(landmarks.kernel)
-    seconds = budget.eigendecomposition_seconds(landmarks.rows_as_landmarks.shape[0])
+    n = landmarks.rows_as_landmarks.shape[0]
+    seconds = budget.eigendecomposition_seconds(n)
     lengths = row_lengths(gram_holder[0].diagonal())
+    log_stage("root", f"eigenvectors of {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
     with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
         rotated_rank = _choose_rotated_rank(gram_holder[0], lengths, options, landmarks)
         scales = lengths if rotated_rank or (options.basis == "spectral" and options.on_indefinite != "clip") else None
@@ -275,6 +280,7 @@ def _find_pivots(
         build = "gram"
     if build != "gram":
         diagonal = data.diagonal()
+        log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows, column by column, in this process", rows=n)
         with progress.step_bar("dkfm-root", None, "pivot", options.progress) as bar:
             monitor = _ColumnMonitor(
                 data, pivoted_cholesky.pivot_threshold(options.tol), max_pivots, build == "columns", bar
@@ -288,7 +294,9 @@ def _find_pivots(
             return pivots
     _require_gram_memory(data, budget.PIVOT_SQUARES)
     gram_holder = [data.compute_gram(options.tile_rows, options.workspace, options.progress)]
-    with progress.show_elapsed_bar("dkfm-root", budget.gram_and_pivots_seconds(n, 0, n), options.progress):
+    seconds = budget.gram_and_pivots_seconds(n, 0, n)
+    log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows in this process", seconds=seconds, rows=n)
+    with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
         return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
 
 

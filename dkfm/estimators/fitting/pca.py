@@ -19,6 +19,7 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError, NotSupportedError
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, was_clipped
 from dkfm.execution import memory, progress
+from dkfm.execution.stage_log import log_stage
 from dkfm.gram import build
 from dkfm.gram.training_data import (
     TILE_VALUES,
@@ -151,7 +152,9 @@ def fit_components(
     memory.require_driver_memory(n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies)
     # `pop` drops the last reference in this frame, so that the solver can free the N^2 values.
     gram_holder = [data.compute_gram(solver.tile_rows, solver.workspace, solver.progress)]
-    with progress.show_elapsed_bar("dkfm-root", budget.eigendecomposition_seconds(n), solver.progress):
+    seconds = budget.eigendecomposition_seconds(n)
+    log_stage("root", f"eigenvectors of {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
+    with progress.show_elapsed_bar("dkfm-root", seconds, solver.progress):
         return kernel_components.solve_components_by_eigh(gram_holder.pop(), options, weighting, solver.formulation)
 
 
@@ -171,6 +174,8 @@ def _fit_by_lanczos(
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
     limit = solver.max_products(q, n)
+    what = f"{q:,} eigenvectors of {n:,} x {n:,} kernel values by at most {limit:,} products, in this process"
+    log_stage("root", what, rows=n, components=q, products=limit)
     with (
         _open_eigenproblem(data, q, weighting, solver) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,

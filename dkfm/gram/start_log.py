@@ -1,0 +1,32 @@
+"""Log the size and the predicted time of a Gram matrix before it is computed."""
+
+from dkfm.core import budget
+from dkfm.core.rows import Rows
+from dkfm.execution.executors import Executor
+from dkfm.execution.stage_log import describe_place, log_stage
+from dkfm.sources.base import Source
+
+
+def log_gram(
+    rows: Rows | Source, tiles: int, where: str, executor: Executor | None = None, stored_tile_rows: int | None = None
+) -> None:
+    """Log a line about a Gram matrix.
+
+    Parameters
+    ----------
+    rows : ndarray, scipy.sparse array or Source of shape (N, d)
+        Training rows.
+    tiles : int
+        Number of tiles to compute.
+    where : str
+        Where the matrix is kept, as "in memory".
+    executor : Executor, optional
+        Runs the tasks; by default this thread computes the only tile.
+    stored_tile_rows : int, optional
+        Rows of a tile, if tiles are written to disk.
+    """
+    n, d = rows.shape
+    threads, place = (1, "this thread") if executor is None else (executor.threads, describe_place(executor))
+    text = f"{n:,} x {n:,} kernel values of rows of {d:,} columns, {tiles:,} tiles, {where}, on {place}"
+    seconds = budget.gram_seconds(n, d, threads, stored_tile_rows)
+    log_stage("gram", text, seconds=seconds, rows=n, columns=d, tiles=tiles, threads=threads)
