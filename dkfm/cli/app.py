@@ -5,88 +5,22 @@ from dkfm.cli import early_interrupt  # noqa: F401  # first: the imports below t
 # isort: split
 
 import json
-import os
 import signal
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dkfm import __version__
-from dkfm.cli import demo_bench_compare, failures, option_parsing, performance_report, process
+from dkfm.cli import demo_bench_compare, failures, log_lines, option_parsing, performance_report, process
 from dkfm.core.budget import STALL_SECONDS
-from dkfm.core.terminal_output import escape_control_characters, print_result
-from dkfm.errors import DkfmError, StalledError, find_similar_names
-from dkfm.files import temporary_folders
+from dkfm.core.terminal_output import print_result
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from dkfm.scoring.report import ScoreReport
-
-
-class _Group(click.Group):
-    """Command group whose errors are sentences with the exit codes of `dkfm.cli.failures`."""
-
-    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # click's signature
-        """Run a command; without `args`, as the whole of this process and with its command line."""
-        failures.read_json_option(sys.argv[1:] if args is None else args)
-        if args is None:
-            process.run_command(lambda: super(_Group, self).main(args, *others, **options))
-        return super().main(args, *others, **options)
-
-    def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # click's signature
-        """Parse the options before the name of a command."""
-        with _escape_usage_errors():
-            return super().make_context(*arguments, **options)
-
-    def invoke(self, ctx: click.Context) -> object:
-        former_format = warnings.formatwarning
-        warnings.formatwarning = _format_warning
-        try:
-            with _escape_usage_errors():
-                return super().invoke(ctx)
-        except DkfmError as error:
-            code = failures.report_failure(type(error), str(error))
-            if isinstance(error, StalledError):
-                temporary_folders.remove_all_folders()
-                os._exit(code)  # a normal exit would wait for a thread that does not end
-            ctx.exit(code)
-        except KeyboardInterrupt:
-            hint = "; dkfm score goes on from there with the same command" * (ctx.invoked_subcommand == "score")
-            ctx.exit(failures.report_failure(KeyboardInterrupt, f"Interrupted{hint}."))
-        finally:
-            warnings.formatwarning = former_format
-
-
-@contextmanager
-def _escape_usage_errors() -> Iterator[None]:
-    """Escape control characters in usage errors, which repeat arguments; print them as JSON too if asked for."""
-    try:
-        yield
-    except click.UsageError as error:
-        message = escape_control_characters(_describe_usage_error(error))
-        failures.print_json_failure(click.UsageError, message)
-        raise click.UsageError(message, error.ctx) from None
-
-
-def _describe_usage_error(error: click.UsageError) -> str:
-    """Return the message of a usage error; of the names that click suggests, only those that are similar."""
-    wrong = getattr(error, "option_name", None) or getattr(error, "command_name", None)
-    if wrong is None or not getattr(error, "possibilities", None):
-        return error.format_message()
-    near = find_similar_names(wrong, error.possibilities)  # type: ignore[attr-defined]  # of two of click's classes
-    return f"{error.message} Did you mean {' or '.join(near)}?" if near else error.message
-
-
-def _format_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """Format a warning in one line, without the line of code that issued it."""
-    return f"{escape_control_characters(f'{category.__name__}: {message}')}\n"
 
 
 _SCHEDULER = click.option(
@@ -101,7 +35,10 @@ _REPORT = click.option(
 )
 
 _PROGRESS = click.option(
-    "--progress/--no-progress", default=True, show_default=True, help="Bars on standard error, where it is a terminal."
+    "--progress/--no-progress",
+    default=True,
+    show_default=True,
+    help="Bars on standard error, where it is a terminal; elsewhere a line every 30 seconds.",
 )
 
 
@@ -116,7 +53,9 @@ _TRUSTED = click.option(
 )
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=failures.EXPLANATION)
+@click.group(
+    cls=process.CommandGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=failures.EXPLANATION
+)
 @click.version_option(__version__, prog_name="dkfm")
 def main() -> None:
     """Exact, explicit feature maps of any kernel, built and applied with Dask."""
@@ -207,6 +146,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @_SCHEDULER
 @option_parsing.WAIT_FOR_WORKERS
 @_REPORT
+@log_lines.log_options
 def fit(
     train: str,
     model: str,
@@ -223,15 +163,16 @@ def fit(
 
     option_parsing.require_scheduler(scheduler, wait_for_workers)
     performance_report.require_report(page, scheduler, train, model)
+    options["progress"] = bool(options["progress"]) and not log_lines.is_quiet()
     connection = _connect(scheduler, wait_for_workers, page)
     fitted = run_fit(train, model, FitOptions(**options), connection)  # type: ignore[arg-type]  # click checks them
     if as_json:
         print_result(json.dumps({"model": model, **list_facts(fitted._to_stored())}))
         return
     size = describe_stored(fitted._to_stored())
-    print_result(f"{model}: {fitted.kernel_!r}, {size}, certificate {fitted.certificate_}")
+    log_lines.print_summary(f"{model}: {fitted.kernel_!r}, {size}, certificate {fitted.certificate_}")
     if getattr(fitted, "landmarks", None) is not None:
-        print_result(f"{model}: pairs of training points: {fitted.training_certificate_}")
+        log_lines.print_summary(f"{model}: pairs of training points: {fitted.training_certificate_}")
 
 
 @main.command()
@@ -264,6 +205,7 @@ def fit(
 @_SCHEDULER
 @option_parsing.WAIT_FOR_WORKERS
 @_REPORT
+@log_lines.log_options
 def score(
     model: str,
     input: str,  # noqa: A002  # click names the argument after what the user reads
@@ -319,13 +261,13 @@ def score(
             input,
             output,
             stall_timeout=stall_timeout,
-            progress=progress,
+            progress=progress and not log_lines.is_quiet(),
             **arguments,  # type: ignore[arg-type]  # a dict of different types
         )
     if as_json:
         print_result(report.to_json())
         return
-    print_result(f"{output}: {_summarize_report(report)}")
+    log_lines.print_summary(f"{output}: {_summarize_report(report)}")
 
 
 def _summarize_report(report: "ScoreReport") -> str:
@@ -345,6 +287,7 @@ def _summarize_report(report: "ScoreReport") -> str:
 )
 @click.option("--model", metavar="MODEL", help="Of an output: where its model is, if it moved.")
 @_TRUSTED
+@log_lines.log_options
 def verify(path: str, against: str | None, sample: int, model: str | None, trusted: tuple[str, ...]) -> None:
     """Measure a model's certificate anew, or hold an output against its receipts, and its input's rows."""
     with process.import_modules():
@@ -353,9 +296,9 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
 
     option_parsing.allow_user_imports(*trusted)
     if model_transfer.read_store_kind(path) == "scores":
-        print_result(*verify_output(path, against, sample, model, trusted))
+        log_lines.print_summary(*verify_output(path, against, sample, model, trusted, not log_lines.is_quiet()))
     else:
-        print_result(*verify_model(path, against, trusted))
+        log_lines.print_summary(*verify_model(path, against, trusted))
 
 
 @main.command()

@@ -6,17 +6,19 @@ from pathlib import Path
 import click
 
 from dkfm.cli import option_parsing
+from dkfm.cli.log_lines import log_options, print_summary
 from dkfm.core.terminal_output import print_result
 
 
 @click.command()
 @click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Rows to score.")
 @click.option("--dir", "directory", default="dkfm-demo", show_default=True, help="Where everything is put.")
+@log_options
 def demo(rows: int, directory: str) -> None:
     """Run the main job on real digits, on a cluster of this machine."""
     from dkfm.cli.demo import run_demo
 
-    run_demo(directory, rows, print_result)
+    run_demo(directory, rows, print_summary)
 
 
 @click.command()
@@ -51,6 +53,7 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 @click.option("--test-labels", metavar="Y.NPY", help="A label for each row of TEST.")
 @click.option("--html", metavar="PAGE", help="Write a page with pictures here; t-SNE with the extra tsne.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
+@log_options
 def compare(
     train: str,
     labels: str,

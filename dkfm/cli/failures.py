@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import click
 
+from dkfm.cli import log_lines
 from dkfm.core.terminal_output import print_message, print_result
 from dkfm.errors import ClusterError, OutputError, PartialOutputError, SchedulerNameError
 
@@ -32,15 +33,15 @@ With --json a failure is a JSON object on standard output too:
   {"error": CLASS, "exit_code": CODE, "message": SENTENCE}"""
 """Description of the exit codes in the help."""
 
-_as_json = False
-"""Whether a failure is printed as JSON too."""
+_options: Sequence[str] = ()
+"""Words of the command line up to ``--``."""
 
 
-def read_json_option(words: Sequence[str]) -> None:
-    """Remember whether a command line has ``--json``, before it is parsed: a usage error is printed as JSON too."""
-    global _as_json  # noqa: PLW0603  # a fact about the command that runs
+def remember_options(words: Sequence[str]) -> None:
+    """Remember a command line before it is parsed: with ``--json`` and ``--log-json`` usage errors are JSON too."""
+    global _options  # noqa: PLW0603  # a fact about the command that runs
     options = list(words)
-    _as_json = "--json" in options[: options.index("--") if "--" in options else None]
+    _options = options[: options.index("--") if "--" in options else None]
 
 
 def find_exit_code(kind: type[BaseException]) -> int:
@@ -54,14 +55,15 @@ def find_exit_code(kind: type[BaseException]) -> int:
 
 def report_failure(kind: type[BaseException], message: str) -> int:
     """Print an error of a class in one sentence, and as JSON if that was asked for; return the exit code."""
-    print_message(message if kind is KeyboardInterrupt else f"{kind.__name__}: {message}")
+    text = message if kind is KeyboardInterrupt else f"{kind.__name__}: {message}"
+    print_message(log_lines.to_json("ERROR", "dkfm", text) if "--log-json" in _options else text)
     print_json_failure(kind, message)
     return find_exit_code(kind)
 
 
 def print_json_failure(kind: type[BaseException], message: str) -> None:
     """Print an error of a class as a JSON object on standard output if that was asked for."""
-    if _as_json:
+    if "--json" in _options:
         facts = {"error": kind.__name__, "exit_code": find_exit_code(kind), "message": message}
         with suppress(OutputError):  # nobody reads it
             print_result(json.dumps(facts))

@@ -9,15 +9,26 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
 
 from dkfm.cli import failures
-from dkfm.core.terminal_output import print_message
-from dkfm.errors import OutputError, ResourceError, extract_reason
+from dkfm.core.terminal_output import escape_control_characters, print_message
+from dkfm.errors import (
+    DkfmError,
+    OutputError,
+    ResourceError,
+    StalledError,
+    extract_reason,
+    find_similar_names,
+)
+from dkfm.files import temporary_folders
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -213,3 +224,65 @@ def _find_resource_error(error: BaseException) -> BaseException:
 
 def _error_text(error: OSError) -> str:
     return error.strerror or extract_reason(error)
+
+
+class CommandGroup(click.Group):
+    """Command group whose errors are sentences with the exit codes of `dkfm.cli.failures`."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # click's signature
+        """Run a command; without `args`, as the whole of this process and with its command line."""
+        failures.remember_options(sys.argv[1:] if args is None else args)
+        if args is None:
+            run_command(lambda: super(CommandGroup, self).main(args, *others, **options))
+        return super().main(args, *others, **options)
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:  # click's signature
+        """Parse the options before the name of a command."""
+        with _escape_usage_errors():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command that a command line names, and end with a code if it fails."""
+        former_format = warnings.formatwarning
+        warnings.formatwarning = _format_warning
+        try:
+            with _escape_usage_errors():
+                return super().invoke(ctx)
+        except DkfmError as error:
+            code = failures.report_failure(type(error), str(error))
+            if isinstance(error, StalledError):
+                temporary_folders.remove_all_folders()
+                os._exit(code)  # a normal exit would wait for a thread that does not end
+            ctx.exit(code)
+        except KeyboardInterrupt:
+            hint = "; dkfm score goes on from there with the same command" * (ctx.invoked_subcommand == "score")
+            ctx.exit(failures.report_failure(KeyboardInterrupt, f"Interrupted{hint}."))
+        finally:
+            warnings.formatwarning = former_format
+
+
+@contextmanager
+def _escape_usage_errors() -> Iterator[None]:
+    """Escape control characters in usage errors, which repeat arguments; print them as JSON too if asked for."""
+    try:
+        yield
+    except click.UsageError as error:
+        message = escape_control_characters(_describe_usage_error(error))
+        failures.print_json_failure(click.UsageError, message)
+        raise click.UsageError(message, error.ctx) from None
+
+
+def _describe_usage_error(error: click.UsageError) -> str:
+    """Return the message of a usage error; of the names that click suggests, only those that are similar."""
+    wrong = getattr(error, "option_name", None) or getattr(error, "command_name", None)
+    if wrong is None or not getattr(error, "possibilities", None):
+        return error.format_message()
+    near = find_similar_names(wrong, error.possibilities)  # type: ignore[attr-defined]  # of two of click's classes
+    return f"{error.message} Did you mean {' or '.join(near)}?" if near else error.message
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Format a warning in one line, without the line of code that issued it."""
+    return f"{escape_control_characters(f'{category.__name__}: {message}')}\n"

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 
 def verify_output(
-    path: str, against: str | None, sample: int, model: str | None, trusted: Collection[str]
+    path: str, against: str | None, sample: int, model: str | None, trusted: Collection[str], progress: bool
 ) -> Iterator[str]:
-    """Hold an output against its receipts, and against the rows of its input if given; yield lines."""
+    """Hold an output against its receipts, and against the rows of its input if given; yield lines.
+
+    `progress` says whether to show how far it is.
+    """
     with import_modules():
         from dkfm.scoring.verification import verify_scores
 
-    result = verify_scores(path, against, sample=sample, model=model, trusted=trusted)
+    result = verify_scores(path, against, sample=sample, model=model, trusted=trusted, progress=progress)
     yield f"{path}: {result.rows:,} rows, every chunk as it was written"
     if against is not None:
         difference = f"{result.sampled:,} rows scored anew by the formula differ by at most {result.worst:.1g}"

@@ -81,7 +81,8 @@ def test_an_input_or_a_model_at_fault_ends_with_1(run, line, kind):
     result = run(line)
     check(result.exit_code, result.stdout, result.stderr, 1, kind)
     plain = run(line.removesuffix(" --json"))
-    assert (plain.exit_code, plain.stdout, plain.stderr) == (1, "", result.stderr)
+    assert (plain.exit_code, plain.stdout) == (1, "")
+    assert plain.stderr.splitlines()[-1] == result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_a_chunk_that_kills_every_worker_ends_with_4_and_the_others_are_there(he
 
 def test_a_job_that_is_interrupted_ends_with_130(here, rng):
     np.save("rows.npy", rng.normal(size=(200_000, 3)))
-    line = [*COMMAND, "score", "model", "rows.npy", "out", "--chunk-rows", "500", "--json"]
+    line = [*COMMAND, "score", "model", "rows.npy", "out", "--chunk-rows", "500", "--json", "-q"]
     with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
         harness.wait_for(lambda: list(here.glob("out/scores/c/*/0")) or driver.poll() is not None, "a chunk")
         driver.send_signal(signal.SIGINT)

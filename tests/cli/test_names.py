@@ -94,7 +94,7 @@ def test_an_unrelated_name_is_told_no_name(name):
         ("score a b c --timeout 3", "Did you mean --stall-timeout\\?"),
         ("fit a b --seed 3", r"No such option:? '?--seed'?\.?\n"),  # click's versions differ
         ("fit a b --degree 3", r"No such option:? '?--degree'?\.?\n"),
-        ("score a b c --verbose", r"No such option:? '?--verbose'?\.?\n"),
+        ("score a b c --colour", r"No such option:? '?--colour'?\.?\n"),
         ("score a b c --address x", r"No such option:? '?--address'?\.?\n"),
         (
             "skore a b c",

@@ -94,7 +94,7 @@ def test_jobs_have_reports_that_replace_those_before_them(run, client, tmp_path,
     monkeypatch.setattr("sys.argv", ["dkfm", "score", "<rows> of mine"])
     (tmp_path / "report.html").write_text(OLD)
     options = f"--scheduler {client.scheduler.address} --report report.html"
-    result = run(f"score model rows.npy scores.zarr --chunk-rows 10 {options}")
+    result = run(f"score model rows.npy scores.zarr --chunk-rows 10 --quiet {options}")
     assert (result.exit_code, result.stderr) == (0, "")
     text = (tmp_path / "report.html").read_text()
     assert "number of tasks: 5" in text
@@ -102,7 +102,7 @@ def test_jobs_have_reports_that_replace_those_before_them(run, client, tmp_path,
     assert "dkfm score" in text
     assert "&amp;lt;rows&amp;gt; of mine" in text  # of a page inside a page
     assert "cdn.bokeh.org" not in text  # it is read where there is no network
-    result = run(f"fit rows.npy other --kernel linear --tile-rows 20 {options}")
+    result = run(f"fit rows.npy other --kernel linear --tile-rows 20 --quiet {options}")
     assert (result.exit_code, result.stderr) == (0, "")
     text = (tmp_path / "report.html").read_text()
     assert '"dkfm-gram"' in text

@@ -127,7 +127,7 @@ def test_labels_that_will_not_do_are_one_sentence(run, line, words, tmp_path):
     np.save("objects.npy", np.array([None] * 120))
     np.savez("several.npz", a=np.zeros(3))
     (tmp_path / "words.txt").write_text("one two three")
-    result = run(f"fit train.npy model --method fisher --kernel gaussian {line}")
+    result = run(f"fit train.npy model --method fisher --kernel gaussian --quiet {line}")
     assert result.exit_code == 1, result.output
     assert words in result.stderr
     assert result.stderr.count("\n") == 1

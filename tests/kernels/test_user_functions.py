@@ -192,7 +192,7 @@ def test_a_module_that_cannot_be_imported_is_one_sentence(source, here, tmp_path
 
 def test_a_function_that_raises_is_one_sentence_on_the_command_line(module, here, rows):
     np.save("x.npy", rows)
-    done = here("fit x.npy model --kernel theirs:root")
+    done = here("fit x.npy model --kernel theirs:root --quiet")
     assert done.exit_code == 1
     assert done.stderr.startswith("KernelError: Function(root) raised TypeError")
 

@@ -1,0 +1,99 @@
+"""Write log lines, warnings and errors of a command to standard error, as text or as JSON, and add options for them."""
+
+import functools
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from dkfm.core.terminal_output import escape_control_characters, print_message, print_result
+
+_QUIET = "dkfm.quiet"
+"""Key of click's `Context.meta`, which all contexts of a command share."""
+
+
+def log_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Add the options -v, -q and --log-json to a command, and write its log lines to standard error."""
+
+    @click.option("-v", "--verbose", is_flag=True, help="Log more: how long each stage took.")
+    @click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors: no log lines, bars and summary.")
+    @click.option("--log-json", is_flag=True, help="Log lines, warnings and errors on standard error as JSON.")
+    @functools.wraps(command)
+    def run(*, verbose: bool, quiet: bool, log_json: bool, **options: object) -> object:
+        if verbose and quiet:
+            raise click.UsageError("-v asks for more lines and -q for none; give one of them.")
+        click.get_current_context().meta.update({_QUIET: quiet})
+        level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
+        with _log_to_standard_error(level, log_json):
+            return command(**options)
+
+    return run
+
+
+def is_quiet() -> bool:
+    """Return whether the user of the running command wants no bars and no summary."""
+    return bool(click.get_current_context().meta.get(_QUIET))
+
+
+def print_summary(*lines: str) -> None:
+    """Write lines about work that succeeded to standard output, unless the user wants none."""
+    if not is_quiet():
+        print_result(*lines)
+
+
+@contextmanager
+def _log_to_standard_error(level: int, as_json: bool) -> Iterator[None]:
+    """Write lines of the logger dkfm from a level on, and as JSON also warnings; restore the logger at the end."""
+    logger, former_level, former_format = logging.getLogger("dkfm"), logging.getLogger("dkfm").level, None
+    handler = _StandardErrorHandler(as_json)
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    if as_json:
+        former_format, warnings.formatwarning = warnings.formatwarning, _format_warning_as_json
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(former_level)
+        if former_format is not None:
+            warnings.formatwarning = former_format
+
+
+class _StandardErrorHandler(logging.Handler):
+    """Write records to standard error as it is when they come."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        text = "%(asctime)s %(levelname)s %(stage)s: %(message)s"
+        self.setFormatter(_JsonFormatter() if as_json else logging.Formatter(text, defaults={"stage": "dkfm"}))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record in one line; a failure is ignored, as there is nowhere to report it."""
+        print_message(self.format(record))
+
+
+class _JsonFormatter(logging.Formatter):
+    """Format a record as a JSON object: time, level, stage, message, and its fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the JSON of a record, in one line."""
+        stage, fields = getattr(record, "stage", "dkfm"), getattr(record, "fields", {})
+        return to_json(record.levelname, stage, record.getMessage(), **fields)
+
+
+def to_json(level: str, stage: str, message: str, **fields: Any) -> str:  # values of JSON
+    """Return a log line as a JSON object: the time now, its level, stage and message, and its fields."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": now, "level": level, "stage": stage, "message": message} | fields)
+
+
+def _format_warning_as_json(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    text = escape_control_characters(f"{category.__name__}: {message}")
+    return f"{to_json('WARNING', 'warning', text)}\n"
