@@ -6,7 +6,8 @@ import warnings
 import pytest
 from click.testing import CliRunner
 
-from dkfm.cli.app import _format_warning, main
+from dkfm.cli.app import main
+from dkfm.cli.process import _format_warning
 from dkfm.errors import ClusterError, DkfmWarning, SchedulerNameError
 from dkfm.execution.clusters import current_client
 from dkfm.execution.clusters.connect import _warn_of_open_port, connect
