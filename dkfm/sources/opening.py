@@ -16,6 +16,7 @@ from dkfm.sources.base import Source
 from dkfm.sources.csr_npz import NpzSource
 from dkfm.sources.memory import MemorySource, open_frame
 from dkfm.sources.npy import open_npy
+from dkfm.sources.parquet_file_list import has_wildcards
 from dkfm.sources.zarr import open_zarr
 
 _OPENERS: Mapping[str, Callable[[Location], Source]] = {".npy": open_npy, ".npz": NpzSource.open, ".zarr": open_zarr}
@@ -38,14 +39,15 @@ def open_source(
     ----------
     data : array-like, data frame, zarr.Array or path
         A path or a URL ends in ``.npy``, in ``.npz`` (CSR rows of ``scipy.sparse.save_npz``) or in ``.parquet``, or is
-        a folder with ``.parquet`` files, a Zarr store, or ``store.zarr/array``. A data frame is one of pandas or polars
+        a folder with ``.parquet`` files, a pattern of such files as ``tables/2024-*.parquet``, a Zarr store, or
+        ``store.zarr/array``. A data frame is one of pandas or polars
         in memory, or an Arrow table or record batch. Its columns, and those of Parquet files, have names.
     name : str
         Name of an array or a data frame in messages.
     columns : sequence of str, optional
         Names of the columns to read, in this order; by default all but the ids.
     id_column : str, optional
-        Name of the column that contains the ids of the rows.
+        Name of the column that contains the ids of the rows, or of the key of partition folders (``country=de``).
     fitted_columns : sequence of str, optional
         Names of the columns to read if `columns` is None; ignored if the columns of `data` have no names.
 
@@ -114,6 +116,8 @@ def _detect_format(location: Location) -> str:
 
 def _detect_local_format(path: Path) -> str:
     if not path.exists():
+        if has_wildcards(path):
+            return _PARQUET
         raise InvalidInputError(f"There is no {path}.")
     if not path.is_dir():
         return path.suffix if path.suffix != ".zarr" else ""  # a store is a folder
@@ -133,9 +137,9 @@ def _detect_remote_format(remote: Remote) -> str:
         return ""
     if suffix == _PARQUET or any(name.endswith(_PARQUET) for name, _, _ in remote.list_objects()):
         return _PARQUET
-    if next(remote.list_objects(), None) is None:
+    if next(remote.list_objects(), None) is None and not has_wildcards(remote):
         raise InvalidInputError(f"There is no {remote}.")
-    return ""
+    return _PARQUET if has_wildcards(remote) else ""
 
 
 def _require_no_columns(what: object, columns: Sequence[str] | None, id_column: str | None) -> None:

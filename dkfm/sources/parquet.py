@@ -8,7 +8,7 @@ and refuses files that have changed. Memory is that of the requested rows, and o
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 
@@ -20,8 +20,10 @@ from dkfm.core.lru_cache import LruCache
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.files.location import Location
-from dkfm.sources import chunk_cache, parquet_file_list, parquet_footers
+from dkfm.sources import chunk_cache, parquet_footers
 from dkfm.sources.base import DenseRows
+from dkfm.sources.file_names import StoredNames
+from dkfm.sources.parquet_file_list import TableFiles
 from dkfm.sources.parquet_footers import Footers, compute, pa, pq
 
 _BATCH_VALUES = 2**22
@@ -59,10 +61,13 @@ _cached_footers: LruCache[Footers] = LruCache(3)
 class ParquetSource(DenseRows):
     """Rows of columns of a Parquet file, or of all `*.parquet` files below a folder in the order of their names.
 
-    Files and folders whose names begin with "_" or "." are ignored. Nulls are NaN. A chunk has the size of the largest
-    row group, because the rows of a group are decoded together.
+    Files and folders whose names begin with "_" or "." are ignored. The keys of partition folders, as ``country=de``,
+    are no columns; one of them may be the ids. Nulls are NaN. A chunk has the size of the largest row group, because
+    the rows of a group are decoded together.
     """
 
+    table: TableFiles
+    """Files of the table."""
     opened_stamp: str
     """Stamp of the files when they were opened."""
     column_indices: tuple[int, ...] | range | None
@@ -73,32 +78,50 @@ class ParquetSource(DenseRows):
 
     @classmethod
     def open(
-        cls, location: Location, columns: Sequence[str] | None = None, id_column: str | None = None
+        cls, location: Location | TableFiles, columns: Sequence[str] | None = None, id_column: str | None = None
     ) -> "ParquetSource":
         """Return a source from the footers of a file, or of all files of a folder.
 
         Parameters
         ----------
-        location : Path or Remote
-            File, or folder of files.
+        location : Path, Remote or TableFiles
+            File, folder of files, or pattern of files.
         columns : sequence of str, optional
             Names of the columns to read, in this order; by default those of the first file in its order, without the
             ids and the index of a data frame.
         id_column : str, optional
-            Name of a column of numbers, text or times with the ids of the rows, for `read_ids`.
+            Name of a column of numbers, text or times with the ids of the rows, for `read_ids`; or the key of partition
+            folders, whose values are text.
 
         Raises
         ------
         InvalidInputError
             A file is not a Parquet file, a column is missing or does not contain numbers, or there are no rows.
         """
-        stamp, table = parquet_footers.read_footers(location, check_column_names(columns), id_column)
-        largest_group = int(np.diff(table.first_rows).max())
-        _cached_footers.get((location, stamp, table.column_indices, id_column), lambda: table)
-        shape = int(table.first_rows[-1]), len(table.columns)
+        table = location if isinstance(location, TableFiles) else TableFiles.parse(location)
+        stamp, footers = parquet_footers.read_footers(table, check_column_names(columns), id_column)
+        largest_group = int(np.diff(footers.first_rows).max())
+        _cached_footers.get((table, stamp, footers.column_indices, id_column), lambda: footers)
         return cls(
-            location, shape, largest_group, opened_stamp=stamp, column_indices=table.column_indices, id_column=id_column
+            table.location,
+            (int(footers.first_rows[-1]), len(footers.columns)),
+            largest_group,
+            table=table,
+            opened_stamp=stamp,
+            column_indices=footers.column_indices,
+            id_column=id_column,
         )
+
+    def with_files(self, names: tuple[str, ...] | StoredNames) -> "ParquetSource":
+        """Return a source of some of the files, in the order of their names in `names`."""
+        table = replace(self.table, names=names)
+        columns = None if self.column_indices is None else self.columns
+        return replace(ParquetSource.open(table, columns, self.id_column), keep_float32=self.keep_float32)
+
+    @property
+    def name(self) -> str:
+        """Path or pattern, or URL without credentials."""
+        return str(self.table)
 
     def read_overhead_bytes(self, chunks: int) -> int:
         """Return the bytes that Arrow holds of one row group and of footers, whatever the number of chunks."""
@@ -112,11 +135,11 @@ class ParquetSource(DenseRows):
 
     def stamp(self) -> str:
         """Return a digest of the names, sizes, and times of change or ETags of the files."""
-        return parquet_file_list.list_files_with_stamp(self.location)[0]
+        return self.table.stamp()
 
     def stamp_with_ctime(self) -> str:
         """Return a digest of the files that includes times of status change; on an object store the stamp."""
-        return parquet_file_list.stamp_with_ctime(self.location)
+        return self.table.stamp(include_ctime=True)
 
     def is_unchanged(self, current_stamp: str) -> bool:
         """Return whether `current_stamp` is that of the files when they were opened."""
@@ -156,12 +179,16 @@ class ParquetSource(DenseRows):
             The source was opened without an id column.
         """
         if self.id_column is None:
-            raise InvalidInputError(f"{self.location} was opened without ids; name their column with id_column=.")
+            raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
         table = self._footers
         start, stop, _ = rows.indices(self.shape[0])
         parts: list[pa.Array] = []
         remaining = _IDS_BYTES + _ID_BYTES * (stop - start)
         for group, part in _split_by_group(table, start, stop):
+            if table.partition_ids is not None:
+                value = table.partition_ids[int(table.file_indices[group])]
+                parts.append(pa.array([value], pa.string()).take(pa.array(np.zeros(part.stop - part.start, np.int64))))
+                continue
             for first, batch in _read_id_batches(table, group, self.id_column):
                 if first >= part.stop:
                     break
@@ -178,12 +205,12 @@ class ParquetSource(DenseRows):
 
     @property
     def _footers(self) -> Footers:
-        key = (self.location, self.opened_stamp, self.column_indices, self.id_column)
+        key = (self.table, self.opened_stamp, self.column_indices, self.id_column)
         expected = self.opened_stamp
         return _cached_footers.get(
             key,
             lambda: parquet_footers.read_footers(
-                self.location, self.column_indices, self.id_column, expected_stamp=expected
+                self.table, self.column_indices, self.id_column, expected_stamp=expected
             )[1],
         )
 

@@ -17,8 +17,7 @@ from dkfm.core.frames import format_names, require_unique_names
 from dkfm.errors import DkfmError, InvalidInputError, MissingExtraError, extract_reason
 from dkfm.files.local import BoundedReader
 from dkfm.files.location import Location, open_unbuffered
-from dkfm.sources import parquet_file_list
-from dkfm.sources.parquet_file_list import TableFile
+from dkfm.sources.parquet_file_list import TableFile, TableFiles, find_partition_value
 
 try:
     import pyarrow as pa
@@ -72,6 +71,8 @@ class Footers:
         Whether all these columns are float32 in all files.
     id_type : pyarrow.DataType or None
         Type of the ids, if they are requested.
+    partition_ids : tuple of (str or None) or None
+        Ids of all rows of each file, if the ids are the values of a partition; None if they are a column of the files.
     footer_bytes : int
         Memory of the footers that a process caches, in bytes.
     """
@@ -84,6 +85,7 @@ class Footers:
     column_indices: tuple[int, ...] | range | None
     all_float32: bool
     id_type: "pa.DataType | None"
+    partition_ids: tuple[str | None, ...] | None
     footer_bytes: int
 
     def find_group(self, row: int) -> int:
@@ -160,18 +162,18 @@ _cached_metadata = lru_cache(maxsize=_CACHED_FOOTERS)(_read_metadata)
 
 
 def read_footers(
-    path: Location, requested: Sequence[str | int] | None, id_column: str | None, expected_stamp: str | None = None
+    table: TableFiles, requested: Sequence[str | int] | None, id_column: str | None, expected_stamp: str | None = None
 ) -> tuple[str, Footers]:
     """Return the stamp and the footers of a table.
 
     Parameters
     ----------
-    path : Path or Remote
-        Location of a file, or of a folder of files.
+    table : TableFiles
+        Files of the table.
     requested : sequence of str or int, optional
         Columns, by name or by index in the first file; by default all of that file but ids and index.
     id_column : str, optional
-        Name of the column of ids.
+        Name of the column of ids, or of the key of the partition folders.
     expected_stamp : str, optional
         Stamp that the table must have.
 
@@ -180,16 +182,18 @@ def read_footers(
     InvalidInputError
         The table changed, or its files, columns or rows are not those of a table of numbers.
     """
-    stamp, files = parquet_file_list.list_files_with_stamp(path)
+    stamp, files = table.list_with_stamp()
     if expected_stamp not in (None, stamp):
-        raise InvalidInputError(f"{path} changed since it was opened; open it again.")
+        raise InvalidInputError(f"{table} changed since it was opened; open it again.")
     first, *_ = _read_schema_and_group_rows(files[0])
+    partition_ids = _find_partition_ids(files, first, id_column)
+    file_id_column = id_column if partition_ids is None else None
     if requested is None:
         columns = _default_columns(first, id_column)
     else:
         columns = tuple(first.names[column] if isinstance(column, int) else column for column in requested)
     if not columns:
-        raise InvalidInputError(f"{path} needs at least one column of numbers, and none is asked for or there.")
+        raise InvalidInputError(f"{table} needs at least one column of numbers, and none is asked for or there.")
     counts: list[int] = []
     file_indices: list[int] = []
     group_indices: list[int] = []
@@ -201,7 +205,7 @@ def read_footers(
             largest = max(largest, size)
             if file_index == 0 or not schema.equals(first):
                 all_float32 &= _require_numbers(schema, columns, file.location)
-                require_ids(schema, first, id_column, file.location)
+                require_ids(schema, first, file_id_column, file.location)
                 if requested is None and (more := sorted(set(_default_columns(schema, id_column)) - set(columns))):
                     raise InvalidInputError(f"{file} has {format_names(more)}, which {files[0]} has not; name columns.")
             nonempty = [number for number, count in enumerate(rows) if count]
@@ -209,13 +213,27 @@ def read_footers(
             file_indices += [file_index] * len(nonempty)
             group_indices += nonempty
     if not 0 < sum(counts) <= _MAX_ROWS:
-        raise InvalidInputError(f"{path} needs at least one row, and at most 2**48, and has {sum(counts)}.")
+        raise InvalidInputError(f"{table} needs at least one row, and at most 2**48, and has {sum(counts)}.")
     first_rows = np.array([*accumulate(counts, initial=0)], np.int64)
     places = None if requested is None else _compact_indices([first.names.index(name) for name in columns])
     indices = np.array(file_indices, np.intp), np.array(group_indices, np.intp)
-    id_type = None if id_column is None else first.field(id_column).type
+    id_type = pa.string() if partition_ids else None if id_column is None else first.field(id_column).type
     footer_bytes = _FOOTER_COPIES * largest * min(_CACHED_FOOTERS, len(files))
-    return stamp, Footers(files, first_rows, *indices, columns, places, all_float32, id_type, footer_bytes)
+    return stamp, Footers(
+        *(files, first_rows, *indices, columns, places, all_float32, id_type, partition_ids, footer_bytes)
+    )
+
+
+def _find_partition_ids(
+    files: Sequence[TableFile], first: "pa.Schema", id_column: str | None
+) -> tuple[str | None, ...] | None:
+    """Return the value of a partition in the name of each file; None if the ids are a column, or nowhere."""
+    if id_column is None or id_column in first.names:
+        return None
+    try:
+        return tuple(find_partition_value(file.name, id_column) for file in files)
+    except KeyError:
+        return None
 
 
 def _read_schema_and_group_rows(file: TableFile) -> tuple["pa.Schema", list[int], int]:
@@ -263,7 +281,9 @@ def _require_numbers(schema: "pa.Schema", columns: tuple[str, ...], path: Locati
     require_unique_names(schema.names, f"{path} has")
     column_types = {field.name: field.type for field in schema}
     if missing := [name for name in columns if name not in column_types]:
-        raise InvalidInputError(f"{path} has no {format_names(missing)}; it has {format_names(schema.names)}.")
+        is_key = any(f"/{name}=" in str(path) for name in missing)
+        hint = " (keys of folders are no features, but may be the id_column)" if is_key else ""
+        raise InvalidInputError(f"{path} has no {format_names(missing)}{hint}; it has {format_names(schema.names)}.")
     for name in columns:
         if not _is_number(column_types[name]):
             raise InvalidInputError(

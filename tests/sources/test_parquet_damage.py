@@ -111,12 +111,6 @@ def test_tables_without_rows_or_columns_are_refused(rows, tmp_path):
     np.testing.assert_array_equal(open_source(tmp_path / "some").read(slice(5, 1000)), rows[5:])
 
 
-def test_partition_folders_are_refused_but_one_may_be_named(rows, tmp_path):
-    write(tmp_path / "t" / "year=2025" / "x.parquet", rows)
-    assert "year=2025 is a partition folder" in refusal(tmp_path / "t")
-    np.testing.assert_array_equal(open_source(tmp_path / "t" / "year=2025").read(slice(0, 1000)), rows)
-
-
 def test_links_out_of_the_folder_and_links_to_folders_are_refused(rows, tmp_path):
     outside, folder = write(tmp_path / "outside" / "x.parquet", rows), tmp_path / "in"
     write(folder / "a.parquet", rows)

@@ -1,0 +1,130 @@
+"""Keep the names of the files of a table beside an output, in the order in which their rows are scored.
+
+They are segments of the output's journal that have names in place of receipts, so that a job goes on in the same order
+when the folder of its input has gained files.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import google_crc32c
+
+from dkfm.core.chunking import row_slices
+from dkfm.errors import DamagedStoreError, InvalidInputError
+from dkfm.files.location import Location
+from dkfm.storage import json_reading, zarr_schema
+from dkfm.storage.output_files import OutputLocation, output_at
+
+FileStat = tuple[str, int, int | str]
+"""Name of a file, its size in bytes, and its time of change in ns, or on an object store its stamp."""
+
+_FILES_PER_SEGMENT = 4096
+"""Files whose names are in one segment, which is read at once."""
+
+
+@dataclass(frozen=True)
+class StoredNames:
+    """Names of files that are stored in an output.
+
+    Attributes
+    ----------
+    root : Path or Remote
+        Location of the output.
+    output : str
+        Id of the output.
+    """
+
+    root: Location
+    output: str
+
+    def read(self) -> tuple[str, ...]:
+        """Return the names in order.
+
+        Raises
+        ------
+        DamagedStoreError
+            They are not there any more.
+        """
+        stats = read_file_stats(output_at(self.root), self.output)
+        if stats is None:
+            raise DamagedStoreError(f"{self.root} has lost the names of the files of its input.")
+        return tuple(name for name, _, _ in stats)
+
+
+def write_file_stats(location: OutputLocation, output: str, stats: Sequence[FileStat]) -> None:
+    """Store names, sizes and times of change of the files of a table in their order.
+
+    Parameters
+    ----------
+    location : OutputLocation
+        Location of the output.
+    output : str
+        Id of the output.
+    stats : sequence of (str, int, int or str)
+        Name, size in bytes and time of change, or stamp, of each file.
+    """
+    for number, part in enumerate(row_slices(len(stats), _FILES_PER_SEGMENT)):
+        text = json.dumps(stats[part])
+        content = {"crc32c": _compute_crc32c(output, text), "output": output, "total": len(stats), "files": text}
+        location.write_file(_segment_name(output, number), json.dumps(content).encode())
+
+
+def read_file_stats(location: OutputLocation, output: str) -> list[FileStat] | None:
+    """Return what `write_file_stats` stored; None if it is not there, or damaged."""
+    stats: list[FileStat] = []
+    for number in count():
+        name = _segment_name(output, number)
+        opened = location.open_for_reading(name, json_reading.MAX_JSON)
+        if opened is None:
+            return None
+        try:
+            with opened:
+                content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
+            text, total = str(content["files"]), content["total"]
+            if content["crc32c"] != _compute_crc32c(output, text):
+                return None
+            stats += [_parse_stats(*row) for row in json.loads(text)]
+        except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
+            return None
+        if type(total) is not int or len(stats) >= total:
+            return stats if len(stats) == total and len({name for name, _, _ in stats}) == total else None
+    raise AssertionError("count() does not end")
+
+
+def _segment_name(output: str, number: int) -> str:
+    return f"{zarr_schema.JOURNAL}/{output}-{number:06d}.json"
+
+
+def _compute_crc32c(*texts: str) -> int:
+    return int(google_crc32c.value("\0".join(texts).encode("utf-8", "surrogatepass")))
+
+
+def _parse_stats(name: object, size: object, changed: object) -> FileStat:
+    if not isinstance(name, str) or type(size) is not int or not isinstance(changed, int | str):
+        raise TypeError("a name, a size and a time")
+    return name, size, changed
+
+
+def require_known_files(known: Sequence[FileStat], found: Sequence[FileStat], where: str) -> list[FileStat]:
+    """Return the found files that are not known, sorted; raise an InvalidInputError if a known one changed or is gone.
+
+    Parameters
+    ----------
+    known, found : sequence of (str, int, int or str)
+        Files that were scored, and those there are.
+    where : str
+        Name of the folder in messages.
+    """
+    present = {stats[0]: stats for stats in found}
+    for name, size, changed in known:
+        if name not in present:
+            raise InvalidInputError(f"{where} has lost {name}, which was scored; new files alone can be appended.")
+        if present[name] != (name, size, changed):
+            raise InvalidInputError(
+                f"{where}/{name} has changed since it was scored; new files alone can be appended: score all files "
+                "again with overwrite=True (--overwrite)."
+            )
+    names = {name for name, _, _ in known}
+    return sorted(stats for stats in found if stats[0] not in names)

@@ -1,0 +1,141 @@
+"""Tables as people have them: partition folders, and patterns of files."""
+
+import fnmatch
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkfm.errors import InvalidInputError
+from dkfm.sources import parquet
+from dkfm.sources.opening import open_source
+from dkfm.sources.parquet_file_list import TableFiles, _translate_pattern
+from helpers.parquet_files import refusal, table, write
+
+FILES = ["country=de/city=Bad%20Honnef/a.parquet", "country=de/city=Ulm/a.parquet", "country=fr/city=Lyon/a.parquet"]
+
+
+@pytest.fixture
+def partitioned(rows, tmp_path):
+    for number, name in enumerate(FILES):
+        write(tmp_path / "t" / name, rows[100 * number : 100 * (number + 1)], 30)
+    return tmp_path / "t"
+
+
+def test_keys_of_partitions_are_no_columns(partitioned, rows):
+    source = open_source(partitioned)
+    assert source.columns == ("a", "b", "c")
+    np.testing.assert_array_equal(source.read(slice(50, 250)), rows[50:250])
+    assert source.locate_row(150) == (str(partitioned / FILES[1]), 50)
+    np.testing.assert_array_equal(open_source(partitioned / "country=de").read(slice(0, 200)), rows[:200])
+
+
+@pytest.mark.parametrize(("key", "values"), [("country", ["de", "de", "fr"]), ("city", ["Bad Honnef", "Ulm", "Lyon"])])
+def test_a_key_of_partitions_may_be_the_ids(key, values, partitioned):
+    source = pickle.loads(pickle.dumps(open_source(partitioned, id_column=key)))
+    parquet._cached_footers.remove()
+    assert source.columns == ("a", "b", "c")
+    expected = np.repeat(values, 100)
+    for part in [slice(0, 300), slice(95, 205), slice(10, 11), slice(5, 5)]:
+        ids = source.read_ids(part)
+        assert ids.type == pa.string()
+        assert ids.to_pylist() == expected[part].tolist()
+
+
+def test_a_partition_of_nulls_has_null_ids(rows, tmp_path):
+    write(tmp_path / "t" / "day=__HIVE_DEFAULT_PARTITION__" / "a.parquet", rows[:2])
+    assert open_source(tmp_path / "t", id_column="day").read_ids(slice(0, 2)).to_pylist() == [None, None]
+
+
+def test_a_key_that_is_a_column_too_is_read_from_the_files(rows, tmp_path):
+    data = table(rows[:3]).append_column("day", pa.array([1, 2, 3]))
+    write(tmp_path / "t" / "day=7" / "a.parquet", data)
+    assert open_source(tmp_path / "t", id_column="day").read_ids(slice(0, 3)).to_pylist() == [1, 2, 3]
+
+
+def test_ids_that_some_files_lack_are_refused(partitioned, rows):
+    write(partitioned / "a.parquet", rows[:5])
+    assert "has no column(s) 'country' for ids" in refusal(partitioned, id_column="country")
+    assert "has no column(s) 'continent' for ids" in refusal(partitioned, id_column="continent")
+
+
+def test_a_key_is_no_column_of_features(partitioned):
+    assert "has no column(s) 'country' (keys of folders are no features, but may be the id_column)" in refusal(
+        partitioned, ["a", "country"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("country=de", [0, 1]),
+        ("country=*", [0, 1, 2]),
+        ("country=*/city=[LU]*", [1, 2]),
+        ("country=*/city=[!LU]*/*.parquet", [0]),
+        ("**/a.parquet", [0, 1, 2]),
+        ("*/city=U?m/**/a.parquet", [1]),
+        ("**/city=Ulm", [1]),
+    ],
+)
+def test_a_pattern_selects_files_and_folders(pattern, expected, partitioned, rows):
+    source = open_source(f"{partitioned}/{pattern}")
+    assert source.name == f"{partitioned}/{pattern}"
+    wanted = np.concatenate([rows[100 * n : 100 * (n + 1)] for n in expected])
+    parquet._cached_footers.remove()
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(source)).read(slice(0, 300)), wanted)
+
+
+def test_a_pattern_without_files_is_refused(partitioned):
+    assert "holds no .parquet file" in refusal(partitioned / "country=xx*")
+    with pytest.raises(InvalidInputError, match="is no pattern of files"):
+        open_source(f"{partitioned}/country=[z-a]")
+    with pytest.raises(InvalidInputError, match="There is no"):
+        open_source(f"{partitioned}/nothing")
+
+
+def test_a_name_with_the_characters_of_a_pattern_is_a_name_if_it_exists(rows, tmp_path):
+    write(tmp_path / "a[1].parquet", rows[:4])
+    write(tmp_path / "a1.parquet", rows[4:9])
+    assert open_source(tmp_path / "a[1].parquet").shape == (4, 3)
+    assert open_source(tmp_path / "a[0-9].parquet").shape == (5, 3)
+
+
+def test_new_files_outside_a_pattern_change_nothing_and_those_inside_do(partitioned, rows):
+    source = open_source(f"{partitioned}/country=de/**")
+    before, state = source.stamp(), source.stamp_with_ctime()
+    write(partitioned / "country=fr" / "b.parquet", rows[:5])
+    assert (source.stamp(), source.stamp_with_ctime()) == (before, state)
+    write(partitioned / "country=de" / "b.parquet", rows[:5])
+    assert source.stamp() != before
+
+
+@given(
+    st.text("ab*?[]!^-", min_size=1, max_size=6).filter(lambda text: "**" not in text), st.text("ab]!^-", max_size=5)
+)
+def test_a_part_of_a_pattern_matches_as_fnmatch_does(pattern, name):
+    files = TableFiles("t", pattern)
+    try:
+        matches = bool(files._is_match(name))
+    except InvalidInputError:
+        return  # a range that is none, which fnmatch takes for one without members
+    assert matches == fnmatch.fnmatchcase(name, pattern)
+
+
+def test_a_star_matches_no_slash():
+    assert "/" not in _translate_pattern("*").removesuffix("(?:/.*)?").replace("[^/]", "")
+
+
+def test_named_files_are_read_in_the_order_of_their_names(partitioned, rows):
+    source = open_source(partitioned, id_column="city").with_files((FILES[2], FILES[0]))
+    np.testing.assert_array_equal(source.read(slice(0, 200)), np.concatenate([rows[200:300], rows[:100]]))
+    assert source.read_ids(slice(99, 101)).to_pylist() == ["Lyon", "Bad Honnef"]
+    before = source.stamp_with_ctime()
+    write(partitioned / "country=it" / "b.parquet", rows[:5])
+    assert source.stamp_with_ctime() == before
+    (partitioned / FILES[0]).unlink()
+    assert not source.is_unchanged(open_source(partitioned).stamp())
+    with pytest.raises(InvalidInputError, match="has no country=de"):
+        source.stamp()
