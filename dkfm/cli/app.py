@@ -199,6 +199,7 @@ def fit(
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and whether the workers can hold it.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier output of dkfm's at OUTPUT.")
+@click.option("--append", is_flag=True, help="Score the files that are new in a folder of Parquet since OUTPUT.")
 @click.option("--json", "as_json", is_flag=True, help="The report, or the plan, for machines.")
 @_TRUSTED
 @_PROGRESS
@@ -218,6 +219,7 @@ def score(
     stall_timeout: float,
     dry_run: bool,
     overwrite: bool,
+    append: bool,
     as_json: bool,
     trusted: tuple[str, ...],
     progress: bool,
@@ -246,6 +248,7 @@ def score(
             "columns": option_parsing.parse_list(columns),
             "id_column": id_column,
             "overwrite": overwrite,
+            "append": append,
             "trusted": trusted,
         }
         if dry_run:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dkfm.errors import DamagedStoreError, StoreError
+from dkfm.errors import DamagedStoreError, IncompleteStoreError, StoreError
 from dkfm.files.location import Location
 from dkfm.scoring import marker, output_store
 from dkfm.scoring import receipts as journal
@@ -37,6 +37,17 @@ def iter_journal_receipts(output: Output, input_stamp: str | None = None) -> Ite
     """Yield the receipts in an output's journal; with `input_stamp`, only those of the input with that stamp."""
     receipts = journal.read_receipts(output.location, output.creation_id, input_stamp)
     return (receipt for receipt in receipts if _is_of_output(output, receipt))
+
+
+def load_receipts(output: Output, input_stamp: str) -> tuple[list[Receipt], bool]:
+    """Return the receipts in the marker of an output and True; without a valid marker, those in its journal and False.
+
+    Receipts in the journal count only if they are of the input in its present state.
+    """
+    try:
+        return list(marker.read_receipt_table(output)), True
+    except (IncompleteStoreError, DamagedStoreError):
+        return list(iter_journal_receipts(output, input_stamp)), False
 
 
 def find_chunks_to_score(output: Output, receipts: Mapping[int, Receipt]) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dkfm.core import budget, chunking
 from dkfm.core.rows import Array
-from dkfm.errors import DamagedStoreError, DkfmWarning, IncompleteStoreError, InvalidInputError
+from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import Executor, open_executor
@@ -28,7 +28,8 @@ from dkfm.files.location import Location, is_remote, locate, parse_remote, requi
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.model import Model
-from dkfm.scoring import completion, marker, output_store, planning
+from dkfm.scoring import appending, output_store, planning
+from dkfm.scoring.appending import InputFiles, may_enlarge_chunks
 from dkfm.scoring.formats.chunk_writing import OutputColumns
 from dkfm.scoring.formats.parquet_chunks import require_pyarrow
 from dkfm.scoring.output_store import Output
@@ -81,6 +82,7 @@ class JobRequest:
     id_column: str | None
     overwrite: bool
     trusted: Collection[str]
+    append: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +106,20 @@ class ScoringJob:
     output: Output
     """Description of the requested output."""
     existing_output: Output | None
-    """Output at the destination that the job resumes."""
+    """Output at the destination that the job resumes, or to which it appends."""
+    files: InputFiles | None
+    """Files of a folder of Parquet."""
+    kept: list[Receipt]
+    """Receipts of the existing output's chunks that stay if files are appended to it."""
     overwrite: bool
     """Whether to replace what is at the destination."""
     executor: Executor
     """Runs the tasks: on the cluster's workers, or on threads of this process."""
+
+    @property
+    def appends(self) -> bool:
+        """Whether rows of new files are appended to the existing output."""
+        return self.existing_output is not None and self.files is not None and self.files.has_new
 
     def make_task_arguments(
         self, output: Output, requirements: WorkerRequirements | None = None
@@ -128,6 +139,8 @@ def open_job(
     """Yield a checked and planned job; temporary copies of its inputs live as long. The destination is not changed."""
     if request.on_invalid not in ("raise", "nan"):
         raise InvalidInputError(f'on_invalid must be "raise" or "nan", and is {request.on_invalid!r}.')
+    if request.append and request.overwrite:
+        raise InvalidInputError("append keeps the output and overwrite replaces it; give one of them.")
     chunk_rows = request.chunk_rows
     if chunk_rows is not None:
         chunk_rows = chunking.require_count(chunk_rows, "chunk_rows")
@@ -146,27 +159,31 @@ def open_job(
             _warn_about_column_order(given)
         require_disjoint(target, "output", [path, given.location])
         existing = None if request.overwrite else output_store.find_output(target)
+        given, files = appending.choose_files(given, existing, request.append)
+        appends = files is not None and files.has_new
         with change_detection.watch(given) as watch, _on_disk(given, client) as shared:
             stamp = _read_unchanged_stamp(given)
-            if existing is not None and chunk_rows is None:
+            if existing is not None and chunk_rows is None and not appends:
                 chunk_rows = existing.chunk_rows
-            plan = _choose_plan(
-                record.model, names, shared, chunk_rows, client, executor.threads, _count_write_copies(target)
-            )
+            choose = partial(_choose_plan, record.model, names, shared, client, executor.threads, _count_copies(target))
+            plan = choose(chunk_rows)
+            if existing is not None and chunk_rows is None and not may_enlarge_chunks(existing, plan.chunk_rows):
+                plan = choose(existing.chunk_rows)
             if request.chunk_rows is not None and plan.has_small_chunks:
                 _warn_about_small_chunks(plan)
             remote = parse_remote(model)
             name = str(path) if remote is None else remote.redacted_url
             output = _build_output(target, name, record, names, given, stamp, plan, request)
+            kept: list[Receipt] = []
             if existing is not None:
-                output_store.require_same_job(existing, output)
-                receipts = {receipt.chunk: receipt for receipt in load_receipts(existing, watch.stamp_with_ctime)[0]}
-                plan = replace(plan, done=plan.chunks - len(completion.find_chunks_to_score(existing, receipts)))
+                kept, done = appending.match_existing(existing, output, given, files, watch.stamp_with_ctime)
+                plan = replace(plan, done=done)
             where = str(path) if remote is None else remote.url
             # A model of an estimator is in memory already; user functions and a store may change between jobs.
             keeps = not (isinstance(model, Savable) or trusted or plan.streamed)
             yield ScoringJob(
-                where, record, trusted, keeps, watch, shared, plan, output, existing, request.overwrite, executor
+                *(where, record, trusted, keeps, watch, shared, plan, output, existing, files, kept),
+                *(request.overwrite, executor),
             )
 
 
@@ -273,7 +290,7 @@ def _build_output(
     )
 
 
-def _count_write_copies(target: Location) -> WriteCopies:
+def _count_copies(target: Location) -> WriteCopies:
     """Return the copies that a task holds: columns and pages of a row group; an object that is sent and read back."""
     return WriteCopies(group_copies=3 if _is_table(target) else 0, chunk_copies=2 if is_remote(target) else 0)
 
@@ -286,10 +303,10 @@ def _choose_plan(
     model: Model,
     names: list[str],
     source: Source,
-    chunk_rows: int | None,
     client: "Client | None",
     threads: int,
     write_copies: WriteCopies,
+    chunk_rows: int | None,
 ) -> Plan:
     """Plan a job with the weights in memory, or streamed if they do not fit, and add the memory for a task.
 
@@ -309,17 +326,6 @@ def _choose_plan(
         if plan.task_bytes <= plan.have_bytes:
             break
     return plan
-
-
-def load_receipts(output: Output, input_stamp: str) -> tuple[list[Receipt], bool]:
-    """Return the receipts in the marker of an output and True; without a valid marker, those in its journal and False.
-
-    Receipts in the journal count only if they are of the input in its present state.
-    """
-    try:
-        return list(marker.read_receipt_table(output)), True
-    except (IncompleteStoreError, DamagedStoreError):
-        return list(completion.iter_journal_receipts(output, input_stamp)), False
 
 
 @contextmanager

@@ -6,7 +6,7 @@ The attributes of an output name its model, input and settings, so that a job re
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from dkfm.files.location import Location
 from dkfm.scoring.formats.chunk_writing import Chunk, OutputColumns
 from dkfm.scoring.formats.parquet_chunks import ParquetChunks
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
+from dkfm.sources.file_names import FileStat, write_file_stats
 from dkfm.storage import zarr_schema, zarr_store
 from dkfm.storage.output_files import OutputLocation, output_at
 
@@ -105,9 +106,27 @@ class Output:
         return None
 
 
-def create_output(output: Output, overwrite: bool) -> Output:
-    """Create an output without chunks; return it with its new id."""
+def create_output(output: Output, overwrite: bool, files: Sequence[FileStat] = ()) -> Output:
+    """Create an output without chunks, and note the files of its input if there are any; return it with its new id."""
     output = replace(output, creation_id=uuid.uuid4().hex)
+    with output.location.create_output(*_encode_description(output), overwrite) as location:
+        ensure_arrays(output, location)
+        write_file_stats(location, output.creation_id, files)
+    return output
+
+
+def replace_description(output: Output) -> None:
+    """Replace the attributes of an output in one step, and remove the metadata of its arrays, which have other shapes.
+
+    `ensure_arrays` writes them again.
+    """
+    if not output.is_table:
+        output.location.remove_files(f"{columns.output}/zarr.json" for columns in output.columns)
+    output.location.write_file(*_encode_description(output))
+
+
+def _encode_description(output: Output) -> tuple[str, bytes]:
+    """Return the name and the content of the file that describes an output."""
     names = [] if output.is_table else sorted(columns.output for columns in output.columns)
     own = {**describe_output(output), "kind": "scores", "version": zarr_schema.VERSIONS["scores"], "arrays": names}
     if output.is_table:
@@ -116,11 +135,7 @@ def create_output(output: Output, overwrite: bool) -> Output:
     if not output.is_table:
         arrays = {columns.output: json.loads(_encode_array_metadata(output, columns)) for columns in output.columns}
         metadata["consolidated_metadata"] = zarr_schema.consolidate(arrays)
-    group = json.dumps(metadata).encode()
-    first_file = zarr_schema.TABLE_ATTRIBUTES if output.is_table else "zarr.json"
-    with output.location.create_output(first_file, group, overwrite) as location:
-        ensure_arrays(output, location)
-    return output
+    return zarr_schema.TABLE_ATTRIBUTES if output.is_table else "zarr.json", json.dumps(metadata).encode()
 
 
 def ensure_arrays(output: Output, location: OutputLocation) -> None:
@@ -267,14 +282,14 @@ def _require_count(value: object) -> int:
     return value
 
 
-def require_same_job(existing: Output, requested: Output) -> None:
+def require_same_job(existing: Output, requested: Output, hint: str = "") -> None:
     """Raise a StoreExistsError that names the difference, unless an existing output is of the requested job."""
     difference = existing.describe_difference(requested)
     if difference is not None:
         state = "a complete output" if existing.location.file_sizes([zarr_schema.MARKER]) else "an unfinished output"
         raise StoreExistsError(
-            f"{existing.root} holds {state} of another job: {difference}; choose another path, or replace it with "
-            "overwrite=True (--overwrite)."
+            f"{existing.root} holds {state} of another job: {difference}{hint}; choose another path, or replace it "
+            "with overwrite=True (--overwrite)."
         )
 
 

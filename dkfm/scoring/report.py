@@ -1,9 +1,14 @@
-"""Report what a scoring job did, as an object and as JSON."""
+"""Log what a scoring job is about to do, and report what it did, as an object and as JSON."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
+from dkfm.core import budget
+from dkfm.errors import ClusterError, PartialOutputError
+from dkfm.execution.stage_log import describe_place, log_stage
+from dkfm.scoring.job_setup import ScoringJob
+from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
 
 _MAX_SLOWEST = 5
@@ -82,7 +87,64 @@ class ScoreReport:
         return json.dumps(asdict(self) | {"rows_per_second": rate})
 
 
-def slowest_chunks(receipts: Iterable[Receipt]) -> tuple[SlowChunk, ...]:
-    """Return the chunks that took longest, slowest first."""
-    ordered = sorted(receipts, key=lambda receipt: -receipt.seconds)[:_MAX_SLOWEST]
-    return tuple(SlowChunk(receipt.chunk, round(receipt.seconds, 3), receipt.worker) for receipt in ordered)
+def make_report(
+    output: Output,
+    receipts: Mapping[int, Receipt],
+    new: Mapping[int, Receipt],
+    seconds: float,
+    retries: int,
+    duplicates: int,
+) -> ScoreReport:
+    """Return the report of a job from the receipts of all chunks and of those that it scored itself."""
+    by_seconds = sorted(new.values(), key=lambda receipt: -receipt.seconds)[:_MAX_SLOWEST]
+    return ScoreReport(
+        path=str(output.root),
+        rows=output.rows,
+        invalid_rows=sum(receipt.invalid_rows for receipt in receipts.values()),
+        chunks=output.n_chunks,
+        bytes=sum(receipt.bytes for receipt in receipts.values()),
+        scored_rows=sum(receipt.rows for receipt in new.values()),
+        scored_chunks=len(new),
+        seconds=seconds,
+        retries=retries,
+        duplicates=duplicates + sum(receipt.is_preexisting for receipt in new.values()),
+        slowest=tuple(SlowChunk(receipt.chunk, round(receipt.seconds, 3), receipt.worker) for receipt in by_seconds),
+    )
+
+
+def require_no_fatal_chunks(output: Output, fatal: Sequence[int]) -> None:
+    """Raise an error if any chunk killed every worker that scored it; `fatal` has the numbers of such chunks.
+
+    It is a PartialOutputError if there are other chunks, else a ClusterError.
+    """
+    if fatal:
+        kind = PartialOutputError if len(fatal) < output.n_chunks else ClusterError
+        rows = ", ".join(f"{output.chunk_slice(n).start} to {output.chunk_slice(n).stop - 1}" for n in fatal[:5])
+        raise kind(
+            f"Every worker died that scored rows {rows} (chunks {', '.join(map(str, fatal[:5]))}; {len(fatal)} "
+            f"such chunks), even alone; the other {output.n_chunks - len(fatal)} chunks are done."
+        )
+
+
+def log_look(job: ScoringJob, output: Output, chunks: int) -> None:
+    """Log how many existing chunks of an output are read and checked."""
+    place = describe_place(job.executor)
+    log_stage("look", f"{chunks:,} chunks of {output.root} read and checked on {place}", chunks=chunks)
+
+
+def log_scoring(job: ScoringJob, output: Output, chunks: int) -> None:
+    """Log how many chunks are scored, of what and where."""
+    plan = replace(job.plan, done=job.plan.chunks - chunks)
+    log_stage(
+        "score",
+        f"{job.source.name}, {plan.rows:,} rows of {plan.columns:,} columns, into {output.root}: {chunks:,} of "
+        f"{plan.chunks:,} chunks of {plan.chunk_rows:,} rows and {budget.format_bytes(plan.chunk_bytes)}, on "
+        f"{describe_place(job.executor)}",
+        seconds=plan.seconds,
+        rows=plan.rows,
+        columns=plan.columns,
+        chunks=plan.chunks,
+        done=plan.done,
+        threads=plan.threads,
+        path=str(output.root),
+    )

@@ -18,7 +18,6 @@ from dkfm.errors import (
     ClusterError,
     DamagedStoreError,
     DkfmWarning,
-    PartialOutputError,
     StoreError,
     StoreExistsError,
     UnfitWorkerError,
@@ -29,16 +28,16 @@ from dkfm.execution.task_runner import Tally, run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local
 from dkfm.files.location import parse_remote
-from dkfm.scoring import completion, marker, output_store
-from dkfm.scoring.job_setup import JobRequest, Savable, ScoringJob, load_receipts, open_job
+from dkfm.scoring import appending, completion, marker, output_store
+from dkfm.scoring.job_setup import JobRequest, Savable, ScoringJob, open_job
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.planning import Plan
 from dkfm.scoring.receipts import Journal, Receipt, build_probe_segment
-from dkfm.scoring.report import ScoreReport, slowest_chunks
-from dkfm.scoring.start_log import log_look, log_scoring
+from dkfm.scoring.report import ScoreReport, log_look, log_scoring, make_report, require_no_fatal_chunks
 from dkfm.scoring.tasks import find_sound_receipts, measure_row_seconds, score_chunk
 from dkfm.sources import chunk_cache, csr_npz
 from dkfm.sources.base import NamedColumns
+from dkfm.sources.file_names import write_file_stats
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -63,6 +62,7 @@ def batch_score(
     id_column: str | None = None,
     stall_timeout: float = STALL_SECONDS,
     overwrite: bool = False,
+    append: bool = False,
     progress: bool = True,
     trusted: Collection[str] = (),
 ) -> ScoreReport:
@@ -97,6 +97,9 @@ def batch_score(
         Seconds without a finished task after which the job ends with an error.
     overwrite : bool
         Whether to replace an earlier dkfm output at `destination`.
+    append : bool
+        Whether to append the rows of files that are new in a folder of Parquet since the output was made. They come
+        after those of the other files, whatever their names. Full chunks stay; the last one is scored again with them.
     progress : bool
         Whether to show a progress bar.
     trusted : collection of str
@@ -124,7 +127,7 @@ def batch_score(
     ...     report.rows, dkfm.open_scores(folder + "/scores.zarr").shape
     (300, (300, 2))
     """
-    request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
+    request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted, append)
     while True:  # repeat if another process creates the output after this one has looked for it
         with open_job(model, source, request, client) as job:
             job.plan.require()
@@ -138,10 +141,15 @@ def batch_score(
 
 def _open_or_create_output(job: ScoringJob) -> Output | None:
     """Return the existing output of a job, or create it; return None if another process has just created it."""
-    if job.existing_output is not None:
-        return job.existing_output
+    existing, files = job.existing_output, job.files
+    if existing is not None and files is not None and job.appends:
+        return appending.extend_output(existing, job.output, job.kept, files, job.input_watch.stamp_with_ctime)
+    if existing is not None:
+        if files is not None and files.known is None:
+            write_file_stats(existing.location, existing.creation_id, files.stats)
+        return existing
     try:
-        return output_store.create_output(job.output, job.overwrite)
+        return output_store.create_output(job.output, job.overwrite, () if files is None else files.stats)
     except StoreExistsError:
         if job.overwrite or output_store.find_output(job.output.root) is None:
             raise
@@ -160,6 +168,7 @@ def plan_score(
     columns: Sequence[str] | None = None,
     id_column: str | None = None,
     overwrite: bool = False,
+    append: bool = False,
     trusted: Collection[str] = (),
 ) -> Plan:
     """Return the plan of `batch_score` with the same arguments; write nothing.
@@ -180,7 +189,7 @@ def plan_score(
     >>> plan.chunks, plan.output_bytes
     (3, 4800)
     """
-    request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted)
+    request = JobRequest(destination, output, on_invalid, chunk_rows, columns, id_column, overwrite, trusted, append)
     with open_job(model, source, request, client) as job:
         if job.plan.task_bytes > job.plan.have_bytes:
             return job.plan
@@ -217,6 +226,8 @@ class _JobRun:
     """State of one run of a job."""
 
     def __init__(self, job: ScoringJob, output: Output, stall: float, progress: bool) -> None:
+        if job.executor.client is not None:
+            job = replace(job, source=appending.refer_to_stored_names(job.source, output))
         self._job, self._output, self._stall, self._progress = job, output, stall, progress
         self._receipts: dict[int, Receipt] = {}
         self._new: dict[int, Receipt] = {}
@@ -243,7 +254,9 @@ class _JobRun:
             shrink_to_free_memory()
             chunk_cache.clear_chunks()
             csr_npz.clear_unpacked()
-        return self._report(output, time.perf_counter() - start)
+        return make_report(
+            output, self._receipts, self._new, time.perf_counter() - start, self._retries, self._duplicates
+        )
 
     @contextmanager
     def _check_workers(self, output: Output) -> Iterator[None]:
@@ -282,18 +295,18 @@ class _JobRun:
         if not output.is_table:
             output_store.ensure_arrays(output, output.location)
         checked: set[Receipt] = set()
-        known, complete = load_receipts(output, self._job.input_watch.stamp_with_ctime)
+        known, complete = completion.load_receipts(output, self._job.input_watch.stamp_with_ctime)
         while new := set(known) - checked:  # another driver may add receipts meanwhile
             self._keep_sound_receipts(output, new)
             checked |= new
-            known, complete = load_receipts(output, self._job.input_watch.stamp_with_ctime)
+            known, complete = completion.load_receipts(output, self._job.input_watch.stamp_with_ctime)
         self._drop_receipts_of_changed_input(output, complete)
         lost = [number for number in range(output.n_chunks) if number not in self._receipts]
         if lost and complete:
             completion.remove_marker(output)
         elif complete:
             completion.require_same_output_on_disk(output)
-        self._unverified = completion.find_chunks_with_files(output, lost)
+        self._unverified = set(lost) if self._job.appends else completion.find_chunks_with_files(output, lost)
         return complete and not lost
 
     def _drop_receipts_of_changed_input(self, output: Output, is_complete: bool) -> None:
@@ -339,7 +352,7 @@ class _JobRun:
                 completion.remove_chunks(output, [number for number in left if self._receipts.pop(number, None)])
                 tally = self._run_tasks(output, left, new_journal)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
-                self._require_no_fatal_chunks(output, [left[number] for number in tally.fatal_tasks])
+                require_no_fatal_chunks(output, [left[number] for number in tally.fatal_tasks])
         except BaseException:
             with suppress(StoreError):  # the first error matters more
                 new_journal.flush()
@@ -364,33 +377,4 @@ class _JobRun:
             *(job.executor, "dkfm-score", score_chunk, tasks, len(chunk_numbers), self._progress, done),
             on_idle=new_journal.flush_if_due,
             stall_seconds=self._stall,
-        )
-
-    def _require_no_fatal_chunks(self, output: Output, fatal: list[int]) -> None:
-        """Raise an error if any of the chunks killed every worker that scored it; `fatal` has their numbers.
-
-        It is a PartialOutputError if there are other chunks, else a ClusterError.
-        """
-        if fatal:
-            kind = PartialOutputError if len(fatal) < output.n_chunks else ClusterError
-            rows = ", ".join(f"{output.chunk_slice(n).start} to {output.chunk_slice(n).stop - 1}" for n in fatal[:5])
-            raise kind(
-                f"Every worker died that scored rows {rows} (chunks {', '.join(map(str, fatal[:5]))}; {len(fatal)} "
-                f"such chunks), even alone; the other {output.n_chunks - len(fatal)} chunks are done."
-            )
-
-    def _report(self, output: Output, seconds: float) -> ScoreReport:
-        receipts, new = self._receipts.values(), self._new.values()
-        return ScoreReport(
-            path=str(output.root),
-            rows=output.rows,
-            invalid_rows=sum(receipt.invalid_rows for receipt in receipts),
-            chunks=output.n_chunks,
-            bytes=sum(receipt.bytes for receipt in receipts),
-            scored_rows=sum(receipt.rows for receipt in new),
-            scored_chunks=len(new),
-            seconds=seconds,
-            retries=self._retries,
-            duplicates=self._duplicates + sum(receipt.is_preexisting for receipt in new),
-            slowest=slowest_chunks(new),
         )

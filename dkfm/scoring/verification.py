@@ -18,7 +18,7 @@ from dkfm.files.location import locate
 from dkfm.numerics import links
 from dkfm.numerics.certificates import reference_scores
 from dkfm.numerics.model import Model
-from dkfm.scoring import completion, marker, output_store
+from dkfm.scoring import appending, completion, marker, output_store
 from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Receipt
@@ -153,7 +153,7 @@ def _require_undamaged(output: Output, receipts: ReceiptTable, progress: bool) -
 def _open_matching_input(against: object, output: Output, record: Record) -> Source:
     columns = output.settings.get("columns")
     fitted = record.feature_names if columns is None else json.loads(columns)
-    source = open_source(against, "against", fitted_columns=fitted)
+    source = appending.read_scored_order(open_source(against, "against", fitted_columns=fitted), output)
     if source.shape[0] != output.rows:
         raise InvalidInputError(f"{source.name} has {source.shape[0]} rows and {output.root} scores {output.rows}.")
     if source.shape[1] != record.model.n_features_in:

@@ -1,0 +1,328 @@
+"""Appending: the rows of new files come after the others, what was scored stays, and a kill loses nothing."""
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dkfm
+from dkfm import kernels
+from dkfm.cli.app import main
+from dkfm.errors import InvalidInputError, StoreError, StoreExistsError
+from dkfm.scoring import appending, output_store
+from dkfm.sources import file_names, parquet
+from dkfm.sources.file_names import read_file_stats
+from dkfm.storage.output_files import LocalOutput
+
+NAMES = ["a", "b", "c"]
+
+
+class Folder:
+    """A folder of Parquet that grows, and the rows in the order in which they came."""
+
+    def __init__(self, root):
+        self.root, self.rows, self.rng = Path(root), np.zeros((0, 3)), np.random.default_rng(7)
+        pca = dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0))
+        self.pca = pca.fit(pa.table(dict(zip(NAMES, self.rng.normal(size=(3, 30)), strict=True))))
+        self.pca.save(self.root / "model")
+
+    def add(self, **files):
+        """Add files of so many rows, in the order of their names."""
+        for name, rows in sorted(files.items()):
+            values = self.rng.normal(size=(rows, 3))
+            ids = [f"row {len(self.rows) + number}" for number in range(rows)]
+            path = self.root / "in" / f"{name.replace('__', '/')}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table({"id": ids} | dict(zip(NAMES, values.T, strict=True))), path, row_group_size=4)
+            self.rows = np.concatenate([self.rows, values])
+        return self
+
+    def score(self, output="out", **options):
+        options = {"append": True, "chunk_rows": 10, "progress": False} | options
+        return dkfm.batch_score(self.root / "model", self.root / "in", self.root / output, **options)
+
+    def check(self, output="out"):
+        """Check all rows, in their order, and that the output is verified against its input."""
+        scores = dkfm.open_scores(self.root / output).compute(scheduler="synchronous")
+        expected = self.pca.transform(pa.table(dict(zip(NAMES, self.rows.T, strict=True))))
+        if output.endswith(".parquet") and "id" in scores:
+            assert scores.pop("id").tolist() == [f"row {n}" for n in range(len(self.rows))]
+        np.testing.assert_allclose(np.asarray(scores), expected, rtol=1e-10, atol=1e-12)
+        found = dkfm.verify_scores(self.root / output, self.root / "in")
+        assert (found.rows, found.sampled) == (len(self.rows), len(self.rows))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path)
+
+
+# Stages in which a folder grows: names of files with their rows.
+stages = st.lists(
+    st.dictionaries(st.sampled_from([*"bdfhjlnp", "k=1__a", "k=2__a", "k=2__c"]), st.integers(1, 25), max_size=3),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=25)
+@given(stages, st.sampled_from(["out", "out.parquet"]), st.integers(1, 30))
+def test_any_growth_gives_the_rows_in_the_order_in_which_they_came(grown, output, chunk_rows):
+    with tempfile.TemporaryDirectory() as root:
+        folder, seen, before = Folder(root), set(), 0
+        ids = {"id_column": "id"} if output == "out.parquet" else {}
+        for files in grown:
+            folder.add(**{name: rows for name, rows in files.items() if name not in seen})
+            seen |= set(files)
+            if not seen:
+                continue
+            report = folder.score(output, chunk_rows=chunk_rows, **ids)
+            rows = len(folder.rows)
+            kept = before // chunk_rows * chunk_rows if rows > before else rows
+            if before >= chunk_rows or rows == before:  # a chunk of fewer rows is scored again in a larger one
+                assert report.scored_rows == rows - kept
+            assert report.rows == rows
+            before = rows
+            folder.check(output)
+            parquet._cached_footers.remove()
+            assert folder.score(output, chunk_rows=None, append=False, **ids).scored_chunks == 0
+
+
+def test_files_that_sort_before_others_come_after_them(folder):
+    folder.add(m=15).score()
+    report = folder.add(a=15).score()
+    assert (report.rows, report.scored_rows, report.scored_chunks) == (30, 20, 2)
+    folder.check()
+    names = read_file_stats(LocalOutput(folder.root / "out"), output_store.read_output(folder.root / "out").creation_id)
+    assert [name for name, _, _ in names] == ["m.parquet", "a.parquet"]
+
+
+@pytest.mark.parametrize("output", ["out", "out.parquet"])
+def test_what_is_lost_after_files_were_appended_is_made_again_in_their_order(output, folder):
+    folder.add(m=35).score(output)
+    folder.add(a=15, z=3).score(output)
+    path = folder.root / output / output_store.read_output(folder.root / output).format.file_names(3)[0]
+    good = path.read_bytes()
+    path.unlink()
+    parquet._cached_footers.remove()
+    assert folder.score(output, append=False).scored_chunks == 1
+    assert path.read_bytes() == good
+    folder.check(output)
+
+
+def test_small_chunks_of_a_small_output_are_scored_again_in_larger_ones_and_those_of_a_large_one_stay(folder):
+    def chunk_rows():
+        return output_store.read_output(folder.root / "out").chunk_rows
+
+    folder.add(m=5).score(chunk_rows=None)
+    folder.add(n=400).score(chunk_rows=None)
+    planned = dkfm.plan_score(folder.root / "model", folder.root / "in", folder.root / "other").chunk_rows
+    assert chunk_rows() == planned > 5
+    folder.check()
+    folder.score(chunk_rows=2, append=False, overwrite=True)
+    folder.add(o=3)
+    assert 16 * planned >= 405
+    folder.score(chunk_rows=None)
+    assert chunk_rows() > 2
+    folder.score(chunk_rows=2, append=False, overwrite=True)
+    appending._MAX_RESCORED_CHUNKS, before = 1, appending._MAX_RESCORED_CHUNKS
+    try:
+        assert folder.add(p=3).score(chunk_rows=None).scored_rows == 3
+    finally:
+        appending._MAX_RESCORED_CHUNKS = before
+    assert chunk_rows() == 2
+    folder.check()
+
+
+def test_without_append_a_folder_that_grew_is_refused_with_the_way_out(folder):
+    folder.add(m=5).score()
+    folder.add(a=5, b=5)
+    with pytest.raises(StoreExistsError, match=r"has changed since \(2 files are new: append=True \(--append\)"):
+        folder.score(append=False)
+
+
+def test_a_file_that_changed_or_is_gone_is_refused_and_the_output_stays(folder):
+    folder.add(m=15, k=15).score()
+    folder.add(a=5)
+    changed = folder.root / "in" / "m.parquet"
+    os.utime(changed, ns=(1, 1))
+    with pytest.raises(InvalidInputError, match=r"m\.parquet has changed since it was scored"):
+        folder.score()
+    changed.unlink()
+    with pytest.raises(InvalidInputError, match=r"in has lost m\.parquet, which was scored"):
+        folder.score()
+    assert dkfm.open_scores(folder.root / "out").shape == (30, 2)
+
+
+def test_other_settings_and_other_inputs_are_refused(folder, rng):
+    folder.add(m=25).score()
+    folder.add(a=5)
+    with pytest.raises(StoreExistsError, match="chunk_rows is '7' and was '10'"):
+        folder.score(chunk_rows=7)
+    with pytest.raises(StoreExistsError, match="on_invalid is 'nan' and was 'raise'"):
+        folder.score(on_invalid="nan")
+    with pytest.raises(InvalidInputError, match="give one of them"):
+        folder.score(overwrite=True)
+    np.save(folder.root / "x.npy", rng.normal(size=(5, 3)))
+    for source in [folder.root / "x.npy", rng.normal(size=(5, 3)), folder.root / "in" / "m.parquet"]:
+        with pytest.raises(InvalidInputError, match=r"append \(--append\) scores the files that are new in a folder"):
+            dkfm.batch_score(folder.root / "model", source, folder.root / "out", append=True)
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged", "of another output"])
+def test_an_output_that_did_not_note_its_files_is_refused_until_a_run_notes_them(how, folder):
+    folder.add(m=25).score()
+    output = output_store.read_output(folder.root / "out")
+    note = folder.root / "out" / "_journal" / f"{output.creation_id}-000000.json"
+    if how == "gone":
+        note.unlink()
+    else:
+        content = json.loads(note.read_text())
+        content["files" if how == "damaged" else "crc32c"] = '[["z.parquet", 3, 4]]' if how == "damaged" else 7
+        note.write_text(json.dumps(content))
+    with pytest.raises(StoreExistsError, match="did not note the files of its input"):
+        folder.score()
+    assert folder.score(append=False).scored_chunks == 0
+    folder.add(a=5).score()
+    folder.check()
+
+
+def test_a_name_that_leads_out_of_the_folder_is_no_file_of_it(folder):
+    folder.add(m=25).score()
+    output = output_store.read_output(folder.root / "out")
+    (folder.root / "b.parquet").write_bytes((folder.root / "in" / "m.parquet").read_bytes())
+    file_names.write_file_stats(output.location, output.creation_id, [("../b.parquet", 1, 2)])
+    with pytest.raises(InvalidInputError, match=r"has lost \.\./b\.parquet"):
+        folder.score()
+    with pytest.raises(InvalidInputError, match=r"has no \.\./b\.parquet, whose rows"):
+        dkfm.verify_scores(folder.root / "out", folder.root / "in")
+
+
+def test_many_files_are_noted_in_several_segments(folder, monkeypatch):
+    monkeypatch.setattr(file_names, "_FILES_PER_SEGMENT", 2)
+    folder.add(m=5, n=5, o=5, p=5, q=5).score()
+    folder.add(a=5).score()
+    folder.check()
+    output = output_store.read_output(folder.root / "out")
+    (folder.root / "out" / "_journal" / f"{output.creation_id}-000002.json").unlink()
+    assert read_file_stats(output.location, output.creation_id) is None
+
+
+def test_files_that_come_while_new_ones_are_scored_are_left_for_the_next_time(folder, monkeypatch):
+    folder.add(m=25).score()
+    folder.add(a=25)
+    extend = output_store.replace_description
+
+    def extend_while_files_come(output):
+        extend(output)
+        folder.add(b=10)
+
+    monkeypatch.setattr(output_store, "replace_description", extend_while_files_come)
+    assert folder.score().rows == 50
+    monkeypatch.undo()
+    assert dkfm.verify_scores(folder.root / "out", folder.root / "in").rows == 50
+    assert folder.score().rows == 60
+    folder.check()
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("chunk_rows", [10, 25])
+@pytest.mark.parametrize("output", ["out", "out.parquet"])
+def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, tmp_path, monkeypatch):
+    """Every change of the disk by the driver is the last one once; readers refuse, or see the old output or the new."""
+    write, remove = LocalOutput.write_file, LocalOutput.remove_files
+    for left in range(40):
+        folder = Folder(tmp_path / str(left)).add(m=35)
+        folder.score(output)
+        folder.add(a=22)
+        count = iter(range(left))
+
+        def change(how, *arguments, count=count):
+            if next(count, None) is None:
+                raise KilledError
+            how(*arguments)
+
+        monkeypatch.setattr(LocalOutput, "write_file", lambda *a, change=change: change(write, *a))
+        monkeypatch.setattr(LocalOutput, "remove_files", lambda *a, change=change: change(remove, *a))
+        ended = False
+        with suppress(KilledError):
+            folder.score(output, chunk_rows=chunk_rows)
+            ended = True
+        monkeypatch.undo()
+        with suppress(StoreError):
+            assert len(dkfm.open_scores(folder.root / output)) in (35, 57)
+        report = folder.score(output, chunk_rows=chunk_rows)
+        assert report.rows == 57
+        assert report.scored_rows <= 27 or chunk_rows == 25
+        folder.check(output)
+        if ended:
+            assert left > 5
+            return
+    raise AssertionError("The job did not end.")
+
+
+def test_a_second_driver_that_began_before_the_first_ended_finishes_the_same_output(folder, monkeypatch):
+    folder.add(m=35).score()
+    folder.add(a=22)
+    find = output_store.find_output
+    runs = []
+
+    def find_and_let_another_driver_run(*arguments, **options):
+        found = find(*arguments, **options)
+        if not runs:
+            runs.append(None)
+            runs.append(folder.score())
+        return found
+
+    monkeypatch.setattr("dkfm.scoring.job_setup.output_store.find_output", find_and_let_another_driver_run)
+    report = folder.score()
+    assert (report.scored_chunks, runs[1].scored_chunks) == (0, 3)
+    folder.check()
+
+
+def test_on_a_cluster_workers_read_the_order_from_the_output(client, folder):
+    folder.add(m=35).score(client=client)
+    folder.add(a=22, z=4).score(client=client)
+    folder.check()
+    assert folder.score(client=client, append=False, chunk_rows=None).scored_chunks == 0
+
+
+def test_a_plan_counts_what_is_new_and_changes_nothing(folder):
+    folder.add(m=35).score()
+    folder.add(a=22)
+    before = {path: path.stat().st_mtime_ns for path in (folder.root / "out").rglob("*")}
+    plan = dkfm.plan_score(folder.root / "model", folder.root / "in", folder.root / "out", append=True, chunk_rows=10)
+    assert (plan.rows, plan.chunks, plan.done) == (57, 6, 3)
+    assert {path: path.stat().st_mtime_ns for path in (folder.root / "out").rglob("*")} == before
+
+
+def test_the_command_appends_too(folder, monkeypatch):
+    monkeypatch.chdir(folder.root)
+    for files in [{"m": 35}, {"a": 10}]:
+        folder.add(**files)
+        ended = CliRunner().invoke(main, ["score", "model", "in", "out", "--append", "--chunk-rows", "10"])
+        assert (ended.exit_code, ended.exception) == (0, None)
+    assert "45 rows, 3 of 5 chunks were there" in ended.stdout
+    folder.check()
+
+
+def test_other_readers_of_zarr_see_all_rows(folder):
+    import zarr
+
+    folder.add(m=35).score()
+    folder.add(a=22).score()
+    np.testing.assert_array_equal(
+        zarr.open_group(folder.root / "out", mode="r")["scores"][:], dkfm.open_scores(folder.root / "out").compute()
+    )
