@@ -16,7 +16,7 @@ from dkfm.errors import DamagedStoreError, StoreError, extract_reason
 from dkfm.files.location import locate
 from dkfm.scoring import completion, output_store
 from dkfm.scoring.formats.chunk_writing import compute_checksum_and_size
-from dkfm.scoring.formats.parquet_chunks import ParquetChunks
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks, fill_nulls
 from dkfm.scoring.formats.zarr_chunks import ZarrChunks
 from dkfm.scoring.marker import ReceiptTable
 from dkfm.scoring.output_store import Output
@@ -158,7 +158,11 @@ def _lazy_frame(output: Output, receipts: ReceiptTable, name: str | None) -> "dd
 
 def _read_frame(receipt: Receipt, output: Output) -> "pd.DataFrame":
     rows = output.chunk_slice(receipt.chunk)
-    frame: pd.DataFrame = _read_table(output, receipt).to_pandas()
+    table = _read_table(output, receipt)
+    for columns in output.columns:  # pandas would make floats of integers with nulls
+        for name in columns.names if columns.dtype == "int64" else []:
+            table = table.set_column(table.column_names.index(name), name, [fill_nulls(table.column(name))])
+    frame: pd.DataFrame = table.to_pandas()
     return frame.set_axis(range(rows.start, rows.stop), axis=0)
 
 
@@ -255,7 +259,7 @@ def _make_parquet_block_reader(output: Output, name: str | None) -> Callable[[Re
 
     def read(receipt: Receipt) -> _Block:
         table, rows = _read_table(output, receipt), output.chunk_slice(receipt.chunk)
-        block = np.column_stack([table.column(column).to_numpy() for column in selected.names])
+        block = np.column_stack([fill_nulls(table.column(column)) for column in selected.names])
         return block, np.arange(rows.start, rows.stop) if ids is None else table.column(ids).to_numpy()
 
     return read

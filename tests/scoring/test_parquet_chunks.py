@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import dkfm
+from dkfm import kernels
 from dkfm.core import chunking
 from dkfm.scoring.formats import chunk_writing
 from dkfm.scoring.formats.chunk_writing import Chunk, OutputColumns, Piece, ReadBackWriter, write_chunk_files
-from dkfm.scoring.formats.parquet_chunks import ParquetChunks
+from dkfm.scoring.formats.parquet_chunks import ParquetChunks, fill_nulls
 from dkfm.storage.output_files import LocalOutput
 
 
@@ -49,8 +51,9 @@ def test_rows_are_those_of_the_pieces_whatever_the_row_groups(tmp_path_factory, 
         patch.setattr(chunking, "_MIN_GROUP_ROWS", group_rows)
         path, summaries = written(tmp_path_factory.mktemp("out"), sizes, values, classes, ids)
     table = pq.read_table(path)
-    np.testing.assert_array_equal(np.column_stack([table[f"f{i}"] for i in range(3)]), values)
-    assert table["predict"].to_pylist() == classes[:, 0].tolist()
+    np.testing.assert_array_equal(np.column_stack([fill_nulls(table[f"f{i}"]) for i in range(3)]), values)
+    assert {table[f"f{i}"].null_count for i in range(3)} == {np.isnan(values[:, 0]).sum()}
+    assert table["predict"].to_pylist() == [None if code < 0 else code for code in classes[:, 0].tolist()]
     assert {str(table.schema.field(f"f{i}").type) for i in range(3)} == {str(pa.from_numpy_dtype(np.dtype(dtype)))}
     assert not has_ids or table["id"].combine_chunks().equals(ids)
     np.testing.assert_array_equal(summaries[0].invalid_mask, np.isnan(values[:, 0]) | (classes[:, 0] < 0))
@@ -68,3 +71,47 @@ def test_pieces_of_wide_rows_share_a_row_group_and_columns_share_a_write(tmp_pat
     path, _ = written(tmp_path, [30, 30, 30], values, np.zeros((90, 1), np.int64), None)
     assert pq.read_metadata(path).num_row_groups == 1
     assert len(sizes) <= 2 + path.stat().st_size // 2**19
+
+
+@pytest.mark.parametrize("output", [None, ["predict", "decision_function"]])
+def test_rows_without_scores_are_null_to_other_readers_and_as_in_a_store_to_ours(tmp_path, rng, output):
+    rows, n_invalid = rng.normal(size=(300, 3)), 7
+    fisher = dkfm.KernelFisher(kernel=kernels.Gaussian(2.0)).fit(rows[:60], np.arange(60) % 3)
+    fisher.save(tmp_path / "model")
+    fisher, rows[rng.permutation(300)[:n_invalid], 1] = tmp_path / "model", np.nan
+    options = {"output": output, "on_invalid": "nan", "chunk_rows": 40, "progress": False}
+    report = dkfm.batch_score(fisher, rows, tmp_path / "scores.parquet", **options)
+    assert report.invalid_rows == n_invalid
+    table = pq.read_table(tmp_path / "scores.parquet")
+    assert {column.null_count for column in table.columns} == {n_invalid}
+    dkfm.batch_score(fisher, rows, tmp_path / "scores.zarr", **options)
+    for name in output or [None]:
+        (same, numbers), (stored, _) = (
+            map(np.concatenate, zip(*dkfm.iter_scores(tmp_path / f"scores.{form}", name), strict=True))
+            for form in ("parquet", "zarr")
+        )
+        np.testing.assert_array_equal(same, stored)
+        np.testing.assert_array_equal(numbers, np.arange(300))
+    frame = dkfm.open_scores(tmp_path / "scores.parquet").compute()
+    assert output is None or (frame["predict"].dtype == np.int64 and (frame["predict"] == -1).sum() == n_invalid)
+    found = dkfm.verify_scores(tmp_path / "scores.parquet", rows)
+    assert found.sampled == 300
+    assert dkfm.batch_score(fisher, rows, tmp_path / "scores.parquet", **options).scored_chunks == 0
+
+
+def test_a_file_of_nulls_alone_is_sound_and_small(tmp_path):
+    values, n = np.full((50_000, 8), np.nan), 50_000
+    path, summaries = written(tmp_path, [n], values, np.full((n, 1), -1), None)
+    assert summaries[0].invalid_mask.all()
+    assert path.stat().st_size < n
+
+
+def test_files_of_earlier_versions_with_nan_in_place_of_nulls_are_sound(tmp_path, rng):
+    values = rng.normal(size=(6, 1))
+    values[2] = np.nan
+    chunks = ParquetChunks(LocalOutput(tmp_path), (OutputColumns("features", 1, "f", "float64"),))
+    field = pa.field("f0", pa.float64(), nullable=False)
+    schema = pa.schema([field], metadata={b"dkfm": b'{"chunk": 0, "rows": 6}'})
+    pq.write_table(pa.table([values[:, 0]], schema=schema), tmp_path / "part-00000.parquet")
+    (found,) = chunk_writing.read_chunk_files(chunks, Chunk(0, 6))
+    assert found.invalid_mask.tolist() == [False, False, True, False, False, False]

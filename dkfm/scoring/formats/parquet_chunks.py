@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import choose_row_group_rows
 from dkfm.errors import MissingExtraError
+from dkfm.numerics import links
 from dkfm.scoring.formats.chunk_writing import (
     Chunk,
     ChunkFile,
@@ -25,10 +26,16 @@ from dkfm.storage.output_files import OutputLocation
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow.parquet import ParquetFile, ParquetWriter
+    from pyarrow.parquet import ParquetWriter
 
 _BUFFER_BYTES = 2**20
 """Bytes that Arrow collects before it writes them."""
+
+_MAX_UNPACKED_BYTES = 2**36
+"""Largest size of the scores of a file that has fewer bytes than they have: rows of nulls take none."""
+
+_CHECKED_VALUES = 2**20
+"""Values of a file that are decoded at a time."""
 
 
 def require_pyarrow() -> None:
@@ -50,7 +57,10 @@ def file_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class ParquetChunks:
-    """Chunks as Parquet files without compression and with page checksums; equal rows give equal bytes."""
+    """Chunks as Parquet files without compression and with page checksums; equal rows give equal bytes.
+
+    The columns of an output are null in its invalid rows; in files of earlier versions they are NaN, or a negative code.
+    """
 
     output_location: OutputLocation
     columns: tuple[OutputColumns, ...]
@@ -94,10 +104,13 @@ class ParquetChunks:
                 schema = table.schema_arrow
                 if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _chunk_metadata(chunk):
                     return None
-                if table.metadata.num_rows != chunk.rows or stream.seek(0, os.SEEK_END) < chunk.rows * self.row_bytes:
-                    return None  # a small file that unpacks to many values is not read
-                for group in range(table.num_row_groups):
-                    invalid.append(self._find_invalid_rows(table, group))
+                unpacked = min(chunk.rows * self.row_bytes, _MAX_UNPACKED_BYTES + 1)
+                if table.metadata.num_rows != chunk.rows or unpacked > max(
+                    _MAX_UNPACKED_BYTES, stream.seek(0, os.SEEK_END)
+                ):
+                    return None
+                rows = max(1, _CHECKED_VALUES // len(self.names))
+                invalid += [self._find_invalid_rows(batch) for batch in table.iter_batches(rows, use_threads=False)]
             stream.seek(0)
             checksum, size = compute_checksum_and_size(stream)
             contents = FileSummary(checksum, size, np.concatenate(invalid))
@@ -105,18 +118,16 @@ class ParquetChunks:
             return None
         return contents if len(contents.invalid_mask) == chunk.rows else None
 
-    def _find_invalid_rows(self, table: "ParquetFile", group: int) -> npt.NDArray[np.bool_]:
-        """Return which rows of a row group are invalid; raise a ValueError if a column is not one of scores."""
+    def _find_invalid_rows(self, rows: "pa.RecordBatch") -> npt.NDArray[np.bool_]:
+        """Return which rows are invalid; raise a ValueError if a column is not one of scores."""
         import pyarrow as pa
 
-        rows = table.read_row_group(group)
         invalid = np.zeros(rows.num_rows, np.bool_)
         for columns in self.columns:
             for name in columns.names:
-                column = rows.column(name)
-                if column.type != pa.from_numpy_dtype(np.dtype(columns.dtype)) or column.null_count:
+                if rows.column(name).type != pa.from_numpy_dtype(np.dtype(columns.dtype)):
                     raise ValueError(f"The column {name} is not one of scores.")
-                invalid |= invalid_rows(column.to_numpy()[:, np.newaxis])
+                invalid |= invalid_rows(fill_nulls(rows.column(name))[:, np.newaxis])
         return invalid
 
     def trailer_bytes(self, crc32c: int) -> bytes:
@@ -130,8 +141,19 @@ class ParquetChunks:
         fields = [] if self.id_column is None else [pa.field(self.id_column, ids)]
         for columns in self.columns:
             kind = pa.from_numpy_dtype(np.dtype(columns.dtype))
-            fields += [pa.field(name, kind, nullable=False) for name in columns.names]
+            fields += [pa.field(name, kind) for name in columns.names]
         return pa.schema(fields, metadata={b"dkfm": _chunk_metadata(chunk)})
+
+
+def fill_nulls(column: "pa.Array | pa.ChunkedArray") -> npt.NDArray[np.generic]:
+    """Return a column of scores (n,) with NaN in place of nulls, or -1 where it holds codes of classes."""
+    import pyarrow as pa
+
+    filled = column.fill_null(links.NO_CODE if pa.types.is_integer(column.type) else np.nan)
+    values: npt.NDArray[np.generic] = (
+        filled.to_numpy() if isinstance(filled, pa.ChunkedArray) else filled.to_numpy(zero_copy_only=False)
+    )
+    return values
 
 
 def _chunk_metadata(chunk: Chunk) -> bytes:
@@ -146,6 +168,7 @@ class _ParquetChunkFile:
         self._stream: pa.BufferedOutputStream | None = None
         self._writer: ParquetWriter | None = None
         self._invalid: list[npt.NDArray[np.bool_]] = []
+        """Which rows of each row group that is written are invalid."""
         self._group_rows = min(chunk.rows, choose_row_group_rows(chunk_format.row_bytes))
         self._collected = 0
         """Rows of the row group that is being collected."""
@@ -166,7 +189,6 @@ class _ParquetChunkFile:
             collected[:, self._collected : self._collected + rows] = values.T
         self._collected += rows
         self._ids += [] if piece.ids is None else [piece.ids]
-        self._invalid.append(np.logical_or.reduce([invalid_rows(values) for values in scores]))
 
     def _write_group(self) -> None:
         """Write the rows that are collected, if any, as a row group."""
@@ -176,7 +198,13 @@ class _ParquetChunkFile:
             return
         rows, self._collected = self._collected, 0
         ids, self._ids = [pa.chunked_array(self._ids)] if self._ids else [], []
-        columns = [pa.array(column[:rows]) for values in self._values for column in values]
+        masks = [invalid_rows(values[:, :rows].T) for values in self._values]
+        self._invalid.append(np.logical_or.reduce(masks))
+        columns = [
+            pa.array(column[:rows], mask=mask if mask.any() else None)
+            for values, mask in zip(self._values, masks, strict=True)
+            for column in values
+        ]
         schema = self._format.build_schema(self._chunk, ids[0].type if ids else None)
         writer = self._writer or self._open_writer(schema)
         writer.write_table(pa.Table.from_arrays([*ids, *columns], schema=schema), row_group_size=rows)
