@@ -59,7 +59,7 @@ def file_name(number: int) -> str:
 class ParquetChunks:
     """Chunks as Parquet files without compression and with page checksums; equal rows give equal bytes.
 
-    The columns of an output are null in its invalid rows; in files of earlier versions they are NaN, or a negative code.
+    The columns of an output are null in its invalid rows; in earlier versions they are NaN, or a negative code.
     """
 
     output_location: OutputLocation
