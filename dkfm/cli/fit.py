@@ -13,11 +13,13 @@ from dkfm.cli import option_parsing as arguments
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA
 from dkfm.execution import memory
+from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection
 from dkfm.files.local import local_path
 from dkfm.files.location import locate, require_disjoint, require_not_inside
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
+from dkfm.kernels.parameters import MEDIAN
 from dkfm.sources.base import NamedColumns, Source
 from dkfm.sources.opening import open_source
 from dkfm.storage import model_transfer
@@ -86,8 +88,9 @@ class FitOptions:
 def run_fit(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> KernelEstimator:
     """Fit an estimator to the rows of a source and save it; the context `connection` is entered for the fit."""
     options.require_consistent()
-    arguments.allow_user_imports(options.kernel)
-    kernel = serialization.load_named_kernel(options.kernel, arguments.parse_parameters(options.param))
+    kernel = arguments.parse_kernel(options.kernel, options.param)
+    if repr(MEDIAN) in repr(kernel) and not any(MEDIAN in given for given in (options.kernel, *options.param)):
+        log_stage("kernel", f"{kernel!r}: no width is given, so it is the median distance between the training rows")
     serialization.to_config(kernel)  # raises now if the model could not be saved after hours of work
     estimator = _build_estimator(kernel, options)
     model_transfer.require_writable_location(model, overwrite=options.overwrite)

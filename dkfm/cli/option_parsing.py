@@ -43,27 +43,42 @@ def parse_parameters(values: tuple[str, ...]) -> dict[str, object]:
     return parameters
 
 
-def parse_kernel(spec: str) -> "Kernel":
-    """Return the kernel that a text names: a name with parameters after a colon, ``module:name``, or JSON.
+def parse_kernel(spec: str, parameters: tuple[str, ...] = ()) -> "Kernel":
+    """Return the kernel that a text means: a name with parameters after a colon, ``module:name``, or JSON.
 
+    Parameters
+    ----------
+    spec : str
+        The text.
+    parameters : tuple of str
+        More parameters of a name, as NAME=VALUE.
+
+    Examples
+    --------
     >>> parse_kernel("polynomial:degree=9,scale=1/784").degree
     9
+    >>> parse_kernel("rbf", ("gamma=0.5",))
+    Gaussian(sigma=1.0)
     >>> parse_kernel('{"name": "warped", "kernel": {"name": "linear"}, "h": {"name": "affine", "scale": 2}}')
     Linear().warp(Affine(scale=2.0, shift=0.0))
     """
-    from dkfm.kernels import serialization
+    from dkfm.kernels import serialization, sklearn_names
 
-    if spec.lstrip().startswith("{"):
+    name, _, rest = spec.partition(":")
+    is_json, is_path = spec.lstrip().startswith("{"), bool(rest) and "=" not in rest
+    if parameters and (is_json or is_path):
+        raise click.UsageError(f"--param belongs to the name of a kernel, and {spec!r:.50} is none.")
+    if is_json:
         try:
             stored = json.loads(spec)
         except (ValueError, RecursionError) as error:
             raise click.UsageError(f"{spec!r:.50} is no kernel in JSON: {error}.") from None
         return serialization.from_config(stored)
-    name, _, rest = spec.partition(":")
-    if "=" not in rest:
+    if is_path:
         allow_user_imports(spec)
-        return serialization.load_named_kernel(spec, {})
-    return serialization.load_named_kernel(name, parse_parameters(tuple(re.split(r",(?=\s*\w+=)", rest))))
+        return serialization.import_kernel(spec)
+    inline = tuple(re.split(r",(?=\s*\w+=)", rest)) if rest else ()
+    return sklearn_names.from_name(name, parse_parameters((*inline, *parameters)))
 
 
 def _parse_number_or_text(text: str) -> object:

@@ -18,6 +18,7 @@ from dkfm.kernels.base import Kernel
 from dkfm.kernels.custom import Function, Outer, Pairwise, Precomputed
 from dkfm.kernels.dot_product import ArcCosine, Cosine, Linear, Polynomial, Sigmoid
 from dkfm.kernels.histogram import AdditiveChiSquared, ChiSquared, HistogramIntersection, JensenShannon
+from dkfm.kernels.parameters import MEDIAN
 from dkfm.kernels.separable import Laplacian, Periodic
 from dkfm.kernels.series import Exp, Normalized, PowerSeries
 from dkfm.kernels.stationary import Exponential, Gaussian, Matern, NegativeSquaredDistance, RationalQuadratic
@@ -44,6 +45,13 @@ _NUMERIC: dict[str, type[Kernel]] = {
     "sigmoid": Sigmoid,
 }
 """Kernels whose parameters are all numbers; the command line takes their names."""
+
+_MEDIANS: dict[type[Kernel], dict[str, object]] = {
+    Gaussian: {"sigma": MEDIAN},
+    Laplacian: {"sigma": MEDIAN},
+    **{kernel: {"length_scale": MEDIAN} for kernel in (Exponential, Matern, RationalQuadratic)},
+}
+"""Widths that a name of dkfm's has if they are not given: in other units 1, the default of the class, is of no use."""
 
 _REGISTRY: dict[str, type] = {
     **_NUMERIC,
@@ -189,7 +197,7 @@ def _decode_value(value: object, trusted: Collection[str], levels_left: int) -> 
 
 
 def load_named_kernel(name: str, parameters: Mapping[str, object]) -> Kernel:
-    """Return the kernel that a name on the command line means; ``module:name`` imports a kernel or an f(X, Y).
+    """Return the kernel of one of dkfm's names; a width that is not given is the median distance of the rows.
 
     Examples
     --------
@@ -197,13 +205,29 @@ def load_named_kernel(name: str, parameters: Mapping[str, object]) -> Kernel:
     >>> serialization.load_named_kernel("gaussian", {"sigma": 5.0})
     Gaussian(sigma=5.0)
     """
-    if ":" in name:
-        if parameters:
-            raise KernelError(f"The function {name} has no parameters that could be given here.")
-        imported = import_function(name)
-        return imported if isinstance(imported, Kernel) else Function(imported)
-    kernel: Kernel = _instantiate(_lookup(name, _NUMERIC), parameters)
+    cls = _lookup(name, _NUMERIC)
+    kernel: Kernel = _instantiate(cls, _MEDIANS.get(cls, {}) | dict(parameters))
     return kernel
+
+
+def import_kernel(path: str) -> Kernel:
+    """Return the kernel, or the kernel of the function f(X, Y), that a path ``module:name`` of the user imports."""
+    imported = import_function(path)
+    return imported if isinstance(imported, Kernel) else Function(imported)
+
+
+def list_names() -> list[str]:
+    """Return dkfm's names of kernels whose parameters are numbers."""
+    return list(_NUMERIC)
+
+
+def find_parameters(name: str) -> list[str] | None:
+    """Return the names of the parameters of a named kernel; None if dkfm has no such name.
+
+    >>> find_parameters("laplacian"), find_parameters("rbf")
+    (['sigma'], None)
+    """
+    return [field.name for field in fields(_NUMERIC[name])] if name in _NUMERIC else None  # type: ignore[arg-type]  # registered classes are dataclasses
 
 
 def find_class_name(cli_name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Convert scikit-learn's kernel names, with their parameters and defaults, and Gaussian process kernels.
+"""Convert names of kernels, scikit-learn's with its parameters and defaults and dkfm's, and Gaussian process kernels.
 
 scikit-learn is not imported: its objects are recognized by their module and class name.
 """
@@ -21,7 +21,7 @@ from dkfm.kernels.separable import Laplacian, Periodic
 from dkfm.kernels.stationary import Gaussian, Matern, RationalQuadratic
 
 KernelSpec: TypeAlias = Kernel | str | Callable[..., object]
-"""Type of ``kernel=``: a kernel, a name or Gaussian process kernel of scikit-learn, or a function of two rows."""
+"""Type of ``kernel=``: a kernel, a name, a Gaussian process kernel of scikit-learn, or a function of two rows."""
 
 
 def _make_rbf(gamma: float | None = None) -> Kernel:
@@ -67,6 +67,9 @@ _PARAMETERS = {
     "sigmoid": ("gamma", "coef0"),
 }
 """Parameters of scikit-learn's names; the other names have none."""
+
+SCIKIT_LEARN_PARAMETERS = frozenset({"gamma", "degree", "coef0"})
+"""Parameters of scikit-learn's kernels."""
 
 
 def _convert_integral_float(number: Any) -> Any:
@@ -123,6 +126,47 @@ def from_sklearn(kernel: object, **parameters: object) -> Kernel:
         has = f"has the parameters {', '.join(known)}" if known else "has no parameters"
         raise KernelError(f"The kernel {kernel!r} {has}, and got {_join_names(unknown)}.")
     return _FACTORIES[kernel](**parameters)
+
+
+def from_name(name: str, parameters: Mapping[str, object]) -> Kernel:
+    """Return the kernel that a name means, in Python and on the command line.
+
+    Parameters
+    ----------
+    name : str
+        A name of scikit-learn's, as "rbf", or of dkfm's, as "gaussian". One that both have, as "polynomial", has
+        scikit-learn's parameters and defaults unless a parameter is dkfm's alone.
+    parameters : mapping
+        Parameters by name. A width that dkfm's kernel needs and that is not given is the median distance of the rows.
+
+    Raises
+    ------
+    KernelError
+        The name or a parameter is unknown, or has another value than the kernel takes.
+
+    Examples
+    --------
+    >>> from dkfm.kernels.sklearn_names import from_name
+    >>> from_name("rbf", {"gamma": 0.5}), from_name("gaussian", {"sigma": 1.0}), from_name("gaussian", {})
+    (Gaussian(sigma=1.0), Gaussian(sigma=1.0), Gaussian(sigma='median'))
+    >>> from_name("polynomial", {"degree": 2}), from_name("polynomial", {"degree": 2, "scale": 0.5})
+    (Polynomial(degree=2, scale=None, offset=1.0), Polynomial(degree=2, scale=0.5, offset=0.0))
+    """
+    own, is_theirs = serialization.find_parameters(name), name in _FACTORIES
+    theirs = _PARAMETERS.get(name, ())
+    if is_theirs and (own is None or set(parameters) <= set(theirs)):
+        return from_sklearn(name, **parameters)
+    if own is None:
+        known = sorted({*_FACTORIES, *serialization.list_names()})
+        near = find_similar_names(name[:50], known)
+        hint = f"near it: {', '.join(near)}" if near else f"there are {', '.join(known)}"
+        raise KernelError(f"There is no kernel named {name!r:.50}; {hint}.")
+    if is_theirs and set(parameters).difference(own):
+        raise KernelError(
+            f"The kernel {name!r} has scikit-learn's parameters {', '.join(theirs)}, or dkfm's {', '.join(own)}, "
+            f"and got {_join_names(parameters)}."
+        )
+    return serialization.load_named_kernel(name, parameters)
 
 
 def _join_names(parameters: Mapping[str, object] | set[str]) -> str:
@@ -187,7 +231,7 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
     if parameters and (not callable(spec) or isinstance(spec, Kernel | type)) and not isinstance(spec, str):
         raise KernelError(f"kernel_params belong to a name or a function of two rows, and kernel is {spec!r:.100}.")
     if isinstance(spec, str):
-        return from_sklearn(spec, **(parameters or {}))
+        return from_name(spec, parameters or {})
     if isinstance(spec, Kernel):
         return spec
     if type(spec).__module__ == "sklearn.gaussian_process.kernels":
@@ -196,7 +240,7 @@ def as_kernel(spec: object, parameters: Mapping[str, object] | None = None) -> K
         raise KernelError(f"kernel is the class {spec.__name__}, and must be a kernel: {spec.__name__}(..).")
     if not callable(spec):
         raise KernelError(
-            f"kernel must be a dkfm kernel, a name of scikit-learn's, or a function; it is {spec!r:.100}."
+            f"kernel must be a dkfm kernel, a name of dkfm's or scikit-learn's, or a function; it is {spec!r:.100}."
         )
     warnings.warn(
         f"{display_name(spec)} is called for every pair of rows, which is slow; "

@@ -16,7 +16,7 @@ from dkfm.cli.app import main
 
 COMMAND = "from dkfm.execution import progress; progress.HEARTBEAT_SECONDS = 0.0; from dkfm.cli.app import main; main()"
 JOBS = [
-    "fit rows.npy other --kernel gaussian --tile-rows 20",
+    "fit rows.npy other --kernel gaussian:sigma=2 --tile-rows 20",
     "score model rows.npy other --chunk-rows 20",
     "verify scores --against rows.npy",
     "verify model",

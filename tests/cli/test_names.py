@@ -111,6 +111,6 @@ def test_an_unknown_option_or_command_is_told_what_is_near_and_no_nonsense(run, 
 
 
 def test_an_unknown_kernel_is_told_those_that_there_are(run):
-    assert "there are additive_chi_squared, arc_cosine" in run("fit train.npy m --kernel spline").stderr
+    assert "there are additive_chi2, additive_chi_squared" in run("fit train.npy m --kernel spline").stderr
     with pytest.raises(dkfm.errors.KernelError, match="it has additive_chi2, chi2"):
         dkfm.kernels.from_sklearn("warped")

@@ -132,7 +132,7 @@ def test_another_number_of_columns_is_refused_with_both(rng):
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: dkfm.ExactFeatureMap("gaussian"), KernelError, "own is the class kernels.Gaussian"),
+        (lambda: dkfm.ExactFeatureMap("gausian"), KernelError, "near it: gaussian"),
         (lambda: dkfm.ExactFeatureMap(3), KernelError, "kernel must be a dkfm kernel"),
         (lambda: dkfm.ExactFeatureMap(kernels.Linear(), basis="polar"), InvalidInputError, "symmetric, spectral"),
         (lambda: dkfm.ExactFeatureMap(kernels.Linear(), rcond=2), InvalidInputError, "rcond"),

@@ -32,7 +32,7 @@ from dkfm.gram.training_data import (
 )
 from dkfm.kernels import KernelSpec, Standardize, as_kernel
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.sklearn_names import filter_parameters
+from dkfm.kernels.sklearn_names import SCIKIT_LEARN_PARAMETERS, filter_parameters
 from dkfm.numerics import kernel_components, training_statistics
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.eigensolvers import lanczos
@@ -121,6 +121,8 @@ def resolve_kernel_and_gamma(
         raise KernelError("gamma is given twice, by itself and in kernel_params.")
     gamma = cast("float | None", extra.get("gamma", gamma))
     parameters = filter_parameters(kernel, gamma=gamma, degree=degree, coef0=coef0)
+    if set(extra).difference(SCIKIT_LEARN_PARAMETERS):  # dkfm's words: the defaults of the others mean nothing
+        parameters = filter_parameters(kernel, gamma=gamma)
     return as_kernel(kernel, {**parameters, **extra} if isinstance(kernel, str) else kernel_params), gamma
 
 

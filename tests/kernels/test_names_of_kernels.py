@@ -1,0 +1,108 @@
+"""Names of kernels: the same words mean the same in Python and on the command line."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkfm
+from dkfm import kernels
+from dkfm.cli.app import main
+from dkfm.errors import KernelError
+from dkfm.kernels import as_kernel, serialization
+from dkfm.kernels.sklearn_names import _FACTORIES, from_name
+
+
+@pytest.fixture
+def fit(tmp_path, rng, monkeypatch):
+    """A function that fits on the command line; it returns what was printed and the kernel of the model."""
+    monkeypatch.chdir(tmp_path)
+    np.save("rows.npy", np.abs(rng.normal(size=(30, 3))))
+
+    def run(kernel, *parameters, ok=True):
+        options = [word for parameter in parameters for word in ("--param", parameter)]
+        command = ["fit", "rows.npy", "model", "--method", "features", "--overwrite", "--kernel", kernel, *options]
+        ended = CliRunner().invoke(main, command)
+        assert (ended.exit_code == 0) == ok, ended.output
+        return ended, dkfm.load("model").kernel_ if ok else None
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "kernel"),
+    [
+        ("rbf", {"gamma": 0.5}, kernels.Gaussian(1.0)),
+        ("rbf", {}, kernels.Gaussian(None)),
+        ("gaussian", {"sigma": 5.0}, kernels.Gaussian(5.0)),
+        ("gaussian", {}, kernels.Gaussian("median")),
+        ("matern", {"nu": 2.5}, kernels.Matern(2.5, "median")),
+        ("exponential", {}, kernels.Exponential("median")),
+        ("rational_quadratic", {"alpha": 2.0}, kernels.RationalQuadratic(2.0, "median")),
+        ("laplacian", {"gamma": 0.5}, kernels.Laplacian(2.0)),
+        ("laplacian", {"sigma": 2.0}, kernels.Laplacian(2.0)),
+        ("laplacian", {}, kernels.Laplacian(None)),
+        ("polynomial", {"degree": 2, "coef0": 3.0}, kernels.Polynomial(2, None, 3.0)),
+        ("polynomial", {"degree": 2, "scale": 0.5}, kernels.Polynomial(2, 0.5, 0.0)),
+        ("poly", {}, kernels.Polynomial(3, None, 1.0)),
+        ("polynomial", {}, kernels.Polynomial(3, None, 1.0)),
+        ("sigmoid", {"offset": -1.0}, kernels.Sigmoid(1.0, -1.0)),
+        ("chi2", {"gamma": 2.0}, kernels.ChiSquared(2.0)),
+        ("chi_squared", {"gamma": 2.0}, kernels.ChiSquared(2.0)),
+        ("cosine", {}, kernels.Cosine()),
+    ],
+)
+def test_a_name_means_the_same_in_python_and_on_the_command_line(name, parameters, kernel, fit, rng):
+    assert as_kernel(name, parameters) == from_name(name, parameters) == kernel
+    X = np.load("rows.npy")
+    if name != "sigmoid":
+        expected = dkfm.ExactFeatureMap(kernel).fit(X).kernel_
+        assert dkfm.ExactFeatureMap(name, kernel_params=parameters).fit(X).kernel_ == expected
+        assert fit(name, *(f"{key}={value}" for key, value in parameters.items()))[1] == expected
+        if parameters:
+            assert fit(f"{name}:" + ",".join(f"{key}={value}" for key, value in parameters.items()))[1] == expected
+        pca = dkfm.KernelPCA(2, kernel=name, kernel_params=parameters).fit(X)
+        assert pca.kernel_ == dkfm.KernelPCA(2, kernel=kernel).fit(X).kernel_
+
+
+def test_every_name_of_either_vocabulary_is_a_kernel():
+    for name in {*_FACTORIES, *serialization.list_names()} - {"constant"}:
+        assert isinstance(from_name(name, {}), kernels.Kernel)
+    assert from_name("constant", {"value": 2.0}) == kernels.Constant(2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "words"),
+    [
+        (
+            "polynomial",
+            {"gamma": 1.0, "scale": 2.0},
+            "learn's parameters degree, gamma, coef0, or dkfm's degree",
+        ),
+        ("laplacian", {"width": 1.0}, "scikit-learn's parameters gamma, or dkfm's sigma, and got width"),
+        ("rbf", {"sigma": 1.0}, "'rbf' has the parameters gamma, and got sigma"),
+        ("gaussian", {"gamma": 1.0}, "Gaussian has the parameters sigma, and got gamma"),
+        ("gausian", {}, "There is no kernel named 'gausian'; near it: gaussian"),
+        ("spline", {}, "there are additive_chi2, additive_chi_squared, arc_cosine, chi2"),
+    ],
+)
+def test_mixed_and_unknown_words_are_refused(name, parameters, words):
+    with pytest.raises(KernelError, match=words):
+        from_name(name, parameters)
+
+
+def test_a_width_that_is_not_given_is_told_and_one_that_is_given_is_not(fit):
+    ended, kernel = fit("gaussian")
+    assert "no width is given, so it is the median distance" in ended.stderr
+    assert repr(kernel) in ended.stdout
+    assert "no width" not in fit("gaussian", "sigma=median")[0].stderr
+    assert "no width" not in fit("gaussian:sigma=2")[0].stderr
+
+
+def test_combinations_are_json_on_the_command_line(fit):
+    kernel = 0.5 * kernels.Gaussian(2.0) + kernels.Linear() ** 2
+    assert fit(json.dumps(serialization.to_config(kernel)))[1] == kernel
+    assert "is no kernel in JSON" in fit("{name: gaussian}", ok=False)[0].stderr
+    assert "--param belongs to the name of a kernel" in fit('{"name": "linear"}', "sigma=2", ok=False)[0].stderr
+    assert "--param belongs to the name of a kernel" in fit("module:function", "sigma=2", ok=False)[0].stderr
