@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dkfm import kernels, plotting
     from dkfm.core import sizing as sizing
     from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
+    from dkfm.estimators.fitting.fit_plan import FitPlan, plan_fit
     from dkfm.gram.build import build_gram
     from dkfm.kernel_comparison import tsne_embedding
     from dkfm.kernel_comparison.compare import compare_kernels
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "ExactFeatureMap",
+    "FitPlan",
     "KernelFisher",
     "KernelPCA",
     "Plan",
@@ -40,6 +42,7 @@ __all__ = [
     "kernels",
     "load",
     "open_scores",
+    "plan_fit",
     "plan_score",
     "plotting",
     "verify_scores",
@@ -55,6 +58,7 @@ _MODULE_PATHS = {
 _DEFINING_MODULES = {
     "Comparison": "dkfm.kernel_comparison.result",
     "ExactFeatureMap": "dkfm.estimators",
+    "FitPlan": "dkfm.estimators.fitting.fit_plan",
     "KernelFisher": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
     "Plan": "dkfm.scoring.planning",
@@ -66,6 +70,7 @@ _DEFINING_MODULES = {
     "iter_scores": "dkfm.scoring.score_readers",
     "load": "dkfm.estimators",
     "open_scores": "dkfm.scoring.score_readers",
+    "plan_fit": "dkfm.estimators.fitting.fit_plan",
     "plan_score": "dkfm.scoring.run",
     "verify_scores": "dkfm.scoring.verification",
 }

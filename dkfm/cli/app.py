@@ -20,6 +20,8 @@ from dkfm.core.terminal_output import print_result
 if TYPE_CHECKING:
     from distributed import Client
 
+    from dkfm.estimators.fitting.fit_plan import FitPlan
+    from dkfm.scoring.planning import Plan
     from dkfm.scoring.report import ScoreReport
 
 
@@ -140,8 +142,9 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
 @click.option("--standardize", is_flag=True, help="Of a pca: make (x - mean) / scale of each column first.")
 @click.option("--random-state", type=click.IntRange(min=0), help="Of features: seed of landmarks and samples.")
+@click.option("--dry-run", is_flag=True, help="Say what would be computed, its memory, disk and time; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace a model of dkfm at MODEL; nothing else is ever replaced.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was fitted for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was fitted, or the plan, for machines.")
 @_PROGRESS
 @_SCHEDULER
 @option_parsing.WAIT_FOR_WORKERS
@@ -153,19 +156,24 @@ def fit(
     scheduler: str | None,
     wait_for_workers: float | None,
     page: str | None,
+    dry_run: bool,
     as_json: bool,
     **options: object,
 ) -> None:
     """Fit a model to the rows of TRAIN (what dkfm score takes) and save it at MODEL."""
     with process.import_modules():
-        from dkfm.cli.fit import FitOptions, run_fit
+        from dkfm.cli.fit import FitOptions, run_fit, run_plan
         from dkfm.cli.verify import describe_stored, list_facts
 
     option_parsing.require_scheduler(scheduler, wait_for_workers)
     performance_report.require_report(page, scheduler, train, model)
     options["progress"] = bool(options["progress"]) and not log_lines.is_quiet()
-    connection = _connect(scheduler, wait_for_workers, page)
-    fitted = run_fit(train, model, FitOptions(**options), connection)  # type: ignore[arg-type]  # click checks them
+    connection = _connect(scheduler, wait_for_workers, None if dry_run else page)
+    checked = FitOptions(**options)  # type: ignore[arg-type]  # click checks them
+    if dry_run:
+        _print_plan(run_plan(train, checked, connection), as_json)
+        return
+    fitted = run_fit(train, model, checked, connection)
     if as_json:
         print_result(json.dumps({"model": model, **list_facts(fitted._to_stored())}))
         return
@@ -253,11 +261,7 @@ def score(
         }
         if dry_run:
             plan = plan_score(model, input, output, **arguments)  # type: ignore[arg-type]  # a dict of different types
-            if not as_json:
-                print_result(*str(plan).splitlines())
-            plan.require()
-            if as_json:  # in place of a plan that is refused, the refusal is printed
-                print_result(plan.to_json())
+            _print_plan(plan, as_json)
             return
         report = batch_score(
             model,
@@ -271,6 +275,15 @@ def score(
         print_result(report.to_json())
         return
     log_lines.print_summary(f"{output}: {_summarize_report(report)}")
+
+
+def _print_plan(plan: "Plan | FitPlan", as_json: bool) -> None:
+    """Print a plan; raise a BudgetError if it does not fit, in place of its JSON."""
+    if not as_json:
+        print_result(*str(plan).splitlines())
+    plan.require()
+    if as_json:
+        print_result(plan.to_json())
 
 
 def _summarize_report(report: "ScoreReport") -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dkfm.cli import option_parsing as arguments
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA
+from dkfm.estimators.fitting.fit_plan import FitPlan, plan_fit
 from dkfm.execution import memory
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection
@@ -85,13 +86,30 @@ class FitOptions:
             raise click.UsageError("--method fisher takes --labels, or --label-column of a table; one of them.")
 
 
-def run_fit(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> KernelEstimator:
-    """Fit an estimator to the rows of a source and save it; the context `connection` is entered for the fit."""
+def run_plan(train: str, options: FitOptions, connection: AbstractContextManager[object]) -> FitPlan:
+    """Return the plan of a fit; the context `connection` is entered for it."""
     options.require_consistent()
+    estimator = _build_estimator(_load_kernel(options), options)
+    excluded = [name for name in (options.label_column,) if name is not None]
+    table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
+    shape = table.shape[0], max(1, table.mean_values_per_row - len(excluded))
+    with connection:
+        return plan_fit(estimator, shape)
+
+
+def _load_kernel(options: FitOptions) -> Kernel:
+    """Return the kernel of the options; raise now if the model could not be saved after hours of work."""
     kernel = arguments.parse_kernel(options.kernel, options.param)
     if repr(MEDIAN) in repr(kernel) and not any(MEDIAN in given for given in (options.kernel, *options.param)):
         log_stage("kernel", f"{kernel!r}: no width is given, so it is the median distance between the training rows")
-    serialization.to_config(kernel)  # raises now if the model could not be saved after hours of work
+    serialization.to_config(kernel)
+    return kernel
+
+
+def run_fit(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> KernelEstimator:
+    """Fit an estimator to the rows of a source and save it; the context `connection` is entered for the fit."""
+    options.require_consistent()
+    kernel = _load_kernel(options)
     estimator = _build_estimator(kernel, options)
     model_transfer.require_writable_location(model, overwrite=options.overwrite)
     table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)

@@ -148,6 +148,11 @@ def eigendecomposition_seconds(n: int) -> float:
     return 10 * n**3 / 1e11
 
 
+def cholesky_seconds(n: int) -> float:
+    """Predict the seconds to factorize an N x N Gram matrix without pivots, and to solve a few systems with it."""
+    return n**3 / 1e11
+
+
 def largest_n_within(limit: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES) -> int:
     """Return the largest N whose `fit_bytes` are at most `limit`; 0 if there is none.
 

@@ -28,9 +28,10 @@ from dkfm.files.change_detection import Watch
 from dkfm.files.local import local_path
 from dkfm.files.location import require_disjoint
 from dkfm.gram.start_log import log_gram
-from dkfm.gram.stored_gram import StoredGram
+from dkfm.gram.stored_gram import StoredGram, disk_bytes
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.kernels.serialization import is_code_free
 from dkfm.sources.base import NamedColumns, Source, read_finite
 from dkfm.sources.csr_copy import CsrCopySource
 from dkfm.sources.memory import MemorySource
@@ -122,7 +123,7 @@ def build_gram(
             fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
             remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
             budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
-            memory.require_disk(root, _disk_bytes(n, source.mean_values_per_row, rows) - _existing_bytes(root))
+            memory.require_disk(root, disk_bytes(n, source.mean_values_per_row, rows) - _existing_bytes(root))
             rows = _ensure_store(root, identity, source, rows)
             readable = source if client is None else _store_rows_for_workers(source, root, rows)
             pairs = list(chunking.lower_triangle_tile_indices(n, rows))
@@ -197,7 +198,7 @@ def _checked_tile_rows(tile_rows: object) -> int:
 def _build_key(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return kernel, digest of the rows, and shape, which identify a Gram matrix; all rows must be finite."""
     # Kernels that are code cannot be compared, so such a build is never resumed.
-    name: object = serialization.to_config(kernel) if serialization.is_code_free(kernel) else uuid.uuid4().hex
+    name: object = serialization.to_config(kernel) if is_code_free(kernel) else uuid.uuid4().hex
     return {"kernel": name, "rows": _digest(source), "shape": list(source.shape)}
 
 
@@ -332,12 +333,17 @@ def compute_driver_gram(
     if X.shape[0] <= _checked_tile_rows(tile_rows):
         log_gram(X, 1, "in memory")
         return evaluate_block(kernel, X, X).T
-    if find_client(client) is None and (workspace is None or not serialization.is_code_free(kernel)):
+    if not stores_gram(kernel, X.shape[0], tile_rows, workspace, find_client(client) is not None):
         return _compute_in_memory(kernel, X, min(tile_rows or _MEMORY_TILE_ROWS, _MEMORY_TILE_ROWS), progress)
     with open_stored_gram(
         kernel, X, tile_rows=tile_rows, workspace=workspace, client=client, progress=progress
     ) as stored:
         return stored.read_lower()
+
+
+def stores_gram(kernel: Kernel, n: int, tile_rows: int | None, workspace: str | Path | None, is_cluster: bool) -> bool:
+    """Return whether a Gram matrix that the driver needs is built on disk first: one of several tiles, to be shared."""
+    return n > _checked_tile_rows(tile_rows) and (is_cluster or (workspace is not None and is_code_free(kernel)))
 
 
 @contextmanager
@@ -382,15 +388,10 @@ def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
 
 @contextmanager
 def _open_store_path(kernel: Kernel, X: Rows, workspace: str | Path | None, tile_rows: int | None) -> Iterator[Path]:
-    if workspace is not None and serialization.is_code_free(kernel):
+    if workspace is not None and is_code_free(kernel):
         yield workspace_path(kernel, X, workspace)
         return
     n, parent = X.shape[0], None if workspace is None else local.make_folder(local_path(workspace))
-    need = _disk_bytes(n, open_source(X).mean_values_per_row, min(_checked_tile_rows(tile_rows), n))
+    need = disk_bytes(n, open_source(X).mean_values_per_row, min(_checked_tile_rows(tile_rows), n))
     with temporary_folders.temporary_folder("gram", parent, need=need, what="The Gram matrix") as folder:
         yield folder / "gram.zarr"
-
-
-def _disk_bytes(n: int, width: int, tile_rows: int) -> int:
-    """Return the size on disk of a Gram matrix and the rows beside it, in bytes."""
-    return budget.gram_store_bytes(n, tile_rows) + 8 * n * width

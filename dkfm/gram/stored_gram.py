@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dkfm.core import chunking, cpus
+from dkfm.core import budget, chunking, cpus
 from dkfm.core.rows import Array
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import DamagedStoreError
@@ -106,3 +106,8 @@ class StoredGram:
 
 
 _tile_buffer = ThreadBuffer()
+
+
+def disk_bytes(n: int, width: int, tile_rows: int) -> int:
+    """Return the size on disk of a Gram matrix and the rows beside it, in bytes."""
+    return budget.gram_store_bytes(n, tile_rows) + 8 * n * width

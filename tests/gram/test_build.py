@@ -173,8 +173,8 @@ def test_a_kernel_that_is_not_one_is_refused_with_the_rows_in_the_whole(tmp_path
         )
     with pytest.raises(KernelError, match=r"returned shape \(10,\)"):
         dkfm.build_gram(kernels.Function(lambda A, B: np.ones(len(A))), X, tmp_path / "h", tile_rows=10)
-    with pytest.raises(KernelError, match="no kernel named 'gaussian'"):
-        dkfm.build_gram("gaussian", X, tmp_path / "i")
+    with pytest.raises(KernelError, match="no kernel named 'gausian'"):
+        dkfm.build_gram("gausian", X, tmp_path / "i")
     with pytest.raises(InvalidInputError, match="tile_rows"):
         dkfm.build_gram(K, X, tmp_path / "i", tile_rows=0)
 

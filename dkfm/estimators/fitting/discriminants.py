@@ -71,14 +71,12 @@ def fit_discriminants(
 ) -> tuple[Model, dict[str, object]]:
     """Return the model of the discriminants of training rows, and the fitted values by name."""
     kernel, n, d = data.kernel, data.rows_as_landmarks.shape[0], data.mean_values_per_row
-    small_shrinkage = options.shrinkage is not None and options.shrinkage < shrinkage.SHRINKAGE_GRID[0]
     clips = options.on_indefinite == "clip" and not _is_known_psd(kernel)
-    by_eigenvalues = small_shrinkage or options.on_indefinite == "clip" or not _is_known_psd(kernel)
-    decomposes = by_eigenvalues or options.shrinkage is None
+    by_eigenvalues, decomposes = _needs_eigenvalues(options, kernel), decomposes_gram(options, kernel)
     _require_memory(n, d, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
     has_room = decomposes or memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
-    seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.gram_and_pivots_seconds(n, 0, n)
+    seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.cholesky_seconds(n)
     log_stage("root", f"discriminants from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
     with progress.show_elapsed_bar("dkfm-root", seconds if decomposes else 0.0, options.progress):
         if options.shrinkage is None:
@@ -96,6 +94,16 @@ def fit_discriminants(
     measured = certify_discriminants(prepare_scorer(model), data, {**values, **weights}, result.ridge)
     warn_of_rounding(measured, dtype)
     return model, {**values, "certificate": measured}
+
+
+def decomposes_gram(options: DiscriminantOptions, kernel: Kernel) -> bool:
+    """Return whether a fit computes all eigenvectors of the Gram matrix; else it computes a Cholesky factor."""
+    return _needs_eigenvalues(options, kernel) or options.shrinkage is None
+
+
+def _needs_eigenvalues(options: DiscriminantOptions, kernel: Kernel) -> bool:
+    small_shrinkage = options.shrinkage is not None and options.shrinkage < shrinkage.SHRINKAGE_GRID[0]
+    return small_shrinkage or options.on_indefinite == "clip" or not _is_known_psd(kernel)
 
 
 def _choose_shrinkage_and_solve(

@@ -143,9 +143,8 @@ def fit_components(
         Lanczos did not converge within `max_iter` products.
     """
     n, q, kernel = data.rows_as_landmarks.shape[0], options.count, data.kernel
-    dense_bytes = budget.fit_bytes(n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies)
-    dense_fits = n <= budget.LARGEST_DENSE_N and dense_bytes <= memory.available_memory()
-    if isinstance(q, int) and _uses_lanczos(n, q, solver, dense_fits):
+    dense_fits = has_dense_memory(n, data.mean_values_per_row, kernel)
+    if isinstance(q, int) and uses_lanczos(n, q, solver, dense_fits):
         try:
             return _fit_by_lanczos(data, replace(options, count=min(q, n)), weighting, solver)
         except ConvergenceError:
@@ -160,7 +159,12 @@ def fit_components(
         return kernel_components.solve_components_by_eigh(gram_holder.pop(), options, weighting, solver.formulation)
 
 
-def _uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bool:
+def has_dense_memory(n: int, d: int, kernel: Kernel) -> bool:
+    """Return whether a full eigendecomposition fits in memory."""
+    return memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
+
+
+def uses_lanczos(n: int, q: int, solver: SolverOptions, dense_fits: bool) -> bool:
     """Return whether to use Lanczos; `dense_fits` says whether a full eigendecomposition fits in memory."""
     possible = 2 * (q + lanczos.choose_block_columns(n, q)) <= min(n // 2, lanczos.choose_basis_columns(n, q))
     if solver.eigen_solver == "dense" or solver.formulation == "primal" or not possible:

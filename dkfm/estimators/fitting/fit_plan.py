@@ -1,0 +1,319 @@
+"""Plan a fit before it starts: the road that it takes, its memory, what it writes to disk and where, and its time."""
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dkfm.core import budget, cpus
+from dkfm.core.frames import unwrap_container
+from dkfm.errors import InvalidInputError
+from dkfm.estimators.fitting import discriminants, landmarks, pca
+from dkfm.execution import memory
+from dkfm.execution.clusters.current_client import find_client
+from dkfm.execution.executors import open_executor
+from dkfm.gram import build
+from dkfm.gram.stored_gram import disk_bytes
+from dkfm.kernels import KernelSpec, as_kernel
+from dkfm.kernels.base import Kernel
+from dkfm.numerics.eigensolvers import lanczos
+from dkfm.sources.opening import open_source
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_TYPICAL_PRODUCTS = 24
+"""Products with the Gram matrix in which Lanczos finds eigenvalues that fall as those of a smooth kernel do."""
+
+_PRODUCT_RATE = 6e10
+"""Multiplications and additions a second of a product with a Gram matrix, on all threads of this process."""
+
+_READ_BYTES = 2e9
+"""Bytes a second that all threads of this process read from a Gram matrix on disk."""
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """Plan of a fit, made before it starts; `str` gives a summary.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Training rows and their columns.
+    landmarks : int
+        Rows that the model keeps, at most.
+    road : str
+        What is computed, in words.
+    memory_bytes : int
+        Memory that this process needs, in bytes; the fit is refused if it has less.
+    have_bytes : int
+        Memory that this process has, in bytes.
+    peak_bytes : int
+        Memory that this process takes at most where it has it, in bytes.
+    disk_bytes : int
+        What is written to disk before the model, in bytes; 0 if nothing is.
+    place : str
+        Folder that it is written to; empty if nothing is.
+    task_bytes : int
+        Memory of a task on a worker of a cluster, in bytes; 0 if no worker takes part.
+    model_bytes : int
+        Size of the model on disk, in bytes, at most.
+    seconds : float
+        Predicted seconds; of a rank that only the fit finds, at most.
+    """
+
+    rows: int
+    columns: int
+    landmarks: int
+    road: str
+    memory_bytes: int
+    have_bytes: int
+    peak_bytes: int
+    disk_bytes: int
+    place: str
+    task_bytes: int
+    model_bytes: int
+    seconds: float
+
+    def require(self) -> None:
+        """Raise a BudgetError if this process has too little memory, or the disk too little room."""
+        remedy = "fit fewer rows, or choose landmarks="
+        budget.require_fits(self.memory_bytes, self.have_bytes, f"A fit of {self.rows:,} rows", remedy)
+        if self.disk_bytes:
+            memory.require_disk(Path(self.place), self.disk_bytes)
+
+    def to_json(self) -> str:
+        """Return the plan as JSON."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        size = budget.format_bytes
+        lines = {
+            "rows": f"{self.rows:,} of {self.columns:,} columns, {self.landmarks:,} landmarks at most",
+            "road": self.road,
+            "memory": f"{size(self.memory_bytes)}, up to {size(self.peak_bytes)}; there are {size(self.have_bytes)}",
+            "disk": f"{size(self.disk_bytes)} in {self.place}" if self.disk_bytes else "nothing but the model",
+            "model": f"{size(self.model_bytes)} at most",
+            "time": f"about {budget.format_seconds(self.seconds)}",
+        }
+        if self.task_bytes:
+            lines["task"] = f"{size(self.task_bytes)} of memory on a worker"
+        return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Training rows and where they are computed with, as far as a plan needs to know them."""
+
+    n: int
+    d: int
+    kernel: Kernel
+    threads: int
+    is_cluster: bool
+
+    def fit_bytes(self, squares: int) -> int:
+        """Return the bytes of this process that holds some (N, N) arrays."""
+        return budget.fit_bytes(self.n, self.d, self.kernel.peak_blocks, self.kernel.landmark_copies, squares)
+
+
+def plan_fit(
+    estimator: object,
+    X: object,
+    *,
+    client: "Client | None" = None,
+    columns: list[str] | None = None,
+    id_column: str | None = None,
+) -> FitPlan:
+    """Return the plan of a fit; compute and write nothing.
+
+    Parameters
+    ----------
+    estimator : ExactFeatureMap, KernelPCA or KernelFisher
+        Estimator that is not fitted yet.
+    X : path, URL, array-like, dask array, or tuple of two int
+        Training rows, of which only the shape is looked at, or their shape (N, d).
+    client : distributed.Client, optional
+        Client of a cluster; by default Dask's current client, else threads of this process.
+    columns : list of str, optional
+        Names of the columns of a table, as in `batch_score`.
+    id_column : str, optional
+        Column of a table that is no feature.
+
+    Returns
+    -------
+    FitPlan
+        Memory, disk and time.
+
+    Raises
+    ------
+    InvalidInputError
+        The estimator is another one, or X has no shape (N, d).
+
+    Examples
+    --------
+    >>> import dkfm
+    >>> plan = dkfm.plan_fit(dkfm.KernelPCA(20), (4000, 50))
+    >>> plan.road
+    '20 eigenvectors by products with the Gram matrix in memory'
+    >>> plan.memory_bytes < dkfm.plan_fit(dkfm.KernelPCA(), (4000, 50)).memory_bytes
+    True
+    """
+    planner = next((_PLANNERS[base.__name__] for base in type(estimator).__mro__ if base.__name__ in _PLANNERS), None)
+    if planner is None:
+        raise InvalidInputError(f"plan_fit takes one of {', '.join(_PLANNERS)}, and got {estimator!r:.100}.")
+    n, d = _read_shape(X, columns, id_column)
+    kernel = _resolve_spec(estimator)
+    found = find_client(client)
+    with open_executor(found) as executor:
+        rows = _Rows(n, d, kernel, executor.threads, found is not None)
+    plan = planner(estimator, rows)
+    return replace(plan, columns=d) if kernel.is_precomputed else plan
+
+
+def _read_shape(X: object, columns: list[str] | None, id_column: str | None) -> tuple[int, int]:
+    """Return the number of rows and the mean number of stored values of a row."""
+    if isinstance(X, tuple) and len(X) == 2 and all(isinstance(length, int) and length > 0 for length in X):
+        return X[0], X[1]
+    data = unwrap_container(X)
+    shape = getattr(data, "shape", None)
+    if shape is None or hasattr(data, "columns") or hasattr(data, "tocsr"):
+        source = open_source(X, columns=columns, id_column=id_column)
+        return source.shape[0], source.mean_values_per_row
+    if len(shape) != 2 or not all(length == length and length > 0 for length in shape):  # noqa: PLR0124  # NaN
+        raise InvalidInputError(f"X must have two dimensions of known lengths, and its shape is {tuple(shape)}.")
+    return int(shape[0]), int(shape[1])
+
+
+def _resolve_spec(estimator: Any) -> Kernel:
+    spec: KernelSpec = estimator.kernel
+    if hasattr(estimator, "gamma"):
+        return pca.resolve_kernel_and_gamma(
+            spec, estimator.gamma, estimator.degree, estimator.coef0, estimator.kernel_params
+        )[0]
+    return as_kernel(spec, estimator.kernel_params)
+
+
+def _plan_gram(
+    estimator: Any, rows: _Rows, what: str, squares: int, seconds: float, *, peak: int = 0, on_disk: bool = False
+) -> FitPlan:
+    """Return the plan of a fit that computes the Gram matrix, and then something that takes `seconds`."""
+    n, d, kernel = rows.n, rows.d, rows.kernel
+    tile_rows = min(estimator.tile_rows or build.TILE_ROWS, n)
+    stores = not kernel.is_precomputed and (
+        on_disk or build.stores_gram(kernel, n, estimator.tile_rows, estimator.workspace, rows.is_cluster)
+    )
+    place = Path(tempfile.gettempdir() if estimator.workspace is None else estimator.workspace).absolute()
+    threads = rows.threads if stores or n > tile_rows else 1
+    gram_seconds = budget.gram_seconds(n, d, threads, tile_rows if stores else None)
+    need = rows.fit_bytes(squares)
+    return FitPlan(
+        rows=n,
+        columns=d,
+        landmarks=n,
+        road=f"{what} with the Gram matrix {'on disk' if on_disk else 'in memory'}",
+        memory_bytes=need,
+        have_bytes=memory.available_memory(),
+        peak_bytes=max(need, peak),
+        disk_bytes=disk_bytes(n, d, tile_rows) if stores else 0,
+        place=str(place) if stores else "",
+        task_bytes=budget.gram_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
+        if stores and rows.is_cluster
+        else 0,
+        model_bytes=8 * n * (d + n),
+        seconds=seconds + (0.0 if kernel.is_precomputed else gram_seconds),
+    )
+
+
+def _plan_map(estimator: Any, rows: _Rows) -> FitPlan:
+    count = _count_landmarks(estimator, rows.n)
+    chosen = replace(rows, n=count)
+    by_pivots = estimator.basis == "cholesky" or estimator.landmarks in ("pivots", "random_pivots")
+    visited = landmarks.SAMPLED_ROWS if estimator.certify == "sample" else rows.n
+    residual_seconds = visited * budget.score_row_seconds(count, rows.d, count) / cpus.COUNT
+    if by_pivots and (count < rows.n or estimator.landmarks is None):
+        searched = rows if estimator.landmarks in (None, "pivots", "random_pivots") else chosen
+        return replace(_plan_pivots(estimator, searched, count), rows=rows.n, landmarks=count)
+    may_rotate = estimator.basis == "symmetric" and estimator.on_indefinite != "clip"
+    peak = chosen.fit_bytes(budget.ROTATION_SQUARES)
+    peak = peak if may_rotate and peak <= memory.available_memory() else 0
+    seconds = budget.eigendecomposition_seconds(count) + residual_seconds
+    plan = _plan_gram(estimator, chosen, "eigenvectors", budget.EIGENVECTOR_SQUARES, seconds, peak=peak)
+    beside = 8 * (rows.n - count) * (rows.d + 3)
+    return replace(
+        plan, rows=rows.n, memory_bytes=plan.memory_bytes + beside, peak_bytes=plan.peak_bytes + beside, landmarks=count
+    )
+
+
+def _count_landmarks(estimator: Any, n: int) -> int:
+    """Return how many landmarks the parameters of a feature map ask for, at most."""
+    if estimator.n_landmarks is not None:
+        return min(n, int(estimator.n_landmarks))
+    if estimator.landmarks is None or isinstance(estimator.landmarks, str):
+        return n
+    return int(getattr(estimator.landmarks, "shape", (len(estimator.landmarks),))[0])
+
+
+def _plan_pivots(estimator: Any, rows: _Rows, count: int) -> FitPlan:
+    """Return the plan of pivots: by columns until the Gram matrix would be faster, so that both are upper bounds."""
+    n, d = rows.n, rows.d
+    by_gram = budget.gram_and_pivots_seconds(n, 0, count)
+    plan = _plan_gram(estimator, rows, "pivots", budget.PIVOT_SQUARES, by_gram)
+    need = budget.pivot_columns_bytes(n, d, count, rows.kernel.landmark_copies)
+    seconds = budget.pivot_columns_seconds(n, d, count)
+    columns = replace(
+        plan,
+        road=f"up to {count:,} pivots column by column, without a Gram matrix",
+        memory_bytes=need,
+        peak_bytes=need,
+        disk_bytes=0,
+        place="",
+        task_bytes=0,
+        seconds=seconds,
+    )
+    if rows.kernel.is_precomputed or estimator.build == "gram":
+        return plan
+    is_columns = estimator.build == "columns" or estimator.landmarks == "random_pivots"
+    return columns if is_columns or seconds < plan.seconds else plan
+
+
+def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:
+    n, d, q, solver = rows.n, rows.d, estimator.n_components, estimator._get_options(pca.SolverOptions)
+    kernel, free = rows.kernel, memory.available_memory()
+    blocks, copies = kernel.peak_blocks, kernel.landmark_copies
+    dense_fits = pca.has_dense_memory(n, d, kernel)
+    if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, dense_fits):
+        seconds = budget.eigendecomposition_seconds(n)
+        return _shrink_model(_plan_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q)
+    basis, block = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
+    products = min(solver.max_products(q, n), _TYPICAL_PRODUCTS)
+    seconds = products * (2 * n * n * block + 4 * n * block * basis) / _PRODUCT_RATE
+    need = budget.lanczos_bytes(n, d, basis, block, blocks, copies)
+    fits = need <= free
+    if not fits:
+        tile_rows = min(n, estimator.tile_rows or build.TILE_ROWS)
+        need = budget.lanczos_out_of_core_bytes(n, d, basis, block, tile_rows, cpus.COUNT, copies)
+        seconds += products * 8 * n * n / _READ_BYTES
+    plan = _plan_gram(estimator, rows, f"{q} eigenvectors by products", 1, seconds, on_disk=not fits)
+    return _shrink_model(replace(plan, memory_bytes=need, peak_bytes=need), q)
+
+
+def _shrink_model(plan: FitPlan, components: object) -> FitPlan:
+    width = components if isinstance(components, int) else plan.rows
+    return replace(plan, model_bytes=8 * plan.rows * (plan.columns + min(width, plan.rows)))
+
+
+def _plan_discriminants(estimator: Any, rows: _Rows) -> FitPlan:
+    decomposes = discriminants.decomposes_gram(estimator._discriminant_options(), rows.kernel)
+    squares = budget.EIGENVECTOR_SQUARES if decomposes else 1
+    seconds = (
+        budget.eigendecomposition_seconds(rows.n) if decomposes else budget.gram_and_pivots_seconds(rows.n, 0, rows.n)
+    )
+    what = "all eigenvectors" if decomposes else "a Cholesky factor"
+    peak = 0 if decomposes else rows.fit_bytes(budget.EIGENVECTOR_SQUARES)
+    plan = _plan_gram(estimator, rows, what, squares, seconds, peak=peak if peak <= memory.available_memory() else 0)
+    return _shrink_model(plan, estimator.n_components or 10)
+
+
+_PLANNERS = {"ExactFeatureMap": _plan_map, "KernelPCA": _plan_components, "KernelFisher": _plan_discriminants}
+"""Functions that plan the fit of each estimator, by its name."""

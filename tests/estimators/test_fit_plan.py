@@ -1,0 +1,172 @@
+"""Plans of fits: they name the road that the fit takes, and what it needs in memory and on disk."""
+
+import json
+
+import dask.array as da
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkfm
+from dkfm import kernels
+from dkfm.cli.app import main
+from dkfm.core import budget
+from dkfm.errors import BudgetError, InvalidInputError, KernelError
+from dkfm.estimators.fitting import pca
+from dkfm.execution import memory
+from dkfm.gram import build
+from dkfm.numerics import kernel_components, pivoted_cholesky
+
+GAUSSIAN = kernels.Gaussian(2.0)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Names of the numerical steps that a fit takes."""
+    taken = []
+
+    def watch(module, name):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, **k: taken.append(name) or original(*a, **k))
+
+    watch(kernel_components, "solve_components_by_eigh")
+    watch(kernel_components, "solve_leading_components")
+    watch(pivoted_cholesky, "factor_gram")
+    watch(pivoted_cholesky, "factor_columns")
+    watch(build, "build_gram")
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("estimator", "n", "road", "step"),
+    [
+        (dkfm.KernelPCA(2, kernel=GAUSSIAN), 1500, "2 eigenvectors by products", "solve_leading_components"),
+        (dkfm.KernelPCA(2, kernel=GAUSSIAN), 100, "all eigenvectors", "solve_components_by_eigh"),
+        (dkfm.KernelPCA(0.9, kernel=GAUSSIAN), 1500, "all eigenvectors", "solve_components_by_eigh"),
+        (
+            dkfm.KernelPCA(2, kernel=GAUSSIAN, eigen_solver="dense"),
+            1500,
+            "all eigenvectors",
+            "solve_components_by_eigh",
+        ),
+        (dkfm.ExactFeatureMap(GAUSSIAN, basis="cholesky", build="gram"), 300, "pivots with the Gram", "factor_gram"),
+        (
+            dkfm.ExactFeatureMap(GAUSSIAN, basis="cholesky", build="columns"),
+            300,
+            "300 pivots column by column",
+            "factor_columns",
+        ),
+        (
+            dkfm.ExactFeatureMap(GAUSSIAN, landmarks="random_pivots", n_landmarks=20),
+            300,
+            "20 pivots column by column",
+            "factor_columns",
+        ),
+    ],
+)
+def test_the_road_of_the_plan_is_that_of_the_fit(estimator, n, road, step, steps, rng):
+    X = rng.normal(size=(n, 3))
+    plan = dkfm.plan_fit(estimator, X)
+    assert road in plan.road
+    assert steps == []
+    estimator.fit(X)
+    assert step in steps
+    assert (plan.rows, plan.columns, plan.disk_bytes, plan.place, plan.task_bytes) == (n, 3, 0, "", 0)
+    assert plan.landmarks >= len(estimator.model_.landmarks)
+    assert plan.model_bytes >= estimator.model_.nbytes - 8 * 10 * n
+
+
+def test_any_form_of_rows_has_the_same_plan(rng, tmp_path):
+    X, pca_ = rng.normal(size=(300, 3)), dkfm.KernelPCA(2, kernel=GAUSSIAN)
+    np.save(tmp_path / "x.npy", X)
+    plans = [
+        dkfm.plan_fit(pca_, rows)
+        for rows in [X, (300, 3), tmp_path / "x.npy", da.from_array(X, chunks=(100, 3)), X.tolist()]
+    ]
+    assert {(plan.rows, plan.columns, plan.road, plan.seconds) for plan in plans} == {
+        (300, 3, plans[0].road, plans[0].seconds)
+    }
+    with pytest.raises(InvalidInputError, match="two dimensions of known lengths"):
+        dkfm.plan_fit(pca_, X[0])
+    with pytest.raises(InvalidInputError, match="takes one of ExactFeatureMap"):
+        dkfm.plan_fit(GAUSSIAN, X)
+    with pytest.raises(KernelError, match="near it: gaussian"):
+        dkfm.plan_fit(dkfm.ExactFeatureMap("gausian"), X)
+
+
+def test_a_gram_matrix_on_disk_has_its_size_and_place(tmp_path, rng, steps):
+    X = rng.normal(size=(150, 3))
+    phi = dkfm.ExactFeatureMap(GAUSSIAN, tile_rows=64, workspace=tmp_path / "w")
+    plan = dkfm.plan_fit(phi, X)
+    assert plan.place == str(tmp_path / "w")
+    assert not (tmp_path / "w").exists()
+    phi.fit(X)
+    assert "build_gram" in steps
+    written = sum(file.stat().st_size for file in (tmp_path / "w").rglob("*") if file.is_file())
+    assert 0.8 * written < plan.disk_bytes < 1.2 * written
+    assert dkfm.plan_fit(phi.set_params(workspace=None), X).disk_bytes == 0
+
+
+def test_components_of_more_rows_than_memory_holds_are_planned_on_disk(monkeypatch):
+    n, q = 40_000, 20
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 * 10**9)
+    plan = dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN), (n, 50))
+    assert plan.road == "20 eigenvectors by products with the Gram matrix on disk"
+    assert plan.disk_bytes > 8 * n * n
+    assert plan.memory_bytes <= 4 * 10**9
+    assert plan.seconds > dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN), (n // 2, 50)).seconds
+    with pytest.raises(BudgetError, match="A fit of 40,000 rows needs"):
+        dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (n, 50)).require()
+
+
+@pytest.mark.parametrize(("shrinkage", "squares"), [(1e-3, 1), ("auto", budget.EIGENVECTOR_SQUARES)])
+def test_discriminants_need_a_square_or_those_of_eigenvectors(shrinkage, squares):
+    plan = dkfm.plan_fit(dkfm.KernelFisher(kernel=GAUSSIAN, shrinkage=shrinkage), (5000, 10))
+    assert plan.memory_bytes == budget.fit_bytes(5000, 10, GAUSSIAN.peak_blocks, GAUSSIAN.landmark_copies, squares)
+
+
+def test_on_a_cluster_a_matrix_of_several_tiles_is_on_disk_and_tasks_have_a_size(client):
+    plan = dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (5000, 10), client=client)
+    assert plan.disk_bytes > 8 * 5000**2
+    assert plan.task_bytes == budget.gram_task_bytes(2048, 10, GAUSSIAN.peak_blocks, GAUSSIAN.landmark_copies)
+    assert "on a worker" in str(plan)
+
+
+def test_the_plan_and_the_fit_ask_the_same_functions(monkeypatch, rng):
+    monkeypatch.setattr(pca, "uses_lanczos", lambda n, q, solver, fits: True)
+    assert "by products" in dkfm.plan_fit(dkfm.KernelPCA(2, kernel=GAUSSIAN), (100, 3)).road
+
+
+@pytest.fixture
+def run(tmp_path, rng, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("rows.npy", rng.normal(size=(120, 3)))
+    return lambda line: CliRunner().invoke(main, ["fit", "rows.npy", "model", *line.split()])
+
+
+def test_the_command_prints_the_plan_and_writes_nothing(run, tmp_path):
+    shown = run("--kernel gaussian --components 2 --dry-run")
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == [
+        "rows",
+        "road",
+        "memory",
+        "disk",
+        "model",
+        "time",
+    ]
+    plan = json.loads(run("--kernel gaussian:sigma=2 --components 2 --dry-run --json -q").stdout)
+    assert plan == json.loads(dkfm.plan_fit(dkfm.KernelPCA(2, kernel=GAUSSIAN), (120, 3)).to_json()) | {
+        "have_bytes": plan["have_bytes"]
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.npy"]
+
+
+def test_a_plan_that_does_not_fit_ends_with_1_after_it_was_printed(run, monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    ended = run("--kernel gaussian --dry-run")
+    assert ended.exit_code == 1
+    assert "BudgetError: A fit of 120 rows needs" in ended.stderr
+    assert "road" in ended.stdout
+    failure = json.loads(run("--kernel gaussian --dry-run --json").stdout)
+    assert failure["error"] == "BudgetError"
