@@ -33,10 +33,9 @@ from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.kernels.serialization import is_code_free
 from dkfm.sources.base import NamedColumns, Source, read_finite
-from dkfm.sources.csr_copy import CsrCopySource
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
-from dkfm.sources.zarr import ZarrSource
+from dkfm.sources.zarr import CsrCopySource, ZarrSource
 from dkfm.storage import csr, own_files, zarr_schema, zarr_store
 from dkfm.storage.output_files import LocalOutput
 from dkfm.storage.zarr_store import ZarrArray

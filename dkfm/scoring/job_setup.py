@@ -5,7 +5,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
+from dkfm.execution.dask_input import open_input
 from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import change_detection, temporary_folders
@@ -37,9 +38,9 @@ from dkfm.scoring.planning import Plan, WriteCopies
 from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.tasks import HasIds, SharedTaskArguments
 from dkfm.sources.base import NamedColumns, Source
-from dkfm.sources.csr_copy import CsrCopySource
 from dkfm.sources.memory import FrameSource, MemorySource
 from dkfm.sources.opening import open_source
+from dkfm.sources.zarr import CsrCopySource
 from dkfm.storage import csr, model_transfer
 from dkfm.storage.model_store import Record, load_record
 from dkfm.storage.zarr_store import new_store
@@ -150,15 +151,17 @@ def open_job(
         trusted = serialization.function_paths(model.kernel_)
     else:
         trusted = serialization.check_trusted(request.trusted)
-    with _saved_model(model) as path, open_executor(client) as executor:
+    with _saved_model(model) as path, open_executor(client) as executor, ExitStack() as stack:
         record = load_record(path, trusted=trusted, streamed=True)
         names, columns = _resolve_outputs(request.output, record.model), _input_columns(request, record)
         fitted = record.feature_names
-        given = open_source(source, "source", columns=columns, id_column=request.id_column, fitted_columns=fitted)
+        existing = None if request.overwrite else output_store.find_output(target)
+        given = stack.enter_context(
+            open_input(source, "source", client, columns=columns, id_column=request.id_column, fitted_columns=fitted)
+        )
         if isinstance(given, NamedColumns) and columns is None and fitted is None:
             _warn_about_column_order(given)
         require_disjoint(target, "output", [path, given.location])
-        existing = None if request.overwrite else output_store.find_output(target)
         given, files = appending.choose_files(given, existing, request.append)
         appends = files is not None and files.has_new
         with change_detection.watch(given) as watch, _on_disk(given, client) as shared:

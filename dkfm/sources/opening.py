@@ -100,7 +100,7 @@ def _open_memory(
     fitted: Sequence[str] | None,
 ) -> Source:
     if is_dask_collection(data):
-        raise InvalidInputError("A dask collection is not a source; it belongs to transform(), which stays lazy.")
+        raise InvalidInputError("A dask collection is taken by batch_score and by transform(), and not here.")
     names = column_names(data, name)
     if names is not None:
         return open_frame(data, names, name, requested, id_column)

@@ -1,4 +1,4 @@
-"""Read rows of arrays in Zarr version 3 stores, on this file system and on object stores.
+"""Read rows, dense and CSR, of arrays in Zarr version 3 stores, on this file system and on object stores.
 
 The metadata of an array, with its codecs, are validated before Zarr opens it.
 """
@@ -15,14 +15,14 @@ import numpy as np
 import zarr
 from zarr.storage import FsspecStore, StorePath
 
-from dkfm.core.rows import Array
+from dkfm.core.rows import Array, Rows
 from dkfm.errors import DkfmError, InvalidInputError, extract_reason
 from dkfm.files import fsspec_access
 from dkfm.files.location import Location, join
 from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
-from dkfm.sources.base import DenseRows
-from dkfm.storage import bounded_chunks, json_reading, zarr_schema
+from dkfm.sources.base import CsrRows, DenseRows
+from dkfm.storage import bounded_chunks, csr, json_reading, zarr_schema
 from dkfm.storage.raw_chunk_reader import RawArray
 
 _METADATA = "zarr.json"
@@ -159,3 +159,19 @@ def _read_remote_rows(remote: Remote, metadata: dict[str, object], rows: slice) 
         except (ValueError, RuntimeError, TypeError, EOFError, zlib.error) as error:  # invalid bytes of a chunk
             message = f"Rows {rows.start} to {rows.stop} of {remote} cannot be read: {extract_reason(error)}."
             raise InvalidInputError(message) from error
+
+
+@dataclass(frozen=True)
+class CsrCopySource(CsrRows):
+    """CSR rows in a store that the driver writes for its workers, as three arrays with a common name."""
+
+    array_prefix: str
+    """Common name of the three arrays."""
+
+    def read(self, rows: slice) -> Rows:
+        """Return some rows."""
+        return csr.read_csr(cast("Path", self.location), self.array_prefix, self.shape[1], rows)
+
+    def is_unchanged(self, current_stamp: str) -> bool:  # only the driver writes this store
+        """Return True: no other process writes the store."""
+        return True

@@ -58,8 +58,8 @@ def test_a_data_array_counts_as_the_array_that_it_holds(pca, tmp_path):
     fisher = dkfm.KernelFisher(kernel=K).fit(lazy, xr.DataArray(ROWS[:, 0] > 0))
     assert fisher.predict(X).shape == (40,)
     dkfm.batch_score(pca, X, tmp_path / "out.zarr", progress=False)
-    with pytest.raises(InvalidInputError, match="A dask collection is not a source"):
-        dkfm.batch_score(pca, lazy, tmp_path / "lazy.zarr", progress=False)
+    with pytest.raises(InvalidInputError, match="A dask collection is taken by batch_score"):
+        dkfm.build_gram(K, lazy, tmp_path / "gram.zarr")
 
 
 class Labelled:

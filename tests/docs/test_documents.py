@@ -94,7 +94,10 @@ def test_the_commands_of_every_page_run_in_order(page, folder, tmp_path):
 
 
 def test_every_page_with_commands_is_known():
-    guide = {"batch_scoring", "comparing_kernels", "fisher_discriminants", "kernels", "sources_and_outputs"}
+    guide = {
+        *("batch_scoring", "comparing_kernels", "fisher_discriminants", "kernels", "memory_and_sizing"),
+        "sources_and_outputs",
+    }
     assert set(SHELL) == {"README", "getting_started/shell", *(f"user_guide/{name}" for name in guide)}
 
 

@@ -1,5 +1,7 @@
 """Every source obeys the contract of sources, whatever holds the rows."""
 
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -9,8 +11,9 @@ import scipy.sparse as sp
 import zarr
 
 from contracts import check_source
-from dkfm.sources.csr_copy import CsrCopySource
+from dkfm.execution.dask_input import open_input
 from dkfm.sources.opening import open_source
+from dkfm.sources.zarr import CsrCopySource
 from dkfm.storage import csr
 from dkfm.storage.zarr_store import new_store
 
@@ -71,6 +74,15 @@ def test_sources_in_memory_obey_the_contract(kind):
     source = open_source(kind(dict(zip("abcd", ROWS.T, strict=True)) if table else ROWS))
     check_source(source, ROWS, travels=False)
     assert source.location is None
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rows_of_a_dask_collection_obey_the_contract(dtype):
+    with open_input(da.from_array(ROWS.astype(dtype), chunks=((10, 20, 27), (3, 1))), "X", None) as source:
+        check_source(source, ROWS)
+    frame = dd.from_pandas(pd.DataFrame(ROWS.astype(dtype), columns=list("abcd")), npartitions=5)
+    with open_input(frame, "X", None) as source:
+        check_source(source, ROWS)
 
 
 def test_rows_that_a_driver_stores_for_its_workers_obey_the_contract(tmp_path):

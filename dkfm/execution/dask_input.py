@@ -1,0 +1,137 @@
+"""Open any input of a job; the blocks of a dask collection are computed by tasks and written to a temporary folder.
+
+No block is gathered: each is written where it is computed, and the driver receives its size and a digest.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dkfm.core import cpus
+from dkfm.core.frames import check_column_names, format_names, is_dask_array, is_dask_collection, unwrap_container
+from dkfm.errors import ClusterError, DkfmError, InvalidInputError, extract_reason
+from dkfm.execution.stage_log import log_stage
+from dkfm.files import temporary_folders
+from dkfm.sources.base import Source
+from dkfm.sources.blocks import BlockRows, FrameBlockRows, WrittenBlock, block_name, write_block
+from dkfm.sources.opening import open_source
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+@contextmanager
+def open_input(
+    data: object,
+    name: str,
+    client: "Client | None",
+    *,
+    columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    fitted_columns: Sequence[str] | None = None,
+) -> Iterator[Source]:
+    """Yield a source of rows, as `open_source` returns it, or of a dask array or data frame.
+
+    Parameters
+    ----------
+    data : object
+        What `open_source` takes, a dask array, a dask data frame, or a DataArray that holds a dask array.
+    name : str
+        Name of an array or a data frame in messages.
+    client : distributed.Client, optional
+        Client of the cluster that computes a collection; None for threads of this process.
+    columns : sequence of str, optional
+        Names of the columns to read, in this order.
+    id_column : str, optional
+        Name of the column that contains the ids of the rows.
+    fitted_columns : sequence of str, optional
+        Names of the columns to read if `columns` is None; ignored if the columns of `data` have no names.
+
+    Raises
+    ------
+    InvalidInputError
+        As `open_source`; or a block of the collection cannot be computed.
+    ClusterError
+        This process does not see what the workers have written.
+    """
+    collection: Any = unwrap_container(data)
+    if not is_dask_collection(collection):
+        yield open_source(data, name, columns=columns, id_column=id_column, fitted_columns=fitted_columns)
+        return
+    names: tuple[str, ...] | None = None
+    if is_dask_array(collection):
+        if columns is not None or id_column is not None:
+            raise InvalidInputError(f"columns and id_column name columns of tables, and {name} is a dask array.")
+        blocks, need = _split_array(collection, name)
+    else:
+        requested = check_column_names(columns if columns is not None else fitted_columns)
+        names = _select_names(collection, name, requested, id_column)
+        blocks, need = collection.to_delayed(), 0
+    with temporary_folders.temporary_folder("rows", need=need, what="The rows of the dask collection") as folder:
+        log_stage("input", f"{len(blocks):,} blocks of {name} computed and written to {folder}", blocks=len(blocks))
+        yield _write_blocks(blocks, folder, name, client, names, id_column)
+
+
+def _split_array(X: Any, name: str) -> tuple[list[Any], int]:
+    """Return the blocks of all columns of a dask array, as delayed values, and their size in bytes if it is known."""
+    if len(X.shape) != 2:
+        raise InvalidInputError(f"{name} must have two dimensions, and its shape is {X.shape}.")
+    rows = X if len(X.chunks[1]) == 1 else X.rechunk({1: -1})
+    size = 8 * X.shape[0] * X.shape[1]
+    return list(rows.to_delayed()[:, 0]), 0 if math.isnan(size) else int(size)
+
+
+def _select_names(frame: Any, name: str, requested: Sequence[str] | None, id_column: str | None) -> tuple[str, ...]:
+    """Return the names of the columns of a dask data frame to read."""
+    if getattr(frame, "ndim", 0) != 2 or not hasattr(frame, "to_delayed"):
+        raise InvalidInputError(f"{name} must be a dask array or data frame, and is {type(frame).__name__}.")
+    known = [str(column) for column in frame.columns]
+    selected = [column for column in known if column != id_column] if requested is None else list(requested)
+    if absent := [column for column in [*selected, *filter(None, [id_column])] if column not in known]:
+        raise InvalidInputError(f"{name} has no {format_names(absent)}; it has {format_names(known)}.")
+    return tuple(selected)
+
+
+def _write_blocks(
+    blocks: list[Any],
+    folder: Path,
+    name: str,
+    client: "Client | None",
+    names: tuple[str, ...] | None,
+    id_column: str | None,
+) -> Source:
+    """Compute and write all blocks; return their source."""
+    from dask.base import compute
+    from dask.delayed import delayed
+
+    write = delayed(write_block, pure=False)
+    tasks = [
+        write(block, str(folder), number, name, names, id_column, dask_key_name=f"dkfm-input-{folder.name}-{number}")
+        for number, block in enumerate(blocks)
+    ]
+    try:
+        with ThreadPoolExecutor(cpus.COUNT, "dkfm-input") as pool:  # its end waits for tasks that run after a failure
+            scheduler = {"scheduler": "threads", "pool": pool} if client is None else {"scheduler": client.get}
+            written: tuple[WrittenBlock, ...] = compute(*tasks, **scheduler)
+    except DkfmError:
+        raise
+    except Exception as error:  # the graph is code of the user's
+        reason = f"{type(error).__name__}: {extract_reason(error)}"
+        raise InvalidInputError(f"{name} cannot be computed ({reason}).") from error
+    first_rows = tuple(accumulate((block.rows for block in written), initial=0))
+    columns = {block.columns for block in written if block.rows}
+    if len(columns) != 1:
+        raise InvalidInputError(f"{name} needs at least one row, and the same columns in all blocks.")
+    if not all((folder / block_name(number)).is_file() for number, block in enumerate(written) if block.rows):
+        raise ClusterError(f"{folder} is not what the workers have written to; set TMPDIR to a folder that all see.")
+    content = hashlib.sha256(" ".join(block.digest for block in written).encode()).hexdigest()
+    arguments: dict[str, Any] = {"given_name": name, "first_rows": first_rows, "content": content}
+    shape = first_rows[-1], columns.pop()
+    if names is None:
+        return BlockRows(folder, shape, **arguments)
+    return FrameBlockRows(folder, shape, columns=names, id_column=id_column, **arguments)

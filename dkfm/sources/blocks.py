@@ -1,0 +1,166 @@
+"""Write blocks of rows to a folder, one task a block, and read them as one source: rows of a dask collection."""
+
+import hashlib
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from dkfm.core.frames import column_names
+from dkfm.core.rows import Array, as_float64, as_rows_allow_nonfinite
+from dkfm.errors import InvalidInputError
+from dkfm.files.local import open_plain, translate_write_errors
+from dkfm.sources.base import DenseRows
+from dkfm.sources.memory import FrameSource, open_frame
+from dkfm.sources.npy import NpySource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class WrittenBlock:
+    """What a task says of a block that it wrote: its rows and columns, and a SHA-256 digest of values and ids."""
+
+    rows: int
+    columns: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRows(DenseRows):
+    """Rows of blocks in a folder, one after the other."""
+
+    given_name: str
+    """Name in messages."""
+    first_rows: tuple[int, ...]
+    """First row of each block, and at the end the number of all rows."""
+    content: str
+    """Digest of all values and ids, which identifies the input when it is computed again."""
+
+    @property
+    def name(self) -> str:
+        """Name of the collection."""
+        return self.given_name
+
+    def stamp(self) -> str:
+        """Return the digest of all values; raise an InvalidInputError where the folder is not seen."""
+        first = int(np.searchsorted(self.first_rows, 0, side="right")) - 1
+        if not (cast("Path", self.location) / block_name(first)).is_file():
+            raise InvalidInputError(f"There is no {self.location}, where the rows of {self.name} are.")
+        return self.content
+
+    def stamp_with_ctime(self) -> str:
+        """Return the digest of all values: only this job writes the folder."""
+        return self.content
+
+    def is_unchanged(self, current_stamp: str) -> bool:
+        """Return True: only this job writes the folder."""
+        return True
+
+    def read(self, rows: slice) -> Array:
+        """Return some rows."""
+        parts = [
+            NpySource.open(cast("Path", self.location) / block_name(number)).with_float32().read(part)
+            for number, part in self._split(rows)
+        ]
+        values = parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, self.shape[1]), np.float32), *parts])
+        return values if self.keep_float32 else values.astype(np.float64, copy=False)
+
+    def _split(self, rows: slice) -> list[tuple[int, slice]]:
+        """Return the blocks that contain some rows, each with its part of them as a slice."""
+        start, stop, _ = rows.indices(self.shape[0])
+        number, parts = int(np.searchsorted(self.first_rows, start, side="right")) - 1, []
+        while start < stop:
+            first, end = self.first_rows[number], min(stop, self.first_rows[number + 1])
+            if start < end:
+                parts.append((number, slice(start - first, end - first)))
+            start, number = max(start, end), number + 1
+        return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameBlockRows(BlockRows):
+    """Rows of named columns of blocks in a folder, and their ids."""
+
+    columns: tuple[str, ...]
+    """Names of the columns that are read."""
+    id_column: str | None
+
+    def read_ids(self, rows: slice) -> "pa.Array":
+        """Return the ids of some rows; raise an InvalidInputError if there is no id column."""
+        import pyarrow as pa
+
+        if self.id_column is None:
+            raise InvalidInputError(f"{self.name} was opened without ids; name their column with id_column=.")
+        parts = []
+        for number, part in self._split(rows):
+            with open_plain(cast("Path", self.location) / _ids_name(number)) as file:
+                parts.append(pa.ipc.open_stream(file).read_all().column(0).combine_chunks()[part])
+        return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
+
+
+def write_block(
+    block: object, folder: str, number: int, name: str, columns: Sequence[str] | None, id_column: str | None
+) -> WrittenBlock:
+    """Write a block of rows, an array or a data frame, to a folder that every task and the driver see.
+
+    Of a block without rows nothing is written.
+
+    Raises
+    ------
+    InvalidInputError
+        The folder is not there, or the block does not contain rows of numbers.
+    """
+    if not Path(folder).is_dir():
+        raise InvalidInputError(f"There is no {folder} on this worker; name a folder that all workers see in TMPDIR.")
+    if len(getattr(block, "shape", ())) == 2 and block.shape[0] == 0:  # type: ignore[attr-defined]  # it has a shape
+        return WrittenBlock(0, 0, "")
+    names = column_names(block, name)
+    if names is None:
+        rows = as_float64(as_rows_allow_nonfinite(block, name))
+        ids = None
+    else:
+        frame: FrameSource = open_frame(block, names, name, columns, id_column)
+        rows, ids = frame.array, frame.ids
+    if not isinstance(rows, np.ndarray):
+        raise InvalidInputError(f"The blocks of {name} are sparse, and must be dense; save the rows in a .npz.")
+    digest = hashlib.sha256(f"{rows.shape} {rows.dtype}".encode())
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(rows), allow_pickle=False)
+    digest.update(buffer.getbuffer())
+    _write(Path(folder) / block_name(number), buffer.getbuffer())
+    if ids is not None:
+        import pyarrow as pa
+
+        with (sink := pa.BufferOutputStream()), pa.ipc.new_stream(sink, pa.schema([("ids", ids.type)])) as writer:
+            writer.write_table(pa.table([ids], ["ids"]))
+        encoded = memoryview(sink.getvalue())
+        digest.update(encoded)
+        _write(Path(folder) / _ids_name(number), encoded)
+    return WrittenBlock(rows.shape[0], rows.shape[1], digest.hexdigest())
+
+
+def _write(path: Path, data: memoryview) -> None:
+    """Write a file under its name at once: a task that is run twice writes it twice."""
+    with translate_write_errors(path):
+        partial = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        partial.write_bytes(data)
+        partial.replace(path)
+
+
+def block_name(number: int) -> str:
+    """Return the name of the file of a block.
+
+    >>> block_name(7)
+    '000007.npy'
+    """
+    return f"{number:06d}.npy"
+
+
+def _ids_name(number: int) -> str:
+    return f"{number:06d}.arrow"

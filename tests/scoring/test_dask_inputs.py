@@ -1,0 +1,151 @@
+"""Dask arrays and data frames as inputs of jobs: computed block by block, never gathered, resumed if they are equal."""
+
+import subprocess
+import sys
+import tempfile
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+import dkfm
+from dkfm import kernels
+from dkfm.errors import InvalidInputError, StoreExistsError
+
+NAMES = list("abcd")
+
+
+@pytest.fixture
+def frame(rng):
+    values = pd.DataFrame(rng.normal(size=(300, 4)), columns=NAMES)
+    return values.assign(key=[f"row {number}" for number in range(300)], flag=values["a"] > 0)
+
+
+@pytest.fixture
+def pca(frame):
+    return dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(frame[NAMES][:60])
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """The folder of temporary files, in which nothing may be left."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    yield
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def score(model, rows, target, **options):
+    return dkfm.batch_score(model, rows, target, progress=False, **options)
+
+
+def values(target):
+    return np.asarray(dkfm.open_scores(target).compute(scheduler="synchronous"))
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+@pytest.mark.parametrize("chunks", [(300, 4), (37, 4), (37, 3), ((100, 0, 200), (1, 1, 1, 1))])
+@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: xr.DataArray(rows, dims=("row", "column"))])
+def test_a_dask_array_is_scored_as_its_values_are(chunks, wrap, pca, frame, tmp_path):
+    X = frame[NAMES].to_numpy()
+    report = score(pca, wrap(da.from_array(X, chunks=chunks)), tmp_path / "out")
+    assert report.rows == 300
+    np.testing.assert_allclose(values(tmp_path / "out"), pca.transform(frame[NAMES]), rtol=1e-12, atol=1e-14)
+
+
+def test_unknown_lengths_are_found_by_the_pass_that_writes(pca, frame, tmp_path):
+    X = da.from_array(frame[NAMES].to_numpy(), chunks=(37, 4))
+    score(pca, X[X[:, 0] > 0], tmp_path / "out")
+    expected = pca.transform(frame[NAMES][frame["a"] > 0])
+    np.testing.assert_allclose(values(tmp_path / "out"), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_dask_frame_is_taken_by_name_in_any_order_with_ids(pca, frame, tmp_path):
+    lazy = dd.from_pandas(frame[["key", "d", "flag", "b", "a", "c"]], npartitions=7)
+    some = lazy[lazy["flag"]]
+    score(pca, some, tmp_path / "out.parquet", id_column="key")
+    kept = frame[frame["flag"]]
+    found = pd.read_parquet(tmp_path / "out.parquet")
+    assert found.pop("key").tolist() == kept["key"].tolist()
+    np.testing.assert_allclose(found, pca.transform(kept[NAMES]), rtol=1e-12, atol=1e-14)
+    assert score(pca, some, tmp_path / "out.parquet", id_column="key").scored_chunks == 0
+
+
+def test_on_a_cluster_workers_compute_and_write_the_blocks(client, pca, frame, tmp_path):
+    X = da.from_array(frame[NAMES].to_numpy(), chunks=(37, 4)) + 0
+    score(pca, X, tmp_path / "out", client=client)
+    np.testing.assert_allclose(values(tmp_path / "out"), pca.transform(frame[NAMES]), rtol=1e-12, atol=1e-14)
+    lazy = dd.from_pandas(frame, npartitions=3)
+    assert score(pca, lazy, tmp_path / "b.parquet", client=client, id_column="key").rows == 300
+
+
+def test_a_job_resumes_an_equal_collection_and_refuses_another_one(pca, frame, tmp_path):
+    X = frame[NAMES].to_numpy(copy=True)
+    score(pca, da.from_array(X.copy(), chunks=(100, 4)), tmp_path / "out", chunk_rows=50)
+    next((tmp_path / "out" / "scores" / "c").glob("3/0")).unlink()
+    report = score(pca, da.from_array(X.copy(), chunks=(100, 4), name=False), tmp_path / "out", chunk_rows=50)
+    assert report.scored_chunks == 1
+    X[7, 1] += 1e-9
+    with pytest.raises(StoreExistsError, match=r"the input source has changed since.*overwrite"):
+        score(pca, da.from_array(X, chunks=(100, 4)), tmp_path / "out", chunk_rows=50)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda X, f: X[:, 0], "must have two dimensions"),
+        (lambda X, f: X[X[:, 0] > 99], "at least one row"),
+        (lambda X, f: X.map_blocks(lambda block: 1 / 0 * block, meta=X), r"cannot be computed \(ZeroDivisionError"),
+        (lambda X, f: X.map_blocks(str, dtype=str), "source"),
+        (lambda X, f: dd.from_pandas(f.drop(columns="b"), npartitions=2), "has no column\\(s\\) 'b'"),
+        (lambda X, f: dd.from_pandas(f.assign(a="text"), npartitions=2), "'a' of source does not hold numbers"),
+        (lambda X, f: f["a"], "two dimensions|rows of numbers|shape"),
+        (lambda X, f: dd.from_pandas(f["a"], npartitions=2), "must be a dask array or data frame"),
+    ],
+)
+def test_what_is_no_table_of_numbers_is_refused_and_nothing_is_left(make, words, pca, frame, tmp_path):
+    X = da.from_array(frame[NAMES].to_numpy(), chunks=(100, 4))
+    with pytest.raises(InvalidInputError, match=words):
+        score(pca, make(X, frame), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_are_not_finite_are_named_by_their_number_in_the_collection(pca, frame, tmp_path):
+    X = frame[NAMES].to_numpy(copy=True)
+    X[250, 2] = np.nan
+    with pytest.raises(InvalidInputError, match="source must be finite, and row 250 contains"):
+        score(pca, da.from_array(X, chunks=(100, 4)), tmp_path / "out")
+
+
+def test_a_dataset_is_refused(pca, frame, tmp_path):
+    data = xr.Dataset({"rows": (("row", "column"), da.from_array(frame[NAMES].to_numpy()))})
+    with pytest.raises(InvalidInputError, match="Dataset"):
+        score(pca, data, tmp_path / "out")
+
+
+PROGRAM = """
+import dask.array as da, numpy as np, sys, dkfm
+from dkfm import kernels
+from dkfm.execution import memory
+pca = dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(np.random.default_rng(0).normal(size=(50, 20)))
+blocks = int(sys.argv[2])
+X = da.random.default_rng(0).normal(size=(20_000 * blocks, 20), chunks=(20_000, 20))
+dkfm.batch_score(pca, X[:40_000], sys.argv[1] + "/first", progress=False)
+before = memory.peak_memory()
+dkfm.batch_score(pca, X, sys.argv[1] + "/out", progress=False)
+print(memory.peak_memory() - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+    def measure(blocks):
+        folder = tmp_path / str(blocks)
+        folder.mkdir()
+        line = [sys.executable, "-c", PROGRAM, str(folder), str(blocks)]
+        return int(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+
+    rows_bytes = 8 * 20 * 20_000 * 60
+    assert measure(60) < rows_bytes / 3
