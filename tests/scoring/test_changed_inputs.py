@@ -200,7 +200,7 @@ def test_rows_that_are_replaced_between_opening_and_stamping_are_refused(model, 
         write(source, rows_of(2, 80))
         return found
 
-    monkeypatch.setattr("dkfm.scoring.job_setup.open_source", opened)
+    monkeypatch.setattr("dkfm.execution.dask_input.open_source", opened)
     with pytest.raises(InvalidInputError, match="changed since it was opened"):
         score(model, source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -219,7 +219,7 @@ def test_an_object_that_is_replaced_between_opening_and_stamping_is_refused(mode
         return found
 
     put(rows_of(1))
-    monkeypatch.setattr("dkfm.scoring.job_setup.open_source", opened)
+    monkeypatch.setattr("dkfm.execution.dask_input.open_source", opened)
     with pytest.raises(InvalidInputError, match="changed since it was opened"):
         dkfm.batch_score(model, f"{place.url}/rows.npy", tmp_path / "out", progress=False)
     place.remove("rows.npy")
