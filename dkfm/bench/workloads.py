@@ -6,7 +6,7 @@ from functools import partial
 from math import sqrt
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from dkfm.core import cpus
 from dkfm.core.rows import Array
 from dkfm.core.text_tables import Row
 from dkfm.estimators import ExactFeatureMap, KernelPCA
+from dkfm.estimators.fitting.choices import DType
 from dkfm.execution import memory, model_cache
 from dkfm.kernels import Gaussian, Laplacian
 from dkfm.numerics.model import Head
@@ -167,7 +168,7 @@ def bench_features(
 ) -> Iterator[Row]:
     """Compare feature maps of n landmarks, in the cholesky basis, for each precision."""
     X, kernel, gamma = _normal_rows(n, columns), Gaussian(sigma), 0.5 / sigma**2
-    maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=dtype).fit(X) for dtype in dtypes}
+    maps = {dtype: ExactFeatureMap(kernel, basis="cholesky", dtype=cast("DType", dtype)).fit(X) for dtype in dtypes}
     ours: dict[str, Job] = {dtype: partial(_score, site.client, site.save_model(phi)) for dtype, phi in maps.items()}
     theirs = site.make_peer_jobs(sklearn_peers.make_sklearn_nystroem(gamma, n).fit(X), n, n)
     require_agreement(
@@ -266,7 +267,8 @@ def summarize_growth(jobs: Sequence[GrowthResult], n: int, rows: int) -> Row:
 
 
 def _fit_components(site: BenchSite, q: int, X: Array, dtype: str = "float64") -> KernelPCA:
-    return KernelPCA(q, kernel=default_gaussian(X.shape[1]), dtype=dtype, workspace=site.folder).fit(X)
+    kernel, precision = default_gaussian(X.shape[1]), cast("DType", dtype)
+    return KernelPCA(q, kernel=kernel, dtype=precision, workspace=site.folder).fit(X)
 
 
 def make_random_kernel_pca(n: int, q: int, columns: int) -> KernelPCA:

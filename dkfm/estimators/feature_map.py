@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Self, cast, overload
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -16,6 +16,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.fitting import feature_maps, landmarks
+from dkfm.estimators.fitting.choices import Basis, Build, Certify, DType, IndefinitePolicy, Landmarks
 from dkfm.estimators.fitting.landmarks import MapOptions
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.feature_map import StoredMap
@@ -168,16 +169,16 @@ class ExactFeatureMap(KernelEstimator):
         kernel: KernelSpec,
         *,
         kernel_params: Mapping[str, object] | None = None,
-        basis: str = "symmetric",
+        basis: Basis = "symmetric",
         centered: bool = False,
-        landmarks: object = None,
+        landmarks: Landmarks | None = None,
         n_landmarks: int | None = None,
-        certify: str = "all",
+        certify: Certify = "all",
         tol: float | None = None,
         rcond: float | None = None,
-        build: str = "auto",
-        on_indefinite: str = "raise",
-        dtype: str = "float64",
+        build: Build = "auto",
+        on_indefinite: IndefinitePolicy = "raise",
+        dtype: DType = "float64",
         random_state: object = None,
         tile_rows: int | None = None,
         workspace: str | Path | None = None,
@@ -302,6 +303,11 @@ class ExactFeatureMap(KernelEstimator):
         truncated._replace_fitted(model, fitted | numbers, self._fitted_parameters)
         return truncated
 
+    @overload
+    def residual(self, X: da.Array, diag: object = None) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def residual(self, X: object, diag: object = None) -> Array: ...
+
     def residual(self, X: object, diag: object = None) -> Array | da.Array:
         """Return the squared distances of rows, in feature space, from the span of the landmarks.
 
@@ -323,6 +329,11 @@ class ExactFeatureMap(KernelEstimator):
             Squared distances.
         """
         return self._score_with_diagonal("residual", X, diag)
+
+    @overload
+    def distance(self, X: da.Array, Y: object = None) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def distance(self, X: object, Y: object = None) -> Array: ...
 
     def distance(self, X: object, Y: object = None) -> Array | da.Array:
         """Return the distances of all pairs of rows in the feature space of the kernel.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
 
 import numpy as np
 from sklearn.utils.metaestimators import available_if
@@ -169,6 +169,13 @@ class FoldedTransformer(Folded, ModelTransformerMixin):
 
     _output = TRANSFORM
 
-    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
+    @overload
+    def fit_transform(self, X: da.Array, y: object = None, **fit_params: object) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def fit_transform(self, X: dd.DataFrame, y: object = None, **fit_params: object) -> dd.DataFrame: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array: ...
+
+    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:
         """Return `transform` of rows X; nothing is fitted."""
         return self.transform(X)

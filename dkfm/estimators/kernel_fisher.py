@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
 from scipy.special import log_expit, log_softmax
@@ -17,6 +17,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import class_labels, discriminants
+from dkfm.estimators.fitting.choices import DType, IndefinitePolicy
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
@@ -32,6 +33,8 @@ from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
     import dask.array as da
+    import dask.dataframe as dd
+    import numpy.typing as npt
     from sklearn.utils import Tags
 
 
@@ -145,10 +148,10 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         degree: float = 3,
         coef0: float = 1,
         kernel_params: Mapping[str, object] | None = None,
-        shrinkage: float | str = 1e-3,
+        shrinkage: float | Literal["auto"] = 1e-3,
         priors: object = None,
-        on_indefinite: str = "raise",
-        dtype: str | None = None,
+        on_indefinite: IndefinitePolicy = "raise",
+        dtype: DType | None = None,
         tile_rows: int | None = None,
         workspace: str | Path | None = None,
         progress: bool = True,
@@ -251,8 +254,8 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
         check_is_fitted(feature_map, "model_")
         X = feature_map._load_rows(X)
-        dtype = feature_map.model_.dtype
-        estimator = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype.name)
+        dtype = cast("DType", feature_map.model_.dtype.name)
+        estimator = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype)
         rows = feature_map.model_.landmarks if X is None else as_rows(X)
         y = class_labels.check_labels(y, rows.shape[0], cls.__name__)
         with single_blas_thread_in_worker():
@@ -265,9 +268,9 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         count = None if self.n_components is None else require_count(self.n_components, "n_components")
         shrinkage = self.shrinkage
         is_number = isinstance(shrinkage, int | float | np.number) and not isinstance(shrinkage, bool)
-        if shrinkage != "auto" and not (is_number and 0 <= cast("float", shrinkage) < np.inf):
+        if shrinkage != "auto" and not (is_number and 0 <= shrinkage < np.inf):
             raise InvalidInputError(f'shrinkage must be a finite number >= 0, or "auto", and is {shrinkage!r}.')
-        chosen = None if shrinkage == "auto" else float(cast("float", shrinkage))
+        chosen = None if shrinkage == "auto" else float(shrinkage)
         return DiscriminantOptions(
             count, chosen, self.priors, self.on_indefinite, self.tile_rows, self.workspace, self.progress
         )
@@ -281,6 +284,13 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         check_is_fitted(self, "model_")
         shares: Array = self.ratios_ / self.ratios_.sum()
         return shares[: self._n_features_out]
+
+    @overload
+    def decision_function(self, X: da.Array) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def decision_function(self, X: dd.DataFrame) -> dd.DataFrame | dd.Series: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def decision_function(self, X: object) -> Array: ...
 
     def decision_function(self, X: object) -> Predictions:
         """Return the decision values of rows X.
@@ -298,9 +308,23 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         """
         return flatten_column(self._compute_output("decision_function", X))
 
+    @overload
+    def predict(self, X: da.Array) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def predict(self, X: dd.DataFrame) -> dd.DataFrame | dd.Series: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def predict(self, X: object) -> npt.NDArray[np.generic]: ...
+
     def predict(self, X: object) -> Predictions:
         """Return the class labels (n,) of rows X, by the largest decision value; lazily for dask collections."""
         return codes_to_labels(self._compute_output("predict", X), self.classes_)
+
+    @overload
+    def predict_proba(self, X: da.Array) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def predict_proba(self, X: dd.DataFrame) -> dd.DataFrame | dd.Series: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def predict_proba(self, X: object) -> Array: ...
 
     def predict_proba(self, X: object) -> Predictions:
         """Return the probabilities (n, C) of the classes for rows X; lazily for dask collections."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -14,6 +14,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import pca
+from dkfm.estimators.fitting.choices import ComponentPolicy, DType, EigenSolver, Formulation
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.inverse_transform import InverseTransformMixin
 from dkfm.estimators.stored.base import StoredEstimator
@@ -164,18 +165,18 @@ class KernelPCA(InverseTransformMixin):
         kernel_params: Mapping[str, object] | None = None,
         alpha: float = 1.0,
         fit_inverse_transform: bool = False,
-        eigen_solver: str = "auto",
+        eigen_solver: EigenSolver = "auto",
         tol: float = 0,
         max_iter: int | None = None,
-        iterated_power: int | str = "auto",
+        iterated_power: int | Literal["auto"] = "auto",
         remove_zero_eig: bool = False,
         random_state: object = None,
         copy_X: bool = True,  # scikit-learn's name
         n_jobs: int | None = None,
         centered: bool = True,
-        formulation: str = "combined",
-        on_indefinite: str = "auto",
-        dtype: str | None = None,
+        formulation: Formulation = "combined",
+        on_indefinite: ComponentPolicy = "auto",
+        dtype: DType | None = None,
         tile_rows: int | None = None,
         workspace: str | Path | None = None,
         progress: bool = True,
@@ -290,7 +291,8 @@ class KernelPCA(InverseTransformMixin):
         """
         check_is_fitted(feature_map, "model_")
         X, fitted_map = feature_map._load_rows(X), feature_map._fitted_map()
-        estimator = cls(n_components, kernel=feature_map.kernel_, centered=centered, dtype=fitted_map.model.dtype.name)
+        dtype = cast("DType", fitted_map.model.dtype.name)
+        estimator = cls(n_components, kernel=feature_map.kernel_, centered=centered, dtype=dtype)
         options = ComponentOptions(pca.check_n_components(n_components), fitted_map.model.dtype)
         with single_blas_thread_in_worker():
             model, fitted, whole = pca.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
@@ -354,6 +356,11 @@ class KernelPCA(InverseTransformMixin):
         if self.kernel_.is_precomputed:
             raise AttributeError("A model of a precomputed kernel keeps no Gram matrix.")
         return self.model_.original_landmarks
+
+    @overload
+    def reconstruction_error(self, X: da.Array, diag: object = None) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def reconstruction_error(self, X: object, diag: object = None) -> Array: ...
 
     def reconstruction_error(self, X: object, diag: object = None) -> Array | da.Array:
         """Return the squared distance of rows, in feature space, from the span of the components through the mean.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, overload
 
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
@@ -35,7 +35,14 @@ class ModelTransformerMixin(ScoringMixin, _InMemoryTransformer, auto_wrap_output
     def _n_features_out(self) -> int:
         return self.model_.head(self._output).width
 
-    def transform(self, X: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
+    @overload
+    def transform(self, X: da.Array) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def transform(self, X: dd.DataFrame) -> dd.DataFrame: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def transform(self, X: object) -> Array: ...
+
+    def transform(self, X: object) -> Array | da.Array | dd.DataFrame:
         """Return the output of the fitted model for rows X.
 
         Parameters
@@ -59,7 +66,14 @@ class ModelTransformerMixin(ScoringMixin, _InMemoryTransformer, auto_wrap_output
         X = unwrap_container(X)
         return self._score_lazily(self._output, X) if is_dask_collection(X) else super().transform(X)
 
-    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:  # type: ignore[override]  # lazy results too
+    @overload
+    def fit_transform(self, X: da.Array, y: object = None, **fit_params: object) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def fit_transform(self, X: dd.DataFrame, y: object = None, **fit_params: object) -> dd.DataFrame: ...  # type: ignore[overload-overlap]  # object includes it
+    @overload
+    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array: ...
+
+    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:
         """Fit to rows X, and return their output; see `fit` and `transform`."""
         X = unwrap_container(X)
         self.fit(X, y, **fit_params)

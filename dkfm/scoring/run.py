@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dkfm.core.budget import STALL_SECONDS
 from dkfm.errors import (
@@ -56,7 +56,7 @@ def batch_score(
     *,
     output: str | Sequence[str] | None = None,
     client: "Client | None" = None,
-    on_invalid: str = "raise",
+    on_invalid: Literal["raise", "nan"] = "raise",
     chunk_rows: int | None = None,
     columns: Sequence[str] | None = None,
     id_column: str | None = None,
@@ -163,7 +163,7 @@ def plan_score(
     *,
     output: str | Sequence[str] | None = None,
     client: "Client | None" = None,
-    on_invalid: str = "raise",
+    on_invalid: Literal["raise", "nan"] = "raise",
     chunk_rows: int | None = None,
     columns: Sequence[str] | None = None,
     id_column: str | None = None,

@@ -1,0 +1,28 @@
+"""Name the values that parameters of estimators take, so that a type checker refuses others."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+
+Basis: TypeAlias = Literal["symmetric", "spectral", "cholesky"]
+Build: TypeAlias = Literal["auto", "gram", "columns"]
+Certify: TypeAlias = Literal["all", "sample"]
+ComponentPolicy: TypeAlias = Literal["auto", "raise", "clip"]
+DType: TypeAlias = Literal["float64", "float32"] | type[np.float64] | type[np.float32]
+EigenSolver: TypeAlias = Literal["auto", "dense", "arpack", "randomized"]
+Formulation: TypeAlias = Literal["combined", "dual", "primal"]
+IndefinitePolicy: TypeAlias = Literal["raise", "clip"]
+Selector: TypeAlias = Literal["uniform", "kmeans", "pivots", "random_pivots"]
+
+
+class HasShape(Protocol):
+    """An array, sparse array or data frame."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of its dimensions."""
+
+
+Landmarks: TypeAlias = Selector | HasShape | Sequence[int] | Sequence[Sequence[float]]
+"""Type of ``landmarks=``: how they are chosen, numbers of training rows, or points."""

@@ -1,0 +1,24 @@
+"""Programs that a type checker refuses: mypy --strict reports each comment below that is not needed."""
+
+import numpy as np
+
+import dkfm
+from dkfm import kernels
+
+K = kernels.Gaussian(2.0)
+X = np.zeros((3, 2))
+
+dkfm.ExactFeatureMap(K, basis="spectrall")  # type: ignore[arg-type]
+dkfm.ExactFeatureMap(K, landmarks="k-means", n_landmarks=2)  # type: ignore[arg-type]
+dkfm.ExactFeatureMap(K, certify="some")  # type: ignore[arg-type]
+dkfm.ExactFeatureMap(K, build="rows")  # type: ignore[arg-type]
+dkfm.ExactFeatureMap(K, on_indefinite="auto")  # type: ignore[arg-type]
+dkfm.ExactFeatureMap(K, dtype="float16")  # type: ignore[arg-type]
+dkfm.ExactFeatureMap(3)  # type: ignore[arg-type]
+dkfm.KernelPCA("two")  # type: ignore[arg-type]
+dkfm.KernelPCA(2, eigen_solver="lanczos")  # type: ignore[arg-type]
+dkfm.KernelPCA(2, formulation="both")  # type: ignore[arg-type]
+dkfm.KernelFisher(shrinkage="cv")  # type: ignore[arg-type]
+dkfm.batch_score("model", X, "scores.zarr", on_invalid="skip")  # type: ignore[arg-type]
+dkfm.batch_score("model", X, "scores.zarr", chunk=3)  # type: ignore[call-arg]
+dkfm.KernelPCA(2).fit(X).transform(X).compute()  # type: ignore[attr-defined]
