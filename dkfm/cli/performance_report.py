@@ -117,5 +117,9 @@ def _write(client: "Client", report: "performance_report", path: Path) -> None:
             client.sync(report.__aexit__, None, None, None, code=command, callback_timeout=_REPORT_TIMEOUT)
         except TimeoutError:
             raise ClusterError(f"the scheduler did not make it in {_REPORT_TIMEOUT} seconds") from None
+        except Exception as error:
+            if type(error).__name__ != "TemplateNotFound":
+                raise
+            raise ClusterError("the Dask of the scheduler is too old for its Bokeh; it needs 2026.3 or newer") from None
         text = Path(report.filename).read_text(encoding="utf-8")
         pages.write_page(path, text.replace("<head>", f"<head>{pages.GENERATOR}", 1))

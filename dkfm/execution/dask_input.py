@@ -116,7 +116,7 @@ def _write_blocks(
     ]
     try:
         with ThreadPoolExecutor(cpus.COUNT, "dkfm-input") as pool:  # its end waits for tasks that run after a failure
-            scheduler = {"scheduler": "threads", "pool": pool} if client is None else {"scheduler": client.get}
+            scheduler = {"scheduler": "threads", "pool": pool} if client is None else {"scheduler": client}
             written: tuple[WrittenBlock, ...] = compute(*tasks, **scheduler)
     except DkfmError:
         raise

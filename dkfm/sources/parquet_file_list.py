@@ -76,7 +76,7 @@ def find_partition_value(name: str, key: str) -> str | None:
 class TableFiles:
     """Files of a table: one file, or those below a folder or a prefix, sorted by name unless names are given.
 
-    Parameters
+    Attributes
     ----------
     location : Path or Remote
         File, folder or prefix.

@@ -21,6 +21,7 @@ from dkfm.cli.app import main
 from dkfm.errors import ClusterError, StoreError
 from dkfm.kernel_comparison import html_page as pages
 from helpers.harness import Site, sentence
+from helpers.versions import HAS_DASK_2026_3, needs_dask_2026_3
 
 OLD = f"<html><head>{pages.GENERATOR}</head></html>"
 
@@ -73,7 +74,7 @@ def test_tasks_are_called_what_they_do_and_each_kind_has_one_name(threaded_clien
         (lambda: fisher.predict(lazy).compute(), {"dkfm-labels", "dkfm-model"}),
         (lambda: fisher.predict_log_proba(lazy).compute(), {"dkfm-chances", "dkfm-model"}),
         (lambda: named.predict(dd.from_pandas(columns, npartitions=3)).compute(), scored | {"dkfm-labels"}),
-    ):
+    )[: None if HAS_DASK_2026_3 else -1]:  # before, tasks of data frames had the name of what they were fused with
         before = {name: prefix.state_counts["memory"] for name, prefix in scheduler.task_prefixes.items()}
         work()
         after = {name: prefix.state_counts["memory"] for name, prefix in scheduler.task_prefixes.items()}
@@ -82,6 +83,7 @@ def test_tasks_are_called_what_they_do_and_each_kind_has_one_name(threaded_clien
         assert work is not score or found == names
 
 
+@needs_dask_2026_3
 def test_a_table_of_scores_is_read_under_the_same_name(threaded_client, tmp_path, rng):
     X = rng.normal(size=(30, 3))
     dkfm.batch_score(dkfm.KernelPCA(2).fit(X), X, tmp_path / "s.parquet", chunk_rows=10, progress=False)
@@ -110,6 +112,7 @@ def test_jobs_have_reports_that_replace_those_before_them(run, client, tmp_path,
     assert sorted(tmp_path.glob(".*")) == []
 
 
+@needs_dask_2026_3
 def test_a_job_that_fails_has_a_report_and_its_own_sentence(run, client, tmp_path):
     options = f"--scheduler {client.scheduler.address} --report report.html"
     result = run(f"score model nan.npy scores.zarr --chunk-rows 10 {options}")
@@ -182,6 +185,7 @@ def test_a_page_that_is_there_stays_until_the_report_is_whole(client, tmp_path, 
     assert sorted(tmp_path.iterdir()) == [link, page]
 
 
+@needs_dask_2026_3
 def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, monkeypatch, capsys):
     (tmp_path / "report.html").write_text(OLD)
 

@@ -22,6 +22,6 @@ def test_what_a_user_has_set_of_dask_stays():
 def test_an_older_dask_is_refused_with_both_versions_before_a_cluster_is_started(monkeypatch):
     oldest = re.search(r"dask\[.*\]>=([\d.]+)", (Path(__file__).parents[2] / "pyproject.toml").read_text())[1]
     current_client.require_dask_version()
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2025.2.0")
-    with pytest.raises(ClusterError, match=f"needs dask {oldest} or newer, and 2025.2.0 is installed"):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2025.1.0")
+    with pytest.raises(ClusterError, match=f"needs dask {oldest} or newer, and 2025.1.0 is installed"):
         local.local_cluster().__enter__()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dkfm.core import cpus
 from dkfm.execution import memory
+from helpers.versions import needs_dask_2026_3
 
 QUOTAS = {
     "/sys/fs/cgroup/cpuacct,cpu/cpu.cfs_quota_us": 0,
@@ -54,6 +55,7 @@ def serve(patch, files):
     patch.setattr(Path, "read_text", read_text)
 
 
+@needs_dask_2026_3
 @settings(max_examples=300)
 @given(
     old=st.dictionaries(st.sampled_from(sorted(QUOTAS)), NUMBERS),

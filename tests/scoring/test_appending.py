@@ -52,7 +52,7 @@ class Folder:
 
     def check(self, output="out"):
         """Check all rows, in their order, and that the output is verified against its input."""
-        scores = dkfm.open_scores(self.root / output).compute(scheduler="synchronous")
+        scores = dkfm.open_scores(self.root / output).compute()
         expected = self.pca.transform(pa.table(dict(zip(NAMES, self.rows.T, strict=True))))
         if output.endswith(".parquet") and "id" in scores:
             assert scores.pop("id").tolist() == [f"row {n}" for n in range(len(self.rows))]

@@ -43,7 +43,7 @@ def score(model, rows, target, **options):
 
 
 def values(target):
-    return np.asarray(dkfm.open_scores(target).compute(scheduler="synchronous"))
+    return np.asarray(dkfm.open_scores(target).compute())
 
 
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")

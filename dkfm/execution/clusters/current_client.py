@@ -21,7 +21,7 @@ _MESSAGE_AFTER = 2.0
 _ANSWER_TIMEOUT = 10
 """Seconds to wait for an answer of the scheduler."""
 
-_OLDEST_DASK = (2026, 3)
+_OLDEST_DASK = (2025, 2)
 """Oldest version of Dask that works; the same as in pyproject.toml."""
 
 
