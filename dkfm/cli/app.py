@@ -44,12 +44,6 @@ _PROGRESS = click.option(
 )
 
 
-_KERNELS = (
-    "additive_chi_squared, arc_cosine, chi_squared, constant, cosine, exponential, gaussian, histogram_intersection, "
-    "jensen_shannon, laplacian, linear, matern, negative_squared_distance, periodic, polynomial, precomputed, "
-    "rational_quadratic, sigmoid; or module:function, a function f(X, Y) of yours that returns a block."
-)
-
 _TRUSTED = click.option(
     "--trusted", multiple=True, metavar="MODULE:FUNCTION", help="A function of yours that MODEL may run as its kernel."
 )
@@ -97,8 +91,8 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 
 
 @main.command()
-@click.argument("train")
-@click.argument("model")
+@click.argument("train", type=click.Path())
+@click.argument("model", type=click.Path())
 @click.option("--method", type=click.Choice(["features", "pca", "fisher"]), default="pca", show_default=True)
 @click.option("--basis", type=click.Choice(["symmetric", "spectral", "cholesky"]), help="Of features. [symmetric]")
 @click.option("--centered", is_flag=True, help="Of features: take their mean over TRAIN from them.")
@@ -119,7 +113,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     show_default=True,
     help="What MODEL scores in.",
 )
-@click.option("--kernel", required=True, help=_KERNELS)
+@click.option("--kernel", required=True, help=option_parsing.KERNEL_HELP, shell_complete=option_parsing.complete_kernel)
 @click.option("--param", multiple=True, metavar="NAME=VALUE", help="As sigma=5, sigma=1,2,3, sigma=median.")
 @click.option("--on-indefinite", type=click.Choice(["raise", "clip"]), default="raise", show_default=True)
 @click.option(
@@ -184,9 +178,9 @@ def fit(
 
 
 @main.command()
-@click.argument("model")
-@click.argument("input")
-@click.argument("output")
+@click.argument("model", type=click.Path())
+@click.argument("input", type=click.Path())
+@click.argument("output", type=click.Path())
 @click.option(
     "--output",
     "names",
@@ -296,7 +290,7 @@ def _summarize_report(report: "ScoreReport") -> str:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=click.Path())
 @click.option("--against", metavar="INPUT", help="Rows of an output to score anew, or to measure a feature map on.")
 @click.option(
     "--sample", type=click.IntRange(min=1), default=1000, show_default=True, help="How many of these rows, about."
@@ -318,7 +312,7 @@ def verify(path: str, against: str | None, sample: int, model: str | None, trust
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def info(path: str, as_json: bool) -> None:
     """Say what a store of dkfm's is."""

@@ -44,9 +44,17 @@ def bench(quick: bool, kernels: bool, as_json: bool, scheduler: str | None, wait
 
 
 @click.command()
-@click.argument("train")
+@click.argument("train", type=click.Path())
 @click.option("--labels", required=True, metavar="Y.NPY", help="A label for each row of TRAIN.")
-@click.option("--kernel", "specs", multiple=True, required=True, metavar="KERNEL", help="Once for each; see above.")
+@click.option(
+    "--kernel",
+    "specs",
+    multiple=True,
+    required=True,
+    metavar="KERNEL",
+    help="Once for each; see above.",
+    shell_complete=option_parsing.complete_kernel,
+)
 @click.option("--columns", metavar="NAMES", help="Of tables, with commas; by default all but --id-column.")
 @click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
 @click.option("--test", metavar="TEST", help="Rows held out; by default a quarter of TRAIN.")

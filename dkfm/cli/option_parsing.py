@@ -25,6 +25,31 @@ WAIT_FOR_WORKERS = click.option(
 )
 
 
+KERNEL_NAMES = (
+    *("additive_chi_squared", "arc_cosine", "chi_squared", "constant", "cosine", "exponential", "gaussian"),
+    *("histogram_intersection", "jensen_shannon", "laplacian", "linear", "matern", "negative_squared_distance"),
+    *("periodic", "polynomial", "precomputed", "rational_quadratic", "sigmoid"),
+)
+"""Names of dkfm's kernels, which are known without importing them."""
+
+SCIKIT_LEARN_NAMES = ("additive_chi2", "chi2", "poly", "rbf")
+"""Names that scikit-learn alone has."""
+
+KERNEL_HELP = (
+    f"{', '.join(KERNEL_NAMES)}; scikit-learn's {', '.join(SCIKIT_LEARN_NAMES)}; module:function, a function f(X, Y) "
+    "of yours that returns a block; or JSON, as in the zarr.json of a model."
+)
+
+
+def complete_kernel(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of kernels that begin with a text, for completion by a shell.
+
+    >>> complete_kernel(None, None, "ga")
+    ['gaussian']
+    """
+    return [name for name in sorted((*KERNEL_NAMES, *SCIKIT_LEARN_NAMES)) if name.startswith(incomplete)]
+
+
 def require_scheduler(scheduler: str | None, wait_for_workers: float | None) -> None:
     """Raise a usage error if `--wait-for-workers` is given without a scheduler."""
     if scheduler is None and wait_for_workers is not None:

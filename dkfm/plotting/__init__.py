@@ -1,6 +1,16 @@
 """Plot estimators, spectra and certificates with Matplotlib (the extra ``plot``)."""
 
 from dkfm.plotting.figures import certificates, components, novelty, save_picture, spectrum
+from dkfm.plotting.overview import display
 from dkfm.plotting.regions import contours, decision_regions
 
-__all__ = ["certificates", "components", "contours", "decision_regions", "novelty", "save_picture", "spectrum"]
+__all__ = [
+    "certificates",
+    "components",
+    "contours",
+    "decision_regions",
+    "display",
+    "novelty",
+    "save_picture",
+    "spectrum",
+]

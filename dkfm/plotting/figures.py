@@ -5,12 +5,12 @@ NumPy or Dask arrays. If there are more rows than a function's limit, it draws a
 plot; for a dask array it computes only the chunks that hold the sample.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.frames import is_dask_collection, unwrap_container
@@ -20,7 +20,14 @@ from dkfm.estimators import ExactFeatureMap
 from dkfm.files import local
 from dkfm.numerics import scorer
 from dkfm.numerics.certificates import certificate
-from dkfm.plotting.axes import add_legend, ensure_axes, import_pyplot, require_component, scatter, write_note
+from dkfm.plotting.axes import (
+    add_legend,
+    ensure_axes,
+    import_pyplot,
+    require_component,
+    scatter,
+    write_note,
+)
 from dkfm.plotting.data import Labels, Values, group_by_label, read_matrix_shape, require_finite_vector, sample_for_plot
 
 if TYPE_CHECKING:
@@ -28,6 +35,13 @@ if TYPE_CHECKING:
 
 _QUANTILE = 0.95
 """Quantile of the known rows beyond which a new row counts as novel."""
+
+_TITLES = {
+    "component": "Kernel principal components",
+    "discriminant": "Kernel Fisher discriminants",
+    "feature": "Features",
+}
+"""Titles of pictures of scores, by what a column is."""
 
 _SIGNATURE = b"Software\0dkfm"
 """Metadata by which a PNG file of dkfm is recognized."""
@@ -90,16 +104,24 @@ def spectrum(eigenvalues: Values | BaseEstimator, dropped: Values | None = None,
 
 
 def components(
-    scores: Values, labels: Labels | None = None, *, pair: tuple[int, int] = (0, 1), ax: "Axes | None" = None
+    scores: Values | BaseEstimator,
+    labels: Labels | None = None,
+    *,
+    X: Values | None = None,
+    pair: tuple[int, int] = (0, 1),
+    ax: "Axes | None" = None,
 ) -> "Axes":
     """Plot two columns of scores, such as components or discriminants, coloured by labels.
 
     Parameters
     ----------
-    scores : array-like or dask array of shape (n, q)
-        Scores, of which at most 5,000 rows are drawn. A single column is drawn as a histogram.
+    scores : array-like or dask array of shape (n, q), or fitted estimator
+        Scores, of which at most 5,000 rows are drawn. A single column is drawn as a histogram. Of an estimator, those
+        that its `transform` returns for `X`.
     labels : array-like or dask array of shape (n,), optional
         Numbers or strings. More than 20 different labels get a colour bar instead of a legend.
+    X : array-like or dask array of shape (n, d), optional
+        Rows for an estimator to transform; a dask array is transformed lazily.
     pair : (int, int)
         Numbers of the two columns, from 0.
     ax : matplotlib axes, optional
@@ -127,6 +149,7 @@ def components(
     >>> plotting.components(scores, np.where(X[:, 0] > 0, "right", "left"), pair=(0, 2)).get_ylabel()
     'component 3'
     """
+    scores, what = _read_scores(scores, X)
     q = read_matrix_shape(scores, "scores")[1]
     rows, row_labels, note = sample_for_plot(scores, "scores", labels)
     first, second = _require_pair(pair, q)
@@ -135,11 +158,11 @@ def components(
         edges = np.histogram_bin_edges(rows[:, 0], 40).tolist()
         for name, mask in group_by_label(row_labels, len(rows)):
             ax.hist(rows[mask, 0], edges, alpha=0.6, label=name)
-        ax.set(xlabel="component 1", ylabel="rows")
+        ax.set(xlabel=f"{what} 1", ylabel="rows")
     else:
         scatter(ax, rows[:, (first, second)], row_labels)
-        ax.set(xlabel=f"component {first + 1}", ylabel=f"component {second + 1}")
-    ax.set_title("Kernel principal components")
+        ax.set(xlabel=f"{what} {first + 1}", ylabel=f"{what} {second + 1}")
+    ax.set_title(_TITLES[what])
     if row_labels is not None:
         add_legend(ax, len(np.unique(row_labels)))
     write_note(ax, note)
@@ -211,15 +234,25 @@ def certificates(feature_map: ExactFeatureMap, Z: Values | None = None, *, ax: "
     return ax
 
 
-def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error", ax: "Axes | None" = None) -> "Axes":
+def novelty(
+    known: Values,
+    new: Values,
+    *,
+    estimator: BaseEstimator | None = None,
+    quantity: str = "reconstruction error",
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Plot the histograms of a novelty score of known rows and of new rows, each scaled to sum to 1.
 
     Parameters
     ----------
     known, new : array-like or dask array of shape (n,) and (m,)
         Novelty scores: `reconstruction_error` of components or `residual` of a map. At most 5,000 of each are drawn.
+        With an estimator, rows (n, d) and (m, d).
+    estimator : fitted KernelPCA or ExactFeatureMap, optional
+        Estimator that gives the rows their scores.
     quantity : str
-        Name of the novelty score, for the axis.
+        Name of the novelty score, for the axis; of an estimator the name of its score.
     ax : matplotlib axes, optional
         Axes to draw on; new ones by default.
 
@@ -245,6 +278,9 @@ def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error
     >>> plotting.novelty(phi.residual(X), phi.residual(X + 3), quantity="residual").get_xlabel()
     'residual'
     """
+    if estimator is not None:
+        quantity, score = _find_novelty_score(estimator)
+        known, new = score(known), score(new)
     samples, notes = [], []
     for values, name in ((known, "known"), (new, "new")):
         sample, _, note = sample_for_plot(values, name, None, ndim=1)
@@ -260,6 +296,30 @@ def novelty(known: Values, new: Values, *, quantity: str = "reconstruction error
     ax.legend(fontsize="small")
     write_note(ax, "\n".join(filter(None, notes)))
     return ax
+
+
+def _read_scores(scores: Values | BaseEstimator, X: Values | None) -> tuple[Values, str]:
+    """Return scores, those of an estimator for rows X, and what a column of them is."""
+    if not isinstance(scores, BaseEstimator):
+        if X is not None:
+            raise InvalidInputError("X is for an estimator to transform, and the scores are given as an array.")
+        return scores, "component"
+    check_is_fitted(scores)
+    if X is None or not hasattr(scores, "transform"):
+        raise InvalidInputError(f"components of a {type(scores).__name__} needs the rows X, and a transform of them.")
+    what = "feature" if isinstance(scores, ExactFeatureMap) else "component"
+    return scores.transform(X), "discriminant" if is_classifier(scores) else what
+
+
+def _find_novelty_score(estimator: BaseEstimator) -> tuple[str, Callable[[Values], Values]]:
+    """Return the name of the novelty score of an estimator, and the method that computes it."""
+    check_is_fitted(estimator)
+    for name in ("reconstruction_error", "residual"):
+        if hasattr(estimator, name):
+            return name.replace("_", " "), getattr(estimator, name)
+    raise InvalidInputError(
+        f"A {type(estimator).__name__} has no novelty score; a KernelPCA or an ExactFeatureMap has."
+    )
 
 
 def _load_sampled_points(feature_map: ExactFeatureMap, Z: Values) -> Rows:

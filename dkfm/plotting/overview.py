@@ -1,0 +1,70 @@
+"""Draw the pictures that a fitted estimator is looked at for, side by side."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from dkfm.errors import InvalidInputError
+from dkfm.estimators import ExactFeatureMap
+from dkfm.plotting.axes import make_panels
+from dkfm.plotting.data import Labels, Values
+from dkfm.plotting.figures import certificates, components, spectrum
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def display(
+    estimator: BaseEstimator,
+    X: Values | None = None,
+    labels: Labels | None = None,
+    *,
+    ax: "Sequence[Axes] | None" = None,
+) -> "list[Axes]":
+    """Plot what a fitted estimator is looked at for: the pictures of `spectrum`, `certificates` and `components`.
+
+    Parameters
+    ----------
+    estimator : fitted ExactFeatureMap, KernelPCA or KernelFisher
+        Of a map, its spectrum and certificates are drawn; of components, their spectrum; of discriminants, `X`.
+    X : array-like or dask array of shape (n, d), optional
+        Rows, of which the first two columns of scores are drawn too.
+    labels : array-like or dask array of shape (n,), optional
+        Labels of the rows.
+    ax : sequence of matplotlib axes, optional
+        Axes to draw on, one for each picture; new ones by default.
+
+    Returns
+    -------
+    list of matplotlib axes
+        The axes with the pictures.
+
+    Raises
+    ------
+    InvalidInputError
+        The estimator is another one, or discriminants are given without rows.
+    MissingExtraError
+        Matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkfm import KernelPCA, plotting
+    >>> X = np.random.default_rng(0).normal(size=(100, 2))
+    >>> [axes.get_title() for axes in plotting.display(KernelPCA(3, kernel="rbf").fit(X), X)]
+    ['Spectrum, rank 3', 'Kernel principal components']
+    """
+    check_is_fitted(estimator)
+    draw: list[Callable[[Axes], Axes]] = []
+    if hasattr(estimator, "eigenvalues_") or hasattr(estimator, "pivots_"):
+        draw.append(lambda panel: spectrum(estimator, ax=panel))
+    if isinstance(estimator, ExactFeatureMap) and not estimator.kernel_.is_precomputed:
+        draw.append(lambda panel: certificates(estimator, ax=panel))
+    if X is not None and hasattr(estimator, "transform"):
+        draw.append(lambda panel: components(estimator, labels, X=X, ax=panel))
+    if not draw:
+        raise InvalidInputError(f"display needs the rows X to draw a {type(estimator).__name__}.")
+    panels = make_panels(len(draw), ax)
+    return [picture(panel) for picture, panel in zip(draw, panels, strict=True)]

@@ -1,0 +1,95 @@
+"""Pictures of estimators: each is that of the arrays that the estimator computes."""
+
+import dask.array as da
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+
+import dkfm
+from dkfm import kernels, plotting
+from dkfm.errors import InvalidInputError
+
+GAUSSIAN = kernels.Gaussian(1.5)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return np.random.default_rng(0).normal(size=(80, 2))
+
+
+def offsets(axes):
+    return np.concatenate([points.get_offsets() for points in axes.collections])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "title", "name"),
+    [
+        (dkfm.KernelPCA(3, kernel=GAUSSIAN), "Kernel principal components", "component"),
+        (dkfm.KernelFisher(kernel=GAUSSIAN), "Kernel Fisher discriminants", "discriminant"),
+        (dkfm.ExactFeatureMap(GAUSSIAN), "Features", "feature"),
+    ],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_components_of_an_estimator_are_those_of_its_transform(estimator, title, name, lazy, rows):
+    estimator.fit(rows, np.arange(80) % 3)
+    axes = plotting.components(estimator, X=da.from_array(rows, chunks=(30, 2)) if lazy else rows)
+    np.testing.assert_allclose(offsets(axes), estimator.transform(rows)[:, :2], rtol=1e-9, atol=1e-9)
+    assert (axes.get_title(), axes.get_xlabel()) == (title, f"{name} 1")
+
+
+@pytest.mark.parametrize("estimator", [dkfm.KernelPCA(2, kernel=GAUSSIAN), dkfm.ExactFeatureMap(GAUSSIAN, tol=0.1)])
+def test_novelty_of_an_estimator_is_that_of_its_score(estimator, rows):
+    estimator.fit(rows)
+    name = "reconstruction error" if isinstance(estimator, dkfm.KernelPCA) else "residual"
+    score = getattr(estimator, name.replace(" ", "_"))
+    axes = plotting.novelty(rows, rows + 3, estimator=estimator)
+    expected = plotting.novelty(score(rows), score(rows + 3), quantity=name)
+    assert axes.get_xlabel() == name
+    assert [bar.get_height() for bar in axes.patches] == [bar.get_height() for bar in expected.patches]
+
+
+def test_display_draws_what_each_estimator_has(rows):
+    y = np.arange(80) % 3
+    phi, pca = dkfm.ExactFeatureMap(GAUSSIAN).fit(rows), dkfm.KernelPCA(3, kernel=GAUSSIAN).fit(rows)
+    cholesky = dkfm.ExactFeatureMap(GAUSSIAN, basis="cholesky").fit(rows)
+    fisher = dkfm.KernelFisher(kernel=GAUSSIAN).fit(rows, y)
+
+    def titles(*arguments):
+        return [axes.get_title().split(",")[0].split(" of")[0] for axes in plotting.display(*arguments)]
+
+    assert titles(phi) == titles(cholesky) == ["Spectrum", "Errors"]
+    assert titles(phi, rows) == ["Spectrum", "Errors", "Features"]
+    assert titles(pca) == ["Spectrum"]
+    assert titles(pca, rows, y) == ["Spectrum", "Kernel principal components"]
+    assert titles(fisher, rows, y) == ["Kernel Fisher discriminants"]
+    precomputed = dkfm.ExactFeatureMap("precomputed").fit(GAUSSIAN(rows, rows))
+    assert titles(precomputed) == ["Spectrum"]
+    with pytest.raises(InvalidInputError, match="display needs the rows X to draw a KernelFisher"):
+        plotting.display(fisher)
+    figure = plotting.display(pca)[0].figure
+    assert [axes.figure for axes in plotting.display(pca, ax=figure.axes)] == [figure]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        plotting.spectrum,
+        plotting.display,
+        lambda estimator: plotting.components(estimator, X=np.zeros((2, 2))),
+        lambda estimator: plotting.novelty(np.zeros((2, 2)), np.zeros((2, 2)), estimator=estimator),
+    ],
+)
+def test_estimators_that_are_not_fitted_are_refused_as_scikit_learn_does(draw):
+    with pytest.raises(NotFittedError):
+        draw(dkfm.KernelPCA(2))
+
+
+def test_what_has_no_such_picture_is_refused(rows):
+    pca = dkfm.KernelPCA(2, kernel=GAUSSIAN).fit(rows)
+    fisher = dkfm.KernelFisher(kernel=GAUSSIAN).fit(rows, np.arange(80) % 3)
+    with pytest.raises(InvalidInputError, match="needs the rows X"):
+        plotting.components(pca)
+    with pytest.raises(InvalidInputError, match="X is for an estimator"):
+        plotting.components(pca.transform(rows), X=rows)
+    with pytest.raises(InvalidInputError, match="KernelFisher has no novelty score"):
+        plotting.novelty(rows, rows, estimator=fisher)
