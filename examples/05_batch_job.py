@@ -3,7 +3,7 @@ A batch job that is killed
 ==========================
 
 Fit and save, score a file, be killed on the way, go on, and read and verify the output. See how few chunks are left
-to do.
+to do. The picture has the first two columns of the scores.
 """
 
 import subprocess
@@ -54,6 +54,7 @@ def run(folder: Path, rows: int) -> None:
 
     scores = dkfm.open_scores(folder / "scores.zarr")  # a dask array
     print(f"scores      {scores.shape}, variance of the first {float(scores[:, 0].var()):.4f}")
+    dkfm.plotting.components(scores)
     found = dkfm.verify_scores(folder / "scores.zarr", folder / "rows.npy", sample=500)
     print(f"verified    {found.chunks} chunks; {found.sampled} rows anew, {found.worst:.3f} of what rounding allows")
 

@@ -3,7 +3,7 @@ Training out of core
 ====================
 
 Features of 200,000 rows go to disk once, and models that learn piece by piece read them chunk by chunk. See a linear
-model learn a chessboard.
+model learn a chessboard; the picture has new points in the colours that it gives them.
 """
 
 import sys
@@ -61,6 +61,8 @@ def main(rows: int = 200_000) -> None:
     print(f"classifier    {classifier.score(features, new_colours):.3f} of new points are right")
     print(f"components    20 of {phi.rank_} explain {pca.explained_variance_ratio_.sum():.3f} of the variance")
     print(f"clusters      {len(np.unique(clusters.predict(features)))} of 16 are in use")
+    picture = dkfm.plotting.components(new, classifier.predict(features))
+    picture.set(title="A chessboard, learnt out of core", xlabel="", ylabel="")
 
 
 if __name__ == "__main__":

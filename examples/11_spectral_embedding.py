@@ -3,7 +3,8 @@ Spectral embedding
 ==================
 
 The first eigenvectors of a kernel that is scaled by its degrees are kernel components, so that new points can be
-embedded too. See the difference from a full decomposition.
+embedded too. See the difference from a full decomposition; the picture has the new points in the colours of
+their sides.
 """
 
 import sys
@@ -33,6 +34,8 @@ def main(rows: int = 600) -> None:
     placed = pca.transform(new / np.sqrt(np.outer(new.sum(axis=1), degrees)))[:, 1]
     right = np.mean((placed > 0) == (moon == 1))
     print(f"new points on the right moon   {max(right, 1 - right):.3f} by the sign of the first coordinate")
+    picture = dkfm.plotting.components(Z, placed > 0)
+    picture.set(title="New points, by the sign of the first coordinate", xlabel="", ylabel="")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 Kernel ridge regression
 =======================
 
-Plain ridge regression of the features equals scikit-learn's KernelRidge. See the largest difference.
+Plain ridge regression of the features equals scikit-learn's KernelRidge. See the largest difference; the picture has
+the predictions at new points.
 """
 
 import sys
@@ -31,6 +32,8 @@ def main(rows: int = 800) -> None:
     # Folded, it is one product with kernel values: no features are made, and `save` and `batch_score` take it.
     folded = dkfm.fold(phi, ridge)
     print(f"the same, folded             differs by at most {np.abs(folded.predict(Z) - theirs).max():.1e}")
+    picture = dkfm.plotting.components(Z, theirs)
+    picture.set(title="Predictions of kernel ridge regression", xlabel="", ylabel="")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def ensure_axes(ax: "Axes | None") -> "Axes":
     return import_pyplot().figure(layout="constrained").add_subplot() if ax is None else ax
 
 
-def make_panels(count: int, ax: "Axes | Sequence[Axes] | None") -> "list[Axes]":
-    """Return a list of `count` axes: those of `ax`, or those of a new figure with up to four columns."""
+def make_panels(count: int, ax: "Axes | Sequence[Axes] | None", inches: float = 2.6) -> "list[Axes]":
+    """Return a list of `count` axes: those of `ax`, or those of a new figure with up to four columns, in square panels."""
     if ax is not None:
         axes = list(np.atleast_1d(np.asarray(ax, dtype=object)).ravel())
         if len(axes) != count:
@@ -41,7 +41,7 @@ def make_panels(count: int, ax: "Axes | Sequence[Axes] | None") -> "list[Axes]":
         return axes
     columns = min(count, 4)
     rows = -(-count // columns)
-    figure = import_pyplot().figure(figsize=(2.6 * columns, 2.6 * rows), layout="constrained")
+    figure = import_pyplot().figure(figsize=(inches * columns, inches * rows), layout="constrained")
     return [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
 
 

@@ -15,6 +15,9 @@ from dkfm.plotting.figures import certificates, components, spectrum
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_PANEL_INCHES = 4.5
+"""Width and height of a picture."""
+
 
 def display(
     estimator: BaseEstimator,
@@ -66,5 +69,5 @@ def display(
         draw.append(lambda panel: components(estimator, labels, X=X, ax=panel))
     if not draw:
         raise InvalidInputError(f"display needs the rows X to draw a {type(estimator).__name__}.")
-    panels = make_panels(len(draw), ax)
+    panels = make_panels(len(draw), ax, _PANEL_INCHES)
     return [picture(panel) for picture, panel in zip(draw, panels, strict=True)]
