@@ -33,7 +33,7 @@ def ensure_axes(ax: "Axes | None") -> "Axes":
 
 
 def make_panels(count: int, ax: "Axes | Sequence[Axes] | None", inches: float = 2.6) -> "list[Axes]":
-    """Return a list of `count` axes: those of `ax`, or those of a new figure with up to four columns, in square panels."""
+    """Return a list of `count` axes: those of `ax`, or those of a new figure with up to four columns, in squares."""
     if ax is not None:
         axes = list(np.atleast_1d(np.asarray(ax, dtype=object)).ravel())
         if len(axes) != count:

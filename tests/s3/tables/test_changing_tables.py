@@ -145,10 +145,6 @@ def test_damaged_objects_are_refused_by_their_url(place, rows, matrix):
 
 
 def test_what_is_no_table_at_a_url_is_refused_as_on_a_disk(place, rows, tmp_path):
-    place.replace("t/year=2025/x.parquet", parquet_bytes(rows))
-    with pytest.raises(InvalidInputError, match=f"^{place.url}/t/year=2025 is a partition folder"):
-        open_source(f"{place.url}/t")
-    np.testing.assert_array_equal(open_source(f"{place.url}/t/year=2025").read(slice(0, 1000)), rows)
     place.replace("h.parquet/_x.parquet", parquet_bytes(rows))
     with pytest.raises(InvalidInputError, match=r"holds no \.parquet file"):
         open_source(f"{place.url}/h.parquet")

@@ -8,6 +8,8 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 
+import dkfm
+from dkfm import kernels
 from dkfm.errors import InvalidInputError
 from dkfm.files.object_store import Remote
 from dkfm.sources import chunk_cache
@@ -156,3 +158,38 @@ def test_an_object_that_changed_is_refused_and_has_another_stamp(place, rows, ma
         with pytest.raises(InvalidInputError, match="changed since it was opened; open it again"):
             source.read(slice(0, 10))
     np.testing.assert_array_equal(dense(open_source(f"{place.url}/x.npz").read(slice(0, 9))), 2 * dense(matrix)[:9])
+
+
+def test_partitions_and_patterns_of_objects_are_those_of_files(place, rows):
+    for year, part in ((2024, rows[:400]), (2025, rows[400:])):
+        place.replace(f"t/year={year}/x.parquet", parquet_bytes(part))
+    source = open_source(f"{place.url}/t", id_column="year")
+    np.testing.assert_array_equal(source.read(slice(0, 1000)), rows)
+    assert source.read_ids(slice(399, 401)).to_pylist() == ["2024", "2025"]
+    for pattern in ("year=2025", "year=*5", "*/*", "**/x.parquet"):
+        found = pickle.loads(pickle.dumps(open_source(f"{place.url}/t/{pattern}")))
+        np.testing.assert_array_equal(
+            found.read(slice(0, 1000)), rows[400:] if "2025" in pattern or "5" in pattern else rows
+        )
+    with pytest.raises(InvalidInputError, match=r"holds no \.parquet file"):
+        open_source(f"{place.url}/t/year=3*")
+
+
+@pytest.mark.parametrize("output", ["out", "out.parquet"])
+def test_new_objects_are_appended_to_an_output_at_a_url(output, place, rows):
+    pca = dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(table(rows[:60]))
+    options = {"append": True, "chunk_rows": 100, "progress": False}
+    target = f"{place.url}/{output}"
+    place.replace("in/m.parquet", parquet_bytes(rows[:350]))
+    dkfm.batch_score(pca, f"{place.url}/in", target, **options)
+    place.replace("in/a.parquet", parquet_bytes(rows[350:]))
+    fresh()
+    report = dkfm.batch_score(pca, f"{place.url}/in", target, **options)
+    assert (report.rows, report.scored_rows) == (1000, 700)
+    scores = np.asarray(dkfm.open_scores(target).compute())
+    np.testing.assert_allclose(scores, pca.transform(table(rows)), rtol=1e-10, atol=1e-12)
+    fresh()
+    assert dkfm.batch_score(pca, f"{place.url}/in", target, progress=False).scored_chunks == 0
+    place.replace("in/m.parquet", parquet_bytes(rows[:351]))
+    with pytest.raises(InvalidInputError, match=r"m\.parquet has changed since it was scored"):
+        dkfm.batch_score(pca, f"{place.url}/in", target, **options)
