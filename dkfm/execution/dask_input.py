@@ -91,8 +91,10 @@ def _select_names(frame: Any, name: str, requested: Sequence[str] | None, id_col
     if getattr(frame, "ndim", 0) != 2 or not hasattr(frame, "to_delayed"):
         raise InvalidInputError(f"{name} must be a dask array or data frame, and is {type(frame).__name__}.")
     known = [str(column) for column in frame.columns]
+    index = "index" if frame.index.name is None else str(frame.index.name)
     selected = [column for column in known if column != id_column] if requested is None else list(requested)
-    if absent := [column for column in [*selected, *filter(None, [id_column])] if column not in known]:
+    ids = [id_column] if id_column not in (None, index) else []
+    if absent := [column for column in [*selected, *ids] if column not in known]:
         raise InvalidInputError(f"{name} has no {format_names(absent)}; it has {format_names(known)}.")
     return tuple(selected)
 

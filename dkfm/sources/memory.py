@@ -117,11 +117,15 @@ def open_frame(
 ) -> FrameSource:
     """Return a source of the named columns of a data frame: the requested ones in their order, or all but the ids.
 
+    The ids may be the index of a pandas data frame, by its name, or by "index" if it has none.
+
     Raises
     ------
     InvalidInputError
         A column is missing, occurs twice, or does not contain numbers.
     """
+    if id_column is not None and id_column not in frame_columns and _index_name(frame) == id_column:
+        frame, frame_columns = frame.reset_index(), (id_column, *frame_columns)  # type: ignore[attr-defined]  # of pandas
     require_unique_names(frame_columns, f"{name} has")
     requested = check_column_names(columns)
     selected = tuple(column for column in frame_columns if column != id_column) if requested is None else requested
@@ -134,6 +138,14 @@ def open_frame(
     array = as_float64(_read_values(chosen, selected, name))
     ids = None if id_column is None else _read_ids(frame, id_column, name)
     return FrameSource(array, name, 1, selected, id_column, ids)
+
+
+def _index_name(frame: object) -> object:
+    """Return the name that `reset_index` gives to the index of a pandas data frame; None of other tables."""
+    index = getattr(frame, "index", None)
+    if not hasattr(frame, "reset_index") or getattr(index, "nlevels", 1) != 1:
+        return None
+    return "index" if getattr(index, "name", None) is None else index.name  # type: ignore[union-attr]  # an index
 
 
 def _read_values(frame: object, columns: tuple[str, ...], name: str) -> Rows:

@@ -74,6 +74,18 @@ def test_a_dask_frame_is_taken_by_name_in_any_order_with_ids(pca, frame, tmp_pat
     assert score(pca, some, tmp_path / "out.parquet", id_column="key").scored_chunks == 0
 
 
+@pytest.mark.parametrize("name", ["customer", None])
+def test_the_index_of_pandas_may_be_the_ids(name, pca, frame, tmp_path):
+    indexed = frame.set_index(pd.Index([f"c{number}" for number in range(300)], name=name))[NAMES]
+    for rows, target in [(indexed, "a.parquet"), (dd.from_pandas(indexed, npartitions=3, sort=False), "b.parquet")]:
+        score(pca, rows, tmp_path / target, id_column=name or "index")
+        assert pd.read_parquet(tmp_path / target)[name or "index"].tolist() == indexed.index.tolist()
+    if name is not None:
+        indexed.to_parquet(tmp_path / "in.parquet")
+        score(pca, tmp_path / "in.parquet", tmp_path / "c.parquet", id_column=name)
+        assert pd.read_parquet(tmp_path / "c.parquet")[name].tolist() == indexed.index.tolist()
+
+
 def test_on_a_cluster_workers_compute_and_write_the_blocks(client, pca, frame, tmp_path):
     X = da.from_array(frame[NAMES].to_numpy(), chunks=(37, 4)) + 0
     score(pca, X, tmp_path / "out", client=client)
