@@ -168,7 +168,10 @@ def _describe_new_files(source: Source, existing: Output) -> str:
         new = [] if stored is None else require_known_files(stored, source.table.list_stats(), source.name)
     except InvalidInputError:
         return ""
-    return f" ({len(new)} files are new: append=True (--append) scores these alone)" if new else ""
+    if not new:
+        return ""
+    are = "1 file is" if len(new) == 1 else f"{len(new):,} files are"
+    return f" ({are} new: append=True (--append) scores what is new alone)"
 
 
 def extend_output(existing: Output, requested: Output, kept: list[Receipt], files: InputFiles, state: str) -> Output:
