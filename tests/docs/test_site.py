@@ -20,6 +20,7 @@ LOGGED = "[PST]"
 
 SEARCHES = {
     "centring": "explanation/mathematics",
+    "append": "user_guide/batch_scoring",
     "error bound": "explanation/mathematics",
     "which basis": "user_guide/bases",
 }
