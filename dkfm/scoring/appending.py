@@ -1,8 +1,9 @@
 """Append the rows of new files to an output: keep its full chunks, and score what comes after them.
 
 The files of a folder of Parquet are noted beside the output, in the order in which their rows are scored. New files
-come after them, whatever their names. The description of the output is replaced in one step: until then it is the old
-output, and from then on an unfinished one, which the same command resumes.
+come after them, whatever their names. Before its marker is removed, the receipts of the chunks that stay are written to
+the journal, for the output as it was and as it will be; then its description is replaced in one step. So the same
+command goes on from wherever it was stopped.
 """
 
 import hashlib
@@ -203,18 +204,23 @@ def extend_output(existing: Output, requested: Output, kept: list[Receipt], file
         return current
     output_store.require_not_replaced(existing.root, existing.creation_id)
     write_file_stats(existing.location, extended.creation_id, files.stats)
-    journal = Journal(existing.location, uuid.uuid4().hex, extended.creation_id, state)
-    for number, receipt in enumerate(kept, 1):
+    for creation_id, of in ((existing.creation_id, files.known_state), (extended.creation_id, state)):
+        _write_receipts(existing, kept, creation_id, of)
+    completion.remove_marker(existing)
+    if extended.chunk_rows != existing.chunk_rows:
+        completion.remove_chunks(existing, range(existing.n_chunks))
+    output_store.replace_description(extended)
+    return extended
+
+
+def _write_receipts(output: Output, receipts: list[Receipt], creation_id: str, state: str) -> None:
+    """Write receipts to the journal of an output, for the given id of the output and state of its input."""
+    journal = Journal(output.location, uuid.uuid4().hex, creation_id, state)
+    for number, receipt in enumerate(receipts, 1):
         journal.add(receipt)
         if number % _RECEIPTS_PER_SEGMENT == 0:
             journal.flush()
     journal.flush()
-    if extended.chunk_rows != existing.chunk_rows:
-        completion.remove_marker(existing)
-        completion.remove_chunks(existing, range(existing.n_chunks))
-    output_store.replace_description(extended)
-    completion.remove_marker(extended)
-    return extended
 
 
 def read_scored_order(source: Source, output: Output) -> Source:

@@ -116,13 +116,12 @@ def create_output(output: Output, overwrite: bool, files: Sequence[FileStat] = (
 
 
 def replace_description(output: Output) -> None:
-    """Replace the attributes of an output in one step, and remove the metadata of its arrays, which have other shapes.
+    """Replace the attributes of an unfinished output in one step, and then the metadata of its arrays.
 
-    `ensure_arrays` writes them again.
+    If this stops between the two, `ensure_arrays` goes on.
     """
-    if not output.is_table:
-        output.location.remove_files(f"{columns.output}/zarr.json" for columns in output.columns)
     output.location.write_file(*_encode_description(output))
+    ensure_arrays(output, output.location)
 
 
 def _encode_description(output: Output) -> tuple[str, bytes]:
@@ -139,13 +138,15 @@ def _encode_description(output: Output) -> tuple[str, bytes]:
 
 
 def ensure_arrays(output: Output, location: OutputLocation) -> None:
-    """Write the metadata of arrays that have none yet, as after a kill, and make the folders of their chunks.
+    """Write the metadata of arrays that have none yet, or those of fewer rows, and make the folders of their chunks.
 
-    Other readers of Zarr need the metadata. The folders are made durable once, so that no chunk has to do it.
+    That is so after a kill. Other readers of Zarr need the metadata. The folders are made durable once, so that no
+    chunk has to do it.
     """
     for columns in [] if output.is_table else output.columns:
         name = f"{columns.output}/zarr.json"
-        if name not in location.file_sizes([name]):
+        exists = name in location.file_sizes([name])
+        if not exists or not _has_array(output, columns, location.read_array_info(columns.output)):
             location.write_file(name, _encode_array_metadata(output, columns))
     for name in output.format.folder_names:
         location.make_folder(name)
@@ -212,10 +213,15 @@ def read_output(root: Location, *, check_plain: bool = True) -> Output:
         info = location.read_array_info(columns.output)
         if info is None:
             continue  # creation at a URL stopped after the claim; `ensure_arrays` completes it
-        expected = (output.rows, columns.width), (output.chunk_rows, columns.width), columns.dtype
-        if (info.shape, info.chunks, info.dtype) != expected:
+        if not _has_array(output, columns, info) and location.file_sizes([zarr_schema.MARKER]):
             raise DamagedStoreError(f"The array {columns.output} of {root} is not what its attributes tell.")
     return output
+
+
+def _has_array(output: Output, columns: OutputColumns, info: zarr_schema.ArrayInfo | None) -> bool:
+    """Return whether the metadata of an array are those of an output; in an unfinished one they may be older."""
+    expected = (output.rows, columns.width), (output.chunk_rows, columns.width), columns.dtype
+    return info is not None and (info.shape, info.chunks, info.dtype) == expected
 
 
 def _parse_attributes(root: Location, own: Mapping[str, Any]) -> Output:

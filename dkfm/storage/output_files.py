@@ -3,7 +3,6 @@
 A file appears under its name only when it is complete, and replaces another file only if the caller says so.
 """
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -137,9 +136,8 @@ class LocalOutput:
         return zarr_schema.read_group(self.root, "scores")
 
     def read_array_info(self, name: str) -> zarr_schema.ArrayInfo | None:
-        """Return shape, chunks and dtype in the metadata of an array; None if it has no metadata."""
-        folder = self.root / name
-        return zarr_schema.read_array_info(folder) if os.path.lexists(folder / "zarr.json") else None
+        """Return shape, chunks and dtype in the metadata of an array."""
+        return zarr_schema.read_array_info(self.root / name)
 
     def list_files(self) -> Iterator[str]:
         """Yield the names of all files."""

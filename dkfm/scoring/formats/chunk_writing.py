@@ -27,9 +27,6 @@ READ_BYTES = 2**20
 _SYNC_BYTES = 2**20
 """Bytes after which a file is synced to disk, so that its end waits only for the last bytes."""
 
-_sync_data = getattr(os, "fdatasync", os.fsync)
-"""Function that syncs the content of a file to disk; macOS has the one that syncs its times too."""
-
 _MAX_COMMITS = 5
 """How often a file is offered for a name that another task's file had a moment ago."""
 
@@ -268,7 +265,7 @@ class ReadBackWriter:
             self.checksum = google_crc32c.extend(self.checksum, written)
         self.size += len(view)
         if self.new.is_synced_on_commit and self.size - self._synced >= _SYNC_BYTES:
-            _sync_data(file.fileno())
+            getattr(os, "fdatasync", os.fsync)(file.fileno())  # macOS has only the one that syncs times too
             self._synced = self.size
         return len(view)
 
