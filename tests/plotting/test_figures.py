@@ -16,12 +16,6 @@ from dkfm.numerics.certificates import certificate
 from dkfm.plotting import data
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
-
-
 def legend_of(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
