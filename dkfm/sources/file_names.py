@@ -75,11 +75,11 @@ def read_file_stats(location: OutputLocation, output: str) -> list[FileStat] | N
     """Return what `write_file_stats` stored; None if it is not there, or damaged."""
     stats: list[FileStat] = []
     for number in count():
-        name = _segment_name(output, number)
-        opened = location.open_for_reading(name, json_reading.MAX_JSON)
-        if opened is None:
-            return None
         try:
+            name = _segment_name(output, number)
+            opened = location.open_for_reading(name, json_reading.MAX_JSON)
+            if opened is None:
+                return None
             with opened:
                 content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
             text, total = str(content["files"]), content["total"]
@@ -94,7 +94,11 @@ def read_file_stats(location: OutputLocation, output: str) -> list[FileStat] | N
 
 
 def _segment_name(output: str, number: int) -> str:
-    return f"{zarr_schema.JOURNAL}/{output}-{number:06d}.json"
+    """Return the name of a segment; raise a DamagedStoreError if the id of the output, a text of a file, is no id."""
+    name = f"{output}-{number:06d}.json"
+    if not zarr_schema.is_journal_segment_name(name):
+        raise DamagedStoreError(f"The id of an output is {output!r:.50}, which dkfm gives to none.")
+    return f"{zarr_schema.JOURNAL}/{name}"
 
 
 def _compute_crc32c(*texts: str) -> int:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import dkfm
 from dkfm import kernels
 from dkfm.cli.app import main
-from dkfm.errors import InvalidInputError, StoreError, StoreExistsError
+from dkfm.errors import DamagedStoreError, InvalidInputError, StoreError, StoreExistsError
 from dkfm.scoring import appending, output_store
 from dkfm.sources import file_names, parquet
 from dkfm.sources.file_names import read_file_stats
@@ -206,6 +206,18 @@ def test_a_name_that_leads_out_of_the_folder_is_no_file_of_it(folder):
         folder.score()
     with pytest.raises(InvalidInputError, match=r"has no \.\./b\.parquet, whose rows"):
         dkfm.verify_scores(folder.root / "out", folder.root / "in")
+
+
+def test_the_id_of_an_output_leads_to_no_file_out_of_it(folder):
+    folder.add(m=25).score()
+    output = output_store.read_output(folder.root / "out")
+    stats = read_file_stats(output.location, output.creation_id)
+    (folder.root / "away-000000.json").write_text("{}")
+    for hostile in ("../../away", "/etc/passwd", "x" * 32, ""):
+        assert read_file_stats(output.location, hostile) is None
+        with pytest.raises(DamagedStoreError, match="which dkfm gives to none"):
+            file_names.write_file_stats(output.location, hostile, stats)
+    assert (folder.root / "away-000000.json").read_text() == "{}"
 
 
 def test_many_files_are_noted_in_several_segments(folder, monkeypatch):

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _BUFFER_BYTES = 2**20
 """Bytes that Arrow collects before it writes them."""
 
-_MAX_UNPACKED_BYTES = 2**36
-"""Largest size of the scores of a file that has fewer bytes than they have: rows of nulls take none."""
+_MAX_NULL_ROWS = 2**28
+"""Most rows of a file that has fewer bytes than its scores: rows of nulls take none, and any file may claim them."""
 
 _CHECKED_VALUES = 2**20
 """Values of a file that are decoded at a time."""
@@ -104,10 +104,8 @@ class ParquetChunks:
                 schema = table.schema_arrow
                 if schema.names != self.names or (schema.metadata or {}).get(b"dkfm") != _chunk_metadata(chunk):
                     return None
-                unpacked = min(chunk.rows * self.row_bytes, _MAX_UNPACKED_BYTES + 1)
-                if table.metadata.num_rows != chunk.rows or unpacked > max(
-                    _MAX_UNPACKED_BYTES, stream.seek(0, os.SEEK_END)
-                ):
+                most = max(_MAX_NULL_ROWS, stream.seek(0, os.SEEK_END) // self.row_bytes)
+                if table.metadata.num_rows != chunk.rows or chunk.rows > most:
                     return None
                 rows = max(1, _CHECKED_VALUES // len(self.names))
                 invalid += [self._find_invalid_rows(batch) for batch in table.iter_batches(rows, use_threads=False)]
