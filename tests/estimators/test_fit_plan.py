@@ -132,6 +132,13 @@ def test_on_a_cluster_a_matrix_of_several_tiles_is_on_disk_and_tasks_have_a_size
     assert "on a worker" in str(plan)
 
 
+def test_a_precomputed_matrix_is_not_computed_again(rng):
+    K = GAUSSIAN(rng.normal(size=(300, 3)))
+    plan, own = dkfm.plan_fit(dkfm.KernelPCA(kernel="precomputed"), K), dkfm.plan_fit(dkfm.KernelPCA(), (300, 1))
+    assert (plan.rows, plan.columns, plan.memory_bytes) == (300, 300, own.memory_bytes)
+    assert plan.seconds < own.seconds
+
+
 def test_the_plan_and_the_fit_ask_the_same_functions(monkeypatch, rng):
     monkeypatch.setattr(pca, "uses_lanczos", lambda n, q, solver, fits: True)
     assert "by products" in dkfm.plan_fit(dkfm.KernelPCA(2, kernel=GAUSSIAN), (100, 3)).road

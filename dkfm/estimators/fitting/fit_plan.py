@@ -166,9 +166,9 @@ def plan_fit(
     kernel = _resolve_spec(estimator)
     found = find_client(client)
     with open_executor(found) as executor:
-        rows = _Rows(n, d, kernel, executor.threads, found is not None)
-    plan = planner(estimator, rows)
-    return replace(plan, columns=d) if kernel.is_precomputed else plan
+        values = 1 if kernel.is_precomputed else d  # the model of a precomputed kernel keeps indices
+        rows = _Rows(n, values, kernel, executor.threads, found is not None)
+    return replace(planner(estimator, rows), columns=d)
 
 
 def _read_shape(X: object, columns: list[str] | None, id_column: str | None) -> tuple[int, int]:
