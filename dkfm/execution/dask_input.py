@@ -57,7 +57,7 @@ def open_input(
     InvalidInputError
         As `open_source`; or a block of the collection cannot be computed.
     ClusterError
-        This process does not see what the workers have written.
+        Workers died, or this process does not see what they have written.
     """
     collection: Any = unwrap_container(data)
     if not is_dask_collection(collection):
@@ -123,8 +123,9 @@ def _write_blocks(
     except DkfmError:
         raise
     except Exception as error:  # the graph is code of the user's
+        of_cluster = type(error).__module__.startswith("distributed")
         reason = f"{type(error).__name__}: {extract_reason(error)}"
-        raise InvalidInputError(f"{name} cannot be computed ({reason}).") from error
+        raise (ClusterError if of_cluster else InvalidInputError)(f"{name} cannot be computed ({reason}).") from error
     first_rows = tuple(accumulate((block.rows for block in written), initial=0))
     columns = {block.columns for block in written if block.rows}
     if len(columns) != 1:

@@ -13,7 +13,7 @@ import xarray as xr
 
 import dkfm
 from dkfm import kernels
-from dkfm.errors import InvalidInputError, StoreExistsError
+from dkfm.errors import ClusterError, InvalidInputError, StoreExistsError
 
 NAMES = list("abcd")
 
@@ -92,6 +92,18 @@ def test_on_a_cluster_workers_compute_and_write_the_blocks(client, pca, frame, t
     np.testing.assert_allclose(values(tmp_path / "out"), pca.transform(frame[NAMES]), rtol=1e-12, atol=1e-14)
     lazy = dd.from_pandas(frame, npartitions=3)
     assert score(pca, lazy, tmp_path / "b.parquet", client=client, id_column="key").rows == 300
+
+
+def test_workers_that_die_are_the_fault_of_the_cluster(pca, frame, tmp_path, monkeypatch):
+    class KilledWorker(Exception):  # noqa: N818  # as distributed calls it
+        __module__ = "distributed.scheduler"
+
+    def die(*tasks, **options):
+        raise KilledWorker("dkfm-input-0")
+
+    monkeypatch.setattr("dask.base.compute", die)
+    with pytest.raises(ClusterError, match=r"source cannot be computed \(KilledWorker"):
+        score(pca, da.from_array(frame[NAMES].to_numpy(), chunks=(100, 4)), tmp_path / "out")
 
 
 def test_a_job_resumes_an_equal_collection_and_refuses_another_one(pca, frame, tmp_path):
