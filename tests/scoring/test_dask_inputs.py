@@ -95,7 +95,7 @@ def test_on_a_cluster_workers_compute_and_write_the_blocks(client, pca, frame, t
 
 
 def test_workers_that_die_are_the_fault_of_the_cluster(pca, frame, tmp_path, monkeypatch):
-    class KilledWorker(Exception):  # noqa: N818  # as distributed calls it
+    class KilledWorker(Exception):  # as distributed calls it
         __module__ = "distributed.scheduler"
 
     def die(*tasks, **options):
