@@ -135,7 +135,7 @@ def gram_seconds(n: int, d: int, threads: int, tile_rows: int | None = None) -> 
     The time of this process, with a thread for each CPU, is shared among the threads. Tiles of `tile_rows` rows are
     written to disk, by default none.
     """
-    files = 0 if tile_rows is None else -((-n // tile_rows) ** 2)
+    files = 0 if tile_rows is None else (-(-n // tile_rows)) ** 2
     return (gram_and_pivots_seconds(n, d, 0) * cpus.COUNT + files * CHUNK_SECONDS) / threads
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkfm.core import cpus
-from dkfm.core.frames import check_column_names, format_names, is_dask_array, is_dask_collection, unwrap_container
+from dkfm.core.frames import (
+    check_column_names,
+    column_names,
+    format_names,
+    is_dask_array,
+    is_dask_collection,
+    unwrap_container,
+)
 from dkfm.errors import ClusterError, DkfmError, InvalidInputError, extract_reason
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import temporary_folders
@@ -70,6 +77,8 @@ def open_input(
         blocks, need = _split_array(collection, name)
     else:
         requested = check_column_names(columns if columns is not None else fitted_columns)
+        if columns is not None and column_names(collection, name) is None:
+            raise InvalidInputError(f"The columns of {name} are called by numbers; call them by text to choose some.")
         names = _select_names(collection, name, requested, id_column)
         blocks, need = collection.to_delayed(), 0
     with temporary_folders.temporary_folder("rows", need=need, what="The rows of the dask collection") as folder:
@@ -86,11 +95,17 @@ def _split_array(X: Any, name: str) -> tuple[list[Any], int]:
     return list(rows.to_delayed()[:, 0]), 0 if math.isnan(size) else int(size)
 
 
-def _select_names(frame: Any, name: str, requested: Sequence[str] | None, id_column: str | None) -> tuple[str, ...]:
-    """Return the names of the columns of a dask data frame to read."""
+def _select_names(
+    frame: Any, name: str, requested: Sequence[str] | None, id_column: str | None
+) -> tuple[str, ...] | None:
+    """Return the names of the columns of a dask data frame to read; None if its columns are called by numbers."""
     if getattr(frame, "ndim", 0) != 2 or not hasattr(frame, "to_delayed"):
         raise InvalidInputError(f"{name} must be a dask array or data frame, and is {type(frame).__name__}.")
-    known = [str(column) for column in frame.columns]
+    known = column_names(frame, name)
+    if known is None:
+        if id_column is not None:
+            raise InvalidInputError(f"The columns of {name} are called by numbers; call them by text to name the ids.")
+        return None
     index = "index" if frame.index.name is None else str(frame.index.name)
     selected = [column for column in known if column != id_column] if requested is None else list(requested)
     ids = [id_column] if id_column not in (None, index) else []
@@ -130,6 +145,9 @@ def _write_blocks(
     columns = {block.columns for block in written if block.rows}
     if len(columns) != 1:
         raise InvalidInputError(f"{name} needs at least one row, and the same columns in all blocks.")
+    id_types = {block.id_type for block in written if block.rows}
+    if len(id_types) != 1:
+        raise InvalidInputError(f"The ids of {name} are {' and '.join(sorted(id_types))}; give them one type.")
     if not all((folder / block_name(number)).is_file() for number, block in enumerate(written) if block.rows):
         raise ClusterError(f"{folder} is not what the workers have written to; set TMPDIR to a folder that all see.")
     content = hashlib.sha256(" ".join(block.digest for block in written).encode()).hexdigest()

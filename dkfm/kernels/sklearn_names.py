@@ -208,6 +208,15 @@ _CONVERTERS: dict[str, Callable[[Any], Kernel]] = {
 """Functions that convert the Gaussian process kernels of scikit-learn, by class name."""
 
 
+def is_scikit_learn_name(name: str) -> bool:
+    """Return whether scikit-learn has a kernel of this name.
+
+    >>> is_scikit_learn_name("polynomial"), is_scikit_learn_name("gaussian")
+    (True, False)
+    """
+    return name in _FACTORIES
+
+
 def filter_parameters(spec: object, **parameters: object) -> dict[str, object]:
     """Return the parameters that are not None and that the kernel of a name takes; none if `spec` is not a name.
 

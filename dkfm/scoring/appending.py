@@ -3,24 +3,34 @@
 The files of a folder of Parquet are noted beside the output, in the order in which their rows are scored. New files
 come after them, whatever their names. Before its marker is removed, the receipts of the chunks that stay are written to
 the journal, for the output as it was and as it will be; then its description is replaced in one step. So the same
-command goes on from wherever it was stopped.
+command goes on from wherever it was stopped. Where the order is not that of the names, the description has its digest.
 """
 
 import hashlib
 import uuid
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
-from dkfm.errors import InvalidInputError, StoreError, StoreExistsError
-from dkfm.scoring import completion, output_store
+from dkfm.errors import DamagedStoreError, DkfmWarning, InvalidInputError, StoreExistsError
+from dkfm.files.change_detection import digest_file_stats
+from dkfm.scoring import completion, marker, output_store
 from dkfm.scoring.output_store import Output
 from dkfm.scoring.receipts import Journal, Receipt
 from dkfm.sources.base import Source
 from dkfm.sources.file_names import FileStat, StoredNames, read_file_stats, require_known_files, write_file_stats
 from dkfm.sources.parquet_file_list import TableFiles
+from dkfm.storage import zarr_schema
 
 _MAX_RESCORED_CHUNKS = 16
 """An output of at most as many rows as so many larger chunks have is scored again in such chunks."""
+
+_MIN_ENLARGEMENT = 4
+"""How many times as large such chunks are at least."""
+
+_ORDER = "order"
+"""Setting of an output with the digest of the order of its files, if that is not the order of their names."""
 
 _RECEIPTS_PER_SEGMENT = 10_000
 """Receipts of kept chunks that are written at once."""
@@ -36,6 +46,9 @@ class FromFiles(Protocol):
 
     def with_files(self, names: tuple[str, ...] | StoredNames) -> Self:
         """Return a source of some of the files, in the order of their names in `names`."""
+
+    def is_unchanged(self, current_stamp: str) -> bool:
+        """Return whether the files are still those that were opened, given a later `current_stamp`."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +99,10 @@ def choose_files(source: Source, existing: Output | None, append: bool) -> tuple
                 f"append (--append) scores the files that are new in a folder of Parquet, and {source.name} is none."
             )
         return source, None
-    stored = None if existing is None else read_file_stats(existing.location, existing.creation_id)
+    stored = None if existing is None else _read_stored(existing)
     if stored is None:
-        if append and existing is not None:
+        is_grown = existing is not None and existing.input["stamp"] != digest_file_stats(found)
+        if append and existing is not None and is_grown:
             raise StoreExistsError(
                 f"{existing.root} did not note the files of its input, so that none can be appended; replace it with "
                 "overwrite=True (--overwrite)."
@@ -102,13 +116,38 @@ def choose_files(source: Source, existing: Output | None, append: bool) -> tuple
         return source, InputFiles(tuple(found), len(found))
     known_state = replace(source.table, names=names).stamp(include_ctime=True)
     files = InputFiles(tuple(stored), len(names), known_state)
-    return source.with_files(files.names), files
+    ordered = source.with_files(files.names)
+    if not ordered.is_unchanged(digest_file_stats(sorted(stored))):
+        raise InvalidInputError(f"{source.name} changed while it was opened; run the job again.")
+    return ordered, files
+
+
+def _read_stored(output: Output) -> list[FileStat] | None:
+    """Return the files that an output noted; None if it noted none.
+
+    Raises
+    ------
+    DamagedStoreError
+        They were not in the order of their names, and are lost.
+    """
+    stored, order = read_file_stats(output.location, output.creation_id), output.settings.get(_ORDER)
+    if order is not None and (stored is None or _digest_order(stored) != order):
+        raise DamagedStoreError(
+            f"{output.root} has lost the order of the files of its input; replace it with overwrite=True (--overwrite)."
+        )
+    return stored
+
+
+def _digest_order(stats: Sequence[FileStat]) -> str:
+    """Return a digest of the names of files in their order."""
+    return hashlib.sha256("\0".join(name for name, _, _ in stats).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def may_enlarge_chunks(existing: Output, chunk_rows: int) -> bool:
     """Return whether an output is to be scored anew in larger chunks: those of a few rows would stay a few forever."""
-    is_small = existing.n_chunks == 1 or existing.rows <= _MAX_RESCORED_CHUNKS * chunk_rows
-    return is_small and chunk_rows > existing.chunk_rows
+    if existing.n_chunks == 1:
+        return chunk_rows > existing.chunk_rows
+    return existing.rows <= _MAX_RESCORED_CHUNKS * chunk_rows and chunk_rows >= _MIN_ENLARGEMENT * existing.chunk_rows
 
 
 def match_existing(
@@ -155,7 +194,15 @@ def match_existing(
     )
     output_store.require_same_job(extended, requested)
     full = existing.rows // chunk_rows if chunk_rows == existing.chunk_rows else 0
-    known = completion.load_receipts(existing, files.known_state)[0]
+    known, is_finished = completion.load_receipts(existing, files.known_state)
+    if is_finished and marker.read_input_stamp(existing) not in ("", files.known_state):
+        known = []
+        warnings.warn(
+            f"{source.name} was copied or written to since the chunks of {existing.root} were scored; they are scored "
+            "again.",
+            DkfmWarning,
+            stacklevel=5,
+        )
     kept = {receipt.chunk: receipt for receipt in known if receipt.chunk < full}
     return list(kept.values()), len(kept)
 
@@ -198,11 +245,15 @@ def extend_output(existing: Output, requested: Output, kept: list[Receipt], file
     """
     # Drivers that are started together with the same files make the same id.
     words = f"{existing.creation_id} {requested.input['stamp']} {requested.chunk_rows}"
-    extended = replace(requested, creation_id=hashlib.sha256(words.encode()).hexdigest()[:32])
+    settings = dict(requested.settings)
+    if sorted(files.names) != list(files.names):
+        settings[_ORDER] = _digest_order(files.stats)
+    extended = replace(requested, settings=settings, creation_id=hashlib.sha256(words.encode()).hexdigest()[:32])
     current = output_store.find_output(existing.root)
     if current is not None and current.creation_id == extended.creation_id:
         return current
     output_store.require_not_replaced(existing.root, existing.creation_id)
+    former = [name for name in existing.location.list_files() if name.startswith(f"{zarr_schema.JOURNAL}/")]
     write_file_stats(existing.location, extended.creation_id, files.stats)
     for creation_id, of in ((existing.creation_id, files.known_state), (extended.creation_id, state)):
         _write_receipts(existing, kept, creation_id, of)
@@ -210,6 +261,9 @@ def extend_output(existing: Output, requested: Output, kept: list[Receipt], file
     if extended.chunk_rows != existing.chunk_rows:
         completion.remove_chunks(existing, range(existing.n_chunks))
     output_store.replace_description(extended)
+    # What was noted for the former output stays for drivers that began with it.
+    ids = existing.creation_id, extended.creation_id
+    existing.location.remove_files(name for name in former if not any(of in name for of in ids))
     return extended
 
 
@@ -227,8 +281,7 @@ def read_scored_order(source: Source, output: Output) -> Source:
     """Return a source that reads its files in the order in which an output scored them, without those that are new."""
     if not isinstance(source, FromFiles):
         return source
-    stored = read_file_stats(output.location, output.creation_id)
-    names = tuple(name for name, _, _ in stored or ())
+    names = tuple(name for name, _, _ in _read_stored(output) or ())
     found = [name for name, _, _ in source.table.list_stats()]
     if not names or found in ([""], list(names)):
         return source
@@ -241,6 +294,4 @@ def refer_to_stored_names(source: Source, output: Output) -> Source:
     """Return a source that reads the names of its files from an output, so that it stays small in every task."""
     if not isinstance(source, FromFiles) or source.table.names is None:
         return source
-    if output.creation_id == "":
-        raise StoreError(f"{output.root} does not exist yet.")
     return replace(source, table=replace(source.table, names=StoredNames(output.root, output.creation_id)))  # type: ignore[type-var]  # a dataclass

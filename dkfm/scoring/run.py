@@ -173,7 +173,8 @@ def plan_score(
 ) -> Plan:
     """Return the plan of `batch_score` with the same arguments; write nothing.
 
-    Some rows are read and scored, where the job's tasks run, to predict its time.
+    Some rows are read and scored, where the job's tasks run, to predict its time. A dask collection is computed, as by
+    the job, and written to a temporary folder: its rows are not known before.
 
     Raises
     ------
@@ -349,7 +350,10 @@ class _JobRun:
                 left = completion.find_chunks_to_score(output, self._receipts)
                 if not left:
                     break
-                completion.remove_chunks(output, [number for number in left if self._receipts.pop(number, None)])
+                lost = [number for number in left if self._receipts.pop(number, None)]
+                if lost:
+                    output_store.require_not_replaced(output.root, output.creation_id)
+                    completion.remove_chunks(output, lost)
                 tally = self._run_tasks(output, left, new_journal)
                 self._retries, self._duplicates = self._retries + tally.retries, self._duplicates + tally.duplicates
                 require_no_fatal_chunks(output, [left[number] for number in tally.fatal_tasks])

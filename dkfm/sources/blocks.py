@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WrittenBlock:
-    """What a task says of a block that it wrote: its rows and columns, and a SHA-256 digest of values and ids."""
+    """What a task says of a block that it wrote: its rows and columns, a SHA-256 digest of values and ids, and more."""
 
     rows: int
     columns: int
     digest: str
+    id_type: str = ""
+    """Type of the ids, in words of Arrow; empty if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,7 @@ def write_block(
         encoded = memoryview(sink.getvalue())
         digest.update(encoded)
         _write(Path(folder) / _ids_name(number), encoded)
-    return WrittenBlock(rows.shape[0], rows.shape[1], digest.hexdigest())
+    return WrittenBlock(rows.shape[0], rows.shape[1], digest.hexdigest(), "" if ids is None else str(ids.type))
 
 
 def _write(path: Path, data: memoryview) -> None:

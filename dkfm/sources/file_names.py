@@ -20,7 +20,7 @@ from dkfm.storage.output_files import OutputLocation, output_at
 FileStat = tuple[str, int, int | str]
 """Name of a file, its size in bytes, and its time of change in ns, or on an object store its stamp."""
 
-_FILES_PER_SEGMENT = 4096
+_FILES_PER_SEGMENT = 512
 """Files whose names are in one segment, which is read at once."""
 
 

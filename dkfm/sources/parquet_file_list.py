@@ -91,6 +91,9 @@ class TableFiles:
     pattern: str | None = None
     names: tuple[str, ...] | StoredNames | None = None
 
+    def __reduce__(self) -> tuple[type["TableFiles"], tuple[object, ...]]:
+        return TableFiles, (self.location, self.pattern, self.names)  # without what is cached, so that tasks stay small
+
     def __str__(self) -> str:
         return str(self.location) if self.pattern is None else f"{self.location}/{self.pattern}"
 
@@ -132,10 +135,13 @@ class TableFiles:
         StoreError
             An object store does not respond.
         """
-        location = self.location
-        found = _list_local(location, include_ctime) if isinstance(location, Path) else _list_remote(location)
+        location, is_match = self.location, self._is_match  # raises for what is no pattern
+        if isinstance(location, Path):
+            found = _list_local(location, include_ctime, self.pattern)
+        else:
+            found = _list_remote(location)
         if self.pattern is not None:
-            found = [stats for stats in found if self._is_match(stats[0])]
+            found = [stats for stats in found if is_match(stats[0])]
         if self.ordered_names is not None:
             by_name = {stats[0]: stats for stats in found}
             if missing := [name for name in self.ordered_names if name not in by_name]:
@@ -174,6 +180,12 @@ def _translate_pattern(pattern: str) -> str:
     return "".join(above) + (".*" if last.endswith("*") else f"{last[:-1]}(?:/.*)?")
 
 
+def _translate_leading_parts(pattern: str | None) -> list[str]:
+    """Return the regular expressions of the parts of a pattern before the first ``**``."""
+    parts = [] if pattern is None else pattern.split("/")
+    return [_translate_part(part) for part in parts[: parts.index("**") if "**" in parts else None]]
+
+
 def _translate_part(part: str) -> str:
     """Return the regular expression of one part of a pattern, which matches no slash."""
     return re.sub(r"\*+|\[!?\]?[^\]]*\]|.", lambda match: _translate_mark(match[0]), part)
@@ -195,9 +207,9 @@ def _translate_range(match: re.Match[str]) -> str:
     return re.escape(match[0]) if match[1] is None else f"{re.escape(match[1])}-{re.escape(match[2])}"
 
 
-def _list_local(path: Path, include_ctime: bool) -> list[FileStat]:
+def _list_local(path: Path, include_ctime: bool, pattern: str | None) -> list[FileStat]:
     try:
-        entries = list(_walk(path)) if path.is_dir() else [("", path.stat())]
+        entries = list(_walk(path, pattern)) if path.is_dir() else [("", path.stat())]
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from None
     for name, entry in entries:
@@ -220,14 +232,19 @@ def _list_remote(remote: Remote) -> list[FileStat]:
     return listed
 
 
-def _walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(root: Path, pattern: str | None) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the name and the status of each Parquet file below a folder; with a pattern, only where it may match."""
     folders, resolved = [""], root.resolve()
+    may_match = [re.compile(part).fullmatch for part in _translate_leading_parts(pattern)]
     while folders:
         folder = folders.pop()
         with os.scandir(root / folder) as entries:
             for entry in entries:
                 name, is_folder = f"{folder}{entry.name}", entry.is_dir()
                 if entry.name.startswith(("_", ".")) or not (is_folder or name.endswith(".parquet")):
+                    continue
+                depth = folder.count("/")
+                if depth < len(may_match) and not may_match[depth](entry.name):
                     continue
                 if entry.is_symlink() and (is_folder or not Path(entry.path).resolve().is_relative_to(resolved)):
                     raise InvalidInputError(f"{entry.path} is refused: it is a link to a folder, or out of {root}.")

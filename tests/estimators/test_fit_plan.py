@@ -3,7 +3,9 @@
 import json
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -90,6 +92,8 @@ def test_any_form_of_rows_has_the_same_plan(rng, tmp_path):
         dkfm.plan_fit(pca_, X[0])
     with pytest.raises(InvalidInputError, match="takes one of ExactFeatureMap"):
         dkfm.plan_fit(GAUSSIAN, X)
+    with pytest.raises(InvalidInputError, match="is not known before it is computed"):
+        dkfm.plan_fit(pca_, dd.from_pandas(pd.DataFrame(X), npartitions=2))
     with pytest.raises(KernelError, match="near it: gaussian"):
         dkfm.plan_fit(dkfm.ExactFeatureMap("gausian"), X)
 
@@ -105,6 +109,15 @@ def test_a_gram_matrix_on_disk_has_its_size_and_place(tmp_path, rng, steps):
     written = sum(file.stat().st_size for file in (tmp_path / "w").rglob("*") if file.is_file())
     assert 0.8 * written < plan.disk_bytes < 1.2 * written
     assert dkfm.plan_fit(phi.set_params(workspace=None), X).disk_bytes == 0
+
+
+def test_files_of_tiles_take_time(tmp_path):
+    def seconds(tile_rows):
+        phi = dkfm.ExactFeatureMap(GAUSSIAN, tile_rows=tile_rows, workspace=tmp_path)
+        return dkfm.plan_fit(phi, (2000, 3)).seconds
+
+    in_memory = dkfm.plan_fit(dkfm.ExactFeatureMap(GAUSSIAN), (2000, 3)).seconds
+    assert seconds(16) > seconds(100) > in_memory
 
 
 def test_components_of_more_rows_than_memory_holds_are_planned_on_disk(monkeypatch):

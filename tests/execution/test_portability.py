@@ -12,7 +12,7 @@ def hide(module, name, argument=0):
     def refuse(*arguments, **options):
         path = arguments[argument] if len(arguments) > argument else ""
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        is_hidden = not isinstance(path, int) and os.fspath(path).startswith(("/proc", "/sys", "/etc/machine-id"))
+        is_hidden = not isinstance(path, int) and os.fsdecode(path).startswith(("/proc", "/sys", "/etc/machine-id"))
         if is_hidden and not caller.startswith("psutil"):  # which has its own way on each system
             asked.append(f"{name} {path}")
             raise FileNotFoundError(2, "No such file or directory", path)

@@ -92,6 +92,18 @@ def test_mixed_and_unknown_words_are_refused(name, parameters, words):
         from_name(name, parameters)
 
 
+def test_parameters_of_kernel_pca_mean_what_they_say_or_are_refused(rng):
+    X = rng.normal(size=(30, 3))
+    pca = dkfm.KernelPCA(2, kernel="polynomial", degree=2, kernel_params={"scale": 0.5}).fit(X)
+    assert pca.kernel_ == kernels.Polynomial(2, 0.5, 0.0)
+    with pytest.raises(KernelError, match="or dkfm's degree, scale, offset"):
+        dkfm.KernelPCA(2, kernel="polynomial", coef0=2, kernel_params={"scale": 0.5}).fit(X)
+    for name in ("gaussian", "matern"):
+        with pytest.raises(KernelError, match="gamma belongs to scikit-learn's names"):
+            dkfm.KernelPCA(2, kernel=name, gamma=0.1).fit(X)
+    assert dkfm.KernelPCA(2, kernel="linear", gamma=0.1).fit(X).kernel_ == kernels.Linear()
+
+
 def test_a_width_that_is_not_given_is_told_and_one_that_is_given_is_not(fit):
     ended, kernel = fit("gaussian")
     assert "no width is given, so it is the median distance" in ended.stderr

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import dkfm
 from dkfm import kernels
 from dkfm.cli.app import main
-from dkfm.errors import DamagedStoreError, InvalidInputError, StoreError, StoreExistsError
+from dkfm.errors import DamagedStoreError, DkfmWarning, InvalidInputError, StoreError, StoreExistsError
 from dkfm.scoring import appending, output_store
 from dkfm.sources import file_names, parquet
 from dkfm.sources.file_names import read_file_stats
@@ -180,7 +180,7 @@ def test_other_settings_and_other_inputs_are_refused(folder, rng):
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged", "of another output"])
-def test_an_output_that_did_not_note_its_files_is_refused_until_a_run_notes_them(how, folder):
+def test_an_output_that_did_not_note_its_files_notes_them_while_they_are_the_same(how, folder):
     folder.add(m=25).score()
     output = output_store.read_output(folder.root / "out")
     note = folder.root / "out" / "_journal" / f"{output.creation_id}-000000.json"
@@ -190,10 +190,62 @@ def test_an_output_that_did_not_note_its_files_is_refused_until_a_run_notes_them
         content = json.loads(note.read_text())
         content["files" if how == "damaged" else "crc32c"] = '[["z.parquet", 3, 4]]' if how == "damaged" else 7
         note.write_text(json.dumps(content))
-    with pytest.raises(StoreExistsError, match="did not note the files of its input"):
-        folder.score()
+    content = note.read_text() if note.exists() else None
+    assert folder.score().scored_chunks == 0
+    assert note.read_text() != content
+    note.unlink()
     assert folder.score(append=False).scored_chunks == 0
     folder.add(a=5).score()
+    folder.check()
+    (
+        folder.root / "out" / "_journal" / f"{output_store.read_output(folder.root / 'out').creation_id}-000000.json"
+    ).unlink()
+    for options in ({}, {"append": False}):
+        with pytest.raises(DamagedStoreError, match="has lost the order of the files of its input"):
+            folder.score(**options)
+    with pytest.raises(DamagedStoreError, match="has lost the order of the files of its input"):
+        dkfm.verify_scores(folder.root / "out", folder.root / "in")
+
+
+def test_an_output_that_did_not_note_its_files_is_refused_when_there_are_more(folder):
+    folder.add(m=25).score()
+    creation_id = output_store.read_output(folder.root / "out").creation_id
+    (folder.root / "out" / "_journal" / f"{creation_id}-000000.json").unlink()
+    folder.add(a=5)
+    with pytest.raises(StoreExistsError, match="did not note the files of its input"):
+        folder.score()
+
+
+def test_files_that_were_written_to_with_their_times_put_back_are_scored_again(folder):
+    folder.add(m=35).score()
+    path = folder.root / "in" / "m.parquet"
+    status, before = path.stat(), folder.rows.copy()
+    table = pq.read_table(path)
+    folder.rows[:35] = before[::-1]
+    pq.write_table(
+        table.select(["id"])
+        .add_column(1, "a", [folder.rows[:, 0]])
+        .add_column(2, "b", [folder.rows[:, 1]])
+        .add_column(3, "c", [folder.rows[:, 2]]),
+        path,
+        row_group_size=4,
+    )
+    assert path.stat().st_size == status.st_size
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    parquet._cached_footers.remove()
+    folder.add(n=5)
+    with pytest.warns(DkfmWarning, match="was copied or written to since the chunks"):
+        assert folder.score().scored_rows == 40
+    folder.check()
+
+
+def test_the_journal_does_not_grow_with_every_append(folder):
+    folder.add(a=12).score()
+    counts = []
+    for name in "bcdefg":
+        folder.add(**{name: 12}).score()
+        counts.append(len(list((folder.root / "out" / "_journal").iterdir())))
+    assert max(counts[2:]) <= counts[1] + 1
     folder.check()
 
 
@@ -251,7 +303,7 @@ class KilledError(Exception):
     """Stands for a kill."""
 
 
-@pytest.mark.parametrize("chunk_rows", [10, 25])
+@pytest.mark.parametrize("chunk_rows", [10, 40])
 @pytest.mark.parametrize("output", ["out", "out.parquet"])
 def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, tmp_path, monkeypatch):
     """Every change of the disk by the driver is the last one once; readers refuse, or see the old output or the new."""
@@ -278,7 +330,7 @@ def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, tmp_path
             assert len(dkfm.open_scores(folder.root / output)) in (35, 57)
         report = folder.score(output, chunk_rows=chunk_rows)
         assert report.rows == 57
-        assert report.scored_rows <= 27 or chunk_rows == 25
+        assert report.scored_rows <= 27 or chunk_rows == 40
         folder.check(output)
         if ended:
             assert left > 5

@@ -137,6 +137,24 @@ def test_what_is_no_table_of_numbers_is_refused_and_nothing_is_left(make, words,
     assert not (tmp_path / "out").exists()
 
 
+def test_columns_that_are_called_by_numbers_are_taken_in_their_order_and_not_by_name(frame, tmp_path):
+    rows = pd.DataFrame(frame[NAMES].to_numpy())
+    pca = dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0)).fit(rows)
+    lazy = dd.from_pandas(rows, npartitions=3)
+    score(pca, lazy, tmp_path / "out")
+    np.testing.assert_allclose(values(tmp_path / "out"), pca.transform(rows), rtol=1e-12, atol=1e-14)
+    for options in ({"columns": ["1", "0", "2", "3"]}, {"id_column": "0"}):
+        with pytest.raises(InvalidInputError, match="are called by numbers"):
+            score(pca, lazy, tmp_path / "other.parquet", **options)
+
+
+def test_ids_of_two_types_are_refused(pca, frame, tmp_path):
+    parts = [frame[:100], frame[100:].assign(key=1)]
+    lazy = dd.from_map(lambda number: parts[number], [0, 1], meta=frame[:0])
+    with pytest.raises(InvalidInputError, match=r"The ids of source are int64 and .*string; give them one type"):
+        score(pca, lazy, tmp_path / "out.parquet", id_column="key")
+
+
 def test_rows_that_are_not_finite_are_named_by_their_number_in_the_collection(pca, frame, tmp_path):
     X = frame[NAMES].to_numpy(copy=True)
     X[250, 2] = np.nan

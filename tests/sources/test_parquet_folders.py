@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dkfm.errors import InvalidInputError
 from dkfm.sources import parquet
+from dkfm.sources.file_names import StoredNames
 from dkfm.sources.opening import open_source
 from dkfm.sources.parquet_file_list import TableFiles, _translate_pattern
 from helpers.parquet_files import refusal, table, write
@@ -86,6 +87,24 @@ def test_a_pattern_selects_files_and_folders(pattern, expected, partitioned, row
     wanted = np.concatenate([rows[100 * n : 100 * (n + 1)] for n in expected])
     parquet._cached_footers.remove()
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(source)).read(slice(0, 300)), wanted)
+
+
+def test_what_a_pattern_does_not_match_is_not_looked_at(partitioned, rows, tmp_path):
+    (partitioned / "other").mkdir()
+    (partitioned / "other" / "link").symlink_to(tmp_path)
+    (partitioned / "linked").symlink_to(tmp_path)
+    assert open_source(f"{partitioned}/country=*/city=U*").shape == (100, 3)
+    for pattern in ("*", "**/a.parquet", "other/*"):
+        with pytest.raises(InvalidInputError, match="is refused: it is a link"):
+            open_source(f"{partitioned}/{pattern}")
+
+
+def test_names_that_were_read_do_not_travel_with_a_source(partitioned):
+    names = tuple(f"country=de/{'x' * 50}{number}.parquet" for number in range(100))
+    table = TableFiles(partitioned, names=StoredNames(partitioned, "0" * 32))
+    vars(table)["ordered_names"] = names
+    assert len(pickle.dumps(table)) < 1000
+    assert pickle.loads(pickle.dumps(table)) == table
 
 
 def test_a_pattern_without_files_is_refused(partitioned):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkfm.core import budget, cpus
-from dkfm.core.frames import unwrap_container
+from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import discriminants, landmarks, pca
 from dkfm.execution import memory
@@ -176,6 +176,8 @@ def _read_shape(X: object, columns: list[str] | None, id_column: str | None) -> 
     if isinstance(X, tuple) and len(X) == 2 and all(isinstance(length, int) and length > 0 for length in X):
         return X[0], X[1]
     data = unwrap_container(X)
+    if is_dask_collection(data) and not is_dask_array(data):
+        raise InvalidInputError("How many rows a dask data frame has is not known before it is computed; give (N, d).")
     shape = getattr(data, "shape", None)
     if shape is None or hasattr(data, "columns") or hasattr(data, "tocsr"):
         source = open_source(X, columns=columns, id_column=id_column)

@@ -32,7 +32,7 @@ from dkfm.gram.training_data import (
 )
 from dkfm.kernels import KernelSpec, Standardize, as_kernel
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.sklearn_names import SCIKIT_LEARN_PARAMETERS, filter_parameters
+from dkfm.kernels.sklearn_names import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
 from dkfm.numerics import kernel_components, training_statistics
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.eigensolvers import lanczos
@@ -50,6 +50,9 @@ _FEW_POWERS = 7
 
 _MANY_POWERS = 4
 """scikit-learn's iterated_power="auto" for a tenth of all components or more."""
+
+_DEFAULT_DEGREE, _DEFAULT_COEF0 = 3, 1
+"""Defaults of `degree=` and `coef0=`."""
 
 _SYMMETRY_TOLERANCE = 1e-8
 """Relative difference of u'Kv and v'Ku above which K is not symmetric; rounding stays below it."""
@@ -116,13 +119,17 @@ def resolve_kernel_and_gamma(
     """Return the kernel that these parameters of `KernelPCA` specify, and gamma, which may be in `kernel_params`."""
     if gamma is not None and isinstance(kernel, Kernel):
         raise KernelError(f"gamma belongs to the name of a kernel, and kernel is {kernel!r}.")
+    if gamma is not None and isinstance(kernel, str) and not is_scikit_learn_name(kernel):
+        raise KernelError(f"gamma belongs to scikit-learn's names; the parameters of {kernel!r} are kernel_params.")
     extra = kernel_params if isinstance(kernel, str) and isinstance(kernel_params, Mapping) else {}
     if gamma is not None and "gamma" in extra:
         raise KernelError("gamma is given twice, by itself and in kernel_params.")
     gamma = cast("float | None", extra.get("gamma", gamma))
     parameters = filter_parameters(kernel, gamma=gamma, degree=degree, coef0=coef0)
     if set(extra).difference(SCIKIT_LEARN_PARAMETERS):  # dkfm's words: the defaults of the others mean nothing
-        parameters = filter_parameters(kernel, gamma=gamma)
+        given = {"degree": degree} if degree != _DEFAULT_DEGREE else {}
+        given |= {"coef0": coef0} if coef0 != _DEFAULT_COEF0 else {}
+        parameters = filter_parameters(kernel, gamma=gamma, **given)
     return as_kernel(kernel, {**parameters, **extra} if isinstance(kernel, str) else kernel_params), gamma
 
 

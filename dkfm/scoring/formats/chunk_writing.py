@@ -160,7 +160,7 @@ def write_chunk_files(
     """
     require_current()
     distrusts_existing_files = distrusts_existing_files or chunk_format.output_location.allows_stale_writes
-    existing = None if distrusts_existing_files else _summarize_or_remove_files(chunk_format, chunk)
+    existing = None if distrusts_existing_files else _summarize_or_remove_files(chunk_format, chunk, require_current)
     if existing is not None:
         pieces.close()
         # The task that wrote them may have been killed before it had synced their names.
@@ -204,14 +204,18 @@ def _summarize_file(chunk_format: ChunkFormat, chunk: Chunk, file_number: int) -
         return chunk_format.summarize_file(chunk, file_number, opened)
 
 
-def _summarize_or_remove_files(chunk_format: ChunkFormat, chunk: Chunk) -> list[FileSummary] | None:
+def _summarize_or_remove_files(
+    chunk_format: ChunkFormat, chunk: Chunk, require_current: Callable[[], None]
+) -> list[FileSummary] | None:
     """Return the summaries of a chunk's files if all are sound; remove those that are damaged."""
     names = chunk_format.file_names(chunk.number)
     # A file that is missing now may be written by another driver's task at any moment, and is then not to be removed.
     present = chunk_format.output_location.file_sizes(names)
     files = [_summarize_file(chunk_format, chunk, i) if name in present else None for i, name in enumerate(names)]
     damaged = [name for name, contents in zip(names, files, strict=True) if contents is None and name in present]
-    chunk_format.output_location.remove_files(damaged)
+    if damaged:
+        require_current()
+        chunk_format.output_location.remove_files(damaged)
     return _all_or_none(files)
 
 
