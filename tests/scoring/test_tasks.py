@@ -91,7 +91,9 @@ def test_a_chunk_that_another_task_writes_meanwhile_is_not_removed_as_missing(jo
     bytes_of_chunk, removed = path.read_bytes(), []
     path.unlink()
 
-    def file_sizes(location, names, original=type(output.location).file_sizes):
+    original = type(output.location).file_sizes
+
+    def file_sizes(location, names):
         found = original(location, names)
         path.write_bytes(bytes_of_chunk)
         return found
