@@ -28,6 +28,8 @@ for name in ["fdatasync", "sched_getaffinity", "sched_setaffinity", "posix_fallo
              "copy_file_range", "pidfd_open", "O_TMPFILE", "O_PATH", "O_DIRECT", "eventfd", "getrandom", "sendfile"]:
     if hasattr(os, name):
         delattr(os, name)
+if hasattr(os, "process_cpu_count"):
+    os.process_cpu_count = os.cpu_count  # Python's own counts the affinity that it found at its start
 os.chdir(sys.argv[1])
 
 import numpy as np
