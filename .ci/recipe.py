@@ -9,7 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+PROJECT, BUILD = SETTINGS["project"], SETTINGS["build-system"]["requires"][0]
 
 RECIPE = """\
 schema_version: 1
@@ -88,7 +89,7 @@ def main(sdist: str, recipe: str) -> None:
         python=PROJECT["requires-python"].removeprefix(">="),
         sha256=hashlib.sha256(Path(sdist).read_bytes()).hexdigest(),
         command=PROJECT["scripts"]["dkfm"],
-        build="hatchling",
+        build=BUILD,
         run="\n".join(f"    - {line}" for line in run),
         homepage=PROJECT["urls"]["Homepage"],
         documentation=PROJECT["urls"]["Documentation"],

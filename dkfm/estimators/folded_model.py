@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 import numpy as np
 from sklearn.utils.metaestimators import available_if
 
-from dkfm.core.rows import Array
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.scoring_mixin import ScoringMixin
 from dkfm.estimators.stored.class_labels import Labels, classes_to_json
@@ -26,8 +25,6 @@ from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
-    import dask.array as da
-    import dask.dataframe as dd
     from sklearn.utils import Tags
 
 _Method = TypeVar("_Method", bound="Callable[..., object]")
@@ -168,14 +165,3 @@ class FoldedTransformer(Folded, ModelTransformerMixin):
     """Folded model with a `transform` method."""
 
     _output = TRANSFORM
-
-    @overload
-    def fit_transform(self, X: da.Array, y: object = None, **fit_params: object) -> da.Array: ...  # type: ignore[overload-overlap]  # object includes it
-    @overload
-    def fit_transform(self, X: dd.DataFrame, y: object = None, **fit_params: object) -> dd.DataFrame: ...  # type: ignore[overload-overlap]  # object includes it
-    @overload
-    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array: ...
-
-    def fit_transform(self, X: object, y: object = None, **fit_params: object) -> Array | da.Array | dd.DataFrame:
-        """Return `transform` of rows X; nothing is fitted."""
-        return self.transform(X)

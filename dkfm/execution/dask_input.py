@@ -76,10 +76,7 @@ def open_input(
             raise InvalidInputError(f"columns and id_column name columns of tables, and {name} is a dask array.")
         blocks, need = _split_array(collection, name)
     else:
-        requested = check_column_names(columns if columns is not None else fitted_columns)
-        if columns is not None and column_names(collection, name) is None:
-            raise InvalidInputError(f"The columns of {name} are called by numbers; call them by text to choose some.")
-        names = _select_names(collection, name, requested, id_column)
+        names = _select_names(collection, name, columns, id_column, fitted_columns)
         blocks, need = collection.to_delayed(), 0
     with temporary_folders.temporary_folder("rows", need=need, what="The rows of the dask collection") as folder:
         log_stage("input", f"{len(blocks):,} blocks of {name} computed and written to {folder}", blocks=len(blocks))
@@ -96,22 +93,23 @@ def _split_array(X: Any, name: str) -> tuple[list[Any], int]:
 
 
 def _select_names(
-    frame: Any, name: str, requested: Sequence[str] | None, id_column: str | None
+    frame: Any, name: str, columns: Sequence[str] | None, id_column: str | None, fitted: Sequence[str] | None
 ) -> tuple[str, ...] | None:
     """Return the names of the columns of a dask data frame to read; None if its columns are called by numbers."""
     if getattr(frame, "ndim", 0) != 2 or not hasattr(frame, "to_delayed"):
         raise InvalidInputError(f"{name} must be a dask array or data frame, and is {type(frame).__name__}.")
     known = column_names(frame, name)
     if known is None:
-        if id_column is not None:
-            raise InvalidInputError(f"The columns of {name} are called by numbers; call them by text to name the ids.")
+        if columns is not None or id_column is not None:
+            raise InvalidInputError(f"The columns of {name} are called by numbers; call them by text to name some.")
         return None
+    requested = check_column_names(fitted if columns is None else columns)
     index = "index" if frame.index.name is None else str(frame.index.name)
-    selected = [column for column in known if column != id_column] if requested is None else list(requested)
-    ids = [id_column] if id_column not in (None, index) else []
-    if absent := [column for column in [*selected, *ids] if column not in known]:
+    selected = tuple(column for column in known if column != id_column) if requested is None else requested
+    ids = () if id_column in (None, index) else (id_column,)
+    if absent := [column for column in (*selected, *ids) if column not in known]:
         raise InvalidInputError(f"{name} has no {format_names(absent)}; it has {format_names(known)}.")
-    return tuple(selected)
+    return selected
 
 
 def _write_blocks(
@@ -123,6 +121,33 @@ def _write_blocks(
     id_column: str | None,
 ) -> Source:
     """Compute and write all blocks; return their source."""
+    written = _compute_blocks(blocks, folder, name, client, names, id_column)
+    columns = {block.columns for block in written if block.rows}
+    id_types = {block.id_type for block in written if block.rows}
+    if len(columns) != 1:
+        raise InvalidInputError(f"{name} needs at least one row, and the same columns in all blocks.")
+    if len(id_types) != 1:
+        raise InvalidInputError(f"The ids of {name} are {' and '.join(sorted(id_types))}; give them one type.")
+    if not all((folder / block_name(number)).is_file() for number, block in enumerate(written) if block.rows):
+        raise ClusterError(f"{folder} is not what the workers have written to; set TMPDIR to a folder that all see.")
+    first_rows = tuple(accumulate((block.rows for block in written), initial=0))
+    content = hashlib.sha256(" ".join(block.digest for block in written).encode()).hexdigest()
+    arguments: dict[str, Any] = {"given_name": name, "first_rows": first_rows, "content": content}
+    shape = first_rows[-1], columns.pop()
+    if names is None:
+        return BlockRows(folder, shape, **arguments)
+    return FrameBlockRows(folder, shape, columns=names, id_column=id_column, **arguments)
+
+
+def _compute_blocks(
+    blocks: list[Any],
+    folder: Path,
+    name: str,
+    client: "Client | None",
+    names: tuple[str, ...] | None,
+    id_column: str | None,
+) -> tuple[WrittenBlock, ...]:
+    """Run a task for each block that computes and writes it; return what the tasks say."""
     from dask.base import compute
     from dask.delayed import delayed
 
@@ -141,18 +166,4 @@ def _write_blocks(
         of_cluster = type(error).__module__.startswith("distributed")
         reason = f"{type(error).__name__}: {extract_reason(error)}"
         raise (ClusterError if of_cluster else InvalidInputError)(f"{name} cannot be computed ({reason}).") from error
-    first_rows = tuple(accumulate((block.rows for block in written), initial=0))
-    columns = {block.columns for block in written if block.rows}
-    if len(columns) != 1:
-        raise InvalidInputError(f"{name} needs at least one row, and the same columns in all blocks.")
-    id_types = {block.id_type for block in written if block.rows}
-    if len(id_types) != 1:
-        raise InvalidInputError(f"The ids of {name} are {' and '.join(sorted(id_types))}; give them one type.")
-    if not all((folder / block_name(number)).is_file() for number, block in enumerate(written) if block.rows):
-        raise ClusterError(f"{folder} is not what the workers have written to; set TMPDIR to a folder that all see.")
-    content = hashlib.sha256(" ".join(block.digest for block in written).encode()).hexdigest()
-    arguments: dict[str, Any] = {"given_name": name, "first_rows": first_rows, "content": content}
-    shape = first_rows[-1], columns.pop()
-    if names is None:
-        return BlockRows(folder, shape, **arguments)
-    return FrameBlockRows(folder, shape, columns=names, id_column=id_column, **arguments)
+    return written

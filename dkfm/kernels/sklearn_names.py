@@ -68,7 +68,7 @@ _PARAMETERS = {
 }
 """Parameters of scikit-learn's names; the other names have none."""
 
-SCIKIT_LEARN_PARAMETERS = frozenset({"gamma", "degree", "coef0"})
+SCIKIT_LEARN_PARAMETERS = frozenset(name for names in _PARAMETERS.values() for name in names)
 """Parameters of scikit-learn's kernels."""
 
 

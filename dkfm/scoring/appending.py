@@ -179,7 +179,8 @@ def match_existing(
         The existing output is of another job.
     """
     if files is None or not files.has_new:
-        output_store.require_same_job(existing, requested, _describe_new_files(source, existing))
+        is_other = existing.describe_difference(requested) is not None
+        output_store.require_same_job(existing, requested, _describe_new_files(source, existing) if is_other else "")
         receipts = {receipt.chunk: receipt for receipt in completion.load_receipts(existing, state)[0]}
         return [], existing.n_chunks - len(completion.find_chunks_to_score(existing, receipts))
     chunk_rows = existing.chunk_rows

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from dkfm.core import budget, chunking
-from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
@@ -39,6 +38,7 @@ from dkfm.scoring.receipts import Receipt
 from dkfm.scoring.tasks import HasIds, SharedTaskArguments
 from dkfm.sources.base import NamedColumns, Source
 from dkfm.sources.memory import FrameSource, MemorySource
+from dkfm.sources.npy import save_npy
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import CsrCopySource
 from dkfm.storage import csr, model_transfer
@@ -47,9 +47,6 @@ from dkfm.storage.zarr_store import new_store
 
 if TYPE_CHECKING:
     from distributed import Client
-
-_ROWS_PER_WRITE = 4096
-"""Rows of an array in memory that are written to disk at a time."""
 
 _NAMED_BY_ESTIMATOR = ("features", "scores", "transform")
 """Outputs whose columns `get_feature_names_out` names if they are the main output of a model."""
@@ -370,18 +367,9 @@ def _on_disk(rows: Source, client: "Client | None") -> Iterator[Source]:
             return
         if isinstance(array, np.ndarray):
             with translate_write_errors(folder):
-                _save_npy(folder / "rows.npy", array)
+                save_npy(folder / "rows.npy", array)
             yield open_source(folder / "rows.npy")
             return
         with new_store(folder / "rows.zarr", "rows", {}, csr.array_names("rows")) as group:
             csr.write_csr(group, "rows", array)
         yield CsrCopySource(folder / "rows.zarr", rows.shape, rows.mean_values_per_row, rows.max_run_nnz, "rows")
-
-
-def _save_npy(path: Path, array: Array) -> None:
-    """Write an array in row order, whatever its order in memory: a task reads a range of rows."""
-    header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
-    with path.open("xb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in chunking.row_slices(len(array), _ROWS_PER_WRITE):
-            file.write(np.ascontiguousarray(array[part]).data)

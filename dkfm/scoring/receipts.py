@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import google_crc32c
-
 from dkfm.errors import DamagedStoreError
 from dkfm.storage import json_reading, zarr_schema
 from dkfm.storage.output_files import OutputLocation
@@ -130,12 +128,13 @@ def build_probe_segment() -> tuple[str, bytes]:
 def _build_segment(run: str, number: int, receipts: Iterable[Receipt], output: str, stamp: str) -> tuple[str, bytes]:
     """Return the name and the JSON content of a segment, which is not written here."""
     rows = json.dumps([list(asdict(receipt).values()) for receipt in receipts])
-    content = {"crc32c": _compute_crc32c(output, stamp, rows), "output": output, "input": stamp, "receipts": rows}
+    content = {
+        "crc32c": json_reading.compute_crc32c(output, stamp, rows),
+        "output": output,
+        "input": stamp,
+        "receipts": rows,
+    }
     return f"{zarr_schema.JOURNAL}/{run}-{number:06d}.json", json.dumps(content).encode()
-
-
-def _compute_crc32c(*texts: str) -> int:
-    return int(google_crc32c.value("\0".join(texts).encode()))
 
 
 def read_receipts(
@@ -172,7 +171,7 @@ def _read_segment(location: OutputLocation, name: str, *wanted: str | None) -> I
         with opened:
             content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
         found_id, found_stamp, text = (str(content[key]) for key in ("output", "input", "receipts"))
-        is_sound = _compute_crc32c(found_id, found_stamp, text) == content["crc32c"]
+        is_sound = json_reading.compute_crc32c(found_id, found_stamp, text) == content["crc32c"]
         is_requested = all(want in (None, found) for want, found in zip(wanted, (found_id, found_stamp), strict=True))
         return [_parse_receipt(row) for row in json.loads(text)] if is_sound and is_requested else []
     except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):

@@ -1,9 +1,9 @@
 """Write blocks of rows to a folder, one task a block, and read them as one source: rows of a dask collection."""
 
 import hashlib
-import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,8 +15,8 @@ from dkfm.core.rows import Array, as_float64, as_rows_allow_nonfinite
 from dkfm.errors import InvalidInputError
 from dkfm.files.local import open_plain, translate_write_errors
 from dkfm.sources.base import DenseRows
-from dkfm.sources.memory import FrameSource, open_frame
-from dkfm.sources.npy import NpySource
+from dkfm.sources.memory import open_frame
+from dkfm.sources.npy import NpySource, save_npy
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,13 +24,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WrittenBlock:
-    """What a task says of a block that it wrote: its rows and columns, a SHA-256 digest of values and ids, and more."""
+    """What a task says of a block that it wrote.
 
-    rows: int
-    columns: int
-    digest: str
+    Attributes
+    ----------
+    rows, columns : int
+        Rows and columns of the block; 0 if nothing was written.
+    digest : str
+        SHA-256 digest of values and ids.
+    id_type : str
+        Type of the ids, in words of Arrow; empty if there are none.
+    """
+
+    rows: int = 0
+    columns: int = 0
+    digest: str = ""
     id_type: str = ""
-    """Type of the ids, in words of Arrow; empty if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,37 +130,48 @@ def write_block(
     if not Path(folder).is_dir():
         raise InvalidInputError(f"There is no {folder} on this worker; name a folder that all workers see in TMPDIR.")
     if len(getattr(block, "shape", ())) == 2 and block.shape[0] == 0:  # type: ignore[attr-defined]  # it has a shape
-        return WrittenBlock(0, 0, "")
+        return WrittenBlock()
+    rows, ids = _read_block(block, name, columns, id_column)
+    digest = hashlib.sha256(f"{rows.shape} {rows.dtype}".encode())
+    digest.update(np.ascontiguousarray(rows).data)
+    with _new_file(Path(folder) / block_name(number)) as path:
+        save_npy(path, rows)
+    if ids is None:
+        return WrittenBlock(rows.shape[0], rows.shape[1], digest.hexdigest())
+    encoded = _encode_ids(ids)
+    digest.update(encoded)
+    with _new_file(Path(folder) / _ids_name(number)) as path:
+        path.write_bytes(encoded)
+    return WrittenBlock(rows.shape[0], rows.shape[1], digest.hexdigest(), str(ids.type))
+
+
+def _read_block(
+    block: object, name: str, columns: Sequence[str] | None, id_column: str | None
+) -> "tuple[Array, pa.Array | None]":
+    """Return the dense rows of a block, and their ids if there are any."""
     names = column_names(block, name)
-    if names is None:
-        rows = as_float64(as_rows_allow_nonfinite(block, name))
-        ids = None
-    else:
-        frame: FrameSource = open_frame(block, names, name, columns, id_column)
-        rows, ids = frame.array, frame.ids
+    source = None if names is None else open_frame(block, names, name, columns, id_column)
+    rows = as_float64(as_rows_allow_nonfinite(block, name)) if source is None else source.array
     if not isinstance(rows, np.ndarray):
         raise InvalidInputError(f"The blocks of {name} are sparse, and must be dense; save the rows in a .npz.")
-    digest = hashlib.sha256(f"{rows.shape} {rows.dtype}".encode())
-    buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(rows), allow_pickle=False)
-    digest.update(buffer.getbuffer())
-    _write(Path(folder) / block_name(number), buffer.getbuffer())
-    if ids is not None:
-        import pyarrow as pa
-
-        with (sink := pa.BufferOutputStream()), pa.ipc.new_stream(sink, pa.schema([("ids", ids.type)])) as writer:
-            writer.write_table(pa.table([ids], ["ids"]))
-        encoded = memoryview(sink.getvalue())
-        digest.update(encoded)
-        _write(Path(folder) / _ids_name(number), encoded)
-    return WrittenBlock(rows.shape[0], rows.shape[1], digest.hexdigest(), "" if ids is None else str(ids.type))
+    return rows, None if source is None else source.ids
 
 
-def _write(path: Path, data: memoryview) -> None:
-    """Write a file under its name at once: a task that is run twice writes it twice."""
+def _encode_ids(ids: "pa.Array") -> memoryview:
+    """Return ids as a stream of Arrow."""
+    import pyarrow as pa
+
+    with (sink := pa.BufferOutputStream()), pa.ipc.new_stream(sink, pa.schema([("ids", ids.type)])) as writer:
+        writer.write_table(pa.table([ids], ["ids"]))
+    return memoryview(sink.getvalue())
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[Path]:
+    """Yield another name, and rename the file that has it to `path` at the end: a task may be run twice."""
     with translate_write_errors(path):
         partial = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        partial.write_bytes(data)
+        yield partial
         partial.replace(path)
 
 

@@ -7,9 +7,6 @@ when the folder of its input has gained files.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
-
-import google_crc32c
 
 from dkfm.core.chunking import row_slices
 from dkfm.errors import DamagedStoreError, InvalidInputError
@@ -67,30 +64,41 @@ def write_file_stats(location: OutputLocation, output: str, stats: Sequence[File
     """
     for number, part in enumerate(row_slices(len(stats), _FILES_PER_SEGMENT)):
         text = json.dumps(stats[part])
-        content = {"crc32c": _compute_crc32c(output, text), "output": output, "total": len(stats), "files": text}
+        content = {
+            "crc32c": json_reading.compute_crc32c(output, text),
+            "output": output,
+            "total": len(stats),
+            "files": text,
+        }
         location.write_file(_segment_name(output, number), json.dumps(content).encode())
 
 
 def read_file_stats(location: OutputLocation, output: str) -> list[FileStat] | None:
     """Return what `write_file_stats` stored; None if it is not there, or damaged."""
     stats: list[FileStat] = []
-    for number in count():
+    total: int | None = None
+    number = 0
+    while total is None or len(stats) < total:
         try:
-            name = _segment_name(output, number)
-            opened = location.open_for_reading(name, json_reading.MAX_JSON)
-            if opened is None:
-                return None
-            with opened:
-                content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
-            text, total = str(content["files"]), content["total"]
-            if content["crc32c"] != _compute_crc32c(output, text):
-                return None
-            stats += [_parse_stats(*row) for row in json.loads(text)]
+            part, total = _read_segment(location, output, number)
         except (KeyError, TypeError, ValueError, RecursionError, DamagedStoreError):
             return None
-        if type(total) is not int or len(stats) >= total:
-            return stats if len(stats) == total and len({name for name, _, _ in stats}) == total else None
-    raise AssertionError("count() does not end")
+        stats, number = stats + part, number + 1
+    return stats if len(stats) == total and len({name for name, _, _ in stats}) == total else None
+
+
+def _read_segment(location: OutputLocation, output: str, number: int) -> tuple[list[FileStat], int]:
+    """Return the files in a segment, and how many there are in all; raise an error if it is absent or damaged."""
+    name = _segment_name(output, number)
+    opened = location.open_for_reading(name, json_reading.MAX_JSON)
+    if opened is None:
+        raise DamagedStoreError(f"{location} has no {name}.")
+    with opened:
+        content = json_reading.parse_json(opened.read(json_reading.MAX_JSON + 1), f"{location}/{name}")
+    text, total = str(content["files"]), content["total"]
+    if type(total) is not int or content["crc32c"] != json_reading.compute_crc32c(output, text):
+        raise DamagedStoreError(f"{location}/{name} is damaged.")
+    return [_parse_stats(*row) for row in json.loads(text)], total
 
 
 def _segment_name(output: str, number: int) -> str:
@@ -99,10 +107,6 @@ def _segment_name(output: str, number: int) -> str:
     if not zarr_schema.is_journal_segment_name(name):
         raise DamagedStoreError(f"The id of an output is {output!r:.50}, which dkfm gives to none.")
     return f"{zarr_schema.JOURNAL}/{name}"
-
-
-def _compute_crc32c(*texts: str) -> int:
-    return int(google_crc32c.value("\0".join(texts).encode("utf-8", "surrogatepass")))
 
 
 def _parse_stats(name: object, size: object, changed: object) -> FileStat:

@@ -29,6 +29,9 @@ MAX_HEADER_BYTES = 2**14
 """Bytes at the beginning of a .npy file that contain any header that NumPy reads by default."""
 
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_ROWS_PER_WRITE = 4096
+"""Rows of an array that are written at a time."""
+
 _BUFFER_BYTES = 2**20
 """Bytes that are read at a time if values must be converted."""
 
@@ -181,6 +184,15 @@ def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
             cause = "it was cut short" if isinstance(error, EOFError) else extract_reason(error)
             raise InvalidInputError(f"{path} cannot be read as a .npy file: {cause}.") from None
     return values.T if header.fortran_order else values
+
+
+def save_npy(path: Path, array: Array) -> None:
+    """Write an array in row order, whatever its order in memory: a task reads a range of rows."""
+    header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+    with path.open("xb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in row_slices(len(array), _ROWS_PER_WRITE):
+            file.write(np.ascontiguousarray(array[part]).data)
 
 
 def _open(path: str | Path) -> BufferedReader:

@@ -5,6 +5,8 @@ import json
 from itertools import chain
 from pathlib import Path
 
+import google_crc32c
+
 from dkfm.errors import DamagedStoreError, StoreError, UnsupportedStoreError, extract_reason
 from dkfm.files import local
 
@@ -61,3 +63,8 @@ def _is_shallow(value: object) -> bool:
         if not level:
             return True
     return False
+
+
+def compute_crc32c(*texts: str) -> int:
+    """Return the CRC-32C of texts that NUL bytes join, by which an object is known to be whole."""
+    return int(google_crc32c.value("\0".join(texts).encode("utf-8", "surrogatepass")))

@@ -155,7 +155,7 @@ def test_output_that_is_not_taken_is_an_error_and_messages_are_not(monkeypatch):
 def test_streams_that_are_full_or_closed_end_a_command_in_a_sentence(here, streams, code, words):
     line = f"'{sys.executable}' -m dkfm score model train.npy s.zarr {streams}"
     ended = subprocess.run(["bash", "-c", line], capture_output=True, check=False, text=True)
-    messages = [line for line in ended.stderr.splitlines() if " INFO " not in line]
+    messages = [line for line in ended.stderr.splitlines() if " INFO " not in line]  # --quiet would print no summary
     assert (ended.returncode, "\n".join(messages)) == (code, words)
     assert dkfm.open_scores("s.zarr").shape == (40, 2)
 

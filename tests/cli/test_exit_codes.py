@@ -71,7 +71,7 @@ def test_what_is_done_ends_with_0_and_its_json_alone(run):
     [
         ("score none train.npy out --json", "StoreError"),
         ("score model none out --json", "InvalidInputError"),
-        ("score model nan.npy out --json", "InvalidInputError"),
+        ("score model nan.npy out -q --json", "InvalidInputError"),
         ("info none --json", "StoreError"),
         ("compare train.npy --labels none.npy --kernel linear --json", "InvalidInputError"),
     ],
@@ -81,8 +81,7 @@ def test_an_input_or_a_model_at_fault_ends_with_1(run, line, kind):
     result = run(line)
     check(result.exit_code, result.stdout, result.stderr, 1, kind)
     plain = run(line.removesuffix(" --json"))
-    assert (plain.exit_code, plain.stdout) == (1, "")
-    assert plain.stderr.splitlines()[-1] == result.stderr.splitlines()[-1]
+    assert (plain.exit_code, plain.stdout, plain.stderr) == (1, "", result.stderr)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_tasks_are_called_what_they_do_and_each_kind_has_one_name(threaded_clien
         assert work is not score or found == names
 
 
-@needs_dask_2026_3
+@needs_dask_2026_3("tasks of a data frame have the name of what they were fused with")
 def test_a_table_of_scores_is_read_under_the_same_name(threaded_client, tmp_path, rng):
     X = rng.normal(size=(30, 3))
     dkfm.batch_score(dkfm.KernelPCA(2).fit(X), X, tmp_path / "s.parquet", chunk_rows=10, progress=False)
@@ -112,7 +112,7 @@ def test_jobs_have_reports_that_replace_those_before_them(run, client, tmp_path,
     assert sorted(tmp_path.glob(".*")) == []
 
 
-@needs_dask_2026_3
+@needs_dask_2026_3("a report beside Bokeh 3.9 fails")
 def test_a_job_that_fails_has_a_report_and_its_own_sentence(run, client, tmp_path):
     options = f"--scheduler {client.scheduler.address} --report report.html"
     result = run(f"score model nan.npy scores.zarr --chunk-rows 10 {options}")
@@ -185,7 +185,7 @@ def test_a_page_that_is_there_stays_until_the_report_is_whole(client, tmp_path, 
     assert sorted(tmp_path.iterdir()) == [link, page]
 
 
-@needs_dask_2026_3
+@needs_dask_2026_3("a report beside Bokeh 3.9 fails")
 def test_a_page_that_could_not_be_replaced_is_told_and_stays(client, tmp_path, monkeypatch, capsys):
     (tmp_path / "report.html").write_text(OLD)
 

@@ -55,7 +55,7 @@ def serve(patch, files):
     patch.setattr(Path, "read_text", read_text)
 
 
-@needs_dask_2026_3
+@needs_dask_2026_3("Dask reads the limits of the group of the process itself alone")
 @settings(max_examples=300)
 @given(
     old=st.dictionaries(st.sampled_from(sorted(QUOTAS)), NUMBERS),

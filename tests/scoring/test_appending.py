@@ -3,11 +3,8 @@
 import json
 import os
 import tempfile
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -15,55 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkfm
-from dkfm import kernels
 from dkfm.cli.app import main
-from dkfm.errors import DamagedStoreError, DkfmWarning, InvalidInputError, StoreError, StoreExistsError
+from dkfm.errors import DamagedStoreError, DkfmWarning, InvalidInputError, StoreExistsError
 from dkfm.scoring import appending, output_store
 from dkfm.sources import file_names, parquet
 from dkfm.sources.file_names import read_file_stats
 from dkfm.storage.output_files import LocalOutput
-
-NAMES = ["a", "b", "c"]
-
-
-class Folder:
-    """A folder of Parquet that grows, and the rows in the order in which they came."""
-
-    def __init__(self, root):
-        self.root, self.rows, self.rng = Path(root), np.zeros((0, 3)), np.random.default_rng(7)
-        pca = dkfm.KernelPCA(2, kernel=kernels.Gaussian(2.0))
-        self.pca = pca.fit(pa.table(dict(zip(NAMES, self.rng.normal(size=(3, 30)), strict=True))))
-        self.pca.save(self.root / "model")
-
-    def add(self, **files):
-        """Add files of so many rows, in the order of their names."""
-        for name, rows in sorted(files.items()):
-            values = self.rng.normal(size=(rows, 3))
-            ids = [f"row {len(self.rows) + number}" for number in range(rows)]
-            path = self.root / "in" / f"{name.replace('__', '/')}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table({"id": ids} | dict(zip(NAMES, values.T, strict=True))), path, row_group_size=4)
-            self.rows = np.concatenate([self.rows, values])
-        return self
-
-    def score(self, output="out", **options):
-        options = {"append": True, "chunk_rows": 10, "progress": False} | options
-        return dkfm.batch_score(self.root / "model", self.root / "in", self.root / output, **options)
-
-    def check(self, output="out"):
-        """Check all rows, in their order, and that the output is verified against its input."""
-        scores = dkfm.open_scores(self.root / output).compute()
-        expected = self.pca.transform(pa.table(dict(zip(NAMES, self.rows.T, strict=True))))
-        if output.endswith(".parquet") and "id" in scores:
-            assert scores.pop("id").tolist() == [f"row {n}" for n in range(len(self.rows))]
-        np.testing.assert_allclose(np.asarray(scores), expected, rtol=1e-10, atol=1e-12)
-        found = dkfm.verify_scores(self.root / output, self.root / "in")
-        assert (found.rows, found.sampled) == (len(self.rows), len(self.rows))
+from helpers.growing_folder import GrowingFolder
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return Folder(tmp_path)
+    return GrowingFolder(tmp_path)
 
 
 # Stages in which a folder grows: names of files with their rows.
@@ -78,7 +38,7 @@ stages = st.lists(
 @given(stages, st.sampled_from(["out", "out.parquet"]), st.integers(1, 30))
 def test_any_growth_gives_the_rows_in_the_order_in_which_they_came(grown, output, chunk_rows):
     with tempfile.TemporaryDirectory() as root:
-        folder, seen, before = Folder(root), set(), 0
+        folder, seen, before = GrowingFolder(root), set(), 0
         ids = {"id_column": "id"} if output == "out.parquet" else {}
         for files in grown:
             folder.add(**{name: rows for name, rows in files.items() if name not in seen})
@@ -296,64 +256,6 @@ def test_files_that_come_while_new_ones_are_scored_are_left_for_the_next_time(fo
     monkeypatch.undo()
     assert dkfm.verify_scores(folder.root / "out", folder.root / "in").rows == 50
     assert folder.score().rows == 60
-    folder.check()
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
-
-
-@pytest.mark.parametrize("chunk_rows", [10, 40])
-@pytest.mark.parametrize("output", ["out", "out.parquet"])
-def test_a_kill_between_any_two_lines_loses_nothing(output, chunk_rows, tmp_path, monkeypatch):
-    """Every change of the disk by the driver is the last one once; readers refuse, or see the old output or the new."""
-    write, remove = LocalOutput.write_file, LocalOutput.remove_files
-    for left in range(40):
-        folder = Folder(tmp_path / str(left)).add(m=35)
-        folder.score(output)
-        folder.add(a=22)
-        count = iter(range(left))
-
-        def change(how, *arguments, count=count):
-            if next(count, None) is None:
-                raise KilledError
-            how(*arguments)
-
-        monkeypatch.setattr(LocalOutput, "write_file", lambda *a, change=change: change(write, *a))
-        monkeypatch.setattr(LocalOutput, "remove_files", lambda *a, change=change: change(remove, *a))
-        ended = False
-        with suppress(KilledError):
-            folder.score(output, chunk_rows=chunk_rows)
-            ended = True
-        monkeypatch.undo()
-        with suppress(StoreError):
-            assert len(dkfm.open_scores(folder.root / output)) in (35, 57)
-        report = folder.score(output, chunk_rows=chunk_rows)
-        assert report.rows == 57
-        assert report.scored_rows <= 27 or chunk_rows == 40
-        folder.check(output)
-        if ended:
-            assert left > 5
-            return
-    raise AssertionError("The job did not end.")
-
-
-def test_a_second_driver_that_began_before_the_first_ended_finishes_the_same_output(folder, monkeypatch):
-    folder.add(m=35).score()
-    folder.add(a=22)
-    find = output_store.find_output
-    runs = []
-
-    def find_and_let_another_driver_run(*arguments, **options):
-        found = find(*arguments, **options)
-        if not runs:
-            runs.append(None)
-            runs.append(folder.score())
-        return found
-
-    monkeypatch.setattr("dkfm.scoring.job_setup.output_store.find_output", find_and_let_another_driver_run)
-    report = folder.score()
-    assert (report.scored_chunks, runs[1].scored_chunks) == (0, 3)
     folder.check()
 
 

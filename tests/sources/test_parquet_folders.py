@@ -13,7 +13,7 @@ from dkfm.errors import InvalidInputError
 from dkfm.sources import parquet
 from dkfm.sources.file_names import StoredNames
 from dkfm.sources.opening import open_source
-from dkfm.sources.parquet_file_list import TableFiles, _translate_pattern
+from dkfm.sources.parquet_file_list import TableFiles
 from helpers.parquet_files import refusal, table, write
 
 FILES = ["country=de/city=Bad%20Honnef/a.parquet", "country=de/city=Ulm/a.parquet", "country=fr/city=Lyon/a.parquet"]
@@ -141,10 +141,6 @@ def test_a_part_of_a_pattern_matches_as_fnmatch_does(pattern, name):
     except InvalidInputError:
         return  # a range that is none, which fnmatch takes for one without members
     assert matches == fnmatch.fnmatchcase(name, pattern)
-
-
-def test_a_star_matches_no_slash():
-    assert "/" not in _translate_pattern("*").removesuffix("(?:/.*)?").replace("[^/]", "")
 
 
 def test_named_files_are_read_in_the_order_of_their_names(partitioned, rows):
