@@ -90,11 +90,12 @@ def run_plan(train: str, options: FitOptions, connection: AbstractContextManager
     """Return the plan of a fit; the context `connection` is entered for it."""
     options.require_consistent()
     estimator = _build_estimator(_load_kernel(options), options)
-    excluded = [name for name in (options.label_column,) if name is not None]
-    table = open_source(train, columns=arguments.parse_list(options.columns), id_column=options.id_column)
-    shape = table.shape[0], max(1, table.mean_values_per_row - len(excluded))
+    names = arguments.parse_list(options.columns)
+    table = open_source(train, columns=names, id_column=options.id_column)
     with connection:
-        return plan_fit(estimator, shape)
+        if options.label_column is None:
+            return plan_fit(estimator, train, columns=names, id_column=options.id_column)
+        return plan_fit(estimator, (table.shape[0], table.mean_values_per_row - 1))
 
 
 def _load_kernel(options: FitOptions) -> Kernel:

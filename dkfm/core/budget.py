@@ -37,6 +37,15 @@ ROTATION_SQUARES = 9
 PIVOT_SQUARES = 2
 """Number of (N, N) arrays that a pivoted Cholesky factorization of a Gram matrix needs."""
 
+PIECE_ROWS = 128
+"""Rows of a piece of a matrix-free product: its values, of two megabytes, stay in the processor's cache."""
+
+PIECE_COLUMNS = 2048
+"""Columns of a piece."""
+
+_PRODUCT_RATE = 7e10
+"""Assumed multiplications and additions a second, one by one, of a product with few columns on all threads."""
+
 LARGEST_DENSE_N = 32_766
 """Largest N for LAPACK: divide and conquer needs 1 + 6N + 2N^2 values, counted in 32 bits."""
 
@@ -87,7 +96,7 @@ def lanczos_bytes(n: int, d: int, basis_columns: int, block_columns: int, blocks
     """Return the peak bytes of the driver that finds a few eigenvectors by Lanczos, with the Gram matrix in memory.
 
     The driver holds the Gram matrix, or the kernel's temporary blocks where it is a single tile; a basis of columns,
-    half as many again at a restart, and some blocks of columns; the rows, and what the kernel prepares from them.
+    and some blocks of columns; the rows, and what the kernel prepares from them.
 
     >>> lanczos_bytes(20_000, 50, 720, 32) < fit_bytes(20_000, 50) / 2
     True
@@ -104,8 +113,26 @@ def lanczos_out_of_core_bytes(
     return _VALUE * (tiles + _basis_values(n, basis_columns, block_columns) + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
+def lanczos_matrix_free_bytes(n: int, d: int, basis_columns: int, block_columns: int) -> int:
+    """Return the peak bytes of the driver that finds a few eigenvectors by products without a matrix, less its tasks.
+
+    The driver holds the basis, some blocks of columns, and the rows, twice while they are written for workers.
+    """
+    return _VALUE * (_basis_values(n, basis_columns, block_columns) + 2 * n * (d + 3)) + PROCESS_BYTES
+
+
+def product_task_bytes(tile_rows: int, d: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
+    """Return the bytes of a task that multiplies a tile of a matrix-free Gram matrix, for both of its sides.
+
+    A task holds the rows and the right sides of the tile, and what it adds to both, twice while that is sent; and the
+    kernel's blocks of a piece, whose landmarks are prepared. Neither is larger than the tile.
+    """
+    piece = blocks * min(tile_rows, PIECE_ROWS) + copies * (d + 2)
+    return _VALUE * (2 * tile_rows * (d + 3 * columns) + min(tile_rows, PIECE_COLUMNS) * (piece + columns))
+
+
 def _basis_values(n: int, basis_columns: int, block_columns: int) -> int:
-    return n * (3 * basis_columns // 2 + 6 * block_columns) + 4 * basis_columns * basis_columns
+    return n * (basis_columns + 8 * block_columns) + 4 * basis_columns * basis_columns
 
 
 def pivot_columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
@@ -137,6 +164,30 @@ def gram_seconds(n: int, d: int, threads: int, tile_rows: int | None = None) -> 
     """
     files = 0 if tile_rows is None else (-(-n // tile_rows)) ** 2
     return (gram_and_pivots_seconds(n, d, 0) * cpus.COUNT + files * CHUNK_SECONDS) / threads
+
+
+def dense_product_seconds(n: int, columns: int) -> float:
+    """Predict the seconds to multiply an N x N Gram matrix in memory by some columns, on all threads of this process.
+
+    >>> round(dense_product_seconds(20_000, 32), 2)
+    0.37
+    """
+    return 2 * n * n * columns / _PRODUCT_RATE
+
+
+def centring_seconds(n: int) -> float:
+    """Predict the seconds to centre an N x N Gram matrix in memory."""
+    return 3.5e-9 * n * n
+
+
+def lanczos_basis_seconds(n: int, columns: int, products: int) -> float:
+    """Predict the seconds that Lanczos takes beside its products: to keep that many blocks of columns orthogonal."""
+    return 8 * n * columns * columns * products * products / 2 / _PRODUCT_RATE
+
+
+def stored_product_seconds(n: int, columns: int) -> float:
+    """Predict the seconds to multiply an N x N Gram matrix on disk by some columns, read at 2 GB/s."""
+    return dense_product_seconds(n, columns) + _VALUE * n * n / 2 / 2e9
 
 
 def eigendecomposition_seconds(n: int) -> float:

@@ -36,8 +36,9 @@ class ExactFeatureMap(KernelEstimator):
     """Exact, explicit, finite-dimensional feature map of a kernel.
 
     The map ``phi(z) = K^(-1/2) [k(x_1, z) .. k(x_N, z)]`` has ``<phi(x_n), phi(z)> = k(x_n, z)`` for every row z, up
-    to rounding of the pair's own scale ``sqrt(k(x, x) k(z, z))``. For that, its root is one of the scaled Gram matrix
-    ``A = D^(-1) K D^(-1)``, ``D = diag(sqrt k(x_n, x_n))``.
+    to rounding. In the spectral and the cholesky basis that is rounding of the pair's own scale
+    ``sqrt(k(x, x) k(z, z))``, because the root is one of the scaled Gram matrix ``A = D^(-1) K D^(-1)``,
+    ``D = diag(sqrt k(x_n, x_n))``; `basis` says when it is in the symmetric one.
 
     Parameters
     ----------

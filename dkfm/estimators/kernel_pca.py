@@ -23,9 +23,7 @@ from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_
 from dkfm.gram import training_data
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
-from dkfm.numerics.certificates import certificate
 from dkfm.numerics.kernel_components import MIN_WEIGHT_SHARE, ComponentOptions, Weighting
-from dkfm.numerics.scorer import prepare_scorer
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -238,8 +236,7 @@ class KernelPCA(InverseTransformMixin):
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
             landmarks, eigenvalues, tiles = rows.rows_as_landmarks, result.eigenvalues, rows.iter_row_tiles()
             model = pca.make_components_model(rows.kernel, landmarks, result, weighting.centered, options.dtype)
-            measured = certificate.certify_components(prepare_scorer(model), eigenvalues, tiles, weights)
-            pca.warn_of_rounding(measured, options.dtype)
+            measured = pca.certify(model, eigenvalues, tiles, weights)
             fitted = {**columns, **pca.collect_fitted(result, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.n_features_in if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}

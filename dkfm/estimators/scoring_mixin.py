@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -11,18 +9,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm.core import cpus
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.notebook_display import HtmlDisplayMixin
 from dkfm.estimators.stored.base import as_rows_of_model
 from dkfm.execution import lazy_scoring
-from dkfm.execution.blas_threads import single_blas_thread, single_blas_thread_in_worker
-from dkfm.execution.clusters.current_client import is_inside_worker
+from dkfm.execution.scoring_threads import use_all_threads
 from dkfm.files.location import locate
 from dkfm.kernels.base import Kernel
-from dkfm.kernels.serialization import is_code_free
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import Scorer, compute_finite_scores, prepare_compact_scorer
 from dkfm.storage import model_transfer
@@ -31,15 +26,6 @@ from dkfm.storage.model_store import Record
 if TYPE_CHECKING:
     import dask.array as da
     import dask.dataframe as dd
-
-
-_MIN_TILES = 2
-"""Least number of tiles for each thread. Fewer are scored one after another, with all threads of BLAS."""
-
-_MAX_SINGLE_THREAD_MULTIPLICATIONS = 2**25
-"""Multiplications, of about a millisecond, up to which more threads of BLAS save nothing. If other processes are busy,
-a product on several threads waits up to ten milliseconds for each of them to get a core.
-"""
 
 
 class ScoringMixin(HtmlDisplayMixin):
@@ -141,10 +127,8 @@ class ScoringMixin(HtmlDisplayMixin):
         check_is_fitted(self, "model_")
         rows = self._check_rows(X)
         checked = None if diagonal is None else _as_diagonal(diagonal, rows.shape[0])
-        scorer = self._get_scorer()
-        threads, limit = _choose_threads(scorer, output, rows.shape[0])
-        with limit:
-            return compute_finite_scores(scorer, output, rows, "X", diagonal=checked, threads=threads)
+        with use_all_threads(self._get_scorer(), output, rows.shape[0]) as scorer:
+            return compute_finite_scores(scorer, output, rows, "X", diagonal=checked)
 
     def _get_scorer(self) -> Scorer:
         return self._current_cache().scorer
@@ -190,20 +174,6 @@ class ScoringMixin(HtmlDisplayMixin):
         check_is_fitted(self, "model_")
         model_transfer.save_model(path, self._to_record(), overwrite=overwrite)
         self._saved_at = str(locate(path))
-
-
-def _choose_threads(scorer: Scorer, output: str, n: int) -> tuple[int, AbstractContextManager[None]]:
-    """Return how many threads score n rows, and the context that limits the threads of BLAS meanwhile.
-
-    Tiles of many rows are scored on all cores, unless the kernel is a user's code, which may not expect threads, or the
-    caller has threads of its own. A task of Dask has one core, because its worker uses the others.
-    """
-    is_alone = threading.current_thread() is threading.main_thread() and not is_inside_worker()
-    many, is_ours = scorer.count_tiles(output, n) >= _MIN_TILES * cpus.COUNT, is_code_free(scorer.model.kernel)
-    if many and is_ours and is_alone:
-        return cpus.COUNT, single_blas_thread()
-    few = scorer.count_multiplications(output, n) <= _MAX_SINGLE_THREAD_MULTIPLICATIONS
-    return 1, single_blas_thread() if few else single_blas_thread_in_worker()
 
 
 class _ModelCache:

@@ -213,6 +213,7 @@ def solve_leading_components(
     weighting: Weighting,
     tol: float = 0.0,
     max_products: int = 1000,
+    basis_columns: int | None = None,
 ) -> tuple[Components, lanczos.EigenPairs]:
     """Solve kernel PCA for its first components by Lanczos, from products with the problem matrix.
 
@@ -226,7 +227,7 @@ def solve_leading_components(
         Components to compute; `count` is an integer.
     weighting : Weighting
         Weights of the rows.
-    tol, max_products
+    tol, max_products, basis_columns
         As in `lanczos.largest_eigenpairs`.
 
     Returns
@@ -237,7 +238,7 @@ def solve_leading_components(
         Eigenpairs of the problem matrix, with their residuals.
     """
     q = int(options.count or 0)
-    pairs = lanczos.largest_eigenpairs(problem.multiply, start, q, tol, max_products, problem.noise)
+    pairs = lanczos.largest_eigenpairs(problem.multiply, start, q, tol, max_products, problem.noise, basis_columns)
     # The lowest eigenvalue is at most the mean of the eigenvalues that were not computed.
     rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
     ends = np.array([min(pairs.lowest_ritz_value, rest), pairs.values[0]])

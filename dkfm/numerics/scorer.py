@@ -34,6 +34,8 @@ class Scorer:
 
     model: Model
     evaluator: Evaluator
+    threads: int = 1
+    """Number of tiles that are scored at the same time; more than one pays if BLAS has one thread."""
 
     @property
     def may_call_scipy_blas(self) -> bool:
@@ -53,7 +55,6 @@ class Scorer:
         Z: Rows,
         rows: int | None = None,
         diagonal: Array | None = None,
-        threads: int = 1,
     ) -> dict[str, Array]:
         """Return the outputs of several heads for checked rows, from one kernel block.
 
@@ -67,8 +68,6 @@ class Scorer:
             Rows of a tile; by default `choose_tile_rows`, or all rows if weights are in a store, to read them once.
         diagonal : ndarray of shape (n,), optional
             k(z, z) of the rows, for a kernel that cannot compute it.
-        threads : int, default=1
-            Number of tiles that are scored at the same time. More than one pays if BLAS has one thread.
 
         Returns
         -------
@@ -81,11 +80,11 @@ class Scorer:
         rows = max(1, _equal_tile_rows(n, rows or self._tile_rows(heads.values(), n)))
         tiles = iter(list(row_slices(n, rows)))
         score_tiles = partial(self._score_tiles, tiles, Z, heads, out, diagonal, rows)
-        if threads == 1:
+        if self.threads == 1:
             score_tiles()
             return out
-        with ThreadPoolExecutor(threads, thread_name_prefix="dkfm-tiles") as pool:
-            futures = [pool.submit(score_tiles) for _ in range(threads)]
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="dkfm-tiles") as pool:
+            futures = [pool.submit(score_tiles) for _ in range(self.threads)]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
@@ -278,10 +277,9 @@ def compute_finite_scores(
     what: str,
     first_row: int = 0,
     diagonal: Array | None = None,
-    threads: int = 1,
 ) -> Array:
     """Return the output of one head; raise an error that names the first row that overflows the kernel."""
-    scores = score.score_heads([name], Z, diagonal=diagonal, threads=threads)[name]
+    scores = score.score_heads([name], Z, diagonal=diagonal)[name]
     valid = links.find_valid_rows(scores)
     if not valid.all():
         row = first_row + int(valid.argmin())

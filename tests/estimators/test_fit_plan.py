@@ -120,16 +120,35 @@ def test_files_of_tiles_take_time(tmp_path):
     assert seconds(16) > seconds(100) > in_memory
 
 
-def test_components_of_more_rows_than_memory_holds_are_planned_on_disk(monkeypatch):
+def test_components_of_more_rows_than_memory_holds_are_planned_without_a_matrix(monkeypatch, tmp_path):
     n, q = 40_000, 20
     monkeypatch.setattr(memory, "available_memory", lambda: 4 * 10**9)
     plan = dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN), (n, 50))
-    assert plan.road == "20 eigenvectors by products with the Gram matrix on disk"
-    assert plan.disk_bytes > 8 * n * n
-    assert plan.memory_bytes <= 4 * 10**9
+    assert plan.road == "20 eigenvectors by products with the Gram matrix computed anew each time"
+    assert (plan.disk_bytes, plan.place) == (0, "")
+    assert plan.memory_bytes <= 10**9
     assert plan.seconds > dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN), (n // 2, 50)).seconds
+    stored, dense = plan.other_roads
+    assert "on disk" in stored.road
+    assert stored.disk_bytes > 8 * n * n
+    assert "in memory" in dense.road
+    assert dense.memory_bytes > 8 * n * n
+    assert f"on disk: about {budget.format_seconds(stored.seconds)}, " in str(plan)
+    assert json.loads(plan.to_json())["other_roads"][0]["disk_bytes"] == stored.disk_bytes
+    kept = dkfm.plan_fit(dkfm.KernelPCA(q, kernel=GAUSSIAN, workspace=tmp_path), (n, 50))
+    assert kept.road == "20 eigenvectors by products with the Gram matrix on disk"
+    assert kept.place == str(tmp_path)
     with pytest.raises(BudgetError, match="A fit of 40,000 rows needs"):
         dkfm.plan_fit(dkfm.KernelPCA(kernel=GAUSSIAN), (n, 50)).require()
+
+
+def test_a_plan_of_rows_counts_the_products_of_some_of_them(rng, tmp_path):
+    easy, hard = rng.normal(size=(6000, 2)), rng.normal(size=(6000, 40))
+    np.save(tmp_path / "x.npy", hard)
+    pca_ = dkfm.KernelPCA(5, kernel=kernels.Gaussian(6.0))
+    assert dkfm.plan_fit(pca_, hard).seconds > 1.2 * dkfm.plan_fit(pca_, (6000, 40)).seconds
+    assert dkfm.plan_fit(pca_, easy).seconds < dkfm.plan_fit(pca_, (6000, 2)).seconds
+    assert "products" in dkfm.plan_fit(pca_, tmp_path / "x.npy").road
 
 
 @pytest.mark.parametrize(("shrinkage", "squares"), [(1e-3, 1), ("auto", budget.EIGENVECTOR_SQUARES)])

@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from dkfm import ExactFeatureMap, KernelPCA, kernels
 from dkfm.core import cpus
 from dkfm.errors import KernelError
-from dkfm.estimators import scoring_mixin
+from dkfm.execution import scoring_threads
 from dkfm.numerics import scorer
 
 CALLS = []
@@ -61,7 +61,7 @@ def test_only_large_products_of_few_tiles_have_all_threads_of_blas(rng, monkeypa
         watch.clear()
         fitted.transform(rng.normal(size=(55, 3)))
         assert set(watch) == {("", 1)}
-        monkeypatch.setattr(scoring_mixin, "_MAX_SINGLE_THREAD_MULTIPLICATIONS", 55 * 30 * (3 + 2) - 1)
+        monkeypatch.setattr(scoring_threads, "_MAX_SINGLE_THREAD_MULTIPLICATIONS", 55 * 30 * (3 + 2) - 1)
         watch.clear()
         fitted.transform(rng.normal(size=(55, 3)))
         assert set(watch) == {("", 2)}

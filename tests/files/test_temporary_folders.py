@@ -70,9 +70,10 @@ print(made.path.exists())
 FIT = """
 import sys, time
 from pathlib import Path
-from dkfm.core import budget; from dkfm.cli import app as cli; from dkfm.gram import build as gram
+from dkfm.core import budget; from dkfm.cli import app as cli; from dkfm.gram import build as gram, roads
 here, write_tile = Path(sys.argv[1]), gram.write_tile
-budget.fit_bytes = budget.lanczos_bytes = lambda *_: 2**60  # the Gram matrix goes into a store
+budget.fit_bytes = budget.lanczos_bytes = lambda *_: 2**60  # the Gram matrix is not kept in memory ..
+roads.value_seconds = lambda *_: 1.0  # .. nor computed twice
 
 def slow(*work):
     (here / "begun").touch()

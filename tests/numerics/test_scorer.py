@@ -84,11 +84,9 @@ def test_any_tile_chunks_threads_and_set_of_heads_agree_within_the_rounding_boun
     n, d, q, m = shape
     rng = np.random.default_rng(n * m)
     model, Z = make(rng, n, d, q, offset, dtype, panel), rng.normal(size=(m, d))
-    score = scorer.prepare_scorer(model)
+    score = replace(scorer.prepare_scorer(model), threads=threads)
     with ThreadPoolExecutor(threads) as pool:
-        parts = list(
-            pool.map(lambda part: score.score_heads(names, Z[part], rows, threads=threads), row_slices(m, chunk))
-        )
+        parts = list(pool.map(lambda part: score.score_heads(names, Z[part], rows), row_slices(m, chunk)))
     for name in names:
         found = np.concatenate([part[name] for part in parts])
         assert found.dtype == dtype

@@ -1,36 +1,31 @@
 """Plan a fit before it starts: the road that it takes, its memory, what it writes to disk and where, and its time."""
 
 import json
+import math
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dkfm.core import budget, cpus
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.fitting import discriminants, landmarks, pca
+from dkfm.estimators.fitting import discriminants, eigenproblem, landmarks, pca
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.gram import build
 from dkfm.gram.stored_gram import disk_bytes
+from dkfm.gram.training_data import TrainingData, as_training_data
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
-from dkfm.numerics.eigensolvers import lanczos
+from dkfm.sources.base import read_evenly_spaced_rows
 from dkfm.sources.opening import open_source
 
 if TYPE_CHECKING:
     from distributed import Client
-
-_TYPICAL_PRODUCTS = 24
-"""Products with the Gram matrix in which Lanczos finds eigenvalues that fall as those of a smooth kernel do."""
-
-_PRODUCT_RATE = 6e10
-"""Multiplications and additions a second of a product with a Gram matrix, on all threads of this process."""
-
-_READ_BYTES = 2e9
-"""Bytes a second that all threads of this process read from a Gram matrix on disk."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +56,8 @@ class FitPlan:
         Size of the model on disk, in bytes, at most.
     seconds : float
         Predicted seconds; of a rank that only the fit finds, at most.
+    other_roads : tuple of FitPlan
+        Plans of other ways to the same model, which fit in less memory, or take longer.
     """
 
     rows: int
@@ -75,6 +72,7 @@ class FitPlan:
     task_bytes: int
     model_bytes: int
     seconds: float
+    other_roads: "tuple[FitPlan, ...]" = ()
 
     def require(self) -> None:
         """Raise a BudgetError if this process has too little memory, or the disk too little room."""
@@ -89,17 +87,21 @@ class FitPlan:
 
     def __str__(self) -> str:
         size = budget.format_bytes
-        lines = {
-            "rows": f"{self.rows:,} of {self.columns:,} columns, {self.landmarks:,} landmarks at most",
-            "road": self.road,
-            "memory": f"{size(self.memory_bytes)}, up to {size(self.peak_bytes)}; there are {size(self.have_bytes)}",
-            "disk": f"{size(self.disk_bytes)} in {self.place}" if self.disk_bytes else "nothing but the model",
-            "model": f"{size(self.model_bytes)} at most",
-            "time": f"about {budget.format_seconds(self.seconds)}",
-        }
+        lines = [
+            ("rows", f"{self.rows:,} of {self.columns:,} columns, {self.landmarks:,} landmarks at most"),
+            ("road", self.road),
+            ("memory", f"{size(self.memory_bytes)}, up to {size(self.peak_bytes)}; there are {size(self.have_bytes)}"),
+            ("disk", f"{size(self.disk_bytes)} in {self.place}" if self.disk_bytes else "nothing but the model"),
+            ("model", f"{size(self.model_bytes)} at most"),
+            ("time", f"about {budget.format_seconds(self.seconds)}"),
+        ]
         if self.task_bytes:
-            lines["task"] = f"{size(self.task_bytes)} of memory on a worker"
-        return "\n".join(f"{name:<7} {line}" for name, line in lines.items())
+            lines.append(("task", f"{size(self.task_bytes)} of memory on a worker"))
+        for other in self.other_roads:
+            disk = f", {size(other.disk_bytes)} of disk" if other.disk_bytes else ""
+            cost = f"{budget.format_seconds(other.seconds)}, {size(other.memory_bytes)} of memory{disk}"
+            lines.append(("or", f"{other.road}: about {cost}"))
+        return "\n".join(f"{name:<7} {line}" for name, line in lines)
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class _Rows:
     kernel: Kernel
     threads: int
     is_cluster: bool
+    sample: Callable[[], TrainingData | None]
+    """Function that reads some of the rows; it returns None if only their number is known."""
 
     def fit_bytes(self, squares: int) -> int:
         """Return the bytes of this process that holds some (N, N) arrays."""
@@ -132,7 +136,7 @@ def plan_fit(
     estimator : ExactFeatureMap, KernelPCA or KernelFisher
         Estimator that is not fitted yet.
     X : path, URL, array-like, dask array, or tuple of two int
-        Training rows, of which only the shape is looked at, or their shape (N, d).
+        Training rows, of which only the shape and some 1,000 rows are looked at, or their shape (N, d).
     client : distributed.Client, optional
         Client of a cluster; by default Dask's current client, else threads of this process.
     columns : list of str, optional
@@ -167,7 +171,8 @@ def plan_fit(
     found = find_client(client)
     with open_executor(found) as executor:
         values = 1 if kernel.is_precomputed else d  # the model of a precomputed kernel keeps indices
-        rows = _Rows(n, values, kernel, executor.threads, found is not None)
+        sample = partial(_read_sample, X, kernel, columns, id_column)
+        rows = _Rows(n, values, kernel, executor.threads, found is not None, sample)
     return replace(planner(estimator, rows), columns=d)
 
 
@@ -182,9 +187,17 @@ def _read_shape(X: object, columns: list[str] | None, id_column: str | None) -> 
     if shape is None or hasattr(data, "columns") or hasattr(data, "tocsr"):
         source = open_source(X, columns=columns, id_column=id_column)
         return source.shape[0], source.mean_values_per_row
-    if len(shape) != 2 or not all(length == length and length > 0 for length in shape):  # noqa: PLR0124  # NaN
+    if len(shape) != 2 or any(math.isnan(length) or length < 1 for length in shape):
         raise InvalidInputError(f"X must have two dimensions of known lengths, and its shape is {tuple(shape)}.")
     return int(shape[0]), int(shape[1])
+
+
+def _read_sample(X: object, kernel: Kernel, columns: list[str] | None, id_column: str | None) -> TrainingData | None:
+    """Return some of the rows; None for a shape, a Gram matrix, or a dask collection, which would be computed."""
+    if isinstance(X, tuple) or kernel.is_precomputed or is_dask_collection(unwrap_container(X)):
+        return None
+    source = open_source(X, columns=columns, id_column=id_column)
+    return as_training_data(kernel, read_evenly_spaced_rows(source, eigenproblem.PILOT_ROWS))
 
 
 def _resolve_spec(estimator: Any) -> Kernel:
@@ -205,7 +218,6 @@ def _plan_gram(
     stores = not kernel.is_precomputed and (
         on_disk or build.stores_gram(kernel, n, estimator.tile_rows, estimator.workspace, rows.is_cluster)
     )
-    place = Path(tempfile.gettempdir() if estimator.workspace is None else estimator.workspace).absolute()
     threads = rows.threads if stores or n > tile_rows else 1
     gram_seconds = budget.gram_seconds(n, d, threads, tile_rows if stores else None)
     need = rows.fit_bytes(squares)
@@ -218,7 +230,7 @@ def _plan_gram(
         have_bytes=memory.available_memory(),
         peak_bytes=max(need, peak),
         disk_bytes=disk_bytes(n, d, tile_rows) if stores else 0,
-        place=str(place) if stores else "",
+        place=_place(estimator) if stores else "",
         task_bytes=budget.gram_task_bytes(tile_rows, d, kernel.peak_blocks, kernel.landmark_copies)
         if stores and rows.is_cluster
         else 0,
@@ -228,22 +240,44 @@ def _plan_gram(
 
 
 def _plan_map(estimator: Any, rows: _Rows) -> FitPlan:
+    """Return the plan of a map: pivots of all rows, eigenvectors of the landmarks, or one after the other."""
     count = _count_landmarks(estimator, rows.n)
     chosen = replace(rows, n=count)
-    by_pivots = estimator.basis == "cholesky" or estimator.landmarks in ("pivots", "random_pivots")
+    selects_pivots = isinstance(estimator.landmarks, str) and estimator.landmarks in ("pivots", "random_pivots")
     visited = landmarks.SAMPLED_ROWS if estimator.certify == "sample" else rows.n
-    residual_seconds = visited * budget.score_row_seconds(count, rows.d, count) / cpus.COUNT
-    if by_pivots and (count < rows.n or estimator.landmarks is None):
-        searched = rows if estimator.landmarks in (None, "pivots", "random_pivots") else chosen
-        return replace(_plan_pivots(estimator, searched, count), rows=rows.n, landmarks=count)
+    if estimator.basis != "cholesky":
+        plan = _plan_eigenvectors(estimator, chosen, rows.n)
+        plan = _join(_plan_pivots(estimator, rows, count), plan) if selects_pivots else plan
+    else:
+        plan = _plan_pivots(estimator, rows if selects_pivots else chosen, count)
+        visited = 0 if selects_pivots else visited
+    visited = 0 if estimator.landmarks is None else visited
+    seconds = plan.seconds + visited * budget.score_row_seconds(count, rows.d, count) / cpus.COUNT
+    return replace(plan, rows=rows.n, landmarks=count, seconds=seconds)
+
+
+def _plan_eigenvectors(estimator: Any, chosen: _Rows, n: int) -> FitPlan:
+    """Return the plan of the eigenvectors of the landmarks' Gram matrix, beside n training rows."""
     may_rotate = estimator.basis == "symmetric" and estimator.on_indefinite != "clip"
     peak = chosen.fit_bytes(budget.ROTATION_SQUARES)
     peak = peak if may_rotate and peak <= memory.available_memory() else 0
-    seconds = budget.eigendecomposition_seconds(count) + residual_seconds
+    seconds = budget.eigendecomposition_seconds(chosen.n)
     plan = _plan_gram(estimator, chosen, "eigenvectors", budget.EIGENVECTOR_SQUARES, seconds, peak=peak)
-    beside = 8 * (rows.n - count) * (rows.d + 3)
+    beside = 8 * (n - chosen.n) * (chosen.d + 3)
+    return replace(plan, memory_bytes=plan.memory_bytes + beside, peak_bytes=plan.peak_bytes + beside)
+
+
+def _join(first: FitPlan, second: FitPlan) -> FitPlan:
+    """Return the plan of two stages, one after the other."""
     return replace(
-        plan, rows=rows.n, memory_bytes=plan.memory_bytes + beside, peak_bytes=plan.peak_bytes + beside, landmarks=count
+        second,
+        road=f"{first.road}, then {second.road}",
+        memory_bytes=max(first.memory_bytes, second.memory_bytes),
+        peak_bytes=max(first.peak_bytes, second.peak_bytes),
+        disk_bytes=max(first.disk_bytes, second.disk_bytes),
+        place=first.place or second.place,
+        task_bytes=max(first.task_bytes, second.task_bytes),
+        seconds=first.seconds + second.seconds,
     )
 
 
@@ -282,22 +316,39 @@ def _plan_pivots(estimator: Any, rows: _Rows, count: int) -> FitPlan:
 def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:
     n, d, q, solver = rows.n, rows.d, estimator.n_components, estimator._get_options(pca.SolverOptions)
     kernel, free = rows.kernel, memory.available_memory()
-    blocks, copies = kernel.peak_blocks, kernel.landmark_copies
-    dense_fits = pca.has_dense_memory(n, d, kernel)
-    if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, dense_fits):
+    if not isinstance(q, int) or not pca.uses_lanczos(n, q, solver, pca.has_dense_memory(n, d, kernel)):
         seconds = budget.eigendecomposition_seconds(n)
         return _shrink_model(_plan_gram(estimator, rows, "all eigenvectors", budget.EIGENVECTOR_SQUARES, seconds), q)
-    basis, block = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
-    products = min(solver.max_products(q, n), _TYPICAL_PRODUCTS)
-    seconds = products * (2 * n * n * block + 4 * n * block * basis) / _PRODUCT_RATE
-    need = budget.lanczos_bytes(n, d, basis, block, blocks, copies)
-    fits = need <= free
-    if not fits:
-        tile_rows = min(n, estimator.tile_rows or build.TILE_ROWS)
-        need = budget.lanczos_out_of_core_bytes(n, d, basis, block, tile_rows, cpus.COUNT, copies)
-        seconds += products * 8 * n * n / _READ_BYTES
-    plan = _plan_gram(estimator, rows, f"{q} eigenvectors by products", 1, seconds, on_disk=not fits)
-    return _shrink_model(replace(plan, memory_bytes=need, peak_bytes=need), q)
+    task = eigenproblem.make_product_task(
+        kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
+    )
+    if n > eigenproblem.SMALL_ROWS and (sample := rows.sample()) is not None:
+        task = replace(task, products=eigenproblem.count_pilot_products(sample, n, q))
+    costs = eigenproblem.select_roads(task, free)
+    certificate_seconds = n * budget.score_row_seconds(n, d, q + 1) / cpus.COUNT
+    plans = [
+        FitPlan(
+            rows=n,
+            columns=d,
+            landmarks=n,
+            road=f"{q} eigenvectors by products with the Gram matrix {cost.road}",
+            memory_bytes=cost.memory_bytes,
+            have_bytes=free,
+            peak_bytes=cost.memory_bytes,
+            disk_bytes=cost.disk_bytes,
+            place=_place(estimator) if cost.disk_bytes else "",
+            task_bytes=cost.task_bytes,
+            model_bytes=8 * n * (d + q),
+            seconds=cost.seconds + certificate_seconds,
+        )
+        for cost in costs
+    ]
+    return replace(plans[0], other_roads=tuple(plans[1:]))
+
+
+def _place(estimator: Any) -> str:
+    """Return the folder in which a Gram matrix is stored."""
+    return str(Path(tempfile.gettempdir() if estimator.workspace is None else estimator.workspace).absolute())
 
 
 def _shrink_model(plan: FitPlan, components: object) -> FitPlan:
@@ -308,9 +359,7 @@ def _shrink_model(plan: FitPlan, components: object) -> FitPlan:
 def _plan_discriminants(estimator: Any, rows: _Rows) -> FitPlan:
     decomposes = discriminants.decomposes_gram(estimator._discriminant_options(), rows.kernel)
     squares = budget.EIGENVECTOR_SQUARES if decomposes else 1
-    seconds = (
-        budget.eigendecomposition_seconds(rows.n) if decomposes else budget.gram_and_pivots_seconds(rows.n, 0, rows.n)
-    )
+    seconds = budget.eigendecomposition_seconds(rows.n) if decomposes else budget.cholesky_seconds(rows.n)
     what = "all eigenvectors" if decomposes else "a Cholesky factor"
     peak = 0 if decomposes else rows.fit_bytes(budget.EIGENVECTOR_SQUARES)
     plan = _plan_gram(estimator, rows, what, squares, seconds, peak=peak if peak <= memory.available_memory() else 0)

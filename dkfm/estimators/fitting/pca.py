@@ -2,10 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from math import isqrt
 from pathlib import Path
 from typing import cast
 
@@ -13,17 +10,16 @@ import numpy as np
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 
-from dkfm.core import budget, cpus
+from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError, NotSupportedError
+from dkfm.estimators.fitting import eigenproblem
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, was_clipped
 from dkfm.execution import memory, progress
+from dkfm.execution.scoring_threads import use_all_threads
 from dkfm.execution.stage_log import log_stage
-from dkfm.gram import build
 from dkfm.gram.training_data import (
-    TILE_VALUES,
-    PrecomputedGram,
     TrainingData,
     TrainingRows,
     as_training_data,
@@ -36,7 +32,7 @@ from dkfm.kernels.sklearn_names import SCIKIT_LEARN_PARAMETERS, filter_parameter
 from dkfm.numerics import kernel_components, training_statistics
 from dkfm.numerics.certificates import certificate
 from dkfm.numerics.eigensolvers import lanczos
-from dkfm.numerics.kernel_components import ComponentOptions, Components, EigenProblem, Moments, Weighting
+from dkfm.numerics.kernel_components import ComponentOptions, Components, Moments, Weighting
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
 
@@ -53,9 +49,6 @@ _MANY_POWERS = 4
 
 _DEFAULT_DEGREE, _DEFAULT_COEF0 = 3, 1
 """Defaults of `degree=` and `coef0=`."""
-
-_SYMMETRY_TOLERANCE = 1e-8
-"""Relative difference of u'Kv and v'Ku above which K is not symmetric; rounding stays below it."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +180,13 @@ def _fit_by_lanczos(
     rng = check_random_state(0 if solver.random_state is None else solver.random_state)
     start = rng.normal(size=(n, lanczos.choose_block_columns(n, q)))
     limit = solver.max_products(q, n)
-    what = f"{q:,} eigenvectors of {n:,} x {n:,} kernel values by at most {limit:,} products, in this process"
-    log_stage("root", what, rows=n, components=q, products=limit)
+    road = eigenproblem.choose_road(data, q, solver.tile_rows, solver.workspace)
+    what = f"{q:,} eigenvectors by at most {limit:,} products with {n:,} x {n:,} kernel values, {road.road}"
+    log_stage("root", what, seconds=road.seconds, rows=n, components=q, products=limit)
     with (
-        _open_eigenproblem(data, q, weighting, solver) as problem,
+        eigenproblem.open_eigenproblem(
+            data, road.road, q, weighting, solver.tile_rows, solver.workspace, solver.progress
+        ) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
     ):
 
@@ -200,7 +196,7 @@ def _fit_by_lanczos(
 
         counted = replace(problem, multiply=multiply_and_count)
         components, pairs = kernel_components.solve_leading_components(
-            counted, start, options, weighting, float(solver.tol), limit
+            counted, start, options, weighting, float(solver.tol), limit, road.basis_columns
         )
     if not pairs.converged and solver.eigen_solver != "randomized":
         raise ConvergenceError(
@@ -210,56 +206,19 @@ def _fit_by_lanczos(
     return components
 
 
-@contextmanager
-def _open_eigenproblem(
-    data: TrainingData, q: int, weighting: Weighting, solver: SolverOptions
-) -> Iterator[EigenProblem]:
-    """Yield the eigenproblem, with the Gram matrix in memory if it fits, else in its store or source."""
-    rows, kernel = data.rows_as_landmarks, data.kernel
-    n, d, copies, free = rows.shape[0], data.mean_values_per_row, kernel.landmark_copies, memory.available_memory()
-    basis_columns, columns = lanczos.choose_basis_columns(n, q), lanczos.choose_block_columns(n, q)
-    if budget.lanczos_bytes(n, d, basis_columns, columns, kernel.peak_blocks, copies) <= free:
-        yield kernel_components.make_dense_problem(
-            data.compute_gram(solver.tile_rows, solver.workspace, solver.progress), weighting
-        )
-        return
-    tile_rows, threads = solver.tile_rows or build.TILE_ROWS, cpus.COUNT
-    if isinstance(data, PrecomputedGram):
-        tile_rows, threads = isqrt(TILE_VALUES), 1
-    need = budget.lanczos_out_of_core_bytes(n, d, basis_columns, columns, min(n, tile_rows), threads, copies)
-    budget.require_fits(need, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components")
-    if isinstance(data, PrecomputedGram):
-        _require_symmetric(data)
-        yield kernel_components.make_product_problem(partial(_multiply_by_tiles, data), data.diagonal(), weighting)
-    else:
-        with build.open_stored_gram(
-            kernel, rows, tile_rows=solver.tile_rows, workspace=solver.workspace, progress=solver.progress
-        ) as stored_gram:
-            yield kernel_components.make_product_problem(stored_gram.__matmul__, data.diagonal(), weighting)
-
-
-def _require_symmetric(data: PrecomputedGram) -> None:
-    """Raise unless ``u'Kv = v'Ku`` for two random vectors; this reads the matrix once more."""
-    V = np.random.default_rng(0).normal(size=(len(data.original_row_indices), 2))
-    products = V.T @ _multiply_by_tiles(data, V)
-    if abs(products[0, 1] - products[1, 0]) > _SYMMETRY_TOLERANCE * np.abs(products).max():
-        raise InvalidInputError("The Gram matrix is not symmetric.")
-
-
-def _multiply_by_tiles(data: PrecomputedGram, V: Array) -> Array:
-    product, start = np.empty((len(data.original_row_indices), V.shape[1])), 0
-    all_columns = len(data.original_row_indices) == data.source.shape[1]
-    for tile in data.iter_row_tiles():
-        product[start : start + len(tile)] = (tile if all_columns else tile[:, data.original_row_indices]) @ V
-        start += len(tile)
-    return product
-
-
 def make_components_model(
     kernel: Kernel, landmarks: Rows, components: Components, centered: bool, dtype: np.dtype[np.floating]
 ) -> Model:
     """Return the model that scores the components, in the precision `dtype`."""
     return cast_model(Model(kernel, landmarks, kernel_components.make_component_heads(components, centered)), dtype)
+
+
+def certify(model: Model, eigenvalues: Array, tiles: Iterator[Rows], weights: Array) -> certificate.Certificate:
+    """Return the certificate of components on all training rows, and warn of rounding."""
+    with use_all_threads(prepare_scorer(model), "scores", len(weights)) as scorer:
+        measured = certificate.certify_components(scorer, eigenvalues, tiles, weights)
+    warn_of_rounding(measured, model.dtype)
+    return measured
 
 
 def warn_of_rounding(score_certificate: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:

@@ -158,24 +158,27 @@ class _Products:
         largest_sums = z_squared_norms + landmark_norms.max()
         limits = [self._square_limits(block.dtype, largest_sums, effect) for effect in range(len(self.effects))]
         square_limits = np.max(limits, axis=0)
+        reaches = np.maximum(self.near * largest_sums, square_limits)
         # One pass finds the rows that have any near landmark.
         with np.errstate(invalid="ignore"):  # values that overflowed in float32
-            is_candidate = block.max(axis=1) >= -np.maximum(self.near * largest_sums, square_limits)
+            is_candidate = block.max(axis=1) >= -reaches
         is_wide = square_limits == np.inf
         self._recompute_rows(block, Z, np.flatnonzero(is_wide))
         candidates = np.flatnonzero(is_candidate & ~is_wide)
         for part in row_slices(len(candidates), _ROWS_AT_ONCE):
             rows = candidates[part]
-            values, sums = block[rows], z_squared_norms[rows, np.newaxis] + landmark_norms
+            i, j = np.nonzero(block[rows] >= -reaches[rows, np.newaxis])
+            values, sums = block[rows[i], j], z_squared_norms[rows[i]] + landmark_norms[j]
             is_near = values >= -self.near * sums
             for limit, (_, factor) in zip(limits, self.effects, strict=True):
-                within_reach = values >= -limit[rows, np.newaxis]
+                within_reach = values >= -limit[rows[i]]
                 is_near |= within_reach & (sums * factor > _LARGE_NORMS) if block.dtype == np.float64 else within_reach
             if block.dtype == np.float32:
-                many = is_near.sum(axis=1) > max(_MANY * is_near.shape[1], 1)
+                counts = np.bincount(i[is_near], minlength=len(rows))
+                many = counts > max(_MANY * block.shape[1], 1)
                 self._recompute_rows(block, Z, rows[many])
-                is_near[many] = False
-            i, j = np.nonzero(is_near)
+                is_near &= ~many[i]
+            i, j = i[is_near], j[is_near]
             block[rows[i], j] = -self._pair_squared_distances(Z, rows[i], j)
         return block
 

@@ -170,7 +170,7 @@ def certify_map(
         size = float(np.square(scorer.apply_weights("features", mean[np.newaxis]).astype(np.float64)).sum())
         error = compare_blocks(found, expected, left, right, size).error
         head = replace(scorer.model.head("features"), offset=None)
-        uncentred = Scorer(replace(scorer.model, heads={"features": head}), scorer.evaluator)
+        uncentred = replace(scorer, model=replace(scorer.model, heads={"features": head}))
         features, found, *_ = _compute_both_blocks(uncentred, X, points, Z, None)
         measured = replace(compare_blocks(found, expected, left, right), error=error)
     if diagonal is None:
@@ -346,7 +346,7 @@ def _make_combination_scorer(score: Scorer, combinations: Array) -> Scorer:
     combine, dtype = combinations.astype(head.weights.dtype), head.weights.dtype
     offset = None if head.offset is None else (head.offset @ combinations).astype(dtype)
     heads = {"scores": Head(np.ascontiguousarray(head.weights[:, : len(combine)] @ combine), offset)}
-    return Scorer(replace(score.model, heads=heads), score.evaluator)
+    return replace(score, model=replace(score.model, heads=heads))
 
 
 def sample_evenly(n: int) -> npt.NDArray[np.intp]:

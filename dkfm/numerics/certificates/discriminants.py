@@ -38,7 +38,7 @@ def certify_discriminants(
     if not p:
         return Certificate(0.0, 0.0, 0)
     sums, second, squares = np.zeros_like(class_means), np.zeros((p, p)), np.zeros((p, p))
-    scored = Scorer(replace(score.model, heads={name: head}), score.evaluator)
+    scored = replace(score, model=replace(score.model, heads={name: head}))
     for tile in tiles:
         S = scored(name, tile).astype(np.float64)
         rows = slice(start, start + len(S))
@@ -87,7 +87,7 @@ def certify_direction_products(
         return Certificate(0.0, 0.0, 0)
     left, found = np.column_stack([head.weights[:, :p], mean_coefficients]).astype(np.float64), np.zeros((p + 1, p + 1))
     with_mean = Head(left.astype(head.weights.dtype), np.append(offset, 0.0).astype(head.weights.dtype))
-    scored = Scorer(replace(score.model, heads={name: with_mean}), score.evaluator)
+    scored = replace(score, model=replace(score.model, heads={name: with_mean}))
     for tile in tiles:
         S = scored(name, tile).astype(np.float64) + np.append(offset, 0.0)
         found += left[start : start + len(S)].T @ S

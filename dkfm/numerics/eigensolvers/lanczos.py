@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 
 Multiply = Callable[[Array], Array]
@@ -39,6 +40,9 @@ _TEST_GROWTH = 1.2
 
 _MIN_DIAGONAL_RATIO = 1e-5
 """Smallest ratio of the diagonal of a block's Cholesky factor for Cholesky QR: a second pass then has enough digits."""
+
+_RESTART_ROWS = 4096
+"""Rows of the basis that a restart replaces at a time."""
 
 _MIN_ROWS = 1000
 """Below this, a dense eigendecomposition is faster."""
@@ -133,7 +137,8 @@ class _KrylovSpace:
     def restart(self, values: Array, vectors: Array) -> None:
         """Replace the basis by some of the Ritz vectors."""
         kept = len(values)
-        self.basis[:, :kept] = self.basis[:, : self.count] @ vectors
+        for rows in row_slices(len(self.basis), _RESTART_ROWS):  # in place, but for a few rows
+            self.basis[rows, :kept] = self.basis[rows, : self.count] @ vectors
         self.projected[:] = 0.0
         self.projected[:kept, :kept] = np.diag(values)
         self.count = kept

@@ -1,0 +1,136 @@
+"""Open the eigenproblem of kernel principal components on the fastest road: products in memory, from disk, or anew."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from dkfm.core import budget
+from dkfm.core.rows import Array
+from dkfm.errors import InvalidInputError
+from dkfm.execution import memory
+from dkfm.execution.clusters.current_client import find_client
+from dkfm.execution.executors import open_executor
+from dkfm.gram import build, matrix_free, roads
+from dkfm.gram.roads import ProductTask, Road, RoadCost
+from dkfm.gram.training_data import PrecomputedGram, TrainingData
+from dkfm.kernels.base import Kernel
+from dkfm.kernels.serialization import is_code_free
+from dkfm.numerics import kernel_components
+from dkfm.numerics.eigensolvers import lanczos
+from dkfm.numerics.kernel_components import EigenProblem, Weighting
+
+SMALL_ROWS = 4096
+"""Number of rows up to which the matrix is kept in memory if it fits: 134 MB."""
+
+PILOT_ROWS = 1024
+"""Rows, evenly spread, of which the eigenvectors are found first, to count the products."""
+
+_TYPICAL_PRODUCTS = 10
+"""Expected number of products where it is not tried out."""
+
+_SYMMETRY_TOLERANCE = 1e-8
+"""Relative difference of u'Kv and v'Ku above which K is not symmetric; rounding stays below it."""
+
+
+@contextmanager
+def open_eigenproblem(
+    data: TrainingData,
+    road: Road,
+    q: int,
+    weighting: Weighting,
+    tile_rows: int | None,
+    workspace: str | Path | None,
+    progress: bool,
+) -> Iterator[EigenProblem]:
+    """Yield the eigenproblem of q components, the values of whose matrix are where `road` says."""
+    rows, kernel = data.rows_as_landmarks, data.kernel
+    if road is Road.DENSE:
+        yield kernel_components.make_dense_problem(data.compute_gram(tile_rows, workspace, progress), weighting)
+    elif isinstance(data, PrecomputedGram):
+        _require_symmetric(data)
+        yield kernel_components.make_product_problem(partial(_multiply_by_tiles, data), data.diagonal(), weighting)
+    elif road is Road.STORED:
+        with build.open_stored_gram(kernel, rows, tile_rows=tile_rows, workspace=workspace, progress=progress) as gram:
+            yield kernel_components.make_product_problem(gram.__matmul__, data.diagonal(), weighting)
+    else:
+        columns = lanczos.choose_block_columns(rows.shape[0], q)
+        with matrix_free.open_matrix_free(kernel, rows, columns, tile_rows=tile_rows, workspace=workspace) as products:
+            yield kernel_components.make_product_problem(products.__matmul__, data.diagonal(), weighting)
+
+
+def choose_road(data: TrainingData, q: int, tile_rows: int | None, workspace: str | Path | None) -> RoadCost:
+    """Return the road on which q components of training rows are found the soonest, in the memory that is there.
+
+    Raises
+    ------
+    BudgetError
+        No road fits in memory.
+    """
+    n, d = data.rows_as_landmarks.shape[0], data.mean_values_per_row
+    with open_executor(find_client(None)) as executor:
+        threads, is_cluster = executor.threads, executor.client is not None
+    task = make_product_task(data.kernel, n, d, q, tile_rows, workspace, threads, is_cluster)
+    free = memory.available_memory()
+    costs = select_roads(task, free)
+    if n > SMALL_ROWS and len(costs) > 1 and costs[0].road is not Road.STORED:
+        sample = data.subset(np.linspace(0, n - 1, PILOT_ROWS).astype(np.intp))
+        task = replace(task, products=count_pilot_products(sample, n, q))
+        costs = select_roads(task, free)
+    budget.require_fits(
+        costs[0].memory_bytes, free, f"Lanczos with N = {n} training rows", "fit fewer rows or components"
+    )
+    return costs[0]
+
+
+def make_product_task(
+    kernel: Kernel,
+    n: int,
+    d: int,
+    q: int,
+    tile_rows: int | None,
+    workspace: str | Path | None,
+    threads: int,
+    is_cluster: bool,
+) -> ProductTask:
+    """Return the products that find q components of n rows of d stored values, of which some number is expected."""
+    keeps_store = workspace is not None and is_code_free(kernel)
+    return ProductTask(kernel, n, d, q, _TYPICAL_PRODUCTS, tile_rows, threads, is_cluster, keeps_store)
+
+
+def select_roads(task: ProductTask, available: int) -> list[RoadCost]:
+    """Return the roads, the one to take first: a small matrix is kept in memory, if it fits."""
+    costs = roads.compare_roads(task, available)
+    if task.n <= SMALL_ROWS:
+        costs.sort(key=lambda cost: cost.road is not Road.DENSE or cost.memory_bytes > available)
+    return costs
+
+
+def count_pilot_products(sample: TrainingData, n: int, q: int) -> int:
+    """Return the number of products that find q components of a sample of n rows: their spectra are much alike."""
+    rows, p = sample.rows_as_landmarks.shape[0], lanczos.choose_block_columns(n, q)
+    if 2 * (q + p) > min(rows // 2, lanczos.choose_basis_columns(rows, q)):
+        return _TYPICAL_PRODUCTS
+    problem = kernel_components.make_dense_problem(sample.compute_gram(None, None), Weighting(np.ones(rows)))
+    start = np.random.default_rng(0).normal(size=(rows, p))
+    return lanczos.largest_eigenpairs(problem.multiply, start, q, max_products=lanczos.MAX_PRODUCTS).products
+
+
+def _require_symmetric(data: PrecomputedGram) -> None:
+    """Raise unless ``u'Kv = v'Ku`` for two random vectors; this reads the matrix once more."""
+    V = np.random.default_rng(0).normal(size=(len(data.original_row_indices), 2))
+    products = V.T @ _multiply_by_tiles(data, V)
+    if abs(products[0, 1] - products[1, 0]) > _SYMMETRY_TOLERANCE * np.abs(products).max():
+        raise InvalidInputError("The Gram matrix is not symmetric.")
+
+
+def _multiply_by_tiles(data: PrecomputedGram, V: Array) -> Array:
+    product, start = np.empty((len(data.original_row_indices), V.shape[1])), 0
+    all_columns = len(data.original_row_indices) == data.source.shape[1]
+    for tile in data.iter_row_tiles():
+        product[start : start + len(tile)] = (tile if all_columns else tile[:, data.original_row_indices]) @ V
+        start += len(tile)
+    return product

@@ -1,0 +1,35 @@
+"""Choose how many threads of this process score rows in memory."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from dkfm.core import cpus
+from dkfm.execution.blas_threads import single_blas_thread, single_blas_thread_in_worker
+from dkfm.execution.clusters.current_client import is_inside_worker
+from dkfm.kernels.serialization import is_code_free
+from dkfm.numerics.scorer import Scorer
+
+_MIN_TILES = 2
+"""Least number of tiles for each thread. Fewer are scored one after another, with all threads of BLAS."""
+
+_MAX_SINGLE_THREAD_MULTIPLICATIONS = 2**25
+"""Multiplications, of about a millisecond, up to which more threads of BLAS save nothing. If other processes are busy,
+a product on several threads waits up to ten milliseconds for each of them to get a core.
+"""
+
+
+@contextmanager
+def use_all_threads(scorer: Scorer, output: str, n: int) -> Iterator[Scorer]:
+    """Yield a scorer that scores n rows on as many threads as pay, with the threads of BLAS limited meanwhile.
+
+    Tiles of many rows are scored on all cores, unless the kernel is a user's code, which may not expect threads, or the
+    caller has threads of its own. A task of Dask has one core, because its worker uses the others.
+    """
+    is_alone = threading.current_thread() is threading.main_thread() and not is_inside_worker()
+    many, is_ours = scorer.count_tiles(output, n) >= _MIN_TILES * cpus.COUNT, is_code_free(scorer.model.kernel)
+    few = scorer.count_multiplications(output, n) <= _MAX_SINGLE_THREAD_MULTIPLICATIONS
+    in_threads = many and is_ours and is_alone
+    with single_blas_thread() if in_threads or few else single_blas_thread_in_worker():
+        yield replace(scorer, threads=cpus.COUNT) if in_threads else scorer

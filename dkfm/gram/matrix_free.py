@@ -1,0 +1,264 @@
+"""Multiply a Gram matrix that is nowhere: kernel values are computed tile by tile, used for both sides, and dropped.
+
+A task computes a square tile of the lower triangle in pieces that stay in the processor's cache. It multiplies them for
+its rows and, transposed, for its columns. What tiles add to a block of rows is added in their order, so that a product
+has the same bits on any number of threads or workers.
+"""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dkfm.core import budget, chunking
+from dkfm.core.budget import PIECE_COLUMNS, PIECE_ROWS
+from dkfm.core.rows import Array, Rows
+from dkfm.core.scratch_buffers import ThreadBuffer
+from dkfm.errors import ClusterError, KernelError
+from dkfm.execution import memory, worker_checks
+from dkfm.execution.blas_threads import single_blas_thread
+from dkfm.execution.executors import Executor, open_executor
+from dkfm.execution.task_runner import run_tasks
+from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.files import local, temporary_folders
+from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.sources.base import Source
+from dkfm.sources.memory import MemorySource
+from dkfm.sources.npy import NpySource, save_npy
+from dkfm.sources.zarr import CsrCopySource
+from dkfm.storage import csr, zarr_store
+from dkfm.storage.output_files import LocalOutput
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_DIAGONAL_ROWS = 512
+"""Rows of a diagonal block that is computed as a whole: smaller blocks take longer than half of their values save."""
+
+_Contribution = tuple[int, int, Array, Array | None]
+"""Numbers of the rows and columns of a tile, its product for the rows, and that for the columns, unless it is both."""
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixFreeGram:
+    """Gram matrix of rows, of which products compute all values anew; `open_matrix_free` makes one."""
+
+    kernel: Kernel
+    rows: Source
+    """Training rows (N, d), where the tasks read them."""
+    executor: Executor
+    """Runs the tasks of all products."""
+    tile_rows: int
+    """Rows and columns of a tile."""
+    folder: Path | None = None
+    """Folder that workers see; None if the tasks run in this process."""
+    requirements: WorkerRequirements | None = None
+    """What a worker must meet; None in this process."""
+    names: Iterator[str] = field(default_factory=lambda: iter(lambda: f"{uuid.uuid4().hex}.npy", ""))
+    """Names of the files of right sides."""
+
+    def __matmul__(self, V: Array) -> Array:
+        """Return the product (N, p) with V (N, p); it has the same bits each time.
+
+        Raises
+        ------
+        KernelError
+            A kernel value, or a product, is not finite.
+        ClusterError
+            A tile killed its workers again and again, or the cluster is gone.
+        """
+        pairs = list(chunking.lower_triangle_tile_indices(len(V), self.tile_rows))
+        sums = _OrderedSums(V.shape, self.tile_rows)
+        with self._share(V) as shared:
+            tasks = ((self.kernel, self.rows, shared, pair, self.tile_rows, self.requirements) for pair in pairs)
+            tally = run_tasks(self.executor, "dkfm-product", multiply_tile, tasks, len(pairs), False, sums.add)
+        if tally.fatal_tasks:
+            raise ClusterError(f"Every worker died that multiplied the tile {pairs[tally.fatal_tasks[0]]}.")
+        return sums.total
+
+    @contextmanager
+    def _share(self, V: Array) -> Iterator[Source]:
+        """Yield a right side where the tasks read it; a file of it is removed at the end."""
+        if self.folder is None:
+            yield MemorySource(np.ascontiguousarray(V))
+            return
+        path = self.folder / next(self.names)
+        with local.translate_write_errors(path):
+            save_npy(path, V)
+        try:
+            yield NpySource.open(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+class _OrderedSums:
+    """Add the contributions to each block of rows in the order of the tiles; those that are early wait."""
+
+    def __init__(self, shape: tuple[int, ...], tile_rows: int) -> None:
+        self.total = np.zeros(shape)
+        self._tile_rows = tile_rows
+        self._next = [0] * chunking.count_tiles(shape[0], tile_rows)
+        self._early: dict[tuple[int, int], Array] = {}
+
+    def add(self, contribution: _Contribution) -> None:
+        """Add what a tile contributes to its rows and, unless it is on the diagonal, to its columns."""
+        row, column, product, transposed = contribution
+        self._add(row, column, product)
+        if transposed is not None:
+            self._add(column, row, transposed)
+
+    def _add(self, block: int, other: int, part: Array) -> None:
+        self._early[block, other] = part
+        target = self.total[chunking.row_slice(block, len(self.total), self._tile_rows)]
+        while (ready := self._early.pop((block, self._next[block]), None)) is not None:
+            target += ready
+            self._next[block] += 1
+
+
+def choose_tile_rows(n: int) -> int:
+    """Choose the rows of a tile: tasks of a tenth of a second or more, and, if there are enough rows, 136 of them.
+
+    >>> choose_tile_rows(20_000), choose_tile_rows(100_000), choose_tile_rows(10**6)
+    (2000, 6250, 16130)
+    """
+    least, most = 2048, 16384
+    return chunking.count_tiles(n, chunking.count_tiles(n, min(most, max(least, chunking.count_tiles(n, 16)))))
+
+
+@contextmanager
+def open_matrix_free(
+    kernel: Kernel,
+    X: Rows,
+    columns: int,
+    *,
+    tile_rows: int | None = None,
+    workspace: str | Path | None = None,
+    client: "Client | None" = None,
+) -> Iterator[MatrixFreeGram]:
+    """Yield the Gram matrix of rows X (N, d) for products with at most `columns` columns.
+
+    On a cluster the rows and the right sides are files in a temporary folder, in the workspace if there is one, which
+    the workers must see.
+
+    Raises
+    ------
+    BudgetError
+        A worker has no memory for a tile, or the disk no room for the rows.
+    UnfitWorkerError
+        No worker sees the folder.
+    """
+    n = X.shape[0]
+    rows = min(n, tile_rows or choose_tile_rows(n))
+    with ExitStack() as stack:
+        executor = stack.enter_context(open_executor(client))
+        source = MemorySource(X)
+        gram = MatrixFreeGram(kernel, source, executor, rows)
+        if executor.client is not None:
+            gram = stack.enter_context(_share_with_workers(gram, source, columns, workspace))
+        yield gram
+
+
+@contextmanager
+def _share_with_workers(
+    gram: MatrixFreeGram, source: MemorySource, columns: int, workspace: str | Path | None
+) -> Iterator[MatrixFreeGram]:
+    """Yield the matrix with its rows in a folder that the workers see, once those that do not are left aside."""
+    kernel, executor = gram.kernel, gram.executor
+    n, width = source.shape[0], source.mean_values_per_row
+    need = budget.product_task_bytes(gram.tile_rows, width, columns, kernel.peak_blocks, kernel.landmark_copies)
+    have = memory.task_budget(executor.client, executor.threads, needed=need)
+    remedy = "use a smaller tile_rows, or fewer threads, or more memory"
+    budget.require_fits(need, have, f"A tile of {gram.tile_rows} rows", remedy)
+    parent = None if workspace is None else local.make_folder(local.local_path(workspace))
+    disk = 8 * n * (width + columns)
+    with temporary_folders.temporary_folder("products", parent, need=disk, what="The training rows") as folder:
+        shared = _write_rows(source, folder)
+        probe = local.hidden_sibling(folder / "workers", "partial").name
+        requirements = WorkerRequirements(
+            LocalOutput(folder), probe, probe.encode(), worker_checks.local_versions(), need, 0, None, ""
+        )
+        with worker_checks.check_workers_with_probe(executor, requirements):
+            yield replace(gram, rows=shared, folder=folder, requirements=requirements)
+
+
+def _write_rows(source: MemorySource, folder: Path) -> Source:
+    """Write rows in memory to a folder, and return their source there."""
+    rows = source.array
+    with local.translate_write_errors(folder):
+        if isinstance(rows, np.ndarray):
+            save_npy(folder / "rows.npy", rows)
+            return NpySource.open(folder / "rows.npy")
+        root = folder / "rows.zarr"
+        with zarr_store.new_store(root, "rows", {}, csr.array_names("rows")) as group:
+            csr.write_csr(group, "rows", rows)
+        return CsrCopySource(root, source.shape, source.mean_values_per_row, source.max_run_nnz, "rows")
+
+
+def multiply_tile(
+    kernel: Kernel,
+    source: Source,
+    right: Source,
+    pair: tuple[int, int],
+    tile_rows: int,
+    requirements: WorkerRequirements | None = None,
+) -> _Contribution:
+    """Compute a tile in pieces; return its product with the right side, and that of its transpose."""
+    check_this_worker(requirements)
+    rows, columns = (chunking.row_slice(number, source.shape[0], tile_rows) for number in pair)
+    X, V = source.read(rows), _read_dense(right, rows)
+    with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
+        parts: tuple[Array, ...]
+        if rows == columns:
+            parts = (_multiply_diagonal(kernel, X, V),)
+        else:
+            parts = _multiply_pieces(kernel, X, source.read(columns), V, _read_dense(right, columns))
+        if not all(np.isfinite(part).all() for part in parts):
+            evaluate_block(kernel, X, source.read(columns), (rows.start, columns.start))  # names the rows
+            raise KernelError(f"Products with the values of {kernel!r} are not finite.")
+    return (*pair, parts[0], parts[1] if len(parts) == 2 else None)
+
+
+def _read_dense(source: Source, rows: slice) -> Array:
+    values = source.read(rows)
+    if not isinstance(values, np.ndarray):
+        raise AssertionError("The right side of a product is dense.")
+    return values
+
+
+def _multiply_diagonal(kernel: Kernel, X: Rows, V: Array) -> Array:
+    """Return ``k(X, X) V`` (n, p): few of the values above the diagonal are computed, the others transposed."""
+    n = X.shape[0]
+    if n <= _DIAGONAL_ROWS:
+        with _value_buffer.borrow(n, n, np.dtype(np.float64)) as buffer:
+            whole: Array = kernel.make_evaluator(X)(X, buffer) @ V
+        return whole
+    lower, upper = slice(n // 2, n), slice(0, n // 2)
+    across, down = _multiply_pieces(kernel, X[lower], X[upper], V[lower], V[upper])
+    product = np.concatenate([_multiply_diagonal(kernel, X[part], V[part]) for part in (upper, lower)])
+    product[lower] += across
+    product[upper] += down
+    return product
+
+
+def _multiply_pieces(kernel: Kernel, X: Rows, Y: Rows, V: Array, W: Array) -> tuple[Array, Array]:
+    """Return ``k(X, Y) W`` (n, p) and ``k(X, Y)' V`` (m, p), for V (n, p) and W (m, p)."""
+    n, m, p = X.shape[0], Y.shape[0], W.shape[1]
+    product, transposed = np.zeros((n, p)), np.zeros((m, p))
+    across, down = np.empty((PIECE_ROWS, p)), np.empty((PIECE_COLUMNS, p))
+    with _value_buffer.borrow(1, min(n, PIECE_ROWS) * min(m, PIECE_COLUMNS), np.dtype(np.float64)) as buffer:
+        for columns in chunking.row_slices(m, PIECE_COLUMNS):
+            evaluate, width = kernel.make_evaluator(Y[columns]), columns.stop - columns.start
+            for rows in chunking.row_slices(n, PIECE_ROWS):
+                size = rows.stop - rows.start
+                values = evaluate(X[rows], buffer[0, : size * width].reshape(size, width))
+                product[rows] += np.matmul(values, W[columns], out=across[:size])
+                transposed[columns] += np.matmul(values.T, V[rows], out=down[:width])
+                del values  # if it is not the buffer, free it before the next one is allocated
+    return product, transposed
+
+
+_value_buffer = ThreadBuffer()

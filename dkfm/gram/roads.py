@@ -1,0 +1,211 @@
+"""Compare the ways to multiply a Gram matrix again and again: in memory, from disk, or with values that are never kept.
+
+The way is the one that is predicted to take the fewest seconds among those that fit.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from math import inf, isqrt
+
+import numpy as np
+
+from dkfm.core import budget, cpus
+from dkfm.core.budget import PIECE_COLUMNS, PIECE_ROWS
+from dkfm.core.chunking import count_tiles
+from dkfm.core.rows import Array
+from dkfm.core.scratch_buffers import allocate_aligned
+from dkfm.execution.blas_threads import single_blas_thread
+from dkfm.gram import build, matrix_free
+from dkfm.gram.stored_gram import disk_bytes
+from dkfm.gram.training_data import TILE_VALUES
+from dkfm.kernels.base import Kernel
+from dkfm.numerics.eigensolvers import lanczos
+
+_TRIAL_ROWS = 16
+"""Rows and columns of the first block that is timed."""
+
+_SLOW_VALUE = 1e-6
+"""Seconds of a kernel value in the first block from which on no larger one is timed."""
+
+_REPETITIONS = 3
+"""Number of times that a block is computed; the fastest counts."""
+
+
+class Road(StrEnum):
+    """Where the values of a Gram matrix are between two products with it."""
+
+    DENSE = "in memory"
+    STORED = "on disk"
+    MATRIX_FREE = "computed anew each time"
+
+
+@dataclass(frozen=True)
+class RoadCost:
+    """What the products with a Gram matrix take on one road."""
+
+    road: Road
+    seconds: float
+    """Predicted seconds of all products, the matrix itself included."""
+    memory_bytes: int
+    """Largest memory of this process."""
+    basis_columns: int
+    """Capacity of the basis of Lanczos, in columns."""
+    disk_bytes: int = 0
+    """Size of the matrix on disk, with the rows beside it."""
+    task_bytes: int = 0
+    """Memory of a task on a worker; 0 if no worker takes part."""
+
+
+@dataclass(frozen=True)
+class ProductTask:
+    """The products that find a few eigenvectors, and where they are computed."""
+
+    kernel: Kernel
+    n: int
+    """Rows of the matrix."""
+    d: int
+    """Stored values of a row, on average."""
+    q: int
+    """Number of eigenvectors."""
+    products: int
+    """Expected number of products."""
+    tile_rows: int | None
+    """Rows of a tile, if the user asks for some."""
+    threads: int
+    """Threads that run tasks."""
+    is_cluster: bool
+    """Whether they are those of a cluster."""
+    keeps_store: bool
+    """Whether the user asks for the matrix on disk, by a workspace."""
+
+    @property
+    def block_columns(self) -> int:
+        """Columns of a block."""
+        return lanczos.choose_block_columns(self.n, self.q)
+
+    @property
+    def full_basis_columns(self) -> int:
+        """Columns of a basis that is seldom restarted."""
+        return lanczos.choose_basis_columns(self.n, self.q)
+
+    @property
+    def small_basis_columns(self) -> int:
+        """Columns of a basis that takes little more memory than the expected products fill."""
+        expected = (self.products * 5 // 4 + 1) * self.block_columns
+        return min(self.full_basis_columns, max(expected, 4 * (self.q + self.block_columns)))
+
+    @property
+    def basis_seconds(self) -> float:
+        """Predicted seconds beside the products."""
+        return budget.lanczos_basis_seconds(self.n, self.block_columns, self.products)
+
+
+def compare_roads(task: ProductTask, available: int) -> list[RoadCost]:
+    """Return what each road takes: the fastest first among those that fit in `available` bytes, then the others.
+
+    A matrix that the user wants on disk, or that is there already, is not computed anew.
+    """
+    costs = [_cost_dense(task), _cost_stored(task)]
+    if not task.keeps_store and not task.kernel.is_precomputed:
+        costs.append(_cost_matrix_free(task))
+    return sorted(costs, key=lambda cost: _rank_cost(cost, available))
+
+
+def _rank_cost(cost: RoadCost, available: int) -> tuple[bool, float]:
+    fits = cost.memory_bytes <= available
+    return (False, cost.seconds) if fits else (True, float(cost.memory_bytes))
+
+
+def _gram_seconds(task: ProductTask, tile_rows: int | None) -> float:
+    if task.kernel.is_precomputed:
+        return 0.0
+    values = task.n * task.n / 2 * value_seconds(task.kernel, task.d) / task.threads
+    return values + budget.gram_seconds(task.n, 0, task.threads, tile_rows)
+
+
+def _cost_dense(task: ProductTask) -> RoadCost:
+    kernel = task.kernel
+    stores = build.stores_gram(kernel, task.n, task.tile_rows, "" if task.keeps_store else None, task.is_cluster)
+    rows = min(task.n, task.tile_rows or build.TILE_ROWS)
+    seconds = _gram_seconds(task, rows if stores else None)
+    seconds += budget.centring_seconds(task.n) + task.basis_seconds
+    seconds += task.products * budget.dense_product_seconds(task.n, task.block_columns)
+    need = budget.lanczos_bytes(
+        task.n, task.d, task.full_basis_columns, task.block_columns, kernel.peak_blocks, kernel.landmark_copies
+    )
+    return RoadCost(Road.DENSE, seconds, need, task.full_basis_columns, *_store_bytes(task, rows if stores else None))
+
+
+def _cost_stored(task: ProductTask) -> RoadCost:
+    rows, threads = min(task.n, task.tile_rows or build.TILE_ROWS), cpus.COUNT
+    if task.kernel.is_precomputed:
+        rows, threads = min(task.n, isqrt(TILE_VALUES)), 1
+    seconds = _gram_seconds(task, rows) + task.basis_seconds
+    seconds += (task.products + 1) * budget.stored_product_seconds(task.n, task.block_columns)
+    need = budget.lanczos_out_of_core_bytes(
+        task.n, task.d, task.small_basis_columns, task.block_columns, rows, threads, task.kernel.landmark_copies
+    )
+    return RoadCost(Road.STORED, seconds, need, task.small_basis_columns, *_store_bytes(task, rows))
+
+
+def _cost_matrix_free(task: ProductTask) -> RoadCost:
+    kernel, columns = task.kernel, task.block_columns
+    rows = min(task.n, task.tile_rows or matrix_free.choose_tile_rows(task.n))
+    value = value_seconds(kernel, task.d)
+    all_products = task.products * (value + 2 * columns * budget.PRODUCT_SECONDS) + value  # and that for the means
+    tiles = count_tiles(task.n, rows)
+    seconds = rows * rows * tiles * (tiles + 1) / 2 * all_products / task.threads + task.basis_seconds
+    each = budget.product_task_bytes(rows, task.d, columns, kernel.peak_blocks, kernel.landmark_copies)
+    threads = 0 if task.is_cluster else task.threads
+    basis_columns = task.small_basis_columns
+    need = budget.lanczos_matrix_free_bytes(task.n, task.d, basis_columns, columns) + threads * each
+    return RoadCost(Road.MATRIX_FREE, seconds, need, basis_columns, 0, each if task.is_cluster else 0)
+
+
+def _store_bytes(task: ProductTask, rows: int | None) -> tuple[int, int]:
+    """Return the bytes on disk of a matrix in tiles of some rows, and those of a task; 0 if it is not stored."""
+    kernel = task.kernel
+    if rows is None or kernel.is_precomputed:
+        return 0, 0
+    each = budget.gram_task_bytes(rows, task.d, kernel.peak_blocks, kernel.landmark_copies)
+    return disk_bytes(task.n, task.d, rows), each if task.is_cluster else 0
+
+
+def value_seconds(kernel: Kernel, d: int) -> float:
+    """Measure the seconds of one thread for a kernel value of rows of d columns; it is kept for equal kernels.
+
+    The rows are random histograms, which every kernel takes. Of a kernel that fails on them the time is infinite.
+    """
+    try:
+        return _measured_value_seconds(kernel, d)
+    except TypeError:  # a function that has no hash
+        return _measure_value_seconds(kernel, d)
+
+
+@lru_cache(maxsize=64)
+def _measured_value_seconds(kernel: Kernel, d: int) -> float:
+    return _measure_value_seconds(kernel, d)
+
+
+def _measure_value_seconds(kernel: Kernel, d: int) -> float:
+    rows = np.random.default_rng(0).uniform(0.1, 1.9, (PIECE_ROWS + PIECE_COLUMNS, d))
+    rows *= d / rows.sum(axis=1, keepdims=True)
+    with single_blas_thread(), np.errstate(all="ignore"), suppress(Exception):  # a function of the user
+        resolved = kernel.resolve(rows)
+        trial = _time_block(resolved, rows[:_TRIAL_ROWS], rows[_TRIAL_ROWS : 2 * _TRIAL_ROWS])
+        return trial if trial > _SLOW_VALUE else _time_block(resolved, rows[:PIECE_ROWS], rows[PIECE_ROWS:])
+    return inf
+
+
+def _time_block(kernel: Kernel, X: Array, Y: Array) -> float:
+    """Return the least seconds of a value of several computations of a block."""
+    evaluate, buffer, least = kernel.make_evaluator(Y), allocate_aligned(8 * len(X) * len(Y)), inf
+    out = buffer.view(np.float64).reshape(len(X), len(Y))
+    for _ in range(_REPETITIONS):
+        start = time.perf_counter()
+        evaluate(X, out)
+        least = min(least, time.perf_counter() - start)
+    return least / out.size

@@ -1,0 +1,103 @@
+"""Components by products without a matrix: those of every other road, the same bits on a cluster, and no file."""
+
+import tempfile
+
+import numpy as np
+import pytest
+from distributed import Client
+from sklearn.decomposition import KernelPCA as Peer
+
+from dkfm import KernelPCA, kernels
+from dkfm.errors import BudgetError, KernelError
+from dkfm.estimators.fitting import eigenproblem
+from dkfm.execution import memory
+from dkfm.files import temporary_folders
+from dkfm.gram.roads import Road
+from helpers.harness import left
+
+
+@pytest.fixture
+def road(monkeypatch):
+    """Function that leaves one road to the fits that follow; it returns those that they could take."""
+    select = eigenproblem.select_roads
+
+    def leave(only):
+        monkeypatch.setattr(
+            eigenproblem, "select_roads", lambda *given: [cost for cost in select(*given) if cost.road is only]
+        )
+
+    return leave
+
+
+@pytest.fixture
+def no_file(monkeypatch):
+    """Nothing may be written."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a temporary folder")
+
+    monkeypatch.setattr(temporary_folders, "TemporaryFolder", refuse)
+
+
+@pytest.mark.parametrize("centered", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("kernel", [kernels.Gaussian(2.0), kernels.Polynomial(3), kernels.Laplacian(4.0)], ids=repr)
+def test_components_are_those_of_a_full_decomposition(kernel, weighted, centered, rng, road, no_file):
+    X, Z = rng.normal(size=(1200, 6)) * [3, 2, 1, 1, 1, 1], rng.normal(size=(40, 6))
+    weights = rng.uniform(0.5, 2.0, 1200) if weighted else None
+    truth = KernelPCA(5, kernel=kernel, centered=centered, eigen_solver="dense").fit(X, sample_weight=weights)
+    road(Road.MATRIX_FREE)
+    found = KernelPCA(5, kernel=kernel, centered=centered).fit(X, sample_weight=weights)
+    scale = np.sqrt(truth.eigenvalues_[0])
+    np.testing.assert_allclose(found.eigenvalues_, truth.eigenvalues_, rtol=1e-11)
+    # Eigenvectors have the rounding of the matrix, divided by the gaps between eigenvalues.
+    np.testing.assert_allclose(found.transform(Z), truth.transform(Z), rtol=0, atol=1e-10 * scale)
+    np.testing.assert_allclose(found.total_variance_, truth.total_variance_, rtol=1e-11)
+    assert found.certificate_.error < 1e-12
+
+
+def test_components_are_scikit_learns_to_ten_digits(rng, road):
+    X = rng.normal(size=(1500, 8)) * np.linspace(3, 1, 8)
+    road(Road.MATRIX_FREE)
+    found = KernelPCA(6, kernel="rbf", gamma=0.02).fit(X)
+    peer = Peer(6, kernel="rbf", gamma=0.02, eigen_solver="dense").fit(X)
+    np.testing.assert_allclose(found.eigenvalues_, peer.eigenvalues_, rtol=1e-10)
+    signs = np.sign(np.einsum("ij,ij->j", found.transform(X), peer.transform(X)))
+    np.testing.assert_allclose(
+        found.transform(X) * signs, peer.transform(X), rtol=0, atol=1e-10 * np.sqrt(peer.eigenvalues_[0])
+    )
+
+
+def test_a_cluster_gives_the_bits_of_threads(rng, road, processes, tmp_path, monkeypatch):
+    X = rng.normal(size=(1200, 6))
+    road(Road.MATRIX_FREE)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Client(processes):
+        on_workers = KernelPCA(5, kernel="rbf", tile_rows=500).fit(X)
+    on_threads = KernelPCA(5, kernel="rbf", tile_rows=500).fit(X)
+    np.testing.assert_array_equal(on_workers.eigenvalues_, on_threads.eigenvalues_)
+    np.testing.assert_array_equal(on_workers.model_.head("scores").weights, on_threads.model_.head("scores").weights)
+    assert left(tmp_path) == []
+
+
+def test_a_kernel_that_overflows_is_named(rng, road):
+    X = rng.normal(size=(1100, 3))
+    X[1000] = 1e200
+    road(Road.MATRIX_FREE)
+    with pytest.raises(KernelError, match="rows 1000 and"):
+        KernelPCA(2, kernel="poly").fit(X)
+
+
+def test_a_small_matrix_is_kept_and_none_is_begun_without_memory(rng, monkeypatch):
+    X = rng.normal(size=(1100, 3))
+    opened = []
+    original = eigenproblem.open_eigenproblem
+    monkeypatch.setattr(
+        eigenproblem, "open_eigenproblem", lambda data, road, *rest: opened.append(road) or original(data, road, *rest)
+    )
+    KernelPCA(2, kernel="rbf").fit(X)
+    assert opened == [Road.DENSE]
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**6)
+    with pytest.raises(BudgetError, match="Lanczos with N = 1100"):
+        KernelPCA(2, kernel="rbf").fit(X)
+    assert opened == [Road.DENSE]

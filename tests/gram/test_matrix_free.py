@@ -1,0 +1,157 @@
+"""Products without a Gram matrix: right, of the same bits wherever they are computed, in little memory."""
+
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+from dkfm import kernels
+from dkfm.errors import BudgetError, KernelError, UnfitWorkerError
+from dkfm.execution import executors
+from dkfm.execution.executors import ThreadExecutor
+from dkfm.gram import matrix_free
+from dkfm.gram.matrix_free import MatrixFreeGram, open_matrix_free
+from dkfm.sources.memory import MemorySource
+from helpers.harness import left
+
+KERNELS = [
+    kernels.Gaussian(1.5),
+    kernels.Laplacian(2.0),
+    kernels.Polynomial(3) + 0.5 * kernels.Linear(),
+    kernels.NegativeSquaredDistance(),
+    kernels.Function(lambda X, Y: np.cos(X.sum(axis=1)[:, None] - Y.sum(axis=1))),
+]
+
+
+def product_on_threads(kernel, X, V, tile_rows, threads):
+    executor = ThreadExecutor(threads)
+    try:
+        return MatrixFreeGram(kernel, MemorySource(X), executor, tile_rows) @ V
+    finally:
+        executor.cancel()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+@given(n=st.integers(1, 40), d=st.integers(1, 7), columns=st.integers(1, 5), tile_rows=st.integers(1, 50))
+@settings(max_examples=8)
+def test_products_are_those_of_the_dense_matrix(kernel, n, d, columns, tile_rows):
+    rng = np.random.default_rng(n)
+    X, V = rng.normal(size=(n, d)), rng.normal(size=(n, columns))
+    K = kernel(X)
+    found = product_on_threads(kernel, X, V, tile_rows, 2)
+    # A product of n values has a rounding error of n eps of the sum of their magnitudes.
+    np.testing.assert_allclose(found, K @ V, rtol=0, atol=1e-14 * (1 + n) * (np.abs(K) @ np.abs(V)).max())
+
+
+def test_pieces_smaller_than_a_tile_make_the_same_product(rng, monkeypatch):
+    monkeypatch.setattr(matrix_free, "PIECE_ROWS", 7)
+    monkeypatch.setattr(matrix_free, "PIECE_COLUMNS", 11)
+    X, V = rng.normal(size=(100, 6)), rng.normal(size=(100, 3))
+    for rows in (X, csr_array(X)):
+        found = product_on_threads(kernels.Gaussian(2.0), rows, V, 40, 2)
+        np.testing.assert_allclose(found, kernels.Gaussian(2.0)(X) @ V, rtol=0, atol=1e-12)
+
+
+def test_any_number_of_threads_and_any_order_of_tiles_have_the_same_bits(rng):
+    X, V = rng.normal(size=(300, 6)), rng.normal(size=(300, 4))
+    truth = product_on_threads(kernels.Gaussian(2.0), X, V, 40, 1)
+    for threads in (2, 3, 5):
+        np.testing.assert_array_equal(product_on_threads(kernels.Gaussian(2.0), X, V, 40, threads), truth)
+    parts = [
+        matrix_free.multiply_tile(kernels.Gaussian(2.0), MemorySource(X), MemorySource(V), (i, j), 40)
+        for i in range(8)
+        for j in range(i + 1)
+    ]
+    for _ in range(5):
+        sums = matrix_free._OrderedSums(V.shape, 40)
+        for part in rng.permutation(len(parts)):
+            sums.add(parts[part])
+        np.testing.assert_array_equal(sums.total, truth)
+        assert not sums._early
+
+
+def test_workers_give_the_bits_of_threads_and_leave_nothing(rng, tmp_path, client):
+    V = rng.normal(size=(500, 4))
+    for X in (rng.normal(size=(500, 6)), csr_array(rng.normal(size=(500, 6)) * (rng.uniform(size=(500, 6)) < 0.4))):
+        with open_matrix_free(kernels.Gaussian(2.0), X, 4, tile_rows=120, workspace=tmp_path, client=client) as gram:
+            found = [gram @ V, gram @ V]
+            assert len(list(gram.folder.glob("*.npy"))) == isinstance(X, np.ndarray)
+        np.testing.assert_array_equal(found[0], product_on_threads(kernels.Gaussian(2.0), X, V, 120, 2))
+        np.testing.assert_array_equal(found[0], found[1])
+    assert left(tmp_path) == []
+
+
+def test_workers_that_do_not_see_the_rows_are_named(rng, tmp_path, client, monkeypatch):
+    monkeypatch.setattr(matrix_free.worker_checks, "local_versions", lambda **_: {"numpy": "0.1"})
+    with (
+        pytest.raises(UnfitWorkerError, match=r"numpy"),
+        open_matrix_free(kernels.Gaussian(2.0), rng.normal(size=(9, 2)), 4, workspace=tmp_path, client=client),
+    ):
+        pass
+    assert left(tmp_path) == []
+
+
+def test_workers_without_memory_for_a_tile_are_refused_before_a_file_is_written(rng, tmp_path, client, monkeypatch):
+    monkeypatch.setattr(matrix_free.memory, "task_budget", lambda *_, **__: 1000)
+    with (
+        pytest.raises(BudgetError, match="A tile of 300 rows needs"),
+        open_matrix_free(kernels.Gaussian(2.0), rng.normal(size=(300, 2)), 4, workspace=tmp_path, client=client),
+    ):
+        pass
+    assert left(tmp_path) == []
+
+
+def test_values_that_are_not_finite_are_named(rng):
+    X, V = rng.normal(size=(30, 2)), np.ones((30, 2))
+    X[17] = 1e200
+    with pytest.raises(KernelError, match=r"returned inf for rows 17 and \d+"):
+        product_on_threads(kernels.Polynomial(3), X, V, 10, 2)
+    with pytest.raises(KernelError, match="Products with the values"):
+        product_on_threads(kernels.Linear(), np.full((4, 1), 1e150), np.full((4, 1), 1e150), 2, 1)
+
+
+def test_an_error_in_a_task_cancels_the_others(rng, monkeypatch):
+    def multiply(*_):
+        raise KernelError("no")
+
+    monkeypatch.setattr(matrix_free, "multiply_tile", multiply)
+    with pytest.raises(KernelError, match="no"), open_matrix_free(KERNELS[0], rng.normal(size=(50, 2)), 1) as gram:
+        gram @ np.ones((50, 1))
+    assert isinstance(gram.executor, executors.ThreadExecutor)
+
+
+MEMORY = """
+import numpy as np
+from dkfm import kernels
+from dkfm.core import budget, cpus
+from dkfm.execution import memory
+from dkfm.gram.matrix_free import choose_tile_rows, open_matrix_free
+
+n, columns = 16_000, 16
+X, V = np.random.default_rng(0).normal(size=(n, 8)), np.ones((n, columns))
+with open_matrix_free(kernels.Gaussian(2.0), X[:300], columns) as gram:
+    gram @ V[:300]
+before = memory.peak_memory()
+with open_matrix_free(kernels.Gaussian(2.0), X, columns) as gram:
+    gram @ V
+each = budget.product_task_bytes(choose_tile_rows(n), 8, columns, 2, 1)
+print(memory.peak_memory() - before, cpus.COUNT * each + 3 * V.nbytes + 2**25)
+"""
+
+
+def test_memory_is_that_of_the_tiles():
+    taken, predicted = map(int, subprocess.check_output([sys.executable, "-c", MEMORY]).split())
+    assert taken < predicted < 8 * 16_000**2 / 10
+
+
+def test_temporary_folders_are_those_of_the_system_by_default(rng, client, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with open_matrix_free(KERNELS[0], rng.normal(size=(50, 2)), 1, client=client) as gram:
+        assert gram.folder.parent == tmp_path
+        assert (gram.folder / "rows.npy").exists()
+    assert left(tmp_path) == []

@@ -1,0 +1,75 @@
+"""Roads of products: the fastest that fits, and a store where the user wants one or where values are dear."""
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from dkfm import kernels
+from dkfm.gram import roads
+from dkfm.gram.roads import ProductTask, Road
+
+GB = 10**9
+GAUSSIAN = kernels.Gaussian(7.0)
+
+
+def task(kernel=GAUSSIAN, n=60_000, d=50, *, keeps_store=False, is_cluster=False):
+    return ProductTask(kernel, n, d, 20, 10, None, 2, is_cluster, keeps_store)
+
+
+def first(work, available):
+    return roads.compare_roads(work, available)[0]
+
+
+def test_a_matrix_larger_than_memory_is_computed_anew_and_writes_nothing():
+    cost = first(task(), 20 * GB)
+    assert (cost.road, cost.disk_bytes) == (Road.MATRIX_FREE, 0)
+    assert cost.memory_bytes < 1.5 * GB
+
+
+def test_a_matrix_for_a_workspace_stays_in_its_store():
+    assert {cost.road for cost in roads.compare_roads(task(keeps_store=True), 20 * GB)} == {Road.DENSE, Road.STORED}
+    cost = first(task(keeps_store=True), 20 * GB)
+    assert cost.road is Road.STORED
+    assert 28 * GB < cost.disk_bytes < 31 * GB
+
+
+def test_values_that_cost_more_than_to_read_them_are_stored(monkeypatch):
+    monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 1e-6)
+    assert first(task(), 20 * GB).road is Road.STORED
+
+
+def test_the_road_of_the_least_memory_is_first_where_none_fits():
+    costs = roads.compare_roads(task(), 10**6)
+    assert costs[0].memory_bytes == min(cost.memory_bytes for cost in costs)
+
+
+def test_a_cluster_needs_memory_for_tasks_on_its_workers():
+    here, there = first(task(), 20 * GB), first(task(is_cluster=True), 20 * GB)
+    assert here.task_bytes == 0
+    assert there.task_bytes > 0
+    assert there.memory_bytes < here.memory_bytes
+
+
+def test_the_time_of_a_value_is_measured_for_any_kernel():
+    def refuse(X, Y):
+        raise ValueError("no")
+
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, X, Y):
+            return X @ Y.T
+
+    assert roads.value_seconds(kernels.Function(refuse), 5) == inf
+    assert 0 < roads.value_seconds(kernels.Function(Unhashable()), 5) < 1e-6
+    slow = kernels.Pairwise(lambda x, y: float(x @ y))
+    assert roads.value_seconds(slow, 5) > 5 * roads.value_seconds(kernels.Linear(), 5)
+    assert roads.value_seconds(kernels.ChiSquared(1.0), 5) < inf
+
+
+@pytest.mark.parametrize("kernel", [GAUSSIAN, kernels.Precomputed()])
+def test_no_road_is_free(kernel):
+    for cost in roads.compare_roads(task(kernel, 5000), 20 * GB):
+        assert np.isfinite(cost.seconds)
+        assert cost.seconds > 0
