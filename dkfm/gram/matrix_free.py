@@ -5,10 +5,9 @@ its rows and, transposed, for its columns. What tiles add to a block of rows is 
 has the same bits on any number of threads or workers.
 """
 
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,19 +18,14 @@ from dkfm.core.budget import PIECE_COLUMNS, PIECE_ROWS
 from dkfm.core.rows import Array, Rows
 from dkfm.core.scratch_buffers import ThreadBuffer
 from dkfm.errors import ClusterError, KernelError
-from dkfm.execution import memory, worker_checks
 from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
-from dkfm.files import local, temporary_folders
+from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.sources.base import Source
 from dkfm.sources.memory import MemorySource
-from dkfm.sources.npy import NpySource, save_npy
-from dkfm.sources.zarr import CsrCopySource
-from dkfm.storage import csr, zarr_store
-from dkfm.storage.output_files import LocalOutput
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -54,12 +48,8 @@ class MatrixFreeGram:
     """Runs the tasks of all products."""
     tile_rows: int
     """Rows and columns of a tile."""
-    folder: Path | None = None
-    """Folder that workers see; None if the tasks run in this process."""
-    requirements: WorkerRequirements | None = None
-    """What a worker must meet; None in this process."""
-    names: Iterator[str] = field(default_factory=lambda: iter(lambda: f"{uuid.uuid4().hex}.npy", ""))
-    """Names of the files of right sides."""
+    shared: SharedArrays
+    """Gives right sides to the tasks."""
 
     def __matmul__(self, V: Array) -> Array:
         """Return the product (N, p) with V (N, p); it has the same bits each time.
@@ -73,26 +63,12 @@ class MatrixFreeGram:
         """
         pairs = list(chunking.lower_triangle_tile_indices(len(V), self.tile_rows))
         sums = _OrderedSums(V.shape, self.tile_rows)
-        with self._share(V) as shared:
-            tasks = ((self.kernel, self.rows, shared, pair, self.tile_rows, self.requirements) for pair in pairs)
+        with self.shared.share(np.ascontiguousarray(V)) as right:
+            tasks = ((self.kernel, self.rows, right, pair, self.tile_rows, self.shared.requirements) for pair in pairs)
             tally = run_tasks(self.executor, "dkfm-product", multiply_tile, tasks, len(pairs), False, sums.add)
         if tally.fatal_tasks:
             raise ClusterError(f"Every worker died that multiplied the tile {pairs[tally.fatal_tasks[0]]}.")
         return sums.total
-
-    @contextmanager
-    def _share(self, V: Array) -> Iterator[Source]:
-        """Yield a right side where the tasks read it; a file of it is removed at the end."""
-        if self.folder is None:
-            yield MemorySource(np.ascontiguousarray(V))
-            return
-        path = self.folder / next(self.names)
-        with local.translate_write_errors(path):
-            save_npy(path, V)
-        try:
-            yield NpySource.open(path)
-        finally:
-            path.unlink(missing_ok=True)
 
 
 class _OrderedSums:
@@ -151,51 +127,16 @@ def open_matrix_free(
     UnfitWorkerError
         No worker sees the folder.
     """
-    n = X.shape[0]
-    rows = min(n, tile_rows or choose_tile_rows(n))
-    with ExitStack() as stack:
-        executor = stack.enter_context(open_executor(client))
-        source = MemorySource(X)
-        gram = MatrixFreeGram(kernel, source, executor, rows)
-        if executor.client is not None:
-            gram = stack.enter_context(_share_with_workers(gram, source, columns, workspace))
-        yield gram
-
-
-@contextmanager
-def _share_with_workers(
-    gram: MatrixFreeGram, source: MemorySource, columns: int, workspace: str | Path | None
-) -> Iterator[MatrixFreeGram]:
-    """Yield the matrix with its rows in a folder that the workers see, once those that do not are left aside."""
-    kernel, executor = gram.kernel, gram.executor
-    n, width = source.shape[0], source.mean_values_per_row
-    need = budget.product_task_bytes(gram.tile_rows, width, columns, kernel.peak_blocks, kernel.landmark_copies)
-    have = memory.task_budget(executor.client, executor.threads, needed=need)
-    remedy = "use a smaller tile_rows, or fewer threads, or more memory"
-    budget.require_fits(need, have, f"A tile of {gram.tile_rows} rows", remedy)
-    parent = None if workspace is None else local.make_folder(local.local_path(workspace))
+    n, source = X.shape[0], MemorySource(X)
+    rows, width = min(n, tile_rows or choose_tile_rows(n)), source.mean_values_per_row
+    task_bytes = budget.product_task_bytes(rows, width, columns, kernel.peak_blocks, kernel.landmark_copies)
     disk = 8 * n * (width + columns)
-    with temporary_folders.temporary_folder("products", parent, need=disk, what="The training rows") as folder:
-        shared = _write_rows(source, folder)
-        probe = local.hidden_sibling(folder / "workers", "partial").name
-        requirements = WorkerRequirements(
-            LocalOutput(folder), probe, probe.encode(), worker_checks.local_versions(), need, 0, None, ""
-        )
-        with worker_checks.check_workers_with_probe(executor, requirements):
-            yield replace(gram, rows=shared, folder=folder, requirements=requirements)
-
-
-def _write_rows(source: MemorySource, folder: Path) -> Source:
-    """Write rows in memory to a folder, and return their source there."""
-    rows = source.array
-    with local.translate_write_errors(folder):
-        if isinstance(rows, np.ndarray):
-            save_npy(folder / "rows.npy", rows)
-            return NpySource.open(folder / "rows.npy")
-        root = folder / "rows.zarr"
-        with zarr_store.new_store(root, "rows", {}, csr.array_names("rows")) as group:
-            csr.write_csr(group, "rows", rows)
-        return CsrCopySource(root, source.shape, source.mean_values_per_row, source.max_run_nnz, "rows")
+    with (
+        open_executor(client) as executor,
+        open_shared_arrays(executor, task_bytes, disk, "The training rows", workspace) as shared,
+        shared.share(X) as shared_rows,
+    ):
+        yield MatrixFreeGram(kernel, shared_rows, executor, rows, shared)
 
 
 def multiply_tile(

@@ -84,7 +84,7 @@ def test_a_kernel_that_overflows_is_named(rng, road):
     X = rng.normal(size=(1100, 3))
     X[1000] = 1e200
     road(Road.MATRIX_FREE)
-    with pytest.raises(KernelError, match="rows 1000 and"):
+    with pytest.raises(KernelError, match=r"rows (1000 and \d+|\d+ and 1000)"):
         KernelPCA(2, kernel="poly").fit(X)
 
 

@@ -51,7 +51,7 @@ def test_killed_workers_change_no_bit(train, temporary, tmp_path, faults):
             with process(driver_command, tmp_path / "driver.log", env=environment) as driver:
                 while driver.poll() is None and faults > 0:
                     # Products go on while the right side of one is in the folder.
-                    wait_for(lambda: driver.poll() is not None or list(temporary.rglob("*.npy")), "a product")
+                    wait_for(lambda: driver.poll() is not None or list(temporary.glob("*/*")), "a product")
                     time.sleep(float(rng.uniform(0.0, 1.0)))
                     faults -= driver.poll() is None and site.kill_a_worker(rng)
                 assert driver.wait(harness.LIMIT) == 0, (tmp_path / "driver.log").read_text()
@@ -66,7 +66,7 @@ def test_what_a_killed_driver_left_is_removed_by_the_next_one(train, temporary, 
         driver_command = command(train, tmp_path / "model", "--scheduler", site.address)
         for _ in range(faults):
             with process(driver_command, env=environment) as driver:
-                wait_for(lambda: driver.poll() is not None or list(temporary.rglob("rows.npy")), "the rows")
+                wait_for(lambda: driver.poll() is not None or list(temporary.glob("*/*")), "the rows")
                 killed = driver.poll() is None
             TOTALS.faults += killed
         run(["env", f"TMPDIR={temporary}", *driver_command])
@@ -79,7 +79,7 @@ def test_a_dead_scheduler_is_one_sentence_and_nothing_is_left(train, temporary, 
         driver_command = command(train, tmp_path / "model", "--scheduler", site.address)
         log = tmp_path / "driver.log"
         with process(driver_command, log, env=harness.environment(TMPDIR=str(temporary))) as driver:
-            wait_for(lambda: driver.poll() is not None or list(temporary.rglob("rows.npy")), "the rows")
+            wait_for(lambda: driver.poll() is not None or list(temporary.glob("*/*")), "the rows")
             site.scheduler.send_signal(signal.SIGKILL)
             assert driver.wait(harness.LIMIT) == 3, log.read_text()
         assert sentence(log.read_text()).startswith("ClusterError: ")

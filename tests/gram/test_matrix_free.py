@@ -14,8 +14,9 @@ from dkfm import kernels
 from dkfm.errors import BudgetError, KernelError, UnfitWorkerError
 from dkfm.execution import executors
 from dkfm.execution.executors import ThreadExecutor
-from dkfm.gram import matrix_free
+from dkfm.gram import matrix_free, shared_arrays
 from dkfm.gram.matrix_free import MatrixFreeGram, open_matrix_free
+from dkfm.gram.shared_arrays import SharedArrays
 from dkfm.sources.memory import MemorySource
 from helpers.harness import left
 
@@ -31,7 +32,7 @@ KERNELS = [
 def product_on_threads(kernel, X, V, tile_rows, threads):
     executor = ThreadExecutor(threads)
     try:
-        return MatrixFreeGram(kernel, MemorySource(X), executor, tile_rows) @ V
+        return MatrixFreeGram(kernel, MemorySource(X), executor, tile_rows, SharedArrays()) @ V
     finally:
         executor.cancel()
 
@@ -80,14 +81,14 @@ def test_workers_give_the_bits_of_threads_and_leave_nothing(rng, tmp_path, clien
     for X in (rng.normal(size=(500, 6)), csr_array(rng.normal(size=(500, 6)) * (rng.uniform(size=(500, 6)) < 0.4))):
         with open_matrix_free(kernels.Gaussian(2.0), X, 4, tile_rows=120, workspace=tmp_path, client=client) as gram:
             found = [gram @ V, gram @ V]
-            assert len(list(gram.folder.glob("*.npy"))) == isinstance(X, np.ndarray)
+            assert len(list(gram.shared.folder.iterdir())) == 3  # the rows, the probe, and the record of the folder
         np.testing.assert_array_equal(found[0], product_on_threads(kernels.Gaussian(2.0), X, V, 120, 2))
         np.testing.assert_array_equal(found[0], found[1])
     assert left(tmp_path) == []
 
 
 def test_workers_that_do_not_see_the_rows_are_named(rng, tmp_path, client, monkeypatch):
-    monkeypatch.setattr(matrix_free.worker_checks, "local_versions", lambda **_: {"numpy": "0.1"})
+    monkeypatch.setattr(shared_arrays.worker_checks, "local_versions", lambda **_: {"numpy": "0.1"})
     with (
         pytest.raises(UnfitWorkerError, match=r"numpy"),
         open_matrix_free(kernels.Gaussian(2.0), rng.normal(size=(9, 2)), 4, workspace=tmp_path, client=client),
@@ -97,9 +98,9 @@ def test_workers_that_do_not_see_the_rows_are_named(rng, tmp_path, client, monke
 
 
 def test_workers_without_memory_for_a_tile_are_refused_before_a_file_is_written(rng, tmp_path, client, monkeypatch):
-    monkeypatch.setattr(matrix_free.memory, "task_budget", lambda *_, **__: 1000)
+    monkeypatch.setattr(shared_arrays.memory, "task_budget", lambda *_, **__: 1000)
     with (
-        pytest.raises(BudgetError, match="A tile of 300 rows needs"),
+        pytest.raises(BudgetError, match="A tile needs"),
         open_matrix_free(kernels.Gaussian(2.0), rng.normal(size=(300, 2)), 4, workspace=tmp_path, client=client),
     ):
         pass
@@ -109,7 +110,7 @@ def test_workers_without_memory_for_a_tile_are_refused_before_a_file_is_written(
 def test_values_that_are_not_finite_are_named(rng):
     X, V = rng.normal(size=(30, 2)), np.ones((30, 2))
     X[17] = 1e200
-    with pytest.raises(KernelError, match=r"returned inf for rows 17 and \d+"):
+    with pytest.raises(KernelError, match=r"returned inf for rows (17 and \d+|\d+ and 17)"):
         product_on_threads(kernels.Polynomial(3), X, V, 10, 2)
     with pytest.raises(KernelError, match="Products with the values"):
         product_on_threads(kernels.Linear(), np.full((4, 1), 1e150), np.full((4, 1), 1e150), 2, 1)
@@ -152,6 +153,6 @@ def test_memory_is_that_of_the_tiles():
 def test_temporary_folders_are_those_of_the_system_by_default(rng, client, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with open_matrix_free(KERNELS[0], rng.normal(size=(50, 2)), 1, client=client) as gram:
-        assert gram.folder.parent == tmp_path
-        assert (gram.folder / "rows.npy").exists()
+        assert gram.shared.folder.parent == tmp_path
+        assert gram.rows.location.parent == tmp_path / gram.shared.folder.name
     assert left(tmp_path) == []
