@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from dkfm import kernels, plotting
     from dkfm.core import sizing as sizing
     from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
-    from dkfm.estimators.fitting.fit_plan import FitPlan, plan_fit
+    from dkfm.estimators.fitting.fit_plan import plan_fit
+    from dkfm.estimators.fitting.plan_report import FitPlan
     from dkfm.gram.build import build_gram
     from dkfm.kernel_comparison import tsne_embedding
     from dkfm.kernel_comparison.compare import compare_kernels
@@ -58,7 +59,7 @@ _MODULE_PATHS = {
 _DEFINING_MODULES = {
     "Comparison": "dkfm.kernel_comparison.result",
     "ExactFeatureMap": "dkfm.estimators",
-    "FitPlan": "dkfm.estimators.fitting.fit_plan",
+    "FitPlan": "dkfm.estimators.fitting.plan_report",
     "KernelFisher": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
     "Plan": "dkfm.scoring.planning",

@@ -12,12 +12,15 @@ import numpy.typing as npt
 from dkfm.cli import option_parsing as arguments
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA
-from dkfm.estimators.fitting.fit_plan import FitPlan, plan_fit
+from dkfm.estimators.fitting import streamed
+from dkfm.estimators.fitting.fit_plan import plan_fit
+from dkfm.estimators.fitting.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection
 from dkfm.files.local import local_path
 from dkfm.files.location import locate, require_disjoint, require_not_inside
+from dkfm.gram.streamed_rows import SourceRows
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.parameters import MEDIAN
@@ -124,10 +127,15 @@ def run_fit(train: str, model: str, options: FitOptions, connection: AbstractCon
             memory.require_driver_memory(
                 source.shape[0], source.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies
             )
-        rows = source.read(slice(0, source.shape[0]))
+        streams = streamed.streams_rows(estimator)
+        rows = SourceRows(source) if streams else source.read(slice(0, source.shape[0]))
+        if streams:  # the rows must not change before the end of the fit
+            with connection:
+                estimator.fit(rows)
         watch.require_same("read", "fit again")
-    with connection:
-        estimator.fit(rows, labels, **options.select_given(_PCA_OPTIONS))
+    if not streams:
+        with connection:
+            estimator.fit(rows, labels, **options.select_given(_PCA_OPTIONS))
     if isinstance(source, NamedColumns):
         estimator.feature_names_in_ = np.asarray(source.columns, dtype=object)
     estimator.save(model, overwrite=options.overwrite)

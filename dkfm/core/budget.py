@@ -146,6 +146,30 @@ def pivot_columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
     return _VALUE * (n * (r + 8) + 3 * r * r + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
+def streamed_pivots_bytes(n: int, d: int, r: int) -> int:
+    """Return the peak bytes of the driver that finds r pivots in rounds among N rows that are not in memory.
+
+    The driver holds the residuals of all rows and, when they are sorted and certified at the end, ten numbers for each
+    row; a factor (r, r), with
+    that of the next round, and its inverse; the pivots; and the kernel values of the candidates of a round.
+
+    >>> streamed_pivots_bytes(10**6, 5, 1000) < 10**9
+    True
+    """
+    candidates = 2048
+    return _VALUE * (10 * n + 4 * r * r + 2 * r * (d + 16) + candidates * (3 * candidates + 2 * r + d)) + PROCESS_BYTES
+
+
+def pivot_task_bytes(d: int, r: int, blocks: int = 1, copies: int = 1) -> int:
+    """Return the bytes of a task that computes residuals of a tile of rows from r pivots.
+
+    A task holds its rows, the pivots and what the kernel prepares from them, weights, and a piece of kernel values and
+    of features.
+    """
+    tile_rows, piece_values = 16_384, 2**18
+    return _VALUE * (tile_rows * (d + 3) + (1 + copies) * r * (d + 3) + r * (r + 16) + (blocks + 2) * piece_values)
+
+
 def pivot_columns_seconds(n: int, d: int, r: int) -> float:
     """Predict the seconds to find r pivots among N rows column by column, with memory read at 30 GB/s."""
     return r * (1e-4 + n * (4 * r + 8 * d) / 3e10)

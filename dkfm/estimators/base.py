@@ -17,6 +17,7 @@ from dkfm.estimators.scoring_mixin import ScoringMixin
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.execution.stage_log import log_stage
+from dkfm.gram.streamed_rows import SourceRows, StreamedRows
 from dkfm.gram.training_data import TrainingData, as_training_data, compute_lazy_frame
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
@@ -71,7 +72,11 @@ class KernelEstimator(ModelTransformerMixin):
         if self.on_indefinite not in self._indefinite_policies:
             known = ", ".join(self._indefinite_policies)
             raise InvalidInputError(f"on_indefinite must be one of {known}, and is {self.on_indefinite!r}.")
-        training_data = as_training_data(kernel, X, copy=copy)
+        training_data: TrainingData
+        if isinstance(X, SourceRows):
+            training_data = StreamedRows.open(kernel, X.source)
+        else:
+            training_data = as_training_data(kernel, X, copy=copy)
         require_unique_names(column_names(X) or (), "X has")
         try:
             validate_data(clone(self), X, reset=True, skip_check_array=True)
@@ -114,6 +119,14 @@ class KernelEstimator(ModelTransformerMixin):
             setattr(self, f"{name}_", value)
         self._fitted_parameters = dict(fitted_params)
         self._set_model(model)
+
+    def _take_fitted(self, other: Self, names: tuple[str, ...] | None) -> Self:
+        """Take the fitted attributes of another estimator with the same parameters, and names of columns."""
+        parameters = self.get_params(deep=False)
+        self.__dict__.update({name: value for name, value in vars(other).items() if name not in parameters})
+        if names is not None:
+            self.feature_names_in_ = np.asarray(names, dtype=object)
+        return self
 
     def get_params(self, deep: bool = True) -> dict[str, object]:
         """Return the parameters, those of the kernel as ``kernel__<name>``, for example for a grid search."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, cast, overload
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.frames import is_dask_array, is_dask_collection, require_same_columns, unwrap_container
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator, check_dtype
-from dkfm.estimators.fitting import feature_maps, landmarks
+from dkfm.estimators.fitting import feature_maps, landmarks, streamed
 from dkfm.estimators.fitting.choices import Basis, Build, Certify, DType, IndefinitePolicy, Landmarks
 from dkfm.estimators.fitting.landmarks import MapOptions
 from dkfm.estimators.stored.base import StoredEstimator
@@ -23,6 +24,7 @@ from dkfm.estimators.stored.feature_map import StoredMap
 from dkfm.estimators.stored.map_records import root_values_name
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_for_fit
+from dkfm.gram.streamed_rows import is_stored
 from dkfm.gram.training_data import compute_lazy_frame, drop_zero_weights
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import roots
@@ -209,8 +211,9 @@ class ExactFeatureMap(KernelEstimator):
 
         Parameters
         ----------
-        X : array-like, scipy.sparse array or dask collection of shape (N, d)
-            Training rows; for a precomputed kernel, the Gram matrix (N, N).
+        X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (N, d)
+            Training rows; for a precomputed kernel, the Gram matrix (N, N). Rows at a path or URL, or in a Zarr array,
+            are read tile by tile with basis="cholesky" or `landmarks=`, else into memory.
         y : object, default=None
             Ignored.
         sample_weight : array-like of shape (N,), default=None
@@ -221,10 +224,14 @@ class ExactFeatureMap(KernelEstimator):
             raise InvalidInputError(f"centered must be True or False, and is {self.centered!r}.")
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
         options.require_valid()
-        X = compute_lazy_frame(X)
+        kernel, X = as_kernel(self.kernel, self.kernel_params), compute_lazy_frame(X)
+        if is_stored(X) and not kernel.is_precomputed:
+            with streamed.open_stored_rows(X, streamed.streams_rows(self)) as (rows_or_source, names):
+                fitted_clone = clone(self).fit(rows_or_source, y, sample_weight)
+            return self._take_fitted(fitted_clone, names)
         require_same_columns(self.landmarks, X, "landmarks", "X")
         # Landmarks that are chosen are copied when they are.
-        rows = self._check_data(X, as_kernel(self.kernel, self.kernel_params), copy=self.landmarks is None)
+        rows = self._check_data(X, kernel, copy=self.landmarks is None)
         rows, weights = drop_zero_weights(rows, sample_weight)
         self._log_fit(rows)
         with single_blas_thread_for_fit(landmarks.count_product_rows(len(weights), self.n_landmarks, self.certify)):

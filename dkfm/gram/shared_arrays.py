@@ -2,7 +2,7 @@
 
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from dkfm.execution import memory, worker_checks
 from dkfm.execution.executors import Executor
 from dkfm.execution.worker_checks import WorkerRequirements
 from dkfm.files import local, temporary_folders
-from dkfm.sources.base import Source
+from dkfm.sources.base import NamedColumns, Source
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.npy import NpySource, save_npy
 from dkfm.sources.zarr import CsrCopySource
@@ -62,7 +62,12 @@ def _write_sparse(rows: Rows, root: Path) -> Source:
 
 @contextmanager
 def open_shared_arrays(
-    executor: Executor, task_bytes: int, need: int, what: str, workspace: str | Path | None
+    executor: Executor,
+    task_bytes: int,
+    need: int,
+    what: str,
+    workspace: str | Path | None,
+    source: Source | None = None,
 ) -> Iterator[SharedArrays]:
     """Yield what shares arrays with tasks; on a cluster, leave workers aside that do not see the folder.
 
@@ -78,6 +83,8 @@ def open_shared_arrays(
         Name of the arrays in messages.
     workspace : str or Path, optional
         Folder in which the temporary one is; by default that of the system.
+    source : Source, optional
+        Input that the tasks read and every worker must see.
 
     Raises
     ------
@@ -95,8 +102,13 @@ def open_shared_arrays(
     parent = None if workspace is None else local.make_folder(local.local_path(workspace))
     with temporary_folders.temporary_folder("products", parent, need=need, what=what) as folder:
         probe = local.hidden_sibling(folder / "workers", "partial").name
+        stamp, versions = "" if source is None else source.stamp(), _list_versions(source)
         requirements = WorkerRequirements(
-            LocalOutput(folder), probe, probe.encode(), worker_checks.local_versions(), task_bytes, 0, None, ""
+            LocalOutput(folder), probe, probe.encode(), versions, task_bytes, 0, source, stamp
         )
         with worker_checks.check_workers_with_probe(executor, requirements):
             yield SharedArrays(folder, requirements)
+
+
+def _list_versions(source: Source | None) -> Mapping[str, str | None]:
+    return worker_checks.local_versions(tables=isinstance(source, NamedColumns))

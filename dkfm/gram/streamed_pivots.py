@@ -9,8 +9,24 @@ Chen, Epperly, Tropp and Webber, "Randomly pivoted Cholesky" (2022); Epperly, Tr
 (2024), whose blocks of proposals these rounds are, with the rejected ones judged by their exact residuals.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
 import numpy as np
 import numpy.typing as npt
+
+from dkfm.core import chunking
+from dkfm.core.rows import Array, Rows, stack_rows
+from dkfm.execution.executors import Executor
+from dkfm.gram.row_passes import RowPasses
+from dkfm.gram.shared_arrays import SharedArrays
+from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.numerics.growing_cholesky import GrowingFactor
+from dkfm.numerics.map_error_bounds import Residuals, make_probes
+from dkfm.numerics.pivoted_cholesky import RESIDUAL_ROUNDING, Pivots
+from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
+from dkfm.sources.base import Source
 
 Indices = npt.NDArray[np.intp]
 
@@ -23,11 +39,170 @@ _LARGEST = 512
 _ROUND_SHARE = 0.1
 """Share of the largest residual down to which a round accepts pivots."""
 
-_TILE_ROWS = 16_384
-"""Rows of a task."""
-
-_PIECE_VALUES = 2**18
-"""Kernel values that a task holds at a time: two megabytes, which stay in the processor's cache."""
-
 _BLOCK_ROWS = 2**20
 """Residuals that the driver looks at together."""
+
+_MAX_DROPPED = 2**20
+"""Number of residuals, the largest, that the attribute `dropped_` of a map keeps."""
+
+
+@dataclass(frozen=True)
+class PivotSearch:
+    """How pivots are searched for."""
+
+    threshold: float
+    """Residual, as a share of k(x, x), that a pivot exceeds."""
+    limit: int
+    """Largest number of pivots."""
+    is_random: bool
+    """Whether pivots are drawn in proportion to residuals; else the largest residual is first."""
+    rng: np.random.RandomState
+    """Draws candidates."""
+    on_round: Callable[[int, float], object] = lambda pivots, residual: None
+    """Called after each round with the number of pivots and the largest residual."""
+
+
+@dataclass(eq=False)
+class _State:
+    """Pivots so far, and the residuals of all rows."""
+
+    residuals: Array
+    """As shares of k(x, x): 1 at first, 0 of zero vectors and of pivots. Shape (N,)."""
+    factor: GrowingFactor
+    numbers: Indices
+    """Row numbers of the pivots. Shape (r,)."""
+    rows: Rows
+    """The pivots. Shape (r, d)."""
+    lengths: Array
+    """``sqrt k(x, x)`` of the pivots. Shape (r,)."""
+    largest: list[float]
+    """Largest residual after 0, 1, .. r pivots, or an upper bound of it."""
+
+    def make_weights(self, first: int) -> Array:
+        """Return the columns of ``D^-1 L^-T`` from number `first` on."""
+        return self.factor.invert_columns(first) / self.lengths[:, np.newaxis]
+
+
+def find_streamed_pivots(
+    kernel: Kernel, source: Source, search: PivotSearch, executor: Executor, shared: SharedArrays
+) -> Pivots:
+    """Find pivots among the rows of a source (N, d) by passes of tasks; see the module.
+
+    Raises
+    ------
+    KernelError
+        A kernel value is not finite.
+    InvalidInputError
+        A row is not finite.
+    ClusterError
+        A tile of rows killed its workers again and again, or the cluster is gone.
+    """
+    passes = RowPasses(kernel, source, executor, shared)
+    residuals, none = passes.start(), np.zeros(0, np.intp)
+    empty = passes.take_rows(np.zeros(1, np.intp))[:0]
+    state = _State(residuals, GrowingFactor.empty(), none, empty, np.zeros(0), [])
+    state.largest.append(float(residuals.max()))
+    certified = -1
+    while True:
+        while len(state.numbers) < search.limit and state.residuals.max() > search.threshold:
+            _run_round(state, passes, search)
+            search.on_round(len(state.numbers), float(state.residuals.max()))
+        if not len(state.numbers):  # no row has a positive k(x, x): a model needs a landmark
+            return _finish(state, 1.0, float(state.residuals.min()))
+        probes = state.factor.invert_columns(0).T @ make_probes(len(state.numbers))  # L^-1 and random signs
+        state.residuals, norm = passes.certify(state.rows, state.make_weights(0), probes)
+        lowest = float(state.residuals.min())
+        state.residuals[state.numbers] = 0.0
+        is_full = len(state.numbers) >= search.limit or state.residuals.max() <= search.threshold
+        if is_full or len(state.numbers) == certified:  # two ways to sum the same squares may disagree
+            return _finish(state, norm, lowest)
+        certified = len(state.numbers)
+
+
+def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:
+    """Choose pivots among candidates, and subtract what they explain from all residuals."""
+    drawn = _draw_candidates(state.residuals, search)
+    proposed = state.residuals[drawn]
+    rows = passes.take_rows(drawn)
+    lengths = row_lengths(passes.kernel.evaluate_diagonal(rows))
+    divisors = nonzero_lengths(lengths)
+    among = _scaled_values(passes.kernel, rows, rows, divisors, divisors)
+    with_pivots: Array = np.zeros((len(drawn), 0))
+    if len(state.numbers):
+        with_pivots = _scaled_values(passes.kernel, rows, state.rows, divisors, state.lengths)
+    largest, room = float(state.residuals.max()), search.limit - len(state.numbers)
+    diagonal, old = np.sign(among.diagonal()), len(state.numbers)
+    target = max(search.threshold, _ROUND_SHARE * largest)
+    if search.is_random:
+        uniform = search.rng.uniform(size=len(drawn))
+        state.factor, chosen = state.factor.extend_by_rejection(
+            among, with_pivots, diagonal, search.threshold, room, proposed, uniform
+        )
+    else:
+        state.factor, chosen = state.factor.extend_by_largest(among, with_pivots, diagonal, target, room)
+    if not len(chosen):  # what the candidates seemed to leave was rounding, or has been explained since
+        features = state.factor.compute_features(with_pivots)
+        exact = diagonal - np.einsum("ij,ij->i", features, features)
+        state.residuals[drawn] = exact
+        return
+    state.numbers = np.append(state.numbers, drawn[chosen])
+    state.lengths = np.append(state.lengths, lengths[chosen])
+    state.rows = stack_rows([state.rows, rows[chosen]])
+    passes.subtract_squares(state.residuals, state.rows, state.make_weights(old))
+    state.residuals[state.numbers] = 0.0
+    state.largest += [largest] * (len(chosen) - 1) + [float(state.residuals.max())]
+
+
+def _draw_candidates(residuals: Array, search: PivotSearch) -> Indices:
+    """Return numbers of rows drawn in proportion to their residuals, and of those of the largest; all if there are few.
+
+    Random pivots are proposals: in the order in which they were drawn, and some of them more than once.
+    """
+    above = residuals > search.threshold
+    if not search.is_random and (count := int(np.count_nonzero(above))) <= _CANDIDATES:
+        return np.flatnonzero(above)[:count]
+    blocks = list(chunking.row_slices(len(residuals), _BLOCK_ROWS))
+    totals = np.array([np.maximum(residuals[block], 0.0).sum() for block in blocks])
+    count = _CANDIDATES if search.is_random else _CANDIDATES - _LARGEST
+    in_block = search.rng.choice(len(blocks), count, p=totals / totals.sum())
+    drawn = np.empty(count, np.intp)
+    for number in np.unique(in_block):
+        block, here = blocks[number], np.flatnonzero(in_block == number)
+        sums = np.cumsum(np.maximum(residuals[block], 0.0))
+        at = np.searchsorted(sums, search.rng.uniform(high=sums[-1], size=len(here)), side="right")
+        drawn[here] = block.start + np.minimum(at, len(sums) - 1)
+    if search.is_random:
+        return drawn
+    return np.union1d(drawn, _find_largest(residuals, blocks))
+
+
+def _find_largest(residuals: Array, blocks: list[slice]) -> Indices:
+    """Return the numbers of the rows of the largest residuals."""
+    found = np.zeros(0, np.intp)
+    for block in blocks:
+        values = residuals[block]
+        at = np.argpartition(values, -_LARGEST)[-_LARGEST:] if len(values) > _LARGEST else np.arange(len(values))
+        found = np.append(found, block.start + at)
+        if len(found) > _LARGEST:
+            found = found[np.argpartition(residuals[found], -_LARGEST)[-_LARGEST:]]
+    return found
+
+
+def _scaled_values(kernel: Kernel, X: Rows, Y: Rows, x_lengths: Array, y_lengths: Array) -> Array:
+    """Return ``k(x, y) / (|x| |y|)`` of all pairs, (n, m)."""
+    values = evaluate_block(kernel, X, Y)
+    values /= x_lengths[:, np.newaxis]
+    values /= y_lengths
+    return values
+
+
+def _finish(state: _State, norm: float, lowest: float) -> Pivots:
+    """Return the pivots with the root ``D^-1 L^-T`` and the residuals of all rows."""
+    rank, others = len(state.numbers), np.delete(state.residuals, state.numbers)
+    state.largest[-1] = float(others.max(initial=0.0))
+    largest = np.maximum(np.maximum.accumulate(state.largest[::-1])[::-1], 0.0)
+    limits = np.append(np.full(rank, inf), inf if len(others) else 0.0)
+    shares = Residuals(largest, min(lowest, 0.0), norm, RESIDUAL_ROUNDING, limits)
+    dropped = np.sort(others)[::-1][:_MAX_DROPPED]
+    root = Root(state.make_weights(0), state.factor.values, dropped, state.lengths, triangular=True)
+    return Pivots(state.numbers, root, shares)

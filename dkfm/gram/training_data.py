@@ -16,6 +16,7 @@ from dkfm.core.rows import Array, Rows, as_float64, as_rows, as_rows_allow_nonfi
 from dkfm.errors import InvalidInputError, KernelError
 from dkfm.files import local, temporary_folders
 from dkfm.kernels.base import Kernel
+from dkfm.numerics.certificates import kernel_rounding
 from dkfm.sources.base import Source, read_finite
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
@@ -72,6 +73,9 @@ class TrainingData(Protocol):
     def diagonal(self) -> Array:
         """Return k(x, x) of all rows, (N,)."""
 
+    def find_extreme_rows(self, diagonal: Array) -> Indices:
+        """Return the positions of the rows that round most, given the k(x, x) (N,) of all."""
+
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
 
@@ -118,6 +122,10 @@ class TrainingRows:
         """Return the training data of the given rows."""
         original_numbers = None if self.original_row_indices is None else self.original_row_indices[numbers]
         return TrainingRows(self.kernel, self.rows_as_landmarks[numbers], self.mean_values_per_row, original_numbers)
+
+    def find_extreme_rows(self, diagonal: Array) -> Indices:
+        """Return the positions of the rows that round most, given the k(x, x) (N,) of all."""
+        return kernel_rounding.find_extreme_rows(self.rows_as_landmarks, diagonal)
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""
@@ -176,6 +184,10 @@ class PrecomputedGram:
             diagonal[rows] = tile[np.arange(len(tile)), self.original_row_indices[rows]]
             start = rows.stop
         return diagonal
+
+    def find_extreme_rows(self, diagonal: Array) -> Indices:
+        """Return the positions of the rows that round most, given the k(x, x) (N,) of all."""
+        return kernel_rounding.find_extreme_rows(self.rows_as_landmarks, diagonal)
 
     def make_column_evaluator(self) -> Callable[[int], Array]:
         """Return a function that computes the kernel values (N,) of a row, given by its index, with all rows."""

@@ -37,7 +37,7 @@ class GrowingFactor:
         features: Array = solve_triangular(self.lower, scaled.T, lower=True, check_finite=False).T
         return features
 
-    def extend(
+    def extend_by_largest(
         self, among: Array, with_pivots: Array, diagonal: Array, threshold: float, limit: int
     ) -> tuple["GrowingFactor", Indices]:
         """Choose pivots among candidates, the largest residual first; return the larger factor, and their numbers.
@@ -55,22 +55,66 @@ class GrowingFactor:
         limit : int
             Largest number of new pivots.
         """
+        features, schur = self._leave_residuals(among, with_pivots, diagonal)
+        residuals = schur.diagonal().copy()
+        factor, order, rank, _ = lapack.dpstrf(schur, tol=threshold, lower=1, overwrite_a=1)
+        chosen, rank = order.astype(np.intp) - 1, min(rank, limit)
+        corner = np.tril(factor[:rank, :rank])
+        values = residuals[chosen[:rank]] - (np.square(corner).sum(axis=1) - np.square(corner.diagonal()))
+        rank = int(np.append(values <= threshold, True).argmax())
+        return self._append(features[chosen[:rank]], corner[:rank, :rank], values[:rank]), chosen[:rank]
+
+    def extend_by_rejection(
+        self,
+        among: Array,
+        with_pivots: Array,
+        diagonal: Array,
+        threshold: float,
+        limit: int,
+        proposed: Array,
+        uniform: Array,
+    ) -> tuple["GrowingFactor", Indices]:
+        """Choose pivots among proposals, in their order; return the larger factor, and their numbers.
+
+        The proposals were drawn in proportion to residuals `proposed` (c,) of all rows. Each is accepted with the
+        probability by which its residual has fallen since, judged by a number of `uniform` (c,) in [0, 1): the pivots
+        are distributed as if each had been drawn after the ones before it. The other parameters are those of
+        `extend_by_largest`.
+        """
+        features, schur = self._leave_residuals(among, with_pivots, diagonal)
+        columns: Array = np.zeros((len(schur), min(limit, len(schur))))
+        values: list[float] = []
+        chosen: list[int] = []
+        for number in range(len(schur)):
+            done = columns[number, : len(chosen)]
+            value = float(schur[number, number] - done @ done)
+            if value <= max(threshold, uniform[number] * proposed[number]) or number in chosen:
+                continue
+            column = (schur[:, number] - columns[:, : len(chosen)] @ done) / np.sqrt(value)
+            column[chosen] = 0.0  # exact: earlier pivots have no residual
+            column[number] = np.sqrt(value)
+            columns[:, len(chosen)] = column
+            chosen.append(number)
+            values.append(value)
+            if len(chosen) == limit:
+                break
+        numbers = np.array(chosen, np.intp)
+        return self._append(features[numbers], columns[numbers, : len(chosen)], np.array(values)), numbers
+
+    def _leave_residuals(self, among: Array, with_pivots: Array, diagonal: Array) -> tuple[Array, Array]:
+        """Return the features (c, r) of candidates, and what these leave of their scaled Gram matrix (c, c)."""
         features = self.compute_features(with_pivots)
         schur = np.asfortranarray(among)
         schur -= features @ features.T
-        residuals = diagonal - np.einsum("ij,ij->i", features, features)
-        schur[np.diag_indices(len(schur))] = residuals
-        factor, order, rank, _ = lapack.dpstrf(schur, tol=threshold, lower=1, overwrite_a=1)
-        order, rank = order.astype(np.intp) - 1, min(rank, limit)
-        corner = np.tril(factor[:rank, :rank])
-        values = residuals[order[:rank]] - (np.square(corner).sum(axis=1) - np.square(corner.diagonal()))
-        rank = int(np.append(values <= threshold, True).argmax())
-        chosen, old = order[:rank], len(self.values)
-        lower = np.zeros((old + rank, old + rank))
-        lower[:old, :old] = self.lower
-        lower[old:, :old] = features[chosen]
-        lower[old:, old:] = corner[:rank, :rank]
-        return GrowingFactor(lower, np.append(self.values, values[:rank])), chosen
+        schur[np.diag_indices(len(schur))] = diagonal - np.einsum("ij,ij->i", features, features)
+        return features, schur
+
+    def _append(self, features: Array, corner: Array, values: Array) -> "GrowingFactor":
+        """Return the factor with rows of features (k, r) and a lower triangular corner (k, k) below it."""
+        old, new = len(self.values), len(values)
+        lower = np.zeros((old + new, old + new))
+        lower[:old, :old], lower[old:, :old], lower[old:, old:] = self.lower, features, corner
+        return GrowingFactor(lower, np.append(self.values, values))
 
     def invert_columns(self, first: int) -> Array:
         """Return the columns from `first` on of ``L^-T``, (r, r - first): features are scaled values times ``L^-T``."""

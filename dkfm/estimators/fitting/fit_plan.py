@@ -1,10 +1,9 @@
 """Plan a fit before it starts: the road that it takes, its memory, what it writes to disk and where, and its time."""
 
-import json
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,18 @@ from dkfm.core import budget, cpus
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import discriminants, eigenproblem, landmarks, pca
+from dkfm.estimators.fitting.plan_report import FitPlan
+from dkfm.estimators.fitting.streamed import streams_rows
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
-from dkfm.gram import build
+from dkfm.gram import build, roads
 from dkfm.gram.stored_gram import disk_bytes
+from dkfm.gram.streamed_rows import is_stored
 from dkfm.gram.training_data import TrainingData, as_training_data
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
+from dkfm.numerics import pivoted_cholesky
 from dkfm.sources.base import read_evenly_spaced_rows
 from dkfm.sources.opening import open_source
 
@@ -28,80 +31,11 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
-@dataclass(frozen=True)
-class FitPlan:
-    """Plan of a fit, made before it starts; `str` gives a summary.
+_PASS_SECONDS = 0.1
+"""Seconds of a round beside those that grow with the rows: its candidates are compared with each other."""
 
-    Attributes
-    ----------
-    rows, columns : int
-        Training rows and their columns.
-    landmarks : int
-        Rows that the model keeps, at most.
-    road : str
-        What is computed, in words.
-    memory_bytes : int
-        Memory that this process needs, in bytes; the fit is refused if it has less.
-    have_bytes : int
-        Memory that this process has, in bytes.
-    peak_bytes : int
-        Memory that this process takes at most where it has it, in bytes.
-    disk_bytes : int
-        What is written to disk before the model, in bytes; 0 if nothing is.
-    place : str
-        Folder that it is written to; empty if nothing is.
-    task_bytes : int
-        Memory of a task on a worker of a cluster, in bytes; 0 if no worker takes part.
-    model_bytes : int
-        Size of the model on disk, in bytes, at most.
-    seconds : float
-        Predicted seconds; of a rank that only the fit finds, at most.
-    other_roads : tuple of FitPlan
-        Plans of other ways to the same model, which fit in less memory, or take longer.
-    """
-
-    rows: int
-    columns: int
-    landmarks: int
-    road: str
-    memory_bytes: int
-    have_bytes: int
-    peak_bytes: int
-    disk_bytes: int
-    place: str
-    task_bytes: int
-    model_bytes: int
-    seconds: float
-    other_roads: "tuple[FitPlan, ...]" = ()
-
-    def require(self) -> None:
-        """Raise a BudgetError if this process has too little memory, or the disk too little room."""
-        remedy = "fit fewer rows, or choose landmarks="
-        budget.require_fits(self.memory_bytes, self.have_bytes, f"A fit of {self.rows:,} rows", remedy)
-        if self.disk_bytes:
-            memory.require_disk(Path(self.place), self.disk_bytes)
-
-    def to_json(self) -> str:
-        """Return the plan as JSON."""
-        return json.dumps(asdict(self))
-
-    def __str__(self) -> str:
-        size = budget.format_bytes
-        lines = [
-            ("rows", f"{self.rows:,} of {self.columns:,} columns, {self.landmarks:,} landmarks at most"),
-            ("road", self.road),
-            ("memory", f"{size(self.memory_bytes)}, up to {size(self.peak_bytes)}; there are {size(self.have_bytes)}"),
-            ("disk", f"{size(self.disk_bytes)} in {self.place}" if self.disk_bytes else "nothing but the model"),
-            ("model", f"{size(self.model_bytes)} at most"),
-            ("time", f"about {budget.format_seconds(self.seconds)}"),
-        ]
-        if self.task_bytes:
-            lines.append(("task", f"{size(self.task_bytes)} of memory on a worker"))
-        for other in self.other_roads:
-            disk = f", {size(other.disk_bytes)} of disk" if other.disk_bytes else ""
-            cost = f"{budget.format_seconds(other.seconds)}, {size(other.memory_bytes)} of memory{disk}"
-            lines.append(("or", f"{other.road}: about {cost}"))
-        return "\n".join(f"{name:<7} {line}" for name, line in lines)
+_RANK_FACTOR = 2
+"""Expected number of pivots of all rows, for each of a sample."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +47,8 @@ class _Rows:
     kernel: Kernel
     threads: int
     is_cluster: bool
+    is_streamed: bool
+    """Whether the rows are read tile by tile."""
     sample: Callable[[], TrainingData | None]
     """Function that reads some of the rows; it returns None if only their number is known."""
 
@@ -172,7 +108,8 @@ def plan_fit(
     with open_executor(found) as executor:
         values = 1 if kernel.is_precomputed else d  # the model of a precomputed kernel keeps indices
         sample = partial(_read_sample, X, kernel, columns, id_column)
-        rows = _Rows(n, values, kernel, executor.threads, found is not None, sample)
+        is_streamed = is_stored(X) and not kernel.is_precomputed and streams_rows(estimator)
+        rows = _Rows(n, values, kernel, executor.threads, found is not None, is_streamed, sample)
     return replace(planner(estimator, rows), columns=d)
 
 
@@ -253,7 +190,7 @@ def _plan_map(estimator: Any, rows: _Rows) -> FitPlan:
         visited = 0 if selects_pivots else visited
     visited = 0 if estimator.landmarks is None else visited
     seconds = plan.seconds + visited * budget.score_row_seconds(count, rows.d, count) / cpus.COUNT
-    return replace(plan, rows=rows.n, landmarks=count, seconds=seconds)
+    return replace(plan, rows=rows.n, landmarks=min(count, plan.landmarks), seconds=seconds)
 
 
 def _plan_eigenvectors(estimator: Any, chosen: _Rows, n: int) -> FitPlan:
@@ -293,6 +230,8 @@ def _count_landmarks(estimator: Any, n: int) -> int:
 def _plan_pivots(estimator: Any, rows: _Rows, count: int) -> FitPlan:
     """Return the plan of pivots: by columns until the Gram matrix would be faster, so that both are upper bounds."""
     n, d = rows.n, rows.d
+    if rows.is_streamed:
+        return _plan_rounds(estimator, rows, count)
     by_gram = budget.gram_and_pivots_seconds(n, 0, count)
     plan = _plan_gram(estimator, rows, "pivots", budget.PIVOT_SQUARES, by_gram)
     need = budget.pivot_columns_bytes(n, d, count, rows.kernel.landmark_copies)
@@ -311,6 +250,33 @@ def _plan_pivots(estimator: Any, rows: _Rows, count: int) -> FitPlan:
         return plan
     is_columns = estimator.build == "columns" or estimator.landmarks == "random_pivots"
     return columns if is_columns or seconds < plan.seconds else plan
+
+
+def _plan_rounds(estimator: Any, rows: _Rows, count: int) -> FitPlan:
+    """Return the plan of pivots in rounds over stored rows; their number is foretold from a sample of the rows."""
+    n, d, kernel, sample = rows.n, rows.d, rows.kernel, rows.sample()
+    threshold = pivoted_cholesky.pivot_threshold(estimator.tol)
+    if sample is not None:
+        rank = len(pivoted_cholesky.factor_gram(sample.compute_gram(None, None), estimator.tol).row_indices)
+        count = min(count, _RANK_FACTOR * rank)
+    need, passes = budget.streamed_pivots_bytes(n, d, count), math.log10(1 / threshold) + 2
+    values = passes / 2 * count * roads.value_seconds(kernel, d)  # for each row: of all passes
+    seconds = n * (2 * values + 3 * count * count * budget.PRODUCT_SECONDS) / rows.threads + passes * _PASS_SECONDS
+    task = budget.pivot_task_bytes(d, count, kernel.peak_blocks, kernel.landmark_copies)
+    return FitPlan(
+        rows=n,
+        columns=d,
+        landmarks=count,
+        road=f"some {count:,} pivots in rounds over the stored rows",
+        memory_bytes=need + (0 if rows.is_cluster else rows.threads * task),
+        have_bytes=memory.available_memory(),
+        peak_bytes=need + (0 if rows.is_cluster else rows.threads * task),
+        disk_bytes=0,
+        place="",
+        task_bytes=task if rows.is_cluster else 0,
+        model_bytes=8 * count * (d + count),
+        seconds=seconds,
+    )
 
 
 def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:

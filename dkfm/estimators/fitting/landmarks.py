@@ -12,8 +12,10 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_float64, as_rows, require_rows_container
 from dkfm.errors import BudgetError, DkfmWarning, InvalidInputError
+from dkfm.estimators.fitting import streamed
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
+from dkfm.gram.streamed_rows import StreamedRows
 from dkfm.gram.training_data import TrainingData, TrainingRows
 from dkfm.kernels import Definiteness
 from dkfm.kernels.base import Kernel
@@ -131,8 +133,11 @@ def _choose(
     if landmarks == "kmeans":
         return ChosenLandmarks(_find_centres(data, count, rng))
     random = landmarks == "random_pivots"
-    choose = _make_random_choice(rng) if random else pivoted_cholesky.choose_largest
-    pivots = _find_pivots(data, options, count, choose, random)
+    if isinstance(data, StreamedRows):
+        pivots = _stream_pivots(data, options, count, rng if random else None)
+    else:
+        choose = _make_random_choice(rng) if random else pivoted_cholesky.choose_largest
+        pivots = _find_pivots(data, options, count, choose, random)
     return ChosenLandmarks(_select_pivot_rows(data, pivots), pivots=pivots)
 
 
@@ -212,7 +217,10 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
             return landmarks, _root_of_pivots(pivots), pivots.residuals
         # `tol` bounds the error of all training rows; with only some of them here, `fit_map` applies it.
         options = options if chosen.all_rows else replace(options, tol=None)
-        pivots = _find_pivots(landmarks, options, None, pivoted_cholesky.choose_largest)
+        if isinstance(landmarks, StreamedRows):
+            pivots = _stream_pivots(landmarks, options, None, None)
+        else:
+            pivots = _find_pivots(landmarks, options, None, pivoted_cholesky.choose_largest)
         residuals = pivots.residuals if chosen.all_rows else None
         return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), residuals
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
@@ -298,6 +306,14 @@ def _find_pivots(
     log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows in this process", seconds=seconds, rows=n)
     with progress.show_elapsed_bar("dkfm-root", seconds, options.progress):
         return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
+
+
+def _stream_pivots(
+    data: StreamedRows, options: MapOptions, limit: int | None, rng: np.random.RandomState | None
+) -> pivoted_cholesky.Pivots:
+    return streamed.find_pivots(
+        data, limit, rng, tol=options.tol, workspace=options.workspace, show_progress=options.progress
+    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dkfm.estimators.stored.base import StoredEstimator, StoredNames
 from dkfm.estimators.stored.map_records import convert_old, require_consistent, root_values_name
 from dkfm.gram.training_data import TrainingData
 from dkfm.numerics import links, roots
-from dkfm.numerics.certificates import certificate, kernel_rounding
+from dkfm.numerics.certificates import certificate
 from dkfm.numerics.certificates.certificate import Certificate, sample_evenly
 from dkfm.numerics.certificates.verification import Verification
 from dkfm.numerics.model import Model
@@ -121,5 +121,5 @@ def sample_rows_and_landmarks(rows: TrainingData, diagonal: Array | None = None)
     """
     numbers = sample_evenly(rows.rows_as_landmarks.shape[0])
     if diagonal is not None and not rows.kernel.is_precomputed:
-        numbers = np.union1d(numbers, kernel_rounding.find_extreme_rows(rows.rows_as_landmarks, diagonal))
+        numbers = np.union1d(numbers, rows.find_extreme_rows(diagonal))
     return rows.take_rows(numbers), rows.rows_as_landmarks[numbers]

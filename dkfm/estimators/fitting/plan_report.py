@@ -1,0 +1,84 @@
+"""What a plan of a fit says: the road that it takes, its memory, what it writes to disk and where, and its time."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dkfm.core import budget
+from dkfm.execution import memory
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """Plan of a fit, made before it starts; `str` gives a summary.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Training rows and their columns.
+    landmarks : int
+        Rows that the model keeps, at most.
+    road : str
+        What is computed, in words.
+    memory_bytes : int
+        Memory that this process needs, in bytes; the fit is refused if it has less.
+    have_bytes : int
+        Memory that this process has, in bytes.
+    peak_bytes : int
+        Memory that this process takes at most where it has it, in bytes.
+    disk_bytes : int
+        What is written to disk before the model, in bytes; 0 if nothing is.
+    place : str
+        Folder that it is written to; empty if nothing is.
+    task_bytes : int
+        Memory of a task on a worker of a cluster, in bytes; 0 if no worker takes part.
+    model_bytes : int
+        Size of the model on disk, in bytes, at most.
+    seconds : float
+        Predicted seconds; of a rank that only the fit finds, at most.
+    other_roads : tuple of FitPlan
+        Plans of other ways to the same model, which fit in less memory, or take longer.
+    """
+
+    rows: int
+    columns: int
+    landmarks: int
+    road: str
+    memory_bytes: int
+    have_bytes: int
+    peak_bytes: int
+    disk_bytes: int
+    place: str
+    task_bytes: int
+    model_bytes: int
+    seconds: float
+    other_roads: "tuple[FitPlan, ...]" = ()
+
+    def require(self) -> None:
+        """Raise a BudgetError if this process has too little memory, or the disk too little room."""
+        remedy = "fit fewer rows, or choose landmarks="
+        budget.require_fits(self.memory_bytes, self.have_bytes, f"A fit of {self.rows:,} rows", remedy)
+        if self.disk_bytes:
+            memory.require_disk(Path(self.place), self.disk_bytes)
+
+    def to_json(self) -> str:
+        """Return the plan as JSON."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        size = budget.format_bytes
+        lines = [
+            ("rows", f"{self.rows:,} of {self.columns:,} columns, {self.landmarks:,} landmarks at most"),
+            ("road", self.road),
+            ("memory", f"{size(self.memory_bytes)}, up to {size(self.peak_bytes)}; there are {size(self.have_bytes)}"),
+            ("disk", f"{size(self.disk_bytes)} in {self.place}" if self.disk_bytes else "nothing but the model"),
+            ("model", f"{size(self.model_bytes)} at most"),
+            ("time", f"about {budget.format_seconds(self.seconds)}"),
+        ]
+        if self.task_bytes:
+            lines.append(("task", f"{size(self.task_bytes)} of memory on a worker"))
+        for other in self.other_roads:
+            disk = f", {size(other.disk_bytes)} of disk" if other.disk_bytes else ""
+            cost = f"{budget.format_seconds(other.seconds)}, {size(other.memory_bytes)} of memory{disk}"
+            lines.append(("or", f"{other.road}: about {cost}"))
+        return "\n".join(f"{name:<7} {line}" for name, line in lines)

@@ -1,0 +1,207 @@
+"""Pass over the rows of a source with tasks, which compute residuals of pivots, or read some rows."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dkfm.core import chunking
+from dkfm.core.rows import Array, Rows, stack_rows
+from dkfm.core.scratch_buffers import ThreadBuffer
+from dkfm.errors import ClusterError, KernelError
+from dkfm.execution.blas_threads import single_blas_thread
+from dkfm.execution.executors import Executor
+from dkfm.execution.task_runner import run_tasks
+from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.files import local, temporary_folders
+from dkfm.gram.shared_arrays import SharedArrays
+from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.numerics.map_error_bounds import estimate_largest_norm
+from dkfm.numerics.roots import nonzero_lengths, row_lengths
+from dkfm.sources.base import Source, read_finite
+
+Indices = npt.NDArray[np.intp]
+R = TypeVar("R")
+
+_TILE_ROWS = 16_384
+"""Rows of a task."""
+
+_PIECE_VALUES = 2**18
+"""Kernel values that a task holds at a time: two megabytes, which stay in the processor's cache."""
+
+_MAX_BYTES_IN_MEMORY = 2**30
+"""Size of the residuals of all rows above which they are in a temporary file."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowPasses:
+    """Passes of tasks over the rows of a source."""
+
+    kernel: Kernel
+    source: Source
+    executor: Executor
+    shared: SharedArrays
+
+    def start(self) -> Array:
+        """Return the residuals before the first pivot: 1, 0 of zero vectors, -1 where k(x, x) is negative."""
+        residuals = _new_residuals(self.source.shape[0])
+        self._run(compute_signs, (), partial(_store, residuals))
+        return residuals
+
+    def subtract_squares(self, residuals: Array, pivots: Rows, weights: Array) -> None:
+        """Subtract the squares of the features ``k(x, pivots) weights / |x|`` from the residuals (N,) of all rows."""
+        with self.shared.share(pivots) as P, self.shared.share(np.ascontiguousarray(weights)) as W:
+            self._run(compute_squares, (P, W), partial(_subtract, residuals))
+
+    def certify(self, pivots: Rows, weights: Array, probes: Array) -> tuple[Array, float]:
+        """Return all residuals, computed from all features, and the largest norm of a row's coefficients.
+
+        The products of the features with `probes` (r, 16) are those of the coefficients with random signs.
+        """
+        residuals, norms = _new_residuals(self.source.shape[0]), [1.0]
+
+        def store(result: tuple[slice, Array, float]) -> None:
+            residuals[result[0]] = result[1]
+            norms.append(result[2])
+
+        everything = np.ascontiguousarray(np.hstack([weights, weights @ probes]))
+        with self.shared.share(pivots) as P, self.shared.share(everything) as W:
+            self._run(compute_residuals, (P, W), store)
+        return residuals, max(norms)
+
+    def take_rows(self, numbers: Indices) -> Rows:
+        """Return some rows, read by a task for each tile of them."""
+        ascending, inverse = np.unique(numbers, return_inverse=True)
+        tiles, counts = np.unique(ascending // _TILE_ROWS, return_counts=True)
+        parts: dict[int, Rows] = {}
+        groups = np.split(ascending, np.cumsum(counts)[:-1])
+        tasks = [
+            (self.source, int(tile), group, self.shared.requirements) for tile, group in zip(tiles, groups, strict=True)
+        ]
+        tally = run_tasks(
+            self.executor, "dkfm-pivots", read_numbers, tasks, len(tasks), False, lambda part: parts.update([part])
+        )
+        self._require_done(tally.fatal_tasks)
+        return stack_rows([parts[int(tile)] for tile in tiles])[inverse]
+
+    def _run(self, task: Callable[..., R], arguments: tuple[object, ...], on_result: Callable[[R], object]) -> None:
+        parts = list(chunking.row_slices(self.source.shape[0], _TILE_ROWS))
+        tasks = ((self.kernel, self.source, part, *arguments, self.shared.requirements) for part in parts)
+        tally = run_tasks(self.executor, "dkfm-pivots", task, tasks, len(parts), False, on_result)
+        self._require_done(tally.fatal_tasks)
+
+    def _require_done(self, fatal: list[int]) -> None:
+        if fatal:
+            raise ClusterError(
+                f"Every worker died that read tile {fatal[0]} of {_TILE_ROWS} rows of {self.source.name}."
+            )
+
+
+def _new_residuals(n: int) -> Array:
+    """Return an array (n,), in an unnamed temporary file if it is large."""
+    if 8 * n <= _MAX_BYTES_IN_MEMORY:
+        return np.empty(n)
+    folder = Path(tempfile.gettempdir())
+    temporary_folders.require_room(folder, 8 * n, "The residuals of all rows")
+    with local.translate_write_errors(folder), tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, 8 * n)
+        return np.memmap(file, np.float64, "r+", shape=(n,))
+
+
+def _store(residuals: Array, result: tuple[slice, Array]) -> None:
+    residuals[result[0]] = result[1]
+
+
+def _subtract(residuals: Array, result: tuple[slice, Array]) -> None:
+    residuals[result[0]] -= result[1]
+
+
+def read_numbers(
+    source: Source, tile: int, numbers: Indices, requirements: WorkerRequirements | None
+) -> tuple[int, Rows]:
+    """Return a tile's number and some of its rows, whose numbers ascend."""
+    check_this_worker(requirements)
+    first = int(numbers[0])
+    return tile, read_finite(source, slice(first, int(numbers[-1]) + 1))[numbers - first]
+
+
+def compute_signs(
+    kernel: Kernel, source: Source, rows: slice, requirements: WorkerRequirements | None
+) -> tuple[slice, Array]:
+    """Return the signs of k(x, x) of some rows."""
+    check_this_worker(requirements)
+    X = read_finite(source, rows)
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise
+        diagonal = kernel.evaluate_diagonal(X)
+    if not np.isfinite(diagonal).all():
+        number = int(np.isfinite(diagonal).argmin())
+        raise KernelError(f"{kernel!r} returned {diagonal[number]} for row {rows.start + number} with itself.")
+    return rows, np.sign(diagonal)
+
+
+def compute_squares(
+    kernel: Kernel,
+    source: Source,
+    rows: slice,
+    pivots: Source,
+    weights: Source,
+    requirements: WorkerRequirements | None,
+) -> tuple[slice, Array]:
+    """Return the sums of squares of some features of rows, as shares of k(x, x)."""
+    check_this_worker(requirements)
+    squares = np.empty(rows.stop - rows.start)
+    with single_blas_thread():
+        for piece, features in _iter_features(kernel, source, rows, pivots, weights):
+            squares[piece] = np.einsum("ij,ij->i", features, features)
+    return rows, squares
+
+
+def compute_residuals(
+    kernel: Kernel,
+    source: Source,
+    rows: slice,
+    pivots: Source,
+    columns: Source,
+    requirements: WorkerRequirements | None,
+) -> tuple[slice, Array, float]:
+    """Return the residuals of some rows from all features, and the largest norm of their coefficients."""
+    check_this_worker(requirements)
+    residuals, norm, rank = np.empty(rows.stop - rows.start), 0.0, pivots.shape[0]
+    with single_blas_thread():
+        for piece, features in _iter_features(kernel, source, rows, pivots, columns):
+            residuals[piece] = np.einsum("ij,ij->i", features[:, :rank], features[:, :rank])
+            norm = max(norm, estimate_largest_norm(features[:, rank:]))
+        diagonal = np.sign(kernel.evaluate_diagonal(source.read(rows)))
+    return rows, diagonal - residuals, norm
+
+
+def _iter_features(
+    kernel: Kernel, source: Source, rows: slice, pivots: Source, weights: Source
+) -> Iterator[tuple[slice, Array]]:
+    """Yield slices of the rows, and their kernel values with the pivots times the weights, over their lengths."""
+    X, P, W = (
+        read_finite(source, rows),
+        pivots.read(slice(0, pivots.shape[0])),
+        weights.read(slice(0, weights.shape[0])),
+    )
+    evaluate, n, m = kernel.make_evaluator(P), X.shape[0], P.shape[0]
+    lengths = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(X)))
+    size = max(16, min(n, _PIECE_VALUES // m))
+    with _value_buffer.borrow(size, m, np.dtype(np.float64)) as buffer:
+        for piece in chunking.row_slices(n, size):
+            with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise
+                features = evaluate(X[piece], buffer[: piece.stop - piece.start]) @ W
+            features /= lengths[piece, np.newaxis]
+            if not np.isfinite(features).all():
+                evaluate_block(kernel, X[piece], P, (rows.start + piece.start, 0))  # names the rows
+                raise KernelError(f"Features of rows from {rows.start + piece.start} on are not finite.")
+            yield piece, features
+
+
+_value_buffer = ThreadBuffer()

@@ -1,0 +1,201 @@
+"""Pivots in rounds over a source: residuals that hold for every row, and the same bits wherever they are computed."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+import dkfm
+from dkfm import kernels
+from dkfm.errors import InvalidInputError, KernelError
+from dkfm.execution.executors import ThreadExecutor, open_executor
+from dkfm.gram import row_passes, streamed_pivots
+from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
+from dkfm.gram.streamed_pivots import PivotSearch, find_streamed_pivots
+from dkfm.numerics.growing_cholesky import GrowingFactor
+from dkfm.numerics.pivoted_cholesky import factor_gram, pivot_threshold
+from dkfm.sources.memory import MemorySource
+from dkfm.sources.opening import open_source
+
+SCALED = kernels.Polynomial(4, scale=1 / 10)  # k(x, x) of many magnitudes
+
+
+def find(kernel, X, tol=None, limit=None, *, is_random=False, threads=2):
+    source = X if hasattr(X, "read") else MemorySource(X)
+    executor = ThreadExecutor(threads)
+    search = PivotSearch(pivot_threshold(tol), limit or source.shape[0], is_random, np.random.RandomState(0))
+    try:
+        return find_streamed_pivots(kernel, source, search, executor, SharedArrays())
+    finally:
+        executor.cancel()
+
+
+def true_residuals(kernel, X, found):
+    """Shares of k(x, x) that the features leave, by dense formulas."""
+    X = X.toarray() if hasattr(X, "toarray") else X
+    features = kernel(X, X[found.row_indices]) @ found.root.weights
+    diagonal = kernel.diag(X)
+    return (diagonal - (features**2).sum(axis=1)) / np.where(diagonal > 0, diagonal, 1)
+
+
+@pytest.fixture
+def small_rounds(monkeypatch):
+    """Rounds of a few candidates, and tiles of a few rows."""
+    monkeypatch.setattr(streamed_pivots, "_CANDIDATES", 16)
+    monkeypatch.setattr(streamed_pivots, "_LARGEST", 4)
+    monkeypatch.setattr(streamed_pivots, "_BLOCK_ROWS", 50)
+    monkeypatch.setattr(row_passes, "_TILE_ROWS", 37)
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 120),
+    st.integers(1, 4),
+    st.sampled_from([1e-1, 1e-3, 1e-6]),
+    st.booleans(),
+    st.sampled_from([kernels.Gaussian(1.0), kernels.Laplacian(2.0), SCALED]),
+)
+def test_the_residual_of_every_row_is_within_the_bound(n, d, tol, is_random, kernel):
+    X = np.random.default_rng(n).normal(size=(n, d))
+    found = find(kernel, X, tol, is_random=is_random)
+    residuals = true_residuals(kernel, X, found)
+    # Features have the rounding of the root: eps times its condition, which is at most 1 / tol.
+    assert residuals.max() <= found.residuals.largest[-1] + 1e-14 / tol
+    assert found.residuals.largest[-1] <= tol**2
+    assert residuals.min() >= -1e-14 / tol
+    assert len(np.unique(found.row_indices)) == len(found.row_indices)
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_many_small_rounds_find_the_same_span(is_random, small_rounds, rng):
+    X = rng.normal(size=(400, 2))
+    found = find(kernels.Gaussian(1.0), X, 1e-4, is_random=is_random)
+    assert true_residuals(kernels.Gaussian(1.0), X, found).max() <= 1.01e-8
+    assert (np.diff(found.residuals.largest) <= 0).all()
+    truth = factor_gram(np.asfortranarray(kernels.Gaussian(1.0)(X)), 1e-4)
+    assert len(found.row_indices) <= (1.35 if is_random else 1.15) * len(truth.row_indices)
+
+
+def test_the_rank_is_within_five_percent_of_pivots_in_memory(rng):
+    X = rng.normal(size=(6000, 3))
+    found = find(kernels.Gaussian(2.0), X, 1e-4)
+    truth = dkfm.ExactFeatureMap(kernels.Gaussian(2.0), basis="cholesky", tol=1e-4).fit(X)
+    assert len(found.row_indices) <= 1.05 * truth.rank_
+
+
+def test_pivots_down_to_rounding_do_not_pass_for_more_than_there_are(rng):
+    X = np.repeat(rng.normal(size=(500, 2)), 2, axis=0)  # as a second time, so that half of all residuals are rounding
+    found = find(kernels.Gaussian(1.0), X)
+    assert len(found.row_indices) < 260
+    assert true_residuals(kernels.Gaussian(1.0), X, found).min() > -1e-12
+
+
+def test_rows_of_zero_and_of_all_scales(rng, small_rounds):
+    X = rng.normal(size=(300, 3)) * np.geomspace(1e-3, 1, 300)[:, None]
+    X[[5, 250]] = 0.0
+    found = find(SCALED, X, 1e-5)
+    assert np.abs(true_residuals(SCALED, X, found)).max() <= 1.01e-10
+    assert not set(found.row_indices) & {5, 250}
+    nothing = find(kernels.Linear(), np.zeros((40, 2)))
+    assert len(nothing.row_indices) == 0
+
+
+def test_any_number_of_threads_and_any_form_of_rows_have_the_same_bits(tmp_path, rng, small_rounds, client):
+    X = rng.normal(size=(300, 3))
+    np.save(tmp_path / "x.npy", X)
+    zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(41, 3))
+    truth = find(kernels.Gaussian(1.0), X, 1e-3)
+    others = [find(kernels.Gaussian(1.0), X, 1e-3, threads=threads) for threads in (1, 3)]
+    others += [find(kernels.Gaussian(1.0), open_source(tmp_path / name), 1e-3) for name in ("x.npy", "x.zarr")]
+    source = open_source(tmp_path / "x.zarr")
+    search = PivotSearch(pivot_threshold(1e-3), 300, False, np.random.RandomState(0))
+    with (
+        open_executor(client) as executor,
+        open_shared_arrays(executor, 10**7, 0, "The pivots", tmp_path / "w", source) as shared,
+    ):
+        others.append(find_streamed_pivots(kernels.Gaussian(1.0), source, search, executor, shared))
+        assert len(list(shared.folder.iterdir())) == 2  # the probe, and the record of the folder
+    for other in others:
+        np.testing.assert_array_equal(other.row_indices, truth.row_indices)
+        np.testing.assert_array_equal(other.root.weights, truth.root.weights)
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+def test_sparse_rows_have_the_pivots_of_dense_ones(rng):
+    X = rng.normal(size=(200, 8)) * (rng.uniform(size=(200, 8)) < 0.4)
+    found = find(kernels.Gaussian(2.0), csr_array(X), 1e-3)
+    assert true_residuals(kernels.Gaussian(2.0), X, found).max() <= 1.01e-6
+
+
+def test_what_is_not_finite_is_named(rng):
+    X = rng.normal(size=(100, 2))
+    X[63] = 1e200
+    with pytest.raises(KernelError, match="for row 63 with itself"):
+        find(kernels.Polynomial(3), X)
+    X[63, 1] = np.nan
+    with pytest.raises(InvalidInputError, match="63"):
+        find(kernels.Gaussian(1.0), X)
+
+
+def test_a_limit_is_kept_to(rng, small_rounds):
+    X = rng.normal(size=(300, 2))
+    for is_random in (False, True):
+        found = find(kernels.Gaussian(1.0), X, limit=21, is_random=is_random)
+        assert len(found.row_indices) == 21
+        assert true_residuals(kernels.Gaussian(1.0), X, found).max() <= found.residuals.largest[-1] + 1e-12
+
+
+def test_random_pivots_are_distributed_as_one_by_one(rng):
+    """Of two pivots among four rows, against the exact probabilities of randomly pivoted Cholesky."""
+    X, kernel = np.array([[0.0], [0.1], [1.0], [3.0]]), kernels.Gaussian(1.0)
+    A, counts = kernel(X), np.zeros((4, 4))
+    for _ in range(4000):
+        proposals = rng.integers(4, size=30)
+        _, chosen = GrowingFactor.empty().extend_by_rejection(
+            A[np.ix_(proposals, proposals)],
+            np.zeros((30, 0)),
+            np.ones(30),
+            1e-12,
+            2,
+            np.ones(30),
+            rng.uniform(size=30),
+        )
+        counts[tuple(proposals[chosen])] += 1
+    truth = np.zeros((4, 4))
+    for first in range(4):
+        rest = 1 - A[:, first] ** 2
+        truth[first] = rest / rest.sum() / 4
+    np.testing.assert_allclose(counts / 4000, truth, atol=0.02)
+
+
+MEMORY = """
+import sys
+import numpy as np
+import zarr
+from dkfm import ExactFeatureMap, kernels
+from dkfm.execution.memory import peak_memory
+
+n = int(sys.argv[1])
+rows = zarr.create_array(sys.argv[2], shape=(n, 4), chunks=(10_000, 4), dtype="float64")
+for start in range(0, n, 10_000):
+    rows[start : start + 10_000] = np.random.default_rng(start).normal(size=(min(10_000, n - start), 4))
+ExactFeatureMap(kernels.Gaussian(9.0), basis="cholesky", tol=1e-2).fit(rows[:2000])
+before = peak_memory()
+found = ExactFeatureMap(kernels.Gaussian(9.0), basis="cholesky", tol=1e-2).fit(sys.argv[2])
+print(found.rank_, peak_memory() - before)
+"""
+
+
+def test_memory_grows_by_a_few_numbers_a_row(tmp_path):
+    def measure(n):
+        command = [sys.executable, "-c", MEMORY, str(n), str(tmp_path / f"{n}.zarr")]
+        return map(int, subprocess.check_output(command, text=True).split())
+
+    (rank, few), (_, many) = measure(50_000), measure(250_000)
+    assert rank > 20
+    assert many - few < 200_000 * 8 * 10
