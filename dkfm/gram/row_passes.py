@@ -1,11 +1,8 @@
 """Pass over the rows of a source with tasks, which compute residuals of pivots, or read some rows."""
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +16,6 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
-from dkfm.files import local, temporary_folders
 from dkfm.gram.shared_arrays import SharedArrays
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.numerics.map_error_bounds import estimate_largest_norm
@@ -35,9 +31,6 @@ _TILE_ROWS = 16_384
 _PIECE_VALUES = 2**18
 """Kernel values that a task holds at a time: two megabytes, which stay in the processor's cache."""
 
-_MAX_BYTES_IN_MEMORY = 2**30
-"""Size of the residuals of all rows above which they are in a temporary file."""
-
 
 @dataclass(frozen=True, eq=False)
 class RowPasses:
@@ -50,7 +43,7 @@ class RowPasses:
 
     def start(self) -> Array:
         """Return the residuals before the first pivot: 1, 0 of zero vectors, -1 where k(x, x) is negative."""
-        residuals = _new_residuals(self.source.shape[0])
+        residuals = np.empty(self.source.shape[0])
         self._run(compute_signs, (), partial(_store, residuals))
         return residuals
 
@@ -64,7 +57,7 @@ class RowPasses:
 
         The products of the features with `probes` (r, 16) are those of the coefficients with random signs.
         """
-        residuals, norms = _new_residuals(self.source.shape[0]), [1.0]
+        residuals, norms = np.empty(self.source.shape[0]), [1.0]
 
         def store(result: tuple[slice, Array, float]) -> None:
             residuals[result[0]] = result[1]
@@ -101,17 +94,6 @@ class RowPasses:
             raise ClusterError(
                 f"Every worker died that read tile {fatal[0]} of {_TILE_ROWS} rows of {self.source.name}."
             )
-
-
-def _new_residuals(n: int) -> Array:
-    """Return an array (n,), in an unnamed temporary file if it is large."""
-    if 8 * n <= _MAX_BYTES_IN_MEMORY:
-        return np.empty(n)
-    folder = Path(tempfile.gettempdir())
-    temporary_folders.require_room(folder, 8 * n, "The residuals of all rows")
-    with local.translate_write_errors(folder), tempfile.TemporaryFile() as file:
-        os.posix_fallocate(file.fileno(), 0, 8 * n)
-        return np.memmap(file, np.float64, "r+", shape=(n,))
 
 
 def _store(residuals: Array, result: tuple[slice, Array]) -> None:

@@ -85,3 +85,30 @@ def test_a_dead_scheduler_is_one_sentence_and_nothing_is_left(train, temporary, 
         assert sentence(log.read_text()).startswith("ClusterError: ")
         assert not (tmp_path / "model").exists()
     assert left(temporary) == []
+
+
+def pivots(folder, model, *options):
+    fit = ["--method", "features", "--basis", "cholesky", "--kernel", "gaussian", "--param", "sigma=4", "--tol", "1e-3"]
+    return [sys.executable, "-m", "dkfm", "fit", str(folder / "rows.npy"), str(model), "--overwrite", *fit, *options]
+
+
+@numbers(3, 30)
+def test_killed_workers_change_no_pivot(temporary, tmp_path, faults):
+    rng = np.random.default_rng(faults)
+    np.save(tmp_path / "rows.npy", rng.normal(size=(60_000, 5)))
+    run(pivots(tmp_path, tmp_path / "truth"))
+    truth = dkfm.load(tmp_path / "truth")
+    with Site(tmp_path / "site") as site:
+        while faults > 0:
+            driver_command = pivots(tmp_path, tmp_path / "model", "--scheduler", site.address)
+            environment = harness.environment(TMPDIR=str(temporary))
+            with process(driver_command, tmp_path / "driver.log", env=environment) as driver:
+                while driver.poll() is None and faults > 0:
+                    wait_for(lambda: driver.poll() is not None or list(temporary.glob("*/*")), "a round")
+                    time.sleep(float(rng.uniform(0.0, 1.0)))
+                    faults -= driver.poll() is None and site.kill_a_worker(rng)
+                assert driver.wait(harness.LIMIT) == 0, (tmp_path / "driver.log").read_text()
+            found = dkfm.load(tmp_path / "model")
+            np.testing.assert_array_equal(found.landmark_indices_, truth.landmark_indices_)
+            np.testing.assert_array_equal(found.model_.head("features").weights, truth.model_.head("features").weights)
+            assert left(temporary) == []
