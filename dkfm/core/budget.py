@@ -166,8 +166,8 @@ def pivot_task_bytes(d: int, r: int, blocks: int = 1, copies: int = 1) -> int:
     A task holds its rows, the pivots and what the kernel prepares from them, weights, and a piece of kernel values and
     of features.
     """
-    tile_rows, piece_values = 16_384, 2**18
-    return _VALUE * (tile_rows * (d + 3) + (1 + copies) * r * (d + 3) + r * (r + 16) + (blocks + 2) * piece_values)
+    tile_values, piece_values = min(16_384 * (d + 3), 2**22 + 2**16), 2**18
+    return _VALUE * (tile_values + (1 + copies) * r * (d + 3) + r * (r + 16) + (blocks + 2) * piece_values)
 
 
 def pivot_columns_seconds(n: int, d: int, r: int) -> float:

@@ -26,7 +26,10 @@ Indices = npt.NDArray[np.intp]
 R = TypeVar("R")
 
 _TILE_ROWS = 16_384
-"""Rows of a task."""
+"""Largest number of rows of a task."""
+
+_TILE_VALUES = 2**22
+"""Largest number of values of the rows of a task: 34 megabytes."""
 
 _PIECE_VALUES = 2**18
 """Kernel values that a task holds at a time: two megabytes, which stay in the processor's cache."""
@@ -40,6 +43,11 @@ class RowPasses:
     source: Source
     executor: Executor
     shared: SharedArrays
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a task."""
+        return choose_tile_rows(self.source.mean_values_per_row)
 
     def start(self) -> Array:
         """Return the residuals before the first pivot: 1, 0 of zero vectors, -1 where k(x, x) is negative."""
@@ -71,7 +79,7 @@ class RowPasses:
     def take_rows(self, numbers: Indices) -> Rows:
         """Return some rows, read by a task for each tile of them."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
-        tiles, counts = np.unique(ascending // _TILE_ROWS, return_counts=True)
+        tiles, counts = np.unique(ascending // self.tile_rows, return_counts=True)
         parts: dict[int, Rows] = {}
         groups = np.split(ascending, np.cumsum(counts)[:-1])
         tasks = [
@@ -84,7 +92,7 @@ class RowPasses:
         return stack_rows([parts[int(tile)] for tile in tiles])[inverse]
 
     def _run(self, task: Callable[..., R], arguments: tuple[object, ...], on_result: Callable[[R], object]) -> None:
-        parts = list(chunking.row_slices(self.source.shape[0], _TILE_ROWS))
+        parts = list(chunking.row_slices(self.source.shape[0], self.tile_rows))
         tasks = ((self.kernel, self.source, part, *arguments, self.shared.requirements) for part in parts)
         tally = run_tasks(self.executor, "dkfm-pivots", task, tasks, len(parts), False, on_result)
         self._require_done(tally.fatal_tasks)
@@ -92,8 +100,17 @@ class RowPasses:
     def _require_done(self, fatal: list[int]) -> None:
         if fatal:
             raise ClusterError(
-                f"Every worker died that read tile {fatal[0]} of {_TILE_ROWS} rows of {self.source.name}."
+                f"Every worker died that read tile {fatal[0]} of {self.tile_rows} rows of {self.source.name}."
             )
+
+
+def choose_tile_rows(width: int) -> int:
+    """Choose the rows of a task, of so many values each.
+
+    >>> choose_tile_rows(5), choose_tile_rows(784)
+    (16384, 5349)
+    """
+    return max(1, min(_TILE_ROWS, _TILE_VALUES // max(1, width)))
 
 
 def _store(residuals: Array, result: tuple[slice, Array]) -> None:
@@ -139,7 +156,7 @@ def compute_squares(
     check_this_worker(requirements)
     squares = np.empty(rows.stop - rows.start)
     with single_blas_thread():
-        for piece, features in _iter_features(kernel, source, rows, pivots, weights):
+        for piece, features, _ in _iter_features(kernel, source, rows, pivots, weights):
             squares[piece] = np.einsum("ij,ij->i", features, features)
     return rows, squares
 
@@ -156,24 +173,24 @@ def compute_residuals(
     check_this_worker(requirements)
     residuals, norm, rank = np.empty(rows.stop - rows.start), 0.0, pivots.shape[0]
     with single_blas_thread():
-        for piece, features in _iter_features(kernel, source, rows, pivots, columns):
-            residuals[piece] = np.einsum("ij,ij->i", features[:, :rank], features[:, :rank])
+        for piece, features, signs in _iter_features(kernel, source, rows, pivots, columns):
+            residuals[piece] = signs - np.einsum("ij,ij->i", features[:, :rank], features[:, :rank])
             norm = max(norm, estimate_largest_norm(features[:, rank:]))
-        diagonal = np.sign(kernel.evaluate_diagonal(source.read(rows)))
-    return rows, diagonal - residuals, norm
+    return rows, residuals, norm
 
 
 def _iter_features(
     kernel: Kernel, source: Source, rows: slice, pivots: Source, weights: Source
-) -> Iterator[tuple[slice, Array]]:
-    """Yield slices of the rows, and their kernel values with the pivots times the weights, over their lengths."""
+) -> Iterator[tuple[slice, Array, Array]]:
+    """Yield slices of the rows, their features with the weights over their lengths, and the signs of their k(x, x)."""
     X, P, W = (
         read_finite(source, rows),
         pivots.read(slice(0, pivots.shape[0])),
         weights.read(slice(0, weights.shape[0])),
     )
     evaluate, n, m = kernel.make_evaluator(P), X.shape[0], P.shape[0]
-    lengths = nonzero_lengths(row_lengths(kernel.evaluate_diagonal(X)))
+    diagonal = kernel.evaluate_diagonal(X)
+    lengths = nonzero_lengths(row_lengths(diagonal))
     size = max(16, min(n, _PIECE_VALUES // m))
     with _value_buffer.borrow(size, m, np.dtype(np.float64)) as buffer:
         for piece in chunking.row_slices(n, size):
@@ -183,7 +200,7 @@ def _iter_features(
             if not np.isfinite(features).all():
                 evaluate_block(kernel, X[piece], P, (rows.start + piece.start, 0))  # names the rows
                 raise KernelError(f"Features of rows from {rows.start + piece.start} on are not finite.")
-            yield piece, features
+            yield piece, features, np.sign(diagonal[piece])
 
 
 _value_buffer = ThreadBuffer()

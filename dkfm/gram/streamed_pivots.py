@@ -156,19 +156,24 @@ def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:
 def _draw_candidates(residuals: Array, search: PivotSearch) -> Indices:
     """Return numbers of rows drawn in proportion to their residuals, and of those of the largest; all if there are few.
 
-    Random pivots are proposals: in the order in which they were drawn, and some of them more than once.
+    Rows that can be no pivots, because their residuals are not above the threshold, are not drawn: there may be so many
+    that little else would be. Random pivots are proposals: in the order in which they were drawn, and some of them more
+    than once.
     """
-    above = residuals > search.threshold
-    if not search.is_random and (count := int(np.count_nonzero(above))) <= _CANDIDATES:
-        return np.flatnonzero(above)[:count]
+
+    def drawable(block: slice) -> Array:
+        return np.where(residuals[block] > search.threshold, residuals[block], 0.0)
+
+    if not search.is_random and int(np.count_nonzero(residuals > search.threshold)) <= _CANDIDATES:
+        return np.flatnonzero(residuals > search.threshold)
     blocks = list(chunking.row_slices(len(residuals), _BLOCK_ROWS))
-    totals = np.array([np.maximum(residuals[block], 0.0).sum() for block in blocks])
+    totals = np.array([drawable(block).sum() for block in blocks])
     count = _CANDIDATES if search.is_random else _CANDIDATES - _LARGEST
     in_block = search.rng.choice(len(blocks), count, p=totals / totals.sum())
     drawn = np.empty(count, np.intp)
     for number in np.unique(in_block):
         block, here = blocks[number], np.flatnonzero(in_block == number)
-        sums = np.cumsum(np.maximum(residuals[block], 0.0))
+        sums = np.cumsum(drawable(block))
         at = np.searchsorted(sums, search.rng.uniform(high=sums[-1], size=len(here)), side="right")
         drawn[here] = block.start + np.minimum(at, len(sums) - 1)
     if search.is_random:

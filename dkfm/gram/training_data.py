@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dkfm.core.chunking import row_slices
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.core.rows import Array, Rows, as_float64, as_rows, as_rows_allow_nonfinite
-from dkfm.errors import InvalidInputError, KernelError
+from dkfm.errors import InvalidInputError, KernelError, NotSupportedError
 from dkfm.files import local, temporary_folders
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.certificates import kernel_rounding
@@ -244,7 +244,11 @@ def drop_zero_weights(data: TrainingData, sample_weight: object) -> tuple[Traini
         return data, np.ones(n)
     weights = check_sample_weight(sample_weight, n)
     positive = np.flatnonzero(weights)
-    return (data, weights) if len(positive) == n else (data.subset(positive), weights[positive])
+    if len(positive) == n:
+        return data, weights
+    if not isinstance(data, TrainingRows | PrecomputedGram):
+        raise NotSupportedError("Rows of weight 0 are left out of fits to rows in memory; leave them out of the file.")
+    return data.subset(positive), weights[positive]
 
 
 def check_sample_weight(sample_weight: object, n: int) -> Array:

@@ -6,8 +6,10 @@
    its own, in turn with those of another checkout, if one is given.
 2. The same of 100,000 rows: seconds, peak memory, bytes on disk, and residuals ``|K v - mu v| / mu`` of the components.
 3. A product with 32 columns beside the time of its matrix products and exponentials alone, on the same threads.
-4. Two workers of one thread beside two threads of this process.
-5. Plans of five sizes beside what their fits took: seconds and bytes.
+4. Two workers of one thread beside two threads of this process: a product, then pivots in rounds.
+5. Pivots in rounds over 1,000,000 rows of 5 columns in a Zarr store, to an error bound of 1e-6: seconds, peak memory,
+   and the largest residual of all rows by an independent pass; then its rank beside that in memory, N = 20,000.
+6. Plans beside what their fits took: seconds and bytes.
 """
 
 import argparse
@@ -19,11 +21,15 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import zarr
 from distributed import Client, LocalCluster
+from sklearn.base import clone
 
+import dkfm
 from dkfm import kernels
 from dkfm.core import cpus
 from dkfm.execution.blas_threads import single_blas_thread
@@ -146,6 +152,83 @@ def compare_with_workers(n, rounds):
     print(f"two workers of a thread have {spread} of the speed of two threads, and the same bits", flush=True)
 
 
+PIVOTS = """
+import json, sys, time
+import numpy as np
+import dkfm, zarr
+from dkfm.execution.memory import peak_memory
+
+path, sigma, tol = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+phi, rows = dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(sigma), basis="cholesky", tol=tol), zarr.open_array(path)
+np.save(path + ".npy", rows[:300])
+dkfm.ExactFeatureMap(dkfm.kernels.Gaussian(sigma), basis="cholesky", tol=0.5).fit(path + ".npy")  # imports
+plan = dkfm.plan_fit(phi, path)
+before, start = peak_memory(), time.perf_counter()
+phi.fit(path)
+found = {"seconds": time.perf_counter() - start, "peak": peak_memory() - before, "rank": phi.rank_}
+residual = max(float(phi.residual(rows[a : a + 50_000]).max()) for a in range(0, rows.shape[0], 50_000))
+found |= {"bound": phi.error_bound_, "residual": residual}
+print(json.dumps(found | {"planned_seconds": plan.seconds, "planned_bytes": plan.memory_bytes}))
+"""
+
+
+def find_pivots(n, sigma, tol):
+    """Return what pivots of n stored rows take, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = zarr.create_array(f"{folder}/x.zarr", shape=(n, 5), chunks=(50_000, 5), dtype="float64")
+        for start in range(0, n, 50_000):
+            stop = min(n, start + 50_000)
+            rows[start:stop] = np.random.default_rng(start).normal(size=(stop - start, 5))
+        command = [sys.executable, "-c", PIVOTS, f"{folder}/x.zarr", str(sigma), str(tol)]
+        return json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+
+
+def stream_pivots(n, sigma, tol):
+    found = find_pivots(n, sigma, tol)
+    print(
+        f"pivots of N = {n:,}, d = 5, bound {found['bound']:.1e}: rank {found['rank']:,}, {found['seconds']:.0f} s, "
+        f"peak {found['peak'] / 1e6:,.0f} MB; the largest residual of all rows is {found['residual']:.1e}",
+        flush=True,
+    )
+
+
+def compare_ranks(n):
+    X = np.random.default_rng(0).normal(size=(n, 5))
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/x.npy", X)
+        for sigma, tol in [(8.0, 1e-6), (4.0, 1e-3)]:
+            phi = dkfm.ExactFeatureMap(kernels.Gaussian(sigma), basis="cholesky", tol=tol)
+            stored, memory = (clone(phi).fit(rows).rank_ for rows in (f"{folder}/x.npy", X))
+            print(f"rank of N = {n:,}, sigma = {sigma}: {stored} in rounds, {memory} in memory", flush=True)
+
+
+def compare_pivots_with_workers(n, rounds):
+    X, shares = np.random.default_rng(0).normal(size=(n, 5)), []
+    place = {"dashboard_address": "127.0.0.1:0", "memory_limit": "4GB"}
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/x.npy", X)
+        with LocalCluster(n_workers=2, threads_per_worker=1, **place) as cluster:
+            for _ in range(rounds + 1):
+                seconds = []
+                for context in (nullcontext(), Client(cluster)):
+                    with context:
+                        start = time.perf_counter()
+                        phi = dkfm.ExactFeatureMap(kernels.Gaussian(8.0), basis="cholesky", tol=1e-4)
+                        phi.fit(f"{folder}/x.npy")
+                        seconds.append(time.perf_counter() - start)
+                shares.append(seconds[0] / seconds[1])
+    shares = sorted(shares[1:])
+    spread = f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})"
+    print(f"pivots in rounds: two workers of a thread have {spread} of the speed of two threads", flush=True)
+
+
+def compare_pivots_with_plans(sizes):
+    for n, sigma, tol in sizes:
+        found = find_pivots(n, sigma, tol)
+        seconds, size = found["planned_seconds"] / found["seconds"], found["planned_bytes"] / found["peak"]
+        print(f"pivots of N = {n:,}, sigma = {sigma}: planned {seconds:.2f} of the seconds, {size:.2f} of the bytes")
+
+
 def compare_with_plans(sizes):
     for n, d in sizes:
         found = fit(n, d)
@@ -164,6 +247,17 @@ def main():
     for d in (50, 784):
         compare_with_limit(4000 if quick else 16_000, d, 1 if quick else 7)
     compare_with_workers(4000 if quick else 20_000, 1 if quick else 7)
+    compare_pivots_with_workers(5000 if quick else 200_000, 1 if quick else 5)
+    stream_pivots(20_000 if quick else 1_000_000, 10.0, 1e-2 if quick else 1e-6)
+    compare_ranks(2000 if quick else 20_000)
+    plans = [
+        (30_000, 8.0, 1e-3),
+        (100_000, 8.0, 1e-6),
+        (100_000, 4.0, 1e-3),
+        (200_000, 10.0, 1e-4),
+        (300_000, 6.0, 1e-3),
+    ]
+    compare_pivots_with_plans(plans[:1] if quick else plans)
     sizes = [(6000, 5), (12_000, 5), (12_000, 50), (20_000, 50), (30_000, 10)]
     compare_with_plans(sizes[:1] if quick else sizes)
 

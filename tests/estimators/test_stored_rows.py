@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 import dkfm
 from dkfm import ExactFeatureMap, kernels
 from dkfm.cli.app import main
-from dkfm.errors import BudgetError, InvalidInputError
+from dkfm.errors import BudgetError, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting import streamed
 from dkfm.execution import memory
 from dkfm.gram import row_passes, streamed_rows
@@ -78,6 +78,9 @@ def test_weights_and_the_kernels_width_are_of_the_stored_rows(stored, rng):
     truth, found = (ExactFeatureMap(**options).fit(rows, sample_weight=weights) for rows in (X, forms[1]))
     assert found.kernel_.sigma == pytest.approx(truth.kernel_.sigma, rel=1e-12)
     np.testing.assert_allclose(weights @ found.transform(X), 0, atol=1e-9)
+    weights[3] = 0.0
+    with pytest.raises(NotSupportedError, match="weight 0"):
+        ExactFeatureMap(**options).fit(forms[1], sample_weight=weights)
 
 
 def test_the_fitted_map_is_saved_and_scores(stored, tmp_path):
