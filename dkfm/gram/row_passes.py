@@ -17,7 +17,7 @@ from dkfm.execution.executors import Executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
 from dkfm.gram.shared_arrays import SharedArrays
-from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.kernels.base import Kernel
 from dkfm.numerics.map_error_bounds import estimate_largest_norm
 from dkfm.numerics.roots import nonzero_lengths, row_lengths
 from dkfm.sources.base import Source, read_finite
@@ -189,7 +189,8 @@ def _iter_features(
         weights.read(slice(0, weights.shape[0])),
     )
     evaluate, n, m = kernel.make_evaluator(P), X.shape[0], P.shape[0]
-    diagonal = kernel.evaluate_diagonal(X)
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
+        diagonal = kernel.evaluate_diagonal(X)
     lengths = nonzero_lengths(row_lengths(diagonal))
     size = max(16, min(n, _PIECE_VALUES // m))
     with _value_buffer.borrow(size, m, np.dtype(np.float64)) as buffer:
@@ -198,8 +199,8 @@ def _iter_features(
                 features = evaluate(X[piece], buffer[: piece.stop - piece.start]) @ W
             features /= lengths[piece, np.newaxis]
             if not np.isfinite(features).all():
-                evaluate_block(kernel, X[piece], P, (rows.start + piece.start, 0))  # names the rows
-                raise KernelError(f"Features of rows from {rows.start + piece.start} on are not finite.")
+                row = rows.start + piece.start + int(np.isfinite(features).all(axis=1).argmin())
+                raise KernelError(f"{kernel!r}, or a feature, is not finite for row {row} of {source.name}.")
             yield piece, features, np.sign(diagonal[piece])
 
 

@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from dkfm.core import chunking
 from dkfm.core.rows import Array, Rows, stack_rows
+from dkfm.errors import KernelError
 from dkfm.execution.executors import Executor
 from dkfm.gram.row_passes import RowPasses
 from dkfm.gram.shared_arrays import SharedArrays
-from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.kernels.base import Kernel
 from dkfm.numerics.growing_cholesky import GrowingFactor
 from dkfm.numerics.map_error_bounds import Residuals, make_probes
 from dkfm.numerics.pivoted_cholesky import RESIDUAL_ROUNDING, Pivots
@@ -124,12 +125,14 @@ def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:
     drawn = _draw_candidates(state.residuals, search)
     proposed = state.residuals[drawn]
     rows = passes.take_rows(drawn)
-    lengths = row_lengths(passes.kernel.evaluate_diagonal(rows))
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
+        lengths = row_lengths(passes.kernel.evaluate_diagonal(rows))
     divisors = nonzero_lengths(lengths)
-    among = _scaled_values(passes.kernel, rows, rows, divisors, divisors)
+    among = _compute_values(passes.kernel, (rows, rows), (drawn, drawn), (divisors, divisors))
     with_pivots: Array = np.zeros((len(drawn), 0))
     if len(state.numbers):
-        with_pivots = _scaled_values(passes.kernel, rows, state.rows, divisors, state.lengths)
+        pairs, numbers = (rows, state.rows), (drawn, state.numbers)
+        with_pivots = _compute_values(passes.kernel, pairs, numbers, (divisors, state.lengths))
     largest, room = float(state.residuals.max()), search.limit - len(state.numbers)
     diagonal, old = np.sign(among.diagonal()), len(state.numbers)
     target = max(search.threshold, _ROUND_SHARE * largest)
@@ -193,11 +196,17 @@ def _find_largest(residuals: Array, blocks: list[slice]) -> Indices:
     return found
 
 
-def _scaled_values(kernel: Kernel, X: Rows, Y: Rows, x_lengths: Array, y_lengths: Array) -> Array:
-    """Return ``k(x, y) / (|x| |y|)`` of all pairs, (n, m)."""
-    values = evaluate_block(kernel, X, Y)
-    values /= x_lengths[:, np.newaxis]
-    values /= y_lengths
+def _compute_values(
+    kernel: Kernel, rows: tuple[Rows, Rows], numbers: tuple[Indices, Indices], lengths: tuple[Array, Array]
+) -> Array:
+    """Return the scaled kernel values ``k(x, y) / (|x| |y|)`` of all pairs (n, m) of rows of the given numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise
+        values: Array = kernel.make_evaluator(rows[1])(rows[0])
+    if not np.isfinite(values).all():
+        i, j = np.unravel_index(int(np.isfinite(values).argmin()), values.shape)
+        raise KernelError(f"{kernel!r} returned {values[i, j]} for rows {numbers[0][i]} and {numbers[1][j]}.")
+    values /= lengths[0][:, np.newaxis]
+    values /= lengths[1]
     return values
 
 

@@ -137,9 +137,21 @@ def test_what_is_not_finite_is_named(rng):
     X[63] = 1e200
     with pytest.raises(KernelError, match="for row 63 with itself"):
         find(kernels.Polynomial(3), X)
+    X[63], X[7] = 50.0, -50.0
+    with pytest.raises(KernelError, match=r"returned inf for rows (63 and 7|7 and 63)"):
+        find(kernels.Function(infinite_far_away), X)
+    rows = np.concatenate([np.repeat(X[7:8], 3000, axis=0), X[63:64]])
+    with pytest.raises(KernelError, match=r"3000"):
+        find(kernels.Function(infinite_far_away), rows, limit=1)
     X[63, 1] = np.nan
     with pytest.raises(InvalidInputError, match="63"):
         find(kernels.Gaussian(1.0), X)
+
+
+def infinite_far_away(X, Y):
+    """A Gaussian that is infinite for rows that are far apart."""
+    squares = ((X[:, None] - Y) ** 2).sum(axis=2)
+    return np.where(squares > 10_000, np.inf, np.exp(-squares))
 
 
 def test_a_limit_is_kept_to(rng, small_rounds):
