@@ -53,8 +53,8 @@ class ExactFeatureMap(KernelEstimator):
     basis : {"symmetric", "spectral", "cholesky"}, default="symmetric"
         Basis of the features; inner products are the same in each. "symmetric" has one feature per landmark, with the
         root of A if k(x, x) spans more than a factor of 1e4 and A has a condition of at most 1e8, else with that of K.
-        "spectral" has as many as the rank, uncorrelated if all k(x, x) are equal. "cholesky" has as many as the rank,
-        one per pivot, and is the fastest to fit and to map.
+        "spectral" has as many as the rank, orthogonal over X if all k(x, x) are equal. "cholesky" has one
+        for each pivot, as many as the rank, and is the fastest to fit and to map.
     centered : bool, default=False
         Whether to subtract the mean of the training features (the paper's psi).
     landmarks : array-like or {"uniform", "kmeans", "pivots", "random_pivots"}, default=None
