@@ -112,7 +112,7 @@ def test_a_stranger_s_model_does_not_even_import_the_module(module, rows, tmp_pa
 @pytest.mark.slow
 def test_a_function_that_changed_since_is_refused(module, rows, tmp_path):
     dkfm.ExactFeatureMap(kernels.Function(module.least)).fit(rows).save(tmp_path / "model")
-    (tmp_path / "theirs.py").write_text(SOURCE.replace("minimum", "maximum"))
+    (tmp_path / "theirs.py").write_text(SOURCE.replace("minimum", "maximum") + "# of another size")
     np.save(tmp_path / "z.npy", rows)
     done = run("score", "model", "z.npy", "out", "--trusted", "theirs:least", cwd=tmp_path)
     assert done.returncode == 1
