@@ -127,7 +127,7 @@ def run_fit(train: str, model: str, options: FitOptions, connection: AbstractCon
             memory.require_driver_memory(
                 source.shape[0], source.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies
             )
-        streams = streamed.streams_rows(estimator)
+        streams = streamed.streams_rows(estimator, kernel)
         rows = SourceRows(source) if streams else source.read(slice(0, source.shape[0]))
         if streams:  # the rows must not change before the end of the fit
             with connection:

@@ -150,8 +150,8 @@ def streamed_pivots_bytes(n: int, d: int, r: int) -> int:
     """Return the peak bytes of the driver that finds r pivots in rounds among N rows that are not in memory.
 
     The driver holds the residuals of all rows and, when they are sorted and certified at the end, ten numbers for each
-    row; a factor (r, r), with
-    that of the next round, and its inverse; the pivots; and the kernel values of the candidates of a round.
+    row; a factor (r, r), with that of the next round, and its inverse; the pivots; and the kernel values of the
+    candidates of a round.
 
     >>> streamed_pivots_bytes(10**6, 5, 1000) < 10**9
     True
@@ -168,6 +168,13 @@ def pivot_task_bytes(d: int, r: int, blocks: int = 1, copies: int = 1) -> int:
     """
     tile_values, piece_values = min(16_384 * (d + 3), 2**22 + 2**16), 2**18
     return _VALUE * (tile_values + (1 + copies) * r * (d + 3) + r * (r + 16) + (blocks + 2) * piece_values)
+
+
+def feature_sums_task_bytes(d: int, n: int, r: int, classes: int, blocks: int = 1, copies: int = 1) -> int:
+    """Return the bytes of a task that sums r features from n landmarks, and their products, over a tile of rows."""
+    tile_values, piece_values = min(16_384 * (d + 3 + classes), 2**22 + 2**16), 2**21
+    held = tile_values + (1 + copies) * n * (d + 3) + n * r + 3 * (r + classes) * (r + 1)
+    return _VALUE * (held + (blocks + 2) * piece_values)
 
 
 def pivot_columns_seconds(n: int, d: int, r: int) -> float:

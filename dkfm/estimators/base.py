@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
 
@@ -13,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dkfm.core.frames import column_names, require_unique_names
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, extract_reason
+from dkfm.estimators.fitting import streamed
 from dkfm.estimators.scoring_mixin import ScoringMixin
 from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.transformer_mixin import ModelTransformerMixin
@@ -120,12 +123,14 @@ class KernelEstimator(ModelTransformerMixin):
         self._fitted_parameters = dict(fitted_params)
         self._set_model(model)
 
-    def _take_fitted(self, other: Self, names: tuple[str, ...] | None) -> Self:
-        """Take the fitted attributes of another estimator with the same parameters, and names of columns."""
-        parameters = self.get_params(deep=False)
-        self.__dict__.update({name: value for name, value in vars(other).items() if name not in parameters})
-        if names is not None:
-            self.feature_names_in_ = np.asarray(names, dtype=object)
+    def _fit_opened(self, X: object, streams: bool, *arguments: object) -> Self:
+        """Fit to rows that `streamed.open_stored_rows` opens; if they change meanwhile, the estimator is as before."""
+        fitted = copy.copy(self)  # it shares a random state, which goes on
+        with streamed.open_stored_rows(X, streams) as (rows, names):
+            fitted.fit(rows, *arguments)
+            if names is not None:
+                fitted.feature_names_in_ = np.asarray(names, dtype=object)
+        self.__dict__ = fitted.__dict__
         return self
 
     def get_params(self, deep: bool = True) -> dict[str, object]:
@@ -185,12 +190,21 @@ class KernelEstimator(ModelTransformerMixin):
         values = {name: fitted[f"{name}_"] for name in stored_class.names.fitted if f"{name}_" in fitted}
         return stored_class(type(self).__name__, self._fitted_parameters, values, self.model_)
 
-    def _load_rows(self, X: object) -> object:
-        """Load rows, if any, into memory; raise unless their columns are those of the fit."""
-        if X is not None:
-            X = compute_lazy_frame(X)
-            self._require_fitted_columns(X)
-        return X
+    @contextmanager
+    def _open_rows(self, X: object) -> Iterator[object]:
+        """Yield the rows of another fit, if any: stored ones where they are, others in memory, checked for columns."""
+        if not streamed.is_opened(X, self.model_.kernel, streams=True):
+            rows = compute_lazy_frame(X)
+            if rows is not None:
+                self._require_fitted_columns(rows)
+            yield rows
+            return
+        fitted = getattr(self, "feature_names_in_", None)
+        with streamed.open_stored_rows(X, True, None if fitted is None else list(fitted)) as (rows, _):
+            columns = cast("SourceRows", rows).shape[1]
+            if columns != self.n_features_in_:
+                raise InvalidInputError(f"X has {columns} columns and the map was fitted with {self.n_features_in_}.")
+            yield rows
 
     def _to_record(self) -> Record:
         names, values = self._stored_class.names, vars(self)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, cast, overload
 
 import numpy as np
-from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 from dkfm.core.frames import is_dask_array, is_dask_collection, require_same_columns, unwrap_container
@@ -24,7 +23,6 @@ from dkfm.estimators.stored.feature_map import StoredMap
 from dkfm.estimators.stored.map_records import root_values_name
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_for_fit
-from dkfm.gram.streamed_rows import is_stored
 from dkfm.gram.training_data import compute_lazy_frame, drop_zero_weights
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import roots
@@ -76,9 +74,10 @@ class ExactFeatureMap(KernelEstimator):
         Acceptable error bound: the map keeps the smallest rank that meets it. None is the limit set by rounding.
     rcond : float, default=None
         Eigenvalues of A up to ``rcond * lambda_max`` count as zero; None is ``4 eps``. Not for the cholesky basis.
-    build : {"auto", "gram", "columns"}, default="auto"
-        How to find pivots: in the Gram matrix, or column by column without it, for far more rows of low rank. "auto"
-        selects the lower predicted cost.
+    build : {"auto", "gram", "columns", "rounds"}, default="auto"
+        How to find pivots: in the Gram matrix; column by column without it, for far more rows of low rank; or in rounds
+        over tiles of rows, which hold neither, on threads or on a cluster. "auto" takes rounds for stored rows, and
+        where nothing else fits in memory, else the lower predicted cost of the others.
     on_indefinite : {"raise", "clip"}, default="raise"
         Action for a kernel that is not positive semi-definite: raise an error, or drop its negative part and warn. A
         clipped map keeps all eigenvalues above rounding, ``4 eps max |lambda|``; `verify` does not judge new points.
@@ -107,8 +106,8 @@ class ExactFeatureMap(KernelEstimator):
     scales_ : ndarray of shape (n_landmarks,)
         Diagonal of D; ones if the root is that of K, as for a clipped kernel.
     dropped_ : ndarray of shape (n_dropped,)
-        Eigenvalues that count as zero, or shares of rows that are not pivots, in descending order. Values removed by
-        `truncate`, `tol` or float32 come first.
+        Eigenvalues that count as zero, or shares of rows that are not pivots, in descending order; of pivots that were
+        found in rounds, the largest 1,048,576. Values removed by `truncate`, `tol` or float32 come first.
     rank_ : int
         Number of eigenvalues or pivots kept.
     n_negative_ : int
@@ -212,23 +211,24 @@ class ExactFeatureMap(KernelEstimator):
         Parameters
         ----------
         X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (N, d)
-            Training rows; for a precomputed kernel, the Gram matrix (N, N). Rows at a path or URL, or in a Zarr array,
-            are read tile by tile with basis="cholesky" or `landmarks=`, else into memory.
+            Training rows; for a precomputed kernel, the Gram matrix (N, N). With basis="cholesky" or `landmarks=`, rows
+            at a path or URL, or in a Zarr array, are read tile by tile, and tasks compute the blocks of a dask
+            collection and write them to a temporary folder. Otherwise all rows are read into memory.
         y : object, default=None
             Ignored.
         sample_weight : array-like of shape (N,), default=None
-            Non-negative weights of the rows in the mean of a centred map. Rows of weight 0 are left out. Inner products
-            are those of a fit in which a row of weight w occurs w times.
+            Non-negative weights of the rows in the mean of a centred map. Rows of weight 0 are left out, and refused if
+            rows are read tile by tile. Inner products are those of a fit in which a row of weight w occurs w times.
         """
         if not isinstance(self.centered, bool | np.bool_):
             raise InvalidInputError(f"centered must be True or False, and is {self.centered!r}.")
         options = replace(self._get_options(MapOptions), dtype=check_dtype(self.dtype).name)
         options.require_valid()
-        kernel, X = as_kernel(self.kernel, self.kernel_params), compute_lazy_frame(X)
-        if is_stored(X) and not kernel.is_precomputed:
-            with streamed.open_stored_rows(X, streamed.streams_rows(self)) as (rows_or_source, names):
-                fitted_clone = clone(self).fit(rows_or_source, y, sample_weight)
-            return self._take_fitted(fitted_clone, names)
+        kernel = as_kernel(self.kernel, self.kernel_params)
+        streams = streamed.streams_rows(self, kernel)
+        if streamed.is_opened(X, kernel, streams):
+            return self._fit_opened(X, streams, y, sample_weight)
+        X = compute_lazy_frame(X)
         require_same_columns(self.landmarks, X, "landmarks", "X")
         # Landmarks that are chosen are copied when they are.
         rows = self._check_data(X, kernel, copy=self.landmarks is None)
@@ -389,6 +389,5 @@ class ExactFeatureMap(KernelEstimator):
         """Return the parts that fits of components and discriminants in the features of this map need."""
         fitted = vars(self)
         holds_all = "landmark_indices_" not in fitted and fitted.get("training_certificate_") == self.certificate_
-        return feature_maps.FittedMap(
-            self.model_, fitted.get("eigenvalues_"), self.scales_, fitted.get("error_bounds_"), holds_all
-        )
+        bounds, eigenvalues = fitted.get("error_bounds_"), fitted.get("eigenvalues_")
+        return feature_maps.FittedMap(self.model_, eigenvalues, self.scales_, bounds, holds_all, self.workspace)

@@ -16,7 +16,7 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import KernelEstimator, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import class_labels, discriminants
+from dkfm.estimators.fitting import class_labels, discriminants, streamed
 from dkfm.estimators.fitting.choices import DType, IndefinitePolicy
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
 from dkfm.estimators.fitting.discriminants import DiscriminantOptions
@@ -27,6 +27,7 @@ from dkfm.estimators.stored.discriminants import StoredDiscriminants
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.execution.lazy_scoring import set_dashboard_name
 from dkfm.gram import training_data
+from dkfm.gram.streamed_rows import SourceRows
 from dkfm.gram.training_data import Indices
 from dkfm.kernels import KernelSpec
 from dkfm.storage.model_store import Record
@@ -177,8 +178,8 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
 
         Parameters
         ----------
-        X : array-like, scipy.sparse array or dask collection of shape (N, d)
-            Training rows; for a precomputed kernel, the Gram matrix (N, N).
+        X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (N, d)
+            Training rows, which are read into memory; for a precomputed kernel, the Gram matrix (N, N).
         y : array-like of shape (N,)
             Class labels: integers, bools or strings.
         sample_weight : array-like of shape (N,), default=None
@@ -186,6 +187,8 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             Rows of weight 0 are left out.
         """
         kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        if streamed.is_opened(X, kernel, streams=False):
+            return self._fit_opened(X, False, y, sample_weight)
         precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         dtype = check_dtype(precision)
         options, X = self._discriminant_options(), training_data.compute_lazy_frame(X)
@@ -221,9 +224,9 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
             Fitted feature map.
         y : array-like of shape (n,)
             Class labels of the training rows.
-        X : array-like or scipy.sparse array of shape (n, d), default=None
-            Training rows; their features are computed in tiles. X is required unless the landmarks of a map in the
-            symmetric or spectral basis are all training rows.
+        X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (n, d), default=None
+            Training rows; their features are computed in tiles, those of stored rows and of a dask collection by tasks.
+            X is required unless the landmarks of a map in the symmetric or spectral basis are all training rows.
         n_components : int, default=None
             Number of discriminants, as in the constructor.
         shrinkage : float, default=1e-3
@@ -253,14 +256,14 @@ class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # s
         if not isinstance(feature_map, ExactFeatureMap):
             raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
         check_is_fitted(feature_map, "model_")
-        X = feature_map._load_rows(X)
         dtype = cast("DType", feature_map.model_.dtype.name)
         estimator = cls(n_components, kernel=feature_map.kernel_, shrinkage=shrinkage, priors=priors, dtype=dtype)
-        rows = feature_map.model_.landmarks if X is None else as_rows(X)
-        y = class_labels.check_labels(y, rows.shape[0], cls.__name__)
-        with single_blas_thread_in_worker():
-            fitted_map, options = feature_map._fitted_map(), estimator._discriminant_options()
-            model, fitted = discriminants.fit_in_map(fitted_map, options, y, X, sample_weight)
+        fitted_map, options = feature_map._fitted_map(), estimator._discriminant_options()
+        with feature_map._open_rows(X) as rows, single_blas_thread_in_worker():
+            given = feature_map.model_.landmarks if rows is None else rows
+            count = given.shape[0] if isinstance(given, SourceRows) else as_rows(given).shape[0]
+            y = class_labels.check_labels(y, count, cls.__name__)
+            model, fitted = discriminants.fit_in_map(fitted_map, options, y, rows, sample_weight)
         return estimator._set_fitted_from_map(feature_map, model, fitted, priors=estimator._list_priors())
 
     def _discriminant_options(self) -> DiscriminantOptions:

@@ -13,7 +13,7 @@ from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.base import check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
-from dkfm.estimators.fitting import pca
+from dkfm.estimators.fitting import fit_certificates, pca, streamed
 from dkfm.estimators.fitting.choices import ComponentPolicy, DType, EigenSolver, Formulation
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
 from dkfm.estimators.inverse_transform import InverseTransformMixin
@@ -210,8 +210,8 @@ class KernelPCA(InverseTransformMixin):
 
         Parameters
         ----------
-        X : array-like, scipy.sparse array or dask collection of shape (N, d)
-            Training rows; for a precomputed kernel, the Gram matrix (N, N).
+        X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (N, d)
+            Training rows, which are read into memory; for a precomputed kernel, the Gram matrix (N, N).
         y : object, default=None
             Ignored.
         sample_weight : array-like of shape (N,), default=None
@@ -220,6 +220,8 @@ class KernelPCA(InverseTransformMixin):
             Whether the model scales columns to mean 0 and variance 1; `transform` and `dkfm score` take unscaled rows.
         """
         kernel, gamma = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        if streamed.is_opened(X, kernel, streams=False):
+            return self._fit_opened(X, False, y, sample_weight, standardize)
         columns: dict[str, object] = {}
         options, X = self._component_options(X, kernel), training_data.compute_lazy_frame(X)
         if standardize:
@@ -236,7 +238,7 @@ class KernelPCA(InverseTransformMixin):
                 result = result.truncate(int((result.eigenvalues > 0).sum()))
             landmarks, eigenvalues, tiles = rows.rows_as_landmarks, result.eigenvalues, rows.iter_row_tiles()
             model = pca.make_components_model(rows.kernel, landmarks, result, weighting.centered, options.dtype)
-            measured = pca.certify(model, eigenvalues, tiles, weights)
+            measured = fit_certificates.certify_components(model, eigenvalues, tiles, weights, self.workspace)
             fitted = {**columns, **pca.collect_fitted(result, weighting.total), "certificate": measured}
             fitted["gamma"] = 1 / model.n_features_in if gamma is None else float(gamma)
             fitted |= {} if sample_weight is None else {"sample_weight": weights}
@@ -263,9 +265,9 @@ class KernelPCA(InverseTransformMixin):
             Fitted feature map.
         n_components : int or float, default=None
             Number of components or share of the variance, as in the constructor.
-        X : array-like or scipy.sparse array of shape (n, d), default=None
-            Training rows, of which features are computed in tiles. X may be left out only if the landmarks of a
-            symmetric or spectral map are all training rows.
+        X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (n, d), default=None
+            Training rows, of which features are computed in tiles; those of stored rows and of a dask collection by
+            tasks. X may be left out only if the landmarks of a symmetric or spectral map are all training rows.
         sample_weight : array-like of shape (n,), default=None
             Non-negative weights of X.
         centered : bool, default=True
@@ -287,12 +289,12 @@ class KernelPCA(InverseTransformMixin):
         (7, 3)
         """
         check_is_fitted(feature_map, "model_")
-        X, fitted_map = feature_map._load_rows(X), feature_map._fitted_map()
+        fitted_map = feature_map._fitted_map()
         dtype = cast("DType", fitted_map.model.dtype.name)
         estimator = cls(n_components, kernel=feature_map.kernel_, centered=centered, dtype=dtype)
         options = ComponentOptions(pca.check_n_components(n_components), fitted_map.model.dtype)
-        with single_blas_thread_in_worker():
-            model, fitted, whole = pca.fit_in_map(fitted_map, options, bool(centered), X, sample_weight)
+        with feature_map._open_rows(X) as rows, single_blas_thread_in_worker():
+            model, fitted, whole = pca.fit_in_map(fitted_map, options, bool(centered), rows, sample_weight)
         fitted["gamma"] = 1 / model.n_features_in
         return estimator._set_fitted_from_map(feature_map, model, fitted, whole=whole)
 

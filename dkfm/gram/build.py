@@ -6,6 +6,8 @@ missing tiles.
 
 import hashlib
 import json
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -32,7 +34,7 @@ from dkfm.gram.stored_gram import StoredGram, disk_bytes
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.kernels.serialization import is_code_free
-from dkfm.sources.base import NamedColumns, Source, read_finite
+from dkfm.sources.base import NamedColumns, Source, digest_rows, read_finite
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from dkfm.sources.zarr import CsrCopySource, ZarrSource
@@ -48,9 +50,6 @@ TILE_ROWS = 2048
 
 _MEMORY_TILE_ROWS = 512
 """Rows of a tile in memory: small, so that all threads finish at about the same time."""
-
-_READ_VALUES = 2**22
-"""Values read at a time to compute a digest."""
 
 
 def build_gram(
@@ -149,7 +148,7 @@ def _require_unchanged(root: Path, watch: Watch, source: Source, identity: dict[
 
     If only the metadata changed, as after `chmod`, the rows are read again and compared.
     """
-    if watch.is_same() or _digest(source) == identity["rows"]:
+    if watch.is_same() or digest_rows(source) == identity["rows"]:
         return
     with suppress(StoreError):  # the error below matters more
         zarr_store.remove_own_store(root, "gram")
@@ -198,17 +197,7 @@ def _build_key(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return kernel, digest of the rows, and shape, which identify a Gram matrix; all rows must be finite."""
     # Kernels that are code cannot be compared, so such a build is never resumed.
     name: object = serialization.to_config(kernel) if is_code_free(kernel) else uuid.uuid4().hex
-    return {"kernel": name, "rows": _digest(source), "shape": list(source.shape)}
-
-
-def _digest(source: Source) -> str:
-    """Return a SHA-256 digest of all rows as float64."""
-    sums = hashlib.sha256()
-    for part in chunking.row_slices(source.shape[0], max(1, _READ_VALUES // source.shape[1])):
-        rows = read_finite(source, part)
-        for values in [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, np.diff(rows.indptr)]:
-            sums.update(values.astype(np.float64, order="C", copy=False).data)
-    return sums.hexdigest()
+    return {"kernel": name, "rows": digest_rows(source), "shape": list(source.shape)}
 
 
 def _existing_tile_rows(root: Path, identity: dict[str, object], tile_rows: int | None) -> int | None:
@@ -377,6 +366,15 @@ def _fill_tile(K: Array, kernel: Kernel, X: Rows, pair: tuple[int, int], rows: i
     with single_blas_thread():
         # The transpose of a tile has the memory order of K.
         K.T[column, row] = evaluate_block(kernel, Y, Y if row == column else X[row], (column.start, row.start))
+
+
+def find_disk_room(kernel: Kernel, X: Rows | None, workspace: str | Path | None) -> int:
+    """Return the bytes that a Gram matrix may take on disk: what is free, and what a build of rows X has written."""
+    folder = local_path(tempfile.gettempdir() if workspace is None else workspace).absolute()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    begun = X is not None and workspace is not None and is_code_free(kernel)
+    written = _existing_bytes(workspace_path(kernel, X, folder)) if begun and existing == folder else 0
+    return shutil.disk_usage(existing).free + written
 
 
 def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:

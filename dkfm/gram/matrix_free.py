@@ -22,6 +22,7 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.sources.base import Source
@@ -50,6 +51,8 @@ class MatrixFreeGram:
     """Rows and columns of a tile."""
     shared: SharedArrays
     """Gives right sides to the tasks."""
+    shows_progress: bool = False
+    """Whether a product shows how far it is."""
 
     def __matmul__(self, V: Array) -> Array:
         """Return the product (N, p) with V (N, p); it has the same bits each time.
@@ -62,37 +65,20 @@ class MatrixFreeGram:
             A tile killed its workers again and again, or the cluster is gone.
         """
         pairs = list(chunking.lower_triangle_tile_indices(len(V), self.tile_rows))
-        sums = _OrderedSums(V.shape, self.tile_rows)
+        sums = OrderedSums(np.zeros(V.shape), self.tile_rows, self.shared.folder)
+
+        def add(contribution: _Contribution) -> None:
+            row, column, product, transposed = contribution
+            sums.add(row, column, product)
+            if transposed is not None:
+                sums.add(column, row, transposed)
+
         with self.shared.share(np.ascontiguousarray(V)) as right:
             tasks = ((self.kernel, self.rows, right, pair, self.tile_rows, self.shared.requirements) for pair in pairs)
-            tally = run_tasks(self.executor, "dkfm-product", multiply_tile, tasks, len(pairs), False, sums.add)
+            tally = run_tasks(self.executor, "dkfm-product", multiply_tile, tasks, len(pairs), self.shows_progress, add)
         if tally.fatal_tasks:
             raise ClusterError(f"Every worker died that multiplied the tile {pairs[tally.fatal_tasks[0]]}.")
         return sums.total
-
-
-class _OrderedSums:
-    """Add the contributions to each block of rows in the order of the tiles; those that are early wait."""
-
-    def __init__(self, shape: tuple[int, ...], tile_rows: int) -> None:
-        self.total = np.zeros(shape)
-        self._tile_rows = tile_rows
-        self._next = [0] * chunking.count_tiles(shape[0], tile_rows)
-        self._early: dict[tuple[int, int], Array] = {}
-
-    def add(self, contribution: _Contribution) -> None:
-        """Add what a tile contributes to its rows and, unless it is on the diagonal, to its columns."""
-        row, column, product, transposed = contribution
-        self._add(row, column, product)
-        if transposed is not None:
-            self._add(column, row, transposed)
-
-    def _add(self, block: int, other: int, part: Array) -> None:
-        self._early[block, other] = part
-        target = self.total[chunking.row_slice(block, len(self.total), self._tile_rows)]
-        while (ready := self._early.pop((block, self._next[block]), None)) is not None:
-            target += ready
-            self._next[block] += 1
 
 
 def choose_tile_rows(n: int) -> int:
@@ -114,8 +100,11 @@ def open_matrix_free(
     tile_rows: int | None = None,
     workspace: str | Path | None = None,
     client: "Client | None" = None,
+    progress: bool = False,
 ) -> Iterator[MatrixFreeGram]:
     """Yield the Gram matrix of rows X (N, d) for products with at most `columns` columns.
+
+    With `progress`, a product that takes a while shows how far it is.
 
     On a cluster the rows and the right sides are files in a temporary folder, in the workspace if there is one, which
     the workers must see.
@@ -136,7 +125,7 @@ def open_matrix_free(
         open_shared_arrays(executor, task_bytes, disk, "The training rows", workspace) as shared,
         shared.share(X) as shared_rows,
     ):
-        yield MatrixFreeGram(kernel, shared_rows, executor, rows, shared)
+        yield MatrixFreeGram(kernel, shared_rows, executor, rows, shared, progress)
 
 
 def multiply_tile(
@@ -158,9 +147,16 @@ def multiply_tile(
         else:
             parts = _multiply_pieces(kernel, X, source.read(columns), V, _read_dense(right, columns))
         if not all(np.isfinite(part).all() for part in parts):
-            evaluate_block(kernel, X, source.read(columns), (rows.start, columns.start))  # names the rows
+            _require_finite_values(kernel, X, source.read(columns), (rows.start, columns.start))
             raise KernelError(f"Products with the values of {kernel!r} are not finite.")
     return (*pair, parts[0], parts[1] if len(parts) == 2 else None)
+
+
+def _require_finite_values(kernel: Kernel, X: Rows, Y: Rows, first: tuple[int, int]) -> None:
+    """Raise a KernelError that names the rows of a value that is not finite; `first` are the numbers of the first."""
+    for columns in chunking.row_slices(Y.shape[0], PIECE_COLUMNS):
+        for rows in chunking.row_slices(X.shape[0], PIECE_ROWS):
+            evaluate_block(kernel, X[rows], Y[columns], (first[0] + rows.start, first[1] + columns.start))
 
 
 def _read_dense(source: Source, rows: slice) -> Array:

@@ -80,6 +80,8 @@ class ProductTask:
     """Whether they are those of a cluster."""
     keeps_store: bool
     """Whether the user asks for the matrix on disk, by a workspace."""
+    disk_room: int
+    """Bytes that the matrix may take on disk."""
 
     @property
     def block_columns(self) -> int:
@@ -106,17 +108,18 @@ class ProductTask:
 def compare_roads(task: ProductTask, available: int) -> list[RoadCost]:
     """Return what each road takes: the fastest first among those that fit in `available` bytes, then the others.
 
-    A matrix that the user wants on disk, or that is there already, is not computed anew.
+    A matrix that the user wants on disk is computed anew only if it does not fit there, and one that is given never.
     """
     costs = [_cost_dense(task), _cost_stored(task)]
-    if not task.keeps_store and not task.kernel.is_precomputed:
+    if not task.kernel.is_precomputed:
         costs.append(_cost_matrix_free(task))
-    return sorted(costs, key=lambda cost: _rank_cost(cost, available))
+    return sorted(costs, key=lambda cost: _rank_cost(task, cost, available))
 
 
-def _rank_cost(cost: RoadCost, available: int) -> tuple[bool, float]:
-    fits = cost.memory_bytes <= available
-    return (False, cost.seconds) if fits else (True, float(cost.memory_bytes))
+def _rank_cost(task: ProductTask, cost: RoadCost, available: int) -> tuple[bool, bool, float]:
+    fits = cost.memory_bytes <= available and cost.disk_bytes <= task.disk_room
+    unwanted = task.keeps_store and cost.road is Road.MATRIX_FREE
+    return (False, unwanted, cost.seconds) if fits else (True, False, float(cost.memory_bytes))
 
 
 def _gram_seconds(task: ProductTask, tile_rows: int | None) -> float:
@@ -177,7 +180,8 @@ def _store_bytes(task: ProductTask, rows: int | None) -> tuple[int, int]:
 def value_seconds(kernel: Kernel, d: int) -> float:
     """Measure the seconds of one thread for a kernel value of rows of d columns; it is kept for equal kernels.
 
-    The rows are random histograms, which every kernel takes. Of a kernel that fails on them the time is infinite.
+    The rows are random histograms, which most kernels take. Of one that fails on them, as with other columns, the time
+    is that of a simple kernel.
     """
     try:
         return _measured_value_seconds(kernel, d)
@@ -197,7 +201,7 @@ def _measure_value_seconds(kernel: Kernel, d: int) -> float:
         resolved = kernel.resolve(rows)
         trial = _time_block(resolved, rows[:_TRIAL_ROWS], rows[_TRIAL_ROWS : 2 * _TRIAL_ROWS])
         return trial if trial > _SLOW_VALUE else _time_block(resolved, rows[:PIECE_ROWS], rows[PIECE_ROWS:])
-    return inf
+    return budget.VALUE_SECONDS
 
 
 def _time_block(kernel: Kernel, X: Array, Y: Array) -> float:

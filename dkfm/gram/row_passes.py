@@ -1,9 +1,10 @@
-"""Pass over the rows of a source with tasks, which compute residuals of pivots, or read some rows."""
+"""Pass over the rows of a source with tasks, which compute residuals of pivots, sum features, or read some rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from itertools import repeat
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,15 @@ from dkfm.execution.blas_threads import single_blas_thread
 from dkfm.execution.executors import Executor
 from dkfm.execution.task_runner import run_tasks
 from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.shared_arrays import SharedArrays
 from dkfm.kernels.base import Kernel
+from dkfm.numerics import training_statistics
+from dkfm.numerics.fisher import Classes
 from dkfm.numerics.map_error_bounds import estimate_largest_norm
-from dkfm.numerics.roots import nonzero_lengths, row_lengths
+from dkfm.numerics.model import Head, Model
+from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
+from dkfm.numerics.scorer import prepare_scorer
 from dkfm.sources.base import Source, read_finite
 
 Indices = npt.NDArray[np.intp]
@@ -43,6 +49,8 @@ class RowPasses:
     source: Source
     executor: Executor
     shared: SharedArrays
+    shows_progress: bool = False
+    """Whether a pass shows how far it is."""
 
     @property
     def tile_rows(self) -> int:
@@ -76,6 +84,24 @@ class RowPasses:
             self._run(compute_residuals, (P, W), store)
         return residuals, max(norms)
 
+    def sum_features(self, landmarks: Rows, root: Root, classes: Classes) -> tuple[Array, Array, Array]:
+        """Return sums over the rows of each class, with their weights: of features, of products, and of k(x, x).
+
+        They are ``sum w phi`` (C, r) and ``sum w k(x, x)`` (C,) of each class, and ``sum w phi phi'`` (r, r) of all.
+        """
+        count, r = classes.count, root.weights.shape[1]
+        sums = OrderedSums(np.zeros((count + r, r + 1)), count + r, self.shared.folder)
+        parts = list(chunking.row_slices(self.source.shape[0], self.tile_rows))
+        numbers = {part.start: number for number, part in enumerate(parts)}
+
+        def add(result: tuple[slice, Array]) -> None:
+            sums.add(0, numbers[result[0].start], result[1])
+
+        with self.shared.share(landmarks) as L, self.shared.share(np.ascontiguousarray(root.weights)) as W:
+            arguments = ((L, W, root.triangular, classes.subset(part)) for part in parts)
+            self._run_parts("dkfm-moments", sum_features, parts, arguments, add)
+        return sums.total[:count, :r], sums.total[count:, :r], sums.total[:count, r]
+
     def take_rows(self, numbers: Indices) -> Rows:
         """Return some rows, read by a task for each tile of them."""
         ascending, inverse = np.unique(numbers, return_inverse=True)
@@ -93,8 +119,21 @@ class RowPasses:
 
     def _run(self, task: Callable[..., R], arguments: tuple[object, ...], on_result: Callable[[R], object]) -> None:
         parts = list(chunking.row_slices(self.source.shape[0], self.tile_rows))
-        tasks = ((self.kernel, self.source, part, *arguments, self.shared.requirements) for part in parts)
-        tally = run_tasks(self.executor, "dkfm-pivots", task, tasks, len(parts), False, on_result)
+        self._run_parts("dkfm-pivots", task, parts, repeat(arguments), on_result)
+
+    def _run_parts(
+        self,
+        name: str,
+        task: Callable[..., R],
+        parts: list[slice],
+        arguments: Iterable[tuple[object, ...]],
+        on_result: Callable[[R], object],
+    ) -> None:
+        tasks = (
+            (self.kernel, self.source, part, *more, self.shared.requirements)
+            for part, more in zip(parts, arguments, strict=False)
+        )
+        tally = run_tasks(self.executor, name, task, tasks, len(parts), self.shows_progress, on_result)
         self._require_done(tally.fatal_tasks)
 
     def _require_done(self, fatal: list[int]) -> None:
@@ -179,15 +218,40 @@ def compute_residuals(
     return rows, residuals, norm
 
 
+def sum_features(
+    kernel: Kernel,
+    source: Source,
+    rows: slice,
+    landmarks: Source,
+    weights: Source,
+    triangular: bool,
+    classes: Classes,
+    requirements: WorkerRequirements | None,
+) -> tuple[slice, Array]:
+    """Return sums over some rows, as `RowPasses.sum_features` has them: the features first, then the products."""
+    check_this_worker(requirements)
+    X, L, W = read_finite(source, rows), _read_all(landmarks), cast("Array", _read_all(weights))
+    indicators = classes.weighted_indicators()
+    scorer = prepare_scorer(Model(kernel, L, {"features": Head(W, triangular=triangular)}))
+    with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
+        first, second = training_statistics.sum_features_and_products(scorer, [X], indicators)
+        traces = indicators.T @ kernel.evaluate_diagonal(X)
+    sums = np.pad(np.vstack([first, second]), ((0, 0), (0, 1)))
+    sums[: len(traces), -1] = traces
+    if not np.isfinite(sums).all():
+        raise KernelError(f"{kernel!r}, or a feature, is not finite for a row from {rows.start} on of {source.name}.")
+    return rows, sums
+
+
+def _read_all(source: Source) -> Rows:
+    return source.read(slice(0, source.shape[0]))
+
+
 def _iter_features(
     kernel: Kernel, source: Source, rows: slice, pivots: Source, weights: Source
 ) -> Iterator[tuple[slice, Array, Array]]:
     """Yield slices of the rows, their features with the weights over their lengths, and the signs of their k(x, x)."""
-    X, P, W = (
-        read_finite(source, rows),
-        pivots.read(slice(0, pivots.shape[0])),
-        weights.read(slice(0, weights.shape[0])),
-    )
+    X, P, W = read_finite(source, rows), _read_all(pivots), _read_all(weights)
     evaluate, n, m = kernel.make_evaluator(P), X.shape[0], P.shape[0]
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite raise below
         diagonal = kernel.evaluate_diagonal(X)

@@ -12,6 +12,7 @@ Chen, Epperly, Tropp and Webber, "Randomly pivoted Cholesky" (2022); Epperly, Tr
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from dkfm.core import chunking
 from dkfm.core.rows import Array, Rows, stack_rows
 from dkfm.errors import KernelError
 from dkfm.execution.executors import Executor
+from dkfm.gram.checkpoints import NO_CHECKPOINT, Checkpoint
 from dkfm.gram.row_passes import RowPasses
 from dkfm.gram.shared_arrays import SharedArrays
 from dkfm.kernels.base import Kernel
@@ -59,8 +61,10 @@ class PivotSearch:
     """Whether pivots are drawn in proportion to residuals; else the largest residual is first."""
     rng: np.random.RandomState
     """Draws candidates."""
-    on_round: Callable[[int, float], object] = lambda pivots, residual: None
-    """Called after each round with the number of pivots and the largest residual."""
+    shows_progress: bool = False
+    """Whether the passes over the rows show how far they are."""
+    on_round: Callable[[int, list[float]], object] = lambda pivots, largest: None
+    """Called after each round with the number r of pivots, and the largest residual after 0, 1, .. r of them."""
 
 
 @dataclass(eq=False)
@@ -85,9 +89,16 @@ class _State:
 
 
 def find_streamed_pivots(
-    kernel: Kernel, source: Source, search: PivotSearch, executor: Executor, shared: SharedArrays
+    kernel: Kernel,
+    source: Source,
+    search: PivotSearch,
+    executor: Executor,
+    shared: SharedArrays,
+    checkpoint: Checkpoint = NO_CHECKPOINT,
 ) -> Pivots:
     """Find pivots among the rows of a source (N, d) by passes of tasks; see the module.
+
+    Each round ends with its state in the checkpoint, if that keeps one; the search goes on with the state found there.
 
     Raises
     ------
@@ -98,16 +109,14 @@ def find_streamed_pivots(
     ClusterError
         A tile of rows killed its workers again and again, or the cluster is gone.
     """
-    passes = RowPasses(kernel, source, executor, shared)
-    residuals, none = passes.start(), np.zeros(0, np.intp)
-    empty = passes.take_rows(np.zeros(1, np.intp))[:0]
-    state = _State(residuals, GrowingFactor.empty(), none, empty, np.zeros(0), [])
-    state.largest.append(float(residuals.max()))
+    passes = RowPasses(kernel, source, executor, shared, search.shows_progress)
+    state = _resume(passes, search.rng, checkpoint) if checkpoint.numbers else _start(passes)
     certified = -1
     while True:
         while len(state.numbers) < search.limit and state.residuals.max() > search.threshold:
             _run_round(state, passes, search)
-            search.on_round(len(state.numbers), float(state.residuals.max()))
+            _save(state, search.rng, checkpoint)
+            search.on_round(len(state.numbers), state.largest)
         if not len(state.numbers):  # no row has a positive k(x, x): a model needs a landmark
             return _finish(state, 1.0, float(state.residuals.min()))
         probes = state.factor.invert_columns(0).T @ make_probes(len(state.numbers))  # L^-1 and random signs
@@ -118,6 +127,42 @@ def find_streamed_pivots(
         if is_full or len(state.numbers) == certified:  # two ways to sum the same squares may disagree
             return _finish(state, norm, lowest)
         certified = len(state.numbers)
+
+
+def _start(passes: RowPasses) -> _State:
+    """Return the state without a pivot."""
+    residuals, none = passes.start(), np.zeros(0, np.intp)
+    empty = passes.take_rows(np.zeros(1, np.intp))[:0]
+    return _State(residuals, GrowingFactor.empty(), none, empty, np.zeros(0), [float(residuals.max())])
+
+
+def _save(state: _State, rng: np.random.RandomState, checkpoint: Checkpoint) -> None:
+    """Keep the state at the end of a round, with that of the draws."""
+    generator: dict[str, Any] = rng.get_state(legacy=False)["state"]
+    arrays = {
+        "residuals": state.residuals,
+        "lower": state.factor.lower,
+        "values": state.factor.values,
+        "numbers": state.numbers,
+        "lengths": state.lengths,
+        "largest": np.array(state.largest),
+        "generator": generator["key"],
+    }
+    checkpoint.save({"position": generator["pos"], "pivots": len(state.numbers)}, arrays)
+
+
+def _resume(passes: RowPasses, rng: np.random.RandomState, checkpoint: Checkpoint) -> _State:
+    """Return the state that was kept, and let the draws go on from there."""
+    load = checkpoint.load_array
+    generator = {"key": load("generator"), "pos": int(checkpoint.numbers["position"])}
+    rng.set_state({"bit_generator": "MT19937", "state": generator, "has_gauss": 0, "gauss": 0.0})
+    numbers, factor = (
+        load("numbers").astype(np.intp),
+        GrowingFactor(cast("Array", load("lower")), cast("Array", load("values"))),
+    )
+    rows = passes.take_rows(numbers)
+    residuals, lengths, largest = (cast("Array", load(name)) for name in ("residuals", "lengths", "largest"))
+    return _State(residuals, factor, numbers, rows, lengths, largest.tolist())
 
 
 def _run_round(state: _State, passes: RowPasses, search: PivotSearch) -> None:

@@ -79,7 +79,7 @@ class Classes:
         roots = np.sqrt(self.weights)[:, np.newaxis]
         return self.weighted_indicators() / roots - roots * self.class_shares
 
-    def subset(self, row_indices: Indices) -> "Classes":
+    def subset(self, row_indices: Indices | slice) -> "Classes":
         """Return the classes of some rows."""
         return replace(self, codes=self.codes[row_indices], weights=self.weights[row_indices])
 

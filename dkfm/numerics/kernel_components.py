@@ -193,9 +193,15 @@ def make_dense_problem(K: Array, weighting: Weighting) -> EigenProblem:
     return EigenProblem(lambda C: (C.T @ K.T).T, means, float(np.trace(K)))
 
 
-def make_product_problem(multiply: Multiply, diagonal: Array, weighting: Weighting) -> EigenProblem:
-    """Return the problem of a Gram matrix from products with it and its diagonal (N,); the matrix is not changed."""
-    means = multiply(weighting.shares[:, np.newaxis])[:, 0]
+def make_product_problem(
+    multiply: Multiply, diagonal: Array, weighting: Weighting, means: Array | None = None
+) -> EigenProblem:
+    """Return the problem of a Gram matrix from products with it and its diagonal (N,); the matrix is not changed.
+
+    The means (N,) of its rows are a product, too, unless they are given.
+    """
+    if means is None:
+        means = multiply(weighting.shares[:, np.newaxis])[:, 0]
     total = float(weighting.weights @ diagonal)
     size = weighting.total * abs(float(means @ weighting.shares))
     if weighting.centered:
@@ -214,6 +220,7 @@ def solve_leading_components(
     tol: float = 0.0,
     max_products: int = 1000,
     basis_columns: int | None = None,
+    step_log: lanczos.StepLog = lanczos.NO_LOG,
 ) -> tuple[Components, lanczos.EigenPairs]:
     """Solve kernel PCA for its first components by Lanczos, from products with the problem matrix.
 
@@ -227,7 +234,7 @@ def solve_leading_components(
         Components to compute; `count` is an integer.
     weighting : Weighting
         Weights of the rows.
-    tol, max_products, basis_columns
+    tol, max_products, basis_columns, step_log
         As in `lanczos.largest_eigenpairs`.
 
     Returns
@@ -238,7 +245,9 @@ def solve_leading_components(
         Eigenpairs of the problem matrix, with their residuals.
     """
     q = int(options.count or 0)
-    pairs = lanczos.largest_eigenpairs(problem.multiply, start, q, tol, max_products, problem.noise, basis_columns)
+    pairs = lanczos.largest_eigenpairs(
+        problem.multiply, start, q, tol, max_products, problem.noise, basis_columns, step_log
+    )
     # The lowest eigenvalue is at most the mean of the eigenvalues that were not computed.
     rest = (problem.total - float(pairs.values.sum())) / max(1, len(problem.means) - len(pairs.values))
     ends = np.array([min(pairs.lowest_ritz_value, rest), pairs.values[0]])

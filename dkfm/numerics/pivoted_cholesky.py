@@ -293,3 +293,17 @@ def _make_pivots(
     for rows in row_slices(len(scales), BLOCK_COLUMNS):
         weights[rows, rows.start :] /= scales[rows, np.newaxis]
     return Pivots(numbers, Root(weights, values, dropped, scales, triangular=True), shares)
+
+
+def forecast_rank(largest_residuals: Array, threshold: float, n: int) -> int:
+    """Forecast the rank: assume that the residual continues to fall at the rate from r / 2 to r pivots.
+
+    >>> forecast_rank(np.array([1.0, 1e-1, 1e-2]), 1e-6, 100)
+    6
+    """
+    r = len(largest_residuals) - 1
+    half = r // 2
+    if r == 0 or largest_residuals[-1] <= threshold:
+        return n if r == 0 else r
+    fall = np.log(largest_residuals[half] / largest_residuals[-1]) / (r - half)
+    return n if fall <= 0 else min(n, int(np.ceil(r + np.log(largest_residuals[-1] / threshold) / fall - 1e-9)))

@@ -7,7 +7,6 @@ import numpy as np
 from dkfm.core.chunking import choose_tile_rows, row_slices
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import KernelError
-from dkfm.numerics.kernel_components import Moments
 from dkfm.numerics.map_error_bounds import Residuals, estimate_largest_norm, make_probes
 from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer
@@ -58,13 +57,6 @@ def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> 
         total += shares[positions] @ evaluate(rows)
     total /= shares.sum()
     return total
-
-
-def feature_moments(score: Scorer, tiles: Iterable[Rows], diagonal: Array, weights: Array) -> Moments:
-    """Return the moments of the features of all training rows, from their k(x, x), (N,), and their weights, (N,)."""
-    (first,), second = sum_features_and_products(score, tiles, weights[:, np.newaxis])
-    total = float(weights.sum())
-    return Moments(second, first / total, total, float(weights @ diagonal), len(weights))
 
 
 def sum_features_and_products(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[Array, Array]:

@@ -3,15 +3,20 @@
 A source on disk is a small value: it is serialized with a task, and opens its file where it is read.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Rows, require_finite, stack_rows
 from dkfm.files import location as locations
 from dkfm.files.location import Location
 from dkfm.storage import csr
+
+_READ_VALUES = 2**22
+"""Values read at a time to compute a digest."""
 
 
 class Source(Protocol):
@@ -155,3 +160,13 @@ def read_evenly_spaced_rows(source: Source, rows: int) -> Rows:
         return read_finite(source, slice(0, n))
     starts = np.linspace(0, n - run_rows, 16).astype(np.intp)
     return stack_rows([read_finite(source, slice(int(start), int(start) + run_rows)) for start in starts])
+
+
+def digest_rows(source: Source) -> str:
+    """Return a SHA-256 digest of all rows as float64."""
+    sums = hashlib.sha256()
+    for part in row_slices(source.shape[0], max(1, _READ_VALUES // source.shape[1])):
+        rows = read_finite(source, part)
+        for values in [rows] if isinstance(rows, np.ndarray) else [rows.data, rows.indices, np.diff(rows.indptr)]:
+            sums.update(values.astype(np.float64, order="C", copy=False).data)
+    return sums.hexdigest()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -188,11 +188,16 @@ def load_npy(path: str | Path) -> npt.NDArray[np.generic]:
 
 def save_npy(path: Path, array: Array) -> None:
     """Write an array in row order, whatever its order in memory: a task reads a range of rows."""
-    header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
     with path.open("xb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in row_slices(len(array), _ROWS_PER_WRITE):
-            file.write(np.ascontiguousarray(array[part]).data)
+        write_npy(file, array)
+
+
+def write_npy(file: BinaryIO, array: npt.NDArray[np.generic]) -> None:
+    """Write an array to an open file in row order, some rows at a time."""
+    header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for part in row_slices(len(array), _ROWS_PER_WRITE):
+        file.write(np.ascontiguousarray(array[part]).data)
 
 
 def _open(path: str | Path) -> BufferedReader:

@@ -153,14 +153,15 @@ def _compute_checksums(root: Path, names: list[str]) -> dict[str, str]:
     try:
         small = sum((root / name).stat().st_size for name in names) <= _MAX_SERIAL_BYTES
     except OSError:
-        small = True  # `_sha256` raises with the name of the file and the reason
+        small = True  # `compute_sha256` raises with the name of the file and the reason
     if small:
-        return {name: _sha256(root / name) for name in names}
+        return {name: compute_sha256(root / name) for name in names}
     with ThreadPoolExecutor(_PARALLEL_FILES, thread_name_prefix="dkfm-sums") as pool:
-        return dict(zip(names, pool.map(lambda name: _sha256(root / name), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: compute_sha256(root / name), names), strict=True))
 
 
-def _sha256(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
+    """Return the SHA-256 digest of a plain file, in hexadecimal."""
     try:
         with open_plain(path, json_reading.MAX_JSON if path.name == "zarr.json" else None) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,16 +1,18 @@
 """Components by products without a matrix: those of every other road, the same bits on a cluster, and no file."""
 
 import tempfile
+from copy import deepcopy
 
 import numpy as np
 import pytest
 from distributed import Client
+from scipy.sparse import csr_array
 from sklearn.decomposition import KernelPCA as Peer
 
 from dkfm import KernelPCA, kernels
-from dkfm.errors import BudgetError, KernelError
-from dkfm.estimators.fitting import eigenproblem
-from dkfm.execution import memory
+from dkfm.errors import BudgetError, DkfmWarning, KernelError
+from dkfm.estimators.fitting import eigenproblem, fit_certificates
+from dkfm.execution import lazy_scoring, memory
 from dkfm.files import temporary_folders
 from dkfm.gram.roads import Road
 from helpers.harness import left
@@ -80,11 +82,49 @@ def test_a_cluster_gives_the_bits_of_threads(rng, road, processes, tmp_path, mon
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize("is_sparse", [True, False])
+@pytest.mark.parametrize("centered", [True, False])
+def test_workers_measure_the_certificate(rng, processes, tmp_path, monkeypatch, centered, is_sparse):
+    X, weights = rng.normal(size=(700, 6)), rng.uniform(1, 2, 700)
+    X = csr_array(X * (X > 0)) if is_sparse else X
+    pca = KernelPCA(5, kernel="rbf", centered=centered, workspace=tmp_path).fit(X, sample_weight=weights)
+    monkeypatch.setattr(fit_certificates, "SMALL_ROWS", 100)
+    monkeypatch.setattr(lazy_scoring, "SMALL_MODEL", 0)
+    monkeypatch.setattr(fit_certificates, "choose_tile_rows", lambda width: 90)
+    sound, damaged = pca.model_, deepcopy(pca.model_)
+    damaged.head("scores").weights[650, 0] += 1.0
+
+    def measure(model):
+        tiles = iter([X])
+        return fit_certificates.certify_components(model, pca.eigenvalues_, tiles, weights, tmp_path)
+
+    def measure_both():
+        with pytest.warns(DkfmWarning, match="The certificate of these scores is"):
+            worse = measure(damaged)
+        return measure(sound), worse
+
+    here = measure_both()
+    with Client(processes):
+        there = measure_both()
+    np.testing.assert_allclose(here[1].error, there[1].error, rtol=1e-6)
+    assert max(here[0].error, there[0].error) < 1e-12
+    assert [found.pairs for found in here] == [found.pairs for found in there]
+    assert left(tmp_path) == []
+
+
 def test_a_kernel_that_overflows_is_named(rng, road):
     X = rng.normal(size=(1100, 3))
     X[1000] = 1e200
     road(Road.MATRIX_FREE)
     with pytest.raises(KernelError, match=r"rows (1000 and \d+|\d+ and 1000)"):
+        KernelPCA(2, kernel="poly").fit(X)
+
+
+def test_a_pilot_names_no_rows_of_its_sample(rng, monkeypatch):
+    X = rng.normal(size=(2100, 3))
+    X[2 * 512] = 1e200  # a row of the sample, where it has the number 512
+    monkeypatch.setattr(eigenproblem, "SMALL_ROWS", 2000)
+    with pytest.raises(KernelError, match=r"rows? \D*(1024|\d+ and 1024)"):
         KernelPCA(2, kernel="poly").fit(X)
 
 

@@ -1,5 +1,9 @@
 """Fits to rows where they are stored: the maps of the same rows in memory, tile by tile, and nothing if they change."""
 
+from itertools import chain, repeat
+
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +13,7 @@ from distributed import Client
 from sklearn.utils.validation import check_is_fitted
 
 import dkfm
-from dkfm import ExactFeatureMap, kernels
+from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
 from dkfm.cli.app import main
 from dkfm.errors import BudgetError, InvalidInputError, NotSupportedError
 from dkfm.estimators.fitting import streamed
@@ -114,8 +118,15 @@ def test_rows_that_change_meanwhile_leave_the_estimator_as_it_was(stored, monkey
 
 
 def test_a_factor_larger_than_memory_is_refused_with_the_bound_so_far(stored, monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 300_000)
+    free = chain([10**9], repeat(300_000))  # the second look is that after the first round
+    monkeypatch.setattr(memory, "available_memory", lambda: next(free))
     with pytest.raises(BudgetError, match=r"after \d+ pivots the error bound is"):
+        ExactFeatureMap(K, basis="cholesky").fit(stored[1][0])
+
+
+def test_a_search_larger_than_memory_is_refused_before_it_begins(stored, monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda: 300_000)
+    with pytest.raises(BudgetError, match="The search for pivots of N = 700 rows"):
         ExactFeatureMap(K, basis="cholesky").fit(stored[1][0])
 
 
@@ -148,3 +159,120 @@ def test_the_command_fits_tile_by_tile(stored, tmp_path, monkeypatch):
     assert (ended.exit_code, ended.exception) == (0, None)
     assert list(dkfm.load("model").feature_names_in_) == ["c", "a"]
     assert read == []
+
+
+def test_another_fit_to_a_path_leaves_nothing_of_the_one_before(stored):
+    X, forms = stored
+    phi = ExactFeatureMap(K, basis="cholesky", centered=True, tol=1e-3).fit(forms[3])
+    phi.set_params(landmarks="uniform", n_landmarks=20, certify="sample", tol=None, centered=False, random_state=0)
+    truth = ExactFeatureMap(**phi.get_params(deep=False)).fit(X)
+    phi.fit(forms[0])
+    assert set(vars(phi)) == set(vars(truth))
+    assert not hasattr(phi, "mean_")
+    np.testing.assert_array_equal(phi.transform(X), truth.transform(X))
+
+
+def test_a_random_state_goes_on_from_fit_to_fit(stored):
+    X, forms = stored
+    drawn = []
+    for rows in (X, forms[0]):
+        phi = ExactFeatureMap(K, landmarks="uniform", n_landmarks=9, random_state=np.random.RandomState(0))
+        drawn.append([phi.fit(rows).landmark_indices_ for _ in range(2)])
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0][0] != drawn[0][1]).any()
+
+
+@pytest.mark.parametrize("basis", ["symmetric", "cholesky"])
+def test_landmarks_are_given_by_number_or_as_points(stored, basis):
+    X, forms = stored
+    numbers = np.arange(5, 60)
+    for landmarks in (numbers, X[:30] + 0.1):
+        truth, found = (ExactFeatureMap(K, basis=basis, landmarks=landmarks).fit(rows) for rows in (X, forms[1]))
+        np.testing.assert_allclose(found.transform(X), truth.transform(X), atol=1e-9)
+        np.testing.assert_allclose(found.error_bound_, truth.error_bound_, rtol=1e-9)
+    with pytest.raises(InvalidInputError, match="from 0 to 699"):
+        ExactFeatureMap(K, landmarks=[3, 700]).fit(forms[1])
+
+
+@pytest.mark.parametrize("form", range(4))
+@pytest.mark.parametrize("centered", [True, False])
+def test_components_of_a_map_are_those_of_rows_in_memory(stored, form, centered, rng):
+    X, forms = stored
+    phi, weights = ExactFeatureMap(K, basis="cholesky").fit(forms[form]), rng.uniform(1, 2, 700)
+    truth, found = (
+        KernelPCA.from_map(phi, 4, rows, sample_weight=weights, centered=centered)
+        for rows in (phi_frame(X) if form == 3 else X, forms[form])
+    )
+    np.testing.assert_allclose(found.eigenvalues_, truth.eigenvalues_, rtol=1e-12)
+    np.testing.assert_allclose(found.total_variance_, truth.total_variance_, rtol=1e-12)
+    points = phi_frame(X) if form == 3 else X
+    np.testing.assert_allclose(found.transform(points), truth.transform(points), atol=1e-10)
+
+
+@pytest.mark.parametrize("form", range(4))
+def test_discriminants_of_a_map_are_those_of_rows_in_memory(stored, form):
+    X, forms = stored
+    y = np.array(["a", "b", "c"])[np.digitize(X[:, 0], [-0.5, 0.5])]
+    phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3).fit(forms[form])
+    points = phi_frame(X) if form == 3 else X
+    truth, found = (KernelFisher.from_map(phi, y, rows) for rows in (points, forms[form]))
+    np.testing.assert_allclose(found.ratios_, truth.ratios_, rtol=1e-9)
+    assert (found.predict(points) == truth.predict(points)).all()
+
+
+def test_sums_of_features_are_the_same_bits_on_a_cluster_and_columns_are_checked(stored, processes, tmp_path):
+    forms = stored[1]
+    phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3, workspace=tmp_path / "w").fit(forms[1])
+    truth = KernelPCA.from_map(phi, 4, forms[1])
+    with Client(processes):
+        found = KernelPCA.from_map(phi, 4, forms[1])
+    np.testing.assert_array_equal(found.model_.head("scores").weights, truth.model_.head("scores").weights)
+    assert left(tmp_path / "w") == []
+    np.save(tmp_path / "wide.npy", np.ones((9, 4)))
+    with pytest.raises(InvalidInputError, match="X has 4 columns and the map was fitted with 3"):
+        KernelPCA.from_map(phi, 4, tmp_path / "wide.npy")
+
+
+def test_components_and_discriminants_of_a_path_are_those_of_its_rows(stored):
+    X, forms = stored
+    y = (X[:, 0] > 0).astype(int)
+    for form in forms:
+        rows = phi_frame(X) if form is forms[3] else X
+        truth, found = (KernelPCA(3, kernel=K).fit(given) for given in (rows, form))
+        np.testing.assert_array_equal(found.transform(rows), truth.transform(rows))
+        assert set(vars(found)) == set(vars(truth))
+        truth, found = (KernelFisher(kernel=K).fit(given, y) for given in (rows, form))
+        np.testing.assert_array_equal(found.transform(rows), truth.transform(rows))
+
+
+def test_a_float32_file_gives_components_of_float32(stored, tmp_path):
+    X, _ = stored
+    np.save(tmp_path / "narrow.npy", X.astype(np.float32))
+    pca = KernelPCA(3, kernel=K).fit(tmp_path / "narrow.npy")
+    assert pca.model_.dtype == np.float32
+
+
+@pytest.mark.parametrize("collection", ["array", "frame"])
+def test_dask_collections_are_computed_by_tasks_and_never_gathered(stored, collection, monkeypatch):
+    X, _ = stored
+    lazy = da.from_array(X, chunks=(100, 2)) if collection == "array" else dd.from_pandas(phi_frame(X), npartitions=5)
+    read = []
+    monkeypatch.setattr(streamed_rows.StreamedRows, "_load", read.append)
+    truth = ExactFeatureMap(K, basis="cholesky", tol=1e-3).fit(stored[1][0])
+    found = ExactFeatureMap(K, basis="cholesky", tol=1e-3).fit(lazy)
+    points = X if collection == "array" else phi_frame(X)
+    np.testing.assert_array_equal(found.transform(points), truth.transform(X))
+    assert hasattr(found, "feature_names_in_") is (collection == "frame")
+    pca = KernelPCA.from_map(found, 3, lazy)
+    np.testing.assert_array_equal(pca.transform(points), KernelPCA.from_map(truth, 3, stored[1][0]).transform(X))
+    assert read == []
+
+
+def test_a_gram_matrix_in_a_file_is_no_rows(stored, tmp_path, monkeypatch):
+    X, _ = stored
+    monkeypatch.chdir(tmp_path)
+    np.save("gram.npy", K(X))
+    for line in ("--basis cholesky", "--landmarks pivots --n-landmarks 20", "--landmarks uniform --n-landmarks 20"):
+        fit = f"fit gram.npy model --method features --kernel precomputed --overwrite {line}"
+        ended = CliRunner().invoke(main, fit.split())
+        assert (ended.exit_code, ended.exception) == (0, None), ended.output

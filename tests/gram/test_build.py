@@ -20,6 +20,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import BudgetError, DamagedStoreError, DkfmError, InvalidInputError, KernelError, StoreExistsError
 from dkfm.gram import build as gram
+from dkfm.sources import base
 from dkfm.sources.memory import MemorySource
 from dkfm.sources.opening import open_source
 from helpers import oracles
@@ -60,7 +61,7 @@ def test_training_rows_are_read_tile_by_tile(tmp_path, rng, monkeypatch):
     sizes = []
     read = MemorySource.read
     monkeypatch.setattr(MemorySource, "read", lambda s, rows: sizes.append(rows.stop - rows.start) or read(s, rows))
-    monkeypatch.setattr(gram, "_READ_VALUES", 30)  # the look at all rows before the first tile, in ten rows too
+    monkeypatch.setattr(base, "_READ_VALUES", 30)  # the look at all rows before the first tile, in ten rows too
     dkfm.build_gram(K, rng.normal(size=(50, 3)), tmp_path / "gram", tile_rows=10)
     assert max(sizes) == 10
 

@@ -1,11 +1,10 @@
 """Roads of products: the fastest that fits, and a store where the user wants one or where values are dear."""
 
-from math import inf
-
 import numpy as np
 import pytest
 
 from dkfm import kernels
+from dkfm.core import budget
 from dkfm.gram import roads
 from dkfm.gram.roads import ProductTask, Road
 
@@ -13,8 +12,8 @@ GB = 10**9
 GAUSSIAN = kernels.Gaussian(7.0)
 
 
-def task(kernel=GAUSSIAN, n=60_000, d=50, *, keeps_store=False, is_cluster=False):
-    return ProductTask(kernel, n, d, 20, 10, None, 2, is_cluster, keeps_store)
+def task(kernel=GAUSSIAN, n=60_000, d=50, *, keeps_store=False, is_cluster=False, disk_room=100 * GB):
+    return ProductTask(kernel, n, d, 20, 10, None, 2, is_cluster, keeps_store, disk_room)
 
 
 def first(work, available):
@@ -28,10 +27,16 @@ def test_a_matrix_larger_than_memory_is_computed_anew_and_writes_nothing():
 
 
 def test_a_matrix_for_a_workspace_stays_in_its_store():
-    assert {cost.road for cost in roads.compare_roads(task(keeps_store=True), 20 * GB)} == {Road.DENSE, Road.STORED}
     cost = first(task(keeps_store=True), 20 * GB)
     assert cost.road is Road.STORED
     assert 28 * GB < cost.disk_bytes < 31 * GB
+
+
+def test_a_matrix_larger_than_the_disk_is_computed_anew_though_a_workspace_asks_for_it(monkeypatch):
+    monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 1e-6)
+    for keeps_store in (True, False):
+        cost = first(task(keeps_store=keeps_store, disk_room=20 * GB), 20 * GB)
+        assert (cost.road, cost.disk_bytes) == (Road.MATRIX_FREE, 0)
 
 
 def test_values_that_cost_more_than_to_read_them_are_stored(monkeypatch):
@@ -61,11 +66,11 @@ def test_the_time_of_a_value_is_measured_for_any_kernel():
         def __call__(self, X, Y):
             return X @ Y.T
 
-    assert roads.value_seconds(kernels.Function(refuse), 5) == inf
+    assert roads.value_seconds(kernels.Function(refuse), 5) == budget.VALUE_SECONDS
     assert 0 < roads.value_seconds(kernels.Function(Unhashable()), 5) < 1e-6
     slow = kernels.Pairwise(lambda x, y: float(x @ y))
     assert roads.value_seconds(slow, 5) > 5 * roads.value_seconds(kernels.Linear(), 5)
-    assert roads.value_seconds(kernels.ChiSquared(1.0), 5) < inf
+    assert roads.value_seconds(kernels.ChiSquared(1.0), 5) < 1e-6
 
 
 @pytest.mark.parametrize("kernel", [GAUSSIAN, kernels.Precomputed()])

@@ -9,7 +9,7 @@ from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, fold
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.kernels import Gaussian, Linear, Polynomial
 from dkfm.numerics import fisher
-from dkfm.numerics.certificates import certificate
+from dkfm.numerics.certificates import certificate, components
 from dkfm.numerics.scorer import prepare_scorer
 
 BASES = ("symmetric", "spectral", "cholesky")
@@ -106,9 +106,9 @@ def test_the_certificate_sees_each_of_many_components(of_a_map, rng):
         heads = {**fitted.model_.heads, "scores": replace(head, weights=weights)}
         scorer = prepare_scorer(replace(fitted.model_, heads=heads))
         if of_a_map:
-            damaged = certificate.certify_principal_axes(scorer, fitted.eigenvalues_, [X], 700.0)
+            damaged = components.certify_principal_axes(scorer, fitted.eigenvalues_, [X], 700.0)
         else:
-            damaged = certificate.certify_components(scorer, fitted.eigenvalues_, [X])
+            damaged = components.certify_components(scorer, fitted.eigenvalues_, [X])
         assert damaged.error > 1e4 * fitted.certificate_.error, j
 
 

@@ -7,7 +7,8 @@ import dkfm
 from dkfm import kernels
 from dkfm.errors import CertificateError, InvalidInputError
 from dkfm.numerics import kernel_components, roots, scorer
-from dkfm.numerics.certificates.certificate import Certificate, certify_components, certify_map, sample_evenly
+from dkfm.numerics.certificates.certificate import Certificate, certify_map, sample_evenly
+from dkfm.numerics.certificates.components import certify_components
 from dkfm.numerics.model import Head, Model
 
 KERNEL = kernels.Gaussian(1.5)

@@ -9,9 +9,9 @@ import dkfm
 from dkfm import kernels
 from dkfm.core import budget
 from dkfm.errors import BudgetError, InvalidInputError, KernelError, NotPSDError
-from dkfm.estimators.fitting.landmarks import forecast_rank
 from dkfm.execution import memory
 from dkfm.numerics import pivoted_cholesky
+from dkfm.numerics.pivoted_cholesky import forecast_rank
 from helpers import strategies
 
 EPS = np.finfo(np.float64).eps

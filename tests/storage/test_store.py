@@ -219,10 +219,10 @@ def test_text_that_is_not_json_is_refused(tmp_path, text):
 
 def _forge(saved, change):
     """Change a model's attributes and make the marker agree, as a stranger could."""
-    from dkfm.storage.model_store import _manifest_digest, _sha256
+    from dkfm.storage.model_store import _manifest_digest, compute_sha256
 
     edit(saved / "zarr.json", lambda m: change(m["attributes"]["dkfm"]))
-    sums = {n: _sha256(saved / n) for n in sorted(zarr_schema.list_files(saved)) if n != "_COMPLETE"}
+    sums = {n: compute_sha256(saved / n) for n in sorted(zarr_schema.list_files(saved)) if n != "_COMPLETE"}
     (saved / "_COMPLETE").write_text(json.dumps({"files": sums, "digest": _manifest_digest(sums)}))
 
 

@@ -10,8 +10,10 @@ import numpy as np
 from dkfm.core import budget, cpus
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, NotSupportedError
+from dkfm.estimators.fitting import streamed
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
-from dkfm.estimators.fitting.pca import compute_landmark_moments, warn_of_rounding
+from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
+from dkfm.estimators.fitting.pca import compute_landmark_moments
 from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.discriminants import certify_discriminants
 from dkfm.execution import memory, progress
@@ -22,9 +24,9 @@ from dkfm.gram import training_data
 from dkfm.gram.training_data import Indices, TrainingData, TrainingRows
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
-from dkfm.numerics import fisher, shrinkage, training_statistics
+from dkfm.numerics import fisher, shrinkage
 from dkfm.numerics.fisher import Classes, Discriminants
-from dkfm.numerics.model import Head, Model
+from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
 
 _PRIORS_TOLERANCE = 1e-6
@@ -131,8 +133,7 @@ def fit_in_map(
     if options.shrinkage is None:
         raise NotSupportedError('shrinkage="auto" needs a Gram matrix, which fit has; give from_map a number.')
     model, root = feature_map.model, feature_map.root
-    W, features = root.weights, {"features": Head(root.weights, triangular=root.triangular)}
-    map_scorer = prepare_scorer(Model(model.kernel, model.original_landmarks, features))
+    W = root.weights
     landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if X is None:
         moments, landmark_features = compute_landmark_moments(feature_map, sample_weight)
@@ -141,13 +142,13 @@ def fit_in_map(
         sums: Array = classes.weighted_indicators().T @ landmark_features
         second = moments.second_moment if moments.second_moment.ndim == 2 else np.diag(moments.second_moment)
     else:
-        all_rows = training_data.as_training_data(model.kernel, X, copy=False)
+        all_rows = streamed.as_data(model.kernel, X)
         data, weights = training_data.drop_zero_weights(all_rows, sample_weight)
         weighted = y if data is all_rows else y[cast("Indices", data.original_row_indices)]
         labels, codes = np.unique(weighted, return_inverse=True)
         classes = options.make_classes(codes, weights, labels)
-        tiles, indicators = data.iter_row_tiles(), classes.weighted_indicators()
-        sums, second = training_statistics.sum_features_and_products(map_scorer, tiles, indicators)
+        workspace = feature_map.workspace
+        sums, second, _ = streamed.sum_features(model.original_landmarks, root, data, classes, workspace)
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     result = fisher.solve_discriminants_of_map(W, second, sums, classes, options.shrinkage)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dkfm.core import budget
 from dkfm.core.rows import Array
-from dkfm.errors import InvalidInputError
+from dkfm.errors import InvalidInputError, KernelError
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
@@ -45,21 +45,28 @@ def open_eigenproblem(
     tile_rows: int | None,
     workspace: str | Path | None,
     progress: bool,
+    means: Array | None,
 ) -> Iterator[EigenProblem]:
-    """Yield the eigenproblem of q components, the values of whose matrix are where `road` says."""
+    """Yield the eigenproblem of q components, the values of whose matrix are where `road` says.
+
+    The means (N,) of the rows of the matrix are computed, unless they are given or the matrix is in memory.
+    """
     rows, kernel = data.rows_as_landmarks, data.kernel
     if road is Road.DENSE:
         yield kernel_components.make_dense_problem(data.compute_gram(tile_rows, workspace, progress), weighting)
     elif isinstance(data, PrecomputedGram):
         _require_symmetric(data)
-        yield kernel_components.make_product_problem(partial(_multiply_by_tiles, data), data.diagonal(), weighting)
+        multiply = partial(_multiply_by_tiles, data)
+        yield kernel_components.make_product_problem(multiply, data.diagonal(), weighting, means)
     elif road is Road.STORED:
         with build.open_stored_gram(kernel, rows, tile_rows=tile_rows, workspace=workspace, progress=progress) as gram:
-            yield kernel_components.make_product_problem(gram.__matmul__, data.diagonal(), weighting)
+            yield kernel_components.make_product_problem(gram.__matmul__, data.diagonal(), weighting, means)
     else:
         columns = lanczos.choose_block_columns(rows.shape[0], q)
-        with matrix_free.open_matrix_free(kernel, rows, columns, tile_rows=tile_rows, workspace=workspace) as products:
-            yield kernel_components.make_product_problem(products.__matmul__, data.diagonal(), weighting)
+        with matrix_free.open_matrix_free(
+            kernel, rows, columns, tile_rows=tile_rows, workspace=workspace, progress=progress
+        ) as products:
+            yield kernel_components.make_product_problem(products.__matmul__, data.diagonal(), weighting, means)
 
 
 def choose_road(data: TrainingData, q: int, tile_rows: int | None, workspace: str | Path | None) -> RoadCost:
@@ -74,6 +81,8 @@ def choose_road(data: TrainingData, q: int, tile_rows: int | None, workspace: st
     with open_executor(find_client(None)) as executor:
         threads, is_cluster = executor.threads, executor.client is not None
     task = make_product_task(data.kernel, n, d, q, tile_rows, workspace, threads, is_cluster)
+    if task.keeps_store and not data.kernel.is_precomputed and n > SMALL_ROWS:  # what an earlier fit has written counts
+        task = replace(task, disk_room=build.find_disk_room(data.kernel, data.rows_as_landmarks, workspace))
     free = memory.available_memory()
     costs = select_roads(task, free)
     if n > SMALL_ROWS and len(costs) > 1 and costs[0].road is not Road.STORED:
@@ -98,7 +107,8 @@ def make_product_task(
 ) -> ProductTask:
     """Return the products that find q components of n rows of d stored values, of which some number is expected."""
     keeps_store = workspace is not None and is_code_free(kernel)
-    return ProductTask(kernel, n, d, q, _TYPICAL_PRODUCTS, tile_rows, threads, is_cluster, keeps_store)
+    room = build.find_disk_room(kernel, None, workspace)
+    return ProductTask(kernel, n, d, q, _TYPICAL_PRODUCTS, tile_rows, threads, is_cluster, keeps_store, room)
 
 
 def select_roads(task: ProductTask, available: int) -> list[RoadCost]:
@@ -114,7 +124,11 @@ def count_pilot_products(sample: TrainingData, n: int, q: int) -> int:
     rows, p = sample.rows_as_landmarks.shape[0], lanczos.choose_block_columns(n, q)
     if 2 * (q + p) > min(rows // 2, lanczos.choose_basis_columns(rows, q)):
         return _TYPICAL_PRODUCTS
-    problem = kernel_components.make_dense_problem(sample.compute_gram(None, None), Weighting(np.ones(rows)))
+    try:
+        K = sample.compute_gram(None, None)
+    except KernelError:  # it would name rows of the sample; the fit itself names those of X
+        return _TYPICAL_PRODUCTS
+    problem = kernel_components.make_dense_problem(K, Weighting(np.ones(rows)))
     start = np.random.default_rng(0).normal(size=(rows, p))
     return lanczos.largest_eigenpairs(problem.multiply, start, q, max_products=lanczos.MAX_PRODUCTS).products
 

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -10,7 +11,7 @@ from dkfm.core import budget, cpus
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
-from dkfm.estimators.fitting import map_certificates
+from dkfm.estimators.fitting import fit_certificates
 from dkfm.estimators.fitting.landmarks import ChosenLandmarks, MapOptions, factor_landmarks, uses_all_rows
 from dkfm.estimators.stored.feature_map import certify_map, sample_rows_and_landmarks
 from dkfm.estimators.stored.map_records import root_values_name
@@ -43,6 +44,8 @@ class FittedMap:
     """Error bounds for 0, 1, .. r features; None if they are not known. Shape (r + 1,)."""
     holds_training_rows: bool
     """Whether the landmarks are all training rows, in the same order."""
+    workspace: str | Path | None
+    """Folder for files that a cluster's workers read."""
 
     @property
     def root(self) -> Root:
@@ -105,15 +108,15 @@ def fit_map(
     measured = certify_map(scorer, landmarks, mean)
     if not np.isfinite(measured.error):
         raise KernelError(f"{options.dtype} does not hold the values of {data.kernel!r} on these rows.")
-    on_training = measured if all_rows else map_certificates.certify_training_rows(scorer, visited, mean)
-    on_training = on_training.combine(map_certificates.certify_residuals(residuals, rank, len(diagonal), is_sample))
+    on_training = measured if all_rows else fit_certificates.certify_training_rows(scorer, visited, mean)
+    on_training = on_training.combine(fit_certificates.certify_residuals(residuals, rank, len(diagonal), is_sample))
     measured = on_training if all_rows else measured
     certificates = {"certificate": measured, "training_certificate": on_training}
     bound = None if bounds is None else float(bounds[rank])
     accepts_bound = options.tol is not None or options.rcond is not None or bound == np.inf
-    map_certificates.warn_of_map_errors(measured, on_training, bound, dtype, accepts_bound, not chosen.all_rows)
+    fit_certificates.warn_of_map_errors(measured, on_training, bound, dtype, accepts_bound, not chosen.all_rows)
     if mean is not None:
-        map_certificates.warn_of_centring(scorer, measured, landmarks, max_similarity, dtype)
+        fit_certificates.warn_of_centring(scorer, measured, landmarks, max_similarity, dtype)
     return model, {**fitted, **certificates}
 
 

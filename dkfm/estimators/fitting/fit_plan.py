@@ -108,7 +108,7 @@ def plan_fit(
     with open_executor(found) as executor:
         values = 1 if kernel.is_precomputed else d  # the model of a precomputed kernel keeps indices
         sample = partial(_read_sample, X, kernel, columns, id_column)
-        is_streamed = is_stored(X) and not kernel.is_precomputed and streams_rows(estimator)
+        is_streamed = is_stored(X) and streams_rows(estimator, kernel)
         rows = _Rows(n, values, kernel, executor.threads, found is not None, is_streamed, sample)
     return replace(planner(estimator, rows), columns=d)
 

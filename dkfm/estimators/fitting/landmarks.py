@@ -24,7 +24,7 @@ from dkfm.numerics.map_error_bounds import Residuals, bound_landmark_residuals
 from dkfm.numerics.roots import Root, row_lengths
 
 SELECTORS = ("uniform", "kmeans", "pivots", "random_pivots")
-BUILDS = ("auto", "gram", "columns")
+BUILDS = ("auto", "gram", "columns", "rounds")
 CERTIFIED_ROWS = ("all", "sample")
 
 SAMPLED_ROWS = 1024
@@ -132,12 +132,7 @@ def _choose(
         return ChosenLandmarks(data.subset(np.sort(rng.choice(n, count, replace=False))))
     if landmarks == "kmeans":
         return ChosenLandmarks(_find_centres(data, count, rng))
-    random = landmarks == "random_pivots"
-    if isinstance(data, StreamedRows):
-        pivots = _stream_pivots(data, options, count, rng if random else None)
-    else:
-        choose = _make_random_choice(rng) if random else pivoted_cholesky.choose_largest
-        pivots = _find_pivots(data, options, count, choose, random)
+    pivots = _find_pivots(data, options, count, rng if landmarks == "random_pivots" else None)
     return ChosenLandmarks(_select_pivot_rows(data, pivots), pivots=pivots)
 
 
@@ -161,16 +156,18 @@ def uses_all_rows(landmarks: TrainingData, data: TrainingData) -> bool:
 def _use_given(data: TrainingData, landmarks: object) -> TrainingData:
     require_rows_container(landmarks)
     indices = np.asarray(landmarks) if not hasattr(landmarks, "tocsr") else None
-    if indices is not None and indices.ndim == 1 and data.original_row_indices is not None:
+    if indices is not None and indices.ndim == 1:
+        known = data.original_row_indices
+        known = np.arange(data.rows_as_landmarks.shape[0]) if known is None else known
         indices = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
         if indices.dtype.kind not in "iu" or not len(indices):
             raise InvalidInputError("landmarks in one dimension are the numbers of training rows: some integers.")
         # Rows of weight 0 were removed, but users pass the original indices.
-        if not np.isin(indices, data.original_row_indices).all() or len(np.unique(indices)) != len(indices):
-            last = int(data.original_row_indices[-1])
+        if not np.isin(indices, known).all() or len(np.unique(indices)) != len(indices):
+            last = int(known[-1])
             raise InvalidInputError(f"landmarks must be different numbers of rows of some weight, from 0 to {last}.")
-        return data.subset(np.searchsorted(data.original_row_indices, indices))
-    if not isinstance(data, TrainingRows):
+        return data.subset(np.searchsorted(known, indices))
+    if data.kernel.is_precomputed:
         raise InvalidInputError("The landmarks of a precomputed kernel are numbers of rows, for it has no points.")
     rows = as_float64(as_rows(landmarks, "landmarks"))
     if rows.shape[1] != data.rows_as_landmarks.shape[1]:
@@ -217,10 +214,7 @@ def factor_landmarks(chosen: ChosenLandmarks, options: MapOptions) -> tuple[Trai
             return landmarks, _root_of_pivots(pivots), pivots.residuals
         # `tol` bounds the error of all training rows; with only some of them here, `fit_map` applies it.
         options = options if chosen.all_rows else replace(options, tol=None)
-        if isinstance(landmarks, StreamedRows):
-            pivots = _stream_pivots(landmarks, options, None, None)
-        else:
-            pivots = _find_pivots(landmarks, options, None, pivoted_cholesky.choose_largest)
+        pivots = _find_pivots(landmarks, options, None)
         residuals = pivots.residuals if chosen.all_rows else None
         return _select_pivot_rows(landmarks, pivots), _root_of_pivots(pivots), residuals
     _require_gram_memory(landmarks, budget.EIGENVECTOR_SQUARES)
@@ -265,18 +259,19 @@ def _root_of_pivots(pivots: pivoted_cholesky.Pivots) -> Root:
 
 
 def _find_pivots(
-    data: TrainingData,
-    options: MapOptions,
-    limit: int | None,
-    choose: pivoted_cholesky.ChoosePivot,
-    is_random: bool = False,
+    data: TrainingData, options: MapOptions, limit: int | None, rng: np.random.RandomState | None = None
 ) -> pivoted_cholesky.Pivots:
-    """Find pivots in the Gram matrix or column by column, as requested, or as is predicted to be faster."""
+    """Find pivots in the Gram matrix, column by column or in rounds, as requested or as is predicted to be faster.
+
+    With `rng`, a row is drawn with a probability proportional to its residual; else the largest residual is first.
+    """
     n, d, build = data.rows_as_landmarks.shape[0], data.mean_values_per_row, options.build
     max_pivots = limit or n
-    if is_random and build == "gram":
+    if isinstance(data, StreamedRows) or build == "rounds":
+        return _find_pivots_in_rounds(data, options, limit, rng)
+    if rng is not None and build == "gram":
         raise InvalidInputError('build="gram" takes the largest pivots; random ones are taken by columns.')
-    if is_random:
+    if rng is not None:
         build = "columns"
         if data.kernel.is_precomputed:
             _require_gram_memory(data, budget.PIVOT_SQUARES)
@@ -286,20 +281,13 @@ def _find_pivots(
         n, d, min(max_pivots, pivoted_cholesky.BLOCK_COLUMNS)
     ):
         build = "gram"
+    may_take_rounds = options.build == "auto" and not data.kernel.is_precomputed
     if build != "gram":
-        diagonal = data.diagonal()
-        log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows, column by column, in this process", rows=n)
-        with progress.step_bar("dkfm-root", None, "pivot", options.progress) as bar:
-            monitor = _ColumnMonitor(
-                data, pivoted_cholesky.pivot_threshold(options.tol), max_pivots, build == "columns", bar
-            )
-            pivots = pivoted_cholesky.factor_columns(
-                diagonal, data.make_column_evaluator(), options.tol, limit, choose, monitor
-            )
-            bar.total = bar.n if pivots is None else len(pivots.row_indices)
-            bar.update(bar.total - bar.n)
+        pivots = _find_pivots_by_columns(data, options, limit, rng, build == "columns", may_take_rounds)
         if pivots is not None:
             return pivots
+    if may_take_rounds and (build == "columns" or not _has_gram_memory(data)):
+        return _find_pivots_in_rounds(data, options, limit, rng)
     _require_gram_memory(data, budget.PIVOT_SQUARES)
     gram_holder = [data.compute_gram(options.tile_rows, options.workspace, options.progress)]
     seconds = budget.gram_and_pivots_seconds(n, 0, n)
@@ -308,9 +296,33 @@ def _find_pivots(
         return pivoted_cholesky.factor_gram(gram_holder.pop(), options.tol, limit)
 
 
-def _stream_pivots(
-    data: StreamedRows, options: MapOptions, limit: int | None, rng: np.random.RandomState | None
+def _find_pivots_by_columns(
+    data: TrainingData,
+    options: MapOptions,
+    limit: int | None,
+    rng: np.random.RandomState | None,
+    is_columns_only: bool,
+    may_take_rounds: bool,
+) -> pivoted_cholesky.Pivots | None:
+    """Find pivots column by column; return None where another way is predicted to be faster, or fits in memory."""
+    n = data.rows_as_landmarks.shape[0]
+    max_pivots, choose = limit or n, pivoted_cholesky.choose_largest if rng is None else _make_random_choice(rng)
+    log_stage("root", f"up to {max_pivots:,} pivots of {n:,} rows, column by column, in this process", rows=n)
+    with progress.step_bar("dkfm-root", None, "pivot", options.progress) as bar:
+        threshold = pivoted_cholesky.pivot_threshold(options.tol)
+        monitor = _ColumnMonitor(data, threshold, max_pivots, is_columns_only, may_take_rounds, bar)
+        evaluate = data.make_column_evaluator()
+        pivots = pivoted_cholesky.factor_columns(data.diagonal(), evaluate, options.tol, limit, choose, monitor)
+        bar.total = bar.n if pivots is None else len(pivots.row_indices)
+        bar.update(bar.total - bar.n)
+    return pivots
+
+
+def _find_pivots_in_rounds(
+    data: TrainingData, options: MapOptions, limit: int | None, rng: np.random.RandomState | None
 ) -> pivoted_cholesky.Pivots:
+    if data.kernel.is_precomputed:
+        raise InvalidInputError('build="rounds" needs points, and a precomputed kernel has none.')
     return streamed.find_pivots(
         data, limit, rng, tol=options.tol, workspace=options.workspace, show_progress=options.progress
     )
@@ -327,45 +339,37 @@ class _ColumnMonitor:
     residual_threshold: float
     max_pivots: int
     is_columns_only: bool
+    may_take_rounds: bool
     bar: progress.Bar
 
     def __call__(self, count: int, remaining: Array) -> bool:
         n, d = self.data.rows_as_landmarks.shape[0], self.data.mean_values_per_row
-        rank = min(self.max_pivots, forecast_rank(remaining, self.residual_threshold, n))
+        rank = min(self.max_pivots, pivoted_cholesky.forecast_rank(remaining, self.residual_threshold, n))
         self.bar.total = rank if count else None
         self.bar.update(count - self.bar.n)
         available = memory.available_memory() + 8 * n * count
         next_columns = min(self.max_pivots, count + pivoted_cholesky.BLOCK_COLUMNS)
         need = budget.pivot_columns_bytes(n, d, next_columns, self.data.kernel.landmark_copies)
-        if count and not self.is_columns_only and self._gram_fits():
+        gram_fits = not self.is_columns_only and _has_gram_memory(self.data)
+        if count and gram_fits:
             seconds_left = budget.pivot_columns_seconds(n, d, rank) - budget.pivot_columns_seconds(n, d, count)
             if seconds_left > budget.gram_and_pivots_seconds(n, d, rank) or need > available:
                 return False
+        if need > available and self.may_take_rounds and not gram_fits:
+            return False
         error_bound = float(np.sqrt(remaining[-1]))
         remedy = f"after {count} of them the error bound is {error_bound:.1e}: use tol= or n_landmarks=, or fewer rows"
         budget.require_fits(need, available, f"A root of {next_columns} pivots of N = {n} rows", remedy)
         return True
 
-    def _gram_fits(self) -> bool:
-        try:
-            _require_gram_memory(self.data, budget.PIVOT_SQUARES)
-        except BudgetError:
-            return False
-        return True
 
-
-def forecast_rank(largest_residuals: Array, threshold: float, n: int) -> int:
-    """Forecast the rank: assume that the residual continues to fall at the rate from r / 2 to r pivots.
-
-    >>> forecast_rank(np.array([1.0, 1e-1, 1e-2]), 1e-6, 100)
-    6
-    """
-    r = len(largest_residuals) - 1
-    half = r // 2
-    if r == 0 or largest_residuals[-1] <= threshold:
-        return n if r == 0 else r
-    fall = np.log(largest_residuals[half] / largest_residuals[-1]) / (r - half)
-    return n if fall <= 0 else min(n, int(np.ceil(r + np.log(largest_residuals[-1] / threshold) / fall - 1e-9)))
+def _has_gram_memory(data: TrainingData) -> bool:
+    """Return whether the pivots of the Gram matrix can be found in this process's memory."""
+    try:
+        _require_gram_memory(data, budget.PIVOT_SQUARES)
+    except BudgetError:
+        return False
+    return True
 
 
 def _require_gram_memory(data: TrainingData, squares: int) -> None:

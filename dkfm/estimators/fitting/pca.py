@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -14,27 +15,32 @@ from dkfm.core import budget
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, Rows, as_float64, as_rows
 from dkfm.errors import ConvergenceError, DkfmWarning, InvalidInputError, KernelError, NotSupportedError
-from dkfm.estimators.fitting import eigenproblem
+from dkfm.estimators.fitting import eigenproblem, streamed
 from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model, was_clipped
+from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
 from dkfm.execution import memory, progress
-from dkfm.execution.scoring_threads import use_all_threads
 from dkfm.execution.stage_log import log_stage
+from dkfm.gram import checkpoints
+from dkfm.gram.checkpoints import NO_CHECKPOINT, StepCheckpoint
+from dkfm.gram.roads import Road, RoadCost
 from dkfm.gram.training_data import (
     TrainingData,
     TrainingRows,
-    as_training_data,
     check_sample_weight,
     drop_zero_weights,
 )
 from dkfm.kernels import KernelSpec, Standardize, as_kernel
 from dkfm.kernels.base import Kernel
 from dkfm.kernels.sklearn_names import SCIKIT_LEARN_PARAMETERS, filter_parameters, is_scikit_learn_name
-from dkfm.numerics import kernel_components, training_statistics
-from dkfm.numerics.certificates import certificate
+from dkfm.numerics import kernel_components
+from dkfm.numerics.certificates.components import certify_components, certify_principal_axes
 from dkfm.numerics.eigensolvers import lanczos
+from dkfm.numerics.fisher import Classes
 from dkfm.numerics.kernel_components import ComponentOptions, Components, Moments, Weighting
-from dkfm.numerics.model import Head, Model
+from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
+from dkfm.sources.base import digest_rows
+from dkfm.sources.memory import MemorySource
 
 SOLVERS = ("auto", "dense", "arpack", "randomized")
 
@@ -184,11 +190,13 @@ def _fit_by_lanczos(
     what = f"{q:,} eigenvectors by at most {limit:,} products with {n:,} x {n:,} kernel values, {road.road}"
     log_stage("root", what, seconds=road.seconds, rows=n, components=q, products=limit)
     with (
+        _open_checkpoint(data, road, start, options, weighting, solver) as checkpoint,
         eigenproblem.open_eigenproblem(
-            data, road.road, q, weighting, solver.tile_rows, solver.workspace, solver.progress
+            data, road.road, q, weighting, solver.tile_rows, solver.workspace, solver.progress, checkpoint.means
         ) as problem,
         progress.step_bar("dkfm-root", None, "product", solver.progress) as bar,
     ):
+        checkpoint.means = problem.means
 
         def multiply_and_count(V: Array) -> Array:
             bar.update()
@@ -196,7 +204,7 @@ def _fit_by_lanczos(
 
         counted = replace(problem, multiply=multiply_and_count)
         components, pairs = kernel_components.solve_leading_components(
-            counted, start, options, weighting, float(solver.tol), limit, road.basis_columns
+            counted, start, options, weighting, float(solver.tol), limit, road.basis_columns, checkpoint
         )
     if not pairs.converged and solver.eigen_solver != "randomized":
         raise ConvergenceError(
@@ -206,28 +214,39 @@ def _fit_by_lanczos(
     return components
 
 
+@contextmanager
+def _open_checkpoint(
+    data: TrainingData,
+    road: RoadCost,
+    start: Array,
+    options: ComponentOptions,
+    weighting: Weighting,
+    solver: SolverOptions,
+) -> Iterator[StepCheckpoint]:
+    """Yield what keeps the steps of Lanczos in the workspace, if there is one and the matrix is not in memory."""
+    if solver.workspace is None or road.road is Road.DENSE or not isinstance(data, TrainingRows):
+        yield StepCheckpoint(NO_CHECKPOINT)
+        return
+    parameters = {
+        "road": road.road,
+        "tile_rows": solver.tile_rows,
+        "basis_columns": road.basis_columns,
+        "count": options.count,
+        "tol": float(solver.tol),
+        "centered": weighting.centered,
+        "weights": digest_rows(MemorySource(weighting.weights[:, np.newaxis])),
+        "start": digest_rows(MemorySource(start)),
+    }
+    rows = MemorySource(data.rows_as_landmarks)
+    with checkpoints.open_checkpoint(solver.workspace, "components", data.kernel, rows, parameters) as checkpoint:
+        yield StepCheckpoint(checkpoint)
+
+
 def make_components_model(
     kernel: Kernel, landmarks: Rows, components: Components, centered: bool, dtype: np.dtype[np.floating]
 ) -> Model:
     """Return the model that scores the components, in the precision `dtype`."""
     return cast_model(Model(kernel, landmarks, kernel_components.make_component_heads(components, centered)), dtype)
-
-
-def certify(model: Model, eigenvalues: Array, tiles: Iterator[Rows], weights: Array) -> certificate.Certificate:
-    """Return the certificate of components on all training rows, and warn of rounding."""
-    with use_all_threads(prepare_scorer(model), "scores", len(weights)) as scorer:
-        measured = certificate.certify_components(scorer, eigenvalues, tiles, weights)
-    warn_of_rounding(measured, model.dtype)
-    return measured
-
-
-def warn_of_rounding(score_certificate: certificate.Certificate, dtype: np.dtype[np.floating]) -> None:
-    """Warn if rounding is too large a part of the scores of the training rows."""
-    remedy = "the mean of the features hides their variance: centre the columns of X, or choose another kernel"
-    if dtype == np.float32:
-        remedy = 'float32 does not hold these scores: fit with dtype="float64"'
-    message = f"The certificate of these scores is {score_certificate}"
-    certificate.warn_if_error_is_large(score_certificate.error, dtype, message, remedy)
 
 
 def collect_fitted(components: Components, total_weight: float) -> dict[str, object]:
@@ -258,28 +277,29 @@ def fit_in_map(
     Without X, the landmarks are the training rows. See `KernelPCA.from_map`.
     """
     model, root = feature_map.model, feature_map.root
-    features = {"features": Head(root.weights, triangular=root.triangular)}
-    map_scorer = prepare_scorer(Model(model.kernel, model.original_landmarks, features))
     landmarks_only = X is None
     landmarks: TrainingData = TrainingRows(model.kernel, model.original_landmarks, 0)
     if landmarks_only:
         moments = compute_landmark_moments(feature_map, sample_weight)[0]
     else:
-        all_rows = as_training_data(model.kernel, X, copy=False)
+        all_rows = streamed.as_data(model.kernel, X)
         data, weights = drop_zero_weights(all_rows, sample_weight)
-        moments = training_statistics.feature_moments(map_scorer, data.iter_row_tiles(), data.diagonal(), weights)
+        one_class = Classes(np.zeros(len(weights), np.int64), weights, 1)
+        sums = streamed.sum_features(model.original_landmarks, root, data, one_class, feature_map.workspace)
+        (first,), second, (trace,) = sums
+        moments = Moments(second, first / one_class.total, one_class.total, float(trace), len(weights))
         if model.kernel.is_precomputed:
             landmarks = all_rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
     if was_clipped(feature_map.error_bounds):
-        second = moments.second_moment
-        moments = replace(moments, kernel_trace=float(second.sum() if second.ndim == 1 else np.trace(second)))
+        squares = moments.second_moment
+        moments = replace(moments, kernel_trace=float(squares.sum() if squares.ndim == 1 else np.trace(squares)))
     components = kernel_components.solve_components_of_map(root.weights, moments, options, centered)
     fitted_model = make_components_model(model.kernel, model.original_landmarks, components, centered, model.dtype)
     scorer, tiles = prepare_scorer(fitted_model), landmarks.iter_row_tiles()
     if landmarks_only:
-        measured = certificate.certify_components(scorer, components.eigenvalues, tiles)
+        measured = certify_components(scorer, components.eigenvalues, tiles)
     else:
-        measured = certificate.certify_principal_axes(scorer, components.eigenvalues, tiles, moments.weight)
+        measured = certify_principal_axes(scorer, components.eigenvalues, tiles, moments.weight)
     warn_of_rounding(measured, model.dtype)
     return fitted_model, {**collect_fitted(components, moments.weight), "certificate": measured}, landmarks_only
 

@@ -1,6 +1,6 @@
-"""Find the pivots of training rows that stay in their source, within the memory of this process."""
+"""Find the pivots of training rows in rounds over them, which may stay where they are stored."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,51 +8,76 @@ from typing import Any
 import numpy as np
 
 from dkfm.core import budget
+from dkfm.core.frames import is_dask_collection, unwrap_container
+from dkfm.core.rows import Array, Rows
 from dkfm.execution import memory, progress
 from dkfm.execution.clusters.current_client import find_client
-from dkfm.execution.executors import open_executor
+from dkfm.execution.dask_input import open_input
+from dkfm.execution.executors import Executor, open_executor
 from dkfm.execution.stage_log import describe_place, log_stage
 from dkfm.files import change_detection
-from dkfm.gram.shared_arrays import open_shared_arrays
+from dkfm.gram.checkpoints import NO_CHECKPOINT, Checkpoint, open_checkpoint
+from dkfm.gram.row_passes import RowPasses
+from dkfm.gram.shared_arrays import SharedArrays, open_shared_arrays
 from dkfm.gram.streamed_pivots import PivotSearch, find_streamed_pivots
-from dkfm.gram.streamed_rows import SourceRows, StreamedRows
-from dkfm.numerics.pivoted_cholesky import Pivots, pivot_threshold
-from dkfm.sources.base import NamedColumns
-from dkfm.sources.opening import open_source
+from dkfm.gram.streamed_rows import SourceRows, StreamedRows, is_stored
+from dkfm.gram.training_data import TrainingData, as_training_data
+from dkfm.kernels.base import Kernel
+from dkfm.numerics import training_statistics
+from dkfm.numerics.fisher import Classes
+from dkfm.numerics.model import Head, Model
+from dkfm.numerics.pivoted_cholesky import Pivots, forecast_rank, pivot_threshold
+from dkfm.numerics.roots import Root
+from dkfm.numerics.scorer import prepare_scorer
+from dkfm.sources.base import NamedColumns, Source, digest_rows
+from dkfm.sources.memory import MemorySource
 
 _TYPICAL_RANK = 1024
 """Number of pivots for which workers are asked to have memory."""
 
 
-def streams_rows(estimator: Any) -> bool:
-    """Return whether a fit of an estimator needs no more than tiles of its rows at a time."""
-    if not hasattr(estimator, "landmarks"):  # no feature map
+def streams_rows(estimator: Any, kernel: Kernel) -> bool:
+    """Return whether a fit of an estimator with a kernel needs no more than tiles of its rows at a time."""
+    if not hasattr(estimator, "landmarks") or kernel.is_precomputed:  # no feature map, or no rows
         return False
+    in_rounds = estimator.build in ("auto", "rounds")
     if estimator.landmarks is None:
-        return bool(estimator.basis == "cholesky" and estimator.build == "auto")
-    return not isinstance(estimator.landmarks, str) or estimator.landmarks in ("uniform", "pivots", "random_pivots")
+        return bool(estimator.basis == "cholesky" and in_rounds)
+    if isinstance(estimator.landmarks, str) and estimator.landmarks in ("pivots", "random_pivots"):
+        return in_rounds
+    return not isinstance(estimator.landmarks, str) or estimator.landmarks == "uniform"
+
+
+def is_opened(X: object, kernel: Kernel, streams: bool) -> bool:
+    """Return whether `open_stored_rows` is for the X of a fit: stored rows, or, with `streams`, a dask collection."""
+    return not kernel.is_precomputed and (is_stored(X) or (streams and is_dask_collection(unwrap_container(X))))
 
 
 @contextmanager
-def open_stored_rows(X: object, streams: bool) -> Iterator[tuple[object, tuple[str, ...] | None]]:
-    """Yield what an estimator fits to of rows at a path or URL, or in a Zarr array, and the names of its columns.
+def open_stored_rows(
+    X: object, streams: bool, fitted_columns: Sequence[str] | None = None
+) -> Iterator[tuple[object, tuple[str, ...] | None]]:
+    """Yield what an estimator fits to of stored rows or of a dask collection, and the names of its columns.
 
-    With `streams` the rows stay where they are; else they are read into memory.
+    With `streams` the rows stay where they are, those of a collection in files of a temporary folder; else they are
+    read into memory. Of tables with names, `fitted_columns` are read.
 
     Raises
     ------
     InvalidInputError
         The rows changed before the context ended.
     """
-    source = open_source(X)
-    with change_detection.watch(source) as watch:
-        rows = SourceRows(source) if streams else source.read(slice(0, source.shape[0]))
+    with (
+        open_input(X, "X", find_client(None), fitted_columns=fitted_columns) as source,
+        change_detection.watch(source) as watch,
+    ):
+        rows = SourceRows(source) if streams else source.with_float32().read(slice(0, source.shape[0]))
         yield rows, source.columns if isinstance(source, NamedColumns) else None
         watch.require_same("read", "fit again")
 
 
 def find_pivots(
-    data: StreamedRows,
+    data: TrainingData,
     limit: int | None,
     rng: np.random.RandomState | None,
     *,
@@ -64,8 +89,8 @@ def find_pivots(
 
     Parameters
     ----------
-    data : StreamedRows
-        Training rows.
+    data : TrainingData
+        Training rows, stored or in memory.
     limit : int, optional
         Largest number of pivots.
     rng : RandomState, optional
@@ -73,7 +98,7 @@ def find_pivots(
     tol : float, optional
         Error bound that is to be reached.
     workspace : str or Path, optional
-        Folder for the files that a cluster's workers read.
+        Folder for the files that a cluster's workers read, and for the state of a search that goes on if it is killed.
     show_progress : bool
         Whether to show a progress bar.
 
@@ -82,24 +107,113 @@ def find_pivots(
     BudgetError
         The factor of the pivots does not fit in memory.
     """
-    source, kernel = data.source, data.kernel
+    kernel = data.kernel
+    source = data.source if isinstance(data, StreamedRows) else MemorySource(data.rows_as_landmarks)
     n, d = source.shape[0], source.mean_values_per_row
     count = min(limit or n, n)
     each = budget.pivot_task_bytes(d, min(count, _TYPICAL_RANK), kernel.peak_blocks, kernel.landmark_copies)
+    draw, threshold = np.random.RandomState(0) if rng is None else rng, pivot_threshold(tol)
     with (
+        _open_checkpoint(workspace, kernel, source, tol, limit, rng) as checkpoint,
         open_executor(find_client(None)) as executor,
-        open_shared_arrays(executor, each, 0, "The pivots", workspace, source) as shared,
+        _share(source, executor, each, workspace) as (readable, shared),
         progress.step_bar("dkfm-root", None, "pivot", show_progress) as bar,
     ):
         where = describe_place(executor)
         log_stage("root", f"up to {count:,} pivots of {n:,} rows of {source.name}, in rounds, on {where}", rows=n)
 
-        def watch_memory(pivots: int, residual: float) -> None:
+        def watch_memory(pivots: int, largest: list[float]) -> None:
+            bar.total = forecast_rank(np.array(largest), threshold, count)
             bar.update(pivots - bar.n)
-            need, have = budget.streamed_pivots_bytes(n, d, pivots), memory.available_memory()
-            remedy = f"after {pivots:,} pivots the error bound is {residual**0.5:.1e}: use tol= or n_landmarks="
-            budget.require_fits(need - budget.streamed_pivots_bytes(n, d, 0), have, "A larger factor of pivots", remedy)
+            remedy = f"after {pivots:,} pivots the error bound is {largest[-1] ** 0.5:.1e}: use tol= or n_landmarks="
+            _require_memory(source, kernel, executor, pivots, remedy)
 
-        draw = np.random.RandomState(0) if rng is None else rng
-        search = PivotSearch(pivot_threshold(tol), count, rng is not None, draw, watch_memory)
-        return find_streamed_pivots(kernel, source, search, executor, shared)
+        _require_memory(source, kernel, executor, 0, "fit fewer rows, or with fewer threads")
+        search = PivotSearch(threshold, count, rng is not None, draw, show_progress, watch_memory)
+        return find_streamed_pivots(kernel, readable, search, executor, shared, checkpoint)
+
+
+def _require_memory(source: Source, kernel: Kernel, executor: Executor, pivots: int, remedy: str) -> None:
+    """Raise a BudgetError unless a round of tasks fits in memory beside so many pivots, which are held already."""
+    (n, _), d = source.shape, source.mean_values_per_row
+    each = budget.pivot_task_bytes(d, max(1, pivots), kernel.peak_blocks, kernel.landmark_copies)
+    need = budget.streamed_pivots_bytes(n, d, pivots)
+    if pivots:  # the residuals of all rows, the factor and the pivots are there
+        need -= budget.streamed_pivots_bytes(n, d, 0) + 8 * pivots * (pivots + d)
+    if executor.client is None:
+        need += executor.threads * each
+    else:
+        have = memory.task_budget(executor.client, executor.threads, needed=each)
+        budget.require_fits(each, have, "A tile of rows with the factor of all pivots", remedy)
+    what = "A larger factor of pivots" if pivots else f"The search for pivots of N = {n} rows"
+    budget.require_fits(need, memory.available_memory(), what, remedy)
+
+
+@contextmanager
+def _share(
+    source: Source, executor: Executor, task_bytes: int, workspace: str | Path | None
+) -> Iterator[tuple[Source, SharedArrays]]:
+    """Yield the rows where the tasks read them, and what shares other arrays with them."""
+    stored, (n, _) = None if source.location is None else source, source.shape
+    need = 0 if stored else 8 * n * source.mean_values_per_row
+    with open_shared_arrays(executor, task_bytes, need, "The training rows", workspace, stored) as shared:
+        if isinstance(source, MemorySource):
+            with shared.share(source.array) as readable:
+                yield readable, shared
+        else:
+            yield source, shared
+
+
+@contextmanager
+def _open_checkpoint(
+    workspace: str | Path | None,
+    kernel: Kernel,
+    source: Source,
+    tol: float | None,
+    limit: int | None,
+    rng: np.random.RandomState | None,
+) -> Iterator[Checkpoint]:
+    """Yield what keeps the rounds in the workspace, if there is one, and a seed if pivots are drawn at random."""
+    seed = None if rng is None else rng.get_state(legacy=False)
+    is_known = seed is None or (isinstance(seed, dict) and seed["bit_generator"] == "MT19937")
+    if workspace is None or not is_known:
+        yield NO_CHECKPOINT
+        return
+    drawn = (
+        ""
+        if seed is None
+        else f"{seed['state']['pos']} {digest_rows(MemorySource(seed['state']['key'][:, np.newaxis]))}"
+    )
+    parameters = {"tol": tol, "limit": limit, "seed": drawn}
+    with open_checkpoint(workspace, "pivots", kernel, source, parameters) as checkpoint:
+        yield checkpoint
+
+
+def as_data(kernel: Kernel, X: object) -> TrainingData:
+    """Return the training data of rows that `open_stored_rows` has opened, or of others, which are not copied."""
+    return StreamedRows(kernel, X.source) if isinstance(X, SourceRows) else as_training_data(kernel, X, copy=False)
+
+
+def sum_features(
+    landmarks: Rows, root: Root, data: TrainingData, classes: Classes, workspace: str | Path | None
+) -> tuple[Array, Array, Array]:
+    """Return sums over training rows, as `RowPasses.sum_features` has them; over stored rows they are those of tasks.
+
+    The tasks run on the current Dask client, or on threads of this process.
+    """
+    if not isinstance(data, StreamedRows):
+        features = {"features": Head(root.weights, triangular=root.triangular)}
+        scorer, indicators = prepare_scorer(Model(data.kernel, landmarks, features)), classes.weighted_indicators()
+        sums = training_statistics.sum_features_and_products(scorer, data.iter_row_tiles(), indicators)
+        return *sums, indicators.T @ data.diagonal()
+    kernel, source, (m, r) = data.kernel, data.source, root.weights.shape
+    n, d = source.shape[0], source.mean_values_per_row
+    each = budget.feature_sums_task_bytes(d, m, r, classes.count, kernel.peak_blocks, kernel.landmark_copies)
+    with (
+        open_executor(find_client(None)) as executor,
+        _share(source, executor, each, workspace) as (readable, shared),
+    ):
+        text = f"sums of {r:,} features of {n:,} rows of {source.name}, on {describe_place(executor)}"
+        seconds = n * budget.score_row_seconds(m, d, 2 * r) / executor.threads
+        log_stage("moments", text, seconds=seconds, rows=n)
+        return RowPasses(kernel, readable, executor, shared, shows_progress=True).sum_features(landmarks, root, classes)

@@ -9,7 +9,7 @@ from dkfm.core.rows import Array
 from dkfm.errors import UnsupportedStoreError
 from dkfm.estimators.stored.base import StoredEstimator, StoredNames
 from dkfm.gram.training_data import TrainingData
-from dkfm.numerics.certificates import certificate
+from dkfm.numerics.certificates import components
 from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.scorer import Scorer
 from dkfm.storage.model_store import Record
@@ -43,6 +43,6 @@ class StoredComponents(StoredEstimator):
         eigenvalues, tiles = cast("Array", self.values["eigenvalues"]), landmarks.iter_row_tiles()
         if not self.parameters.get("whole", True):
             total_weight = cast("float", self.values["total_weight"])
-            return certificate.certify_principal_axes(scorer, eigenvalues, tiles, total_weight)
+            return components.certify_principal_axes(scorer, eigenvalues, tiles, total_weight)
         weights = cast("Array | None", self.values.get("sample_weight"))
-        return certificate.certify_components(scorer, eigenvalues, tiles, weights)
+        return components.certify_components(scorer, eigenvalues, tiles, weights)

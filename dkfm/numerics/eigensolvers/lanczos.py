@@ -6,6 +6,7 @@ best Ritz vectors. Only NumPy is used: the threads of a second BLAS would busy-w
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -72,6 +73,48 @@ class EigenPairs:
     """Whether all q residuals are small enough."""
 
 
+@dataclass(frozen=True, eq=False)
+class LanczosState:
+    """State of the iteration between two products."""
+
+    basis: Array
+    """Orthonormal basis of the Krylov space. Shape (n, c)."""
+    projected: Array
+    """Projection of the matrix on the basis. Shape (c, c)."""
+    block: Array
+    """Block that is multiplied next, orthogonal to the basis. Shape (n, p)."""
+    products: int
+    """Number of products so far."""
+    next_test: int
+    """Number of products before the next convergence test."""
+    lowest: float
+    """Smallest Ritz value so far."""
+
+
+class StepLog(Protocol):
+    """What keeps the states of an iteration, so that it goes on where it ended."""
+
+    def load(self, basis: Array) -> LanczosState | None:
+        """Return the state that was kept last, if there is one; its basis is the first columns of `basis` (n, c)."""
+
+    def save(self, state: LanczosState, first_new: int) -> None:
+        """Keep a state, of whose basis the columns before `first_new` are those of the state before."""
+
+
+class _NoLog:
+    """Keeps nothing."""
+
+    def load(self, basis: Array) -> None:
+        pass
+
+    def save(self, state: LanczosState, first_new: int) -> None:
+        pass
+
+
+NO_LOG: StepLog = _NoLog()
+"""Log that keeps nothing."""
+
+
 def choose_block_columns(n: int, q: int) -> int:
     """Return the number of columns of a block for finding q eigenvectors of a matrix (n, n).
 
@@ -108,6 +151,13 @@ class _KrylovSpace:
         self.projected = np.zeros((capacity, capacity))
         self.count = 0
 
+    def resume(self, log: StepLog, start: Array) -> LanczosState:
+        """Return the state that the log has, whose basis and projection are here now, or that of the first block."""
+        state = log.load(self.basis) or self.make_state(np.linalg.qr(start)[0])
+        self.count = len(state.projected)
+        self.projected[: self.count, : self.count] = state.projected
+        return state
+
     def run_block_step(self, block: Array, multiply: Multiply) -> tuple[Array, Array]:
         """Append a block to the basis; return Q, R: ``Q R`` is its product with the matrix, orthogonal to the basis."""
         first, last = self.count, self.count + block.shape[1]
@@ -133,6 +183,13 @@ class _KrylovSpace:
         projected = self.projected[: self.count, : self.count]
         values, vectors = np.linalg.eigh((projected + projected.T) / 2)
         return values, vectors
+
+    def make_state(
+        self, block: Array, products: int = 0, next_test: int = _FIRST_TEST, lowest: float = np.inf
+    ) -> LanczosState:
+        """Return the state of the iteration."""
+        basis, projected = self.basis[:, : self.count], self.projected[: self.count, : self.count]
+        return LanczosState(basis, projected, block, products, next_test, lowest)
 
     def restart(self, values: Array, vectors: Array) -> None:
         """Replace the basis by some of the Ritz vectors."""
@@ -166,6 +223,7 @@ def largest_eigenpairs(
     max_products: int = 1000,
     noise: float = 0.0,
     basis_columns: int | None = None,
+    step_log: StepLog = NO_LOG,
 ) -> EigenPairs:
     """Find the q largest eigenvalues of a symmetric matrix (n, n), and their eigenvectors.
 
@@ -186,6 +244,8 @@ def largest_eigenpairs(
         Error that rounding adds to a product with a vector of length 1; residuals up to it are accepted.
     basis_columns : int, optional
         Capacity of the basis in columns, at least 2 (q + p); `choose_basis_columns` by default.
+    step_log : StepLog
+        Keeps the state after each product; the iteration begins with the state that it has. By default nothing is kept.
 
     Notes
     -----
@@ -194,10 +254,15 @@ def largest_eigenpairs(
     n, p = start.shape
     capacity = choose_basis_columns(n, q) if basis_columns is None else basis_columns
     space = _KrylovSpace(n, capacity)
-    block, _ = np.linalg.qr(start)
-    lowest, next_test = np.inf, _FIRST_TEST
-    for products in range(1, max_products + 1):
-        block, triangle = space.run_block_step(block, multiply)
+    state = space.resume(step_log, start)
+    block, next_test, lowest, logged = state.block, state.next_test, state.lowest, space.count
+    done = state.products
+    del state  # the block is freed when the next one is there
+    for products in range(done + 1, max_products + 1):
+        if products > done + 1 or not done:
+            step_log.save(space.make_state(block, products - 1, next_test, lowest), logged)
+            logged = space.count
+        block, triangle = space.run_block_step(np.ascontiguousarray(block), multiply)
         full = space.count + p > capacity
         exhausted = np.abs(triangle).max() <= _EPS * np.abs(space.projected).max()  # the basis spans the range
         if products < min(next_test, max_products) and not full and not exhausted:
@@ -217,4 +282,5 @@ def largest_eigenpairs(
         if full:
             kept = slice(space.count - max(q + p, capacity // 2), None)
             space.restart(values[kept], vectors[:, kept])
+            logged = 0
     raise AssertionError("the last product returns")

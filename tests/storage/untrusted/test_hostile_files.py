@@ -60,7 +60,7 @@ OPENED = {
     "slurm.yaml": lambda path: slurm_config.read_slurm_file(str(path)),
     "zarr.json": json_reading.read_json,
     "part-00000.parquet": lambda path: output_files.LocalOutput(path.parent).open_for_reading(path.name),
-    "c": model_store._sha256,
+    "c": model_store.compute_sha256,
 }
 
 

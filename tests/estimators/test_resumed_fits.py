@@ -1,0 +1,112 @@
+"""A fit that was killed goes on from its workspace: at most one product or round is done again, with the same bits."""
+
+import numpy as np
+import pytest
+
+from dkfm import ExactFeatureMap, KernelPCA, kernels
+from dkfm.estimators.fitting import eigenproblem
+from dkfm.gram import matrix_free, row_passes, streamed_pivots
+from dkfm.gram.roads import Road
+from dkfm.gram.stored_gram import StoredGram
+from helpers.harness import left
+
+K = kernels.Gaussian(2.0)
+
+
+class Killed(BaseException):
+    """What ends a fit at some call."""
+
+
+@pytest.fixture
+def kill_at(monkeypatch):
+    """Function that counts the calls of a function of an object, and raises at one of them."""
+
+    def arm(owner, name, at=None):
+        real, calls = getattr(owner, name), []
+
+        def counted(*given, **options):
+            calls.append(name)
+            if len(calls) == at:
+                raise Killed
+            return real(*given, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+        return calls
+
+    with monkeypatch.context():
+        yield arm
+
+
+@pytest.mark.parametrize("road", [Road.MATRIX_FREE, Road.STORED])
+def test_killed_components_go_on(road, rng, tmp_path, monkeypatch, kill_at):
+    X, weights = rng.normal(size=(1300, 3)), rng.uniform(1, 2, 1300)
+    select = eigenproblem.select_roads
+    monkeypatch.setattr(
+        eigenproblem, "select_roads", lambda *given: [cost for cost in select(*given) if cost.road is road]
+    )
+    pca = KernelPCA(12, kernel=K, workspace=tmp_path, tile_rows=500, progress=False)
+    owner = matrix_free.MatrixFreeGram if road is Road.MATRIX_FREE else StoredGram
+    with monkeypatch.context():
+        calls = kill_at(owner, "__matmul__")
+        truth = pca.fit(X, sample_weight=weights).eigenvectors_
+    products = len(calls)
+    assert products > 6
+    for at in (1, 2, 3, products):
+        folder = tmp_path / str(at)
+        pca.set_params(workspace=folder)
+        monkeypatch.undo()
+        monkeypatch.setattr(
+            eigenproblem, "select_roads", lambda *given: [cost for cost in select(*given) if cost.road is road]
+        )
+        kill_at(owner, "__matmul__", at)
+        with pytest.raises(Killed):
+            pca.fit(X, sample_weight=weights)
+        calls = kill_at(owner, "__matmul__")
+        np.testing.assert_array_equal(pca.fit(X, sample_weight=weights).eigenvectors_, truth)
+        assert len(calls) == products - at + 1
+        assert all(name.startswith("gram-") for name in left(folder))
+
+
+def take_small_rounds(monkeypatch):
+    monkeypatch.setattr(row_passes, "_TILE_ROWS", 200)
+    monkeypatch.setattr(streamed_pivots, "_CANDIDATES", 60)
+    monkeypatch.setattr(streamed_pivots, "_LARGEST", 20)
+
+
+@pytest.mark.parametrize(
+    "options", [{"tol": 1e-4}, {"landmarks": "random_pivots", "n_landmarks": 200, "random_state": 3}]
+)
+def test_killed_rounds_go_on(options, rng, tmp_path, monkeypatch, kill_at):
+    np.save(tmp_path / "x.npy", rng.normal(size=(900, 3)))
+    take_small_rounds(monkeypatch)
+    phi = ExactFeatureMap(K, basis="cholesky", workspace=tmp_path / "w", progress=False, **options)
+    calls = kill_at(streamed_pivots, "_run_round")
+    truth = phi.fit(tmp_path / "x.npy").model_.head("features").weights
+    rounds = len(calls)
+    assert rounds > 3
+    for at in (1, 2, rounds):
+        monkeypatch.undo()
+        take_small_rounds(monkeypatch)
+        kill_at(streamed_pivots, "_run_round", at)
+        with pytest.raises(Killed):
+            phi.fit(tmp_path / "x.npy")
+        calls = kill_at(streamed_pivots, "_run_round")
+        found = phi.fit(tmp_path / "x.npy").model_.head("features").weights
+        np.testing.assert_array_equal(found, truth)
+        assert len(calls) == rounds - at + 1
+        assert left(tmp_path / "w") == []
+
+
+def test_rows_that_changed_begin_anew(rng, tmp_path, monkeypatch, kill_at):
+    np.save(tmp_path / "x.npy", rng.normal(size=(900, 3)))
+    take_small_rounds(monkeypatch)
+    phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3, workspace=tmp_path / "w", progress=False)
+    kill_at(streamed_pivots, "_run_round", 2)
+    with pytest.raises(Killed):
+        phi.fit(tmp_path / "x.npy")
+    other = rng.normal(size=(900, 3))
+    np.save(tmp_path / "x.npy", other)
+    monkeypatch.undo()
+    take_small_rounds(monkeypatch)
+    truth = ExactFeatureMap(K, basis="cholesky", tol=1e-3, progress=False).fit(tmp_path / "x.npy")
+    np.testing.assert_array_equal(phi.fit(tmp_path / "x.npy").landmark_indices_, truth.landmark_indices_)
