@@ -10,6 +10,7 @@ import pytest
 import zarr
 from click.testing import CliRunner
 from distributed import Client
+from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 import dkfm
@@ -139,15 +140,28 @@ def test_on_a_cluster_the_map_has_the_bits_of_threads(stored, processes, tmp_pat
     assert left(tmp_path / "w") == []
 
 
-def test_a_plan_foretells_rounds_of_stored_rows(stored):
+def test_a_plan_foretells_rounds(stored):
+    X, forms = stored
     phi = ExactFeatureMap(K, basis="cholesky", tol=1e-2)
-    plan, in_memory = dkfm.plan_fit(phi, stored[1][1]), dkfm.plan_fit(phi, stored[0])
-    assert "in rounds over the stored rows" in plan.road
+    plan, in_memory = dkfm.plan_fit(phi, forms[1]), dkfm.plan_fit(phi, X)
+    assert "in rounds over the rows" in plan.road
+    assert "as a sample of the rows foretells" in str(plan)
     assert "in rounds" not in in_memory.road
-    rank = phi.fit(stored[1][1]).rank_
-    assert rank <= plan.landmarks <= 2 * rank + 2
+    assert "landmarks at most" in str(in_memory)
+    rank = phi.fit(forms[1]).rank_
+    assert rank <= plan.landmarks <= 1.1 * rank
     assert 0.1 < plan.seconds < 30
-    assert "rounds" not in dkfm.plan_fit(ExactFeatureMap(K), stored[1][1]).road
+    assert "rounds" not in dkfm.plan_fit(ExactFeatureMap(K), forms[1]).road
+    assert "in rounds" in dkfm.plan_fit(clone(phi).set_params(build="rounds"), X).road
+    spooled = dkfm.plan_fit(phi, da.from_array(X, chunks=100))
+    assert "in rounds" in spooled.road
+    assert spooled.disk_bytes == X.nbytes
+
+
+def test_the_rank_of_many_rows_is_foretold_from_some_of_them(rng):
+    X = rng.normal(size=(60_000, 3))
+    phi = ExactFeatureMap(K, basis="cholesky", tol=1e-3, build="rounds")
+    assert phi.fit(X).rank_ == pytest.approx(dkfm.plan_fit(phi, X).landmarks, rel=0.35)
 
 
 def test_the_command_fits_tile_by_tile(stored, tmp_path, monkeypatch):

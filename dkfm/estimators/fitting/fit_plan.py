@@ -8,18 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dkfm.core import budget, cpus
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import discriminants, eigenproblem, landmarks, pca
 from dkfm.estimators.fitting.plan_report import FitPlan
-from dkfm.estimators.fitting.streamed import streams_rows
+from dkfm.estimators.fitting.streamed import is_opened, streams_rows
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor
 from dkfm.gram import build, roads
 from dkfm.gram.stored_gram import disk_bytes
-from dkfm.gram.streamed_rows import is_stored
 from dkfm.gram.training_data import TrainingData, as_training_data
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.kernels.base import Kernel
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 _PASS_SECONDS = 0.1
 """Seconds of a round beside those that grow with the rows: its candidates are compared with each other."""
 
-_RANK_FACTOR = 2
-"""Expected number of pivots of all rows, for each of a sample."""
+_RANK_ROWS = 4096
+"""Rows of the sample from whose rank that of all rows is foretold."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class _Rows:
     is_cluster: bool
     is_streamed: bool
     """Whether the rows are read tile by tile."""
-    sample: Callable[[], TrainingData | None]
-    """Function that reads some of the rows; it returns None if only their number is known."""
+    sample: Callable[[int], TrainingData | None]
+    """Function that reads about so many of the rows; it returns None if only their number is known."""
 
     def fit_bytes(self, squares: int) -> int:
         """Return the bytes of this process that holds some (N, N) arrays."""
@@ -108,9 +109,13 @@ def plan_fit(
     with open_executor(found) as executor:
         values = 1 if kernel.is_precomputed else d  # the model of a precomputed kernel keeps indices
         sample = partial(_read_sample, X, kernel, columns, id_column)
-        is_streamed = is_stored(X) and streams_rows(estimator, kernel)
+        in_rounds = streams_rows(estimator, kernel)
+        is_streamed = in_rounds and (estimator.build == "rounds" or is_opened(X, kernel, in_rounds))  # type: ignore[attr-defined]  # a map
         rows = _Rows(n, values, kernel, executor.threads, found is not None, is_streamed, sample)
-    return replace(planner(estimator, rows), columns=d)
+    plan = replace(planner(estimator, rows), columns=d)
+    if is_streamed and is_dask_collection(unwrap_container(X)):  # its blocks are written there
+        plan = replace(plan, disk_bytes=8 * n * d, place=tempfile.gettempdir())
+    return plan
 
 
 def _read_shape(X: object, columns: list[str] | None, id_column: str | None) -> tuple[int, int]:
@@ -129,12 +134,14 @@ def _read_shape(X: object, columns: list[str] | None, id_column: str | None) -> 
     return int(shape[0]), int(shape[1])
 
 
-def _read_sample(X: object, kernel: Kernel, columns: list[str] | None, id_column: str | None) -> TrainingData | None:
+def _read_sample(
+    X: object, kernel: Kernel, columns: list[str] | None, id_column: str | None, rows: int
+) -> TrainingData | None:
     """Return some of the rows; None for a shape, a Gram matrix, or a dask collection, which would be computed."""
     if isinstance(X, tuple) or kernel.is_precomputed or is_dask_collection(unwrap_container(X)):
         return None
     source = open_source(X, columns=columns, id_column=id_column)
-    return as_training_data(kernel, read_evenly_spaced_rows(source, eigenproblem.PILOT_ROWS))
+    return as_training_data(kernel, read_evenly_spaced_rows(source, rows))
 
 
 def _resolve_spec(estimator: Any) -> Kernel:
@@ -254,11 +261,10 @@ def _plan_pivots(estimator: Any, rows: _Rows, count: int) -> FitPlan:
 
 def _plan_rounds(estimator: Any, rows: _Rows, count: int) -> FitPlan:
     """Return the plan of pivots in rounds over stored rows; their number is foretold from a sample of the rows."""
-    n, d, kernel, sample = rows.n, rows.d, rows.kernel, rows.sample()
+    n, d, kernel, sample = rows.n, rows.d, rows.kernel, rows.sample(_RANK_ROWS)
     threshold = pivoted_cholesky.pivot_threshold(estimator.tol)
     if sample is not None:
-        rank = len(pivoted_cholesky.factor_gram(sample.compute_gram(None, None), estimator.tol).row_indices)
-        count = min(count, _RANK_FACTOR * rank)
+        count = min(count, _forecast_rank(sample, n, estimator.tol))
     need, passes = budget.streamed_pivots_bytes(n, d, count), math.log10(1 / threshold) + 2
     values = passes / 2 * count * roads.value_seconds(kernel, d)  # for each row: of all passes
     seconds = n * (2 * values + 3 * count * count * budget.PRODUCT_SECONDS) / rows.threads + passes * _PASS_SECONDS
@@ -267,7 +273,7 @@ def _plan_rounds(estimator: Any, rows: _Rows, count: int) -> FitPlan:
         rows=n,
         columns=d,
         landmarks=count,
-        road=f"some {count:,} pivots in rounds over the stored rows",
+        road=f"some {count:,} pivots in rounds over the rows",
         memory_bytes=need + (0 if rows.is_cluster else rows.threads * task),
         have_bytes=memory.available_memory(),
         peak_bytes=need + (0 if rows.is_cluster else rows.threads * task),
@@ -276,7 +282,17 @@ def _plan_rounds(estimator: Any, rows: _Rows, count: int) -> FitPlan:
         task_bytes=task if rows.is_cluster else 0,
         model_bytes=8 * count * (d + count),
         seconds=seconds,
+        is_forecast=sample is not None,
     )
+
+
+def _forecast_rank(sample: TrainingData, n: int, tol: float | None) -> int:
+    """Foretell the rank of n rows: it grows from that of a sample as that does from half of the sample, or slower."""
+    rows = sample.rows_as_landmarks.shape[0]
+    parts = [sample.subset(np.arange(0, rows, step)) for step in (2, 1)]
+    grams = (part.compute_gram(None, None) for part in parts)
+    half, whole = (max(1, len(pivoted_cholesky.factor_gram(gram, tol).row_indices)) for gram in grams)
+    return min(n, math.ceil(whole * (n / rows) ** math.log2(whole / half))) if whole > half else whole
 
 
 def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:
@@ -288,7 +304,7 @@ def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:
     task = eigenproblem.make_product_task(
         kernel, n, d, q, estimator.tile_rows, estimator.workspace, rows.threads, rows.is_cluster
     )
-    if n > eigenproblem.SMALL_ROWS and (sample := rows.sample()) is not None:
+    if n > eigenproblem.SMALL_ROWS and (sample := rows.sample(eigenproblem.PILOT_ROWS)) is not None:
         task = replace(task, products=eigenproblem.count_pilot_products(sample, n, q))
     costs = eigenproblem.select_roads(task, free)
     certificate_seconds = n * budget.score_row_seconds(n, d, q + 1) / cpus.COUNT

@@ -17,7 +17,7 @@ class FitPlan:
     rows, columns : int
         Training rows and their columns.
     landmarks : int
-        Rows that the model keeps, at most.
+        Rows that the model keeps, at most; or so, if `is_forecast`.
     road : str
         What is computed, in words.
     memory_bytes : int
@@ -33,11 +33,14 @@ class FitPlan:
     task_bytes : int
         Memory of a task on a worker of a cluster, in bytes; 0 if no worker takes part.
     model_bytes : int
-        Size of the model on disk, in bytes, at most.
+        Size of the model on disk, in bytes, at most; or so, if `is_forecast`.
     seconds : float
         Predicted seconds; of a rank that only the fit finds, at most.
     other_roads : tuple of FitPlan
         Plans of other ways to the same model, which fit in less memory, or take longer.
+    is_forecast : bool
+        Whether the rank is foretold from a sample of the rows, and memory, model and time with it: the fit may take
+        more or less.
     """
 
     rows: int
@@ -53,6 +56,7 @@ class FitPlan:
     model_bytes: int
     seconds: float
     other_roads: "tuple[FitPlan, ...]" = ()
+    is_forecast: bool = False
 
     def require(self) -> None:
         """Raise a BudgetError if this process has too little memory, or the disk too little room."""
@@ -67,12 +71,14 @@ class FitPlan:
 
     def __str__(self) -> str:
         size = budget.format_bytes
+        limit = ", as a sample of the rows foretells" if self.is_forecast else " at most"
+        peak = f", up to {size(self.peak_bytes)}" if self.peak_bytes > self.memory_bytes else ""
         lines = [
-            ("rows", f"{self.rows:,} of {self.columns:,} columns, {self.landmarks:,} landmarks at most"),
+            ("rows", f"{self.rows:,} of {self.columns:,} columns, {self.landmarks:,} landmarks{limit}"),
             ("road", self.road),
-            ("memory", f"{size(self.memory_bytes)}, up to {size(self.peak_bytes)}; there are {size(self.have_bytes)}"),
+            ("memory", f"{size(self.memory_bytes)}{peak}; there are {size(self.have_bytes)}"),
             ("disk", f"{size(self.disk_bytes)} in {self.place}" if self.disk_bytes else "nothing but the model"),
-            ("model", f"{size(self.model_bytes)} at most"),
+            ("model", f"{size(self.model_bytes)}{'' if self.is_forecast else ' at most'}"),
             ("time", f"about {budget.format_seconds(self.seconds)}"),
         ]
         if self.task_bytes:
@@ -80,5 +86,6 @@ class FitPlan:
         for other in self.other_roads:
             disk = f", {size(other.disk_bytes)} of disk" if other.disk_bytes else ""
             cost = f"{budget.format_seconds(other.seconds)}, {size(other.memory_bytes)} of memory{disk}"
-            lines.append(("or", f"{other.road}: about {cost}"))
+            fits = "" if other.memory_bytes <= self.have_bytes else ", which are not there"
+            lines.append(("or", f"{other.road}: about {cost}{fits}"))
         return "\n".join(f"{name:<7} {line}" for name, line in lines)
