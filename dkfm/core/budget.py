@@ -28,6 +28,9 @@ PRODUCT_SECONDS = 4.5e-11
 WRITE_BYTES = 4e8
 """Assumed bytes a second that one thread writes durably and reads back."""
 
+_ROUND_BYTES = 2**24 + 2**23
+"""What threads and libraries hold during rounds of pivots, beside `PROCESS_BYTES`."""
+
 EIGENVECTOR_SQUARES = 3
 """Number of (N, N) arrays that an eigendecomposition needs."""
 
@@ -146,18 +149,21 @@ def pivot_columns_bytes(n: int, d: int, r: int, copies: int = 1) -> int:
     return _VALUE * (n * (r + 8) + 3 * r * r + (2 + copies) * n * (d + 3)) + _OVERHEAD
 
 
-def streamed_pivots_bytes(n: int, d: int, r: int) -> int:
+def streamed_pivots_bytes(n: int, d: int, r: int, tasks: int = 0) -> int:
     """Return the peak bytes of the driver that finds r pivots in rounds among N rows that are not in memory.
 
     The driver holds the residuals of all rows and, when they are sorted and certified at the end, ten numbers for each
-    row; a factor (r, r), with that of the next round, and its inverse; the pivots; and the kernel values of the
-    candidates of a round.
+    row; the pivots; and then either the kernel values of the candidates of a round with a factor (r, r) and that of the
+    next round, or in a pass the factor, its inverse, and what takes `tasks` bytes in threads of this process.
 
     >>> streamed_pivots_bytes(10**6, 5, 1000) < 10**9
     True
     """
-    candidates = 2048
-    return _VALUE * (10 * n + 4 * r * r + 2 * r * (d + 16) + candidates * (3 * candidates + 2 * r + d)) + PROCESS_BYTES
+    candidates, factor = 2048, r * r
+    in_round = candidates * (3 * candidates + 2 * r + d) + 2 * factor
+    in_pass = 4 * factor + tasks // _VALUE
+    held = 10 * n + 2 * r * (d + 16)
+    return _VALUE * (held + max(in_round, in_pass)) + PROCESS_BYTES + _ROUND_BYTES
 
 
 def pivot_task_bytes(d: int, r: int, blocks: int = 1, copies: int = 1) -> int:

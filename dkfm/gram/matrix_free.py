@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _DIAGONAL_ROWS = 512
-"""Rows of a diagonal block that is computed as a whole: smaller blocks take longer than half of their values save."""
+"""Rows and columns of a piece of a diagonal tile: of smaller ones, values take longer than fewer of them save."""
+
+_MIN_BLOCKS, _MAX_BLOCKS = 8, 16
+"""Numbers of blocks of rows of a matrix, unless the tasks of so few would hold too much."""
+
+_MIN_TILE_ROWS = 5000
+"""Rows of a tile from which on there are more than the smallest number of blocks."""
+
+_TILE_VALUES = 2**24
+"""Largest number of values that a task holds of rows, right sides and products: 134 megabytes."""
 
 _Contribution = tuple[int, int, Array, Array | None]
 """Numbers of the rows and columns of a tile, its product for the rows, and that for the columns, unless it is both."""
@@ -81,14 +90,18 @@ class MatrixFreeGram:
         return sums.total
 
 
-def choose_tile_rows(n: int) -> int:
-    """Choose the rows of a tile: tasks of a tenth of a second or more, and, if there are enough rows, 136 of them.
+def choose_tile_rows(n: int, width: int, columns: int) -> int:
+    """Choose the rows of a tile, for rows of some values and right sides of some columns.
 
-    >>> choose_tile_rows(20_000), choose_tile_rows(100_000), choose_tile_rows(10**6)
-    (2000, 6250, 16130)
+    There are 8 to 16 blocks of rows, so that 36 to 136 tasks compute some tenths of a second or more, and each returns
+    few values for those it computes.
+
+    >>> [choose_tile_rows(n, 50, 32) for n in (9000, 20_000, 100_000, 10**6)]
+    [1125, 2500, 6250, 62500]
     """
-    least, most = 2048, 16384
-    return chunking.count_tiles(n, chunking.count_tiles(n, min(most, max(least, chunking.count_tiles(n, 16)))))
+    blocks = min(_MAX_BLOCKS, max(_MIN_BLOCKS, chunking.count_tiles(n, _MIN_TILE_ROWS)))
+    most = max(_MIN_TILE_ROWS, _TILE_VALUES // (2 * width + 4 * columns))
+    return chunking.count_tiles(n, max(blocks, chunking.count_tiles(n, most)))
 
 
 @contextmanager
@@ -117,7 +130,8 @@ def open_matrix_free(
         No worker sees the folder.
     """
     n, source = X.shape[0], MemorySource(X)
-    rows, width = min(n, tile_rows or choose_tile_rows(n)), source.mean_values_per_row
+    width = source.mean_values_per_row
+    rows = min(n, tile_rows or choose_tile_rows(n, width, columns))
     task_bytes = budget.product_task_bytes(rows, width, columns, kernel.peak_blocks, kernel.landmark_copies)
     disk = 8 * n * (width + columns)
     with (
@@ -168,16 +182,19 @@ def _read_dense(source: Source, rows: slice) -> Array:
 
 def _multiply_diagonal(kernel: Kernel, X: Rows, V: Array) -> Array:
     """Return ``k(X, X) V`` (n, p): few of the values above the diagonal are computed, the others transposed."""
-    n = X.shape[0]
-    if n <= _DIAGONAL_ROWS:
-        with _value_buffer.borrow(n, n, np.dtype(np.float64)) as buffer:
-            whole: Array = kernel.make_evaluator(X)(X, buffer) @ V
-        return whole
-    lower, upper = slice(n // 2, n), slice(0, n // 2)
-    across, down = _multiply_pieces(kernel, X[lower], X[upper], V[lower], V[upper])
-    product = np.concatenate([_multiply_diagonal(kernel, X[part], V[part]) for part in (upper, lower)])
-    product[lower] += across
-    product[upper] += down
+    (n, p), side = V.shape, min(len(V), _DIAGONAL_ROWS)
+    product, part = np.zeros((n, p)), np.empty((side, p))
+    with _value_buffer.borrow(1, side * side, np.dtype(np.float64)) as buffer:
+        for columns in chunking.row_slices(n, side):
+            evaluate, width = kernel.make_evaluator(X[columns]), columns.stop - columns.start
+            for start in range(columns.start, n, side):
+                rows = slice(start, min(n, start + side))
+                size = rows.stop - rows.start
+                values = evaluate(X[rows], buffer[0, : size * width].reshape(size, width))
+                product[rows] += np.matmul(values, V[columns], out=part[:size])
+                if rows != columns:
+                    product[columns] += np.matmul(values.T, V[rows], out=part[:width])
+                del values  # if it is not the buffer, free it before the next one is allocated
     return product
 
 

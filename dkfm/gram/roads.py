@@ -156,7 +156,7 @@ def _cost_stored(task: ProductTask) -> RoadCost:
 
 def _cost_matrix_free(task: ProductTask) -> RoadCost:
     kernel, columns = task.kernel, task.block_columns
-    rows = min(task.n, task.tile_rows or matrix_free.choose_tile_rows(task.n))
+    rows = min(task.n, task.tile_rows or matrix_free.choose_tile_rows(task.n, task.d, columns))
     value = value_seconds(kernel, task.d)
     all_products = task.products * (value + 2 * columns * budget.PRODUCT_SECONDS) + value  # and that for the means
     tiles = count_tiles(task.n, rows)

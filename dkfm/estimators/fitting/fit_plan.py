@@ -265,18 +265,19 @@ def _plan_rounds(estimator: Any, rows: _Rows, count: int) -> FitPlan:
     threshold = pivoted_cholesky.pivot_threshold(estimator.tol)
     if sample is not None:
         count = min(count, _forecast_rank(sample, n, estimator.tol))
-    need, passes = budget.streamed_pivots_bytes(n, d, count), math.log10(1 / threshold) + 2
+    passes = math.log10(1 / threshold) + 2
     values = passes / 2 * count * roads.value_seconds(kernel, d)  # for each row: of all passes
     seconds = n * (2 * values + 3 * count * count * budget.PRODUCT_SECONDS) / rows.threads + passes * _PASS_SECONDS
     task = budget.pivot_task_bytes(d, count, kernel.peak_blocks, kernel.landmark_copies)
+    need = budget.streamed_pivots_bytes(n, d, count, 0 if rows.is_cluster else rows.threads * task)
     return FitPlan(
         rows=n,
         columns=d,
         landmarks=count,
         road=f"some {count:,} pivots in rounds over the rows",
-        memory_bytes=need + (0 if rows.is_cluster else rows.threads * task),
+        memory_bytes=need,
         have_bytes=memory.available_memory(),
-        peak_bytes=need + (0 if rows.is_cluster else rows.threads * task),
+        peak_bytes=need,
         disk_bytes=0,
         place="",
         task_bytes=task if rows.is_cluster else 0,

@@ -137,12 +137,10 @@ def _require_memory(source: Source, kernel: Kernel, executor: Executor, pivots: 
     """Raise a BudgetError unless a round of tasks fits in memory beside so many pivots, which are held already."""
     (n, _), d = source.shape, source.mean_values_per_row
     each = budget.pivot_task_bytes(d, max(1, pivots), kernel.peak_blocks, kernel.landmark_copies)
-    need = budget.streamed_pivots_bytes(n, d, pivots)
+    need = budget.streamed_pivots_bytes(n, d, pivots, executor.threads * each if executor.client is None else 0)
     if pivots:  # the residuals of all rows, the factor and the pivots are there
-        need -= budget.streamed_pivots_bytes(n, d, 0) + 8 * pivots * (pivots + d)
-    if executor.client is None:
-        need += executor.threads * each
-    else:
+        need -= 8 * (10 * n + pivots * (pivots + d))
+    if executor.client is not None:
         have = memory.task_budget(executor.client, executor.threads, needed=each)
         budget.require_fits(each, have, "A tile of rows with the factor of all pivots", remedy)
     what = "A larger factor of pivots" if pivots else f"The search for pivots of N = {n} rows"
