@@ -113,9 +113,17 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
     show_default=True,
     help="What MODEL scores in.",
 )
-@click.option("--kernel", required=True, help=option_parsing.KERNEL_HELP, shell_complete=option_parsing.complete_kernel)
+@click.option("--kernel", help=option_parsing.KERNEL_HELP, shell_complete=option_parsing.complete_kernel)
 @click.option("--param", multiple=True, metavar="NAME=VALUE", help="As sigma=5, sigma=1,2,3, sigma=median.")
-@click.option("--on-indefinite", type=click.Choice(["raise", "clip"]), default="raise", show_default=True)
+@click.option(
+    "--map",
+    "map_path",
+    metavar="MAP",
+    help="In place of --kernel, of a pca or fisher: fit in the features of a map that was fitted before.",
+)
+@click.option(
+    "--on-indefinite", type=click.Choice(["auto", "raise", "clip"]), help="[raise; of a pca: auto, as in KernelPCA]"
+)
 @click.option(
     "--components",
     callback=option_parsing.parse_components,
@@ -133,7 +141,7 @@ def _connect(address: str | None, wait_for_workers: float | None, report_path: s
 @click.option("--tile-rows", type=click.IntRange(min=1), help="Rows of a Gram tile.")
 @click.option("--columns", metavar="NAMES", help="Of a table, with commas; by default all but --id-column.")
 @click.option("--id-column", metavar="NAME", help="Of a table: column of ids, which is no feature.")
-@click.option("--workspace", metavar="DIR", help="Keep a Gram matrix of several tiles here, for another fit.")
+@click.option("--workspace", metavar="DIR", help="Keep a Gram matrix, or how far a long fit is, here.")
 @click.option("--standardize", is_flag=True, help="Of a pca: make (x - mean) / scale of each column first.")
 @click.option("--random-state", type=click.IntRange(min=0), help="Of features: seed of landmarks and samples.")
 @click.option("--dry-run", is_flag=True, help="Say what would be computed, its memory, disk and time; write nothing.")

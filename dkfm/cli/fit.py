@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dkfm.cli import option_parsing as arguments
 from dkfm.errors import InvalidInputError
-from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA
+from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA, load
 from dkfm.estimators.fitting import streamed
 from dkfm.estimators.fitting.fit_plan import plan_fit
 from dkfm.estimators.fitting.plan_report import FitPlan
@@ -40,8 +40,11 @@ _FISHER_OPTIONS = "labels", "label_column", "shrinkage"
 _PCA_OPTIONS = ("standardize",)
 """Options of the method pca alone."""
 
-_COMMON_OPTIONS = "tile_rows", "workspace", "on_indefinite", "dtype", "progress"
+_COMMON_OPTIONS = "tile_rows", "workspace", "dtype", "progress"
 """Options that are parameters of every estimator."""
+
+_MAP_OPTIONS = "kernel", "param", "on_indefinite", "tile_rows", "workspace", *_PCA_OPTIONS
+"""Options that fits in the features of a map do not have."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,10 @@ class FitOptions:
     certify: str | None
     tol: float | None
     dtype: str
-    kernel: str
+    kernel: str | None
     param: tuple[str, ...]
-    on_indefinite: str
+    map_path: str | None
+    on_indefinite: str | None
     components: int | float | None
     labels: str | None
     label_column: str | None
@@ -75,7 +79,7 @@ class FitOptions:
     def select_given(self, names: tuple[str, ...]) -> dict[str, object]:
         """Return those of the named options that the user gave."""
         values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None and value is not False}
+        return {name: value for name, value in values.items() if value is not None and value is not False and value != ()}
 
     def require_consistent(self) -> None:
         """Raise a usage error if options contradict each other."""
@@ -83,6 +87,12 @@ class FitOptions:
         for method, names in methods.items():
             if self.method != method and (wrong := self.select_given(names)):
                 raise click.UsageError(f"--{next(iter(wrong)).replace('_', '-')} belongs to --method {method}.")
+        if (self.kernel is None) == (self.map_path is None):
+            raise click.UsageError("dkfm fit takes --kernel, or --map of a pca or of fisher; one of them.")
+        if self.map_path is not None and (wrong := self.select_given(_MAP_OPTIONS)):
+            raise click.UsageError(f"--{next(iter(wrong)).replace('_', '-')} does not go with --map.")
+        if self.map_path is not None and self.method == "features":
+            raise click.UsageError("--map belongs to --method pca and --method fisher.")
         if self.method == "features" and self.components is not None:
             raise click.UsageError("--components belongs to --method pca and --method fisher.")
         if self.method == "fisher" and (self.labels is None) == (self.label_column is None):
@@ -92,6 +102,8 @@ class FitOptions:
 def run_plan(train: str, options: FitOptions, connection: AbstractContextManager[object]) -> FitPlan:
     """Return the plan of a fit; the context `connection` is entered for it."""
     options.require_consistent()
+    if options.map_path is not None:
+        raise click.UsageError("--dry-run has no plan of --map: the rows are read once, in tiles.")
     estimator = _build_estimator(_load_kernel(options), options)
     names = arguments.parse_list(options.columns)
     table = open_source(train, columns=names, id_column=options.id_column)
@@ -103,8 +115,8 @@ def run_plan(train: str, options: FitOptions, connection: AbstractContextManager
 
 def _load_kernel(options: FitOptions) -> Kernel:
     """Return the kernel of the options; raise now if the model could not be saved after hours of work."""
-    kernel = arguments.parse_kernel(options.kernel, options.param)
-    if repr(MEDIAN) in repr(kernel) and not any(MEDIAN in given for given in (options.kernel, *options.param)):
+    kernel = arguments.parse_kernel(str(options.kernel), options.param)
+    if repr(MEDIAN) in repr(kernel) and not any(MEDIAN in given for given in (str(options.kernel), *options.param)):
         log_stage("kernel", f"{kernel!r}: no width is given, so it is the median distance between the training rows")
     serialization.to_config(kernel)
     return kernel
@@ -113,6 +125,8 @@ def _load_kernel(options: FitOptions) -> Kernel:
 def run_fit(train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]) -> KernelEstimator:
     """Fit an estimator to the rows of a source and save it; the context `connection` is entered for the fit."""
     options.require_consistent()
+    if options.map_path is not None:
+        return _fit_in_map(train, model, options, options.map_path, connection)
     kernel = _load_kernel(options)
     estimator = _build_estimator(kernel, options)
     model_transfer.require_writable_location(model, overwrite=options.overwrite)
@@ -142,8 +156,41 @@ def run_fit(train: str, model: str, options: FitOptions, connection: AbstractCon
     return estimator
 
 
+def _fit_in_map(
+    train: str, model: str, options: FitOptions, map_path: str, connection: AbstractContextManager[object]
+) -> KernelEstimator:
+    """Fit components or discriminants in the features of a stored map, to all rows of a source, and save them."""
+    feature_map = load(map_path)
+    if not isinstance(feature_map, ExactFeatureMap):
+        raise InvalidInputError(f"--map takes a feature map, and {map_path} is a {type(feature_map).__name__}.")
+    if options.shrinkage == "auto":
+        raise click.UsageError("--shrinkage auto needs a Gram matrix, and --map has none; give a number.")
+    model_transfer.require_writable_location(model, overwrite=options.overwrite)
+    fitted_columns = list(getattr(feature_map, "feature_names_in_", [])) or None
+    columns = arguments.parse_list(options.columns)
+    table = open_source(train, columns=columns, id_column=options.id_column)
+    inputs = [table.location, Path(map_path), None if options.labels is None else Path(options.labels)]
+    require_disjoint(locate(model), "model", inputs)
+    source, labels = _split_labels(table, train, options)
+    if columns is None and fitted_columns is not None and isinstance(source, NamedColumns):
+        source = open_source(train, columns=fitted_columns, id_column=options.id_column)
+    estimator: KernelEstimator
+    with change_detection.watch(source) as watch, connection:
+        rows, count = SourceRows(source), options.components
+        if options.method == "pca":
+            estimator = KernelPCA.from_map(feature_map, count, rows)
+        else:
+            shrinkage = 1e-3 if options.shrinkage is None else float(options.shrinkage)
+            estimator = KernelFisher.from_map(
+                feature_map, labels, rows, n_components=cast("int | None", count), shrinkage=shrinkage
+            )
+        watch.require_same("read", "fit again")
+    estimator.save(model, overwrite=options.overwrite)
+    return estimator
+
+
 def _build_estimator(kernel: Kernel, options: FitOptions) -> KernelEstimator:
-    shared = {name: getattr(options, name) for name in _COMMON_OPTIONS}
+    shared = {name: getattr(options, name) for name in _COMMON_OPTIONS} | options.select_given(("on_indefinite",))
     if options.method == "features":
         return ExactFeatureMap(kernel).set_params(**options.select_given(_FEATURE_OPTIONS), **shared)
     if options.method == "pca":

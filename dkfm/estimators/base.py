@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
 
@@ -193,18 +193,19 @@ class KernelEstimator(ModelTransformerMixin):
     @contextmanager
     def _open_rows(self, X: object) -> Iterator[object]:
         """Yield the rows of another fit, if any: stored ones where they are, others in memory, checked for columns."""
-        if not streamed.is_opened(X, self.model_.kernel, streams=True):
-            rows = compute_lazy_frame(X)
-            if rows is not None:
-                self._require_fitted_columns(rows)
-            yield rows
-            return
-        fitted = getattr(self, "feature_names_in_", None)
-        with streamed.open_stored_rows(X, True, None if fitted is None else list(fitted)) as (rows, _):
-            columns = cast("SourceRows", rows).shape[1]
-            if columns != self.n_features_in_:
-                raise InvalidInputError(f"X has {columns} columns and the map was fitted with {self.n_features_in_}.")
-            yield rows
+        with ExitStack() as stack:
+            if streamed.is_opened(X, self.model_.kernel, streams=True):
+                names = getattr(self, "feature_names_in_", None)
+                opened = streamed.open_stored_rows(X, True, None if names is None else list(names))
+                X = stack.enter_context(opened)[0]
+            X = compute_lazy_frame(X)
+            if isinstance(X, SourceRows) and X.shape[1] != self.n_features_in_:
+                raise InvalidInputError(
+                    f"X has {X.shape[1]} columns and the map was fitted with {self.n_features_in_}."
+                )
+            if X is not None and not isinstance(X, SourceRows):
+                self._require_fitted_columns(X)
+            yield X
 
     def _to_record(self) -> Record:
         names, values = self._stored_class.names, vars(self)

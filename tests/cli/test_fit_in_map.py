@@ -1,0 +1,89 @@
+"""`dkfm fit --map`: components and discriminants of all rows of a file, in the features of a map."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import dkfm
+from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, kernels
+from dkfm.cli.app import main
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    X = rng.normal(size=(600, 3))
+    y = (X[:, 0] > 0).astype(np.int64)
+    np.save("x.npy", X)
+    np.save("y.npy", y)
+    pd.DataFrame(X, columns=["a", "b", "c"]).assign(label=y, id=range(600)).to_parquet("x.parquet")
+    ExactFeatureMap(kernels.Gaussian(2.0), basis="cholesky", tol=1e-3).fit(X).save("map")
+    return X, y
+
+
+def run(line, exit_code=0):
+    ended = CliRunner().invoke(main, line.split())
+    assert ended.exit_code == exit_code, ended.output
+    return ended.output if exit_code else ended.stdout
+
+
+def test_components_of_a_map(data):
+    X, _ = data
+    facts = json.loads(run("fit x.npy pca --method pca --map map --components 3 --json"))
+    assert facts["model"] == "pca"
+    truth = KernelPCA.from_map(dkfm.load("map"), 3, X)
+    np.testing.assert_allclose(dkfm.load("pca").transform(X), truth.transform(X), atol=1e-12)
+
+
+@pytest.mark.parametrize("labels", ["x.npy fda --labels y.npy", "x.parquet fda --label-column label --id-column id"])
+def test_discriminants_of_a_map(data, labels):
+    X, y = data
+    run(f"fit {labels} --method fisher --map map --shrinkage 0.01")
+    truth = KernelFisher.from_map(dkfm.load("map"), y, X, shrinkage=0.01)
+    np.testing.assert_array_equal(dkfm.load("fda").predict(X), truth.predict(X))
+
+
+def test_columns_are_those_of_the_map(data):
+    X, _ = data
+    run("fit x.parquet named --method features --kernel gaussian --param sigma=2 --basis cholesky --columns c,a")
+    run("fit x.parquet pca --map named --components 2")
+    pca = dkfm.load("pca")
+    assert list(pca.feature_names_in_) == ["c", "a"]
+    truth = KernelPCA.from_map(dkfm.load("named"), 2, pd.DataFrame(X[:, [2, 0]], columns=["c", "a"]))
+    np.testing.assert_allclose(pca.eigenvalues_, truth.eigenvalues_, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("line", "exit_code", "sentence"),
+    [
+        ("x.npy m --method pca", 2, "takes --kernel, or --map"),
+        ("x.npy m --map map --kernel rbf", 2, "takes --kernel, or --map"),
+        ("x.npy m --map map --param sigma=1", 2, "--param does not go with --map"),
+        ("x.npy m --map map --standardize", 2, "--standardize does not go with --map"),
+        ("x.npy m --map map --method features", 2, "--map belongs to --method pca"),
+        ("x.npy m --map map --dry-run", 2, "no plan of --map"),
+        ("x.npy m --map map --method fisher --labels y.npy --shrinkage auto", 2, "--shrinkage auto needs"),
+        ("x.npy m --map nowhere", 1, "nowhere"),
+        ("x.parquet m --map map", 1, "5 columns and the map was fitted with 3"),
+        ("x.npy map --map map --overwrite", 1, "map"),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(data, line, exit_code, sentence):
+    output = run(f"fit {line}", exit_code)
+    assert sentence in output
+    assert "Traceback" not in output
+    assert isinstance(dkfm.load("map"), ExactFeatureMap)
+
+
+def test_a_model_of_components_is_no_map(data):
+    run("fit x.npy pca --kernel rbf --components 2")
+    assert "--map takes a feature map, and pca is a KernelPCA" in run("fit x.npy m --map pca", 1)
+
+
+def test_few_components_of_a_sigmoid_drop_its_negative_part_as_in_python(data):
+    with pytest.warns(dkfm.errors.DkfmWarning, match="negative"):
+        run("fit x.npy pca --kernel sigmoid --components 2")
+    assert "NotPSDError" in run("fit x.npy pca2 --kernel sigmoid --components 2 --on-indefinite raise", 1)
