@@ -1,0 +1,103 @@
+"""Drivers of fits are killed again and again: each goes on from its workspace, and does one product or round again."""
+
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import dkfm
+from helpers import harness
+from helpers.harness import TOTALS, Site, left, numbers, process, run, wait_for
+
+pytestmark = pytest.mark.faults
+
+DRIVER = """
+import sys
+import numpy as np
+from contextlib import nullcontext
+from distributed import Client
+from dkfm import ExactFeatureMap, KernelPCA, kernels
+from dkfm.estimators.fitting import eigenproblem
+from dkfm.gram import matrix_free, streamed_pivots
+from dkfm.gram.roads import Road
+
+kind, rows, model, workspace, steps, address = sys.argv[1:]
+select = eigenproblem.select_roads
+eigenproblem.select_roads = lambda *given: [cost for cost in select(*given) if cost.road is Road.MATRIX_FREE]
+
+def count(owner, name):
+    real = getattr(owner, name)
+    def counted(*given):
+        result = real(*given)
+        with open(steps, "a") as file:
+            file.write("x")
+        return result
+    setattr(owner, name, counted)
+
+streamed_pivots._CANDIDATES, streamed_pivots._LARGEST = 200, 50
+count(matrix_free.MatrixFreeGram, "__matmul__")
+count(streamed_pivots, "_run_round")
+with Client(address) if address != "threads" else nullcontext():
+    if kind == "components":
+        fitted = KernelPCA(5, kernel=kernels.Gaussian(5.0), workspace=workspace, tile_rows=1000).fit(np.load(rows))
+    else:
+        phi = ExactFeatureMap(kernels.Gaussian(4.0), basis="cholesky", tol=1e-2, workspace=workspace)
+        fitted = phi.fit(rows)
+fitted.save(model)
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A folder with the rows of both fits, their models, and how many steps each took."""
+    folder = tmp_path_factory.mktemp("fits")
+    rng = np.random.default_rng(0)
+    np.save(folder / "components.npy", rng.normal(size=(7000, 30)))
+    np.save(folder / "pivots.npy", rng.normal(size=(100_000, 5)))
+    for kind in ("components", "pivots"):
+        run(driver(folder, kind, folder, "threads"))
+    return folder
+
+
+def driver(folder, kind, target, address):
+    paths = [folder / f"{kind}.npy", target / f"{kind}-model", target / f"{kind}-work", target / f"{kind}-steps"]
+    return [sys.executable, "-c", DRIVER, kind, *map(str, paths), address]
+
+
+def steps_of(folder, kind):
+    path = folder / f"{kind}-steps"
+    return len(path.read_text()) if path.exists() else 0
+
+
+@pytest.mark.parametrize("kind", ["components", "pivots"])
+@pytest.mark.parametrize("where", ["threads", "cluster"])
+@numbers(2, 15)
+def test_a_killed_driver_goes_on(undisturbed, tmp_path, kind, where, faults):
+    rng, killed, temporary = np.random.default_rng(faults), 0, tmp_path / "tmp"
+    temporary.mkdir()
+    environment = harness.environment(TMPDIR=str(temporary))
+    with Site(tmp_path / "site") as site:
+        command = driver(undisturbed, kind, tmp_path, site.address if where == "cluster" else "threads")
+        while not (tmp_path / f"{kind}-model").exists():
+            before = steps_of(tmp_path, kind)
+            with process(command, tmp_path / "driver.log", env=environment) as started:
+                if killed < faults:
+                    wait_for(
+                        lambda done=before: started.poll() is not None or steps_of(tmp_path, kind) > done, "a step"
+                    )
+                    time.sleep(float(rng.uniform(0.0, 0.5)))
+                    if started.poll() is None:
+                        started.send_signal(signal.SIGKILL)
+                        killed += 1
+                        continue
+                assert started.wait(harness.LIMIT) == 0, (tmp_path / "driver.log").read_text()
+    TOTALS.faults += killed
+    assert killed > 0
+    truth, found = (dkfm.load(folder / f"{kind}-model") for folder in (undisturbed, tmp_path))
+    name = "scores" if kind == "components" else "features"
+    np.testing.assert_array_equal(found.model_.head(name).weights, truth.model_.head(name).weights)
+    assert steps_of(tmp_path, kind) <= steps_of(undisturbed, kind) + killed
+    assert left(tmp_path / f"{kind}-work") == []
+    assert left(temporary) == []
