@@ -79,7 +79,7 @@ class FitOptions:
     def select_given(self, names: tuple[str, ...]) -> dict[str, object]:
         """Return those of the named options that the user gave."""
         values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None and value is not False and value != ()}
+        return {name: value for name, value in values.items() if not (value is None or value is False or value == ())}
 
     def require_consistent(self) -> None:
         """Raise a usage error if options contradict each other."""

@@ -124,6 +124,11 @@ def lanczos_matrix_free_bytes(n: int, d: int, basis_columns: int, block_columns:
     return _VALUE * (_basis_values(n, basis_columns, block_columns) + 2 * n * (d + 3)) + PROCESS_BYTES
 
 
+def lanczos_state_bytes(n: int, basis_columns: int, block_columns: int) -> int:
+    """Return the bytes on disk of a state of Lanczos, and at a restart of half of the next one beside it."""
+    return _VALUE * n * (basis_columns * 3 // 2 + 2 * block_columns)
+
+
 def product_task_bytes(tile_rows: int, d: int, columns: int, blocks: int = 1, copies: int = 1) -> int:
     """Return the bytes of a task that multiplies a tile of a matrix-free Gram matrix, for both of its sides.
 

@@ -77,8 +77,12 @@ def select_columns(frame: object, columns: Sequence[str]) -> object:
 
 def require_same_columns(X: object, Y: object, what: str, other: str) -> None:
     """Raise an InvalidInputError if X and Y both have column names, and the names or their order differ."""
-    first, second = column_names(X, what), column_names(Y, other)
-    if first is None or second is None or first == second:
+    require_same_names(column_names(X, what), column_names(Y, other), what, other)
+
+
+def require_same_names(first: Sequence[str] | None, second: Sequence[str] | None, what: str, other: str) -> None:
+    """Raise an InvalidInputError if two inputs both have column names, and the names or their order differ."""
+    if first is None or second is None or list(first) == list(second):
         return
     place = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
     if place is None:

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkfm.core.frames import column_names, require_unique_names
+from dkfm.core.frames import column_names, require_same_names, require_unique_names
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting import streamed
@@ -28,6 +28,7 @@ from dkfm.kernels.custom import Precomputed
 from dkfm.numerics.certificates.certificate import Certificate
 from dkfm.numerics.certificates.verification import Verification
 from dkfm.numerics.model import Model
+from dkfm.sources.base import NamedColumns
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:
@@ -199,11 +200,13 @@ class KernelEstimator(ModelTransformerMixin):
                 opened = streamed.open_stored_rows(X, True, None if names is None else list(names))
                 X = stack.enter_context(opened)[0]
             X = compute_lazy_frame(X)
-            if isinstance(X, SourceRows) and X.shape[1] != self.n_features_in_:
-                raise InvalidInputError(
-                    f"X has {X.shape[1]} columns and the map was fitted with {self.n_features_in_}."
-                )
-            if X is not None and not isinstance(X, SourceRows):
+            if isinstance(X, SourceRows):
+                if X.shape[1] != self.n_features_in_:
+                    columns = self.n_features_in_
+                    raise InvalidInputError(f"X has {X.shape[1]} columns and the map was fitted with {columns}.")
+                named = X.source.columns if isinstance(X.source, NamedColumns) else None
+                require_same_names(getattr(self, "feature_names_in_", None), named, "the map", "X")
+            elif X is not None:
                 self._require_fitted_columns(X)
             yield X
 

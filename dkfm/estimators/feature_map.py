@@ -23,6 +23,7 @@ from dkfm.estimators.stored.feature_map import StoredMap
 from dkfm.estimators.stored.map_records import root_values_name
 from dkfm.execution import lazy_scoring
 from dkfm.execution.blas_threads import single_blas_thread_for_fit
+from dkfm.gram.checkpoints import removing_states_at_end
 from dkfm.gram.training_data import compute_lazy_frame, drop_zero_weights
 from dkfm.kernels import KernelSpec, as_kernel
 from dkfm.numerics import roots
@@ -234,7 +235,8 @@ class ExactFeatureMap(KernelEstimator):
         rows = self._check_data(X, kernel, copy=self.landmarks is None)
         rows, weights = drop_zero_weights(rows, sample_weight)
         self._log_fit(rows)
-        with single_blas_thread_for_fit(landmarks.count_product_rows(len(weights), self.n_landmarks, self.certify)):
+        product_rows = landmarks.count_product_rows(len(weights), self.n_landmarks, self.certify)
+        with removing_states_at_end(), single_blas_thread_for_fit(product_rows):
             chosen = landmarks.choose_landmarks(rows, self.landmarks, self.n_landmarks, self.random_state, options)
             model, fitted = feature_maps.fit_map(rows, weights if self.centered else None, chosen, options)
         return self._set_fitted(X, model, fitted)

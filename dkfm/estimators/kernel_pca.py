@@ -21,6 +21,7 @@ from dkfm.estimators.stored.base import StoredEstimator
 from dkfm.estimators.stored.components import StoredComponents
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.gram import training_data
+from dkfm.gram.checkpoints import removing_states_at_end
 from dkfm.kernels import KernelSpec
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.kernel_components import MIN_WEIGHT_SHARE, ComponentOptions, Weighting
@@ -232,7 +233,7 @@ class KernelPCA(InverseTransformMixin):
         self._log_fit(rows)
         if self.fit_inverse_transform:
             self._require_invertible(rows, bool(columns))
-        with single_blas_thread_for_fit(len(weights)):
+        with removing_states_at_end(), single_blas_thread_for_fit(len(weights)):
             result = pca.fit_components(rows, options, weighting, self._get_options(pca.SolverOptions))
             if self.remove_zero_eig:
                 result = result.truncate(int((result.eigenvalues > 0).sum()))

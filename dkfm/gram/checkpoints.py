@@ -8,30 +8,38 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
-from dkfm.errors import DkfmError, StoreExistsError
+from dkfm.errors import DkfmError, StoreExistsError, UnsupportedStoreError
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import local
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
 from dkfm.numerics.eigensolvers.lanczos import LanczosState
-from dkfm.sources.base import Source, digest_rows
-from dkfm.sources.npy import load_npy, write_npy
+from dkfm.sources.base import NamedColumns, Source, digest_rows
+from dkfm.sources.blocks import BlockRows
+from dkfm.sources.npy import NpySource, load_npy, write_npy
 from dkfm.storage.json_reading import read_json
 from dkfm.storage.model_store import compute_sha256
 
 AnyArray = npt.NDArray[np.generic]
 
 _STATE, _LOCK = "state.json", "lock"
+_ARRAY_NAME = re.compile(r"[a-z]+(-[0-9]+)?-[0-9a-f]{16}\.npy")
+_READ_ROWS = 2**16
+"""Rows of an array that are read at a time."""
+
 _FORMAT = 1
 """Version of the content, a part of its identity."""
 
@@ -69,19 +77,34 @@ class Checkpoint:
 
     def load_array(self, name: str) -> AnyArray:
         """Read an array of the state."""
-        return load_npy(cast("Path", self._folder) / self._files[name]["name"])
+        return load_npy(self._find(name))
+
+    def read_into(self, columns: Array, name: str) -> int:
+        """Read an array (n, p) of the state into the first columns (n, c), some rows at a time; return p."""
+        source = NpySource.open(self._find(name))
+        for rows in row_slices(source.shape[0], _READ_ROWS):
+            columns[rows, : source.shape[1]] = source.read(rows)
+        return source.shape[1]
+
+    def _find(self, name: str) -> Path:
+        return cast("Path", self._folder) / self._files[name]["name"]
 
     def save(self, numbers: Mapping[str, float], arrays: Mapping[str, AnyArray], kept: Collection[str] = ()) -> None:
         """Replace the state by numbers and arrays, and those arrays of the state before that are `kept`."""
         if self._folder is None:
             return
-        files = {name: self._files[name] for name in kept}
-        files |= {name: _write_array(self._folder, name, array) for name, array in arrays.items()}
-        with local.new_file(self._folder / _STATE, self._folder) as new:
-            new.file.write(json.dumps({"identity": self._identity, "numbers": numbers, "arrays": files}).encode())
-            new.commit()
+        before, files = self._files, {name: self._files[name] for name in kept}
+        try:
+            for name, array in arrays.items():
+                files[name] = _write_array(self._folder, name, array)
+            with local.new_file(self._folder / _STATE, self._folder) as new:
+                new.file.write(json.dumps({"identity": self._identity, "numbers": numbers, "arrays": files}).encode())
+                new.commit()
+        except BaseException:
+            _remove_others(self._folder, before)  # what a full disk needs most
+            raise
         self._files = files
-        _remove_others(self._folder, {_STATE, _LOCK, *(file["name"] for file in files.values())})
+        _remove_others(self._folder, files)
 
 
 NO_CHECKPOINT = Checkpoint(None, {})
@@ -101,11 +124,27 @@ def _is_intact(folder: Path, name: str, sha256: str) -> bool:
     return Path(name).name == name and compute_sha256(folder / name) == sha256
 
 
-def _remove_others(folder: Path, names: Collection[str]) -> None:
+def _remove_others(folder: Path, files: Mapping[str, Mapping[str, str]]) -> None:
+    """Remove our files but those of a state."""
+    names = {file["name"] for file in files.values()}
     with suppress(OSError):  # they are removed at the end
         for path in folder.iterdir():
-            if path.name not in names:
+            if path.name not in names and (_ARRAY_NAME.fullmatch(path.name) or local.is_partial(path.name)):
                 path.unlink()
+
+
+@contextmanager
+def removing_states_at_end() -> Iterator[None]:
+    """Let the states of fits stay until this context ends, and for good if it fails: more follows than they keep."""
+    with ExitStack() as stack:
+        token = _ends.set(stack)
+        try:
+            yield
+        finally:
+            _ends.reset(token)
+
+
+_ends: ContextVar[ExitStack | None] = ContextVar("dkfm_checkpoints", default=None)
 
 
 @contextmanager
@@ -114,7 +153,8 @@ def open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Yield the state of a fit in a workspace, which is removed when the fit ends and stays when it fails.
 
-    Without a workspace nothing is kept, nor for a kernel that is code, which cannot be compared with that of the state.
+    The fit ends with this context, or with that of `removing_states_at_end`. Without a workspace nothing is kept, nor
+    of a kernel that is code, which cannot be compared with that of the state.
 
     Parameters
     ----------
@@ -127,51 +167,84 @@ def open_checkpoint(
     source : Source
         Training rows.
     parameters : mapping
-        All else that the state depends on, as JSON has it.
+        All else that the state depends on: texts and numbers.
 
     Raises
     ------
     StoreExistsError
         Another process is at the same fit in this workspace.
+    UnsupportedStoreError
+        The folder of the state is a link.
     """
     if workspace is None or not serialization.is_code_free(kernel):
         yield NO_CHECKPOINT
         return
-    rows = digest_rows(source) if source.location is None else source.stamp()
-    content = {"kernel": serialization.to_config(kernel), "rows": rows, "shape": source.shape, **parameters}
-    text = json.dumps({"format": _FORMAT, **content}, sort_keys=True)
+    content = {"kernel": serialization.to_config(kernel), "rows": _identify(source), **parameters}
+    text = json.dumps({"format": _FORMAT, **content}, sort_keys=True, default=lambda number: number.item())
     identity, digest = json.loads(text), hashlib.sha256(text.encode()).hexdigest()
     folder = local.make_folder(local.local_path(workspace)).absolute() / f"{kind}-{digest[:16]}"
-    with _locked_folder(folder):
+    with ExitStack() as own:
+        (_ends.get() or own).enter_context(_locked_folder(folder))
         checkpoint = Checkpoint(folder, identity)
         if checkpoint.numbers:
             log_stage("checkpoint", f"the fit goes on from its state in {folder}")
         yield checkpoint
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _identify(source: Source) -> list[object]:
+    """Return what the rows of a source are: a digest of values, or where they are, which columns, and their changes."""
+    columns = list(source.columns) if isinstance(source, NamedColumns) else None
+    if source.location is None:
+        return [digest_rows(source), columns, source.shape]
+    if isinstance(source, BlockRows):  # a copy in a temporary folder
+        return [source.content, columns, source.shape]
+    return [str(source.location), source.stamp_with_ctime(), columns, source.shape]
 
 
 @contextmanager
 def _locked_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and lock it for this process; a folder that stays empty is removed."""
+    """Create a folder and lock it for this process; remove it at the end unless an error leaves a state in it."""
+    descriptor = _lock(folder)
+    try:
+        yield
+        _remove(folder)
+    finally:
+        if not (folder / _STATE).exists():
+            _remove(folder)
+        os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """Return a descriptor of the locked file in a folder, which is created unless it exists."""
     with local.translate_write_errors(folder):
         while True:
             folder.mkdir(exist_ok=True)
-            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            if folder.is_symlink():
+                raise UnsupportedStoreError(f"{folder} is a link, and a state is not kept behind one.")
+            try:
+                descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except FileNotFoundError:  # a process that had the folder has just removed it
+                continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(descriptor), (folder / _LOCK).stat()):
+                    return descriptor
+            except FileNotFoundError:  # as above
+                pass
             except BlockingIOError:
                 os.close(descriptor)
                 raise StoreExistsError(f"Another process is at the same fit, whose state is in {folder}.") from None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), (folder / _LOCK).stat()):
-                    break
-            os.close(descriptor)  # the process that had it has just removed the folder
-    try:
-        yield
-    finally:
-        if not (folder / _STATE).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
+            os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that this process has locked; others see all of it under its name, or nothing."""
+    with suppress(OSError):
+        aside = local.hidden_sibling(folder, "removed")
+        folder.rename(aside)
+        shutil.rmtree(aside)
+    for left in folder.parent.glob(f".{folder.name}.*.removed"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
 
 
 class StepCheckpoint:
@@ -184,13 +257,17 @@ class StepCheckpoint:
 
     Attributes
     ----------
+    capacity : int
+        Capacity of the basis in columns: that with which the fit began, for it decides when the basis is replaced.
     means : ndarray of shape (N,), optional
         Means of the rows of the Gram matrix, which cost a product, too; set before the first step.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, capacity: int) -> None:
         self._checkpoint, self._blocks = checkpoint, int(checkpoint.numbers.get("blocks", 0))
+        self.capacity = int(checkpoint.numbers.get("capacity", capacity))
         self.means = self._load("means") if checkpoint.numbers else None
+        self._keeps_means = self.means is not None
 
     def _load(self, name: str) -> Array:
         return cast("Array", self._checkpoint.load_array(name))
@@ -201,21 +278,24 @@ class StepCheckpoint:
         if not numbers:
             return None
         for number in range(self._blocks):
-            part = self._load(f"basis-{number}")
-            basis[:, count : count + part.shape[1]] = part
-            count += part.shape[1]
+            count += self._checkpoint.read_into(basis[:, count:], f"basis-{number}")
         products, next_test = int(numbers["products"]), int(numbers["next_test"])
         projected, block = self._load("projected"), self._load("block")
         return LanczosState(basis[:, :count], projected, block, products, next_test, float(numbers["lowest"]))
 
     def save(self, state: LanczosState, first_new: int) -> None:
         """Keep a state whose basis has new columns from `first_new` on."""
-        kept = [f"basis-{number}" for number in range(self._blocks)] if first_new else []
-        arrays = {"projected": state.projected, "block": state.block, f"basis-{len(kept)}": state.basis[:, first_new:]}
-        if first_new:
+        self._blocks = self._blocks if first_new else 0
+        kept = [f"basis-{number}" for number in range(self._blocks)]
+        arrays = {"projected": state.projected, "block": state.block}
+        if self._keeps_means:
             kept.append("means")
         elif self.means is not None:
             arrays["means"] = self.means
-        self._blocks = len([*kept, *arrays]) - 3  # all but three are parts of the basis
+        if state.basis.shape[1] > first_new:
+            arrays[f"basis-{self._blocks}"] = state.basis[:, first_new:]
+            self._blocks += 1
         numbers = {"products": state.products, "next_test": state.next_test, "lowest": state.lowest}
-        self._checkpoint.save({**numbers, "blocks": self._blocks}, arrays, kept)
+        numbers |= {"blocks": self._blocks, "capacity": self.capacity}
+        self._checkpoint.save(numbers, arrays, kept)
+        self._keeps_means = self.means is not None

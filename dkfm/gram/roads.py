@@ -165,7 +165,8 @@ def _cost_matrix_free(task: ProductTask) -> RoadCost:
     threads = 0 if task.is_cluster else task.threads
     basis_columns = task.small_basis_columns
     need = budget.lanczos_matrix_free_bytes(task.n, task.d, basis_columns, columns) + threads * each
-    return RoadCost(Road.MATRIX_FREE, seconds, need, basis_columns, 0, each if task.is_cluster else 0)
+    state = budget.lanczos_state_bytes(task.n, basis_columns, columns) if task.keeps_store else 0
+    return RoadCost(Road.MATRIX_FREE, seconds, need, basis_columns, state, each if task.is_cluster else 0)
 
 
 def _store_bytes(task: ProductTask, rows: int | None) -> tuple[int, int]:

@@ -82,6 +82,8 @@ class _State:
     """``sqrt k(x, x)`` of the pivots. Shape (r,)."""
     largest: list[float]
     """Largest residual after 0, 1, .. r pivots, or an upper bound of it."""
+    certified: int = -1
+    """Number of pivots with which all residuals were computed anew last."""
 
     def make_weights(self, first: int) -> Array:
         """Return the columns of ``D^-1 L^-T`` from number `first` on."""
@@ -111,7 +113,6 @@ def find_streamed_pivots(
     """
     passes = RowPasses(kernel, source, executor, shared, search.shows_progress)
     state = _resume(passes, search.rng, checkpoint) if checkpoint.numbers else _start(passes)
-    certified = -1
     while True:
         while len(state.numbers) < search.limit and state.residuals.max() > search.threshold:
             _run_round(state, passes, search)
@@ -124,9 +125,9 @@ def find_streamed_pivots(
         lowest = float(state.residuals.min())
         state.residuals[state.numbers] = 0.0
         is_full = len(state.numbers) >= search.limit or state.residuals.max() <= search.threshold
-        if is_full or len(state.numbers) == certified:  # two ways to sum the same squares may disagree
+        if is_full or len(state.numbers) == state.certified:  # two ways to sum the same squares may disagree
             return _finish(state, norm, lowest)
-        certified = len(state.numbers)
+        state.certified = len(state.numbers)
 
 
 def _start(passes: RowPasses) -> _State:
@@ -148,7 +149,7 @@ def _save(state: _State, rng: np.random.RandomState, checkpoint: Checkpoint) -> 
         "largest": np.array(state.largest),
         "generator": generator["key"],
     }
-    checkpoint.save({"position": generator["pos"], "pivots": len(state.numbers)}, arrays)
+    checkpoint.save({"position": generator["pos"], "pivots": len(state.numbers), "certified": state.certified}, arrays)
 
 
 def _resume(passes: RowPasses, rng: np.random.RandomState, checkpoint: Checkpoint) -> _State:

@@ -52,6 +52,8 @@ def test_columns_are_those_of_the_map(data):
     run("fit x.parquet pca --map named --components 2")
     pca = dkfm.load("pca")
     assert list(pca.feature_names_in_) == ["c", "a"]
+    for columns in ("a,c", "c,b"):
+        assert "give both the same columns" in run(f"fit x.parquet m --map named --columns {columns}", 1)
     truth = KernelPCA.from_map(dkfm.load("named"), 2, pd.DataFrame(X[:, [2, 0]], columns=["c", "a"]))
     np.testing.assert_allclose(pca.eigenvalues_, truth.eigenvalues_, rtol=1e-12)
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dkfm import ExactFeatureMap, KernelPCA, kernels
-from dkfm.estimators.fitting import eigenproblem
+from dkfm.errors import ConvergenceError
+from dkfm.estimators.fitting import eigenproblem, feature_maps, fit_certificates
 from dkfm.gram import matrix_free, row_passes, streamed_pivots
 from dkfm.gram.roads import Road
 from dkfm.gram.stored_gram import StoredGram
@@ -110,3 +111,47 @@ def test_rows_that_changed_begin_anew(rng, tmp_path, monkeypatch, kill_at):
     take_small_rounds(monkeypatch)
     truth = ExactFeatureMap(K, basis="cholesky", tol=1e-3, progress=False).fit(tmp_path / "x.npy")
     np.testing.assert_array_equal(phi.fit(tmp_path / "x.npy").landmark_indices_, truth.landmark_indices_)
+
+
+def force(monkeypatch, road):
+    select = eigenproblem.select_roads
+    monkeypatch.setattr(
+        eigenproblem, "select_roads", lambda *given: [cost for cost in select(*given) if cost.road is road]
+    )
+
+
+def test_more_products_go_on_from_a_fit_that_did_not_converge(rng, tmp_path, monkeypatch, kill_at):
+    X = rng.normal(size=(1300, 3))
+    force(monkeypatch, Road.MATRIX_FREE)
+    pca = KernelPCA(12, kernel=K, eigen_solver="arpack", max_iter=5, workspace=tmp_path, progress=False)
+    with pytest.raises(ConvergenceError, match="raise max_iter"):
+        pca.fit(X)
+    calls = kill_at(matrix_free.MatrixFreeGram, "__matmul__")
+    with pytest.raises(ConvergenceError, match="After 3 products"):
+        pca.set_params(max_iter=3).fit(X)  # fewer than the state has: from the beginning
+    assert len(calls) == 3
+    found = pca.set_params(max_iter=50).fit(X).eigenvectors_
+    assert left(tmp_path) == []
+    total = len(calls) - 3
+    truth = KernelPCA(12, kernel=K, eigen_solver="arpack", max_iter=50, progress=False).fit(X).eigenvectors_
+    assert len(calls) - 3 - total > total
+    np.testing.assert_array_equal(found, truth)
+
+
+@pytest.mark.parametrize("kind", ["components", "map"])
+def test_a_kill_after_the_search_begins_it_not_anew(kind, rng, tmp_path, monkeypatch, kill_at):
+    X = rng.normal(size=(1300, 3))
+    force(monkeypatch, Road.MATRIX_FREE)
+    if kind == "components":
+        fit, owner, name = KernelPCA(12, kernel=K, workspace=tmp_path), matrix_free.MatrixFreeGram, "__matmul__"
+        kill_at(fit_certificates, "certify_components", 1)
+    else:
+        fit = ExactFeatureMap(K, basis="cholesky", tol=1e-3, build="rounds", workspace=tmp_path)
+        owner, name = streamed_pivots, "_run_round"
+        kill_at(feature_maps, "certify_map", 1)
+    with pytest.raises(Killed):
+        fit.fit(X)
+    calls = kill_at(owner, name)
+    fit.fit(X)
+    assert len(calls) <= 1
+    assert left(tmp_path) == []

@@ -9,6 +9,7 @@ import pytest
 
 import dkfm
 from helpers import harness
+from helpers.fit_driver import fit_command
 from helpers.harness import TOTALS, Site, left, numbers, process, run, sentence, wait_for
 
 pytestmark = pytest.mark.faults
@@ -23,9 +24,8 @@ def train(tmp_path_factory):
     return folder
 
 
-def command(train, model, *options):
-    fit = ["--method", "pca", "--components", "5", "--kernel", "gaussian", "--param", "sigma=5", "--tile-rows", "600"]
-    return [sys.executable, "-m", "dkfm", "fit", str(train / "train.npy"), str(model), "--overwrite", *fit, *options]
+def command(train, model, address="threads"):
+    return fit_command("components", train / "train.npy", model, address=address)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_killed_workers_change_no_bit(train, temporary, tmp_path, faults):
     rng = np.random.default_rng(faults)
     with Site(tmp_path / "site") as site:
         while faults > 0:
-            driver_command = command(train, tmp_path / "model", "--scheduler", site.address)
+            driver_command = command(train, tmp_path / "model", site.address)
             environment = harness.environment(TMPDIR=str(temporary))
             with process(driver_command, tmp_path / "driver.log", env=environment) as driver:
                 while driver.poll() is None and faults > 0:
@@ -63,7 +63,7 @@ def test_killed_workers_change_no_bit(train, temporary, tmp_path, faults):
 def test_what_a_killed_driver_left_is_removed_by_the_next_one(train, temporary, tmp_path, faults):
     environment = harness.environment(TMPDIR=str(temporary))
     with Site(tmp_path / "site") as site:
-        driver_command = command(train, tmp_path / "model", "--scheduler", site.address)
+        driver_command = command(train, tmp_path / "model", site.address)
         for _ in range(faults):
             with process(driver_command, env=environment) as driver:
                 wait_for(lambda: driver.poll() is not None or list(temporary.glob("*/*")), "the rows")
@@ -75,9 +75,10 @@ def test_what_a_killed_driver_left_is_removed_by_the_next_one(train, temporary, 
 
 
 def test_a_dead_scheduler_is_one_sentence_and_nothing_is_left(train, temporary, tmp_path):
+    options = ["--method", "pca", "--components", "5", "--kernel", "gaussian", "--param", "sigma=5"]
     with Site(tmp_path / "site") as site:
-        driver_command = command(train, tmp_path / "model", "--scheduler", site.address)
-        log = tmp_path / "driver.log"
+        fit = [sys.executable, "-m", "dkfm", "fit", str(train / "train.npy"), str(tmp_path / "model"), *options]
+        driver_command, log = [*fit, "--scheduler", site.address], tmp_path / "driver.log"
         with process(driver_command, log, env=harness.environment(TMPDIR=str(temporary))) as driver:
             wait_for(lambda: driver.poll() is not None or list(temporary.glob("*/*")), "the rows")
             site.scheduler.send_signal(signal.SIGKILL)

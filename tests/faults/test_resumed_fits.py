@@ -1,7 +1,6 @@
 """Drivers of fits are killed again and again: each goes on from its workspace, and does one product or round again."""
 
 import signal
-import sys
 import time
 
 import numpy as np
@@ -9,44 +8,10 @@ import pytest
 
 import dkfm
 from helpers import harness
+from helpers.fit_driver import fit_command
 from helpers.harness import TOTALS, Site, left, numbers, process, run, wait_for
 
 pytestmark = pytest.mark.faults
-
-DRIVER = """
-import sys
-import numpy as np
-from contextlib import nullcontext
-from distributed import Client
-from dkfm import ExactFeatureMap, KernelPCA, kernels
-from dkfm.estimators.fitting import eigenproblem
-from dkfm.gram import matrix_free, streamed_pivots
-from dkfm.gram.roads import Road
-
-kind, rows, model, workspace, steps, address = sys.argv[1:]
-select = eigenproblem.select_roads
-eigenproblem.select_roads = lambda *given: [cost for cost in select(*given) if cost.road is Road.MATRIX_FREE]
-
-def count(owner, name):
-    real = getattr(owner, name)
-    def counted(*given):
-        result = real(*given)
-        with open(steps, "a") as file:
-            file.write("x")
-        return result
-    setattr(owner, name, counted)
-
-streamed_pivots._CANDIDATES, streamed_pivots._LARGEST = 200, 50
-count(matrix_free.MatrixFreeGram, "__matmul__")
-count(streamed_pivots, "_run_round")
-with Client(address) if address != "threads" else nullcontext():
-    if kind == "components":
-        fitted = KernelPCA(5, kernel=kernels.Gaussian(5.0), workspace=workspace, tile_rows=1000).fit(np.load(rows))
-    else:
-        phi = ExactFeatureMap(kernels.Gaussian(4.0), basis="cholesky", tol=1e-2, workspace=workspace)
-        fitted = phi.fit(rows)
-fitted.save(model)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +22,13 @@ def undisturbed(tmp_path_factory):
     np.save(folder / "components.npy", rng.normal(size=(7000, 30)))
     np.save(folder / "pivots.npy", rng.normal(size=(100_000, 5)))
     for kind in ("components", "pivots"):
-        run(driver(folder, kind, folder, "threads"))
+        run(driver(folder, kind, folder))
     return folder
 
 
-def driver(folder, kind, target, address):
-    paths = [folder / f"{kind}.npy", target / f"{kind}-model", target / f"{kind}-work", target / f"{kind}-steps"]
-    return [sys.executable, "-c", DRIVER, kind, *map(str, paths), address]
+def driver(folder, kind, target, address="threads"):
+    paths = {"workspace": target / f"{kind}-work", "steps": target / f"{kind}-steps"}
+    return fit_command(kind, folder / f"{kind}.npy", target / f"{kind}-model", **paths, address=address)
 
 
 def steps_of(folder, kind):

@@ -4,16 +4,18 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dkfm import kernels
-from dkfm.errors import StoreError, StoreExistsError
+from dkfm.errors import StoreError, StoreExistsError, UnsupportedStoreError
 from dkfm.gram import checkpoints
-from dkfm.gram.checkpoints import open_checkpoint
+from dkfm.gram.checkpoints import open_checkpoint, removing_states_at_end
 from dkfm.sources.memory import MemorySource
+from dkfm.sources.opening import open_source
 from helpers.harness import left
 
 KERNEL = kernels.Gaussian(1.0)
@@ -148,4 +150,73 @@ def test_a_full_disk_is_one_sentence_and_the_state_before_stays(tmp_path, monkey
         checkpoint.save({"step": 2}, {"a": np.ones(3)})
     assert found(tmp_path)[0] == {"step": 1}
     (folder,) = tmp_path.iterdir()
-    assert len(list(folder.glob("*.npy"))) == 1
+    assert left(folder) == sorted(["lock", "state.json", next(folder.glob("a-*.npy")).name])
+
+
+def test_a_state_is_of_the_columns_and_the_file_that_were_read(tmp_path):
+    frame = pd.DataFrame(np.arange(12.0).reshape(3, 4), columns=list("abcd"))
+    for name in ("x.parquet", "y.parquet"):
+        frame.to_parquet(tmp_path / name)
+    os.utime(tmp_path / "y.parquet", ns=(1, (tmp_path / "x.parquet").stat().st_mtime_ns))
+    read = open_source(tmp_path / "x.parquet", columns=["a", "b"])
+    leave_state(tmp_path / "w", ({"step": 1}, {"a": np.zeros(2)}), rows=read)
+    assert found(tmp_path / "w", rows=open_source(tmp_path / "x.parquet", columns=["a", "b"]))[0] == {"step": 1}
+    for name, columns in (("x.parquet", ["c", "d"]), ("x.parquet", ["b", "a"]), ("y.parquet", ["a", "b"])):
+        assert found(tmp_path / "w", rows=open_source(tmp_path / name, columns=columns))[0] == {}
+
+
+def test_a_process_that_comes_while_the_state_is_removed_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    inside, remove = ExitStack(), checkpoints._remove
+
+    def enter_meanwhile(folder):
+        monkeypatch.setattr(checkpoints, "_remove", remove)
+        remove(folder)
+        other = inside.enter_context(opened(tmp_path))
+        other.save({"step": 5}, {"a": np.zeros(1)})
+        inside.push(lambda *_: found.extend(left(tmp_path)))
+
+    found = []
+    monkeypatch.setattr(checkpoints, "_remove", enter_meanwhile)
+    with opened(tmp_path) as checkpoint:
+        checkpoint.save({"step": 1}, {"a": np.zeros(1)})
+    inside.close()
+    assert len(found) == 1
+    assert left(tmp_path) == []
+
+
+def test_a_state_stays_until_the_whole_fit_ends(tmp_path):
+    with suppress(Killed), removing_states_at_end():
+        with opened(tmp_path) as checkpoint:
+            checkpoint.save({"step": 1}, {"a": np.zeros(1)})
+        raise Killed
+    assert found(tmp_path)[0] == {"step": 1}
+    with removing_states_at_end():
+        with opened(tmp_path) as checkpoint:
+            assert checkpoint.numbers == {"step": 1}
+        assert len(left(tmp_path)) == 1
+    assert left(tmp_path) == []
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    leave_state(tmp_path, ({"step": 1}, {}), tol=np.float64(0.5), count=np.int64(3))
+    assert found(tmp_path, tol=0.5, count=3)[0] == {"step": 1}
+
+
+def test_nothing_behind_a_link_is_touched(tmp_path):
+    leave_state(tmp_path, ({"step": 1}, {"a": np.zeros(1)}))
+    (folder,) = tmp_path.iterdir()
+    precious = tmp_path / "precious"
+    folder.rename(precious)
+    folder.symlink_to(precious)
+    before = left(precious)
+    with pytest.raises(UnsupportedStoreError, match="is a link"), opened(tmp_path):
+        pass
+    assert left(precious) == before
+
+
+def test_files_that_are_not_ours_stay(tmp_path):
+    leave_state(tmp_path, ({"step": 1}, {"a": np.zeros(1)}))
+    (folder,) = tmp_path.iterdir()
+    (folder / "thesis.npy").write_text("mine")
+    leave_state(tmp_path, ({"step": 2}, {"a": np.ones(1)}))
+    assert (folder / "thesis.npy").read_text() == "mine"

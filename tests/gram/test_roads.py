@@ -36,7 +36,9 @@ def test_a_matrix_larger_than_the_disk_is_computed_anew_though_a_workspace_asks_
     monkeypatch.setattr(roads, "value_seconds", lambda kernel, d: 1e-6)
     for keeps_store in (True, False):
         cost = first(task(keeps_store=keeps_store, disk_room=20 * GB), 20 * GB)
-        assert (cost.road, cost.disk_bytes) == (Road.MATRIX_FREE, 0)
+        assert cost.road is Road.MATRIX_FREE
+        assert (cost.disk_bytes > 0) is keeps_store  # the state, so that the fit can go on
+        assert cost.disk_bytes < GB
 
 
 def test_values_that_cost_more_than_to_read_them_are_stored(monkeypatch):

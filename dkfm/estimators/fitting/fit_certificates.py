@@ -134,11 +134,11 @@ def _sum_products_on_cluster(
     parts = list(chunking.row_slices(n, choose_tile_rows(d)))
     each = model.nbytes + budget.pivot_task_bytes(d, q, model.kernel.peak_blocks, model.kernel.landmark_copies)
     size = products.combinations.shape[1] + 1
-    sums = OrderedSums(np.zeros((size, size)), size, None)
     with (
         open_executor(client) as executor,
         open_shared_arrays(executor, each, model.nbytes, "The model", workspace) as shared,
     ):
+        sums = OrderedSums(np.zeros((size, size)), size, shared.folder)
         seconds = n * budget.score_row_seconds(n, d, q) / executor.threads
         text = f"scores of {n:,} training rows from {n:,} landmarks, on {describe_place(executor)}"
         log_stage("certificate", text, seconds=seconds, rows=n)

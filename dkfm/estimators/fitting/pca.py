@@ -204,13 +204,13 @@ def _fit_by_lanczos(
 
         counted = replace(problem, multiply=multiply_and_count)
         components, pairs = kernel_components.solve_leading_components(
-            counted, start, options, weighting, float(solver.tol), limit, road.basis_columns, checkpoint
+            counted, start, options, weighting, float(solver.tol), limit, checkpoint.capacity, checkpoint
         )
-    if not pairs.converged and solver.eigen_solver != "randomized":
-        raise ConvergenceError(
-            f"After {pairs.products} products with the Gram matrix {q} components have residuals up to "
-            f'{pairs.residuals.max():.1e}; raise max_iter or tol, or use eigen_solver="dense".'
-        )
+        if not pairs.converged and solver.eigen_solver != "randomized":
+            raise ConvergenceError(
+                f"After {pairs.products} products with the Gram matrix {q} components have residuals up to "
+                f'{pairs.residuals.max():.1e}; raise max_iter or tol, or use eigen_solver="dense".'
+            )
     return components
 
 
@@ -225,12 +225,11 @@ def _open_checkpoint(
 ) -> Iterator[StepCheckpoint]:
     """Yield what keeps the steps of Lanczos in the workspace, if there is one and the matrix is not in memory."""
     if solver.workspace is None or road.road is Road.DENSE or not isinstance(data, TrainingRows):
-        yield StepCheckpoint(NO_CHECKPOINT)
+        yield StepCheckpoint(NO_CHECKPOINT, road.basis_columns)
         return
     parameters = {
         "road": road.road,
         "tile_rows": solver.tile_rows,
-        "basis_columns": road.basis_columns,
         "count": options.count,
         "tol": float(solver.tol),
         "centered": weighting.centered,
@@ -239,7 +238,7 @@ def _open_checkpoint(
     }
     rows = MemorySource(data.rows_as_landmarks)
     with checkpoints.open_checkpoint(solver.workspace, "components", data.kernel, rows, parameters) as checkpoint:
-        yield StepCheckpoint(checkpoint)
+        yield StepCheckpoint(checkpoint, road.basis_columns)
 
 
 def make_components_model(

@@ -126,24 +126,25 @@ def find_pivots(
             bar.total = forecast_rank(np.array(largest), threshold, count)
             bar.update(pivots - bar.n)
             remedy = f"after {pivots:,} pivots the error bound is {largest[-1] ** 0.5:.1e}: use tol= or n_landmarks="
-            _require_memory(source, kernel, executor, pivots, remedy)
+            _require_memory(source, kernel, executor, pivots, pivots, remedy)
 
-        _require_memory(source, kernel, executor, 0, "fit fewer rows, or with fewer threads")
+        begun = int(checkpoint.numbers.get("pivots", 0))
+        _require_memory(source, kernel, executor, begun, 0, "fit fewer rows, or with fewer threads")
         search = PivotSearch(threshold, count, rng is not None, draw, show_progress, watch_memory)
         return find_streamed_pivots(kernel, readable, search, executor, shared, checkpoint)
 
 
-def _require_memory(source: Source, kernel: Kernel, executor: Executor, pivots: int, remedy: str) -> None:
-    """Raise a BudgetError unless a round of tasks fits in memory beside so many pivots, which are held already."""
+def _require_memory(source: Source, kernel: Kernel, executor: Executor, pivots: int, held: int, remedy: str) -> None:
+    """Raise a BudgetError unless a round with so many pivots fits in memory, of which `held` are there already."""
     (n, _), d = source.shape, source.mean_values_per_row
     each = budget.pivot_task_bytes(d, max(1, pivots), kernel.peak_blocks, kernel.landmark_copies)
     need = budget.streamed_pivots_bytes(n, d, pivots, executor.threads * each if executor.client is None else 0)
-    if pivots:  # the residuals of all rows, the factor and the pivots are there
-        need -= 8 * (10 * n + pivots * (pivots + d))
+    if held:  # the residuals of all rows, the factor and the pivots
+        need -= 8 * (10 * n + held * (held + d))
     if executor.client is not None:
         have = memory.task_budget(executor.client, executor.threads, needed=each)
         budget.require_fits(each, have, "A tile of rows with the factor of all pivots", remedy)
-    what = "A larger factor of pivots" if pivots else f"The search for pivots of N = {n} rows"
+    what = "A larger factor of pivots" if held else f"The search for pivots of N = {n} rows"
     budget.require_fits(need, memory.available_memory(), what, remedy)
 
 
@@ -173,7 +174,8 @@ def _open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Yield what keeps the rounds in the workspace, if there is one, and a seed if pivots are drawn at random."""
     seed = None if rng is None else rng.get_state(legacy=False)
-    is_known = seed is None or (isinstance(seed, dict) and seed["bit_generator"] == "MT19937")
+    is_drawn_anew = rng is np.random.mtrand._rand  # what scikit-learn takes for None
+    is_known = seed is None or (isinstance(seed, dict) and seed["bit_generator"] == "MT19937" and not is_drawn_anew)
     if workspace is None or not is_known:
         yield NO_CHECKPOINT
         return

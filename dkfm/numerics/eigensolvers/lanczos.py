@@ -151,9 +151,14 @@ class _KrylovSpace:
         self.projected = np.zeros((capacity, capacity))
         self.count = 0
 
-    def resume(self, log: StepLog, start: Array) -> LanczosState:
-        """Return the state that the log has, whose basis and projection are here now, or that of the first block."""
-        state = log.load(self.basis) or self.make_state(np.linalg.qr(start)[0])
+    def resume(self, log: StepLog, start: Array, max_products: int) -> LanczosState:
+        """Return the state that the log has, whose basis and projection are here now, or that of the first block.
+
+        A state of `max_products` or more is past the end of this iteration.
+        """
+        state = log.load(self.basis)
+        if state is None or state.products >= max_products:
+            state = self.make_state(np.linalg.qr(start)[0])
         self.count = len(state.projected)
         self.projected[: self.count, : self.count] = state.projected
         return state
@@ -254,7 +259,7 @@ def largest_eigenpairs(
     n, p = start.shape
     capacity = choose_basis_columns(n, q) if basis_columns is None else basis_columns
     space = _KrylovSpace(n, capacity)
-    state = space.resume(step_log, start)
+    state = space.resume(step_log, start, max_products)
     block, next_test, lowest, logged = state.block, state.next_test, state.lowest, space.count
     done = state.products
     del state  # the block is freed when the next one is there

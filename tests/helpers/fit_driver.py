@@ -1,0 +1,48 @@
+"""A driver of long fits in a process of its own, whose products are computed anew, however fast the machine is."""
+
+import sys
+
+_SCRIPT = """
+import sys
+import numpy as np
+from contextlib import nullcontext
+from distributed import Client
+from dkfm import ExactFeatureMap, KernelPCA, kernels
+from dkfm.estimators.fitting import eigenproblem
+from dkfm.gram import matrix_free, streamed_pivots
+from dkfm.gram.roads import Road
+
+kind, rows, model, workspace, steps, address = sys.argv[1:]
+select = eigenproblem.select_roads
+eigenproblem.select_roads = lambda *given: [cost for cost in select(*given) if cost.road is Road.MATRIX_FREE]
+
+def count(owner, name):
+    real = getattr(owner, name)
+    def counted(*given):
+        result = real(*given)
+        if steps:
+            with open(steps, "a") as file:
+                file.write("x")
+        return result
+    setattr(owner, name, counted)
+
+streamed_pivots._CANDIDATES, streamed_pivots._LARGEST = 200, 50
+count(matrix_free.MatrixFreeGram, "__matmul__")
+count(streamed_pivots, "_run_round")
+with Client(address) if address != "threads" else nullcontext():
+    workspace = workspace or None
+    if kind == "components":
+        fitted = KernelPCA(5, kernel=kernels.Gaussian(5.0), workspace=workspace, tile_rows=1000).fit(np.load(rows))
+    else:
+        phi = ExactFeatureMap(kernels.Gaussian(4.0), basis="cholesky", tol=1e-2, workspace=workspace)
+        fitted = phi.fit(rows)
+fitted.save(model, overwrite=True)
+"""
+
+
+def fit_command(kind, rows, model, *, workspace="", steps="", address="threads"):
+    """Return the command of a fit of "components" or "pivots" to rows in a file, that saves its model.
+
+    A letter for each product or round is appended to the file `steps`. On threads, or on the cluster at an address.
+    """
+    return [sys.executable, "-c", _SCRIPT, kind, str(rows), str(model), str(workspace), str(steps), address]
