@@ -30,6 +30,12 @@ _TRIAL_ROWS = 16
 _SLOW_VALUE = 1e-6
 """Seconds of a kernel value in the first block from which on no larger one is timed."""
 
+_SAME_TIME = 1.3
+"""Factor up to which two predicted times are as good as the same."""
+
+_SHARED_SECONDS = 1.25
+"""Factor by which tasks take longer where several run, which share caches and memory, and read their rows."""
+
 _REPETITIONS = 3
 """Number of times that a block is computed; the fastest counts."""
 
@@ -106,14 +112,23 @@ class ProductTask:
 
 
 def compare_roads(task: ProductTask, available: int) -> list[RoadCost]:
-    """Return what each road takes: the fastest first among those that fit in `available` bytes, then the others.
+    """Return what each road takes: the one to take first, then others that fit in `available` bytes and on the disk.
 
-    A matrix that the user wants on disk is computed anew only if it does not fit there, and one that is given never.
+    Of roads of almost the same time the one of the least memory is taken. A matrix that the user wants on disk is
+    computed anew only if it does not fit there, and one that is given never.
     """
     costs = [_cost_dense(task), _cost_stored(task)]
     if not task.kernel.is_precomputed:
         costs.append(_cost_matrix_free(task))
-    return sorted(costs, key=lambda cost: _rank_cost(task, cost, available))
+    costs.sort(key=lambda cost: _rank_cost(task, cost, available))
+    if not _rank_cost(task, costs[0], available)[0]:
+        limit = _SAME_TIME * costs[0].seconds
+        alike = [
+            cost for cost in costs if _rank_cost(task, cost, available)[:2] == (False, False) and cost.seconds <= limit
+        ]
+        first = min(alike, key=lambda cost: cost.memory_bytes, default=costs[0])
+        costs.sort(key=lambda cost: cost is not first)
+    return costs
 
 
 def _rank_cost(task: ProductTask, cost: RoadCost, available: int) -> tuple[bool, bool, float]:
@@ -160,7 +175,8 @@ def _cost_matrix_free(task: ProductTask) -> RoadCost:
     value = value_seconds(kernel, task.d)
     all_products = task.products * (value + 2 * columns * budget.PRODUCT_SECONDS) + value  # and that for the means
     tiles = count_tiles(task.n, rows)
-    seconds = rows * rows * tiles * (tiles + 1) / 2 * all_products / task.threads + task.basis_seconds
+    values = _SHARED_SECONDS * rows * rows * tiles * (tiles + 1) / 2
+    seconds = values * all_products / task.threads + task.basis_seconds
     each = budget.product_task_bytes(rows, task.d, columns, kernel.peak_blocks, kernel.landmark_copies)
     threads = 0 if task.is_cluster else task.threads
     basis_columns = task.small_basis_columns

@@ -37,7 +37,10 @@ _FIRST_TEST = 6
 """Number of products before the first convergence test."""
 
 _TEST_GROWTH = 1.2
-"""Factor by which the number of products grows from one convergence test to the next."""
+"""Factor by which the number of products grows from one convergence test to the next, if tests are not cheap."""
+
+_TEST_SHARE = 1 / 16
+"""Share of a product's multiplications up to which a convergence test is cheap, so that one follows each product."""
 
 _MIN_DIAGONAL_RATIO = 1e-5
 """Smallest ratio of the diagonal of a block's Cholesky factor for Cholesky QR: a second pass then has enough digits."""
@@ -272,7 +275,8 @@ def largest_eigenpairs(
         exhausted = np.abs(triangle).max() <= _EPS * np.abs(space.projected).max()  # the basis spans the range
         if products < min(next_test, max_products) and not full and not exhausted:
             continue
-        next_test = max(products + 1, int(_TEST_GROWTH * products))
+        is_cheap = 10 * space.count**3 <= _TEST_SHARE * n * n * p
+        next_test = products + 1 if is_cheap else max(products + 1, int(_TEST_GROWTH * products))
         values, vectors = space.compute_ritz_pairs()
         lowest = min(lowest, float(values[0]))
         # The next block is orthogonal to the basis, so these are the lengths of A v - value v.
