@@ -95,10 +95,19 @@ def test_the_commands_of_every_page_run_in_order(page, folder, tmp_path):
 
 def test_every_page_with_commands_is_known():
     guide = {
-        *("batch_scoring", "comparing_kernels", "fisher_discriminants", "kernels", "memory_and_sizing"),
+        *("batch_scoring", "comparing_kernels", "fisher_discriminants", "kernel_pca", "kernels", "memory_and_sizing"),
         "sources_and_outputs",
     }
     assert set(SHELL) == {"README", "getting_started/shell", *(f"user_guide/{name}" for name in guide)}
+
+
+def test_the_file_of_slurm_in_the_guide_is_a_part_of_that_in_the_repository():
+    import yaml
+
+    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGES["user_guide/clusters"], re.S)
+    shown, whole = yaml.safe_load(shown), yaml.safe_load((ROOT / "cluster" / "slurm" / "dkfm.yaml").read_text())
+    assert shown["jobqueue"]["slurm"].items() <= whole["jobqueue"]["slurm"].items()
+    assert shown["dkfm"].items() <= whole["dkfm"].items()
 
 
 def test_examples_are_short():
