@@ -93,7 +93,7 @@ class KernelEstimator(ModelTransformerMixin):
     def _log_fit(self, data: TrainingData) -> None:
         """Log the size of a fit that starts."""
         n, name = data.rows_as_landmarks.shape[0], type(self).__name__
-        log_stage("fit", f"{name} of {n:,} rows with {data.kernel!r:.100}, in this process", rows=n, estimator=name)
+        log_stage("fit", f"{name} of {n:,} rows with {data.kernel!r:.100}", rows=n, estimator=name)
 
     def _set_fitted(
         self, X: object, model: Model, fitted: Mapping[str, object], resolved_params: Mapping[str, object] | None = None

@@ -89,7 +89,8 @@ class ExactFeatureMap(KernelEstimator):
     tile_rows : int, default=None
         Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
     workspace : path, default=None
-        Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
+        Folder for the Gram matrix, for how far rounds of pivots are, so that a fit that was killed goes on, and for a
+        large model of dask arrays; None is a temporary directory, and nothing is kept.
     progress : bool, default=True
         Whether to show the Gram tiles done and the predicted time of the root, if that is more than 2 seconds.
 

@@ -90,7 +90,7 @@ class KernelPCA(InverseTransformMixin):
     tile_rows : int, default=None
         Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
     workspace : path, default=None
-        Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
+        Folder for the Gram matrix, the state of a killed fit, and large models of dask arrays; None is a temporary one.
     progress : bool, default=True
         Whether to show Gram tiles done and predicted times of work over 2 seconds, in a notebook or terminal (stderr).
 
