@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
-from dkfm.errors import DkfmError, StoreExistsError, UnsupportedStoreError
+from dkfm.errors import DkfmError, UnsupportedStoreError
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import local
 from dkfm.kernels import serialization
@@ -153,8 +153,8 @@ def open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Yield the state of a fit in a workspace, which is removed when the fit ends and stays when it fails.
 
-    The fit ends with this context, or with that of `removing_states_at_end`. Without a workspace nothing is kept, nor
-    of a kernel that is code, which cannot be compared with that of the state.
+    The fit ends with this context, or with that of `removing_states_at_end`. Nothing is kept without a workspace, of a
+    kernel that is code, which cannot be compared with that of the state, and while another process is at the same fit.
 
     Parameters
     ----------
@@ -171,8 +171,6 @@ def open_checkpoint(
 
     Raises
     ------
-    StoreExistsError
-        Another process is at the same fit in this workspace.
     UnsupportedStoreError
         The folder of the state is a link.
     """
@@ -184,7 +182,10 @@ def open_checkpoint(
     identity, digest = json.loads(text), hashlib.sha256(text.encode()).hexdigest()
     folder = local.make_folder(local.local_path(workspace)).absolute() / f"{kind}-{digest[:16]}"
     with ExitStack() as own:
-        (_ends.get() or own).enter_context(_locked_folder(folder))
+        if not (_ends.get() or own).enter_context(_locked_folder(folder)):
+            log_stage("checkpoint", f"another process is at the same fit, and has its state in {folder}")
+            yield NO_CHECKPOINT
+            return
         checkpoint = Checkpoint(folder, identity)
         if checkpoint.numbers:
             log_stage("checkpoint", f"the fit goes on from its state in {folder}")
@@ -202,11 +203,17 @@ def _identify(source: Source) -> list[object]:
 
 
 @contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and lock it for this process; remove it at the end unless an error leaves a state in it."""
+def _locked_folder(folder: Path) -> Iterator[bool]:
+    """Create a folder and lock it for this process; remove it at the end unless an error leaves a state in it.
+
+    Yield False, and do nothing, if another process has it.
+    """
     descriptor = _lock(folder)
+    if descriptor is None:
+        yield False
+        return
     try:
-        yield
+        yield True
         _remove(folder)
     finally:
         if not (folder / _STATE).exists():
@@ -214,8 +221,8 @@ def _locked_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock(folder: Path) -> int:
-    """Return a descriptor of the locked file in a folder, which is created unless it exists."""
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor of the locked file in a folder, which is created unless it exists; None if another has it."""
     with local.translate_write_errors(folder):
         while True:
             folder.mkdir(exist_ok=True)
@@ -233,7 +240,7 @@ def _lock(folder: Path) -> int:
                 pass
             except BlockingIOError:
                 os.close(descriptor)
-                raise StoreExistsError(f"Another process is at the same fit, whose state is in {folder}.") from None
+                return None
             os.close(descriptor)
 
 
