@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _PASS_SECONDS = 0.1
 """Seconds of a round beside those that grow with the rows: its candidates are compared with each other."""
 
+_PILOT_SECONDS = 0.25
+"""Seconds in which a fit of components counts the products that a sample of the rows needs."""
+
 _RANK_ROWS = 4096
 """Rows of the sample from whose rank that of all rows is foretold."""
 
@@ -308,7 +311,9 @@ def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:
     if n > eigenproblem.SMALL_ROWS and (sample := rows.sample(eigenproblem.PILOT_ROWS)) is not None:
         task = replace(task, products=eigenproblem.count_pilot_products(sample, n, q))
     costs = eigenproblem.select_roads(task, free)
-    certificate_seconds = n * budget.score_row_seconds(n, d, q + 1) / cpus.COUNT
+    other_seconds = (_PILOT_SECONDS if n > eigenproblem.SMALL_ROWS else 0.0) + n * budget.score_row_seconds(
+        n, d, q + 1
+    ) / cpus.COUNT
     plans = [
         FitPlan(
             rows=n,
@@ -322,7 +327,7 @@ def _plan_components(estimator: Any, rows: _Rows) -> FitPlan:
             place=_place(estimator) if cost.disk_bytes else "",
             task_bytes=cost.task_bytes,
             model_bytes=8 * n * (d + q),
-            seconds=cost.seconds + certificate_seconds,
+            seconds=cost.seconds + other_seconds,
         )
         for cost in costs
     ]
