@@ -183,7 +183,7 @@ def open_checkpoint(
     folder = local.make_folder(local.local_path(workspace)).absolute() / f"{kind}-{digest[:16]}"
     with ExitStack() as own:
         if not (_ends.get() or own).enter_context(_locked_folder(folder)):
-            log_stage("checkpoint", f"another process is at the same fit, and has its state in {folder}")
+            log_stage("checkpoint", f"nothing is kept: {folder} is that of another process, or cannot be locked")
             yield NO_CHECKPOINT
             return
         checkpoint = Checkpoint(folder, identity)
@@ -206,23 +206,24 @@ def _identify(source: Source) -> list[object]:
 def _locked_folder(folder: Path) -> Iterator[bool]:
     """Create a folder and lock it for this process; remove it at the end unless an error leaves a state in it.
 
-    Yield False, and do nothing, if another process has it.
+    Yield False, and do nothing, if another process has it or the file system has no locks.
     """
     descriptor = _lock(folder)
     if descriptor is None:
         yield False
         return
+    is_done = False
     try:
         yield True
-        _remove(folder)
+        is_done = True
     finally:
-        if not (folder / _STATE).exists():
-            _remove(folder)
+        if is_done or not (folder / _STATE).exists():
+            _remove(folder)  # once: under its name there may then be the folder of another process
         os.close(descriptor)
 
 
 def _lock(folder: Path) -> int | None:
-    """Return a descriptor of the locked file in a folder, which is created unless it exists; None if another has it."""
+    """Return a descriptor of the locked file in a folder, which is created unless it exists; None without the lock."""
     with local.translate_write_errors(folder):
         while True:
             folder.mkdir(exist_ok=True)
@@ -238,7 +239,7 @@ def _lock(folder: Path) -> int | None:
                     return descriptor
             except FileNotFoundError:  # as above
                 pass
-            except BlockingIOError:
+            except OSError:  # another process has it, or the file system has no locks
                 os.close(descriptor)
                 return None
             os.close(descriptor)

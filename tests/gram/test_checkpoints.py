@@ -1,5 +1,6 @@
 """States of long fits: a kill between any two writes leaves one that is whole, and a fit goes on with the same bits."""
 
+import errno
 import json
 import os
 import subprocess
@@ -167,7 +168,8 @@ def test_a_state_is_of_the_columns_and_the_file_that_were_read(tmp_path):
         assert found(tmp_path / "w", rows=open_source(tmp_path / name, columns=columns))[0] == {}
 
 
-def test_a_process_that_comes_while_the_state_is_removed_has_a_folder_of_its_own(tmp_path, monkeypatch):
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_process_that_comes_while_the_state_is_removed_has_a_folder_of_its_own(tmp_path, monkeypatch, saves):
     inside, remove = ExitStack(), checkpoints._remove
 
     def enter_meanwhile(folder):
@@ -175,7 +177,8 @@ def test_a_process_that_comes_while_the_state_is_removed_has_a_folder_of_its_own
         remove(folder)
         other = inside.enter_context(opened(tmp_path))
         assert other is not checkpoints.NO_CHECKPOINT
-        other.save({"step": 5}, {"a": np.zeros(1)})
+        if saves:
+            other.save({"step": 5}, {"a": np.zeros(1)})
         inside.push(lambda *_: found.extend(left(tmp_path)))
 
     found = []
@@ -223,3 +226,12 @@ def test_files_that_are_not_ours_stay(tmp_path):
     (folder / "thesis.npy").write_text("mine")
     leave_state(tmp_path, ({"step": 2}, {"a": np.ones(1)}))
     assert (folder / "thesis.npy").read_text() == "mine"
+
+
+def test_a_file_system_without_locks_keeps_nothing(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(checkpoints.fcntl, "flock", refuse)
+    with opened(tmp_path) as checkpoint:
+        assert checkpoint is checkpoints.NO_CHECKPOINT
