@@ -48,7 +48,8 @@ expected = dkfm.load("model").transform(X)
 dkfm.batch_score("model", "x.npy", "scores", chunk_rows=500, progress=False)
 os.unlink("scores/scores/c/2/0")
 assert dkfm.batch_score("model", "x.npy", "scores", progress=False).scored_chunks == 1
-np.testing.assert_array_equal(dkfm.open_scores("scores").compute(), expected)
+# Products of other numbers of rows may differ in the last bits.
+np.testing.assert_allclose(dkfm.open_scores("scores").compute(), expected, rtol=0, atol=1e-13)
 dkfm.batch_score("model", "x.npy", "scores.parquet", chunk_rows=500, progress=False)
 assert dkfm.verify_scores("scores", "x.npy").worst < 1
 for line in ["fit x.npy other --kernel gaussian --components 2 --overwrite", "score other x.npy out", "verify out",
