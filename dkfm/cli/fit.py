@@ -20,6 +20,7 @@ from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection
 from dkfm.files.local import local_path
 from dkfm.files.location import locate, require_disjoint, require_not_inside
+from dkfm.gram.checkpoints import removing_states_at_end
 from dkfm.gram.streamed_rows import SourceRows
 from dkfm.kernels import serialization
 from dkfm.kernels.base import Kernel
@@ -127,6 +128,13 @@ def run_fit(train: str, model: str, options: FitOptions, connection: AbstractCon
     options.require_consistent()
     if options.map_path is not None:
         return _fit_in_map(train, model, options, options.map_path, connection)
+    with removing_states_at_end():  # a command that is killed while it saves the model goes on, too
+        return _fit_and_save(train, model, options, connection)
+
+
+def _fit_and_save(
+    train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]
+) -> KernelEstimator:
     kernel = _load_kernel(options)
     estimator = _build_estimator(kernel, options)
     model_transfer.require_writable_location(model, overwrite=options.overwrite)

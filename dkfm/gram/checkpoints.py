@@ -135,7 +135,13 @@ def _remove_others(folder: Path, files: Mapping[str, Mapping[str, str]]) -> None
 
 @contextmanager
 def removing_states_at_end() -> Iterator[None]:
-    """Let the states of fits stay until this context ends, and for good if it fails: more follows than they keep."""
+    """Let the states of fits stay until this context ends, and for good if it fails: more follows than they keep.
+
+    Inside another such context they stay until that one ends.
+    """
+    if _ends.get() is not None:
+        yield
+        return
     with ExitStack() as stack:
         token = _ends.set(stack)
         try:

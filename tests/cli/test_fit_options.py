@@ -10,6 +10,7 @@ import dkfm
 from dkfm.cli.app import main
 from dkfm.errors import StoreError
 from dkfm.kernels import Gaussian
+from dkfm.storage import model_transfer
 
 
 @pytest.fixture
@@ -97,3 +98,16 @@ def test_a_store_that_is_damaged_is_not_replaced_by_chance(fit, tmp_path):
     assert fit("--param sigma=3 --overwrite").exit_code == 1
     with pytest.raises(StoreError):
         dkfm.load("model")
+
+
+def test_the_state_of_a_fit_stays_until_the_model_is_saved(fit, monkeypatch, tmp_path):
+    def refuse(*given, **options):
+        raise StoreError("the disk is full")
+
+    line = "--method features --basis cholesky --param sigma=2 --workspace w"
+    with monkeypatch.context() as patch:
+        patch.setattr(model_transfer, "save_model", refuse)
+        assert "the disk is full" in fit(line).output
+    assert [path.name.partition("-")[0] for path in (tmp_path / "w").iterdir()] == ["pivots"]
+    assert fit(line).exit_code == 0
+    assert list((tmp_path / "w").iterdir()) == []

@@ -197,7 +197,7 @@ def test_a_state_stays_until_the_whole_fit_ends(tmp_path):
         raise Killed
     assert found(tmp_path)[0] == {"step": 1}
     with removing_states_at_end():
-        with opened(tmp_path) as checkpoint:
+        with removing_states_at_end(), opened(tmp_path) as checkpoint:
             assert checkpoint.numbers == {"step": 1}
         assert len(left(tmp_path)) == 1
     assert left(tmp_path) == []

@@ -10,6 +10,7 @@ from distributed import Client
 from dkfm import ExactFeatureMap, KernelPCA, kernels
 from dkfm.estimators.fitting import eigenproblem
 from dkfm.gram import matrix_free, streamed_pivots
+from dkfm.gram.checkpoints import removing_states_at_end
 from dkfm.gram.roads import Road
 
 kind, rows, model, workspace, steps, address = sys.argv[1:]
@@ -29,14 +30,14 @@ def count(owner, name):
 streamed_pivots._CANDIDATES, streamed_pivots._LARGEST = 200, 50
 count(matrix_free.MatrixFreeGram, "__matmul__")
 count(streamed_pivots, "_run_round")
-with Client(address) if address != "threads" else nullcontext():
+with removing_states_at_end(), Client(address) if address != "threads" else nullcontext():
     workspace = workspace or None
     if kind == "components":
         fitted = KernelPCA(5, kernel=kernels.Gaussian(5.0), workspace=workspace, tile_rows=1000).fit(np.load(rows))
     else:
         phi = ExactFeatureMap(kernels.Gaussian(4.0), basis="cholesky", tol=1e-2, workspace=workspace)
         fitted = phi.fit(rows)
-fitted.save(model, overwrite=True)
+    fitted.save(model, overwrite=True)
 """
 
 
