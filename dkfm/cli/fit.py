@@ -135,6 +135,7 @@ def run_fit(train: str, model: str, options: FitOptions, connection: AbstractCon
 def _fit_and_save(
     train: str, model: str, options: FitOptions, connection: AbstractContextManager[object]
 ) -> KernelEstimator:
+    """Fit an estimator with a kernel of its own, and save it."""
     kernel = _load_kernel(options)
     estimator = _build_estimator(kernel, options)
     model_transfer.require_writable_location(model, overwrite=options.overwrite)

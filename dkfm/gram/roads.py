@@ -1,6 +1,6 @@
 """Compare the ways to multiply a Gram matrix again and again: in memory, from disk, or with values that are never kept.
 
-The way is the one that is predicted to take the fewest seconds among those that fit.
+The way is the one that is predicted to take the fewest seconds among those that fit, or almost as few and less memory.
 """
 
 import time

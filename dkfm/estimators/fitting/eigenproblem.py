@@ -70,7 +70,7 @@ def open_eigenproblem(
 
 
 def choose_road(data: TrainingData, q: int, tile_rows: int | None, workspace: str | Path | None) -> RoadCost:
-    """Return the road on which q components of training rows are found the soonest, in the memory that is there.
+    """Return the road to q components that `roads.compare_roads` puts first in the memory that is there.
 
     Raises
     ------
