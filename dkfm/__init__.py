@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from dkfm import kernels, plotting
     from dkfm.core import sizing as sizing
     from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
-    from dkfm.estimators.fitting.fit_plan import plan_fit
-    from dkfm.estimators.fitting.plan_report import FitPlan
+    from dkfm.estimators.planning.fit_plan import plan_fit
+    from dkfm.estimators.planning.plan_report import FitPlan
     from dkfm.gram.build import build_gram
     from dkfm.kernel_comparison import tsne_embedding
     from dkfm.kernel_comparison.compare import compare_kernels
@@ -59,7 +59,7 @@ _MODULE_PATHS = {
 _DEFINING_MODULES = {
     "Comparison": "dkfm.kernel_comparison.result",
     "ExactFeatureMap": "dkfm.estimators",
-    "FitPlan": "dkfm.estimators.fitting.plan_report",
+    "FitPlan": "dkfm.estimators.planning.plan_report",
     "KernelFisher": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
     "Plan": "dkfm.scoring.planning",
@@ -71,7 +71,7 @@ _DEFINING_MODULES = {
     "iter_scores": "dkfm.scoring.score_readers",
     "load": "dkfm.estimators",
     "open_scores": "dkfm.scoring.score_readers",
-    "plan_fit": "dkfm.estimators.fitting.fit_plan",
+    "plan_fit": "dkfm.estimators.planning.fit_plan",
     "plan_score": "dkfm.scoring.run",
     "verify_scores": "dkfm.scoring.verification",
 }

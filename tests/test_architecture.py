@@ -19,6 +19,7 @@ OUTSIDE = {
     "kernels": {"numpy", "scipy"},
     "numerics.eigensolvers": {"numpy", "scipy"},
     "numerics": {"numpy", "scipy"},
+    "numerics.supervised": {"numpy", "scipy"},
     "numerics.certificates": {"numpy", "scipy"},
     "files": {"numpy", "fsspec"},
     "storage": {"numpy", "scipy", "zarr", "numcodecs", "google_crc32c"},

@@ -20,7 +20,7 @@ from dkfm.core.terminal_output import print_result
 if TYPE_CHECKING:
     from distributed import Client
 
-    from dkfm.estimators.fitting.plan_report import FitPlan
+    from dkfm.estimators.planning.plan_report import FitPlan
     from dkfm.scoring.planning import Plan
     from dkfm.scoring.report import ScoreReport
 

@@ -13,8 +13,8 @@ from dkfm.cli import option_parsing as arguments
 from dkfm.errors import InvalidInputError
 from dkfm.estimators import ExactFeatureMap, KernelEstimator, KernelFisher, KernelPCA, load
 from dkfm.estimators.fitting import streamed
-from dkfm.estimators.fitting.fit_plan import plan_fit
-from dkfm.estimators.fitting.plan_report import FitPlan
+from dkfm.estimators.planning.fit_plan import plan_fit
+from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.execution.stage_log import log_stage
 from dkfm.files import change_detection

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dkfm.estimators.folding import fold
     from dkfm.estimators.kernel_fisher import KernelFisher
     from dkfm.estimators.kernel_pca import KernelPCA
-    from dkfm.estimators.scoring_mixin import ScoringMixin
+    from dkfm.estimators.mixins.scoring import ScoringMixin
 
 __all__ = [
     "ExactFeatureMap",
@@ -40,7 +40,7 @@ _DEFINING_MODULES = {
     "KernelEstimator": "base",
     "KernelFisher": "kernel_fisher",
     "KernelPCA": "kernel_pca",
-    "ScoringMixin": "scoring_mixin",
+    "ScoringMixin": "mixins.scoring",
     "fold": "folding",
 }
 

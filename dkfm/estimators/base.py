@@ -16,9 +16,9 @@ from dkfm.core.frames import column_names, require_same_names, require_unique_na
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError, extract_reason
 from dkfm.estimators.fitting import streamed
-from dkfm.estimators.scoring_mixin import ScoringMixin
+from dkfm.estimators.mixins.scoring import ScoringMixin
+from dkfm.estimators.mixins.transformer import ModelTransformerMixin
 from dkfm.estimators.stored.base import StoredEstimator
-from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.execution.stage_log import log_stage
 from dkfm.gram.streamed_rows import SourceRows, StreamedRows
 from dkfm.gram.training_data import TrainingData, as_training_data, compute_lazy_frame

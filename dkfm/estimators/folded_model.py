@@ -9,7 +9,8 @@ import numpy as np
 from sklearn.utils.metaestimators import available_if
 
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
-from dkfm.estimators.scoring_mixin import ScoringMixin
+from dkfm.estimators.mixins.scoring import ScoringMixin
+from dkfm.estimators.mixins.transformer import ModelTransformerMixin
 from dkfm.estimators.stored.class_labels import Labels, classes_to_json
 from dkfm.estimators.stored.folded import (
     DECISION,
@@ -21,7 +22,6 @@ from dkfm.estimators.stored.folded import (
     predicts_classes,
     verify_fold,
 )
-from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.storage.model_store import Record
 
 if TYPE_CHECKING:

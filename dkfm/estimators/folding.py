@@ -13,9 +13,9 @@ from dkfm.estimators import linear_model_readers
 from dkfm.estimators.columns_between_models import require_column_order, to_named_frame
 from dkfm.estimators.folded_model import Folded, FoldedTransformer
 from dkfm.estimators.linear_model_readers import LinearModel
+from dkfm.estimators.mixins.transformer import ModelTransformerMixin
 from dkfm.estimators.stored.class_labels import require_storable
 from dkfm.estimators.stored.folded import PREDICT, TRANSFORM, sample_landmarks
-from dkfm.estimators.transformer_mixin import ModelTransformerMixin
 from dkfm.numerics import links, scorer
 from dkfm.numerics.certificates import certificate, reference_scores
 from dkfm.numerics.model import Head, Model

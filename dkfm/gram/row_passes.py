@@ -21,11 +21,11 @@ from dkfm.gram.ordered_sums import OrderedSums
 from dkfm.gram.shared_arrays import SharedArrays
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import training_statistics
-from dkfm.numerics.fisher import Classes
 from dkfm.numerics.map_error_bounds import estimate_largest_norm
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
 from dkfm.numerics.scorer import prepare_scorer
+from dkfm.numerics.supervised.fisher import Classes
 from dkfm.sources.base import Source, read_finite
 
 Indices = npt.NDArray[np.intp]

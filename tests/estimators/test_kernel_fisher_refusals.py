@@ -88,7 +88,7 @@ def test_the_command_line_fits_it_from_a_file_of_labels(run, data):
     np.testing.assert_array_equal(codes[:, 0], fda.predict(data[0]))
     found = run("fit train.npy chosen --method fisher --labels y.npy --shrinkage auto --kernel linear")
     assert found.exit_code == 0
-    assert dkfm.load("chosen").shrinkage_ in dkfm.numerics.shrinkage.SHRINKAGE_GRID
+    assert dkfm.load("chosen").shrinkage_ in dkfm.numerics.supervised.shrinkage.SHRINKAGE_GRID
 
 
 def test_the_command_line_takes_labels_from_a_column_of_a_table(run, data):

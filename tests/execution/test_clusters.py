@@ -21,7 +21,7 @@ import dkfm
 from dkfm import kernels
 from dkfm.cli.app import main
 from dkfm.errors import ClusterError, InvalidInputError, KernelError
-from dkfm.estimators import scoring_mixin
+from dkfm.estimators.mixins import scoring
 from dkfm.execution import blas_threads as blas_module
 from dkfm.execution import executors, model_cache, task_runner
 from dkfm.execution.blas_threads import single_blas_thread
@@ -118,7 +118,7 @@ def test_work_inside_tasks_has_no_more_threads_than_cores(threaded_client, tmp_p
         (gram, "evaluate_block"),
         (linalg, "eigh"),
         (lapack, "dpstrf"),
-        (scoring_mixin, "compute_finite_scores"),
+        (scoring, "compute_finite_scores"),
     ):
         watch(module, name)
     X, before = rng.normal(size=(60, 3)), blas_threads()

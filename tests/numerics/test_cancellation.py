@@ -8,9 +8,9 @@ import pytest
 from dkfm import ExactFeatureMap, KernelFisher, KernelPCA, fold
 from dkfm.errors import DkfmWarning, InvalidInputError
 from dkfm.kernels import Gaussian, Linear, Polynomial
-from dkfm.numerics import fisher
 from dkfm.numerics.certificates import certificate, components
 from dkfm.numerics.scorer import prepare_scorer
+from dkfm.numerics.supervised import fisher
 
 BASES = ("symmetric", "spectral", "cholesky")
 

@@ -7,9 +7,9 @@ import pytest
 
 from dkfm import KernelFisher, kernels
 from dkfm.errors import InvalidInputError
-from dkfm.numerics import fisher, shrinkage
 from dkfm.numerics.eigensolvers import dense
-from dkfm.numerics.fisher import Classes
+from dkfm.numerics.supervised import fisher, shrinkage
+from dkfm.numerics.supervised.fisher import Classes
 
 KERNELS = [kernels.Gaussian(1.0), kernels.Linear(), kernels.Polynomial(3, offset=1.0), kernels.Exponential(2.0)]
 SHARES = {"balanced": [0.25, 0.25, 0.25, 0.25], "unbalanced": [0.6, 0.25, 0.1, 0.05], "two": [0.5, 0.5]}

@@ -24,10 +24,10 @@ from dkfm.gram import training_data
 from dkfm.gram.training_data import Indices, TrainingData, TrainingRows
 from dkfm.kernels import Definiteness, serialization
 from dkfm.kernels.base import Kernel
-from dkfm.numerics import fisher, shrinkage
-from dkfm.numerics.fisher import Classes, Discriminants
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
+from dkfm.numerics.supervised import fisher, shrinkage
+from dkfm.numerics.supervised.fisher import Classes, Discriminants
 
 _PRIORS_TOLERANCE = 1e-6
 """Largest difference allowed between the sum of the priors and 1."""

@@ -35,10 +35,10 @@ from dkfm.kernels.sklearn_names import SCIKIT_LEARN_PARAMETERS, filter_parameter
 from dkfm.numerics import kernel_components
 from dkfm.numerics.certificates.components import certify_components, certify_principal_axes
 from dkfm.numerics.eigensolvers import lanczos
-from dkfm.numerics.fisher import Classes
 from dkfm.numerics.kernel_components import ComponentOptions, Components, Moments, Weighting
 from dkfm.numerics.model import Model
 from dkfm.numerics.scorer import prepare_scorer
+from dkfm.numerics.supervised.fisher import Classes
 from dkfm.sources.base import digest_rows
 from dkfm.sources.memory import MemorySource
 

@@ -24,11 +24,11 @@ from dkfm.gram.streamed_rows import SourceRows, StreamedRows, is_stored
 from dkfm.gram.training_data import TrainingData, as_training_data
 from dkfm.kernels.base import Kernel
 from dkfm.numerics import training_statistics
-from dkfm.numerics.fisher import Classes
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.pivoted_cholesky import Pivots, forecast_rank, pivot_threshold
 from dkfm.numerics.roots import Root
 from dkfm.numerics.scorer import prepare_scorer
+from dkfm.numerics.supervised.fisher import Classes
 from dkfm.sources.base import NamedColumns, Source, digest_rows
 from dkfm.sources.memory import MemorySource
 

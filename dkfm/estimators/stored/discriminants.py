@@ -11,11 +11,12 @@ from dkfm.errors import UnsupportedStoreError
 from dkfm.estimators.stored.base import StoredEstimator, StoredNames
 from dkfm.estimators.stored.class_labels import classes_from_json
 from dkfm.gram.training_data import Indices, TrainingData
-from dkfm.numerics import fisher, links
+from dkfm.numerics import links
 from dkfm.numerics.certificates import discriminants
 from dkfm.numerics.certificates.certificate import Certificate
-from dkfm.numerics.fisher import Classes
 from dkfm.numerics.scorer import Scorer
+from dkfm.numerics.supervised import fisher
+from dkfm.numerics.supervised.fisher import Classes
 from dkfm.storage.model_store import Record
 
 _OUTPUT_LINKS = {"scores": links.IDENTITY, "decision_function": links.IDENTITY, "predict": links.ARGMAX}

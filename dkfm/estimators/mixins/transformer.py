@@ -8,7 +8,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 
 from dkfm.core.frames import is_dask_collection, unwrap_container
 from dkfm.core.rows import Array
-from dkfm.estimators.scoring_mixin import ScoringMixin
+from dkfm.estimators.mixins.scoring import ScoringMixin
 
 if TYPE_CHECKING:
     import dask.array as da

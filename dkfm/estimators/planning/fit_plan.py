@@ -14,8 +14,8 @@ from dkfm.core import budget, cpus
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import discriminants, eigenproblem, landmarks, pca
-from dkfm.estimators.fitting.plan_report import FitPlan
 from dkfm.estimators.fitting.streamed import is_opened, streams_rows
+from dkfm.estimators.planning.plan_report import FitPlan
 from dkfm.execution import memory
 from dkfm.execution.clusters.current_client import find_client
 from dkfm.execution.executors import open_executor

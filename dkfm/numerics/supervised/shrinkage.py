@@ -19,9 +19,9 @@ from dkfm.core.chunking import row_slices
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.kernels.pairwise.block_functions import mirror_lower
-from dkfm.numerics import fisher
-from dkfm.numerics.fisher import Classes, Codes, Indices, SpectralGram
 from dkfm.numerics.kernel_components import Weighting
+from dkfm.numerics.supervised import fisher
+from dkfm.numerics.supervised.fisher import Classes, Codes, Indices, SpectralGram
 
 SHRINKAGE_GRID: tuple[float, ...] = tuple(10.0 ** (step / 2) for step in range(-12, 5))
 """Values that a shrinkage is chosen from: 1e-6 to 100, two for each power of ten."""

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dkfm.core.frames import is_dask_array, is_dask_collection, unwrap_container
 from dkfm.core.rows import Array, Rows
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.notebook_display import HtmlDisplayMixin
+from dkfm.estimators.mixins.notebook_display import HtmlDisplayMixin
 from dkfm.estimators.stored.base import as_rows_of_model
 from dkfm.execution import lazy_scoring
 from dkfm.execution.scoring_threads import use_all_threads

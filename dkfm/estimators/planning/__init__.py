@@ -1,0 +1,1 @@
+"""Plan fits before they start."""
