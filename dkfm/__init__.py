@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dkfm import errors as errors
     from dkfm import kernels, plotting
     from dkfm.core import sizing as sizing
-    from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, fold, load
+    from dkfm.estimators import ExactFeatureMap, KernelFisher, KernelPCA, KernelRidge, KernelRidgeClassifier, fold, load
     from dkfm.estimators.planning.fit_plan import plan_fit
     from dkfm.estimators.planning.plan_report import FitPlan
     from dkfm.gram.build import build_gram
@@ -33,6 +33,8 @@ __all__ = [
     "FitPlan",
     "KernelFisher",
     "KernelPCA",
+    "KernelRidge",
+    "KernelRidgeClassifier",
     "Plan",
     "ScoreReport",
     "batch_score",
@@ -62,6 +64,8 @@ _DEFINING_MODULES = {
     "FitPlan": "dkfm.estimators.planning.plan_report",
     "KernelFisher": "dkfm.estimators",
     "KernelPCA": "dkfm.estimators",
+    "KernelRidge": "dkfm.estimators",
+    "KernelRidgeClassifier": "dkfm.estimators",
     "Plan": "dkfm.scoring.planning",
     "ScoreReport": "dkfm.scoring.report",
     "batch_score": "dkfm.scoring.run",

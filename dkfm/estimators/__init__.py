@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dkfm.estimators.folding import fold
     from dkfm.estimators.kernel_fisher import KernelFisher
     from dkfm.estimators.kernel_pca import KernelPCA
+    from dkfm.estimators.kernel_ridge import KernelRidge
+    from dkfm.estimators.kernel_ridge_classifier import KernelRidgeClassifier
     from dkfm.estimators.mixins.scoring import ScoringMixin
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "KernelEstimator",
     "KernelFisher",
     "KernelPCA",
+    "KernelRidge",
+    "KernelRidgeClassifier",
     "ScoringMixin",
     "fold",
     "load",
@@ -40,11 +44,13 @@ _DEFINING_MODULES = {
     "KernelEstimator": "base",
     "KernelFisher": "kernel_fisher",
     "KernelPCA": "kernel_pca",
+    "KernelRidge": "kernel_ridge",
+    "KernelRidgeClassifier": "kernel_ridge_classifier",
     "ScoringMixin": "mixins.scoring",
     "fold": "folding",
 }
 
-_REGISTRY = ("ExactFeatureMap", "Folded", "FoldedTransformer", "KernelFisher", "KernelPCA")
+_REGISTRY = tuple(name for name in _DEFINING_MODULES if name not in ("KernelEstimator", "ScoringMixin", "fold"))
 """Names of the classes that a store may name."""
 
 
@@ -66,7 +72,7 @@ def load(path: str | Path, *, trusted: Collection[str] = ()) -> "KernelEstimator
 
     Returns
     -------
-    ExactFeatureMap, KernelPCA, KernelFisher or Folded
+    ExactFeatureMap, KernelPCA, KernelFisher, KernelRidge, KernelRidgeClassifier or Folded
         Fitted estimator.
 
     Raises

@@ -50,7 +50,7 @@ def check_dtype(dtype: object) -> np.dtype[np.floating]:
     return parsed
 
 
-class KernelEstimator(ModelTransformerMixin):
+class KernelEstimator(ScoringMixin):
     """Base class of the estimators that fit a model of a kernel to training rows."""
 
     kernel: KernelSpec
@@ -238,6 +238,10 @@ class KernelEstimator(ModelTransformerMixin):
         if stored.feature_names:
             estimator.feature_names_in_ = np.asarray(stored.feature_names, dtype=object)
         return estimator
+
+
+class KernelTransformer(ModelTransformerMixin, KernelEstimator):
+    """Base class of those estimators that transform rows."""
 
 
 def _to_json_value(value: object) -> object:

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from dkfm.core.frames import is_dask_array, is_dask_collection, require_same_columns, unwrap_container
 from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.base import KernelEstimator, check_dtype
+from dkfm.estimators.base import KernelTransformer, check_dtype
 from dkfm.estimators.fitting import feature_maps, landmarks, streamed
 from dkfm.estimators.fitting.choices import Basis, Build, Certify, DType, IndefinitePolicy, Landmarks
 from dkfm.estimators.fitting.landmarks import MapOptions
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import dask.array as da
 
 
-class ExactFeatureMap(KernelEstimator):
+class ExactFeatureMap(KernelTransformer):
     """Exact, explicit, finite-dimensional feature map of a kernel.
 
     The map ``phi(z) = K^(-1/2) [k(x_1, z) .. k(x_N, z)]`` has ``<phi(x_n), phi(z)> = k(x_n, z)`` for every row z, up

@@ -13,7 +13,7 @@ from dkfm.core.chunking import require_count
 from dkfm.core.frames import column_names
 from dkfm.core.rows import Array, as_float64, as_rows
 from dkfm.errors import DkfmWarning, InvalidInputError, KernelError, NotSupportedError
-from dkfm.estimators.base import KernelEstimator
+from dkfm.estimators.base import KernelTransformer
 from dkfm.estimators.columns_between_models import require_column_order
 from dkfm.estimators.fitting import preimages
 from dkfm.execution import memory
@@ -25,7 +25,7 @@ from dkfm.numerics import scorer
 from dkfm.numerics.model import Head, Model
 
 
-class InverseTransformMixin(KernelEstimator):
+class InverseTransformMixin(KernelTransformer):
     """Add `inverse_transform` and `preimage` to an estimator of components."""
 
     alpha: float

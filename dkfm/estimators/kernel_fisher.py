@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from dkfm.core.chunking import require_count
 from dkfm.core.rows import Array, as_rows
 from dkfm.errors import InvalidInputError
-from dkfm.estimators.base import KernelEstimator, check_dtype
+from dkfm.estimators.base import KernelTransformer, check_dtype
 from dkfm.estimators.feature_map import ExactFeatureMap
 from dkfm.estimators.fitting import class_labels, discriminants, streamed
 from dkfm.estimators.fitting.choices import DType, IndefinitePolicy
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 
-class KernelFisher(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class KernelFisher(ClassifierMixin, KernelTransformer):  # type: ignore[misc]  # scikit-learn has no types
     """Kernel Fisher discriminant analysis, for dimensionality reduction and classification.
 
     This is linear discriminant analysis in the feature space of a kernel. A discriminant u maximizes the variance

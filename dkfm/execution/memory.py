@@ -125,6 +125,16 @@ def has_driver_memory(
     return n <= budget.LARGEST_DENSE_N and budget.fit_bytes(n, d, blocks, copies, squares) <= available_memory()
 
 
+def require_gram_memory(n: int, d: int, blocks: int, copies: int, squares: int, estimator: str) -> None:
+    """Raise a BudgetError unless this process can hold `squares` (N, N) arrays, the Gram matrix among them."""
+    if squares == budget.EIGENVECTOR_SQUARES:
+        require_driver_memory(n, d, blocks, copies)
+        return
+    remedy = f"fit fewer rows, or the features of a map on fewer landmarks with {estimator}.from_map"
+    need = budget.fit_bytes(n, d, blocks, copies, squares)
+    budget.require_fits(need, available_memory(), f"The Gram matrix of N = {n} training rows", remedy)
+
+
 def require_disk(path: Path, need: int, what: str = "The Gram matrix") -> None:
     """Raise a BudgetError unless the file system of `path` has `need` bytes free."""
     folder = next(parent for parent in (path, *path.parents) if parent.exists())

@@ -25,7 +25,7 @@ from dkfm.numerics.map_error_bounds import estimate_largest_norm
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
 from dkfm.numerics.scorer import prepare_scorer
-from dkfm.numerics.supervised.fisher import Classes
+from dkfm.numerics.training_statistics import WeightedRows
 from dkfm.sources.base import Source, read_finite
 
 Indices = npt.NDArray[np.intp]
@@ -84,12 +84,12 @@ class RowPasses:
             self._run(compute_residuals, (P, W), store)
         return residuals, max(norms)
 
-    def sum_features(self, landmarks: Rows, root: Root, classes: Classes) -> tuple[Array, Array, Array]:
-        """Return sums over the rows of each class, with their weights: of features, of products, and of k(x, x).
+    def sum_features(self, landmarks: Rows, root: Root, weighted: WeightedRows) -> tuple[Array, Array, Array]:
+        """Return sums over the rows, with their weights: of features, of products, and of k(x, x).
 
-        They are ``sum w phi`` (C, r) and ``sum w k(x, x)`` (C,) of each class, and ``sum w phi phi'`` (r, r) of all.
+        They are ``sum w a phi`` (c, r) and ``sum w a k(x, x)`` (c,) for each column a, and ``sum w phi phi'`` (r, r).
         """
-        count, r = classes.count, root.weights.shape[1]
+        count, r = weighted.count, root.weights.shape[1]
         sums = OrderedSums(np.zeros((count + r, r + 1)), count + r, self.shared.folder)
         parts = list(chunking.row_slices(self.source.shape[0], self.tile_rows))
         numbers = {part.start: number for number, part in enumerate(parts)}
@@ -98,7 +98,7 @@ class RowPasses:
             sums.add(0, numbers[result[0].start], result[1])
 
         with self.shared.share(landmarks) as L, self.shared.share(np.ascontiguousarray(root.weights)) as W:
-            arguments = ((L, W, root.triangular, classes.subset(part)) for part in parts)
+            arguments = ((L, W, root.triangular, weighted.subset(part)) for part in parts)
             self._run_parts("dkfm-moments", sum_features, parts, arguments, add)
         return sums.total[:count, :r], sums.total[count:, :r], sums.total[:count, r]
 
@@ -225,17 +225,17 @@ def sum_features(
     landmarks: Source,
     weights: Source,
     triangular: bool,
-    classes: Classes,
+    weighted: WeightedRows,
     requirements: WorkerRequirements | None,
 ) -> tuple[slice, Array]:
     """Return sums over some rows, as `RowPasses.sum_features` has them: the features first, then the products."""
     check_this_worker(requirements)
     X, L, W = read_finite(source, rows), _read_all(landmarks), cast("Array", _read_all(weights))
-    indicators = classes.weighted_indicators()
+    columns = weighted.weighted_columns()
     scorer = prepare_scorer(Model(kernel, L, {"features": Head(W, triangular=triangular)}))
     with single_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # what overflows raises below
-        first, second = training_statistics.sum_features_and_products(scorer, [X], indicators)
-        traces = indicators.T @ kernel.evaluate_diagonal(X)
+        first, second = training_statistics.sum_features_and_products(scorer, [X], columns, weighted.weights)
+        traces = columns.T @ kernel.evaluate_diagonal(X)
     sums = np.pad(np.vstack([first, second]), ((0, 0), (0, 1)))
     sums[: len(traces), -1] = traces
     if not np.isfinite(sums).all():

@@ -1,6 +1,7 @@
 """Compute sums and maxima over all training rows, a tile at a time, in float64."""
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -10,6 +11,24 @@ from dkfm.errors import KernelError
 from dkfm.numerics.map_error_bounds import Residuals, estimate_largest_norm, make_probes
 from dkfm.numerics.roots import Root, nonzero_lengths, row_lengths
 from dkfm.numerics.scorer import Scorer
+
+
+class WeightedRows(Protocol):
+    """Weights of training rows, and columns by which their features are summed."""
+
+    @property
+    def weights(self) -> Array:
+        """Weights (N,)."""
+
+    @property
+    def count(self) -> int:
+        """Number of columns c."""
+
+    def weighted_columns(self) -> Array:
+        """Return the columns (N, c), times the weights."""
+
+    def subset(self, row_indices: slice, /) -> Self:
+        """Return those of some rows."""
 
 
 def compute_residuals(score: Scorer, tiles: Iterable[Rows], diagonal: Array, root: Root, lengths: Array) -> Residuals:
@@ -59,18 +78,20 @@ def mean_kernel_values(score: Scorer, tiles: Iterable[Rows], weights: Array) -> 
     return total
 
 
-def sum_features_and_products(score: Scorer, tiles: Iterable[Rows], weights: Array) -> tuple[Array, Array]:
-    """Return two weighted sums of the features phi of all training rows.
+def sum_features_and_products(
+    score: Scorer, tiles: Iterable[Rows], columns: Array, weights: Array
+) -> tuple[Array, Array]:
+    """Return two sums of the features phi of all training rows.
 
-    These are ``sum w phi`` (C, r) for each column of weights (N, C), and ``sum w phi phi'`` (r, r) with the sum of each
-    row's weights as w. The model has a head "features".
+    These are ``sum a phi`` (c, r) for each column a of some columns (N, c), and ``sum w phi phi'`` (r, r) with the
+    weights w (N,). The model has a head "features".
     """
     r = score.model.head("features").width
-    second, first = np.zeros((r, r)), np.zeros((weights.shape[1], r))
+    second, first = np.zeros((r, r)), np.zeros((columns.shape[1], r))
     for positions, rows in _split_tiles(score, tiles):
         features = score.apply_weights("features", score.kernel_values(rows))
-        second += (features * weights[positions].sum(axis=1, keepdims=True)).T @ features
-        first += weights[positions].T @ features
+        second += (features * weights[positions, np.newaxis]).T @ features
+        first += columns[positions].T @ features
     return first, second
 
 

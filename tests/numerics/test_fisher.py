@@ -72,7 +72,7 @@ def test_those_of_a_map_are_those_of_the_gram_matrix(kernel, rows, rng):
     rotation = np.linalg.qr(rng.normal(size=(F.shape[1], F.shape[1]))).Q  # another basis of the same features
     F, W = F @ rotation, W @ rotation
     found = fisher.solve_discriminants_of_map(
-        W, (F * classes.weights[:, None]).T @ F, classes.weighted_indicators().T @ F, classes, 0.1
+        W, (F * classes.weights[:, None]).T @ F, classes.weighted_columns().T @ F, classes, 0.1
     )
     truth = fisher.solve_discriminants(np.asfortranarray(K), classes, 0.1)
     assert found.ridge == pytest.approx(truth.ridge, rel=1e-12)

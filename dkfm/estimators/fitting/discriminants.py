@@ -75,7 +75,8 @@ def fit_discriminants(
     kernel, n, d = data.kernel, data.rows_as_landmarks.shape[0], data.mean_values_per_row
     clips = options.on_indefinite == "clip" and not _is_known_psd(kernel)
     by_eigenvalues, decomposes = _needs_eigenvalues(options, kernel), decomposes_gram(options, kernel)
-    _require_memory(n, d, kernel, budget.EIGENVECTOR_SQUARES if decomposes else 1)
+    squares = budget.EIGENVECTOR_SQUARES if decomposes else 1
+    memory.require_gram_memory(n, d, kernel.peak_blocks, kernel.landmark_copies, squares, "KernelFisher")
     has_room = decomposes or memory.has_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
     K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
     seconds = budget.eigendecomposition_seconds(n) if decomposes else budget.cholesky_seconds(n)
@@ -139,7 +140,7 @@ def fit_in_map(
         moments, landmark_features = compute_landmark_moments(feature_map, sample_weight)
         labels, codes = np.unique(y, return_inverse=True)
         classes = options.make_classes(codes, np.ones(len(y)), labels)
-        sums: Array = classes.weighted_indicators().T @ landmark_features
+        sums: Array = classes.weighted_columns().T @ landmark_features
         second = moments.second_moment if moments.second_moment.ndim == 2 else np.diag(moments.second_moment)
     else:
         all_rows = streamed.as_data(model.kernel, X)
@@ -182,13 +183,3 @@ def _is_known_psd(kernel: Kernel) -> bool:
         and not kernel.is_precomputed
         and kernel.definiteness is not Definiteness.INDEFINITE
     )
-
-
-def _require_memory(n: int, d: int, kernel: Kernel, squares: int) -> None:
-    """Raise a BudgetError unless this process can hold `squares` (N, N) arrays, the Gram matrix among them."""
-    if squares == budget.EIGENVECTOR_SQUARES:
-        memory.require_driver_memory(n, d, kernel.peak_blocks, kernel.landmark_copies)
-        return
-    need, have = budget.fit_bytes(n, d, kernel.peak_blocks, kernel.landmark_copies, squares), memory.available_memory()
-    remedy = "fit fewer rows, or the features of a map on fewer landmarks with KernelFisher.from_map"
-    budget.require_fits(need, have, f"The Gram matrix of N = {n} training rows", remedy)

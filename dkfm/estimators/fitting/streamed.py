@@ -28,7 +28,7 @@ from dkfm.numerics.model import Head, Model
 from dkfm.numerics.pivoted_cholesky import Pivots, forecast_rank, pivot_threshold
 from dkfm.numerics.roots import Root
 from dkfm.numerics.scorer import prepare_scorer
-from dkfm.numerics.supervised.fisher import Classes
+from dkfm.numerics.training_statistics import WeightedRows
 from dkfm.sources.base import NamedColumns, Source, digest_rows
 from dkfm.sources.memory import MemorySource
 
@@ -195,7 +195,7 @@ def as_data(kernel: Kernel, X: object) -> TrainingData:
 
 
 def sum_features(
-    landmarks: Rows, root: Root, data: TrainingData, classes: Classes, workspace: str | Path | None
+    landmarks: Rows, root: Root, data: TrainingData, weighted: WeightedRows, workspace: str | Path | None
 ) -> tuple[Array, Array, Array]:
     """Return sums over training rows, as `RowPasses.sum_features` has them; over stored rows they are those of tasks.
 
@@ -203,12 +203,12 @@ def sum_features(
     """
     if not isinstance(data, StreamedRows):
         features = {"features": Head(root.weights, triangular=root.triangular)}
-        scorer, indicators = prepare_scorer(Model(data.kernel, landmarks, features)), classes.weighted_indicators()
-        sums = training_statistics.sum_features_and_products(scorer, data.iter_row_tiles(), indicators)
-        return *sums, indicators.T @ data.diagonal()
+        scorer, columns = prepare_scorer(Model(data.kernel, landmarks, features)), weighted.weighted_columns()
+        sums = training_statistics.sum_features_and_products(scorer, data.iter_row_tiles(), columns, weighted.weights)
+        return *sums, columns.T @ data.diagonal()
     kernel, source, (m, r) = data.kernel, data.source, root.weights.shape
     n, d = source.shape[0], source.mean_values_per_row
-    each = budget.feature_sums_task_bytes(d, m, r, classes.count, kernel.peak_blocks, kernel.landmark_copies)
+    each = budget.feature_sums_task_bytes(d, m, r, weighted.count, kernel.peak_blocks, kernel.landmark_copies)
     with (
         open_executor(find_client(None)) as executor,
         _share(source, executor, each, workspace) as (readable, shared),
@@ -216,4 +216,6 @@ def sum_features(
         text = f"sums of {r:,} features of {n:,} rows of {source.name}, on {describe_place(executor)}"
         seconds = n * budget.score_row_seconds(m, d, 2 * r) / executor.threads
         log_stage("moments", text, seconds=seconds, rows=n)
-        return RowPasses(kernel, readable, executor, shared, shows_progress=True).sum_features(landmarks, root, classes)
+        return RowPasses(kernel, readable, executor, shared, shows_progress=True).sum_features(
+            landmarks, root, weighted
+        )

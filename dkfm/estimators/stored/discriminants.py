@@ -86,7 +86,7 @@ def certify_discriminants(
         if "codes" in fitted:
             codes = cast("Indices", fitted["codes"])
             weights = cast("Array", fitted.get("sample_weight", np.ones(len(codes))))
-            indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_indicators()
+            indicators = Classes(codes.astype(np.int64), weights, len(priors)).weighted_columns()
             expected = T.T @ T, means @ T - b
             measured = discriminants.certify_discriminants(scorer, name, tiles, indicators, expected, ridge)
         else:

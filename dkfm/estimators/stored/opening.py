@@ -10,6 +10,7 @@ from dkfm.estimators.stored.components import StoredComponents
 from dkfm.estimators.stored.discriminants import StoredDiscriminants
 from dkfm.estimators.stored.feature_map import StoredMap
 from dkfm.estimators.stored.folded import StoredFold
+from dkfm.estimators.stored.ridge import StoredRidge, StoredRidgeClassifier
 from dkfm.kernels.serialization import check_trusted
 from dkfm.storage import model_transfer
 from dkfm.storage.model_store import Record
@@ -20,6 +21,8 @@ _CLASSES: dict[str, type[StoredEstimator]] = {
     "ExactFeatureMap": StoredMap,
     "KernelFisher": StoredDiscriminants,
     "KernelPCA": StoredComponents,
+    "KernelRidge": StoredRidge,
+    "KernelRidgeClassifier": StoredRidgeClassifier,
 }
 
 _HAVE_TRANSFORM = {"Folded": False, "FoldedTransformer": True}

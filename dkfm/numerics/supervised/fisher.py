@@ -68,7 +68,7 @@ class Classes:
         """Prior probabilities of the classes, or their shares if none are given, (C,)."""
         return self.class_shares if self.priors is None else self.priors
 
-    def weighted_indicators(self) -> Array:
+    def weighted_columns(self) -> Array:
         """Return an array (N, C) with the weight of each row in the column of its class, and 0 elsewhere."""
         indicators = np.zeros((len(self.codes), self.count))
         indicators[np.arange(len(self.codes)), self.codes] = self.weights
@@ -77,7 +77,7 @@ class Classes:
     def weighted_centred_indicators(self) -> Array:
         """Return the weighted, centred class indicators ``D^(1/2) (Y - 1 shares')``, (N, C)."""
         roots = np.sqrt(self.weights)[:, np.newaxis]
-        return self.weighted_indicators() / roots - roots * self.class_shares
+        return self.weighted_columns() / roots - roots * self.class_shares
 
     def subset(self, row_indices: Indices | slice) -> "Classes":
         """Return the classes of some rows."""

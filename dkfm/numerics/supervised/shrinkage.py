@@ -206,7 +206,7 @@ class _LeftOutRows:
 
     def within_class_scatter_trace(self) -> float:
         values, training = self._regression.values, self.training
-        left_out = self._vectors.T @ (self.test.weighted_indicators() / np.sqrt(self.test.weights)[:, np.newaxis])
+        left_out = self._vectors.T @ (self.test.weighted_columns() / np.sqrt(self.test.weights)[:, np.newaxis])
         sums = self._regression.coordinates[self._first :] - left_out
         total = self._squared_lengths - float(values @ self._sum**2) / training.total
         between = values @ (sums - np.outer(self._sum, training.class_shares)) ** 2 / training.sizes

@@ -1,0 +1,204 @@
+"""Fit kernel ridge regressions, and certify them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from sklearn.utils.validation import check_array
+
+from dkfm.core import budget
+from dkfm.core.frames import is_dask_collection
+from dkfm.core.rows import Array
+from dkfm.errors import InvalidInputError, extract_reason
+from dkfm.estimators.fitting import streamed
+from dkfm.estimators.fitting.feature_maps import FittedMap, cast_model
+from dkfm.estimators.fitting.fit_certificates import warn_of_rounding
+from dkfm.estimators.stored.class_labels import Labels
+from dkfm.estimators.stored.ridge import StoredRidge
+from dkfm.execution import memory, progress
+from dkfm.execution.stage_log import log_stage
+from dkfm.gram.training_data import Indices, TrainingData
+from dkfm.numerics.model import Head, Model
+from dkfm.numerics.scorer import prepare_scorer
+from dkfm.numerics.supervised import ridge
+from dkfm.numerics.supervised.ridge import RidgeSolution, Targets
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+_PATH_LENGTH = 20
+"""Number of penalties that alpha="loo" chooses from."""
+
+_LOWEST_SHARE = 1e-9
+"""Least of these penalties, relative to the mean k(x, x)."""
+
+
+@dataclass(frozen=True)
+class RidgeOptions:
+    """The parameters of `KernelRidge` of the same names."""
+
+    alpha: object
+    alphas: object
+    leave_one_out: bool
+    on_indefinite: str
+    tile_rows: int | None
+    workspace: str | Path | None
+    progress: bool
+
+    def penalties(self, count: int) -> Array | None:
+        """Check the parameters; return the penalty of each of `count` targets, or None if the fit chooses it."""
+        if not isinstance(self.leave_one_out, bool | np.bool_):
+            raise InvalidInputError(f"leave_one_out must be True or False, and is {self.leave_one_out!r}.")
+        if isinstance(self.alpha, str) and self.alpha == "loo":
+            return None
+        if self.alphas is not None:
+            raise InvalidInputError('alphas are what alpha="loo" chooses from, and alpha is a number.')
+        penalties = _as_penalties(self.alpha, 'alpha must be a number >= 0, one for each target, or "loo"')
+        if penalties.size not in (1, count):
+            raise InvalidInputError(f"alpha has {penalties.size} penalties and y has {count} targets.")
+        return np.broadcast_to(penalties, (count,)).copy()
+
+    def path(self, mean_diagonal: float, n: int) -> Array:
+        """Return the penalties to choose from, (m,), given the mean k(x, x) of N rows."""
+        if self.alphas is None:
+            return np.geomspace(_LOWEST_SHARE, n, _PATH_LENGTH) * (mean_diagonal or 1.0)
+        path = _as_penalties(self.alphas, "alphas must be numbers > 0")
+        if not (path > 0).all():
+            raise InvalidInputError(f"alphas must be numbers > 0, and are {self.alphas!r}.")
+        return path
+
+
+def _as_penalties(values: object, expected: str) -> Array:
+    try:
+        penalties = np.atleast_1d(np.asarray(values, np.float64))
+    except (TypeError, ValueError):
+        penalties = np.empty(0)
+    is_bool = np.asarray(values).dtype.kind == "b"
+    if is_bool or penalties.ndim != 1 or not penalties.size or not (penalties >= 0).all() or np.isinf(penalties).any():
+        raise InvalidInputError(f"{expected}, and is {values!r:.100}.")
+    return penalties
+
+
+def check_targets(y: object, n: int, name: str) -> tuple[Array, bool]:
+    """Check the targets of n training rows; return them as float64 (N, q), and whether they were a vector.
+
+    Parameters
+    ----------
+    y : array-like, or dask array, series or data frame, of shape (n,) or (n, q)
+        Targets; a dask collection is computed.
+    n : int
+        Number of training rows.
+    name : str
+        Name of the estimator, for error messages.
+    """
+    if y is None:
+        raise InvalidInputError(f"{name} requires y to be passed, but the target y is None; it takes a number a row.")
+    try:
+        computed = cast("da.Array", y).compute() if is_dask_collection(y) else y
+        targets = check_array(computed, ensure_2d=False, dtype=np.float64, input_name="y")
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"y must be numbers, (N,) or (N, q): {extract_reason(error)}.") from None
+    if targets.ndim not in (1, 2) or not targets.size:
+        raise InvalidInputError(f"y must be numbers, (N,) or (N, q), and its shape is {targets.shape}.")
+    if len(targets) != n:
+        raise InvalidInputError(f"y has {len(targets)} targets and X has {n} rows; each row has one.")
+    return targets.reshape(n, -1), targets.ndim == 1
+
+
+def select_targets(values: Array, rows: TrainingData, weights: Array) -> Targets:
+    """Return the targets of the rows that take part in a fit, from those (N, q) of all."""
+    kept = values if len(values) == len(weights) else values[cast("Indices", rows.original_row_indices)]
+    return Targets(kept, weights)
+
+
+def fit_ridge(
+    data: TrainingData, targets: Targets, options: RidgeOptions, dtype: np.dtype[np.floating], stored: type[StoredRidge]
+) -> tuple[Model, dict[str, object], object]:
+    """Return the model of a regression, the fitted values by name, and the penalty, as JSON has it."""
+    (n, q), kernel = targets.values.shape, data.kernel
+    penalties = options.penalties(q)
+    squares = budget.EIGENVECTOR_SQUARES if penalties is None or options.on_indefinite == "clip" else 1
+    memory.require_gram_memory(
+        n, data.mean_values_per_row, kernel.peak_blocks, kernel.landmark_copies, squares, "KernelRidge"
+    )
+    diagonal = data.diagonal()
+    path = None if penalties is not None else options.path(float(np.abs(diagonal).mean()), n)
+    K = data.compute_gram(options.tile_rows, options.workspace, options.progress)
+    seconds = budget.cholesky_seconds(n) if squares == 1 else budget.eigendecomposition_seconds(n)
+    log_stage("root", f"regression from {n:,} x {n:,} kernel values in this process", seconds=seconds, rows=n)
+    with progress.show_elapsed_bar("dkfm-root", 0.0 if squares == 1 else seconds, options.progress):
+        if penalties is None:
+            solution = ridge.solve_ridge_path(K, targets, cast("Array", path), options.on_indefinite)
+        else:
+            leaves_out, policy = bool(options.leave_one_out), options.on_indefinite
+            solution = ridge.solve_ridge(K, targets, penalties, leave_one_out=leaves_out, on_indefinite=policy)
+    del K
+    fitted = {} if path is None else {"alphas": path, "loo_errors": cast("Array", solution.path_errors)}
+    model = _make_model(Model(kernel, data.rows_as_landmarks, {}), solution.coefficients, stored, dtype)
+    values = _certify(model, data, solution, np.abs(targets.values).max(axis=0), stored)
+    return model, {**fitted, **values}, _to_json(solution.alphas, options.alpha)
+
+
+def fit_in_map(
+    feature_map: FittedMap,
+    options: RidgeOptions,
+    targets: Targets,
+    data: TrainingData,
+    landmarks: TrainingData,
+    stored: type[StoredRidge],
+) -> tuple[Model, dict[str, object], object]:
+    """Return the model of a regression in the features of a map, fitted values and penalty (`KernelRidge.from_map`)."""
+    penalties = options.penalties(targets.count)
+    if penalties is None or options.leave_one_out:
+        raise InvalidInputError("Rows are left out with a Gram matrix, which fit has; give from_map a number as alpha.")
+    points, root = feature_map.model.original_landmarks, feature_map.root
+    sums, second, _ = streamed.sum_features(points, root, data, targets, feature_map.workspace)
+    coefficients = ridge.solve_ridge_of_map(second, sums.T, penalties)
+    features = Model(data.kernel, points, {"features": Head(root.weights, triangular=root.triangular)})
+    scorer, weights = prepare_scorer(features), root.weights @ coefficients
+    predicted = np.concatenate([scorer("features", tile) @ coefficients for tile in landmarks.iter_row_tiles()])
+    model = _make_model(features, weights, stored, feature_map.model.dtype)
+    fitted = _certify(
+        model, landmarks, RidgeSolution(penalties, weights, predicted), np.abs(targets.values).max(axis=0), stored
+    )
+    return model, fitted, _to_json(penalties, options.alpha)
+
+
+def _make_model(base: Model, coefficients: Array, stored: type[StoredRidge], dtype: np.dtype[np.floating]) -> Model:
+    heads = {name: Head(coefficients, link=link) for name, link in stored.links.items()}
+    return cast_model(Model(base.kernel, base.landmarks, heads), dtype)
+
+
+def _certify(
+    model: Model, landmarks: TrainingData, solution: RidgeSolution, scales: Array, stored: type[StoredRidge]
+) -> dict[str, object]:
+    """Return the fitted values of a solution by name, its certificate among them."""
+    fitted: dict[str, object] = {
+        "fitted_values": solution.fitted,
+        "target_scales": scales,
+        "norms": solution.norms,
+    }
+    if solution.left_out is not None:
+        fitted["loo_predictions"] = solution.left_out
+    measured = stored.certify(prepare_scorer(model), landmarks, fitted)
+    warn_of_rounding(measured, model.dtype)
+    return {**fitted, "certificate": measured}
+
+
+def _to_json(alphas: Array, given: object) -> object:
+    """Return the penalties as a list if one was given for each target, else as a number."""
+    return alphas.tolist() if np.ndim(cast("Array", given)) else float(alphas[0])
+
+
+def class_weight_factors(codes: Indices, classes: Labels, class_weight: Mapping[object, float] | str | None) -> Array:
+    """Return the factor (N,) by which `class_weight` multiplies the weight of each row."""
+    from sklearn.utils import compute_class_weight
+
+    try:
+        factors = compute_class_weight(class_weight, classes=classes, y=classes[codes])
+    except ValueError as error:
+        raise InvalidInputError(f"class_weight: {extract_reason(error)}.") from None
+    weights: Array = np.asarray(factors, np.float64)[codes]
+    return weights

@@ -1,0 +1,326 @@
+"""Define `KernelRidge`, ridge regression in the feature space of a kernel, and what its classifier shares with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from dkfm.core.rows import Array, as_rows
+from dkfm.errors import InvalidInputError
+from dkfm.estimators.base import KernelEstimator, check_dtype
+from dkfm.estimators.feature_map import ExactFeatureMap
+from dkfm.estimators.fitting import ridge, streamed
+from dkfm.estimators.fitting.choices import DType, IndefinitePolicy
+from dkfm.estimators.fitting.class_labels import Predictions, flatten_column
+from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
+from dkfm.estimators.stored.ridge import StoredRidge
+from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
+from dkfm.gram import training_data
+from dkfm.gram.streamed_rows import SourceRows
+from dkfm.gram.training_data import TrainingData, TrainingRows
+from dkfm.kernels import KernelSpec
+from dkfm.numerics.model import Model
+from dkfm.numerics.supervised.ridge import Targets
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+
+class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Base class of the estimators that solve a kernel ridge regression."""
+
+    fitted_values_: Array
+    norms_: Array
+    _stored_class: ClassVar[type[StoredRidge]]
+
+    def __init__(
+        self,
+        alpha: float | Array | Literal["loo"] = 1,
+        *,
+        kernel: KernelSpec = "linear",
+        gamma: float | None = None,
+        degree: float = 3,
+        coef0: float = 1,
+        kernel_params: Mapping[str, object] | None = None,
+        alphas: object = None,
+        leave_one_out: bool = False,
+        on_indefinite: IndefinitePolicy = "raise",
+        dtype: DType | None = None,
+        tile_rows: int | None = None,
+        workspace: str | Path | None = None,
+        progress: bool = True,
+    ) -> None:
+        self.alpha = alpha
+        self.kernel = kernel
+        self.gamma = gamma
+        self.degree = degree
+        self.coef0 = coef0
+        self.kernel_params = kernel_params
+        self.alphas = alphas
+        self.leave_one_out = leave_one_out
+        self.on_indefinite = on_indefinite
+        self.dtype = dtype
+        self.tile_rows = tile_rows
+        self.workspace = workspace
+        self.progress = progress
+
+    def _read_targets(self, y: object, n: int) -> tuple[Array, bool, Array | None, dict[str, object]]:
+        """Return the targets (N, q), whether they are a vector, factors of the weights (N,), and fitted values."""
+        raise AssertionError("subclasses implement this")
+
+    def fit(self, X: object, y: object = None, sample_weight: object = None) -> Self:
+        """Fit the regression to training rows X with targets y.
+
+        The Gram matrix is computed on the current Dask client, or on threads of this process; its factor here.
+
+        Parameters
+        ----------
+        X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (N, d)
+            Training rows, which are read into memory; for a precomputed kernel, the Gram matrix (N, N).
+        y : array-like of shape (N,) or (N, q)
+            Targets, or the class labels (N,) of a classifier.
+        sample_weight : float or array-like of shape (N,), default=None
+            Non-negative weights. A row of weight w counts as w equal rows; rows of weight 0 are left out.
+        """
+        kernel, _ = resolve_kernel_and_gamma(self.kernel, self.gamma, self.degree, self.coef0, self.kernel_params)
+        if streamed.is_opened(X, kernel, streams=False):
+            return self._fit_opened(X, False, y, sample_weight)
+        precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
+        dtype, X = check_dtype(precision), training_data.compute_lazy_frame(X)
+        all_rows = self._check_data(X, kernel)
+        values, is_vector, factors, fitted = self._read_targets(y, all_rows.rows_as_landmarks.shape[0])
+        data, targets, has_weights = _weigh(all_rows, values, sample_weight, factors)
+        self._log_fit(data)
+        with single_blas_thread_for_fit(len(targets.weights)):
+            options = self._get_options(ridge.RidgeOptions)
+            model, found, alpha = ridge.fit_ridge(data, targets, options, dtype, self._stored_class)
+        fitted |= self._shape_found(found, is_vector)
+        fitted |= {"sample_weight": targets.weights} if has_weights else {}
+        resolved = {"dtype": dtype.name, "alpha": _to_json(self.alpha), "fitted_alpha": alpha, "is_vector": is_vector}
+        return self._set_fitted(X, model, fitted, resolved)
+
+    @classmethod
+    def from_map(
+        cls,
+        feature_map: ExactFeatureMap,
+        y: object,
+        X: object,
+        *,
+        alpha: float | Array = 1,
+        sample_weight: object = None,
+    ) -> Self:
+        """Fit the regression in the features of a fitted map, without a Gram matrix.
+
+        Parameters
+        ----------
+        feature_map : ExactFeatureMap
+            Fitted feature map.
+        y : array-like of shape (n,) or (n, q)
+            Targets, or the class labels (n,) of a classifier.
+        X : array-like, scipy.sparse array, dask collection, path, URL or zarr.Array of shape (n, d)
+            Training rows; their features are computed in tiles, those of stored rows and of a dask collection by tasks.
+        alpha : float or array-like of shape (q,), default=1
+            Penalty, as in the constructor, except "loo", which needs the Gram matrix of `fit`.
+        sample_weight : float or array-like of shape (n,), default=None
+            Non-negative weights of X.
+
+        Returns
+        -------
+        KernelRidge or KernelRidgeClassifier
+            Fitted estimator with the kernel, landmarks and precision of the map.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from dkfm import ExactFeatureMap, KernelRidge
+        >>> from dkfm.kernels import Gaussian
+        >>> X = np.random.default_rng(0).normal(size=(300, 2))
+        >>> phi = ExactFeatureMap(Gaussian(2.0), basis="cholesky").fit(X)
+        >>> ridge = KernelRidge.from_map(phi, np.sin(X[:, 0]), X, alpha=1e-6)
+        >>> bool(ridge.score(X, np.sin(X[:, 0])) > 0.999)
+        True
+        """
+        if not isinstance(feature_map, ExactFeatureMap):
+            raise InvalidInputError(f"feature_map must be an ExactFeatureMap, and is {feature_map!r:.100}.")
+        check_is_fitted(feature_map, "model_")
+        fitted_map = feature_map._fitted_map()
+        estimator = cls(alpha, kernel=feature_map.kernel_, dtype=cast("DType", fitted_map.model.dtype.name))
+        with feature_map._open_rows(X) as rows, single_blas_thread_in_worker():
+            if rows is None:
+                raise InvalidInputError("from_map needs X, the training rows of y.")
+            count = rows.shape[0] if isinstance(rows, SourceRows) else as_rows(rows).shape[0]
+            values, is_vector, factors, fitted = estimator._read_targets(y, count)
+            all_rows = streamed.as_data(fitted_map.model.kernel, rows)
+            data, targets, _ = _weigh(all_rows, values, sample_weight, factors)
+            options, landmarks = estimator._get_options(ridge.RidgeOptions), _landmarks_of(fitted_map.model, all_rows)
+            model, found, fitted_alpha = ridge.fit_in_map(
+                fitted_map, options, targets, data, landmarks, estimator._stored_class
+            )
+        fitted |= estimator._shape_found(found, is_vector)
+        resolved = {"alpha": _to_json(alpha), "fitted_alpha": fitted_alpha, "is_vector": is_vector}
+        return estimator._set_fitted_from_map(feature_map, model, fitted, **resolved)
+
+    def _shape_found(self, found: dict[str, object], is_vector: bool) -> dict[str, object]:
+        """Return fitted values with the predictions of left-out rows, if any, in the shape of the targets."""
+        left_out = cast("Array | None", found.get("loo_predictions"))
+        return found if left_out is None or not is_vector else {**found, "loo_predictions": left_out[:, 0]}
+
+    @property
+    def alpha_(self) -> float | Array:
+        """Penalty of the fit: a number, or one for each target (q,) if `alpha` was an array."""
+        check_is_fitted(self, "model_")
+        alpha = self._fitted_parameters["fitted_alpha"]
+        return np.array(alpha) if isinstance(alpha, list) else cast("float", alpha)
+
+    @property
+    def dual_coef_(self) -> Array:
+        """Coefficients of the training rows, or of the landmarks of a map: (N,), or (N, q) for targets (N, q)."""
+        check_is_fitted(self, "model_")
+        weights = self.model_.head(self._stored_class.output).weights
+        return weights[:, 0] if self._fitted_parameters["is_vector"] else weights
+
+    @property
+    def X_fit_(self) -> object:  # noqa: N802  # scikit-learn's name
+        """Training rows, of shape (N, d), or the landmarks of a map."""
+        check_is_fitted(self, "model_")
+        if self.kernel_.is_precomputed:
+            raise AttributeError("A model of a precomputed kernel keeps no Gram matrix.")
+        return self.model_.original_landmarks
+
+
+class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Kernel ridge regression.
+
+    A replacement for scikit-learn's `KernelRidge` with the same parameters and more. Predictions are ``k(Z, X) c`` with
+    ``(K + alpha) c = y``.
+
+    Parameters
+    ----------
+    alpha : float, array-like of shape (q,) or "loo", default=1
+        Penalty of the squared norm of the function, not negative; an array has one for each target. "loo" chooses the
+        one of `alphas` that predicts left-out rows best. Where it is nothing beside rounding, as 0 is, eigenvalues that
+        are rounding are left out, with a warning: the solution of least norm.
+    kernel : Kernel, str, callable or Gaussian process kernel of scikit-learn, default="linear"
+        Kernel, as for `KernelPCA`.
+    gamma : float, default=None
+        Coefficient of the named kernels that have one; None is 1 / d.
+    degree : float, default=3
+        Degree of the polynomial kernel.
+    coef0 : float, default=1
+        Constant term of the named kernels that have one.
+    kernel_params : mapping, default=None
+        Keyword arguments of a callable, or parameters of a named kernel, for which scikit-learn ignores them.
+    alphas : array-like of shape (m,), default=None
+        Penalties that alpha="loo" chooses from, by one eigendecomposition; None is 20 from 1e-9 to N times the mean
+        k(x, x).
+    leave_one_out : bool, default=False
+        Whether to predict each training row by the regression on all others, without refitting; alpha="loo" does.
+    on_indefinite : {"raise", "clip"}, default="raise"
+        Action if ``K + alpha`` is not positive definite: raise, or drop the negative part of the Gram matrix and warn.
+    dtype : {"float64", "float32"} or NumPy dtype, default=None
+        Precision of the fitted model; None is that of the training rows. The fit itself is in float64.
+    tile_rows : int, default=None
+        Rows and columns of a tile of the Gram matrix; None is 2,048. A single tile is computed here and not stored.
+    workspace : path, default=None
+        Folder for the Gram matrix, and for a large model of dask arrays; None is a temporary directory.
+    progress : bool, default=True
+        Whether to show the Gram tiles done, for work of more than 2 seconds, in a notebook or a terminal (on stderr).
+
+    Attributes
+    ----------
+    dual_coef_ : ndarray of shape (N,) or (N, q)
+        Coefficients c of the training rows.
+    X_fit_ : ndarray or csr_array of shape (N, d)
+        Training rows; not available for a precomputed kernel.
+    alpha_ : float or ndarray of shape (q,)
+        Penalty as given, or as chosen by "loo".
+    alphas_, loo_errors_ : ndarray of shape (m,)
+        Penalties that "loo" chose from, and the weighted mean squared error of left-out rows for each.
+    loo_predictions_ : ndarray of shape (N,) or (N, q)
+        Prediction of each training row by the regression on all others; with leave_one_out=True or alpha="loo".
+    fitted_values_ : ndarray of shape (N, q)
+        Predictions of the training rows.
+    norms_ : ndarray of shape (q,)
+        Norm of each regression function f in the feature space; ``|f(z)| <= sqrt(k(z, z)) |f|``.
+    target_scales_ : ndarray of shape (q,)
+        Largest absolute value of each target, of which the certificate's `error` is a share.
+    model_ : Model
+        Fitted kernel, landmarks and heads.
+    kernel_ : Kernel
+        Fitted kernel, with all parameters resolved.
+    certificate_ : Certificate
+        Measured difference of the model's predictions of the training rows from ``y - alpha c / w``.
+    sample_weight_ : ndarray of shape (N,)
+        Positive weights of the training rows, after `fit` with weights.
+    n_features_in_ : int
+        Number of columns d of the training rows.
+
+    Raises
+    ------
+    InvalidInputError, NotPSDError, KernelError, BudgetError
+        Raised by `fit`: invalid rows, targets or kernel, or too little memory in this process.
+
+    Notes
+    -----
+    Saunders, Gammerman and Vovk, "Ridge regression learning algorithm in dual variables" (1998). The closed form of
+    left-out predictions is that of Golub, Heath and Wahba, "Generalized cross-validation" (1979), eq. (1.3).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkfm import KernelRidge
+    >>> X = np.random.default_rng(0).normal(size=(300, 2))
+    >>> y = np.sin(X[:, 0]) + X[:, 1] ** 2
+    >>> model = KernelRidge("loo", kernel="rbf", gamma=0.5).fit(X[:200], y[:200])
+    >>> model.predict(X[200:]).shape, bool(model.score(X[200:], y[200:]) > 0.99)
+    ((100,), True)
+    """
+
+    _stored_class: ClassVar[type[StoredRidge]] = StoredRidge
+
+    def predict(self, X: object) -> Predictions:
+        """Return the predictions of rows X (n, d), lazily for dask collections.
+
+        The shape is (n,), or (n, q) if the targets of the fit were (N, q).
+        """
+        output = self._compute_output("predict", X)
+        return flatten_column(output) if self._fitted_parameters["is_vector"] else output
+
+    def _read_targets(self, y: object, n: int) -> tuple[Array, bool, Array | None, dict[str, object]]:
+        values, is_vector = ridge.check_targets(y, n, type(self).__name__)
+        return values, is_vector, None, {}
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def _weigh(
+    all_rows: TrainingData, values: Array, sample_weight: object, factors: Array | None
+) -> tuple[TrainingData, Targets, bool]:
+    """Return the rows of positive weight, their targets with the weights, and whether there are weights."""
+    n = len(values)
+    if isinstance(sample_weight, int | float | np.number) and not isinstance(sample_weight, bool):
+        sample_weight = np.full(n, sample_weight)
+    if factors is not None:
+        given = np.ones(n) if sample_weight is None else training_data.check_sample_weight(sample_weight, n)
+        sample_weight = given * factors
+    data, weights = training_data.drop_zero_weights(all_rows, sample_weight)
+    return data, ridge.select_targets(values, data, weights), sample_weight is not None
+
+
+def _landmarks_of(model: Model, rows: TrainingData) -> TrainingData:
+    """Return the landmarks of a map; those of a precomputed kernel are among the rows."""
+    if model.kernel.is_precomputed:
+        return rows.subset(np.asarray(model.original_landmarks)[:, 0].astype(np.intp))
+    return TrainingRows(model.kernel, model.original_landmarks, 0)
+
+
+def _to_json(alpha: object) -> object:
+    return alpha if isinstance(alpha, str) or np.ndim(cast("Array", alpha)) == 0 else np.asarray(alpha).tolist()

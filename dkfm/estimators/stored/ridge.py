@@ -1,0 +1,78 @@
+"""Check and measure stored kernel ridge regressions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, cast
+
+import numpy as np
+
+from dkfm.core.rows import Array
+from dkfm.errors import UnsupportedStoreError
+from dkfm.estimators.stored.base import StoredEstimator, StoredNames
+from dkfm.estimators.stored.class_labels import classes_from_json
+from dkfm.gram.training_data import TrainingData
+from dkfm.numerics import links
+from dkfm.numerics.certificates import ridge
+from dkfm.numerics.certificates.certificate import Certificate
+from dkfm.numerics.scorer import Scorer
+from dkfm.storage.model_store import Record
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRidge(StoredEstimator):
+    """A fitted `KernelRidge` as its store holds it."""
+
+    output: ClassVar[str] = "predict"
+    names: ClassVar[StoredNames] = StoredNames(
+        parameters=("alpha", "leave_one_out", "on_indefinite", "dtype"),
+        required_arrays=("fitted_values", "target_scales", "norms"),
+        optional_arrays=("sample_weight", "alphas", "loo_predictions", "loo_errors"),
+    )
+    links: ClassVar[dict[str, str]] = {"predict": links.IDENTITY}
+    """Link of each head."""
+
+    @classmethod
+    def _check_record(cls, record: Record) -> Record:
+        arrays, (n, q) = record.extra_arrays, record.model.head(cls.output).weights.shape
+        m = arrays.get("alphas", np.empty(0)).shape[0]
+        shapes = {"fitted_values": (n, q), "target_scales": (q,), "norms": (q,), "sample_weight": (n,)}
+        is_vector = record.parameters["is_vector"]
+        shapes |= {"loo_predictions": (n,) if is_vector else (n, q), "loo_errors": (m,)}
+        if any(arrays[name].shape != shape for name, shape in shapes.items() if name in arrays):
+            raise UnsupportedStoreError("The fitted arrays of a regression do not fit its model.")
+        if {name: head.link for name, head in record.model.heads.items()} != cls.links:
+            raise UnsupportedStoreError("The outputs of a regression are not what dkfm writes.")
+        fitted_alpha = record.parameters["fitted_alpha"]
+        count = len(fitted_alpha) if isinstance(fitted_alpha, list) else q
+        values = np.atleast_1d(np.asarray(fitted_alpha, np.float64))
+        if count != q or not (values >= 0).all() or not isinstance(is_vector, bool):
+            raise UnsupportedStoreError("The penalties of a regression are not what dkfm writes.")
+        return record
+
+    def _certify(self, scorer: Scorer, landmarks: TrainingData) -> Certificate:
+        return self.certify(scorer, landmarks, self.values)
+
+    @classmethod
+    def certify(cls, scorer: Scorer, landmarks: TrainingData, fitted: Mapping[str, object]) -> Certificate:
+        """Measure the certificate of a model, given its landmarks and the fitted values by name."""
+        names = ("fitted_values", "target_scales", "norms")
+        values, scales, norms = (cast("Array", fitted[name]) for name in names)
+        tiles, diagonal = landmarks.iter_row_tiles(), landmarks.diagonal()
+        return ridge.certify_ridge(scorer, cls.output, tiles, diagonal, values, scales, norms)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRidgeClassifier(StoredRidge):
+    """A fitted `KernelRidgeClassifier` as its store holds it."""
+
+    output: ClassVar[str] = "decision_function"
+    names: ClassVar[StoredNames] = replace(
+        StoredRidge.names, parameters=(*StoredRidge.names.parameters, "class_weight")
+    )
+    links: ClassVar[dict[str, str]] = {"decision_function": links.IDENTITY, "predict": links.ARGMAX}
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """Return the estimator of a record, with its classes among the fitted values."""
+        stored = super().from_record(record)
+        return replace(stored, values={**stored.values, "classes": classes_from_json(record)})

@@ -1,0 +1,325 @@
+"""Solve kernel ridge regressions: by a Cholesky factor, or from an eigendecomposition for a path of penalties.
+
+With weights w and ``S = diag(sqrt w)``, the coefficients are ``c = S A^(-1) S y`` with ``A = S K S + alpha``, and the
+prediction of a row z is ``k(z, X) c``. It minimizes ``sum_n w_n (y_n - f(x_n))^2 + alpha |f|^2``.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkfm.core.chunking import row_slices
+from dkfm.core.rows import Array
+from dkfm.errors import DkfmWarning, InvalidInputError, NotPSDError, NotSupportedError
+from dkfm.kernels.pairwise.block_functions import mirror_lower
+from dkfm.numerics.eigensolvers.dense import eigh_in_place
+from dkfm.numerics.roots import EPS, check_psd
+
+_MAX_FACTORS = 16
+"""Largest number of Cholesky factors, one for each penalty, that take less time than an eigendecomposition."""
+
+_BLOCK_ROWS = 512
+"""Rows of a block whose squares are summed."""
+
+_MATRIX = "The Gram matrix of this kernel"
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Targets of the training rows, and the weights of the rows."""
+
+    values: Array
+    """Targets y. Shape (N, q)."""
+    weights: Array
+    """Positive weights w. Shape (N,)."""
+
+    @property
+    def roots(self) -> Array:
+        """Square roots of the weights, (N, 1)."""
+        roots: Array = np.sqrt(self.weights)[:, np.newaxis]
+        return roots
+
+    @property
+    def count(self) -> int:
+        """Number of targets q."""
+        return int(self.values.shape[1])
+
+    def weighted_columns(self) -> Array:
+        """Return the targets times the weights, (N, q)."""
+        return self.weights[:, np.newaxis] * self.values
+
+    def subset(self, row_indices: slice) -> "Targets":
+        """Return the targets of some rows."""
+        return Targets(self.values[row_indices], self.weights[row_indices])
+
+    def scale_gram_in_place(self, K: Array) -> None:
+        """Multiply a Gram matrix (N, N) by the square roots of the weights of its rows and columns."""
+        if (self.weights != 1).any():
+            roots = self.roots
+            for columns in row_slices(len(K), _BLOCK_ROWS):
+                K[:, columns] *= roots
+                K[:, columns] *= roots[columns].T
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeSolution:
+    """Coefficients of a kernel ridge regression, and what it predicts of its training rows."""
+
+    alphas: Array
+    """Penalty of each target. Shape (q,)."""
+    coefficients: Array
+    """Coefficients c of the training rows. Shape (N, q)."""
+    fitted: Array
+    """Predictions of the training rows. Shape (N, q)."""
+    left_out: Array | None = None
+    """Prediction of each training row by the regression on all others; None if it was not asked for. Shape (N, q)."""
+    path_errors: Array | None = None
+    """Weighted mean squared error of such predictions for each penalty of a path. Shape (m,)."""
+
+    @property
+    def norms(self) -> Array:
+        """Norm ``sqrt(c'Kc)`` of each regression function, (q,)."""
+        squares = np.einsum("ij,ij->j", self.coefficients, self.fitted)
+        norms: Array = np.sqrt(np.maximum(squares, 0.0))
+        return norms
+
+
+def solve_ridge(
+    K: Array, targets: Targets, alphas: Array, *, leave_one_out: bool = False, on_indefinite: str = "raise"
+) -> RidgeSolution:
+    """Solve a kernel ridge regression.
+
+    Parameters
+    ----------
+    K : ndarray of shape (N, N), Fortran-contiguous
+        Gram matrix, overwritten; only the lower triangle is read.
+    targets : Targets
+        Targets and weights.
+    alphas : ndarray of shape (q,)
+        Penalty of each target, not negative.
+    leave_one_out : bool
+        Whether to predict each training row from the others: ``y_n - f_(-n)(x_n) = (A^(-1) S y)_n / (A^(-1))_nn`` over
+        the square root of the weight.
+    on_indefinite : {"raise", "clip"}
+        Whether to raise an error if A is not positive definite, or to drop the negative part of the Gram matrix.
+
+    Raises
+    ------
+    NotPSDError
+        The Gram matrix has eigenvalues below the penalty, with a negative sign.
+    InvalidInputError
+        Rows are to be left out with a penalty that is nothing beside rounding.
+
+    Warns
+    -----
+    DkfmWarning
+        Beside such a penalty, eigenvalues were left out: the solution is that of least squares and least norm.
+    """
+    targets.scale_gram_in_place(K)
+    lowest, rounding = float(alphas.min()), estimate_rounding(K.diagonal())
+    if leave_one_out and lowest <= rounding:
+        raise InvalidInputError(
+            f"To leave rows out needs an alpha above the rounding of the kernel values, {rounding:.1e}, and it is "
+            f"{lowest:.1e}."
+        )
+    if on_indefinite == "clip" or lowest <= rounding or len(np.unique(alphas)) > _MAX_FACTORS:
+        return _Decomposed.from_gram(K, targets, on_indefinite, lowest).solve(alphas, leave_one_out)
+    return _solve_by_factors(K, targets, alphas, leave_one_out)
+
+
+def solve_ridge_path(K: Array, targets: Targets, path: Array, on_indefinite: str = "raise") -> RidgeSolution:
+    """Solve a kernel ridge regression with that penalty of a path that predicts left-out rows best.
+
+    One eigendecomposition serves all penalties. The arguments are those of `solve_ridge`, and the `path` (m,) of
+    penalties; of several that predict as well, the largest is taken.
+
+    Raises
+    ------
+    InvalidInputError
+        A penalty is nothing beside rounding.
+    """
+    targets.scale_gram_in_place(K)
+    lowest, rounding = float(path.min()), estimate_rounding(K.diagonal())
+    if lowest <= rounding:
+        raise InvalidInputError(
+            f"alphas must be above the rounding of the kernel values, {rounding:.1e}, and the least is {lowest:.1e}."
+        )
+    decomposed = _Decomposed.from_gram(K, targets, on_indefinite, lowest)
+    inverse_diagonals = decomposed.inverse_diagonals(path)
+    errors = np.array([decomposed.leave_out_error(*pair) for pair in zip(path, inverse_diagonals.T, strict=True)])
+    best = np.flatnonzero(errors <= errors.min() * (1 + 1e-12))
+    alphas = np.full(targets.values.shape[1], path[best].max())
+    solution = decomposed.solve(alphas, leave_one_out=True)
+    return RidgeSolution(alphas, solution.coefficients, solution.fitted, solution.left_out, errors)
+
+
+def solve_ridge_of_map(second_moment: Array, target_sums: Array, alphas: Array) -> Array:
+    """Return the coefficients (r, q) of ridge regressions in the features phi of a map.
+
+    `second_moment` (r, r) is ``sum w phi phi'``, overwritten, and `target_sums` (r, q) are ``sum w phi y'``.
+
+    Raises
+    ------
+    InvalidInputError
+        A penalty is nothing beside rounding.
+    """
+    values, vectors = eigh_in_place(np.asfortranarray((second_moment + second_moment.T) / 2))
+    rounding = 4 * EPS * len(values) * float(values[-1])
+    if float(alphas.min()) <= rounding and values[0] <= rounding:
+        raise InvalidInputError(
+            f"In the features of a map alpha must be above their rounding, {rounding:.1e}, and it is "
+            f"{float(alphas.min()):.1e}."
+        )
+    coordinates = vectors.T @ target_sums
+    coefficients: Array = vectors @ (coordinates / (np.maximum(values, 0.0)[:, np.newaxis] + alphas))
+    return coefficients
+
+
+def estimate_rounding(diagonal: Array) -> float:
+    """Return the penalty up to which rounding of a Gram matrix with this diagonal decides the solution."""
+    return 4 * EPS * len(diagonal) * float(np.abs(diagonal).max(initial=0.0))
+
+
+def predict_left_out(targets: Targets, scaled_coefficients: Array, inverse_diagonal: Array) -> Array:
+    """Return the prediction (N, q) of each row by the regression on all others.
+
+    Parameters
+    ----------
+    targets : Targets
+        Targets and weights.
+    scaled_coefficients : ndarray of shape (N, q)
+        ``A^(-1) S y``.
+    inverse_diagonal : ndarray of shape (N, 1) or (N, q)
+        Diagonal of ``A^(-1)``, of the penalty of each target.
+    """
+    predictions: Array = targets.values - scaled_coefficients / (inverse_diagonal * targets.roots)
+    return predictions
+
+
+def _solve_by_factors(K: Array, targets: Targets, alphas: Array, leave_one_out: bool) -> RidgeSolution:
+    """Solve by one Cholesky factor for each penalty; the upper triangle keeps the matrix for the next."""
+    from scipy.linalg import cho_solve, lapack
+
+    unique = np.unique(alphas)
+    diagonal = K.diagonal().copy()
+    if len(unique) > 1:
+        mirror_lower(K)
+    right, solved = targets.roots * targets.values, np.empty(targets.values.shape)
+    left_out = np.empty(targets.values.shape) if leave_one_out else None
+    for number, alpha in enumerate(unique):
+        if number:
+            mirror_lower(K.T)
+        np.fill_diagonal(K, diagonal + alpha)
+        factor, failed = lapack.dpotrf(K, lower=1, clean=0, overwrite_a=1)
+        if failed:
+            raise make_indefinite_error(failed - 1, float(alpha))
+        columns = alphas == alpha
+        solved[:, columns] = cho_solve((factor, True), right[:, columns], check_finite=False)
+        if left_out is not None:
+            inverted = _sum_squares_of_inverse(factor)[:, np.newaxis]
+            part = Targets(targets.values[:, columns], targets.weights)
+            left_out[:, columns] = predict_left_out(part, solved[:, columns], inverted)
+    fitted = targets.values - alphas * solved / targets.roots
+    return RidgeSolution(alphas, targets.roots * solved, fitted, left_out)
+
+
+def make_indefinite_error(row: int, alpha: float) -> NotPSDError:
+    """Return the error of a matrix that the penalty does not lift above 0, found at a row of its factor."""
+    return NotPSDError(
+        f"{_MATRIX} is not positive semi-definite: with alpha = {alpha:.6g} its Cholesky factor breaks down at row "
+        f'{row}; choose another kernel, a larger alpha, or drop the negative part with on_indefinite="clip" '
+        "(--on-indefinite clip)."
+    )
+
+
+def _sum_squares_of_inverse(factor: Array) -> Array:
+    """Return the diagonal (N,) of the inverse of a factored matrix; the lower triangle of the factor is inverted."""
+    from scipy.linalg import lapack
+
+    inverse, _ = lapack.dtrtri(factor, lower=1, overwrite_c=1)
+    sums = np.zeros(len(inverse))
+    for rows in row_slices(len(inverse), _BLOCK_ROWS):
+        left = inverse[rows, : rows.start]
+        sums[: rows.start] += np.einsum("ij,ij->j", left, left)
+        sums[rows] += np.square(np.tril(inverse[rows, rows])).sum(axis=0)
+    return sums
+
+
+@dataclass(frozen=True, eq=False)
+class _Decomposed:
+    """Eigendecomposition of a weighted Gram matrix, and the targets in its eigenvectors."""
+
+    targets: Targets
+    values: Array
+    """Eigenvalues, ascending; 0 for negative ones that are dropped, or rounding beside the penalty. Shape (N,)."""
+    vectors: Array
+    """Shape (N, N)."""
+    coordinates: Array
+    """``vectors' S y``. Shape (N, q)."""
+    first_kept: int
+    """Number of the first eigenvalue that takes part in predictions: those below are rounding, or dropped."""
+    has_negative_part: bool
+
+    @classmethod
+    def from_gram(cls, K: Array, targets: Targets, on_indefinite: str, alpha: float) -> "_Decomposed":
+        """Decompose a weighted Gram matrix, which is overwritten; with "raise" it must be above -alpha."""
+        rounding = estimate_rounding(K.diagonal())
+        values, vectors = eigh_in_place(K)
+        lowest, highest = float(values[0]), float(values[-1])
+        clipped = 0.0
+        if on_indefinite == "clip" or lowest <= -alpha:
+            clipped = check_psd(lowest, highest, highest, len(values), on_indefinite, _MATRIX)
+        is_above_rounding = alpha > rounding and not clipped
+        cut = -np.inf if is_above_rounding else max(4 * EPS * highest, clipped or 2 * abs(min(lowest, 0.0)))
+        first = int((values <= cut).sum())
+        coordinates = vectors.T @ (targets.roots * targets.values)
+        if not clipped and first:
+            _warn_of_least_squares(alpha, first)
+        floor = 0.0 if clipped or not is_above_rounding else -np.inf
+        return cls(targets, np.maximum(values, floor), vectors, coordinates, first, bool(clipped))
+
+    def solve(self, alphas: Array, leave_one_out: bool) -> RidgeSolution:
+        """Return the solution for the penalty of each target."""
+        targets, first = self.targets, self.first_kept
+        factors = 1 / (self.values[first:, np.newaxis] + alphas)
+        kept, coordinates = self.vectors[:, first:], self.coordinates[first:]
+        coefficients = targets.roots * (kept @ (factors * coordinates))
+        fitted = kept @ (self.values[first:, np.newaxis] * factors * coordinates) / targets.roots
+        left_out = None
+        if leave_one_out:
+            self._require_whole()
+            unique, columns = np.unique(alphas, return_inverse=True)
+            inverse_diagonals = self.inverse_diagonals(unique)[:, columns]
+            left_out = predict_left_out(targets, coefficients / targets.roots, inverse_diagonals)
+        return RidgeSolution(alphas, coefficients, fitted, left_out)
+
+    def inverse_diagonals(self, alphas: Array) -> Array:
+        """Return the diagonals (N, m) of ``A^(-1)`` for m penalties."""
+        factors, diagonals = 1 / (self.values[:, np.newaxis] + alphas), np.empty((len(self.values), len(alphas)))
+        for rows in row_slices(len(diagonals), _BLOCK_ROWS):
+            np.matmul(np.square(self.vectors[rows]), factors, out=diagonals[rows])
+        return diagonals
+
+    def leave_out_error(self, alpha: float, inverse_diagonal: Array) -> float:
+        """Return the weighted mean squared error of the predictions of left-out rows, over all targets."""
+        self._require_whole()
+        scaled = self.vectors @ (self.coordinates / (self.values[:, np.newaxis] + alpha))
+        errors = scaled / inverse_diagonal[:, np.newaxis]  # times the square roots of the weights
+        return float(np.square(errors).sum() / (self.targets.weights.sum() * errors.shape[1]))
+
+    def _require_whole(self) -> None:
+        if self.has_negative_part:
+            raise NotSupportedError(
+                "Without the negative part of the Gram matrix of all rows there is no closed form of the predictions "
+                "of left-out rows; choose another kernel."
+            )
+
+
+def _warn_of_least_squares(alpha: float, dropped: int) -> None:
+    warnings.warn(
+        f"alpha = {alpha:.1e} is nothing beside the rounding of kernel values, and {dropped} eigenvalues are rounding: "
+        "the solution is the one of least norm without them.",
+        DkfmWarning,
+        stacklevel=5,
+    )
