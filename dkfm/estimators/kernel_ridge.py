@@ -18,6 +18,7 @@ from dkfm.estimators.fitting import ridge, streamed
 from dkfm.estimators.fitting.choices import DType, IndefinitePolicy
 from dkfm.estimators.fitting.class_labels import Predictions, flatten_column
 from dkfm.estimators.fitting.pca import resolve_kernel_and_gamma
+from dkfm.estimators.fitting.ridge import GivenTargets
 from dkfm.estimators.stored.ridge import StoredRidge
 from dkfm.execution.blas_threads import single_blas_thread_for_fit, single_blas_thread_in_worker
 from dkfm.gram import training_data
@@ -25,7 +26,6 @@ from dkfm.gram.streamed_rows import SourceRows
 from dkfm.gram.training_data import TrainingData, TrainingRows
 from dkfm.kernels import KernelSpec
 from dkfm.numerics.model import Model
-from dkfm.numerics.supervised.ridge import Targets
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -69,8 +69,8 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         self.workspace = workspace
         self.progress = progress
 
-    def _read_targets(self, y: object, n: int) -> tuple[Array, bool, Array | None, dict[str, object]]:
-        """Return the targets (N, q), whether they are a vector, factors of the weights (N,), and fitted values."""
+    def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
+        """Check what a fit is given beside its n rows."""
         raise AssertionError("subclasses implement this")
 
     def fit(self, X: object, y: object = None, sample_weight: object = None) -> Self:
@@ -93,16 +93,14 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
         precision = ("float32" if training_data.is_float32(X) else "float64") if self.dtype is None else self.dtype
         dtype, X = check_dtype(precision), training_data.compute_lazy_frame(X)
         all_rows = self._check_data(X, kernel)
-        values, is_vector, factors, fitted = self._read_targets(y, all_rows.rows_as_landmarks.shape[0])
-        data, targets, has_weights = _weigh(all_rows, values, sample_weight, factors)
+        given = self._read_targets(y, sample_weight, all_rows.rows_as_landmarks.shape[0])
+        data, targets = given.select(all_rows)
         self._log_fit(data)
         with single_blas_thread_for_fit(len(targets.weights)):
             options = self._get_options(ridge.RidgeOptions)
-            model, found, alpha = ridge.fit_ridge(data, targets, options, dtype, self._stored_class)
-        fitted |= self._shape_found(found, is_vector)
-        fitted |= {"sample_weight": targets.weights} if has_weights else {}
-        resolved = {"dtype": dtype.name, "alpha": _to_json(self.alpha), "fitted_alpha": alpha, "is_vector": is_vector}
-        return self._set_fitted(X, model, fitted, resolved)
+            model, fitted, alpha = ridge.fit_ridge(data, targets, options, dtype, self._stored_class)
+        resolved = {"alpha": _to_json(self.alpha), "fitted_alpha": alpha, "is_vector": given.is_vector}
+        return self._set_fitted(X, model, given.add_to_fitted(fitted, targets), {"dtype": dtype.name, **resolved})
 
     @classmethod
     def from_map(
@@ -154,21 +152,15 @@ class RidgeEstimator(KernelEstimator, BaseEstimator):  # type: ignore[misc]  # s
             if rows is None:
                 raise InvalidInputError("from_map needs X, the training rows of y.")
             count = rows.shape[0] if isinstance(rows, SourceRows) else as_rows(rows).shape[0]
-            values, is_vector, factors, fitted = estimator._read_targets(y, count)
+            given = estimator._read_targets(y, sample_weight, count)
             all_rows = streamed.as_data(fitted_map.model.kernel, rows)
-            data, targets, _ = _weigh(all_rows, values, sample_weight, factors)
+            data, targets = given.select(all_rows)
             options, landmarks = estimator._get_options(ridge.RidgeOptions), _landmarks_of(fitted_map.model, all_rows)
-            model, found, fitted_alpha = ridge.fit_in_map(
+            model, fitted, fitted_alpha = ridge.fit_in_map(
                 fitted_map, options, targets, data, landmarks, estimator._stored_class
             )
-        fitted |= estimator._shape_found(found, is_vector)
-        resolved = {"alpha": _to_json(alpha), "fitted_alpha": fitted_alpha, "is_vector": is_vector}
-        return estimator._set_fitted_from_map(feature_map, model, fitted, **resolved)
-
-    def _shape_found(self, found: dict[str, object], is_vector: bool) -> dict[str, object]:
-        """Return fitted values with the predictions of left-out rows, if any, in the shape of the targets."""
-        left_out = cast("Array | None", found.get("loo_predictions"))
-        return found if left_out is None or not is_vector else {**found, "loo_predictions": left_out[:, 0]}
+        resolved = {"alpha": _to_json(alpha), "fitted_alpha": fitted_alpha, "is_vector": given.is_vector}
+        return estimator._set_fitted_from_map(feature_map, model, given.add_to_fitted(fitted, None), **resolved)
 
     @property
     def alpha_(self) -> float | Array:
@@ -291,28 +283,13 @@ class KernelRidge(RegressorMixin, RidgeEstimator):  # type: ignore[misc]  # scik
         output = self._compute_output("predict", X)
         return flatten_column(output) if self._fitted_parameters["is_vector"] else output
 
-    def _read_targets(self, y: object, n: int) -> tuple[Array, bool, Array | None, dict[str, object]]:
-        values, is_vector = ridge.check_targets(y, n, type(self).__name__)
-        return values, is_vector, None, {}
+    def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
+        return ridge.read_targets(y, sample_weight, n, type(self).__name__)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _weigh(
-    all_rows: TrainingData, values: Array, sample_weight: object, factors: Array | None
-) -> tuple[TrainingData, Targets, bool]:
-    """Return the rows of positive weight, their targets with the weights, and whether there are weights."""
-    n = len(values)
-    if isinstance(sample_weight, int | float | np.number) and not isinstance(sample_weight, bool):
-        sample_weight = np.full(n, sample_weight)
-    if factors is not None:
-        given = np.ones(n) if sample_weight is None else training_data.check_sample_weight(sample_weight, n)
-        sample_weight = given * factors
-    data, weights = training_data.drop_zero_weights(all_rows, sample_weight)
-    return data, ridge.select_targets(values, data, weights), sample_weight is not None
 
 
 def _landmarks_of(model: Model, rows: TrainingData) -> TrainingData:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from sklearn.base import ClassifierMixin
 
-from dkfm.core.rows import Array
 from dkfm.errors import InvalidInputError
 from dkfm.estimators.fitting import class_labels, ridge
 from dkfm.estimators.fitting.choices import DType, IndefinitePolicy
 from dkfm.estimators.fitting.class_labels import Predictions, codes_to_labels, flatten_column
+from dkfm.estimators.fitting.ridge import GivenTargets
 from dkfm.estimators.kernel_ridge import RidgeEstimator
 from dkfm.estimators.stored.class_labels import Labels, classes_to_json
 from dkfm.estimators.stored.ridge import StoredRidge, StoredRidgeClassifier
@@ -130,16 +130,16 @@ class KernelRidgeClassifier(ClassifierMixin, RidgeEstimator):  # type: ignore[mi
         )
         self.class_weight = class_weight
 
-    def _read_targets(self, y: object, n: int) -> tuple[Array, bool, Array | None, dict[str, object]]:
-        labels = class_labels.check_labels(y, n, type(self).__name__)
+    def _read_targets(self, y: object, sample_weight: object, n: int) -> GivenTargets:
+        labels, weights = class_labels.check_labels(y, n, type(self).__name__), ridge.check_weights(sample_weight, n)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise InvalidInputError(f"y has {len(classes)} class, {classes.tolist()[0]!r}, and a classifier needs two.")
         targets = np.where(codes[:, np.newaxis] == np.arange(len(classes)), 1.0, -1.0)
-        is_vector, factors = len(classes) == 2, None
         if self.class_weight is not None:
-            factors = ridge.class_weight_factors(codes, classes, self.class_weight)
-        return (targets[:, 1:] if is_vector else targets), is_vector, factors, {"classes": classes}
+            weights = ridge.weigh_classes(codes, classes, self.class_weight, np.ones(n) if weights is None else weights)
+        is_binary = len(classes) == 2
+        return GivenTargets(targets[:, 1:] if is_binary else targets, is_binary, weights, classes)
 
     def decision_function(self, X: object) -> Predictions:
         """Return the predictions of rows X (n, d), (n, C), or (n,) for two classes; lazily for dask collections."""

@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 import dkfm
 from dkfm import estimators
 from dkfm.errors import CertificateError, InvalidInputError, UnsupportedStoreError
+from dkfm.estimators.kernel_ridge import RidgeEstimator
 from dkfm.estimators.stored import opening
 from dkfm.kernels import Gaussian
 from dkfm.numerics.certificates.verification import Verification
@@ -28,6 +29,9 @@ FITS = {
     "components of a map": lambda X: dkfm.KernelPCA.from_map(PHI.fit(X), 3, X),
     "discriminants": lambda X: dkfm.KernelFisher(kernel=K).fit(X, LABELS),
     "discriminants of a map": lambda X: dkfm.KernelFisher.from_map(PHI.fit(X), LABELS, X),
+    "regression": lambda X: dkfm.KernelRidge(0.1, kernel=K).fit(X, X[:, :2]),
+    "regression of a map": lambda X: dkfm.KernelRidge.from_map(PHI.fit(X), X[:, 0], X),
+    "ridge classifier": lambda X: dkfm.KernelRidgeClassifier("loo", kernel=K).fit(X, LABELS),
     "folded": lambda X: dkfm.fold(PHI.fit(X), LogisticRegression().fit(PHI.transform(X), LABELS)),
     "transformer": lambda X: dkfm.fold(PHI.fit(X), PCA(2).fit(PHI.transform(X))),
 }
@@ -48,7 +52,7 @@ def test_new_points_are_measured_alike_and_only_for_maps(fitted, tmp_path, rng):
     Z = rng.normal(size=(30, 3))
     fitted.save(tmp_path / "model")
     for verify in (opening.open_stored(tmp_path / "model").verify, dkfm.load(tmp_path / "model").verify):
-        if isinstance(fitted, dkfm.KernelPCA | dkfm.KernelFisher):
+        if isinstance(fitted, dkfm.KernelPCA | dkfm.KernelFisher | RidgeEstimator):
             with pytest.raises(InvalidInputError, match=rf"A {type(fitted).__name__} is measured on its training rows"):
                 verify(Z)
         else:

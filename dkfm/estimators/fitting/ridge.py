@@ -19,6 +19,7 @@ from dkfm.estimators.stored.class_labels import Labels
 from dkfm.estimators.stored.ridge import StoredRidge
 from dkfm.execution import memory, progress
 from dkfm.execution.stage_log import log_stage
+from dkfm.gram import training_data
 from dkfm.gram.training_data import Indices, TrainingData
 from dkfm.numerics.model import Head, Model
 from dkfm.numerics.scorer import prepare_scorer
@@ -81,13 +82,51 @@ def _as_penalties(values: object, expected: str) -> Array:
     return penalties
 
 
-def check_targets(y: object, n: int, name: str) -> tuple[Array, bool]:
-    """Check the targets of n training rows; return them as float64 (N, q), and whether they were a vector.
+def check_weights(sample_weight: object, n: int) -> Array | None:
+    """Return the weights (n,) of rows, which may be given as one number; None if there are none."""
+    if isinstance(sample_weight, int | float | np.number) and not isinstance(sample_weight, bool):
+        sample_weight = np.full(n, sample_weight)
+    return None if sample_weight is None else training_data.check_sample_weight(sample_weight, n)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenTargets:
+    """Targets and weights of all rows that were passed to a fit."""
+
+    values: Array
+    """Targets. Shape (N, q)."""
+    is_vector: bool
+    """Whether the targets were a vector, or the classes are two."""
+    weights: Array | None
+    """Weights of the rows. Shape (N,)."""
+    classes: Labels | None = None
+    """Class labels of a classifier. Shape (C,)."""
+
+    def select(self, all_rows: TrainingData) -> tuple[TrainingData, Targets]:
+        """Return the rows of positive weight, and their targets."""
+        rows, weights = training_data.drop_zero_weights(all_rows, self.weights)
+        kept = self.values if rows is all_rows else self.values[cast("Indices", rows.original_row_indices)]
+        return rows, Targets(kept, weights)
+
+    def add_to_fitted(self, fitted: dict[str, object], targets: Targets | None) -> dict[str, object]:
+        """Return fitted values with the classes, the weights of the targets of a fit, and predictions in shape."""
+        left_out = cast("Array | None", fitted.get("loo_predictions"))
+        if left_out is not None and self.is_vector:
+            fitted = {**fitted, "loo_predictions": left_out[:, 0]}
+        if self.weights is not None and targets is not None:
+            fitted = {**fitted, "sample_weight": targets.weights}
+        return fitted if self.classes is None else {**fitted, "classes": self.classes}
+
+
+def read_targets(y: object, sample_weight: object, n: int, name: str) -> GivenTargets:
+    """Check the targets and weights of n training rows.
 
     Parameters
     ----------
     y : array-like, or dask array, series or data frame, of shape (n,) or (n, q)
         Targets; a dask collection is computed.
+    sample_weight : float or array-like of shape (n,), optional
+        Weights of the rows.
     n : int
         Number of training rows.
     name : str
@@ -104,13 +143,7 @@ def check_targets(y: object, n: int, name: str) -> tuple[Array, bool]:
         raise InvalidInputError(f"y must be numbers, (N,) or (N, q), and its shape is {targets.shape}.")
     if len(targets) != n:
         raise InvalidInputError(f"y has {len(targets)} targets and X has {n} rows; each row has one.")
-    return targets.reshape(n, -1), targets.ndim == 1
-
-
-def select_targets(values: Array, rows: TrainingData, weights: Array) -> Targets:
-    """Return the targets of the rows that take part in a fit, from those (N, q) of all."""
-    kept = values if len(values) == len(weights) else values[cast("Indices", rows.original_row_indices)]
-    return Targets(kept, weights)
+    return GivenTargets(targets.reshape(n, -1), targets.ndim == 1, check_weights(sample_weight, n))
 
 
 def fit_ridge(
@@ -192,13 +225,19 @@ def _to_json(alphas: Array, given: object) -> object:
     return alphas.tolist() if np.ndim(cast("Array", given)) else float(alphas[0])
 
 
-def class_weight_factors(codes: Indices, classes: Labels, class_weight: Mapping[object, float] | str | None) -> Array:
-    """Return the factor (N,) by which `class_weight` multiplies the weight of each row."""
+def weigh_classes(
+    codes: Indices, classes: Labels, class_weight: Mapping[object, float] | str | None, weights: Array
+) -> Array:
+    """Return the weights (N,) of rows times the weights of their classes; "balanced" is inverse to sums of weights."""
     from sklearn.utils import compute_class_weight
 
-    try:
-        factors = compute_class_weight(class_weight, classes=classes, y=classes[codes])
-    except ValueError as error:
-        raise InvalidInputError(f"class_weight: {extract_reason(error)}.") from None
-    weights: Array = np.asarray(factors, np.float64)[codes]
-    return weights
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        sums = np.bincount(codes, weights, len(classes))
+        factors = weights.sum() / (len(classes) * np.where(sums > 0, sums, 1.0))
+    else:
+        try:
+            factors = compute_class_weight(class_weight, classes=classes, y=classes[codes])
+        except ValueError as error:
+            raise InvalidInputError(f"class_weight: {extract_reason(error)}.") from None
+    weighed: Array = weights * factors[codes]
+    return weighed
