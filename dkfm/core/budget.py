@@ -246,6 +246,20 @@ def cholesky_seconds(n: int) -> float:
     return n**3 / 1e11
 
 
+def factor_task_bytes(tile_rows: int, d: int, blocks: int = 1, copies: int = 1) -> int:
+    """Return the bytes of a task that computes a tile of a Cholesky factor.
+
+    A task holds its tile and a product, two tiles that are multiplied, and the chunk that is written; or the kernel's
+    blocks of the tile; and the rows of both sides with what the kernel prepares from them.
+    """
+    return _VALUE * (max(5, blocks + 2) * tile_rows * tile_rows + (4 + copies) * tile_rows * (d + 2))
+
+
+def factor_seconds(n: int, threads: int) -> float:
+    """Predict the seconds of threads that factor an N x N Gram matrix in tiles."""
+    return n**3 / 3 * PRODUCT_SECONDS / threads
+
+
 def largest_n_within(limit: int, d: int, blocks: int = 1, copies: int = 1, squares: int = EIGENVECTOR_SQUARES) -> int:
     """Return the largest N whose `fit_bytes` are at most `limit`; 0 if there is none.
 

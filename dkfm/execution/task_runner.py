@@ -51,7 +51,7 @@ def run_tasks(
     executor: Executor,
     name: str,
     function: Callable[..., R],
-    tasks: Iterable[tuple[object, ...]],
+    tasks: Iterable[tuple[object, ...] | None],
     total: int,
     progress: bool,
     on_result: Callable[[R], object] | None = None,
@@ -69,8 +69,9 @@ def run_tasks(
         Name of the tasks on the dashboard.
     function : callable
         Called with the arguments of each task.
-    tasks : iterable of tuple
-        Arguments of each task; read as tasks are submitted.
+    tasks : iterable of tuple or None
+        Arguments of each task; read as tasks are submitted. None means that the next one waits for the result of one
+        that was read before: after that result, or another one, the iterable is read again.
     total : int
         Number of tasks.
     progress : bool
@@ -109,6 +110,17 @@ def run_tasks(
         return _Run(executor, name, function, finish, idle, total, stall_seconds).run_all(tasks)
 
 
+_NumberedTask = tuple[int, tuple[object, ...]]
+"""Number and arguments of a task."""
+
+
+def _number_tasks(tasks: Iterable[tuple[object, ...] | None]) -> Iterator[_NumberedTask | None]:
+    number = 0
+    for arguments in tasks:
+        yield None if arguments is None else (number, arguments)
+        number += arguments is not None
+
+
 class _Run(Generic[R]):
     """State of one call of `run_tasks`, which describes the arguments."""
 
@@ -137,13 +149,17 @@ class _Run(Generic[R]):
         self._last_result = self._last_check = time.monotonic()
         self._tally = Tally()
 
-    def run_all(self, tasks: Iterable[tuple[object, ...]]) -> Tally:
-        """Run all tasks, then each suspected one alone."""
-        self._run_window(enumerate(tasks))
-        suspects, self._suspects = self._suspects, {}
-        for number, arguments in sorted(suspects.items()):
-            if self._rerun_alone(number, arguments):
-                self._tally.fatal_tasks.append(number)
+    def run_all(self, tasks: Iterable[tuple[object, ...] | None]) -> Tally:
+        """Run all tasks, then each suspected one alone; tasks that wait for a suspected one follow it."""
+        numbered, is_waiting = _number_tasks(tasks), True
+        while is_waiting and not self._tally.fatal_tasks:
+            is_waiting = self._run_window(numbered)
+            if is_waiting and not self._suspects:
+                raise AssertionError("A task waits for the result of a task that was not read before it.")
+            suspects, self._suspects = self._suspects, {}
+            for number, arguments in sorted(suspects.items()):
+                if self._rerun_alone(number, arguments):
+                    self._tally.fatal_tasks.append(number)
         return self._tally
 
     def _rerun_alone(self, number: int, arguments: tuple[object, ...]) -> bool:
@@ -155,14 +171,18 @@ class _Run(Generic[R]):
                 return False
         return True
 
-    def _run_window(self, numbered: Iterator[tuple[int, tuple[object, ...]]]) -> None:
+    def _run_window(self, numbered: Iterator[_NumberedTask | None]) -> bool:
+        """Run tasks until none is open; return whether there are others, which wait for a suspected one."""
         while True:
             window = _TASKS_PER_THREAD * self._executor.threads
-            for number, arguments in islice(numbered, max(0, window - len(self._open))):
-                self._open[number] = arguments
-                self._start(number)
+            is_waiting = False
+            for task in islice(numbered, max(0, window - len(self._open))):
+                if is_waiting := task is None:
+                    break
+                self._open[task[0]] = task[1]
+                self._start(task[0])
             if not self._open:
-                return
+                return is_waiting
             finished = self._executor.wait_for_task(_IDLE_AFTER)
             if finished is None:
                 self._idle()

@@ -30,7 +30,7 @@ from dkfm.files.change_detection import Watch
 from dkfm.files.local import local_path
 from dkfm.files.location import require_disjoint
 from dkfm.gram.start_log import log_gram
-from dkfm.gram.stored_gram import StoredGram, disk_bytes
+from dkfm.gram.stored_gram import StoredGram, disk_bytes, existing_bytes
 from dkfm.kernels import KernelSpec, as_kernel, serialization
 from dkfm.kernels.base import Kernel, evaluate_block
 from dkfm.kernels.serialization import is_code_free
@@ -108,8 +108,10 @@ def build_gram(
     require_disjoint(root, "Gram matrix", [source.location])
     with change_detection.watch(source) as watch:
         kernel = _resolve_kernel(kernel, source)
-        identity = _build_key(kernel, source)
-        rows = _existing_tile_rows(root, identity, tile_rows) or min(_checked_tile_rows(tile_rows), source.shape[0])
+        identity = build_key(kernel, source)
+        rows = existing_tile_rows(root, "gram", identity, tile_rows) or min(
+            checked_tile_rows(tile_rows), source.shape[0]
+        )
         if zarr_store.is_taken(root):
             own_files.remove_partial_files(root, zarr_schema.read_group(root, "gram"), local.ABANDONED_SECONDS)
         if (root / zarr_schema.MARKER).exists():
@@ -121,7 +123,7 @@ def build_gram(
             fits = budget.tile_rows_within(have, width, kernel.peak_blocks, kernel.landmark_copies)
             remedy = f"use tile_rows <= {fits}, or fewer threads, or more memory"
             budget.require_fits(need, have, f"A tile of {rows} rows", remedy)
-            memory.require_disk(root, disk_bytes(n, source.mean_values_per_row, rows) - _existing_bytes(root))
+            memory.require_disk(root, disk_bytes(n, source.mean_values_per_row, rows) - existing_bytes(root))
             rows = _ensure_store(root, identity, source, rows)
             readable = source if client is None else _store_rows_for_workers(source, root, rows)
             pairs = list(chunking.lower_triangle_tile_indices(n, rows))
@@ -136,7 +138,7 @@ def build_gram(
                 f"Every worker died that computed the tile {pairs[tally.fatal_tasks[0]]}; what else was built stays."
             )
         _require_tiles(root)
-        _existing_tile_rows(root, identity, None)  # raises if the store was replaced meanwhile
+        existing_tile_rows(root, "gram", identity, None)  # raises if the store was replaced meanwhile
         _require_unchanged(root, watch, source, identity)
         with local.translate_write_errors(root):
             zarr_store.write_marker(root, {"tiles": len(pairs)})
@@ -189,37 +191,41 @@ def _require_tiles(root: Path) -> None:
         raise DamagedStoreError(f"{error} Delete {root} and build again.") from None
 
 
-def _checked_tile_rows(tile_rows: object) -> int:
+def checked_tile_rows(tile_rows: object) -> int:
+    """Return the rows of a tile that a user asks for, or 2,048."""
     return TILE_ROWS if tile_rows is None else chunking.require_count(tile_rows, "tile_rows")
 
 
-def _build_key(kernel: Kernel, source: Source) -> dict[str, object]:
+def build_key(kernel: Kernel, source: Source) -> dict[str, object]:
     """Return kernel, digest of the rows, and shape, which identify a Gram matrix; all rows must be finite."""
     # Kernels that are code cannot be compared, so such a build is never resumed.
     name: object = serialization.to_config(kernel) if is_code_free(kernel) else uuid.uuid4().hex
     return {"kernel": name, "rows": digest_rows(source), "shape": list(source.shape)}
 
 
-def _existing_tile_rows(root: Path, identity: dict[str, object], tile_rows: int | None) -> int | None:
-    """Return the tile rows of an earlier build of the same Gram matrix; None if nothing is at the path."""
+def existing_tile_rows(root: Path, kind: str, identity: dict[str, object], tile_rows: int | None) -> int | None:
+    """Return the tile rows of an earlier build of the same matrix, of a kind of store; None if nothing is there."""
+    what = kind.replace("gram", "Gram")
     if not zarr_store.is_taken(root):
         return None
     try:
-        attributes = zarr_schema.read_group(root, "gram")
+        attributes = zarr_schema.read_group(root, kind)
     except StoreError:
-        raise StoreExistsError(f"{root} holds something that is not a Gram of dkfm's; it was left untouched.") from None
+        raise StoreExistsError(
+            f"{root} holds something that is not a {what} of dkfm's; it was left untouched."
+        ) from None
     if attributes.get("identity") != identity:
-        raise StoreExistsError(f"{root} holds the Gram of another kernel or other rows; it was left untouched.")
+        raise StoreExistsError(f"{root} holds the {what} of another kernel or other rows; it was left untouched.")
     begun, n = attributes.get("tile_rows"), int(identity["shape"][0])  # type: ignore[index]  # a list
     if type(begun) is not int or begun < 1:
         raise DamagedStoreError(f"{root} does not say the rows of its tiles.")
-    info = zarr_schema.read_array_info(root / "gram")
+    info = zarr_schema.read_array_info(root / kind)
     if (info.shape, info.chunks, info.dtype) != ((n, n), (begun, begun), "float64"):
         raise DamagedStoreError(
             f"{root} is of {n} rows in tiles of {begun}, and its array is {info.shape}{info.chunks}."
         )
     unfinished = not (root / zarr_schema.MARKER).exists()
-    if unfinished and tile_rows is not None and begun != min(_checked_tile_rows(tile_rows), n):
+    if unfinished and tile_rows is not None and begun != min(checked_tile_rows(tile_rows), n):
         raise StoreExistsError(f"{root} was begun with tile_rows={begun}; go on with that, not {tile_rows}.")
     return begun
 
@@ -228,7 +234,7 @@ def _ensure_store(root: Path, identity: dict[str, object], source: Source, rows:
     """Create the store unless it exists, or another driver has just created it; return the rows of its tiles."""
     n, d = source.shape
     if zarr_store.is_taken(root):
-        return _existing_tile_rows(root, identity, None) or rows
+        return existing_tile_rows(root, "gram", identity, None) or rows
     sparse = source.array if isinstance(source, MemorySource) and not isinstance(source.array, np.ndarray) else None
     names = ["rows"] if sparse is None else csr.array_names("rows")
     try:
@@ -239,15 +245,11 @@ def _ensure_store(root: Path, identity: dict[str, object], source: Source, rows:
             else:
                 csr.write_csr(group, "rows", sparse)
     except StoreExistsError:
-        begun = _existing_tile_rows(root, identity, None)
+        begun = existing_tile_rows(root, "gram", identity, None)
         if begun is None:
             raise
         return begun
     return rows
-
-
-def _existing_bytes(root: Path) -> int:
-    return sum((root / name).stat().st_size for name in zarr_schema.list_files(root)) if root.is_dir() else 0
 
 
 def _store_rows_for_workers(source: Source, root: Path, rows: int) -> Source:
@@ -318,7 +320,7 @@ def compute_driver_gram(
     a workspace, by `build_gram` on disk. In a workspace its name is derived from kernel and rows, so that another fit
     finds it. Without a workspace, or if the kernel is code, the store is temporary.
     """
-    if X.shape[0] <= _checked_tile_rows(tile_rows):
+    if X.shape[0] <= checked_tile_rows(tile_rows):
         log_gram(X, 1, "in memory")
         return evaluate_block(kernel, X, X).T
     if not stores_gram(kernel, X.shape[0], tile_rows, workspace, find_client(client) is not None):
@@ -331,7 +333,7 @@ def compute_driver_gram(
 
 def stores_gram(kernel: Kernel, n: int, tile_rows: int | None, workspace: str | Path | None, is_cluster: bool) -> bool:
     """Return whether a Gram matrix that the driver needs is built on disk first: one of several tiles, to be shared."""
-    return n > _checked_tile_rows(tile_rows) and (is_cluster or (workspace is not None and is_code_free(kernel)))
+    return n > checked_tile_rows(tile_rows) and (is_cluster or (workspace is not None and is_code_free(kernel)))
 
 
 @contextmanager
@@ -373,13 +375,13 @@ def find_disk_room(kernel: Kernel, X: Rows | None, workspace: str | Path | None)
     folder = local_path(tempfile.gettempdir() if workspace is None else workspace).absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     begun = X is not None and workspace is not None and is_code_free(kernel)
-    written = _existing_bytes(workspace_path(kernel, X, folder)) if begun and existing == folder else 0
+    written = existing_bytes(workspace_path(kernel, X, folder)) if begun and existing == folder else 0
     return shutil.disk_usage(existing).free + written
 
 
 def workspace_path(kernel: Kernel, X: object, workspace: str | Path) -> Path:
     """Return the path at which fits with a workspace keep the Gram matrix of a kernel that is not code."""
-    identity = json.dumps(_build_key(kernel, open_source(X)), sort_keys=True)
+    identity = json.dumps(build_key(kernel, open_source(X)), sort_keys=True)
     return local_path(workspace).absolute() / f"gram-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.zarr"
 
 
@@ -389,6 +391,6 @@ def _open_store_path(kernel: Kernel, X: Rows, workspace: str | Path | None, tile
         yield workspace_path(kernel, X, workspace)
         return
     n, parent = X.shape[0], None if workspace is None else local.make_folder(local_path(workspace))
-    need = disk_bytes(n, open_source(X).mean_values_per_row, min(_checked_tile_rows(tile_rows), n))
+    need = disk_bytes(n, open_source(X).mean_values_per_row, min(checked_tile_rows(tile_rows), n))
     with temporary_folders.temporary_folder("gram", parent, need=need, what="The Gram matrix") as folder:
         yield folder / "gram.zarr"

@@ -111,3 +111,8 @@ _tile_buffer = ThreadBuffer()
 def disk_bytes(n: int, width: int, tile_rows: int) -> int:
     """Return the size on disk of a Gram matrix and the rows beside it, in bytes."""
     return budget.gram_store_bytes(n, tile_rows) + 8 * n * width
+
+
+def existing_bytes(root: Path) -> int:
+    """Return the bytes of the files of a store; 0 if there is none."""
+    return sum((root / name).stat().st_size for name in zarr_schema.list_files(root)) if root.is_dir() else 0

@@ -90,7 +90,7 @@ def test_the_memory_of_a_tile_task_is_at_most_what_is_predicted(expression, tmp_
     kernel = eval(expression, vars(kernels))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).uniform(size=(1600, 40)))
     source = open_source(tmp_path / "x.npy")
-    build._ensure_store(tmp_path / "gram", build._build_key(kernel, source), source, 800)
+    build._ensure_store(tmp_path / "gram", build.build_key(kernel, source), source, 800)
     with single_blas_thread():
         kernel(np.ones((2, 40)))  # what is compiled or imported once is not a task's
     tracemalloc.start()

@@ -1,0 +1,291 @@
+"""Factor ``S K S + alpha = L L'`` in tiles, by tasks on threads or on a Dask cluster; K is computed as it is needed.
+
+A task computes one tile ``L_ij`` from the tiles to the left of it in the rows i and j, and writes it durably. A task
+starts when the tiles that it reads are there. A tile is the result of the same operations in the same order wherever it
+is computed, so its bits are the same on any number of threads or workers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from dkfm.core import budget, chunking
+from dkfm.core.rows import Array, Rows
+from dkfm.errors import ClusterError, NotPSDError
+from dkfm.execution import memory
+from dkfm.execution.blas_threads import single_blas_thread
+from dkfm.execution.clusters.current_client import find_client
+from dkfm.execution.executors import Executor, open_executor
+from dkfm.execution.stage_log import describe_place, log_stage
+from dkfm.execution.task_runner import run_tasks
+from dkfm.execution.worker_checks import WorkerRequirements, check_this_worker
+from dkfm.files import local, temporary_folders
+from dkfm.gram import build
+from dkfm.gram.shared_arrays import open_shared_arrays
+from dkfm.gram.stored_gram import existing_bytes
+from dkfm.gram.tiled_cholesky.tile_store import (
+    Pair,
+    TileStore,
+    count_lower_tiles,
+    disk_bytes,
+    name_store,
+    open_tile_store,
+)
+from dkfm.kernels.base import Kernel, evaluate_block
+from dkfm.kernels.serialization import is_code_free
+from dkfm.numerics.roots import ROUNDING_SHARE
+from dkfm.sources.base import Source, digest_rows, read_finite
+from dkfm.sources.memory import MemorySource
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+TILE_ROWS = 2048
+"""Default rows of a tile: of so many, a product takes much longer than reading what it multiplies."""
+
+_BLOCK_COLUMNS = 128
+"""Columns that are solved for together; a triangle of so few is inverted."""
+
+
+@dataclass(frozen=True, eq=False)
+class FactorTask:
+    """What a tile of the factor is computed from, beside other tiles."""
+
+    kernel: Kernel
+    rows: Source
+    """Training rows X, where the tasks read them."""
+    roots: Source | None
+    """Square roots of the weights of the rows, (N, 1); None without weights."""
+    alpha: float
+    """Number that is added to the diagonal."""
+    store: TileStore
+    requirements: WorkerRequirements | None
+
+
+@contextmanager
+def open_tiled_factor(
+    kernel: Kernel,
+    X: Rows,
+    alpha: float,
+    weights: Array | None = None,
+    *,
+    tile_rows: int | None = None,
+    workspace: str | Path | None = None,
+    client: "Client | None" = None,
+    progress: bool = False,
+) -> Iterator[TileStore]:
+    """Yield the factor (N, N) of ``S K S + alpha``, with S the square roots of the weights, in lower tiles on disk.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Kernel with all parameters resolved.
+    X : ndarray or csr_array of shape (N, d)
+        Training rows.
+    alpha : float
+        Number that is added to the diagonal, not negative.
+    weights : ndarray of shape (N,), optional
+        Positive weights of the rows.
+    tile_rows : int, optional
+        Rows and columns of a tile; 2,048 by default.
+    workspace : str or Path, optional
+        Folder in which the factor stays; one that was killed goes on with the missing tiles, and other fits with the
+        same rows, weights and alpha find it. By default it is temporary.
+    client : distributed.Client, optional
+        Client of a cluster, whose workers must see the folder; by default the current one, else threads.
+    progress : bool
+        Whether to show a progress bar.
+
+    Raises
+    ------
+    NotPSDError
+        The matrix is not positive definite; the message names the row. Without alpha, a row within rounding of the span
+        of the rows before it counts as one.
+    BudgetError
+        A tile does not fit in memory, or the factor on the disk.
+    ClusterError
+        A tile killed its workers again and again, or the cluster is gone.
+    """
+    n, source, client = X.shape[0], MemorySource(X), find_client(client)
+    size = min(n, build.checked_tile_rows(tile_rows))
+    width, roots = source.mean_values_per_row, None
+    if weights is not None and (weights != 1).any():
+        roots = np.sqrt(weights)[:, np.newaxis]
+    identity = build.build_key(kernel, source)
+    identity |= {"alpha": alpha, "roots": "" if roots is None else digest_rows(MemorySource(roots))}
+    with _open_folder(kernel, workspace, n, size) as folder, open_executor(client) as executor:
+        store = open_tile_store(folder / name_store(identity), identity, n, size)
+        if store.is_complete:
+            yield store
+            return
+        each = budget.factor_task_bytes(store.tile_rows, width, kernel.peak_blocks, kernel.landmark_copies)
+        _require_room(store, executor, each)
+        with (
+            open_shared_arrays(executor, each, 8 * n * (width + 1), "The training rows", folder) as shared,
+            shared.share(X) as rows,
+            nullcontext() if roots is None else shared.share(roots) as shared_roots,
+        ):
+            _run(FactorTask(kernel, rows, shared_roots, alpha, store, shared.requirements), executor, progress)
+        store.mark_complete()
+        yield store
+
+
+@contextmanager
+def _open_folder(kernel: Kernel, workspace: str | Path | None, n: int, tile_rows: int) -> Iterator[Path]:
+    """Yield the folder of the store: the workspace, or a temporary one, also of a kernel that is code."""
+    parent = None if workspace is None else local.make_folder(local.local_path(workspace)).absolute()
+    if parent is not None and is_code_free(kernel):
+        yield parent
+        return
+    with temporary_folders.temporary_folder(
+        "factor", parent, need=disk_bytes(n, tile_rows), what="The factor"
+    ) as folder:
+        yield folder
+
+
+def _require_room(store: TileStore, executor: Executor, each: int) -> None:
+    """Raise a BudgetError unless the disk has room for the missing tiles, and each thread for a task."""
+    missing = disk_bytes(store.n, store.tile_rows) - existing_bytes(store.root)
+    memory.require_disk(store.root, missing, "The factor")
+    have = memory.task_budget(executor.client, executor.threads, needed=None if executor.client is None else each)
+    remedy = "use a smaller tile_rows, or fewer threads, or more memory"
+    budget.require_fits(each, have, f"A tile of {store.tile_rows} rows", remedy)
+
+
+def _run(task: FactorTask, executor: Executor, progress: bool) -> None:
+    store = task.store
+    order, total = TileOrder(store.blocks), count_lower_tiles(store.blocks)
+    n, seconds = store.n, budget.factor_seconds(store.n, executor.threads)
+    text = f"factor of {n:,} x {n:,} kernel values, {total:,} tiles, in {store.root}, on {describe_place(executor)}"
+    log_stage("factor", text, seconds=seconds, rows=n, tiles=total, threads=executor.threads)
+    tasks = (None if pair is None else (task, pair) for pair in order)
+    tally = run_tasks(executor, "dkfm-factor", factor_tile, tasks, total, progress, order.finish)
+    if tally.fatal_tasks:
+        raise ClusterError(
+            f"Every worker died that computed a tile of the factor; what else there is of it stays in {store.root}."
+        )
+
+
+class TileOrder:
+    """Pairs of the tiles of a factor, each after those that it is computed from; None where it must wait for them.
+
+    >>> order = TileOrder(2)
+    >>> pairs = iter(order)
+    >>> next(pairs), next(pairs)
+    ((0, 0), None)
+    >>> order.finish((0, 0))
+    >>> next(pairs)
+    (1, 0)
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._begun = [0] * blocks
+        """Number of tiles of each row that were started; each starts after the one before it has ended."""
+        self._done = [0] * blocks
+
+    def __iter__(self) -> Iterator[Pair | None]:
+        left = count_lower_tiles(len(self._begun))
+        while left:
+            ready = [(row, begun) for row, begun in enumerate(self._begun) if self._is_ready(row, begun)]
+            # The diagonal is first: all rows below it wait for it.
+            pair = min(ready, key=lambda pair: (pair[1] - (pair[0] == pair[1]), pair[0]), default=None)
+            if pair is not None:
+                self._begun[pair[0]] += 1
+                left -= 1
+            yield pair
+
+    def _is_ready(self, row: int, column: int) -> bool:
+        is_free = column <= row and self._done[row] == column
+        return is_free and (column == row or self._done[column] > column)
+
+    def finish(self, pair: Pair) -> None:
+        """Note that a tile has been written."""
+        self._done[pair[0]] += 1
+
+
+def factor_tile(task: FactorTask, pair: Pair) -> Pair:
+    """Compute a tile of the factor and write it, unless it exists and is sound; return its numbers."""
+    check_this_worker(task.requirements)
+    store, (i, j) = task.store, pair
+    if store.has_tile(pair):
+        store.sync_tile(pair)  # a killed process may not have synced it
+        return pair
+    with single_blas_thread():
+        tile, diagonal = _compute_values(task, pair)
+        product = np.empty_like(tile)
+        for k in range(j):
+            with store.open_tile((i, k)) as left:
+                if i == j:
+                    np.matmul(left, left.T, out=product)
+                else:
+                    with store.open_tile((j, k), beside_another=True) as right:
+                        np.matmul(left, right.T, out=product)
+            tile -= product
+        if i == j:
+            tile = _factor_diagonal(tile, diagonal, store.rows(i).start, task.alpha)
+        else:
+            with store.open_tile((j, j)) as triangle:
+                solve_from_right(tile, triangle)
+    store.write_tile(pair, tile)
+    return pair
+
+
+def _compute_values(task: FactorTask, pair: Pair) -> tuple[Array, Array]:
+    """Return a tile of ``S K S + alpha``, and its diagonal without alpha."""
+    row, column = (task.store.rows(block) for block in pair)
+    X = read_finite(task.rows, row)
+    Y = X if row == column else read_finite(task.rows, column)
+    values = evaluate_block(task.kernel, X, Y, (row.start, column.start))
+    if task.roots is not None:
+        values *= cast("Array", task.roots.read(row))
+        values *= cast("Array", task.roots.read(column)).T
+    diagonal = values.diagonal().copy()
+    if row == column:
+        values.flat[:: len(values) + 1] += task.alpha
+    return values, diagonal
+
+
+def _factor_diagonal(A: Array, diagonal: Array, first: int, alpha: float) -> Array:
+    """Return the Cholesky factor of a tile on the diagonal, lower triangular."""
+    try:
+        L = np.linalg.cholesky(A)
+    except np.linalg.LinAlgError:
+        from scipy.linalg import lapack
+
+        raise make_indefinite_error(first + int(lapack.dpotrf(A, lower=1)[1]) - 1, alpha) from None
+    if alpha == 0:
+        low = np.square(L.diagonal()) <= ROUNDING_SHARE * diagonal
+        if low.any():
+            raise make_indefinite_error(first + int(low.argmax()), alpha)
+    return L
+
+
+def make_indefinite_error(row: int, alpha: float) -> NotPSDError:
+    """Return the error of a matrix whose factor breaks down at a row."""
+    if alpha == 0:
+        return NotPSDError(
+            f"Row {row} is, up to rounding, in the span of the rows before it, and the Gram matrix has no Cholesky "
+            "factor of full rank; use pivots, which leave such rows out, or an alpha."
+        )
+    return NotPSDError(
+        f"The Gram matrix of this kernel is not positive semi-definite: with alpha = {alpha:.6g} its Cholesky factor "
+        f"breaks down at row {row}; choose another kernel or a larger alpha."
+    )
+
+
+def solve_from_right(A: Array, L: Array) -> None:
+    """Replace A (n, m) by ``A L'^(-1)``, with L (m, m) lower triangular.
+
+    NumPy's products let other threads run, and SciPy's triangular solver does not.
+    """
+    from scipy.linalg import lapack
+
+    for columns in chunking.row_slices(len(L), _BLOCK_COLUMNS):
+        if columns.start:
+            A[:, columns] -= A[:, : columns.start] @ L[columns, : columns.start].T
+        inverse, _ = lapack.dtrtri(L[columns, columns], lower=1)
+        A[:, columns] = A[:, columns] @ np.tril(inverse).T
